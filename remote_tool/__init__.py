@@ -1,0 +1,33 @@
+"""Prepare machines that you reach by SSH, and train on them.
+
+``Workspace`` is the synchronous API; ``remote_tool.workflows`` is the asynchronous core.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from remote_tool.errors import RemoteToolError
+    from remote_tool.jobs.job import Job, JobState
+    from remote_tool.workspace import RunningJob, Workspace
+
+__version__ = "0.1.0"
+__all__ = ["Job", "JobState", "RemoteToolError", "RunningJob", "Workspace", "__version__"]
+
+_HOMES = {
+    "Job": "remote_tool.jobs.job",
+    "JobState": "remote_tool.jobs.job",
+    "RemoteToolError": "remote_tool.errors",
+    "RunningJob": "remote_tool.workspace",
+    "Workspace": "remote_tool.workspace",
+}
+
+
+def __getattr__(name: str) -> object:
+    # The command line imports this package on the way to --help; the SSH library loads when a name is asked for.
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module  # noqa: PLC0415
+
+    return getattr(import_module(_HOMES[name]), name)

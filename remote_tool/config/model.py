@@ -1,0 +1,116 @@
+"""What configs.yaml says, as frozen values."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from remote_tool.paths import LocalPaths, RemotePaths
+
+CONDA_FORGE = ("conda-forge",)
+
+
+class EnvironmentKind(StrEnum):
+    """How Python gets onto a server."""
+
+    MINICONDA = "miniconda"
+    MINIFORGE = "miniforge"
+    UV = "uv"
+    VENV = "venv"
+    EXISTING = "existing"
+
+    @property
+    def is_conda(self) -> bool:
+        return self in {EnvironmentKind.MINICONDA, EnvironmentKind.MINIFORGE}
+
+
+class HostKeyPolicy(StrEnum):
+    """What to do with the key of a host that no known_hosts file has; a changed key is always refused."""
+
+    ACCEPT_NEW = "accept-new"
+    STRICT = "strict"
+
+
+@dataclass(frozen=True)
+class Server:
+    """One machine.
+
+    Attributes:
+        name: Letters, digits, ``. _ -``.
+        hostname: An address, a name, or an alias of ``~/.ssh/config``.
+        username: None: User of ``~/.ssh/config``, else ubuntu.
+        port: None: Port of ``~/.ssh/config``, else 22.
+        private_key: Absolute; None: ssh agent, ``~/.ssh/config``, default keys.
+        password: Never shown.
+        password_env: The local variable that holds the password.
+        address: How the other servers reach this one; None: found by test.
+    """
+
+    name: str
+    hostname: str
+    username: str | None = None
+    port: int | None = None
+    private_key: Path | None = None
+    password: str | None = field(default=None, repr=False)
+    password_env: str | None = None
+    address: str | None = None
+
+
+@dataclass(frozen=True)
+class Installer:
+    """A conda installer other than the pinned ones: a URL or a local file, with its SHA-256 (64 hex digits)."""
+
+    sha256: str
+    url: str | None = None
+    file: Path | None = None
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Which Python a server gets.
+
+    Attributes:
+        kind: The tool that makes it.
+        prefix: Of an existing environment, on the server; ``~`` is allowed.
+        installer: Instead of the pinned conda installer.
+        channels: Where conda takes Python from.
+    """
+
+    kind: EnvironmentKind = EnvironmentKind.MINICONDA
+    prefix: str | None = None
+    installer: Installer | None = None
+    channels: tuple[str, ...] = CONDA_FORGE
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole configuration.
+
+    Attributes:
+        name: The project's folder under the server's home.
+        servers: By name, in the order of the file.
+        local: The workspace's files here.
+        remote: The project's folders on each server.
+        python: As configured; None when it is not.
+        environment: Which Python the servers get.
+        host_keys: What happens at the first contact.
+    """
+
+    name: str
+    servers: Mapping[str, Server]
+    local: LocalPaths
+    remote: RemotePaths
+    python: str | None = None
+    environment: Environment = Environment()
+    host_keys: HostKeyPolicy = HostKeyPolicy.ACCEPT_NEW
+
+    @property
+    def python_version(self) -> str:
+        """The version to install, like ``3.11``: as configured, else the one running this program."""
+        return self.python or f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -1,0 +1,126 @@
+"""Every local and remote path, in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from remote_tool.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+REMOTE_FOLDER = ".remote"
+
+
+@dataclass(frozen=True)
+class LocalPaths:
+    """The files of a workspace on this machine.
+
+    Attributes:
+        root: The project folder, absolute.
+        jobs_folder: Where the records and logs of jobs are kept, relative to root.
+        logs_folder: Where the output of steps is kept, relative to root.
+        exclude: The rsync patterns that are not sent, relative to root.
+    """
+
+    root: Path
+    jobs_folder: str = f"{REMOTE_FOLDER}/jobs"
+    logs_folder: str = f"{REMOTE_FOLDER}/logs"
+    exclude: str = f"{REMOTE_FOLDER}/exclude.txt"
+
+    @property
+    def remote_folder(self) -> Path:
+        return self.root / REMOTE_FOLDER
+
+    @property
+    def config_file(self) -> Path:
+        return self.remote_folder / "configs.yaml"
+
+    @property
+    def exclude_file(self) -> Path:
+        return self.root / self.exclude
+
+    @property
+    def known_hosts(self) -> Path:
+        return self.remote_folder / "known_hosts"
+
+    @property
+    def jobs(self) -> Path:
+        return self.root / self.jobs_folder
+
+    @property
+    def logs(self) -> Path:
+        return self.root / self.logs_folder
+
+    def job(self, job_id: str) -> Path:
+        return self.jobs / job_id
+
+
+@dataclass(frozen=True)
+class RemotePaths:
+    """The folders of a project on a server, all relative to ``$HOME``.
+
+    A login may start elsewhere than in ``$HOME``, so scripts begin with ``cd "$HOME"``.
+
+    Attributes:
+        project: The synced project, the jobs' working folder.
+        scripts_name: Name of our folder inside the project.
+        jobs_name: Name of the folder of the jobs inside the project.
+    """
+
+    project: str
+    scripts_name: str = ".remote-scripts"
+    jobs_name: str = ".jobs"
+
+    @property
+    def scripts(self) -> str:
+        return f"{self.project}/{self.scripts_name}"
+
+    @property
+    def jobs(self) -> str:
+        return f"{self.project}/{self.jobs_name}"
+
+    @property
+    def environment(self) -> str:
+        """The environment that we make; an existing one lies where the user says."""
+        return f"{self.scripts}/environment"
+
+    @property
+    def activation(self) -> str:
+        """JSON: ``{"prefix", "python", "variables": {…}, "path": […]}``; written last."""
+        return f"{self.scripts}/activation.json"
+
+    @property
+    def python(self) -> str:
+        """A link to the environment's interpreter; the supervisor runs with it."""
+        return f"{self.scripts}/python"
+
+    @property
+    def packages_fingerprint(self) -> str:
+        return f"{self.scripts}/packages"
+
+    @property
+    def sync_state(self) -> str:
+        """``complete <snapshot>`` or ``incomplete <snapshot>``."""
+        return f"{self.scripts}/sync"
+
+    @property
+    def sent_files(self) -> str:
+        """The files that we sent, with size and time: the only ones that a sync may remove."""
+        return f"{self.scripts}/sent"
+
+
+def find_root(start: Path) -> Path:
+    """Find the folder with ``.remote/``, here or above, as git does.
+
+    Raises:
+        UsageError: There is none.
+    """
+    start = start.resolve()
+    for folder in (start, *start.parents):
+        if (folder / REMOTE_FOLDER / "configs.yaml").is_file() or (folder / REMOTE_FOLDER).is_dir():
+            return folder
+    raise UsageError(
+        f"No workspace: {start} has no {REMOTE_FOLDER} folder, nor has any folder above it", hint="remote-tool init"
+    )

@@ -1,0 +1,68 @@
+"""What a workflow tells about its work while it runs; the console draws it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Outcome(StrEnum):
+    """How a step ended."""
+
+    DONE = "done"
+    UNCHANGED = "unchanged"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class StepStarted:
+    """A step began on a server."""
+
+    server: str
+    step: str
+
+
+@dataclass(frozen=True)
+class StepProgress:
+    """A step got on; text is a short line, such as the file that is being sent."""
+
+    server: str
+    step: str
+    text: str
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What a step printed, for ``--show-output``; bytes as they came."""
+
+    server: str
+    step: str
+    data: bytes
+
+
+@dataclass(frozen=True)
+class StepEnded:
+    """A step ended; detail is what changed, or the error's first line."""
+
+    server: str
+    step: str
+    outcome: Outcome
+    detail: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something the user should know that is no failure: a new host key, a skipped link."""
+
+    server: str
+    text: str
+
+
+Event = StepStarted | StepProgress | StepOutput | StepEnded | Notice
+Report = Callable[[Event], None]
+
+
+def ignore(event: Event) -> None:
+    """Report nothing."""

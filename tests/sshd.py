@@ -1,0 +1,179 @@
+"""Real OpenSSH servers on loopback, each with a home, keys and a port of its own, run by the current user."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
+
+
+def free_port() -> int:
+    """Find a free port by binding."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def make_key(path: Path, *, passphrase: str = "") -> Path:
+    """Make an ed25519 key pair."""
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-C", "test", "-f", str(path)],
+        check=True,
+        stdin=subprocess.DEVNULL,
+    )
+    return path
+
+
+@dataclass
+class TestServer:
+    """One sshd; ``home`` is the server's ``$HOME``."""
+
+    __test__ = False
+
+    name: str
+    folder: Path
+    key: Path
+    options: dict[str, str] = field(default_factory=dict)
+    port: int = 0
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def home(self) -> Path:
+        return self.folder / "home"
+
+    @property
+    def username(self) -> str:
+        return getpass.getuser()
+
+    @property
+    def host_key(self) -> Path:
+        return self.folder / "host_key"
+
+    def configuration(self) -> dict[str, str]:
+        """``NAME=value`` variables of SetEnv go on one line: sshd takes the first line only."""
+        options = {
+            "Port": str(self.port),
+            "ListenAddress": "127.0.0.1",
+            "HostKey": str(self.host_key),
+            "PidFile": "none",
+            "AuthorizedKeysFile": str(self.folder / "authorized_keys"),
+            "StrictModes": "no",
+            "UsePAM": "no",
+            "PasswordAuthentication": "no",
+            "KbdInteractiveAuthentication": "no",
+            "PermitRootLogin": "yes",
+            "PrintMotd": "no",
+            "SetEnv": f"HOME={self.home} REMOTE_TOOL_TEST_SERVER={self.name}",
+            "LogLevel": "VERBOSE",
+        }
+        return options | self.options
+
+    def start(self) -> None:
+        """Start sshd and wait until it answers."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.home.mkdir(exist_ok=True)
+        if not self.host_key.exists():
+            make_key(self.host_key)
+        shutil.copy(self.key.with_name(self.key.name + ".pub"), self.folder / "authorized_keys")
+        if os.geteuid() == 0:
+            Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # privilege separation, as Debian's service makes it
+        for _ in range(5):
+            self.port = self.port or free_port()
+            if self._try_start():
+                return
+            self.port = 0
+        raise RuntimeError(f"sshd did not start: {(self.folder / 'sshd.log').read_text()}")
+
+    def _try_start(self) -> bool:
+        file = self.folder / "sshd_config"
+        file.write_text("".join(f"{key} {value}\n" for key, value in self.configuration().items()))
+        with (self.folder / "sshd.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [SSHD, "-D", "-e", "-f", str(file)], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        deadline = time.monotonic() + 10
+        while self.process.poll() is None and time.monotonic() < deadline:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return True
+            time.sleep(0.01)
+        return False
+
+    def log(self) -> str:
+        """Everything sshd has logged."""
+        return (self.folder / "sshd.log").read_text(errors="replace")
+
+    def session_pids(self) -> list[int]:
+        """The sshd processes that serve connections of this server."""
+        assert self.process is not None
+        found: list[int] = []
+        parents = {self.process.pid}
+        while parents:
+            children = {pid for pid, parent in _parents().items() if parent in parents}
+            found += children
+            parents = children
+        return [pid for pid in found if _is_sshd(pid)]
+
+    def drop_connections(self) -> None:
+        """Kill the processes that serve connections, as a broken link would end them."""
+        for pid in self.session_pids():
+            try:
+                os.kill(pid, 9)
+            except ProcessLookupError:
+                continue
+
+    def stop(self) -> None:
+        """End sshd and every connection of it."""
+        if self.process is None:
+            return
+        sessions = self.session_pids()
+        self.process.kill()
+        self.process.wait()
+        for pid in sessions:
+            try:
+                os.kill(pid, 9)
+            except ProcessLookupError:
+                continue
+        self.process = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def _parents() -> dict[int, int]:
+    result = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_text()
+            except OSError:
+                continue
+            result[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
+    return result
+
+
+def _is_sshd(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip().startswith("sshd")
+    except OSError:
+        return False
+
+
+if __name__ == "__main__":
+    # A server by hand: python -m tests.sshd FOLDER KEY
+    with TestServer("by-hand", Path(sys.argv[1]), Path(sys.argv[2])) as server:
+        print(server.port, flush=True)  # noqa: T201
+        sys.stdin.read()
