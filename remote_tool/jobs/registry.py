@@ -1,0 +1,216 @@
+"""The jobs that this checkout knows: one folder each, with a readable record and the logs that came home."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from contextlib import contextmanager
+from dataclasses import asdict, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from remote_tool.errors import JobError
+from remote_tool.jobs.job import Job, JobSpec, JobState
+from remote_tool.jobs.records import JOB_ID, merge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
+
+RECORD = "job.yaml"
+SCHEMA = 1
+LOCK_TIMEOUT = 20.0
+_FIELDS = {each.name for each in fields(Job)}
+
+
+class Registry:
+    """The records under ``.remote/jobs``.
+
+    A record is YAML of one ``name: value`` per line, each value JSON (which YAML includes): people and YAML readers
+    can read it, and ten thousand of them load in a moment. It is written beside and renamed. Writers hold a lock.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def create(self, specs: Sequence[JobSpec]) -> list[Job]:
+        """Record jobs that are about to be started, and give them keys."""
+        now = time.time()
+        jobs = [
+            Job(
+                key=0,
+                id=spec.id,
+                server=spec.server,
+                command=spec.command,
+                state=JobState.STARTING,
+                tags=spec.tags,
+                launch_id=spec.launch_id,
+                node_rank=spec.node_rank,
+                rank_offset=spec.rank_offset,
+                created_at=now,
+            )
+            for spec in specs
+        ]
+        return self.adopt(jobs)
+
+    def adopt(self, jobs: Iterable[Job]) -> list[Job]:
+        """Record jobs that are new here, and give them keys; those already here stay as they are."""
+        with self._locked():
+            key = self._last_key()
+            recorded = []
+            for job in jobs:
+                path = self._record(job.id)
+                if path.exists():
+                    recorded.append(read_record(path))
+                    continue
+                key += 1
+                recorded.append(replace(job, key=key))
+                self._write(recorded[-1])
+            self._write_last_key(key)
+        return recorded
+
+    def update(self, jobs: Iterable[Job]) -> list[Job]:
+        """Record what was seen of jobs; a finished job is never changed again."""
+        with self._locked():
+            merged = []
+            for seen in jobs:
+                try:
+                    known = read_record(self._record(seen.id))
+                except (JobError, FileNotFoundError):
+                    # Its record is damaged or was removed meanwhile; load names it, the others go on.
+                    continue
+                new = merge(known, seen)
+                if new != known:
+                    self._write(new)
+                merged.append(new)
+        return merged
+
+    def load(self) -> tuple[list[Job], list[str]]:
+        """Return all jobs by key, and a sentence for each record that cannot be read."""
+        jobs, bad = [], []
+        for name in self._names():
+            path = self._record(name)
+            try:
+                jobs.append(read_record(path))
+            except FileNotFoundError:
+                continue
+            except JobError as error:
+                bad.append(error.message)
+        return sorted(jobs, key=lambda job: job.key), bad
+
+    def _names(self) -> list[str]:
+        try:
+            return [entry.name for entry in os.scandir(self.folder) if JOB_ID.fullmatch(entry.name)]
+        except FileNotFoundError:
+            return []
+
+    def _record(self, job_id: str) -> Path:
+        if not JOB_ID.fullmatch(job_id):
+            raise JobError(f"{job_id!r} is not a job id")
+        return self.folder / job_id / RECORD
+
+    def _write(self, job: Job) -> None:
+        path = self._record(job.id)
+        if path.parent.is_symlink():
+            raise JobError(f"{path.parent} is a link; refusing to write through it", hint=f"rm {path.parent}")
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _write_whole(path, format_record(job))
+
+    def _last_key(self) -> int:
+        try:
+            return int((self.folder / "last_key").read_text())
+        except (FileNotFoundError, ValueError):
+            jobs, _ = self.load()
+            return max((job.key for job in jobs), default=0)
+
+    def _write_last_key(self, key: int) -> None:
+        _write_whole(self.folder / "last_key", f"{key}\n".encode())
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise JobError(f"Cannot write to {self.folder}: {error.strerror}", hint="df -h .") from error
+        try:
+            _lock(descriptor, self.folder)
+            yield
+        except OSError as error:
+            raise JobError(f"Cannot write to {self.folder}: {error.strerror}", hint="df -h .") from error
+        finally:
+            os.close(descriptor)
+
+
+def format_record(job: Job) -> bytes:
+    """A job as the text of its record."""
+    values: dict[str, Any] = {"schema": SCHEMA, **asdict(job)}
+    return "".join(f"{name}: {json.dumps(value)}\n" for name, value in values.items()).encode()
+
+
+def read_record(path: Path) -> Job:
+    """Read a record.
+
+    Raises:
+        JobError: It is not a record, or of a newer version; the message names the file.
+        FileNotFoundError: There is none.
+    """
+    try:
+        values = dict(_pairs(path.read_bytes()))
+        schema = values.pop("schema")
+        if schema != SCHEMA:
+            raise JobError(f"{path}: written by a newer version of remote-tool (schema {schema!r})")
+        values = {name: value for name, value in values.items() if name in _FIELDS}
+        values["state"] = JobState(values["state"])
+        values["tags"] = tuple(values["tags"])
+        job = Job(**values) if values["id"] == path.parent.name and _well_typed(values) else None
+    except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
+        raise JobError(f"{path}: not a job record ({error})", hint=f"rm -r {path.parent}") from error
+    if job is None:
+        raise JobError(f"{path}: not the record of this job", hint=f"rm -r {path.parent}")
+    return job
+
+
+def _well_typed(values: dict[str, Any]) -> bool:
+    texts = ("id", "server", "command", "launch_id", "reason")
+    moments = ("created_at", "started_at", "ended_at", "seen_at")
+    return (
+        isinstance(values["key"], int)
+        and all(isinstance(values.get(name, ""), str) for name in texts)
+        and all(isinstance(tag, str) for tag in values["tags"])
+        and all(isinstance(values.get(name) or 0.0, int | float) for name in moments)
+    )
+
+
+def _pairs(text: bytes) -> Iterator[tuple[str, Any]]:
+    for line in text.decode().splitlines():
+        name, separator, value = line.partition(": ")
+        if not separator:
+            raise ValueError(f"no value in {line[:40]!r}")
+        yield name, json.loads(value)
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _lock(descriptor: int, folder: Path) -> None:
+    deadline = time.monotonic() + LOCK_TIMEOUT
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise JobError(f"Another remote-tool holds {folder / 'lock'} since {LOCK_TIMEOUT:.0f} s") from None
+            time.sleep(0.01)
+        else:
+            return

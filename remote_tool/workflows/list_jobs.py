@@ -1,0 +1,110 @@
+"""job-list: ask every server about its jobs, and remember what they say."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from remote_tool.errors import JobError
+from remote_tool.jobs.job import Job, JobState
+from remote_tool.jobs.records import RemoteJob, parse_job
+from remote_tool.transport.pool import on_every
+from remote_tool.workflows.events import Notice
+from remote_tool.workflows.follow_jobs import bring_logs_home
+from remote_tool.workflows.selection import JobsAnswer, JobSelection, choose_jobs, choose_servers
+from remote_tool.workflows.supervisor import NotPreparedError, call
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from remote_tool.errors import RemoteToolError
+    from remote_tool.workflows.context import Context
+
+# A start takes a moment to reach its server; until then a job that the server does not know is still starting.
+START_WINDOW = 60.0
+
+
+async def list_jobs(context: Context, selection: JobSelection, *, logs: bool = False) -> JobsAnswer:
+    """Return the selected jobs as their servers see them now; with logs, bring home what they wrote."""
+    servers = choose_servers(context.config, selection.servers)
+    errors = await refresh(context, servers)
+    if logs:
+        reached = replace(selection, servers=tuple(name for name in servers if name not in errors))
+        chosen = choose_jobs(context.registry.load()[0], reached) if reached.servers else []
+        errors |= await bring_logs_home(context, chosen)
+    return recorded_jobs(context, selection, errors)
+
+
+async def pull_logs(context: Context, selection: JobSelection) -> JobsAnswer:
+    """Bring home what the selected jobs wrote since the last time; without a selection, of all jobs."""
+    return await list_jobs(context, replace(selection, running=True, stopped=True), logs=True)
+
+
+def recorded_jobs(context: Context, selection: JobSelection, errors: Mapping[str, RemoteToolError]) -> JobsAnswer:
+    """Return the selected jobs as they are recorded; those on servers that cannot be reached say so."""
+    jobs, bad = context.registry.load()
+    chosen = choose_jobs([_as_reachable(job, errors) for job in jobs], selection)
+    return JobsAnswer(tuple(chosen), dict(errors), tuple(bad))
+
+
+async def refresh(context: Context, servers: Sequence[str]) -> dict[str, RemoteToolError]:
+    """Ask all servers at once about their jobs, adopt those of other laptops, and record what changed."""
+    known, _ = context.registry.load()
+
+    async def ask(server: str) -> None:
+        remote = await _ask(context, server, [job for job in known if job.server == server and job.state.is_finished])
+        _record(context, server, [job for job in known if job.server == server], remote)
+
+    return dict((await on_every(servers, ask)).errors)
+
+
+async def _ask(context: Context, server: str, finished: Sequence[Job]) -> dict[str, RemoteJob]:
+    host = await context.pool.host(server)
+    try:
+        answer = await call(host, context.config, "status", {"ids": None, "skip": [job.id for job in finished]})
+    except NotPreparedError:
+        return {}
+    return parse_jobs(context, server, answer)
+
+
+def parse_jobs(context: Context, server: str, answer: Mapping[str, Any]) -> dict[str, RemoteJob]:
+    """Read a server's jobs, by id; what is not a job is left out and named."""
+    found: dict[str, RemoteJob] = {}
+    entries = answer.get("jobs")
+    for entry in entries if isinstance(entries, list) else []:
+        try:
+            remote = parse_job(entry, server, time.time())
+        except JobError as error:
+            context.report(Notice(server, f"a job record was refused: {error}"))
+            continue
+        if not remote.elsewhere:
+            found[remote.job.id] = remote
+    return found
+
+
+def _record(context: Context, server: str, known: Sequence[Job], remote: Mapping[str, RemoteJob]) -> None:
+    unfinished = {job.id for job in known if not job.state.is_finished}
+    everywhere = {job.id for job in context.registry.load()[0]} if set(remote) - unfinished else set()
+    new = [replace(each.job, server=server) for job_id, each in remote.items() if job_id not in everywhere]
+    context.registry.adopt(new)
+    seen = [remote[job_id].job for job_id in unfinished if job_id in remote]
+    vanished = [_vanished(job) for job in known if job.id in unfinished and job.id not in remote]
+    context.registry.update([*seen, *vanished])
+
+
+def _vanished(job: Job) -> Job:
+    """What a job is that its server does not know."""
+    now = time.time()
+    if job.state is JobState.STARTING:
+        if now - job.created_at < START_WINDOW:
+            return job
+        return replace(job, state=JobState.FAILED, reason="its start never reached the server", ended_at=now)
+    return replace(job, state=JobState.LOST, reason="its folder is gone from the server", ended_at=now)
+
+
+def _as_reachable(job: Job, errors: Mapping[str, RemoteToolError]) -> Job:
+    if job.server not in errors or job.state.is_finished:
+        return job
+    age = f", {time.time() - job.seen_at:.0f} s ago" if job.seen_at else ""
+    return replace(job, state=JobState.UNREACHABLE, reason=f"last seen {job.state}{age}")

@@ -1,0 +1,171 @@
+"""Which jobs a command is about, and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from remote_tool.errors import RemoteToolError, SomeServersFailedError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from remote_tool.config.model import Config
+    from remote_tool.jobs.job import Job
+
+
+@dataclass(frozen=True)
+class JobSelection:
+    """A choice of jobs.
+
+    Attributes:
+        jobs: Keys, ids, or unique beginnings of ids; these count whatever their state.
+        tags: A job must have all of them.
+        servers: A job must be on one of them; empty means all.
+        running: Whether jobs that run are meant.
+        stopped: Whether jobs that ended are meant.
+        hidden: Whether hidden jobs are meant.
+    """
+
+    jobs: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    servers: tuple[str, ...] = ()
+    running: bool = True
+    stopped: bool = False
+    hidden: bool = False
+
+    @property
+    def is_explicit(self) -> bool:
+        return bool(self.jobs or self.tags or self.servers)
+
+
+@dataclass(frozen=True)
+class JobsAnswer:
+    """What a command about jobs found or did.
+
+    Attributes:
+        jobs: The jobs, as they are now.
+        errors: The error of each server that could not answer.
+        bad: A sentence for each record that cannot be read.
+    """
+
+    jobs: tuple[Job, ...]
+    errors: Mapping[str, RemoteToolError] = field(default_factory=dict)
+    bad: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """0 when every server answered, else as :class:`SomeServersFailedError` has it."""
+        if not self.errors:
+            return 0
+        succeeded = sorted({job.server for job in self.jobs} - set(self.errors))
+        return SomeServersFailedError(self.errors, succeeded).exit_code
+
+    @property
+    def program_exit_code(self) -> int:
+        """The first job's own failure, else what the servers say."""
+        for job in self.jobs:
+            if job.state.is_finished and job.program_exit_code != 0:
+                return job.program_exit_code
+        return self.exit_code
+
+    def raise_if_any_failed(self) -> JobsAnswer:
+        """Raise the servers' errors, if there are any."""
+        if len(self.errors) == 1 and not self.jobs:
+            raise next(iter(self.errors.values()))
+        if self.errors:
+            succeeded = sorted({job.server for job in self.jobs} - set(self.errors))
+            raise SomeServersFailedError(self.errors, succeeded)
+        return self
+
+
+def choose_servers(config: Config, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the servers that are meant: those named, once each, or all.
+
+    Raises:
+        UsageError: There are none, or a name is not in the configuration.
+    """
+    if not config.servers:
+        raise UsageError(
+            f"No servers in {config.local.config_file}", hint="Add one under servers:, or remote-tool init"
+        )
+    unknown = [name for name in names if name not in config.servers]
+    if unknown:
+        known = ", ".join(config.servers)
+        raise UsageError(f"Unknown server {unknown[0]!r}; the configuration has {known}")
+    return tuple(dict.fromkeys(names)) or tuple(config.servers)
+
+
+def choose_jobs(jobs: Iterable[Job], selection: JobSelection) -> list[Job]:
+    """Return the jobs that a selection means, by key.
+
+    Raises:
+        UsageError: A key or id is of no job, or the beginning of several.
+    """
+    jobs = list(jobs)
+    if selection.jobs:
+        named = {job.id: job for word in selection.jobs for job in [find_job(jobs, word)]}
+        return [job for job in named.values() if _matches(job, selection)]
+    return [job for job in jobs if _matches(job, selection) and _state_is_meant(job, selection)]
+
+
+def find_job(jobs: Sequence[Job], word: str) -> Job:
+    """Find the one job that a key, an id or the beginning of an id names.
+
+    Raises:
+        UsageError: None does, or several do.
+    """
+    by_key = [job for job in jobs if str(job.key) == word]
+    found = by_key or [job for job in jobs if word and job.id.startswith(word)]
+    if not found:
+        raise UsageError(f"No job {word!r}", hint="remote-tool job-list --stopped")
+    if len(found) > 1:
+        raise UsageError(f"{word!r} is the beginning of {len(found)} jobs: {_listed(found)}")
+    return found[0]
+
+
+def choose_job_to_follow(jobs: Sequence[Job], selection: JobSelection) -> list[Job]:
+    """Return the jobs to follow: those selected, else the one that is most likely meant, with its launch's others.
+
+    Raises:
+        UsageError: There is no job, or several run and none of them is a master.
+    """
+    if selection.jobs or selection.tags:
+        chosen = choose_jobs(jobs, selection)
+        running = [job for job in chosen if not job.state.is_finished]
+        if not selection.jobs and not running and chosen:
+            return [chosen[-1]]
+        if not chosen:
+            raise UsageError("No job is selected", hint="remote-tool job-list --stopped")
+        return chosen if selection.jobs else running
+    candidates = [job for job in jobs if _matches(job, selection)]
+    if not candidates:
+        raise UsageError("There are no jobs", hint="remote-tool job-run --cmd '…'")
+    return [_most_likely(candidates)]
+
+
+def _most_likely(jobs: Sequence[Job]) -> Job:
+    running = [job for job in jobs if not job.state.is_finished]
+    masters = [job for job in running if job.is_master]
+    if len(masters) == 1:
+        return masters[0]
+    if len(running) > 1:
+        raise UsageError(f"{len(running)} jobs run: {_listed(running)}", hint="remote-tool job-tail --job KEY")
+    return running[0] if running else ([job for job in jobs if job.is_master] or list(jobs))[-1]
+
+
+def _listed(jobs: Sequence[Job]) -> str:
+    return ", ".join(f"{job.key} ({job.server})" for job in jobs[:10]) + (" …" if len(jobs) > 10 else "")  # noqa: PLR2004
+
+
+def _matches(job: Job, selection: JobSelection) -> bool:
+    wanted_here = not selection.servers or job.server in selection.servers
+    return (
+        wanted_here
+        and set(selection.tags) <= set(job.tags)
+        and (selection.hidden or not job.is_hidden or bool(selection.jobs))
+    )
+
+
+def _state_is_meant(job: Job, selection: JobSelection) -> bool:
+    return selection.stopped if job.state.is_finished else selection.running

@@ -1,0 +1,95 @@
+"""job-kill: every process of a job, politely, then hard."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from remote_tool.errors import JobError, UsageError
+from remote_tool.transport.pool import on_every
+from remote_tool.workflows.list_jobs import parse_jobs, recorded_jobs, refresh
+from remote_tool.workflows.selection import JobsAnswer, JobSelection, choose_jobs, choose_servers
+from remote_tool.workflows.supervisor import call
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from remote_tool.jobs.job import Job
+    from remote_tool.workflows.context import Context
+
+LONGEST_GRACE = 24 * 3600.0
+# What the server may take beyond the grace: SIGKILL, the scan that proves it, and writing the end.
+MARGIN = 30.0
+
+
+async def stop_jobs(
+    context: Context, selection: JobSelection, *, signal: str = "SIGTERM", grace: float | None = None
+) -> JobsAnswer:
+    """Stop the selected jobs, all servers at once; return them as they are then.
+
+    Args:
+        context: Of this command.
+        selection: Something must select: nothing is ever stopped by default.
+        signal: The first signal; SIGKILL stops at once.
+        grace: Seconds until SIGKILL; None: as the job was started with, 45 for torchrun.
+
+    Raises:
+        UsageError: Nothing is selected, or what is selected does not exist.
+    """
+    if not selection.is_explicit:
+        raise UsageError("Nothing is selected, so nothing is stopped", hint="remote-tool job-kill --job KEY")
+    servers = choose_servers(context.config, selection.servers)
+    errors = await refresh(context, servers)
+    jobs = choose_jobs(context.registry.load()[0], selection)
+    if not jobs:
+        raise UsageError("No running job is selected, so nothing is stopped", hint="remote-tool job-list")
+    stopped = await stop_on_servers(context, jobs, signal=signal, grace=grace)
+    chosen = replace(selection, jobs=tuple(job.id for job in jobs), running=True, stopped=True)
+    relevant = {name: error for name, error in errors.items() if any(job.server == name for job in jobs)}
+    return recorded_jobs(context, chosen, {**relevant, **stopped.errors})
+
+
+async def stop_on_servers(
+    context: Context, jobs: Sequence[Job], *, signal: str = "SIGTERM", grace: float | None = None
+) -> JobsAnswer:
+    """Stop these jobs; a server that fails stops no other from being asked."""
+    by_server: dict[str, list[Job]] = defaultdict(list)
+    for job in jobs:
+        if not job.state.is_finished:
+            by_server[job.server].append(job)
+
+    async def stop(server: str) -> None:
+        await _stop_on(context, server, by_server[server], signal, grace)
+
+    configured = [name for name in by_server if name in context.config.servers]
+    results = await on_every(configured, stop)
+    gone = {
+        name: JobError(f"{name} is no longer in the configuration, so its jobs cannot be stopped", server=name)
+        for name in by_server
+        if name not in context.config.servers
+    }
+    return JobsAnswer((), {**results.errors, **gone})
+
+
+async def _stop_on(context: Context, server: str, jobs: Sequence[Job], signal: str, grace: float | None) -> None:
+    host = await context.pool.host(server)
+    ids = [job.id for job in jobs]
+    # The server knows each job's own grace; without one given here the longest that we use bounds the wait.
+    within = (60.0 if grace is None else min(grace, LONGEST_GRACE)) + MARGIN
+    answer = await call(host, context.config, "stop", {"ids": ids, "signal": signal, "grace": grace}, within=within)
+    status = await call(host, context.config, "status", {"ids": ids, "skip": []})
+    context.registry.update([remote.job for remote in parse_jobs(context, server, status).values()])
+    _raise_for_survivors(server, answer.get("jobs"))
+
+
+def _raise_for_survivors(server: str, entries: object) -> None:
+    problems = []
+    for entry in entries if isinstance(entries, list) else []:
+        if entry.get("error"):
+            problems.append(f"{entry.get('id')}: {entry['error']}")
+        elif entry.get("left"):
+            pids = ", ".join(str(pid) for pid in entry["left"][:20])
+            problems.append(f"{len(entry['left'])} processes of {entry.get('id')} do not die: {pids}")
+    if problems:
+        raise JobError("; ".join(problems), server=server, hint=f"remote-tool run --server {server} --cmd 'ps aux'")

@@ -1,0 +1,184 @@
+"""Asking the program that runs on the servers: one channel per question, answers in frames."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import shlex
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from remote_tool.errors import JobError, RemoteCommandError
+from remote_tool.supervisor.framing import Frame, FrameReader, FramingError
+from remote_tool.supervisor.sources import source_archive
+from remote_tool.transport.host import Stream
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from remote_tool.config.model import Config
+    from remote_tool.transport.host import Channel, Host
+
+NO_PROJECT, NO_SUPERVISOR, NO_PYTHON = 96, 97, 98
+CHUNK = 256 * 1024
+
+# Reads {"name": "text"} from stdin and writes the files into the folder that is its argument.
+_UNPACK = """
+import json, os, sys
+os.umask(0o077)
+for name, text in json.load(sys.stdin).items():
+    path = os.path.join(sys.argv[1], name)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w") as file:
+        file.write(text)
+"""
+
+
+class NotPreparedError(JobError):
+    """The server has no project folder or no Python of ours."""
+
+
+class SupervisorMissingError(JobError):
+    """The server has no supervisor of our version; it can be sent."""
+
+
+class Conversation:
+    """One open question to a supervisor."""
+
+    def __init__(self, host: Host, channel: Channel, nonce: str) -> None:
+        self._host = host
+        self._channel = channel
+        self._reader = FrameReader(nonce)
+
+    async def frames(self) -> AsyncIterator[Frame]:
+        """Yield what the supervisor says until it has said all.
+
+        Raises:
+            JobError: It could not do what was asked, or what came is not an answer.
+            ConnectionLostError: The link went.
+        """
+        while data := await self._channel.read(size=CHUNK):
+            try:
+                frames = self._reader.feed(data)
+            except FramingError as error:
+                raise JobError(
+                    f"{self._host.name}: not an answer of our supervisor: {error}", server=self._host.name
+                ) from error
+            for frame in frames:
+                self._raise_error(frame.header)
+                if frame.header.get("done"):
+                    return
+                yield frame
+        await self._explain_silence()
+
+    def _raise_error(self, header: Mapping[str, Any]) -> None:
+        if "error" in header:
+            raise JobError(str(header["error"]), hint=str(header.get("hint", "")), server=self._host.name)
+
+    async def _explain_silence(self) -> None:
+        stderr = await self._channel.read(Stream.ERR)
+        status = (await self._channel.wait()).status
+        raise_for_status(self._host.name, status)
+        if status != 0:
+            tail = stderr.decode(errors="replace").strip()[-2000:]
+            raise JobError(
+                f"{self._host.name}: the supervisor ended with status {status}: {tail}", server=self._host.name
+            )
+
+
+def raise_for_status(server: str, status: int | None) -> None:
+    """Raise what the statuses of :func:`control_script` mean."""
+    if status in {NO_PROJECT, NO_PYTHON}:
+        raise NotPreparedError(
+            f"{server} is not prepared", hint=f"remote-tool prepare --server {server}", server=server
+        )
+    if status == NO_SUPERVISOR:
+        raise SupervisorMissingError(f"{server} has no supervisor of this version", server=server)
+
+
+def control_script(config: Config) -> str:
+    """Return the shell script that starts the supervisor's control program."""
+    version = source_archive()[0]
+    return (
+        f'cd "$HOME"/{shlex.quote(config.remote.scripts)} || exit {NO_PROJECT}\n'
+        f"[ -x ./python ] || exit {NO_PYTHON}\n"
+        f"[ -d supervisor-{version} ] || exit {NO_SUPERVISOR}\n"
+        f"REMOTE_TOOL_SUPERVISOR=1 exec ./python -I -S -B supervisor-{version}/supervisor/run_control.py\n"
+    )
+
+
+def request_line(config: Config, operation: str, request: Mapping[str, Any], nonce: str) -> bytes:
+    """Return the line that asks for an operation."""
+    whole = {
+        "nonce": nonce,
+        "op": operation,
+        "project": config.remote.project,
+        "jobs_folder": config.remote.jobs,
+        "scripts_folder": config.remote.scripts,
+        **request,
+    }
+    return json.dumps(whole).encode() + b"\n"
+
+
+@asynccontextmanager
+async def converse(
+    host: Host, config: Config, operation: str, request: Mapping[str, Any]
+) -> AsyncIterator[AsyncIterator[Frame]]:
+    """Ask for an operation that answers in several frames; leaving the context ends it on the server."""
+    nonce = secrets.token_hex(16)
+    async with host.open(control_script(config), label=f"supervisor: {operation}") as channel:
+        await channel.write(request_line(config, operation, request, nonce))
+        yield Conversation(host, channel, nonce).frames()
+
+
+async def call(
+    host: Host, config: Config, operation: str, request: Mapping[str, Any], *, within: float = 60.0
+) -> dict[str, Any]:
+    """Ask for an operation that has one answer; sends the supervisor first where it is missing.
+
+    Args:
+        within: Seconds until the question is given up.
+
+    Raises:
+        JobError: The server cannot do it, or does not answer in time.
+        ConnectionLostError: The link went; whether it was done is not known.
+    """
+    try:
+        async with asyncio.timeout(within):
+            try:
+                return await _call_once(host, config, operation, request)
+            except SupervisorMissingError:
+                await install_supervisor(host, config)
+                return await _call_once(host, config, operation, request)
+    except TimeoutError:
+        message = f"{host.name}: no answer to {operation!r} within {within:.0f} s"
+        raise JobError(message, server=host.name) from None
+
+
+async def install_supervisor(host: Host, config: Config) -> None:
+    """Send the supervisor of this version; it appears whole, older ones stay for the jobs that run with them."""
+    version, files = source_archive()
+    folder = f"supervisor-{version}"
+    script = (
+        f'cd "$HOME"/{shlex.quote(config.remote.scripts)} || exit {NO_PROJECT}\n'
+        f"[ -x ./python ] || exit {NO_PYTHON}\n"
+        "umask 077\n"
+        f"new={folder}.new.$$\n"
+        f"trap 'rm -rf \"$new\"' EXIT\n"
+        f'./python -I -S -c {shlex.quote(_UNPACK)} "$new" || exit 1\n'
+        f'[ -d {folder} ] || mv "$new" {folder}\n'
+    )
+    contents = json.dumps({name: data.decode() for name, data in files}).encode()
+    try:
+        await host.run(script, stdin=contents, label="send the supervisor")
+    except RemoteCommandError as error:
+        raise_for_status(host.name, error.exit_status)
+        raise
+
+
+async def _call_once(host: Host, config: Config, operation: str, request: Mapping[str, Any]) -> dict[str, Any]:
+    async with converse(host, config, operation, request) as frames:
+        async for frame in frames:
+            return dict(frame.header)
+    raise JobError(f"{host.name}: the supervisor gave no answer", server=host.name)
