@@ -1,0 +1,93 @@
+"""What every test has: a home of its own, no agent, a key, and real sshd servers."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Protocol
+
+import pytest
+
+from remote_tool.config.model import Config, HostKeyPolicy, Server
+from remote_tool.paths import LocalPaths, RemotePaths
+from tests.sshd import TestServer, make_key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+
+class MakeServer(Protocol):
+    """Starts an sshd; ``options`` are lines of its sshd_config."""
+
+    def __call__(self, name: str = "first", **options: str) -> TestServer:
+        """Return it when it answers; it is stopped after the test."""
+
+
+class Configuration(Protocol):
+    """Makes a configuration without a file."""
+
+    def __call__(self, servers: Iterable[TestServer], root: Path) -> Config:
+        """Return one with these servers for the project folder root."""
+
+
+def make_configuration(
+    servers: Iterable[TestServer], root: Path, *, host_keys: HostKeyPolicy = HostKeyPolicy.ACCEPT_NEW
+) -> Config:
+    """Configure servers as ``configs.yaml`` would, for the project folder root, which is made."""
+    (root / ".remote").mkdir(parents=True, exist_ok=True)
+    return Config(
+        name="project",
+        servers={
+            server.name: Server(
+                name=server.name,
+                hostname="127.0.0.1",
+                port=server.port,
+                username=server.username,
+                private_key=server.key,
+            )
+            for server in servers
+        },
+        local=LocalPaths(root),
+        remote=RemotePaths("project"),
+        host_keys=host_keys,
+    )
+
+
+@pytest.fixture(scope="session")
+def ssh_key(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A key that every test server accepts."""
+    return make_key(tmp_path_factory.mktemp("key") / "id_ed25519")
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's home while the test runs: no keys, no agent, no ssh_config, no settings from outside."""
+    home = tmp_path_factory.mktemp("user")
+    for name in [name for name in os.environ if name.startswith(("SSH_", "REMOTE_TOOL_", "XDG_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(home))
+    return home
+
+
+@pytest.fixture
+def make_server(tmp_path: Path, ssh_key: Path) -> Iterator[MakeServer]:
+    """A factory of servers that are stopped after the test."""
+    with ExitStack() as stack:
+
+        def make(name: str = "first", **options: str) -> TestServer:
+            return stack.enter_context(TestServer(name, tmp_path / "servers" / name, ssh_key, options))
+
+        yield make
+
+
+@pytest.fixture
+def two_servers(make_server: MakeServer) -> tuple[TestServer, TestServer]:
+    """Two servers with fresh homes."""
+    return make_server("first"), make_server("second")
+
+
+@pytest.fixture
+def configuration() -> Configuration:
+    """A function that configures servers, see :func:`make_configuration`."""
+    return make_configuration
