@@ -82,6 +82,7 @@ class Job:
         pid: Of the command, on the server.
         created_at: Seconds since the epoch, like the other times.
         seen_at: When the server last told us this.
+        logs_complete: Whether everything that it wrote is here; only of a finished job.
     """
 
     key: int
@@ -101,6 +102,7 @@ class Job:
     started_at: float | None = None
     ended_at: float | None = None
     seen_at: float | None = None
+    logs_complete: bool = False
 
     @property
     def program_exit_code(self) -> int:

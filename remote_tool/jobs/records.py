@@ -77,9 +77,10 @@ def parse_job(data: object, server: str, now: float) -> RemoteJob:
 
 
 def merge(known: Job, seen: Job) -> Job:
-    """What is known after the server said something; a finished job never changes."""
+    """What is known after the server said something; the end of a finished job never changes."""
+    complete = known.logs_complete or seen.logs_complete
     if known.state.is_finished:
-        return known
+        return replace(known, logs_complete=complete)
     return replace(
         seen,
         key=known.key,
@@ -87,6 +88,7 @@ def merge(known: Job, seen: Job) -> Job:
         command=known.command,
         tags=known.tags,
         created_at=known.created_at,
+        logs_complete=complete,
     )
 
 

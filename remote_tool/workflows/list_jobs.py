@@ -11,7 +11,7 @@ from remote_tool.jobs.job import Job, JobState
 from remote_tool.jobs.records import RemoteJob, parse_job
 from remote_tool.transport.pool import on_every
 from remote_tool.workflows.events import Notice
-from remote_tool.workflows.follow_jobs import bring_logs_home
+from remote_tool.workflows.log_streams import bring_logs_home
 from remote_tool.workflows.selection import JobsAnswer, JobSelection, choose_jobs, choose_servers
 from remote_tool.workflows.supervisor import NotPreparedError, call
 

@@ -159,12 +159,9 @@ def _listed(jobs: Sequence[Job]) -> str:
 
 
 def _matches(job: Job, selection: JobSelection) -> bool:
-    wanted_here = not selection.servers or job.server in selection.servers
-    return (
-        wanted_here
-        and set(selection.tags) <= set(job.tags)
-        and (selection.hidden or not job.is_hidden or bool(selection.jobs))
-    )
+    on_server = not selection.servers or job.server in selection.servers
+    shown = selection.hidden or not job.is_hidden or bool(selection.jobs)
+    return on_server and shown and set(selection.tags) <= set(job.tags)
 
 
 def _state_is_meant(job: Job, selection: JobSelection) -> bool:

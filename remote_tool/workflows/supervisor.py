@@ -135,10 +135,7 @@ async def converse(
 async def call(
     host: Host, config: Config, operation: str, request: Mapping[str, Any], *, within: float = 60.0
 ) -> dict[str, Any]:
-    """Ask for an operation that has one answer; sends the supervisor first where it is missing.
-
-    Args:
-        within: Seconds until the question is given up.
+    """Ask for an operation that has one answer, within some seconds; sends the supervisor where it is missing.
 
     Raises:
         JobError: The server cannot do it, or does not answer in time.

@@ -1,0 +1,279 @@
+"""Plans a multi-node torchrun: facts and wishes in, one job per server out. Nothing here talks to a server."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from remote_tool.errors import JobError, UsageError
+from remote_tool.jobs.job import MASTER_TAG, TORCHRUN_GRACE, JobSpec, new_job_id
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+LOOPBACK = "127.0.0.1"
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+SMALLEST_PORT, LARGEST_PORT = 1024, 65535
+
+
+@dataclass(frozen=True)
+class LaunchRequest:
+    """What the user wants to train.
+
+    Attributes:
+        command: Script and arguments, as after ``torchrun``.
+        servers: In the order of their node ranks; empty: all.
+        processes: Per server; auto: the number of its GPUs, else 1.
+        environment: Variables for every rank.
+        tags: For every job of the launch.
+        master_port: On the first server; None: a free one.
+        use_env: Accepted for labml_remote; torchrun always passes the ranks in the environment.
+        max_restarts: How often torchrun starts failed workers anew, by its elastic rendezvous.
+        sync: Whether changed files are sent first.
+    """
+
+    command: str
+    servers: tuple[str, ...] = ()
+    processes: int | Literal["auto"] = 1
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    tags: tuple[str, ...] = ()
+    master_port: int | None = None
+    use_env: bool = False
+    max_restarts: int = 0
+    sync: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse what can not be meant."""
+        if not self.command.strip():
+            raise UsageError("--cmd is empty", hint="remote-tool helper-torch-launch --cmd train.py")
+        if self.processes != "auto" and self.processes < 1:
+            raise UsageError(f"--nproc-per-node must be at least 1 or 'auto', found {self.processes}")
+        if self.max_restarts < 0:
+            raise UsageError(f"--max-restarts must be at least 0, found {self.max_restarts}")
+        if self.master_port is not None and not SMALLEST_PORT <= self.master_port <= LARGEST_PORT:
+            raise UsageError(f"--master-port must be from {SMALLEST_PORT} to {LARGEST_PORT}, found {self.master_port}")
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """What a server says of itself before a launch.
+
+    Attributes:
+        server: Its name.
+        python: Version of the environment's Python.
+        torch: Version of torch there; empty when it has none.
+        gpus: How many GPUs it has.
+        addresses: Its own addresses, the likeliest to be reached first.
+        interfaces: The name of the interface of each address.
+    """
+
+    server: str
+    python: str
+    torch: str
+    gpus: int
+    addresses: tuple[str, ...] = ()
+    interfaces: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Route:
+    """How a node reaches the first one: from which own address, over which interface."""
+
+    local_address: str
+    interface: str
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where the nodes meet: an address and port of the first server that every node was seen to reach."""
+
+    address: str
+    port: int
+    routes: Mapping[str, Route]
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """One job per server, ready to be started.
+
+    Attributes:
+        launch_id: Shared by the jobs.
+        rendezvous: Where the nodes meet.
+        processes: Per server.
+        specs: In the order of the node ranks.
+    """
+
+    launch_id: str
+    rendezvous: Rendezvous
+    processes: Mapping[str, int]
+    specs: tuple[JobSpec, ...]
+
+    @property
+    def world_size(self) -> int:
+        return sum(self.processes.values())
+
+    def text(self) -> str:
+        """For people: what would be started where."""
+        lines = [f"world size {self.world_size}, rendezvous {self.rendezvous.address}:{self.rendezvous.port}"]
+        for spec in self.specs:
+            interface = self.rendezvous.routes[spec.server].interface
+            lines.append(
+                f"{spec.server}: node rank {spec.node_rank}, {self.processes[spec.server]} processes, {interface}"
+            )
+            lines.append(f"  {spec.command}")
+        return "\n".join(lines)
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs: the same."""
+        return {
+            "launch_id": self.launch_id,
+            "world_size": self.world_size,
+            "master_addr": self.rendezvous.address,
+            "master_port": self.rendezvous.port,
+            "nodes": [
+                {
+                    "server": spec.server,
+                    "node_rank": spec.node_rank,
+                    "processes": self.processes[spec.server],
+                    "interface": self.rendezvous.routes[spec.server].interface,
+                    "command": spec.command,
+                }
+                for spec in self.specs
+            ],
+        }
+
+
+def check_nodes(facts: Sequence[NodeFacts]) -> None:
+    """Refuse servers that cannot train together.
+
+    Raises:
+        JobError: torch is missing on one, or torch or Python differ between them.
+    """
+    for node in facts:
+        if not node.torch:
+            raise JobError(
+                f"{node.server} has no torch in its environment",
+                hint=f"Add torch to requirements.txt, then remote-tool prepare --server {node.server}",
+                server=node.server,
+            )
+    for what, versions in (
+        ("torch", {node.server: node.torch for node in facts}),
+        ("Python", {node.server: _minor(node.python) for node in facts}),
+    ):
+        if len(set(versions.values())) > 1:
+            listed = ", ".join(f"{server} {version}" for server, version in versions.items())
+            raise JobError(f"{what} differs between the servers: {listed}", hint="remote-tool prepare --force")
+
+
+def count_processes(request: LaunchRequest, facts: Sequence[NodeFacts]) -> dict[str, int]:
+    """Return how many processes each server gets.
+
+    Raises:
+        UsageError: They differ although torchrun's elastic rendezvous wants one number.
+    """
+    counts = {node.server: max(1, node.gpus) if request.processes == "auto" else request.processes for node in facts}
+    if request.max_restarts and len(set(counts.values())) > 1:
+        listed = ", ".join(f"{server} {count}" for server, count in counts.items())
+        raise UsageError(
+            f"With --max-restarts every server needs the same number of processes, found {listed}",
+            hint=f"--nproc-per-node {min(counts.values())}",
+        )
+    return counts
+
+
+def plan_launch(
+    request: LaunchRequest, facts: Sequence[NodeFacts], rendezvous: Rendezvous, jobs_folder: str, snapshot: str = ""
+) -> LaunchPlan:
+    """Make one job per server."""
+    _refuse_twice([node.server for node in facts])
+    processes = count_processes(request, facts)
+    launch_id = new_job_id()
+    specs = []
+    offset = 0
+    for rank, node in enumerate(facts):
+        job_id = new_job_id()
+        options = _torchrun_options(request, rendezvous, launch_id, _Node(node.server, rank, len(facts)))
+        count = processes[node.server]
+        logs = f'--log-dir "$HOME"/{shlex.quote(f"{jobs_folder}/{job_id}/ranks")} --redirects 3'
+        torchrun = f"python -m torch.distributed.run {options} --nproc-per-node {count} {logs}"
+        specs.append(
+            JobSpec(
+                id=job_id,
+                server=node.server,
+                command=f"{torchrun} {script(request.command)}",
+                environment=_environment(request, rendezvous.routes[node.server], launch_id),
+                tags=(*request.tags, MASTER_TAG) if rank == 0 else request.tags,
+                launch_id=launch_id,
+                node_rank=rank,
+                grace=TORCHRUN_GRACE,
+                # torchrun's elastic rendezvous gives the ranks itself, anew at each restart.
+                rank_offset=None if request.max_restarts else offset,
+                snapshot=snapshot,
+            )
+        )
+        offset += count
+    return LaunchPlan(launch_id, rendezvous, processes, tuple(specs))
+
+
+def script(command: str) -> str:
+    """Return the command as torchrun takes it: without the interpreter that labml_remote's users may write."""
+    first, _, rest = command.strip().partition(" ")
+    return rest.strip() if first in {"python", "python3", "torchrun"} and rest else command.strip()
+
+
+def script_file(command: str) -> str | None:
+    """Return the file that a command names first; None when it names a module or what only a shell can tell."""
+    try:
+        words = shlex.split(script(command))
+    except ValueError as error:
+        raise UsageError(f"--cmd {command!r} cannot be read: {error}") from None
+    first = words[0] if words else ""
+    return first if first.endswith(".py") and not first.startswith(("-", "/", "~", "$")) else None
+
+
+@dataclass(frozen=True)
+class _Node:
+    server: str
+    rank: int
+    nodes: int
+
+
+def _torchrun_options(request: LaunchRequest, rendezvous: Rendezvous, launch_id: str, node: _Node) -> str:
+    if not request.max_restarts:
+        words = [
+            *("--nnodes", str(node.nodes), "--node-rank", str(node.rank)),
+            *("--master-addr", rendezvous.address, "--master-port", str(rendezvous.port)),
+        ]
+        return shlex.join(words)
+    # Debian resolves a machine's own name to 127.0.1.1, and then no node would host the store: so say who does.
+    is_host = "1" if node.rank == 0 else "0"
+    words = [
+        *("--nnodes", str(node.nodes), "--max-restarts", str(request.max_restarts)),
+        *("--rdzv-backend", "c10d", "--rdzv-id", launch_id),
+        *("--rdzv-endpoint", f"{_bracketed(rendezvous.address)}:{rendezvous.port}"),
+        *("--rdzv-conf", f"is_host={is_host}", "--local-addr", rendezvous.routes[node.server].local_address),
+    ]
+    return shlex.join(words)
+
+
+def _environment(request: LaunchRequest, route: Route, launch_id: str) -> dict[str, str]:
+    variables = {"RUN_UUID": launch_id}
+    if route.interface:
+        variables |= dict.fromkeys(INTERFACE_VARIABLES, route.interface)
+    return {**variables, **request.environment}
+
+
+def _refuse_twice(servers: Sequence[str]) -> None:
+    twice = [server for server, count in Counter(servers).items() if count > 1]
+    if twice:
+        raise UsageError(f"{twice[0]} is named twice; each server runs one torchrun")
+
+
+def _bracketed(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])

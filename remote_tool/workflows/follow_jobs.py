@@ -1,0 +1,271 @@
+"""job-tail, job-wait and --follow: see what jobs write until they end, whatever the link does."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from remote_tool.errors import ConnectError, HostKeyError, JobError, LoginError, SomeServersFailedError
+from remote_tool.jobs.job import Job, JobState
+from remote_tool.jobs.logs import LogFolder
+from remote_tool.transport.pool import on_every
+from remote_tool.workflows.events import Notice
+from remote_tool.workflows.failures import RankFailure, first_failure
+from remote_tool.workflows.list_jobs import recorded_jobs, refresh
+from remote_tool.workflows.log_streams import Listener, bring_logs_home, stream_logs
+from remote_tool.workflows.selection import (
+    JobsAnswer,
+    JobSelection,
+    choose_job_to_follow,
+    choose_jobs,
+    choose_servers,
+)
+from remote_tool.workflows.stop_jobs import stop_on_servers
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from remote_tool.errors import RemoteToolError
+    from remote_tool.workflows.context import Context
+
+# A link that stays away this long is given up; the jobs go on without us.
+GIVE_UP_AFTER = 600.0
+LONGEST_PAUSE = 15.0
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some bytes that a job wrote.
+
+    Attributes:
+        job: Which job.
+        stream: ``out``, ``err``, or ``ranks/<attempt>/<local rank>/out`` or ``…/err``.
+        data: The bytes, as they were written.
+    """
+
+    job: Job
+    stream: str
+    data: bytes
+
+    @property
+    def rank(self) -> int | None:
+        """The global rank that wrote it; None for the job itself."""
+        return global_rank(self.job, self.stream)
+
+    @property
+    def label(self) -> str:
+        """``server``, or ``server:rank``; where torchrun gives ranks anew at each restart, the local rank."""
+        return self.job.server if self.rank is None else f"{self.job.server}:{self.rank}"
+
+
+@dataclass(frozen=True)
+class FollowOptions:
+    """How to follow.
+
+    Attributes:
+        lines: Begin with the last lines only; None: with everything.
+        wait: Go on until the jobs end.
+        rank: Show this rank only.
+        stop_rest: When one job of a launch fails, stop the others.
+    """
+
+    lines: int | None = None
+    wait: bool = True
+    rank: int | None = None
+    stop_rest: bool = False
+
+
+@dataclass(frozen=True)
+class FollowAnswer:
+    """How it ended: the jobs as they are, the servers that could not be followed, the first cause of a failure."""
+
+    jobs: tuple[Job, ...]
+    errors: Mapping[str, RemoteToolError] = field(default_factory=dict)
+    first_failure: RankFailure | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """That of the job which failed by itself, else of one that was killed, else of the connections."""
+        ended = [job for job in self.jobs if job.state.is_finished and job.program_exit_code != 0]
+        for job in sorted(ended, key=lambda job: job.state is JobState.KILLED):
+            return job.program_exit_code
+        return SomeServersFailedError(self.errors, []).exit_code if self.errors else 0
+
+
+OnChunk = Callable[[Chunk], None]
+
+
+def global_rank(job: Job, stream: str) -> int | None:
+    """Return the rank that a stream is of; None for a job's own output."""
+    parts = stream.split("/")
+    if parts[0] != "ranks":
+        return None
+    return (job.rank_offset or 0) + int(parts[2])
+
+
+async def follow_selected(
+    context: Context, selection: JobSelection, on_chunk: OnChunk, options: FollowOptions
+) -> FollowAnswer:
+    """Follow the selected jobs; without a selection, the one that is most likely meant."""
+    errors = await refresh(context, choose_servers(context.config, selection.servers))
+    jobs = choose_job_to_follow(context.registry.load()[0], selection)
+    reachable = [job for job in jobs if job.server not in errors]
+    answer = await follow_jobs(context, reachable, on_chunk, options)
+    failed = {job.server: errors[job.server] for job in jobs if job.server in errors}
+    return FollowAnswer(answer.jobs, {**answer.errors, **failed}, answer.first_failure)
+
+
+async def follow_jobs(context: Context, jobs: Sequence[Job], on_chunk: OnChunk, options: FollowOptions) -> FollowAnswer:
+    """Show what is here already, then what comes, until the jobs have ended and every byte was shown."""
+    errors: dict[str, RemoteToolError] = {}
+    if options.lines is not None or not options.wait:
+        errors = await bring_logs_home(context, jobs)
+    _show_local(context, jobs, on_chunk, options)
+    if options.wait:
+        errors |= await _follow_until_end(context, [job for job in jobs if job.server not in errors], on_chunk, options)
+    current = _current(context, jobs)
+    return FollowAnswer(tuple(current), errors, first_failure(current, context.registry.folder))
+
+
+async def wait_for_jobs(context: Context, selection: JobSelection, *, timeout: float | None = None) -> JobsAnswer:  # noqa: ASYNC109
+    """Wait until the selected jobs have ended.
+
+    Raises:
+        JobError: They have not within the timeout, in seconds.
+    """
+    errors = await refresh(context, choose_servers(context.config, selection.servers))
+    jobs = choose_jobs(context.registry.load()[0], selection)
+    waiting = [job for job in jobs if not job.state.is_finished and job.server not in errors]
+    try:
+        async with asyncio.timeout(timeout):
+            errors |= await _follow_servers(context, waiting, Listener(), logs=False)
+    except TimeoutError:
+        running = ", ".join(str(job.key) for job in _current(context, jobs) if not job.state.is_finished)
+        raise JobError(f"Still running after {timeout:.0f} s: job {running}", hint="remote-tool job-tail") from None
+    concerned = {name: error for name, error in errors.items() if any(job.server == name for job in jobs)}
+    chosen = JobSelection(jobs=tuple(job.id for job in jobs), hidden=True)
+    return recorded_jobs(context, chosen, concerned) if jobs else JobsAnswer((), concerned)
+
+
+def _show_local(context: Context, jobs: Sequence[Job], on_chunk: OnChunk, options: FollowOptions) -> None:
+    for job in jobs:
+        logs = LogFolder(context.registry.folder / job.id)
+        for stream in sorted(logs.sizes()):
+            if not _is_shown(job, stream, options):
+                continue
+            start = 0 if options.lines is None else logs.start_of_last_lines(stream, options.lines)
+            for data in logs.read(stream, start):
+                on_chunk(Chunk(job, stream, data))
+
+
+def _is_shown(job: Job, stream: str, options: FollowOptions) -> bool:
+    if stream.endswith("/error"):
+        return False
+    return options.rank is None or global_rank(job, stream) == options.rank
+
+
+async def _follow_until_end(
+    context: Context, jobs: Sequence[Job], on_chunk: OnChunk, options: FollowOptions
+) -> dict[str, RemoteToolError]:
+    stopper = _RestStopper(context, jobs) if options.stop_rest else None
+
+    def show(job: Job, stream: str, data: bytes) -> None:
+        if _is_shown(job, stream, options):
+            on_chunk(Chunk(job, stream, data))
+
+    listener = Listener(on_bytes=show, on_end=stopper.job_ended if stopper else lambda _job: None)
+    try:
+        return await _follow_servers(context, jobs, listener, logs=True)
+    finally:
+        if stopper:
+            await stopper.finish()
+
+
+async def _follow_servers(
+    context: Context, jobs: Sequence[Job], listener: Listener, *, logs: bool
+) -> dict[str, RemoteToolError]:
+    by_server: dict[str, list[Job]] = defaultdict(list)
+    for job in jobs:
+        if not (job.state.is_finished and (job.logs_complete or not logs)):
+            by_server[job.server].append(job)
+
+    async def follow(server: str) -> None:
+        await _follow_one_server(context, by_server[server], listener, logs=logs)
+
+    return dict((await on_every(by_server, follow)).errors)
+
+
+async def _follow_one_server(context: Context, jobs: Sequence[Job], listener: Listener, *, logs: bool) -> None:
+    """Follow over as many connections as it takes."""
+    ended: set[str] = set()
+
+    def note_end(job: Job) -> None:
+        ended.add(job.id)
+        listener.on_end(job)
+
+    noting = Listener(on_bytes=listener.on_bytes, on_end=note_end)
+    server, patience = jobs[0].server, _Patience()
+    while remaining := [job for job in jobs if job.id not in ended]:
+        try:
+            await stream_logs(context, server, remaining, noting, wait=True, logs=logs)
+        except (HostKeyError, LoginError):
+            raise
+        except ConnectError as error:
+            pause = patience.next_pause(error)
+            context.report(Notice(server, f"{error}; trying again in {pause:.1f} s"))
+            await asyncio.sleep(pause)
+        else:
+            if not ended >= {job.id for job in remaining}:
+                raise JobError(f"{server}: stopped sending before the jobs had ended", server=server)
+
+
+class _Patience:
+    """How long to wait before the next try: longer each time, and not for ever."""
+
+    def __init__(self) -> None:
+        self._since = self._last = time.monotonic()
+        self._pause = 0.5
+
+    def next_pause(self, error: ConnectError) -> float:
+        """Return seconds to wait; raises the error when the link has been away for too long."""
+        now = time.monotonic()
+        if now - self._last > LONGEST_PAUSE * 2:
+            # It worked for a while since the last time, so this is a new interruption.
+            self._since, self._pause = now, 0.5
+        if now - self._since > GIVE_UP_AFTER:
+            raise error
+        self._last = now
+        self._pause = min(self._pause * 2, LONGEST_PAUSE)
+        return self._pause * random.uniform(0.5, 1.0)  # noqa: S311 - spreads reconnects, guards nothing
+
+
+def _current(context: Context, jobs: Sequence[Job]) -> list[Job]:
+    known = {job.id: job for job in context.registry.load()[0]}
+    return [known.get(job.id, job) for job in jobs]
+
+
+class _RestStopper:
+    """Stops the other jobs of a launch when one has failed."""
+
+    def __init__(self, context: Context, jobs: Sequence[Job]) -> None:
+        self._context = context
+        self._jobs = jobs
+        self._task: asyncio.Task[JobsAnswer] | None = None
+
+    def job_ended(self, job: Job) -> None:
+        if job.state is JobState.SUCCEEDED or self._task is not None:
+            return
+        others = [other for other in _current(self._context, self._jobs) if not other.state.is_finished]
+        self._context.report(Notice(job.server, f"job {job.key} {job.state}; stopping the rest of the launch"))
+        self._task = asyncio.create_task(stop_on_servers(self._context, others))
+
+    async def finish(self) -> None:
+        """Wait for the stopping; its errors are the servers', and those are named by who follows them."""
+        if self._task is not None:
+            for server, error in (await self._task).errors.items():
+                self._context.report(Notice(server, str(error)))

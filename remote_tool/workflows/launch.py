@@ -1,0 +1,172 @@
+"""helper-torch-launch: one torchrun per server, all started at once, meeting where every node was seen to reach."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from remote_tool.errors import JobError, UsageError
+from remote_tool.launchers.torch import (
+    LOOPBACK,
+    LaunchPlan,
+    LaunchRequest,
+    NodeFacts,
+    Rendezvous,
+    Route,
+    check_nodes,
+    plan_launch,
+    script_file,
+)
+from remote_tool.transport.pool import on_every
+from remote_tool.workflows.selection import JobsAnswer, choose_servers
+from remote_tool.workflows.start_jobs import send_project, start_specs
+from remote_tool.workflows.stop_jobs import stop_on_servers
+from remote_tool.workflows.supervisor import call, converse
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+
+    from remote_tool.workflows.context import Context
+
+# How long a node tries to reach the first one; a firewall that drops packets is found within this.
+CONNECT_SECONDS = 5.0
+
+
+async def launch_torch(context: Context, request: LaunchRequest) -> JobsAnswer:
+    """Send, ask, plan, record and start; when one server does not start, stop the others.
+
+    Raises:
+        JobError: The servers cannot train together, or one cannot reach the first; nothing was started.
+        SomeServersFailedError: Some servers could not be asked; nothing was started.
+    """
+    servers = choose_servers(context.config, request.servers)
+    _find_script(context, request)
+    snapshots, errors = await send_project(context, servers, wanted=request.sync)
+    JobsAnswer((), errors).raise_if_any_failed()
+    plan = await make_plan(context, request, servers, snapshots[servers[0]])
+    answer = await start_specs(context, plan.specs)
+    if answer.errors:
+        started = [job for job in answer.jobs if not job.state.is_finished]
+        await stop_on_servers(context, started)
+    return answer
+
+
+async def plan_torch(context: Context, request: LaunchRequest) -> LaunchPlan:
+    """Ask the servers and plan, and start nothing."""
+    servers = choose_servers(context.config, request.servers)
+    _find_script(context, request)
+    return await make_plan(context, request, servers, "")
+
+
+async def make_plan(context: Context, request: LaunchRequest, servers: Sequence[str], snapshot: str) -> LaunchPlan:
+    """Ask every server what it is and how it reaches the first, then plan."""
+    facts = await _ask_facts(context, servers)
+    check_nodes(facts)
+    rendezvous = await _find_rendezvous(context, request, facts)
+    return plan_launch(request, facts, rendezvous, context.config.remote.jobs, snapshot)
+
+
+def _find_script(context: Context, request: LaunchRequest) -> None:
+    file = script_file(request.command)
+    root = context.config.local.root
+    if file is not None and not any((folder / file).is_file() for folder in (root, root / "src")):
+        raise UsageError(f"{file} is not in {root}", hint="--cmd takes a path from the project folder, like train.py")
+
+
+async def _ask_facts(context: Context, servers: Sequence[str]) -> list[NodeFacts]:
+    async def ask(server: str) -> NodeFacts:
+        host = await context.pool.host(server)
+        return _read_facts(server, await call(host, context.config, "facts", {"launch": True}))
+
+    results = await on_every(servers, ask)
+    results.raise_if_any_failed()
+    return [results.values[server] for server in servers]
+
+
+def _read_facts(server: str, answer: Mapping[str, Any]) -> NodeFacts:
+    try:
+        pairs = [(str(each["address"]), str(each["interface"])) for each in answer["addresses"]]
+        seen = str(answer.get("ssh_server_address") or "")
+        return NodeFacts(
+            server=server,
+            python=str(answer["python"]),
+            torch=str(answer.get("torch") or ""),
+            gpus=int(answer["gpus"]),
+            addresses=_likeliest_first(seen, [address for address, _ in pairs]),
+            interfaces=dict(pairs),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise JobError(f"{server}: its facts cannot be read ({error!r})", server=server) from error
+
+
+def _likeliest_first(seen: str, addresses: Sequence[str]) -> tuple[str, ...]:
+    """The address that the SSH connection came in on, then the others; loopback last: it may still be right."""
+    others = sorted(addresses, key=lambda address: address.startswith("127.") or address == "::1")
+    return tuple(dict.fromkeys(address for address in (seen, *others) if address))
+
+
+async def _find_rendezvous(context: Context, request: LaunchRequest, facts: Sequence[NodeFacts]) -> Rendezvous:
+    first = facts[0]
+    configured = context.config.servers[first.server].address
+    candidates = (configured,) if configured else first.addresses
+    if len(facts) == 1 and not configured:
+        candidates = (LOOPBACK,)
+    secret = secrets.token_hex(16)
+    async with _listening(context, first.server, request.master_port or 0, secret) as port:
+        probe = {"candidates": list(candidates), "port": port, "secret": secret, "timeout": CONNECT_SECONDS}
+        answers = await _connect_from_all(context, facts, probe)
+    address = _reached_by_all(candidates, answers, port, first.server)
+    return Rendezvous(address, port, {server: answer[address] for server, answer in answers.items()})
+
+
+@asynccontextmanager
+async def _listening(context: Context, server: str, port: int, secret: str) -> AsyncIterator[int]:
+    """Have the first server listen on the port that the launch will use; yields the port."""
+    host = await context.pool.host(server)
+    async with converse(host, context.config, "listen", {"port": port, "secret": secret}) as frames:
+        async with asyncio.timeout(CONNECT_SECONDS * 4):
+            async for frame in frames:
+                number = frame.header.get("port")
+                break
+        if not isinstance(number, int):
+            raise JobError(f"{server}: no port to meet at", server=server)
+        yield number
+
+
+async def _connect_from_all(
+    context: Context, facts: Sequence[NodeFacts], probe: Mapping[str, Any]
+) -> dict[str, dict[str, Route]]:
+    async def connect(server: str) -> dict[str, Route]:
+        host = await context.pool.host(server)
+        answer = await call(host, context.config, "connect", probe, within=CONNECT_SECONDS * 4)
+        return {
+            str(each["address"]): Route(str(each.get("local_address") or ""), str(each.get("interface") or ""))
+            for each in answer.get("results", [])
+            if each.get("ok") is True
+        }
+
+    results = await on_every([node.server for node in facts], connect)
+    results.raise_if_any_failed()
+    return {node.server: results.values[node.server] for node in facts}
+
+
+def _reached_by_all(
+    candidates: Sequence[str], answers: Mapping[str, Mapping[str, Route]], port: int, first: str
+) -> str:
+    """Return the first candidate that every node reached.
+
+    Raises:
+        JobError: There is none; the message names the servers that reach nothing.
+    """
+    for address in candidates:
+        if all(address in answer for answer in answers.values()):
+            return address
+    lost = [server for server, answer in answers.items() if not answer] or list(answers)
+    tried = ", ".join(f"{address}:{port}" for address in candidates)
+    raise JobError(
+        f"{', '.join(lost)} cannot reach {first} at {tried}",
+        hint=f"Set servers.{first}.address in configs.yaml to an address that the others reach, or open the port",
+        server=lost[0],
+    )

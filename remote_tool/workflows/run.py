@@ -1,0 +1,107 @@
+"""run: a command in the environment of every server, its bytes as they come, its exit status passed on."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from remote_tool.errors import JobError, UsageError
+from remote_tool.supervisor.framing import FrameReader
+from remote_tool.transport.host import Stream
+from remote_tool.transport.pool import Results, on_every
+from remote_tool.workflows.selection import choose_servers
+from remote_tool.workflows.supervisor import (
+    SupervisorMissingError,
+    control_script,
+    install_supervisor,
+    raise_for_status,
+    request_line,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from remote_tool.transport.host import Channel, Host
+    from remote_tool.workflows.context import Context
+
+OnOutput = Callable[[str, Stream, bytes], None]
+CHUNK = 256 * 1024
+LONGEST_GREETING = 16 * 1024 * 1024
+SIGNALS = {"HUP": 1, "INT": 2, "QUIT": 3, "ILL": 4, "ABRT": 6, "FPE": 8, "KILL": 9, "SEGV": 11, "PIPE": 13, "TERM": 15}
+
+
+async def run_command(
+    context: Context, command: str, servers: Sequence[str], environment: Mapping[str, str], on_output: OnOutput
+) -> Results[int]:
+    """Run a command on all servers at once.
+
+    Returns:
+        The exit status of each server, 128+N when signal N ended the command.
+    """
+    if not command.strip():
+        raise UsageError("--cmd is empty", hint="remote-tool run --cmd 'nvidia-smi'")
+    request = {"command": command, "environment": dict(environment)}
+
+    async def run(server: str) -> int:
+        host = await context.pool.host(server)
+        try:
+            return await _run_on(context, host, request, on_output)
+        except SupervisorMissingError:
+            await install_supervisor(host, context.config)
+            return await _run_on(context, host, request, on_output)
+
+    return await on_every(choose_servers(context.config, servers), run)
+
+
+async def _run_on(context: Context, host: Host, request: Mapping[str, object], on_output: OnOutput) -> int:
+    nonce = secrets.token_hex(16)
+    # Leaving the context ends the command's stdin, and with it the whole tree of the command: so does Ctrl-C.
+    async with host.open(control_script(context.config), label=str(request["command"])) as channel:
+        await channel.write(request_line(context.config, "run", request, nonce))
+        output = _Output(host.name, nonce, channel, on_output)
+        async with asyncio.TaskGroup() as group:
+            began = group.create_task(output.copy(Stream.OUT))
+            group.create_task(output.copy(Stream.ERR))
+        ended = await channel.wait()
+        if not began.result():
+            raise_for_status(host.name, ended.status)
+            said = output.greeting[Stream.ERR].decode(errors="replace").strip()[-2000:]
+            raise JobError(f"{host.name}: the command was not started: {said}", server=host.name)
+        return 128 + SIGNALS.get(ended.signal, 0) if ended.status is None else ended.status
+
+
+class _Output:
+    """What comes of both streams: first perhaps noise of the shell, then our mark, then the command's bytes."""
+
+    def __init__(self, server: str, nonce: str, channel: Channel, on_output: OnOutput) -> None:
+        self._server = server
+        self._nonce = nonce
+        self._mark = b"\0" + nonce.encode() + b" run\n"
+        self._channel = channel
+        self._on_output = on_output
+        self.greeting = {Stream.OUT: b"", Stream.ERR: b""}
+
+    async def copy(self, stream: Stream) -> bool:
+        """Pass on what follows the mark; return whether it came."""
+        began = False
+        while data := await self._channel.read(stream, CHUNK):
+            if began:
+                self._on_output(self._server, stream, data)
+                continue
+            before, mark, after = (self.greeting[stream] + data).partition(self._mark)
+            self.greeting[stream] = b"" if mark else before[:LONGEST_GREETING]
+            began = bool(mark)
+            if after:
+                self._on_output(self._server, stream, after)
+        if not began and stream is Stream.OUT:
+            self._raise_refusal()
+        return began
+
+    def _raise_refusal(self) -> None:
+        """An answer in a frame instead of the mark says why the command was not started."""
+        for frame in FrameReader(self._nonce).feed(self.greeting[Stream.OUT]):
+            if "error" in frame.header:
+                message, hint = str(frame.header["error"]), str(frame.header.get("hint", ""))
+                raise JobError(message, hint=hint, server=self._server)

@@ -1,0 +1,160 @@
+"""job-run: send what changed, record, start; and never start one job twice."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from remote_tool.errors import ConnectionLostError, JobError, RemoteToolError, UsageError
+from remote_tool.jobs.job import Job, JobSpec, JobState, new_job_id
+from remote_tool.jobs.records import parse_job
+from remote_tool.transport.pool import on_every
+from remote_tool.workflows.selection import JobsAnswer, choose_servers
+from remote_tool.workflows.supervisor import call
+from remote_tool.workflows.sync import SyncOptions, sync
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from remote_tool.workflows.context import Context
+
+TRIES = 4
+
+
+@dataclass(frozen=True)
+class StartRequest:
+    """A command to start as one job on each of some servers.
+
+    Attributes:
+        command: For the shell.
+        servers: Empty: all.
+        environment: Variables of the job; written nowhere.
+        tags: Free words.
+        sync: Whether changed files are sent first.
+    """
+
+    command: str
+    servers: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    tags: tuple[str, ...] = ()
+    sync: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse what can not be meant."""
+        if not self.command.strip():
+            raise UsageError("--cmd is empty", hint="remote-tool job-run --cmd 'python train.py'")
+
+
+async def start_jobs(context: Context, request: StartRequest) -> JobsAnswer:
+    """Start one job per server; a server whose sync fails starts nothing."""
+    servers = choose_servers(context.config, request.servers)
+    snapshots, errors = await send_project(context, servers, wanted=request.sync)
+    specs = [
+        JobSpec(
+            id=new_job_id(),
+            server=server,
+            command=request.command,
+            environment=request.environment,
+            tags=request.tags,
+            snapshot=snapshots[server],
+        )
+        for server in servers
+        if server not in errors
+    ]
+    answer = await start_specs(context, specs)
+    return JobsAnswer(answer.jobs, {**errors, **answer.errors})
+
+
+async def send_project(
+    context: Context, servers: Sequence[str], *, wanted: bool
+) -> tuple[dict[str, str], dict[str, RemoteToolError]]:
+    """Send changed files; return the snapshot that each server has, and the servers that failed."""
+    if not wanted:
+        return dict.fromkeys(servers, ""), {}
+    results = await sync(context.pool, context.config, servers, SyncOptions(), context.report)
+    return {server: result.snapshot for server, result in results.values.items()}, dict(results.errors)
+
+
+async def start_specs(context: Context, specs: Sequence[JobSpec]) -> JobsAnswer:
+    """Record jobs, then start them, all servers at once."""
+    jobs = {job.id: job for job in context.registry.create(specs)}
+    by_server: dict[str, list[JobSpec]] = defaultdict(list)
+    for spec in specs:
+        by_server[spec.server].append(spec)
+
+    async def start(server: str) -> list[Job]:
+        return await _start_on(context, server, by_server[server])
+
+    results = await on_every(by_server, start)
+    for server, error in results.errors.items():
+        _record_failed_start(context, [jobs[spec.id] for spec in by_server[server]], error)
+    current = {job.id: job for job in context.registry.load()[0]}
+    return JobsAnswer(tuple(current.get(spec.id, jobs[spec.id]) for spec in specs), dict(results.errors))
+
+
+async def _start_on(context: Context, server: str, specs: Sequence[JobSpec]) -> list[Job]:
+    request = {"jobs": [_as_request(spec) for spec in specs]}
+    answer = await _call_until_answered(context, server, request)
+    entries = answer.get("jobs")
+    started, problems = [], []
+    for entry in entries if isinstance(entries, list) else []:
+        if entry.get("error"):
+            problems.append(str(entry["error"]))
+        else:
+            started.append(parse_job(_as_status(entry), server, time.time()).job)
+    recorded = context.registry.update(started)
+    if problems:
+        raise JobError(f"{server}: {'; '.join(problems)}", server=server)
+    if {job.id for job in started} != {spec.id for spec in specs}:
+        raise JobError(f"{server}: did not answer about every job", server=server, hint="remote-tool job-list")
+    return recorded
+
+
+async def _call_until_answered(context: Context, server: str, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Ask again when the link went before the answer: an id is started once, however often it is asked for."""
+    for attempt in range(TRIES):
+        try:
+            host = await context.pool.host(server)
+            return await call(host, context.config, "start", request)
+        except ConnectionLostError:
+            if attempt == TRIES - 1:
+                raise
+            await asyncio.sleep(0.2 * 2**attempt)
+    raise AssertionError
+
+
+def _as_request(spec: JobSpec) -> dict[str, Any]:
+    return {
+        "id": spec.id,
+        "server": spec.server,
+        "command": spec.command,
+        "environment": dict(spec.environment),
+        "tags": list(spec.tags),
+        "launch_id": spec.launch_id,
+        "node_rank": spec.node_rank,
+        "rank_offset": spec.rank_offset,
+        "grace": spec.grace,
+        "snapshot": spec.snapshot,
+        "created_at": time.time(),
+    }
+
+
+def _as_status(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """An answer to a start has no state: the job runs unless it has ended already."""
+    return {**entry, "state": entry.get("state") or JobState.RUNNING.value}
+
+
+def _record_failed_start(context: Context, jobs: Sequence[Job], error: RemoteToolError) -> None:
+    if isinstance(error, ConnectionLostError):
+        # It may have started: the next job-list asks the server.
+        return
+    now = time.time()
+    starting = {job.id for job in context.registry.load()[0] if job.state is JobState.STARTING}
+    context.registry.update(
+        replace(job, state=JobState.FAILED, reason=f"not started: {error}", ended_at=now)
+        for job in jobs
+        if job.id in starting
+    )

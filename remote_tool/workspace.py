@@ -1,0 +1,344 @@
+"""The synchronous Python API: a thin face over the workflows, which run on one background event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from remote_tool.config.loading import load
+from remote_tool.errors import RemoteToolError
+from remote_tool.jobs.registry import Registry
+from remote_tool.launchers.torch import LaunchPlan, LaunchRequest
+from remote_tool.paths import find_root
+from remote_tool.transport.pool import HostPool, Results
+from remote_tool.workflows import follow_jobs as following
+from remote_tool.workflows import launch, list_jobs, prepare, run, start_jobs, stop_jobs, sync
+from remote_tool.workflows.context import Context
+from remote_tool.workflows.events import Notice, Report, ignore
+from remote_tool.workflows.follow_jobs import Chunk, FollowAnswer, FollowOptions, OnChunk
+from remote_tool.workflows.prepare import PreparedServer, PrepareOptions
+from remote_tool.workflows.selection import JobsAnswer, JobSelection, choose_jobs, choose_servers
+from remote_tool.workflows.start_jobs import StartRequest
+from remote_tool.workflows.sync import SyncOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from remote_tool.config.model import Config
+    from remote_tool.jobs.job import Job, JobState
+    from remote_tool.transport.rsync import PushResult
+
+T = TypeVar("T")
+ServerWorkflow = Callable[..., Coroutine[Any, Any, Results[T]]]
+LONGEST_GOODBYE = 2.0
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What a user interface gives to a workspace.
+
+    Attributes:
+        report: Hears what the workflows do.
+        trace: Hears of each remote command: server, what it was, seconds.
+        ask_password: Asks the user; returns None when there is nobody to ask.
+    """
+
+    report: Report = ignore
+    trace: Callable[[str, str, float], None] | None = None
+    ask_password: Callable[[str], str | None] | None = None
+
+
+class Workspace:
+    """A project with its servers and jobs.
+
+    Every method that acts on servers does so on all of them at once, and without names on all that are configured.
+    """
+
+    def __init__(self, config: Config, hooks: Hooks | None = None) -> None:
+        self.config = config
+        self._hooks = hooks or Hooks()
+        self._registry = Registry(config.local.jobs)
+
+    @classmethod
+    def find(cls, start: Path | None = None, hooks: Hooks | None = None) -> Workspace:
+        """Find the workspace here or in a folder above, as git does.
+
+        Raises:
+            UsageError: There is none.
+            ConfigError: Its configuration is wrong.
+        """
+        from pathlib import Path  # noqa: PLC0415 - only annotations need it otherwise
+
+        return cls(load(find_root(start or Path.cwd())), hooks)
+
+    @property
+    def root(self) -> Path:
+        """The project folder."""
+        return self.config.local.root
+
+    def prepare(
+        self, servers: Sequence[str] = (), *, force: bool = False, check: bool = True
+    ) -> Results[PreparedServer]:
+        """Install the environment, send the project and install its packages; do only what is missing."""
+        return self._on_servers(prepare.prepare, servers, PrepareOptions(force=force), check=check)
+
+    def setup(self, servers: Sequence[str] = (), *, force: bool = False, check: bool = True) -> Results[PreparedServer]:
+        """Install the environment."""
+        return self._on_servers(prepare.setup, servers, PrepareOptions(force=force), check=check)
+
+    def update_packages(
+        self, servers: Sequence[str] = (), *, force: bool = False, check: bool = True
+    ) -> Results[PreparedServer]:
+        """Install the packages that the project names."""
+        return self._on_servers(prepare.update_packages, servers, PrepareOptions(force=force), check=check)
+
+    def rsync(
+        self, servers: Sequence[str] = (), *, dry_run: bool = False, checksum: bool = False, check: bool = True
+    ) -> Results[PushResult]:
+        """Send what changed in the project."""
+        options = SyncOptions(dry_run=dry_run, checksum=checksum)
+        return self._on_servers(sync.sync, servers, options, check=check)
+
+    def run(
+        self,
+        command: str,
+        servers: Sequence[str] = (),
+        *,
+        env: Mapping[str, str] | None = None,
+        on_output: run.OnOutput | None = None,
+        check: bool = True,
+    ) -> Results[int]:
+        """Run a command in the environment; return the exit status of each server."""
+
+        async def work(context: Context) -> Results[int]:
+            return await run.run_command(context, command, servers, env or {}, on_output or _drop)
+
+        return _checked(self._work(work), check=check)
+
+    def start(
+        self, server: str, command: str, env: Mapping[str, str] | None = None, tags: Sequence[str] = ()
+    ) -> RunningJob:
+        """Start a job on one server, as its project folder is now; ``rsync`` sends changes first.
+
+        Raises:
+            JobError: It could not be started.
+            ConnectError: The server cannot be reached.
+        """
+        request = StartRequest(command, (server,), dict(env or {}), tuple(tags), sync=False)
+        answer = self.start_jobs(request)
+        return RunningJob(self, answer.jobs[0])
+
+    def launch_torch(
+        self,
+        command: str,
+        nproc_per_node: int | Literal["auto"] = 1,
+        *,
+        servers: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        tags: Sequence[str] = (),
+        max_restarts: int = 0,
+    ) -> list[RunningJob]:
+        """Send what changed and start one torchrun per server; return the jobs by node rank."""
+        request = LaunchRequest(
+            command=command,
+            servers=tuple(servers),
+            processes=nproc_per_node,
+            environment=dict(env or {}),
+            tags=tuple(tags),
+            max_restarts=max_restarts,
+        )
+        return [RunningJob(self, job) for job in self.launch(request).jobs]
+
+    def start_jobs(self, request: StartRequest, *, check: bool = True) -> JobsAnswer:
+        """Start a command as one job on each of some servers."""
+        return _checked(self._work(lambda context: start_jobs.start_jobs(context, request)), check=check)
+
+    def plan_torch(self, request: LaunchRequest) -> LaunchPlan:
+        """Say what a launch would start; start nothing."""
+        return self._work(lambda context: launch.plan_torch(context, request))
+
+    def launch(self, request: LaunchRequest, *, check: bool = True) -> JobsAnswer:
+        """Start one torchrun per server."""
+        return _checked(self._work(lambda context: launch.launch_torch(context, request)), check=check)
+
+    def list_jobs(self, selection: JobSelection | None = None, *, logs: bool = False) -> JobsAnswer:
+        """Return jobs as their servers see them; with logs, bring home what they wrote."""
+        chosen = selection or JobSelection()
+        return self._work(lambda context: list_jobs.list_jobs(context, chosen, logs=logs))
+
+    def follow_jobs(
+        self, selection: JobSelection, on_chunk: OnChunk, options: FollowOptions | None = None
+    ) -> FollowAnswer:
+        """Hand on what jobs write until they end; the callback is called on another thread."""
+        chosen = options or FollowOptions()
+        return self._work(lambda context: following.follow_selected(context, selection, on_chunk, chosen))
+
+    def stop_jobs(self, selection: JobSelection, *, signal: str = "SIGTERM", grace: float | None = None) -> JobsAnswer:
+        """Stop jobs, every process of them."""
+        return self._work(lambda context: stop_jobs.stop_jobs(context, selection, signal=signal, grace=grace))
+
+    def wait_jobs(self, selection: JobSelection, *, timeout: float | None = None) -> JobsAnswer:
+        """Wait until jobs have ended; timeout in seconds."""
+        return self._work(lambda context: following.wait_for_jobs(context, selection, timeout=timeout))
+
+    def pull_logs(self, selection: JobSelection | None = None) -> JobsAnswer:
+        """Bring home what jobs wrote."""
+        chosen = selection or JobSelection()
+        return self._work(lambda context: list_jobs.pull_logs(context, chosen))
+
+    def select_local(self, selection: JobSelection) -> list[Job]:
+        """Return jobs from the records here, without asking a server."""
+        return choose_jobs(self._registry.load()[0], selection)
+
+    def _on_servers(
+        self,
+        workflow: Callable[..., Coroutine[Any, Any, Results[T]]],
+        names: Sequence[str],
+        options: object,
+        *,
+        check: bool,
+    ) -> Results[T]:
+        servers = choose_servers(self.config, names)
+
+        async def work(context: Context) -> Results[T]:
+            return await workflow(context.pool, context.config, servers, options, context.report)
+
+        return _checked(self._work(work), check=check)
+
+    def _work(self, work: Callable[[Context], Coroutine[Any, Any, T]]) -> T:
+        async def connected() -> T:
+            async with self._pool() as pool:
+                return await work(Context(self.config, pool, self._registry, self._hooks.report))
+
+        return _in_background(connected())
+
+    def _pool(self) -> HostPool:
+        def notice(server: str, text: str) -> None:
+            self._hooks.report(Notice(server, text))
+
+        return HostPool(self.config, report=notice, trace=self._hooks.trace, ask_password=self._hooks.ask_password)
+
+
+class RunningJob:
+    """A job that was started."""
+
+    def __init__(self, workspace: Workspace, job: Job) -> None:
+        self._workspace = workspace
+        self.job = job
+
+    def __repr__(self) -> str:
+        return f"<RunningJob {self.job.key} on {self.job.server}: {self.job.state}>"
+
+    @property
+    def id(self) -> str:
+        """The same on every laptop."""
+        return self.job.id
+
+    @property
+    def state(self) -> JobState:
+        """As the server says now."""
+        return self._take(self._workspace.list_jobs(self._selection))
+
+    @property
+    def exit_code(self) -> int | None:
+        """0 to 255 once it has ended by itself."""
+        return self.job.exit_code
+
+    def wait(self, timeout: float | None = None) -> JobState:
+        """Wait for the end; timeout in seconds.
+
+        Raises:
+            JobError: It has not ended by then.
+        """
+        return self._take(self._workspace.wait_jobs(self._selection, timeout=timeout).raise_if_any_failed())
+
+    def kill(self, signal: str = "SIGTERM", grace: float | None = None) -> JobState:
+        """Stop every process of it; an ended job stays as it is."""
+        if self.job.state.is_finished:
+            return self.job.state
+        return self._take(self._workspace.stop_jobs(self._selection, signal=signal, grace=grace).raise_if_any_failed())
+
+    def tail(self) -> Iterator[str]:
+        """Yield its lines as they are written, without line breaks, until it has ended."""
+        chunks: SimpleQueue[Chunk | BaseException | None] = SimpleQueue()
+
+        def follow() -> None:
+            try:
+                answer = self._workspace.follow_jobs(self._selection, chunks.put)
+                self.job = answer.jobs[0]
+                chunks.put(None)
+            except RemoteToolError as error:
+                chunks.put(error)
+
+        threading.Thread(target=follow, name="remote-tool tail", daemon=True).start()
+        yield from _lines(chunks)
+
+    @property
+    def _selection(self) -> JobSelection:
+        return JobSelection(jobs=(self.job.id,), stopped=True, hidden=True)
+
+    def _take(self, answer: JobsAnswer) -> JobState:
+        for job in answer.jobs:
+            self.job = job
+        return self.job.state
+
+
+def _lines(chunks: SimpleQueue[Chunk | BaseException | None]) -> Iterator[str]:
+    pending: dict[str, bytes] = {}
+    while (chunk := chunks.get()) is not None:
+        if isinstance(chunk, BaseException):
+            raise chunk
+        *lines, pending[chunk.stream] = (pending.get(chunk.stream, b"") + chunk.data).split(b"\n")
+        yield from (line.decode(errors="replace") for line in lines)
+    yield from (rest.decode(errors="replace") for rest in pending.values() if rest)
+
+
+def _drop(_server: str, _stream: object, _data: bytes) -> None:
+    """Keep nothing of the output."""
+
+
+C = TypeVar("C", bound="JobsAnswer | Results[Any]")
+
+
+def _checked(answer: C, *, check: bool) -> C:
+    if check:
+        answer.raise_if_any_failed()
+    return answer
+
+
+_loop_lock = threading.Lock()
+_loops: list[asyncio.AbstractEventLoop] = []
+
+
+def _background_loop() -> asyncio.AbstractEventLoop:
+    """One loop on a thread of its own: the caller may itself run in an event loop, as in a notebook."""
+    with _loop_lock:
+        if not _loops:
+            loop = asyncio.new_event_loop()
+            threading.Thread(target=loop.run_forever, name="remote-tool", daemon=True).start()
+            _loops.append(loop)
+        return _loops[0]
+
+
+def _in_background(work: Coroutine[Any, Any, T]) -> T:
+    ended = threading.Event()
+
+    async def guarded() -> T:
+        try:
+            return await work
+        finally:
+            ended.set()
+
+    future = asyncio.run_coroutine_threadsafe(guarded(), _background_loop())
+    try:
+        return future.result()
+    except BaseException:
+        # Ctrl-C comes to this thread: let the work end its connections and programs before we leave.
+        if future.cancel():
+            ended.wait(LONGEST_GOODBYE)
+        raise
