@@ -1,0 +1,217 @@
+"""The registry keeps every job, whoever writes at the same time and whatever lies beside."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remote_tool.errors import JobError
+from remote_tool.jobs.job import Job, JobSpec, JobState, new_job_id
+from remote_tool.jobs.logs import LogFolder
+from remote_tool.jobs.records import merge, parse_job
+from remote_tool.jobs.registry import Registry, format_record, read_record
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def spec(server: str = "gpu1", **values: object) -> JobSpec:
+    return replace(JobSpec(new_job_id(), server, "python train.py", {"TOKEN": "canary-7"}), **values)  # type: ignore[arg-type]
+
+
+def test_keys_count_up_and_survive_reopening(tmp_path: Path) -> None:
+    first = Registry(tmp_path / "jobs").create([spec(), spec()])
+    second = Registry(tmp_path / "jobs").create([spec()])
+    assert [job.key for job in first + second] == [1, 2, 3]
+
+
+def test_a_record_is_yaml_without_secrets_row_111(tmp_path: Path) -> None:
+    job = Registry(tmp_path).create([spec(tags=("a: b", "é\x1b"))])[0]
+    path = tmp_path / job.id / "job.yaml"
+    assert yaml.safe_load(path.read_text())["command"] == "python train.py"
+    assert "canary-7" not in path.read_text()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert read_record(path) == job
+
+
+def test_a_finished_job_never_changes_again_row_22(tmp_path: Path) -> None:
+    registry = Registry(tmp_path)
+    job = registry.create([spec()])[0]
+    registry.update([replace(job, state=JobState.FAILED, exit_code=3)])
+    registry.update([replace(job, state=JobState.RUNNING)])
+    assert registry.load()[0][0].state is JobState.FAILED
+    assert registry.load()[0][0].exit_code == 3
+
+
+def test_twenty_programs_at_once_lose_no_job_and_share_no_key_row_122(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from remote_tool.jobs.registry import Registry;"
+        "from remote_tool.jobs.job import JobSpec, new_job_id\n"
+        "for _ in range(10): Registry(Path(sys.argv[1])).create([JobSpec(new_job_id(), 'a', 'x')])"
+    )
+    programs = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) for _ in range(20)]
+    assert [program.wait(60) for program in programs] == [0] * 20
+    jobs, bad = Registry(tmp_path).load()
+    assert sorted(job.key for job in jobs) == list(range(1, 201))
+    assert not bad
+
+
+@pytest.mark.parametrize("cut", [0, 1, 10, 40, 200])
+def test_a_damaged_record_is_named_and_hides_no_other_row_123(tmp_path: Path, cut: int) -> None:
+    registry = Registry(tmp_path)
+    good, damaged = registry.create([spec(), spec()])
+    path = tmp_path / damaged.id / "job.yaml"
+    path.write_bytes(path.read_bytes()[:cut])
+    (tmp_path / ".DS_Store").write_bytes(b"x")
+    jobs, bad = registry.load()
+    assert [job.id for job in jobs] == [good.id]
+    assert len(bad) == 1
+    assert str(path) in bad[0]
+
+
+def test_damage_to_the_key_counter_is_mended_from_the_records(tmp_path: Path) -> None:
+    registry = Registry(tmp_path)
+    registry.create([spec(), spec()])
+    (tmp_path / "last_key").write_text("x")
+    assert registry.create([spec()])[0].key == 3
+
+
+def test_a_record_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+    job = Registry(tmp_path).create([spec()])[0]
+    path = tmp_path / job.id / "job.yaml"
+    path.write_text(path.read_text().replace("schema: 1", "schema: 2"))
+    with pytest.raises(JobError, match="newer version"):
+        read_record(path)
+
+
+def test_nothing_is_written_through_a_link_row_109(tmp_path: Path) -> None:
+    registry, one = Registry(tmp_path / "jobs"), spec()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / one.id).symlink_to(elsewhere)
+    with pytest.raises(JobError, match="is a link"):
+        registry.create([one])
+    with pytest.raises(JobError, match="is a link"):
+        LogFolder(tmp_path / "jobs" / one.id).write("out", 0, b"x")
+    assert not list(elsewhere.iterdir())
+
+
+def test_a_log_that_is_a_link_is_not_written_through(tmp_path: Path) -> None:
+    (tmp_path / "job.out").symlink_to(tmp_path / "victim")
+    with pytest.raises(JobError, match="Cannot write"):
+        LogFolder(tmp_path).write("out", 0, b"x")
+    assert not (tmp_path / "victim").exists()
+
+
+@pytest.mark.parametrize("stream", ["../out", "ranks/0/../../x", "/etc/passwd", "ranks/0/0/out/..", "", "out\n"])
+def test_names_of_logs_cannot_leave_the_folder_row_109(tmp_path: Path, stream: str) -> None:
+    with pytest.raises(JobError):
+        LogFolder(tmp_path).write(stream, 0, b"x")
+
+
+def test_logs_written_twice_at_the_same_place_are_there_once(tmp_path: Path) -> None:
+    logs = LogFolder(tmp_path)
+    for offset, data in [(0, b"one\n"), (4, b"two\n"), (0, b"one\n")]:
+        logs.write("ranks/0/1/out", offset, data)
+    assert b"".join(logs.read("ranks/0/1/out", 0)) == b"one\ntwo\n"
+
+
+@given(data=st.binary(max_size=200).map(lambda raw: raw.replace(b"x", b"\n")), lines=st.integers(0, 8))
+def test_the_last_lines_are_those_that_splitlines_gives(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes, lines: int
+) -> None:
+    folder = tmp_path_factory.mktemp("logs")
+    (folder / "job.out").write_bytes(data)
+    pieces = data.split(b"\n")
+    whole = [piece + b"\n" for piece in pieces[:-1]] + ([pieces[-1]] if pieces[-1] else [])
+    start = LogFolder(folder).start_of_last_lines("out", lines)
+    assert data[start:] == b"".join(whole[max(0, len(whole) - lines) :] if lines else [])
+
+
+def answer(**values: object) -> dict[str, object]:
+    job_id = new_job_id()
+    whole: dict[str, object] = {
+        "id": job_id,
+        "state": "running",
+        "spec": {"id": job_id, "server": "a", "command": "x", "tags": [], "created_at": 1.0},
+        "started": {"pid": 5, "started_at": 2.0},
+    }
+    return whole | values
+
+
+def test_a_servers_answer_becomes_a_job() -> None:
+    job = parse_job(answer(state="failed", ended={"exit_code": 3, "ended_at": 4.0}), "a", 9.0).job
+    assert (job.state, job.exit_code, job.pid, job.seen_at) == (JobState.FAILED, 3, 5, 9.0)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"state": "unreachable"},
+        {"state": 5},
+        {"id": "../../etc"},
+        {"id": new_job_id()},
+        {"spec": []},
+        {"ended": {"exit_code": 256}},
+        {"ended": {"exit_code": True}},
+        {"ended": {"ended_at": float("nan")}},
+        {"ended": {"signal": "SIG; rm"}},
+        {"sizes": {"../x": 1}},
+        {"sizes": {"out": -1}},
+        {"reason": "x" * 5000},
+        {"started": {"pid": 2**40}},
+    ],
+)
+def test_a_crafted_answer_is_refused_row_106(wrong: dict[str, object]) -> None:
+    with pytest.raises(JobError):
+        parse_job(answer(**wrong), "a", 0.0)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats() | st.text() | st.integers(),
+        lambda inner: (
+            st.lists(inner)
+            | st.dictionaries(
+                st.sampled_from(["id", "spec", "state", "ended", "started", "sizes", "tags", "command"]), inner
+            )
+        ),
+    )
+)
+def test_any_answer_is_a_job_or_a_job_error_row_106(data: object) -> None:
+    try:
+        parse_job(data, "a", 0.0)
+    except JobError:
+        return
+
+
+def test_what_the_server_says_cannot_rename_a_job() -> None:
+    known = Job(1, new_job_id(), "a", "python x.py", JobState.RUNNING, tags=("mine",))
+    seen = Job(0, known.id, "b", "rm -rf /", JobState.FAILED, tags=("theirs",), exit_code=1)
+    merged = merge(known, seen)
+    assert (merged.key, merged.server, merged.command, merged.tags) == (1, "a", "python x.py", ("mine",))
+    assert merged.exit_code == 1
+
+
+def test_a_full_disk_is_an_error_with_the_path(tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root writes everywhere")
+    tmp_path.chmod(0o500)
+    with pytest.raises(JobError, match=str(tmp_path)):
+        Registry(tmp_path / "jobs").create([spec()])
+
+
+def test_every_line_of_a_record_is_json_after_its_name(tmp_path: Path) -> None:
+    job = Registry(tmp_path).create([spec()])[0]
+    for line in format_record(job).decode().splitlines():
+        json.loads(line.partition(": ")[2])

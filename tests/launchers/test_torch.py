@@ -1,0 +1,122 @@
+"""Planning a launch is pure: facts in, one job per server out."""
+
+from __future__ import annotations
+
+import pytest
+
+from remote_tool.errors import JobError, UsageError
+from remote_tool.launchers.torch import (
+    LaunchPlan,
+    LaunchRequest,
+    NodeFacts,
+    Rendezvous,
+    Route,
+    check_nodes,
+    plan_launch,
+    script,
+    script_file,
+)
+
+
+def node(server: str, *, gpus: int = 0, torch: str = "2.13.0", python: str = "3.11.7") -> NodeFacts:
+    return NodeFacts(server, python, torch, gpus)
+
+
+def plan(request: LaunchRequest, *nodes: NodeFacts, address: str = "10.0.0.5") -> LaunchPlan:
+    routes = {each.server: Route(f"10.0.0.{index}", "eth1") for index, each in enumerate(nodes, 5)}
+    return plan_launch(request, nodes, Rendezvous(address, 23456, routes), "project/.jobs")
+
+
+def test_ranks_and_world_size_follow_unequal_gpu_counts_row_96() -> None:
+    made = plan(LaunchRequest("train.py", processes="auto"), node("a", gpus=2), node("b"), node("c", gpus=3))
+    assert [spec.rank_offset for spec in made.specs] == [0, 2, 3]
+    assert [spec.node_rank for spec in made.specs] == [0, 1, 2]
+    assert made.world_size == 6
+    assert "--nproc-per-node 3" in made.specs[2].command
+
+
+def test_static_rendezvous_names_address_port_and_rank() -> None:
+    made = plan(LaunchRequest("train.py --lr 0.1"), node("a"), node("b"))
+    assert "--nnodes 2 --node-rank 1 --master-addr 10.0.0.5 --master-port 23456" in made.specs[1].command
+    assert made.specs[1].command.endswith("train.py --lr 0.1")
+    assert "rdzv" not in made.specs[1].command
+
+
+def test_restarts_use_the_elastic_rendezvous_and_say_who_hosts_row_90() -> None:
+    made = plan(LaunchRequest("train.py", max_restarts=2), node("a"), node("b"), address="fd00::5")
+    first, second = (spec.command for spec in made.specs)
+    assert "--rdzv-endpoint '[fd00::5]:23456'" in first
+    assert "--rdzv-conf is_host=1 --local-addr 10.0.0.5" in first
+    assert "--rdzv-conf is_host=0 --local-addr 10.0.0.6" in second
+    assert all(spec.rank_offset is None for spec in made.specs)
+
+
+def test_the_interface_is_set_unless_the_user_set_it_row_92() -> None:
+    request = LaunchRequest("train.py", environment={"NCCL_SOCKET_IFNAME": "ib0"})
+    variables = plan(request, node("a")).specs[0].environment
+    assert variables["GLOO_SOCKET_IFNAME"] == "eth1"
+    assert variables["NCCL_SOCKET_IFNAME"] == "ib0"
+
+
+def test_only_the_first_job_is_the_master_and_all_share_a_run() -> None:
+    made = plan(LaunchRequest("train.py", tags=("x",)), node("a"), node("b"))
+    assert [spec.tags for spec in made.specs] == [("x", "master"), ("x",)]
+    assert {spec.environment["RUN_UUID"] for spec in made.specs} == {made.launch_id}
+
+
+def test_torchrun_gets_more_time_than_it_needs_to_stop_row_2() -> None:
+    assert all(spec.grace > 32 for spec in plan(LaunchRequest("train.py"), node("a")).specs)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "text"),
+    [
+        ((node("a"), node("b", torch="")), "b has no torch"),
+        ((node("a"), node("b", torch="2.12.0")), "torch differs between the servers: a 2.13.0, b 2.12.0"),
+        ((node("a"), node("b", python="3.12.1")), "Python differs"),
+    ],
+)
+def test_servers_that_cannot_train_together_are_refused_row_97(nodes: tuple[NodeFacts, ...], text: str) -> None:
+    with pytest.raises(JobError, match=text):
+        check_nodes(nodes)
+
+
+def test_a_server_named_twice_is_refused_row_98() -> None:
+    with pytest.raises(UsageError, match="a is named twice"):
+        plan(LaunchRequest("train.py"), node("a"), node("a"))
+
+
+def test_unequal_processes_with_restarts_are_refused() -> None:
+    with pytest.raises(UsageError, match="same number of processes"):
+        plan(LaunchRequest("train.py", processes="auto", max_restarts=1), node("a", gpus=2), node("b"))
+
+
+@pytest.mark.parametrize("wrong", [{"command": " "}, {"processes": 0}, {"max_restarts": -1}, {"master_port": 80}])
+def test_requests_that_cannot_be_meant_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(UsageError):
+        LaunchRequest(**{"command": "train.py", **wrong})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("command", "taken", "file"),
+    [
+        ("train.py --a b", "train.py --a b", "train.py"),
+        ("python train.py", "train.py", "train.py"),
+        ("-m package.train", "-m package.train", None),
+        ("$SCRIPT", "$SCRIPT", None),
+    ],
+)
+def test_the_command_is_taken_as_torchrun_takes_it(command: str, taken: str, file: str | None) -> None:
+    assert script(command) == taken
+    assert script_file(command) == file
+
+
+def test_an_unfinished_quote_is_named() -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        script_file("train.py 'a")
+
+
+def test_the_plan_reads_well_and_secrets_are_not_in_it() -> None:
+    made = plan(LaunchRequest("train.py", environment={"TOKEN": "hush"}), node("a"), node("b"))
+    assert "a: node rank 0, 1 processes, eth1" in made.text()
+    assert "hush" not in made.text() + str(made.as_json()) + repr(made)
