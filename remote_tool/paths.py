@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from remote_tool.errors import UsageError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 REMOTE_FOLDER = ".remote"
 
@@ -124,3 +123,12 @@ def find_root(start: Path) -> Path:
     raise UsageError(
         f"No workspace: {start} has no {REMOTE_FOLDER} folder, nor has any folder above it", hint="remote-tool init"
     )
+
+
+def user_cache_folder() -> Path:
+    """Return the folder of this user for what can be fetched again: downloaded installers."""
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "remote_tool"
+    configured = os.environ.get("XDG_CACHE_HOME", "")
+    base = Path(configured) if configured.startswith("/") else Path.home() / ".cache"
+    return base / "remote_tool"

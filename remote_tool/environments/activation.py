@@ -1,0 +1,115 @@
+"""The record that ends a setup: which environment is finished, and what activates it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from remote_tool.environments.step import Step
+from remote_tool.environments.wish import wish_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from remote_tool.config.model import Config
+
+SCHEMA = 1
+CAPTURE_TIMEOUT = 120.0
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A finished environment.
+
+    Attributes:
+        kind: The tool that made it.
+        prefix: Its folder, absolute.
+        python: Its interpreter, absolute.
+        version: Of its interpreter, like ``3.11.7``.
+        channels: Where conda took it from; empty for the other kinds.
+        wished_prefix: The existing prefix as it was configured.
+        tool: The conda that made it; empty for the other kinds.
+        variables: What activation sets.
+        unset: What activation removes.
+        path: The folders that come first on PATH.
+    """
+
+    kind: str
+    prefix: str
+    python: str
+    version: str
+    channels: tuple[str, ...] = ()
+    wished_prefix: str = ""
+    tool: str = ""
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
+    unset: tuple[str, ...] = ()
+    path: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Activation | None:
+        """Read the record; None when it is none: what cannot be read is not finished."""
+        try:
+            record = json.loads(text)
+            if record["schema"] != SCHEMA:
+                return None
+            return cls._of_record(record)
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    @classmethod
+    def _of_record(cls, record: Mapping[str, Any]) -> Activation:
+        wish = record["wish"]
+        return cls(
+            kind=str(record["kind"]),
+            prefix=str(record["prefix"]),
+            python=str(record["python"]),
+            version=str(record["version"]),
+            channels=tuple(wish["channels"]),
+            wished_prefix=str(wish["prefix"]),
+            tool=str(record["tool"]),
+            variables=dict(record["variables"]),
+            unset=tuple(record["unset"]),
+            path=tuple(record["path"]),
+        )
+
+
+def plan_capture(config: Config, prefix: str, *, tool: str = "") -> Step:
+    """Plan to record what activates a prefix, and by that that it is finished.
+
+    Args:
+        config: What was wished.
+        prefix: Of the environment, absolute or with ``~``.
+        tool: The conda that made it.
+    """
+    return Step("activation", "Recording the environment", capture_script(config, prefix, tool=tool), CAPTURE_TIMEOUT)
+
+
+def capture_script(config: Config, prefix: str, *, tool: str = "") -> str:
+    """Return the shell lines that write activation.json and the link to the interpreter."""
+    environment = config.environment
+    request = {
+        "kind": environment.kind.value,
+        "prefix": prefix,
+        "scripts": config.remote.scripts,
+        "tool": tool,
+        "wish": wish_of(config),
+    }
+    program = Path(__file__).with_name("capture_activation.py").read_text(encoding="utf-8")
+    python = f"{shell_path(prefix)}/bin/python"
+    return (
+        f'python={python}; [ -x "$python" ] || python="$python"3\n'
+        f"request={shlex.quote(json.dumps(request))}\n"
+        f'"$python" -I -S - "$request" <<\'END_OF_CAPTURE\' || exit\n{program}\nEND_OF_CAPTURE\n'
+    )
+
+
+def shell_path(path: str) -> str:
+    """Quote a path for the shell; one that is not absolute, or begins with ``~/``, is in ``$HOME``."""
+    if path == "~":
+        return '"$HOME"'
+    if path.startswith("/"):
+        return shlex.quote(path)
+    return f'"$HOME"/{shlex.quote(path.removeprefix("~/"))}'

@@ -1,0 +1,294 @@
+"""What a server has, asked in one round trip: one script for any POSIX shell, one strict answer."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from remote_tool.environments.activation import Activation
+from remote_tool.environments.step import SEARCH_PATH
+from remote_tool.environments.version import version_matches
+from remote_tool.errors import EnvironmentSetupError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from remote_tool.config.model import Config
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A Python on a server.
+
+    Attributes:
+        path: As it was found.
+        version: Its own word, like ``3.11.2``.
+        makes_environments: Whether both ``venv`` and ``ensurepip`` are there; Debian ships them apart.
+    """
+
+    path: str
+    version: str
+    makes_environments: bool
+
+    def is_version(self, wanted: str) -> bool:
+        """Tell whether ``3.11`` or ``3.11.2`` means this one."""
+        return version_matches(self.version, wanted)
+
+
+@dataclass(frozen=True)
+class ServerFacts:
+    """What a server has.
+
+    Attributes:
+        server: Its name in the configuration.
+        home: ``$HOME``.
+        machine: As uname tells it, like ``x86_64``.
+        system: The kernel, like ``Linux``.
+        uid: Ours; 0 needs no sudo.
+        distribution: ID and ID_LIKE of os-release, like ``ubuntu debian``.
+        libc: ``glibc`` or ``musl``.
+        free_kilobytes: Space for us on the disk of ``$HOME``; None when it is not known.
+        probed: Whether pythons and condas were looked for: not when our environment works.
+        pythons: Those on the PATH, newest first.
+        condas: Conda programs, by path, in the order in which they are preferred.
+        uv: Path of uv; empty without one.
+        rsync: Path of rsync; empty without one.
+        rsync_version: The first line of ``rsync --version``.
+        activation: What setup wrote when it had finished; None when it never did, or the record cannot be read.
+        environment_python: The version of the environment's interpreter, asked now; empty when it does not start.
+        existing: The interpreter of the configured existing prefix.
+        packages: The fingerprint of the packages that were installed.
+        sync_state: The record of the last sync.
+        sent_sha256: Hash of the list of the files that we sent; empty without one.
+        has_supervisor: Whether the folder of this version is there.
+        bad_folders: ``why:path`` of folders of ours that we must not use.
+    """
+
+    server: str
+    home: str
+    machine: str
+    system: str
+    uid: int
+    distribution: str = ""
+    libc: str = "glibc"
+    free_kilobytes: int | None = None
+    probed: bool = True
+    pythons: tuple[Interpreter, ...] = ()
+    condas: tuple[str, ...] = ()
+    uv: str = ""
+    rsync: str = ""
+    rsync_version: str = ""
+    activation: Activation | None = None
+    environment_python: str = ""
+    existing: Interpreter | None = None
+    packages: str = ""
+    sync_state: str = ""
+    sent_sha256: str = ""
+    has_supervisor: bool = False
+    bad_folders: tuple[str, ...] = ()
+
+
+def facts_script(config: Config, supervisor_version: str, *, probe: bool = False) -> str:
+    """Return the script that tells everything that prepare needs.
+
+    Args:
+        config: Names the folders, and an existing prefix.
+        supervisor_version: Of the supervisor's folder.
+        probe: Look for pythons and condas also where our environment works.
+    """
+    environment, remote = config.environment, config.remote
+    values = {
+        "project": remote.project,
+        "scripts": remote.scripts,
+        "activation": remote.activation,
+        "python": remote.python,
+        "packages": remote.packages_fingerprint,
+        "sync": remote.sync_state,
+        "sent": remote.sent_files,
+        "supervisor": f"{remote.scripts}/supervisor-{supervisor_version}",
+        "existing": environment.prefix or "",
+        "conda_first": environment.kind.value,
+        "probe": "always" if probe else "",
+    }
+    lines = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
+    return "\n".join(['cd "$HOME" || exit 90', SEARCH_PATH, *lines, _SCRIPT])
+
+
+def parse_facts(server: str, answer: bytes) -> ServerFacts:
+    """Read the answer to :func:`facts_script`.
+
+    Raises:
+        EnvironmentSetupError: It is cut or is no answer to it.
+    """
+    records = _records(answer)
+    if records is None:
+        shown = answer[:200].decode(errors="replace")
+        raise EnvironmentSetupError(f"{server} did not tell what it has, but: {shown!r}", server=server)
+    single = {key: values[-1] for key, values in records.items()}
+    try:
+        return _facts(server, records, single)
+    except (KeyError, ValueError) as error:
+        raise EnvironmentSetupError(f"{server} told what it has in a wrong form: {error}", server=server) from error
+
+
+def _records(answer: bytes) -> dict[str, list[str]] | None:
+    fields = answer.decode(errors="surrogateescape").split("\0")
+    if fields[-2:] != ["end=", ""]:
+        return None
+    records: dict[str, list[str]] = {}
+    for field in fields[:-2]:
+        key, separator, value = field.partition("=")
+        if not separator or not key.isidentifier():
+            return None
+        records.setdefault(key, []).append(value)
+    return records
+
+
+def _facts(server: str, records: Mapping[str, list[str]], single: Mapping[str, str]) -> ServerFacts:
+    free = single.get("free", "")
+    return ServerFacts(
+        server=server,
+        home=single["home"],
+        machine=single["machine"],
+        system=single["system"],
+        uid=int(single["uid"]),
+        distribution=single.get("distribution", "").strip(),
+        libc=single["libc"],
+        free_kilobytes=int(free) if free else None,
+        probed=single["probed"] == "yes",
+        pythons=tuple(_interpreters(records.get("interpreter", ()))),
+        condas=tuple(dict.fromkeys(records.get("conda", ()))),
+        uv=single.get("uv", ""),
+        rsync=single.get("rsync", ""),
+        rsync_version=single.get("rsync_version", ""),
+        activation=Activation.parse(single.get("activation", "")),
+        environment_python=single.get("environment_python", ""),
+        existing=next(iter(_interpreters(records.get("existing", ()))), None),
+        packages=single.get("packages", ""),
+        sync_state=single.get("sync", ""),
+        sent_sha256=single.get("sent", ""),
+        has_supervisor=single.get("supervisor") == "yes",
+        bad_folders=tuple(records.get("bad_folder", ())),
+    )
+
+
+def _interpreters(lines: Iterable[str]) -> Iterable[Interpreter]:
+    for line in lines:
+        version, makes_environments, path = line.split(" ", 2)
+        yield Interpreter(path, version, makes_environments == "1")
+
+
+# Names below are set by facts_script. Values may hold anything but NUL, so a record ends with NUL.
+# `-O` and `-ef` are no POSIX, but dash, busybox, bash, ksh and zsh have -O.
+_SCRIPT = r"""
+tell() { printf '%s=%s\0' "$1" "$2"; }
+content() { [ -f "$1" ] && head -c 1000000 "$1"; }
+
+check_folder() {
+    if [ -L "$1" ] && [ "$2" = ours ]; then tell bad_folder "link:$1"
+    elif [ -e "$1" ] && [ ! -d "$1" ]; then tell bad_folder "file:$1"
+    elif [ -d "$1" ] && [ ! -O "$1" ]; then tell bad_folder "owner:$1"
+    elif [ -d "$1" ] && [ -n "$(find "$1/." -prune -perm -0002 2>/dev/null)" ]; then tell bad_folder "open:$1"
+    fi
+}
+
+hash_of() {
+    [ -f "$1" ] || return 0
+    if command -v sha256sum >/dev/null; then sha256sum < "$1"
+    elif command -v shasum >/dev/null; then shasum -a 256 < "$1"
+    elif command -v openssl >/dev/null; then openssl dgst -sha256 -r < "$1"
+    fi | { read -r digest _ && printf %s "$digest"; }
+}
+
+describe='
+import os, sys
+library = os.path.dirname(os.__file__)
+makes = all(os.path.isfile(os.path.join(library, name, "__init__.py")) for name in ("venv", "ensurepip"))
+print("%d.%d.%d" % sys.version_info[:3], int(makes))
+'
+
+# The interpreter's own word, or nothing: a link to nowhere, a wrapper that asks, a Python 2.
+interpreter() {
+    said=$("$1" -I -S -c "$describe" 2>/dev/null </dev/null) || return 1
+    case $said in [0-9]*.[0-9]*.[0-9]*' '[01]) printf '%s %s' "$said" "$1" ;; *) return 1 ;; esac
+}
+
+find_pythons() {
+    seen=' '
+    for minor in 14 13 12 11 10 9 8 ''; do
+        found=$(command -v "python3${minor:+.$minor}") || continue
+        real=$(readlink -f "$found" 2>/dev/null || printf %s "$found")
+        case $seen in *" $real "*) continue ;; esac
+        seen="$seen$real "
+        line=$(interpreter "$found") && tell interpreter "$line"
+    done
+}
+
+# conda init makes a shell function of conda, and CONDA_EXE then names the program.
+conda_of_login() {
+    command -v timeout >/dev/null || return 0
+    timeout 5 "${SHELL:-/bin/sh}" -l -c \
+        'exec /bin/sh -c '\''printf "\nremote-tool:%s\n" "${CONDA_EXE:-$(command -v conda)}"'\' \
+        2>/dev/null </dev/null | sed -n 's/^remote-tool://p'
+}
+
+find_condas() {
+    case $conda_first in
+        miniforge) first=miniforge3 second=miniconda3 ;;
+        miniconda) first=miniconda3 second=miniforge3 ;;
+        *) return ;;
+    esac
+    any=
+    for base in "$HOME/$first" "$HOME/$second" /opt/conda; do
+        [ -x "$base/bin/conda" ] && [ -x "$base/bin/python" ] && tell conda "$base/bin/conda" && any=yes
+    done
+    [ "$any" ] && return
+    login=$(conda_of_login)
+    case $login in /*) [ -x "$login" ] && tell conda "$login" ;; esac
+}
+
+tell home "$HOME"
+tell machine "$(uname -m)"
+tell system "$(uname -s)"
+tell uid "$(id -u)"
+tell distribution "$( (. /etc/os-release && printf '%s %s' "$ID" "$ID_LIKE") 2>/dev/null)"
+libc=glibc; for loader in /lib/ld-musl-*; do [ -e "$loader" ] && libc=musl; done
+tell libc "$libc"
+free=$(df -Pk . 2>/dev/null | { read -r _; read -r _ _ _ free _; printf %s "$free"; })
+case $free in *[!0-9]*) ;; *) tell free "$free" ;; esac
+
+check_folder "$project" theirs
+check_folder "$scripts" ours
+if [ -d "$scripts" ] && [ ! -L "$scripts" ] && [ -O "$scripts" ]; then chmod 700 "$scripts"; fi
+
+tell activation "$(content "$activation")"
+running=$(interpreter "$python")
+tell environment_python "${running%% *}"
+tell packages "$(content "$packages")"
+tell sync "$(content "$sync")"
+tell sent "$(hash_of "$sent")"
+[ -d "$supervisor" ] && tell supervisor yes
+
+uv=
+for candidate in "$(command -v uv)" "$scripts/tools/bin/uv"; do
+    [ -x "$candidate" ] && uv=$candidate && break
+done
+case $uv in '' | /*) tell uv "$uv" ;; *) tell uv "$HOME/$uv" ;; esac
+rsync=$(command -v rsync) && tell rsync "$rsync" && tell rsync_version "$(rsync --version 2>/dev/null | head -n 1)"
+
+case $existing in '~') existing=$HOME ;; '~/'*) existing=$HOME/${existing#??} ;; esac
+if [ "$existing" ]; then
+    for name in python python3; do
+        line=$(interpreter "$existing/bin/$name") && tell existing "$line" && break
+    done
+fi
+if [ -z "$running" ] || [ "$probe" ]; then
+    find_pythons
+    find_condas
+    tell probed yes
+else
+    tell probed no
+fi
+printf 'end=\0'
+"""

@@ -1,0 +1,168 @@
+"""The conda installers: exact versions with the SHA-256 that is checked before anything is executed."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from remote_tool.config.model import EnvironmentKind
+from remote_tool.environments.step import Step
+from remote_tool.errors import EnvironmentSetupError
+
+if TYPE_CHECKING:
+    from remote_tool.config.model import Environment
+    from remote_tool.environments.facts import ServerFacts
+
+# Relative to $HOME of the server.
+REMOTE_CACHE = ".cache/remote_tool"
+# The download step's status when the server could not get the file; it can then be sent.
+NOT_DOWNLOADED = 75
+DOWNLOAD_TIMEOUT = 1800.0
+
+_SOURCES = {
+    EnvironmentKind.MINICONDA: ("https://repo.anaconda.com/miniconda/", "Miniconda3-py312_26.5.3-1-{}.sh"),
+    EnvironmentKind.MINIFORGE: (
+        "https://github.com/conda-forge/miniforge/releases/download/26.3.2-3/",
+        "Miniforge3-26.3.2-3-{}.sh",
+    ),
+}
+_DIGESTS = {
+    (EnvironmentKind.MINICONDA, "Linux-x86_64"): "ecb43ee4ae30a7a5af87737e9548ceb21f0a10ec55b8dc40d247aa925b80bfec",
+    (EnvironmentKind.MINICONDA, "Linux-aarch64"): "9e48caecbad9cc43d8a483584f0a5e1da2754189416a8811aaada3f58aceeb67",
+    (EnvironmentKind.MINICONDA, "MacOSX-arm64"): "f5767f038d5aa8299254b96b7e0db4f086c29e4b3a620fc38fea51974f66abdd",
+    (EnvironmentKind.MINIFORGE, "Linux-x86_64"): "848194851a98903134187fbb4ab50efe87b003e0c0f808f97644b7524a62bf2c",
+    (EnvironmentKind.MINIFORGE, "Linux-aarch64"): "2c113a69297e612b01ca0f320c22a3107a11f2ab9b573d79ac868a175945ce29",
+    (EnvironmentKind.MINIFORGE, "Linux-ppc64le"): "df7e80ee070ccc6031e2710eb4cf81ee0012264b587306b5aa3890d3d89edd97",
+    (EnvironmentKind.MINIFORGE, "MacOSX-arm64"): "59168f1e24d0a4ad9932021170809fca836cd240e183eeeb331d5bcfc0098168",
+    (EnvironmentKind.MINIFORGE, "MacOSX-x86_64"): "39273e4c89a0a1af4538010615d44ae8f44e1af41007e02def593d20f316b003",
+}
+
+
+@dataclass(frozen=True)
+class ChosenInstaller:
+    """One installer file.
+
+    Attributes:
+        name: Its file name.
+        sha256: 64 hex digits, lower case.
+        url: Where it is; empty for a local file.
+        file: A local file; None for a URL.
+    """
+
+    name: str
+    sha256: str
+    url: str = ""
+    file: Path | None = None
+
+    @property
+    def remote_path(self) -> str:
+        """Where it lies on a server, relative to ``$HOME``; another content has another name."""
+        return f"{REMOTE_CACHE}/{self.cache_name}"
+
+    @property
+    def cache_name(self) -> str:
+        return f"{self.sha256[:16]}-{self.name}"
+
+
+def choose_installer(environment: Environment, facts: ServerFacts) -> ChosenInstaller:
+    """Choose the configured installer, else the pinned one for the server's machine.
+
+    Raises:
+        EnvironmentSetupError: There is none for this machine.
+    """
+    configured = environment.installer
+    if configured is not None:
+        name = configured.file.name if configured.file else Path(urlsplit(configured.url or "").path).name
+        return ChosenInstaller(name or "installer.sh", configured.sha256.lower(), configured.url or "", configured.file)
+    system = {"Darwin": "MacOSX"}.get(facts.system, facts.system)
+    platform = f"{system}-{facts.machine}"
+    digest = _DIGESTS.get((environment.kind, platform))
+    if digest is None or facts.libc != "glibc":
+        raise EnvironmentSetupError(
+            f"{facts.server}: there is no {environment.kind} for {platform} with {facts.libc}",
+            hint="set environment to venv or uv, or environment.installer to one of your own",
+            server=facts.server,
+        )
+    folder, name = _SOURCES[environment.kind]
+    return ChosenInstaller(name.format(platform), digest, folder + name.format(platform))
+
+
+def plan_download(installer: ChosenInstaller) -> Step:
+    """Plan to download an installer on the server; its status is NOT_DOWNLOADED when that cannot be."""
+    # Not in argv, which everybody on the server can see: a URL may hold a password. The checksum is what makes a
+    # redirect harmless; https only keeps others from seeing what is fetched.
+    protocols = "=https" if installer.url.startswith("https:") else "=http,https"
+    script = f"""
+url={shlex.quote(installer.url)}
+protocols={protocols}
+not_downloaded={NOT_DOWNLOADED}
+{verified_file(installer)}
+{_DOWNLOAD}
+"""
+    return Step("download", f"Downloading {installer.name}", script, DOWNLOAD_TIMEOUT)
+
+
+def verified_file(installer: ChosenInstaller) -> str:
+    """Return shell lines that set ``folder`` and ``file``, and the functions ``hash_of`` and ``verify FILE``."""
+    return f"""
+folder=$HOME/{REMOTE_CACHE}
+file=$HOME/{shlex.quote(installer.remote_path)}
+name={shlex.quote(installer.name)}
+expected={installer.sha256}
+{_VERIFY}
+"""
+
+
+_VERIFY = r"""
+hash_of() {
+    if command -v sha256sum >/dev/null; then sha256sum < "$1"
+    elif command -v shasum >/dev/null; then shasum -a 256 < "$1"
+    elif command -v openssl >/dev/null; then openssl dgst -sha256 -r < "$1"
+    elif command -v python3 >/dev/null; then
+        python3 -I -S -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())' < "$1"
+    else refuse "there is nothing to check $name with" "install coreutils, for sha256sum"
+    fi | { read -r digest _ && printf %s "$digest"; }
+}
+verify() {
+    found=$(hash_of "$1")
+    [ "$found" = "$expected" ] && return
+    rm -f "$1"
+    refuse "$name is not the expected file, and was not executed: its sha256 is $found, expected is $expected" \
+        "check environment.installer, or try again: the download may have been changed on its way"
+}
+"""
+
+_DOWNLOAD = r"""
+(umask 077; mkdir -p "$folder") || exit
+if [ -f "$file" ] && [ "$(hash_of "$file")" = "$expected" ]; then echo "$name is here already"; exit 0; fi
+part=$file.$$.part
+trap 'rm -f "$part"' EXIT
+trap 'exit 143' TERM
+fetch() {
+    if command -v curl >/dev/null; then
+        printf 'url = "%s"\n' "$url" | curl -K - -fsSL --proto "$protocols" --proto-redir "$protocols" \
+            --connect-timeout 15 --speed-limit 1000 --speed-time 60 --retry 2 --max-filesize 1073741824 -o "$part"
+    elif command -v wget >/dev/null; then
+        printf '%s\n' "$url" | wget -q -i - -T 30 -t 3 -O "$part"
+    elif command -v python3 >/dev/null; then
+        printf '%s\n' "$url" | python3 -I -c '
+import shutil, sys, urllib.request
+url = sys.stdin.readline().strip()
+try:
+    with urllib.request.urlopen(url, timeout=30) as answer, open(sys.argv[1], "wb") as file:
+        shutil.copyfileobj(answer, file)
+except OSError as error:
+    sys.exit("%s" % error)
+' "$part"
+    else
+        echo 'There is no curl, wget or python3 to download with' >&2
+        return 1
+    fi
+}
+fetch || exit "$not_downloaded"
+verify "$part"
+mv -f "$part" "$file"
+"""

@@ -1,0 +1,65 @@
+"""What all environments of our making share: begun from nothing, and never taken for finished half-way."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import TYPE_CHECKING
+
+from remote_tool.environments.wish import wish_of
+
+if TYPE_CHECKING:
+    from remote_tool.config.model import Config
+
+
+def making_script(config: Config, create: str, *, force: bool) -> str:
+    """Frame the lines that create an environment at ``$prefix``.
+
+    Args:
+        config: Names the folders and what is wished.
+        create: Shell lines; they leave the script with a status when they fail.
+        force: Make it anew though it is finished.
+    """
+    remote = config.remote
+    expected = {"kind": config.environment.kind.value, "wish": wish_of(config), "version": config.python or ""}
+    return f"""
+prefix=$HOME/{shlex.quote(remote.environment)}
+activation=$HOME/{shlex.quote(remote.activation)}
+link=$HOME/{shlex.quote(remote.python)}
+packages=$HOME/{shlex.quote(remote.packages_fingerprint)}
+expected={shlex.quote(json.dumps(expected))}
+force={"yes" if force else ""}
+{_CLEAR}
+{create}
+{_ENSURE_PIP}
+"""
+
+
+# Two prepares at once: the second one waited for the lock, and finds the work done. What runs in a finished environment
+# would lose its files under its feet, so that is refused. The record goes first: without it nothing is finished.
+_CLEAR = r"""
+is_finished='
+import json, sys
+record, expected = json.load(open(sys.argv[1])), json.loads(sys.argv[2])
+wanted = expected["version"].split(".") if expected["version"] else []
+same = all(record[key] == expected[key] for key in ("kind", "wish"))
+sys.exit(not (same and record["version"].split(".")[: len(wanted)] == wanted))
+'
+if [ -f "$activation" ]; then
+    if [ -z "$force" ] && "$link" -I -S -c "$is_finished" "$activation" "$expected" 2>/dev/null; then
+        echo "The environment is here already"
+        exit 0
+    fi
+    users=$(grep -lF -- "$prefix/" /proc/[0-9]*/environ 2>/dev/null | sed 's|^/proc/||; s|/environ$||' | tr '\n' ' ')
+    [ -z "$users" ] || refuse "the environment must be made anew, but processes run in it: ${users% }" \
+        "stop them first, see: remote-tool job-list"
+fi
+rm -f "$activation" "$packages" "$link" || exit
+rm -rf "$prefix" || exit
+"""
+
+# conda-forge's Python and those of uv come without pip.
+_ENSURE_PIP = r"""
+"$prefix/bin/python" -I -c 'import pip' 2>/dev/null || "$prefix/bin/python" -I -m ensurepip --default-pip ||
+    echo 'This Python has no pip and no ensurepip' >&2
+"""

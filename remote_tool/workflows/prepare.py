@@ -1,0 +1,210 @@
+"""prepare: environment, project, packages and supervisor on every server at once; only what is not there yet."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from remote_tool.environments.choice import plan_environment, plan_record, require_own_folders, require_rsync
+from remote_tool.environments.facts import facts_script, parse_facts
+from remote_tool.environments.packages import find_package_file, fingerprint, plan_packages
+from remote_tool.environments.wish import is_fulfilled
+from remote_tool.errors import EnvironmentSetupError
+from remote_tool.supervisor.sources import source_archive
+from remote_tool.transport.pool import on_every
+from remote_tool.workflows.bring_installer import bring_installer
+from remote_tool.workflows.events import Notice, Outcome
+from remote_tool.workflows.run_steps import ServerWork, StepResult
+from remote_tool.workflows.selection import choose_servers
+from remote_tool.workflows.supervisor import install_supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from remote_tool.config.model import Config
+    from remote_tool.environments.facts import ServerFacts
+    from remote_tool.transport.host import Host
+    from remote_tool.transport.pool import HostPool
+    from remote_tool.workflows.events import Report
+
+FACTS_TIMEOUT = 60.0
+
+
+@dataclass(frozen=True)
+class PrepareOptions:
+    """How to prepare.
+
+    Attributes:
+        force: Make the environment and install the packages anew, though they are there.
+    """
+
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class PreparedServer:
+    """What was done on a server.
+
+    Attributes:
+        steps: In their order, also those that had nothing to do.
+        changed: Whether anything was done.
+        seconds: From the first question to the last step.
+    """
+
+    server: str
+    steps: tuple[StepResult, ...]
+    changed: bool
+    seconds: float
+
+
+async def prepare(
+    pool: HostPool, config: Config, servers: Sequence[str], options: PrepareOptions, report: Report
+) -> dict[str, PreparedServer]:
+    """Make servers ready for jobs; a second time, with nothing changed, one question and rsync's own comparison.
+
+    Raises:
+        SomeServersFailedError: At least one server failed, after all have ended; with one server, its error.
+    """
+
+    async def prepare_one(work: ServerWork) -> None:
+        require_rsync(work.facts)
+        await _set_up(work, options)
+        await _send_project(work, pool)
+        await _install_packages(work, options)
+        await _bring_supervisor(work)
+
+    return await _on_all(pool, config, servers, prepare_one, report)
+
+
+async def setup(
+    pool: HostPool, config: Config, servers: Sequence[str], options: PrepareOptions, report: Report
+) -> dict[str, PreparedServer]:
+    """Install the environment.
+
+    Raises:
+        SomeServersFailedError: As :func:`prepare`.
+    """
+
+    async def set_up_one(work: ServerWork) -> None:
+        await _set_up(work, options)
+
+    return await _on_all(pool, config, servers, set_up_one, report)
+
+
+async def update_packages(
+    pool: HostPool, config: Config, servers: Sequence[str], options: PrepareOptions, report: Report
+) -> dict[str, PreparedServer]:
+    """Install what requirements.txt, Pipfile, pyproject.toml or environment.yml asks for.
+
+    Raises:
+        SomeServersFailedError: As :func:`prepare`.
+    """
+
+    async def update_one(work: ServerWork) -> None:
+        if not is_fulfilled(config, work.facts):
+            raise EnvironmentSetupError(
+                f"{work.server} does not have the environment that configs.yaml asks for",
+                hint=f"remote-tool setup --server {work.server}",
+                server=work.server,
+            )
+        await _install_packages(work, options)
+
+    return await _on_all(pool, config, servers, update_one, report)
+
+
+async def _on_all(
+    pool: HostPool,
+    config: Config,
+    servers: Sequence[str],
+    action: Callable[[ServerWork], Awaitable[None]],
+    report: Report,
+) -> dict[str, PreparedServer]:
+    one_download = asyncio.Lock()
+
+    async def on_one(server: str) -> PreparedServer:
+        started = time.monotonic()
+        host = await pool.host(server)
+        facts = await ask_facts(host, config)
+        require_own_folders(facts)
+        work = ServerWork(host, config, report, facts, one_download)
+        await action(work)
+        steps = tuple(work.results)
+        changed = any(step.outcome is not Outcome.UNCHANGED for step in steps)
+        return PreparedServer(server, steps, changed, time.monotonic() - started)
+
+    results = await on_every(choose_servers(config, servers), on_one)
+    results.raise_if_any_failed()
+    return results.values
+
+
+async def ask_facts(host: Host, config: Config, *, probe: bool = False) -> ServerFacts:
+    """Ask a server what it has, in one round trip.
+
+    Raises:
+        EnvironmentSetupError: It does not tell.
+    """
+    script = facts_script(config, source_archive()[0], probe=probe)
+    answer = await host.run(script, timeout=FACTS_TIMEOUT, label="what is there")
+    return parse_facts(host.name, answer.stdout)
+
+
+async def _set_up(work: ServerWork, options: PrepareOptions) -> None:
+    """Make the environment that is wished, unless it is there."""
+    if not options.force and is_fulfilled(work.config, work.facts):
+        work.unchanged("environment", _named(work))
+        return
+    if not work.facts.probed:
+        work.facts = await ask_facts(work.host, work.config, probe=True)
+    plan = plan_environment(work.config, work.facts, force=options.force)
+    if plan.installer is not None:
+        await bring_installer(work, plan.installer)
+    for step in plan.steps:
+        await work.run(step)
+    await work.run(plan_record(work.config, plan))
+    work.facts = await ask_facts(work.host, work.config)
+    if not is_fulfilled(work.config, work.facts):
+        raise EnvironmentSetupError(
+            f"{work.server} made an environment that is not the wished one: {_named(work)}",
+            hint=f"remote-tool setup --force --server {work.server}",
+            server=work.server,
+        )
+
+
+async def _send_project(work: ServerWork, pool: HostPool) -> None:
+    """Send what changed."""
+
+
+async def _install_packages(work: ServerWork, options: PrepareOptions) -> None:
+    """Install the packages, unless these are there already."""
+    file = find_package_file(work.config.local.root, work.config.environment.kind)
+    activation = work.facts.activation
+    assert activation is not None, "the environment is there by now"
+    if file is None:
+        work.unchanged("packages", "no requirements.txt, Pipfile, pyproject.toml or environment.yml")
+        return
+    if file.ignored:
+        work.report(Notice(work.server, f"packages come from {file.name}; not looked at: {', '.join(file.ignored)}"))
+    if not options.force and work.facts.packages == fingerprint(file, activation):
+        work.unchanged("packages", file.name)
+        return
+    await work.run(plan_packages(work.config, work.facts, activation, file), detail=file.name)
+
+
+async def _bring_supervisor(work: ServerWork) -> None:
+    """Send the program that starts and watches jobs, unless this version of it is there."""
+    if work.facts.has_supervisor:
+        work.unchanged("supervisor", source_archive()[0])
+        return
+
+    async def bring() -> tuple[Outcome, str]:
+        await install_supervisor(work.host, work.config)
+        return Outcome.DONE, source_archive()[0]
+
+    await work.do("supervisor", bring)
+
+
+def _named(work: ServerWork) -> str:
+    activation = work.facts.activation
+    return f"Python {activation.version} ({activation.kind})" if activation else "none"

@@ -1,0 +1,169 @@
+"""Steps of preparing one server: told while they run, logged whole, and refused with what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from remote_tool.environments.step import REFUSED, guarded
+from remote_tool.environments.system_packages import hint_from_output
+from remote_tool.errors import EnvironmentSetupError, RemoteToolError
+from remote_tool.transport.host import Stream
+from remote_tool.workflows.events import Outcome, StepEnded, StepOutput, StepStarted
+from remote_tool.workflows.step_logs import StepLog, shown_path
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from remote_tool.config.model import Config
+    from remote_tool.environments.facts import ServerFacts
+    from remote_tool.environments.step import Step
+    from remote_tool.transport.host import Exit, Host
+    from remote_tool.workflows.events import Report
+
+_REFUSED = re.compile(r"^refused: (?P<why>.*?)(?:\nhint: (?P<hint>[^\n]*))?$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """How one step ended.
+
+    Attributes:
+        step: Its name.
+        outcome: Done or unchanged; a step that fails raises.
+        detail: What was done, in a few words.
+        seconds: How long it took.
+    """
+
+    step: str
+    outcome: Outcome
+    detail: str
+    seconds: float
+
+
+class StepFailedError(EnvironmentSetupError):
+    """A step's script ended with a status.
+
+    Attributes:
+        status: 0 to 255; 128 when a signal ended it.
+    """
+
+    def __init__(self, message: str, *, hint: str, server: str, status: int) -> None:
+        super().__init__(message, hint=hint, server=server)
+        self.status = status
+
+
+@dataclass
+class ServerWork:
+    """The steps of one server, as they go on.
+
+    Attributes:
+        host: The server.
+        config: The configuration.
+        report: Who is told.
+        facts: What the server had when it was asked last.
+        one_download: Shared by all servers: what is fetched here is fetched once.
+        results: How the steps ended so far.
+    """
+
+    host: Host
+    config: Config
+    report: Report
+    facts: ServerFacts
+    one_download: asyncio.Lock
+    results: list[StepResult] = field(default_factory=list)
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def server(self) -> str:
+        return self.host.name
+
+    async def run(self, step: Step, *, detail: str = "") -> None:
+        """Run a step on the server.
+
+        Raises:
+            StepFailedError: It failed; the text says why as far as the output does.
+            ConnectionLostError: The link went; the server ends the step.
+        """
+        with self.told(step.name) as done, StepLog(self.config.local, self.server, step.name) as log:
+            try:
+                async with asyncio.timeout(step.timeout):
+                    ended = await self._stream(step, log)
+            except TimeoutError:
+                raise self._failure(step, log, f"did not end within {step.timeout / 60:.0f} minutes", 124) from None
+            if ended.status != 0:
+                status = 128 if ended.status is None else ended.status
+                raise self._failure(step, log, f"failed with {_as_text(ended)}", status)
+            done(detail or (log.last_lines[-1] if log.last_lines else ""))
+
+    async def do(self, name: str, work: Callable[[], Awaitable[tuple[Outcome, str]]]) -> None:
+        """Do a step that is more than a script; it says how it ended."""
+        with self.told(name) as done:
+            outcome, detail = await work()
+            done(detail, outcome)
+
+    def unchanged(self, name: str, detail: str) -> None:
+        """Tell that a step had nothing to do."""
+        self._end(name, Outcome.UNCHANGED, detail, 0.0)
+
+    @contextmanager
+    def told(self, name: str) -> Iterator[Callable[..., None]]:
+        """Report the beginning and the end of a step; the caller calls what is yielded when the step is done."""
+        began = time.monotonic()
+        self.report(StepStarted(self.server, name))
+
+        def done(detail: str, outcome: Outcome = Outcome.DONE) -> None:
+            self._end(name, outcome, detail, time.monotonic() - began)
+
+        try:
+            yield done
+        except RemoteToolError as error:
+            first_line = error.message.partition("\n")[0]
+            self.report(StepEnded(self.server, name, Outcome.FAILED, first_line, time.monotonic() - began))
+            raise
+
+    def _end(self, name: str, outcome: Outcome, detail: str, seconds: float) -> None:
+        self.results.append(StepResult(name, outcome, detail, seconds))
+        self.report(StepEnded(self.server, name, outcome, detail, seconds))
+
+    async def _stream(self, step: Step, log: StepLog) -> Exit:
+        script = guarded(step.script, self.config.remote.scripts)
+        async with self.host.open(script, label=step.title) as channel:
+
+            async def copy(stream: Stream) -> None:
+                while data := await channel.read(stream):
+                    self._tell(step, log.write(data, stream))
+
+            # A TaskGroup would wrap an error of the link; gather hands it on as it is, and closing ends the other.
+            await asyncio.gather(copy(Stream.OUT), copy(Stream.ERR))
+            self._tell(step, log.end())
+            return await channel.wait()
+
+    def _tell(self, step: Step, data: bytes) -> None:
+        if data:
+            self.report(StepOutput(self.server, step.name, data))
+
+    def _failure(self, step: Step, log: StepLog, what: str, status: int) -> StepFailedError:
+        where = f"the whole output is in {shown_path(log.path, self.config.local)}"
+        refused = _REFUSED.search("\n".join(log.last_lines))
+        if status == REFUSED and refused:
+            return StepFailedError(
+                f"{self.server}: {refused['why']}", hint=refused["hint"] or where, server=self.server, status=status
+            )
+        version = self.config.python_version
+        advice = hint_from_output(self.facts, log.tail, version=version)
+        lines = "".join(f"\n  {line}" for line in log.last_lines[-8:])
+        return StepFailedError(
+            f"{self.server}: {step.title} {what}{lines}",
+            hint=f"{advice}; {where}" if advice else where,
+            server=self.server,
+            status=status,
+        )
+
+
+def _as_text(ended: Exit) -> str:
+    return f"status {ended.status}" if ended.status is not None else f"signal {ended.signal}"

@@ -1,0 +1,104 @@
+"""The full output of every step, one file each in ``.remote/logs/``, with passwords in URLs hidden."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import deque
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, BinaryIO, Self
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from remote_tool.paths import LocalPaths
+
+TAIL_LINES = 20
+# A line without an end is passed on in pieces; none of ours is longer but progress bars.
+LONGEST_LINE = 64 * 1024
+# The output that is searched for what the server lacks.
+LONGEST_TAIL = 64 * 1024
+
+_URL_PASSWORD = re.compile(rb"(://)[^\s/@:]*(?::[^\s/@]*)?@")
+
+
+class StepLog:
+    """The output of one step: a file of its own, and its end in memory.
+
+    Attributes:
+        path: The file.
+    """
+
+    def __init__(self, paths: LocalPaths, server: str, step: str) -> None:
+        paths.logs.mkdir(parents=True, exist_ok=True)
+        moment = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
+        self.path = paths.logs / f"{moment}-{server}-{step}.log"
+        self._file: BinaryIO = os.fdopen(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
+        self._partial: dict[int, bytes] = {}
+        self._tail: deque[bytes] = deque()
+        self._tail_size = 0
+
+    def write(self, data: bytes, stream: int = 0) -> bytes:
+        """Keep what came; return the whole lines of it, with passwords hidden.
+
+        Args:
+            data: Bytes as they came.
+            stream: Which stream; their lines are not mixed.
+        """
+        text = self._partial.pop(stream, b"") + data
+        end = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
+        if len(text) - end > LONGEST_LINE:
+            end = len(text)
+        self._partial[stream] = text[end:]
+        return self._keep(text[:end])
+
+    def end(self) -> bytes:
+        """Return the lines that had no end."""
+        return b"".join(self._keep(text) for text in self._take_partial())
+
+    @property
+    def tail(self) -> bytes:
+        """The end of the output."""
+        return b"".join(self._tail)
+
+    @property
+    def last_lines(self) -> list[str]:
+        """The last lines that are not empty."""
+        lines = self.tail.replace(b"\r", b"\n").decode(errors="replace").splitlines()
+        return [line.rstrip() for line in lines if line.strip()][-TAIL_LINES:]
+
+    def close(self) -> None:
+        self.end()
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _take_partial(self) -> list[bytes]:
+        partial, self._partial = list(self._partial.values()), {}
+        return partial
+
+    def _keep(self, text: bytes) -> bytes:
+        if not text:
+            return b""
+        shown = hide_passwords(text)
+        self._file.write(shown)
+        self._file.flush()
+        self._tail.append(shown)
+        self._tail_size += len(shown)
+        while self._tail_size - len(self._tail[0]) > LONGEST_TAIL:
+            self._tail_size -= len(self._tail.popleft())
+        return shown
+
+
+def hide_passwords(text: bytes) -> bytes:
+    """Replace name and password in URLs."""
+    return _URL_PASSWORD.sub(rb"\1***@", text)
+
+
+def shown_path(path: Path, paths: LocalPaths) -> str:
+    """Return a log's path as the user would type it in the project folder."""
+    return str(path.relative_to(paths.root)) if path.is_relative_to(paths.root) else str(path)
