@@ -1,0 +1,75 @@
+"""Projects on disk, as a user has them, and the programs that run in them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from tests.sshd import TestServer
+
+THIS_PYTHON = {"existing": sys.prefix}
+
+
+def make_project(root: Path, servers: Iterable[TestServer], **settings: object) -> Path:
+    """Write a project with a configs.yaml for these servers; its environment is the Python that runs the tests."""
+    root.mkdir(parents=True, exist_ok=True)
+    write_configuration(root, servers, **settings)
+    (root / "hello.py").write_text("print('hello')\n")
+    return root
+
+
+def write_configuration(root: Path, servers: Iterable[TestServer], **settings: object) -> None:
+    """Write ``.remote/configs.yaml``."""
+    (root / ".remote").mkdir(exist_ok=True)
+    values: dict[str, object] = {
+        "name": "project",
+        "environment": THIS_PYTHON,
+        "servers": {
+            server.name: {
+                "hostname": "127.0.0.1",
+                "port": server.port,
+                "username": server.username,
+                "private_key": str(server.key),
+            }
+            for server in servers
+        },
+    }
+    (root / ".remote" / "configs.yaml").write_text(yaml.safe_dump(values | settings, sort_keys=False))
+
+
+def remote_tool(
+    *arguments: str, cwd: Path, timeout: float = 60, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run the real program."""
+    return subprocess.run(
+        [sys.executable, "-m", "remote_tool", *arguments],
+        cwd=cwd,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, **(environment or {})},
+    )
+
+
+def processes_of(job_id: str) -> list[int]:
+    """Every process on this machine that carries the mark of a job."""
+    return [pid for pid, environment in _environments() if f"REMOTE_TOOL_JOB_ID={job_id}".encode() in environment]
+
+
+def _environments() -> Iterator[tuple[int, bytes]]:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                yield int(entry.name), (entry / "environ").read_bytes()
+            except OSError:
+                continue

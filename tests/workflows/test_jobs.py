@@ -1,0 +1,285 @@
+"""Jobs on real servers: started once, followed to the last byte, ended truly, stopped whole."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from remote_tool.transport.pool import HostPool
+
+from remote_tool import JobState, Workspace
+from remote_tool.errors import JobError, UsageError
+from remote_tool.jobs.job import JobSpec, new_job_id
+from remote_tool.jobs.registry import Registry
+from remote_tool.workflows.context import Context
+from remote_tool.workflows.events import ignore
+from remote_tool.workflows.follow_jobs import Chunk, FollowOptions
+from remote_tool.workflows.selection import JobSelection
+from remote_tool.workflows.start_jobs import StartRequest, start_specs
+from tests.project import make_project, processes_of, write_configuration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.conftest import MakeServer
+    from tests.sshd import TestServer
+
+EXIT_CODES = (0, 1, 2, 126, 127, 128, 137, 255)
+
+
+def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    """Wait for what must come true; fail when it does not."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.02)
+
+
+def by_id(*job_ids: str) -> JobSelection:
+    return JobSelection(jobs=job_ids, stopped=True)
+
+
+def log_of(workspace: Workspace, job_id: str, stream: str = "out") -> bytes:
+    return (workspace.config.local.job(job_id) / f"job.{stream}").read_bytes()
+
+
+def remote_folder(server: TestServer, job_id: str) -> Path:
+    return server.home / "project" / ".jobs" / job_id
+
+
+def test_exit_codes_come_home_exactly_row_6(workspace: Workspace) -> None:
+    jobs = [workspace.start("first", f"exit {code}") for code in EXIT_CODES]
+    answer = workspace.wait_jobs(by_id(*(job.id for job in jobs)), timeout=30)
+    assert {job.id: job.exit_code for job in answer.jobs} == dict(
+        zip((job.id for job in jobs), EXIT_CODES, strict=True)
+    )
+    assert [job.state for job in answer.jobs] == [JobState.SUCCEEDED] + [JobState.FAILED] * 7
+
+
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGKILL", "SIGTERM"])
+def test_a_signal_is_told_apart_from_its_exit_code_row_7(workspace: Workspace, name: str) -> None:
+    job = workspace.start("second", f"kill -{name.removeprefix('SIG')} $$")
+    assert job.wait(30) is JobState.FAILED
+    assert (job.job.signal, job.job.exit_code) == (name, None)
+    assert job.job.program_exit_code == 128 + signal.Signals[name]
+
+
+def test_the_bytes_of_a_log_come_home_as_they_were_row_27(workspace: Workspace) -> None:
+    payload = bytes(range(256)) * 500
+    job = workspace.start(
+        "first", "python -c 'import sys; sys.stdout.buffer.write(bytes(range(256)) * 500)'; echo e >&2"
+    )
+    shown: list[Chunk] = []
+    answer = workspace.follow_jobs(by_id(job.id), shown.append)
+    assert answer.exit_code == 0
+    assert b"".join(chunk.data for chunk in shown if chunk.stream == "out") == payload
+    assert log_of(workspace, job.id) == payload
+    assert log_of(workspace, job.id, "err") == b"e\n"
+
+
+def test_the_last_lines_are_shown_and_the_rest_is_kept(workspace: Workspace) -> None:
+    job = workspace.start("first", "seq 1 5000")
+    job.wait(30)
+    shown: list[Chunk] = []
+    workspace.follow_jobs(by_id(job.id), shown.append, FollowOptions(lines=3, wait=False))
+    assert b"".join(chunk.data for chunk in shown) == b"4998\n4999\n5000\n"
+    assert log_of(workspace, job.id).count(b"\n") == 5000
+
+
+def test_killing_ends_processes_that_left_the_session_and_the_environment_row_1(
+    workspace: Workspace, shared_servers: tuple[TestServer, TestServer]
+) -> None:
+    command = "setsid sleep 1000 & env -i /bin/sleep 1000 & (setsid sh -c 'sleep 1000 & sleep 1000' &) ; trap '' TERM; wait; sleep 1000"
+    job = workspace.start("first", command)
+    until(lambda: len(processes_of(job.id)) >= 4)
+    assert job.kill(grace=0.5) is JobState.KILLED
+    assert processes_of(job.id) == []
+    assert (remote_folder(shared_servers[0], job.id) / "ended.json").exists()
+
+
+def test_a_checkpoint_can_be_written_before_the_end_row_23(
+    workspace: Workspace, shared_servers: tuple[TestServer, TestServer]
+) -> None:
+    job = workspace.start(
+        "first", "trap 'sleep 1; echo saved > saved.txt; exit 0' TERM; echo up; while :; do sleep 0.1; done"
+    )
+    until((remote_folder(shared_servers[0], job.id) / "job.out").read_bytes)
+    assert job.kill() is JobState.KILLED
+    assert (shared_servers[0].home / "project" / "saved.txt").read_text() == "saved\n"
+
+
+def test_killing_one_job_leaves_its_neighbour_alone_row_20(workspace: Workspace) -> None:
+    victim, neighbour = (workspace.start("first", "sleep 1000") for _ in range(2))
+    victim.kill()
+    assert neighbour.state is JobState.RUNNING
+    neighbour.kill()
+
+
+def test_killing_twice_and_killing_what_ended_changes_nothing_row_21(workspace: Workspace) -> None:
+    job = workspace.start("first", "exit 3")
+    job.wait(30)
+    answer = workspace.stop_jobs(by_id(job.id))
+    assert (answer.jobs[0].state, answer.jobs[0].exit_code, answer.errors) == (JobState.FAILED, 3, {})
+
+
+def test_nothing_is_killed_without_a_selection_row_127(workspace: Workspace) -> None:
+    job = workspace.start("first", "sleep 1000")
+    with pytest.raises(UsageError, match="Nothing is selected"):
+        workspace.stop_jobs(JobSelection())
+    with pytest.raises(UsageError, match="No running job"):
+        workspace.stop_jobs(JobSelection(tags=("no-such-tag",)))
+    assert job.state is JobState.RUNNING
+    job.kill()
+
+
+def test_one_id_is_started_once_however_often_it_is_asked_for_row_9(workspace: Workspace) -> None:
+    spec = JobSpec(new_job_id(), "first", "echo started >> once.txt; sleep 1000")
+
+    async def start_twice() -> None:
+        async with HostPool(workspace.config) as pool:
+            context = Context(workspace.config, pool, Registry(workspace.config.local.jobs), ignore)
+            await asyncio.gather(*(start_specs(context, [spec]) for _ in range(5)))
+
+    asyncio.run(start_twice())
+    answer = workspace.list_jobs(by_id(spec.id))
+    assert [job.state for job in answer.jobs] == [JobState.RUNNING]
+    workspace.run("grep -c started once.txt", ["first"])
+    output: list[bytes] = []
+    workspace.run("cat once.txt", ["first"], on_output=lambda _server, _stream, data: output.append(data))
+    assert b"".join(output) == b"started\n"
+    workspace.stop_jobs(by_id(spec.id))
+
+
+def test_a_job_outlives_the_connection_that_started_it_row_14(
+    workspace: Workspace, shared_servers: tuple[TestServer, TestServer]
+) -> None:
+    job = workspace.start("second", "sleep 1000")
+    shared_servers[1].drop_connections()
+    assert job.state is JobState.RUNNING
+    job.kill()
+
+
+def test_following_survives_dropped_connections_without_losing_or_repeating_a_byte(
+    workspace: Workspace, shared_servers: tuple[TestServer, TestServer]
+) -> None:
+    job = workspace.start("second", "for i in $(seq 1 400); do echo line $i; sleep 0.01; done")
+    shown: list[bytes] = []
+    enough = threading.Event()
+
+    def show(chunk: Chunk) -> None:
+        shown.append(chunk.data)
+        enough.set()
+
+    def cut() -> None:
+        for _ in range(2):
+            enough.wait(20)
+            shared_servers[1].drop_connections()
+            enough.clear()
+
+    cutter = threading.Thread(target=cut)
+    cutter.start()
+    answer = workspace.follow_jobs(by_id(job.id), show)
+    enough.set()
+    cutter.join()
+    expected = b"".join(b"line %d\n" % number for number in range(1, 401))
+    assert answer.exit_code == 0
+    assert b"".join(shown) == expected
+    assert log_of(workspace, job.id) == expected
+
+
+def test_a_second_laptop_sees_and_stops_the_same_jobs(workspace: Workspace, tmp_path: Path) -> None:
+    job = workspace.start("first", "sleep 1000", tags=["from-first-laptop"])
+    other_root = tmp_path / "project"
+    (other_root / ".remote").mkdir(parents=True)
+    (other_root / ".remote" / "configs.yaml").write_bytes(workspace.config.local.config_file.read_bytes())
+    other = Workspace.find(other_root)
+    seen = {each.id: each for each in other.list_jobs().jobs}
+    assert seen[job.id].tags == ("from-first-laptop",)
+    assert seen[job.id].command == "sleep 1000"
+    other.stop_jobs(by_id(job.id))
+    assert job.state is JobState.KILLED
+
+
+def test_a_killed_supervisor_makes_a_lost_job_that_can_still_be_stopped_row_3(workspace: Workspace) -> None:
+    job = workspace.start("first", "sleep 1000")
+    (pid,) = [pid for pid in processes_of(job.id) if Path(f"/proc/{pid}/comm").read_text().strip() == "sleep"]
+    parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    supervisor = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(parent if b"control" in Path(f"/proc/{parent}/cmdline").read_bytes() else supervisor, signal.SIGKILL)
+    until(lambda: workspace.list_jobs(by_id(job.id)).jobs[0].state is JobState.LOST)
+    workspace.stop_jobs(by_id(job.id))
+    assert processes_of(job.id) == []
+
+
+def test_a_server_that_cannot_be_reached_shows_the_last_state_with_its_age_row_125(
+    make_server: MakeServer, tmp_path: Path
+) -> None:
+    server = make_server("away")
+    workspace = Workspace.find(make_project(tmp_path / "project", [server]))
+    workspace.prepare()
+    job = workspace.start("away", "sleep 1000")
+    server.stop()
+    answer = workspace.list_jobs()
+    assert answer.jobs[0].state is JobState.UNREACHABLE
+    assert answer.jobs[0].reason.startswith("last seen running, ")
+    assert answer.exit_code == 4
+    server.start()
+    write_configuration(tmp_path / "project", [server])
+    Workspace.find(tmp_path / "project").stop_jobs(by_id(job.id))
+    assert processes_of(job.id) == []
+
+
+def test_variables_reach_the_job_and_are_written_nowhere_row_111(
+    workspace: Workspace, shared_servers: tuple[TestServer, TestServer]
+) -> None:
+    secret = "canary-" + new_job_id()
+    job = workspace.start("first", 'test "${#TOKEN}" = 62 && echo found', env={"TOKEN": secret})
+    job.wait(30)
+    assert list(job.tail()) == ["found"]
+    for folder in (workspace.root, shared_servers[0].home):
+        for path in folder.rglob("*"):
+            assert not path.is_file() or secret.encode() not in path.read_bytes(), path
+
+
+def test_a_job_has_the_environment_that_it_was_promised(workspace: Workspace) -> None:
+    job = workspace.start(
+        "second", 'echo "$REMOTE_TOOL_SERVER $PYTHONUNBUFFERED $RANK"; pwd; command -v python; echo $REMOTE_TOOL_JOB_ID'
+    )
+    server, folder, python, job_id = job.tail()
+    assert server == "second 1 "
+    assert folder.endswith("/home/project")
+    assert python.endswith("/bin/python")
+    assert job_id == job.id
+
+
+def test_waiting_too_long_names_the_job(workspace: Workspace) -> None:
+    job = workspace.start("first", "sleep 1000")
+    with pytest.raises(JobError, match=f"Still running after 1 s: job {job.job.key}"):
+        job.wait(1)
+    job.kill()
+
+
+def test_a_start_on_several_servers_gives_each_its_own_job(workspace: Workspace) -> None:
+    answer = workspace.start_jobs(StartRequest("echo on $REMOTE_TOOL_SERVER", tags=("both",)))
+    assert [job.server for job in answer.jobs] == ["first", "second"]
+    workspace.wait_jobs(by_id(*(job.id for job in answer.jobs)), timeout=30)
+    workspace.list_jobs(by_id(*(job.id for job in answer.jobs)), logs=True)
+    assert [log_of(workspace, job.id) for job in answer.jobs] == [b"on first\n", b"on second\n"]
+
+
+def test_the_older_shape_of_the_api_works(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(workspace.root)
+    from remote_tool.job import JOBS  # noqa: PLC0415 - as its users write it
+
+    job = JOBS.create("first", "echo $K", {"K": "v"}, ["tag"]).start()
+    assert list(job.tail()) == ["v"]
+
+
+async def test_the_api_works_where_an_event_loop_runs_as_in_a_notebook(workspace: Workspace) -> None:
+    assert workspace.start("first", "exit 5").wait(30) is JobState.FAILED

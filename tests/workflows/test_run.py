@@ -1,0 +1,95 @@
+"""run: exact bytes, the exit status, and nothing left behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from remote_tool.errors import JobError, UsageError
+from remote_tool.transport.host import Stream
+from remote_tool.workspace import Workspace
+from tests.project import make_project
+from tests.workflows.test_jobs import until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.conftest import MakeServer
+
+
+def collect(
+    workspace: Workspace, command: str, **options: object
+) -> tuple[dict[str, int], dict[tuple[str, Stream], bytes]]:
+    output: dict[tuple[str, Stream], bytes] = {}
+
+    def take(server: str, stream: Stream, data: bytes) -> None:
+        output[server, stream] = output.get((server, stream), b"") + data
+
+    return workspace.run(command, on_output=take, **options).values, output  # type: ignore[arg-type]
+
+
+def test_both_outputs_come_apart_and_the_status_is_passed_on(workspace: Workspace) -> None:
+    statuses, output = collect(workspace, "printf 'a\\0\\377'; echo e >&2; exit 7")
+    assert statuses == {"first": 7, "second": 7}
+    for server in ("first", "second"):
+        assert output[server, Stream.OUT] == b"a\0\xff"
+        assert output[server, Stream.ERR] == b"e\n"
+
+
+def test_a_signal_becomes_128_and_its_number(workspace: Workspace) -> None:
+    assert collect(workspace, "kill -KILL $$", servers=["first"])[0] == {"first": 137}
+
+
+def test_a_command_of_a_megabyte_runs_row_56(workspace: Workspace) -> None:
+    word = "x" * 1_000_000
+    _, output = collect(workspace, f"echo {word} | wc -c", servers=["first"])
+    assert output["first", Stream.OUT].strip() == b"1000001"
+
+
+def test_variables_do_not_depend_on_what_sshd_accepts_row_57(workspace: Workspace) -> None:
+    _, output = collect(workspace, 'echo "$A"', servers=["first"], env={"A": 'it\'s $(x) "y"\n!'})
+    assert output["first", Stream.OUT] == b'it\'s $(x) "y"\n!\n'
+
+
+def test_what_bashrc_prints_is_not_taken_for_output_row_52(make_server: MakeServer, tmp_path: Path) -> None:
+    server = make_server("noisy")
+    workspace = Workspace.find(make_project(tmp_path / "project", [server]))
+    workspace.prepare()
+    (server.home / ".bashrc").write_text("echo welcome; echo to the server >&2; printf 'no newline'\n")
+    assert collect(workspace, "echo hello") == ({"noisy": 0}, {("noisy", Stream.OUT): b"hello\n"})
+
+
+def test_an_unprepared_server_says_what_to_type(make_server: MakeServer, tmp_path: Path) -> None:
+    workspace = Workspace.find(make_project(tmp_path / "project", [make_server("fresh")]))
+    with pytest.raises(JobError, match="fresh is not prepared") as caught:
+        workspace.run("true")
+    assert caught.value.hint == "remote-tool prepare --server fresh"
+
+
+def test_an_empty_command_is_refused(workspace: Workspace) -> None:
+    with pytest.raises(UsageError):
+        workspace.run("  ")
+
+
+def test_ctrl_c_ends_the_remote_command_row_61(workspace: Workspace, tmp_path: Path) -> None:
+    mark = tmp_path / "pid"
+    program = subprocess.Popen(
+        [sys.executable, "-m", "remote_tool", "run", "--server", "first", "--cmd", f"echo $$ > {mark}; sleep 1000"],
+        cwd=workspace.root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    until(lambda: mark.exists() and mark.read_text().strip())
+    pid = int(mark.read_text())
+    program.send_signal(2)
+    _, stderr = program.communicate(timeout=10)
+    assert program.returncode == 130
+    assert b"Traceback" not in stderr
+    until(lambda: not is_alive(pid))
+
+
+def is_alive(pid: int) -> bool:
+    return subprocess.run(["ps", "-p", str(pid)], capture_output=True, check=False).returncode == 0
