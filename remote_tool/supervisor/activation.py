@@ -1,0 +1,151 @@
+"""The environment that a job or an attached command gets."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Dict, Mapping, NamedTuple
+
+from .processes import JOB_MARKER, SUPERVISOR_MARKER
+from .records import is_variable_name
+
+SERVER_VARIABLE = "REMOTE_TOOL_SERVER"
+_RESERVED = {JOB_MARKER, SERVER_VARIABLE, SUPERVISOR_MARKER}
+# Variables of another launch or of a batch system, which torchrun would take for ours.
+_STRAY_NAMES = {
+    "RANK",
+    "LOCAL_RANK",
+    "GROUP_RANK",
+    "ROLE_RANK",
+    "ROLE_NAME",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_WORLD_SIZE",
+    "ROLE_WORLD_SIZE",
+    "NODE_RANK",
+    "RUN_UUID",
+}
+_STRAY_BEGINNINGS = ("MASTER_", "PET_", "TORCHELASTIC_", "SLURM_", "REMOTE_TOOL_")
+_LIMIT = 1024 * 1024
+
+
+class ActivationError(Exception):
+    """The environment cannot be built; the text says why."""
+
+
+class Activation(NamedTuple):
+    """What activating the environment changes, as setup captured it.
+
+    Attributes:
+        prefix: Folder of the environment.
+        python: Its interpreter.
+        version: Of that interpreter, like ``3.11.7``.
+        variables: Set for every command.
+        unset: Removed for every command.
+        path: Folders that come first on PATH.
+    """
+
+    prefix: str
+    python: str
+    version: str
+    variables: Dict[str, str]
+    unset: "list[str]"
+    path: "list[str]"
+
+
+class Origin(NamedTuple):
+    """Whose the environment is.
+
+    Attributes:
+        project: The working folder, absolute.
+        job_id: The marker of every process.
+        server: The server's name in the user's configuration.
+    """
+
+    project: str
+    job_id: str
+    server: str
+
+
+def load_activation(path: str) -> Activation:
+    """Read what setup captured; ActivationError when it is not there or malformed."""
+    try:
+        with open(path, "rb") as stream:
+            data = json.loads(stream.read(_LIMIT).decode("utf-8"))
+    except FileNotFoundError as error:
+        raise ActivationError("The environment is not set up on this server") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ActivationError(f"{path} cannot be read: {error}") from error
+    if not isinstance(data, dict) or data.get("schema") != 1:
+        raise ActivationError(f"{path} is not of schema 1")
+    activation = Activation(
+        data.get("prefix", ""),
+        data.get("python", ""),
+        data.get("version", ""),
+        data.get("variables", {}),
+        data.get("unset", []),
+        data.get("path", []),
+    )
+    _check(activation, path)
+    return activation
+
+
+def _check(activation: Activation, path: str) -> None:
+    texts = [activation.prefix, activation.python, activation.version]
+    lists_are_lists = isinstance(activation.unset, list) and isinstance(activation.path, list)
+    if not lists_are_lists or not isinstance(activation.variables, dict):
+        raise ActivationError(f"{path}: variables, unset and path must be an object and two lists")
+    texts += [*activation.variables, *activation.variables.values(), *activation.unset, *activation.path]
+    if not all(isinstance(text, str) and "\0" not in text for text in texts):
+        raise ActivationError(f"{path}: holds something else than text")
+    if not all(is_variable_name(name) for name in activation.variables):
+        raise ActivationError(f"{path}: holds a variable with an impossible name")
+
+
+def build_environment(
+    login: Mapping[bytes, bytes], activation: Activation, user: Mapping[str, str], origin: Origin
+) -> Dict[bytes, bytes]:
+    """Return the environment of a command: the login's without strays, activated, ours, and the user's on top."""
+    _check_user(user)
+    unset = set(activation.unset)
+    # The marker comes first, where a look into a large environment finds it soonest.
+    built = {JOB_MARKER.encode("ascii"): _bytes(origin.job_id)}
+    for name, value in login.items():
+        text = name.decode("utf-8", "surrogateescape")
+        if text not in unset and not _is_stray(text):
+            built[name] = value
+    for text in activation.variables.keys() - _RESERVED:
+        content = activation.variables[text]
+        built[_bytes(text)] = _bytes(content)
+    built[b"PATH"] = _joined(activation.path, built.get(b"PATH", b"/usr/local/bin:/usr/bin:/bin"))
+    built[b"PYTHONPATH"] = _joined([origin.project, f"{origin.project}/src"], built.get(b"PYTHONPATH", b""))
+    built[b"PYTHONUNBUFFERED"] = b"1"
+    built[b"PWD"] = _bytes(origin.project)
+    built[_bytes(SERVER_VARIABLE)] = _bytes(origin.server)
+    for text, content in user.items():
+        built[_bytes(text)] = _bytes(content)
+    return built
+
+
+def _check_user(user: Any) -> None:
+    if not isinstance(user, dict):
+        raise ActivationError("The environment must be an object of names and values")
+    for name, value in user.items():
+        if not is_variable_name(name):
+            raise ActivationError(f"{name!r} cannot be the name of an environment variable")
+        if not isinstance(value, str) or "\0" in value:
+            raise ActivationError(f"The value of the environment variable {name} is no text")
+        if name in _RESERVED:
+            raise ActivationError(f"The environment variable {name} is set by remote-tool, choose another name")
+
+
+def _is_stray(name: str) -> bool:
+    return name in _STRAY_NAMES or name.startswith(_STRAY_BEGINNINGS) or name in {"OLDPWD", "_"}
+
+
+def _joined(first: "list[str]", rest: bytes) -> bytes:
+    parts = [_bytes(item) for item in first]
+    return b":".join([*parts, rest] if rest else parts)
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")

@@ -1,0 +1,71 @@
+"""What a client calls: one request on stdin, its answers as frames on stdout, then the end."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Callable, Dict
+
+from . import attached, follow, job_files, network, starting, status, stopping
+from .activation import ActivationError
+from .framing import FramingError
+from .processes import JOB_MARKER, SUPERVISOR_MARKER
+from .requests import Request, RequestError, read_request
+
+_OPS: Dict[str, Callable[[Request], None]] = {
+    "start": starting.start,
+    "status": status.status,
+    "stop": stopping.stop,
+    "follow": follow.follow,
+    "run": attached.run,
+    "facts": network.facts,
+    "listen": network.listen,
+    "connect": network.connect,
+}
+_NO_REQUEST = 2
+
+
+def main(entry: str) -> int:
+    """Answer one request; returns the exit status.
+
+    Args:
+        entry: Path of the file that Python was started with.
+    """
+    _leave_other_job(entry)
+    request = read_request()
+    if request is None:
+        sys.stderr.write("remote-tool's control program: no request came on stdin\n")
+        return _NO_REQUEST
+    try:
+        return _answer(request)
+    except BrokenPipeError:
+        return 0
+
+
+def _leave_other_job(entry: str) -> None:
+    """Start again with our own marks when this was started inside a job: ending that job must not end ours."""
+    if os.environ.get(SUPERVISOR_MARKER) and JOB_MARKER not in os.environ:
+        return
+    environment = {name: value for name, value in os.environb.items() if name != JOB_MARKER.encode("ascii")}
+    environment[SUPERVISOR_MARKER.encode("ascii")] = b"1"
+    os.execve(sys.executable, [sys.executable, "-I", "-S", entry], environment)
+
+
+def _answer(request: Request) -> int:
+    op = _OPS.get(request.op)
+    try:
+        if op is None:
+            raise RequestError(f"This server's control program does not know {request.op!r:.40}")
+        op(request)
+    except RequestError as error:
+        request.answer({"error": str(error), "hint": error.hint})
+    except (job_files.FolderError, ActivationError, FramingError) as error:
+        request.answer({"error": str(error)})
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        what = f"{error.filename}: " if error.filename else ""
+        request.answer({"error": f"{what}{error.strerror}", "errno": error.errno})
+    else:
+        return 0
+    return 1

@@ -1,0 +1,129 @@
+"""Answers as frames: what a server prints on stdout, apart from what its ``.bashrc`` prints there.
+
+A frame is ``\\0<nonce> <header length> <body length>\\n``, a header in JSON and a body of bytes. The nonce is fresh for
+every call, so no other output can look like a frame.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, NamedTuple
+
+NOISE_LIMIT = 16 * 1024 * 1024
+HEADER_LIMIT = 8 * 1024 * 1024
+BODY_LIMIT = 1024 * 1024
+_LENGTHS = re.compile(rb"(0|[1-9][0-9]{0,7}) (0|[1-9][0-9]{0,7})")
+_LENGTHS_LIMIT = 17
+_NONCE = re.compile(r"[0-9a-f]{8,64}")
+
+
+class FramingError(Exception):
+    """What came is not what the other side may send."""
+
+
+class Frame(NamedTuple):
+    """One answer."""
+
+    header: dict[str, Any]
+    body: bytes
+
+
+def is_nonce(nonce: object) -> bool:
+    """Whether this can mark frames: 8 to 64 hex digits."""
+    return isinstance(nonce, str) and _NONCE.fullmatch(nonce) is not None
+
+
+def encode(nonce: str, header: dict[str, Any], body: bytes = b"") -> bytes:
+    """Return one frame; a FramingError when it would be larger than a reader accepts."""
+    text = json.dumps(header, separators=(",", ":"), allow_nan=False).encode("ascii")
+    if len(text) > HEADER_LIMIT or len(body) > BODY_LIMIT:
+        raise FramingError(f"An answer of {len(text)} and {len(body)} bytes is too large to send")
+    return b"\0%s %d %d\n%s%s" % (nonce.encode("ascii"), len(text), len(body), text, body)
+
+
+class FrameReader:
+    """Takes bytes as they come and returns the frames that they complete.
+
+    Attributes:
+        noise: How many bytes came before the first frame.
+    """
+
+    def __init__(self, nonce: str) -> None:
+        self.noise = 0
+        self._marker = b"\0" + nonce.encode("ascii") + b" "
+        self._buffer = bytearray()
+        self._in_frames = False
+        self._lengths: tuple[int, int] | None = None
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether a frame has begun and not ended, or none has come yet: the end here is a cut."""
+        return not self._in_frames or self._lengths is not None or bool(self._buffer)
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Take some bytes, return the frames that are now whole.
+
+        Raises:
+            FramingError: It is malformed or larger than the limits.
+        """
+        self._buffer += data
+        frames = []
+        while self._in_frames or self._skip_noise():
+            if self._lengths is None:
+                self._lengths = self._read_lengths()
+            if self._lengths is None or len(self._buffer) < sum(self._lengths):
+                break
+            frames.append(self._take_frame(*self._lengths))
+            self._lengths = None
+        return frames
+
+    def _skip_noise(self) -> bool:
+        start = self._buffer.find(self._marker)
+        # The end of the buffer may be the beginning of the marker.
+        skipped = start if start >= 0 else max(0, len(self._buffer) - len(self._marker) + 1)
+        del self._buffer[:skipped]
+        self.noise += skipped
+        if self.noise > NOISE_LIMIT:
+            raise FramingError(f"The server printed more than {NOISE_LIMIT} bytes and no answer")
+        self._in_frames = start >= 0
+        return self._in_frames
+
+    def _read_lengths(self) -> tuple[int, int] | None:
+        beginning = bytes(self._buffer[: len(self._marker)])
+        if not self._marker.startswith(beginning):
+            raise FramingError(f"The server sent {beginning[:20]!r} between two answers")
+        end = self._buffer.find(b"\n", len(self._marker), len(self._marker) + _LENGTHS_LIMIT + 1)
+        if end < 0:
+            if len(self._buffer) > len(self._marker) + _LENGTHS_LIMIT:
+                raise FramingError("The server sent an answer without its length")
+            return None
+        found = _LENGTHS.fullmatch(self._buffer, len(self._marker), end)
+        if found is None:
+            raise FramingError(f"The server sent an answer of length {bytes(self._buffer[len(self._marker) : end])!r}")
+        lengths = int(found.group(1)), int(found.group(2))
+        if lengths[0] > HEADER_LIMIT or lengths[1] > BODY_LIMIT:
+            raise FramingError(f"The server announced an answer of {lengths[0]} and {lengths[1]} bytes")
+        del self._buffer[: end + 1]
+        return lengths
+
+    def _take_frame(self, header_length: int, body_length: int) -> Frame:
+        end = header_length + body_length
+        header = _parse_header(bytes(self._buffer[:header_length]))
+        body = bytes(self._buffer[header_length:end])
+        del self._buffer[:end]
+        return Frame(header, body)
+
+
+def _parse_header(text: bytes) -> dict[str, Any]:
+    try:
+        header = json.loads(text.decode("utf-8"), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise FramingError(f"The server sent an answer that is no JSON: {error}") from error
+    if not isinstance(header, dict):
+        raise FramingError(f"The server sent {type(header).__name__} where an object belongs")
+    return header
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number")

@@ -1,0 +1,203 @@
+"""The folder of a job on its server: names, records and how they are read and written.
+
+    spec.json      what was asked for; the folder appears with it, so a job without it does not exist
+    started.json   which processes; the command runs only after this is on disk
+    stop.json      that somebody wants it to end
+    ended.json     how it ended; never written twice
+    command        the text that the shell runs
+    job.out job.err ranks/   its output, exact bytes
+    reserve        space kept free for ended.json, locked while the supervisor lives
+
+Every record is JSON with ``"schema": 1``, is written beside and renamed, and is checked when it is read.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from typing import Any, Mapping
+
+from .records import ENDED, SPEC, STARTED, Record, RecordError, encode_record, parse_record
+
+COMMAND = "command"
+OUT = "job.out"
+ERR = "job.err"
+RANKS = "ranks"
+RESERVE = "reserve"
+
+RECORD_LIMIT = 1024 * 1024
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class FolderError(Exception):
+    """A folder cannot be trusted; the text says which and why."""
+
+
+def open_folder(path: str, parent: int | None = None) -> int:
+    """Open a folder that is no symbolic link; returns a descriptor."""
+    return os.open(path, _FOLDER_FLAGS, dir_fd=parent)
+
+
+def open_file_beneath(folder: int, path: str) -> int:
+    """Open a regular file somewhere below a folder for reading, following no symbolic link on the way."""
+    parts = path.split("/")
+    opened = []
+    try:
+        for part in parts[:-1]:
+            folder = open_folder(part, folder)
+            opened.append(folder)
+        file = os.open(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(errno.EINVAL, "not a regular file", path)
+    return file
+
+
+def read_bytes(folder: int, name: str, limit: int = RECORD_LIMIT) -> bytes | None:
+    """Return a small file's bytes, None when there is no such file; RecordError when it is no small plain file."""
+    try:
+        file = open_file_beneath(folder, name)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RecordError(f"{name}: {error.strerror}") from error
+    with open(file, "rb") as stream:
+        text = stream.read(limit + 1)
+    if len(text) > limit:
+        raise RecordError(f"{name}: is larger than {limit} bytes")
+    return text
+
+
+def read_record(folder: int, name: str, job_id: str) -> Record | None:
+    """Return a record of a job's folder, None when it is not there; RecordError when it is malformed."""
+    text = read_bytes(folder, name)
+    return None if text is None else parse_record(name, text, job_id)
+
+
+def exists(folder: int, name: str) -> bool:
+    """Whether a name is there, whatever it is."""
+    try:
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def write_record(folder: int, name: str, record: Mapping[str, Any], *, replace: bool = False) -> bool:
+    """Write a record so that it appears whole or not at all.
+
+    Args:
+        folder: Descriptor of the job's folder.
+        name: Of the record.
+        record: Its fields but the schema.
+        replace: Whether a record that is there gives way.
+
+    Returns:
+        Whether this one is now the record; False when there was one already.
+    """
+    temporary = f".{name}.{secrets.token_hex(8)}"
+    try:
+        write_file(folder, temporary, encode_record(record))
+        return publish(folder, temporary, name, replace=replace)
+    finally:
+        remove(folder, temporary)
+
+
+def publish(folder: int, temporary: str, name: str, *, replace: bool = False) -> bool:
+    """Give a finished file its name; without ``replace`` the first one stays and the answer is False."""
+    if replace:
+        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    else:
+        try:
+            os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+        except FileExistsError:
+            return False
+        except OSError:
+            # Some file systems have no hard links, and a link may need an inode that a rename does not.
+            if exists(folder, name):
+                return False
+            os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    sync_folder(folder)
+    return True
+
+
+def write_file(folder: int, name: str, data: bytes) -> None:
+    """Make a file (0600), write it and see it on disk."""
+    file = create_file(folder, name)
+    try:
+        write_all(file, data)
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def sync_folder(folder: int) -> None:
+    """See a folder's names on disk, where the file system can."""
+    try:
+        os.fsync(folder)
+    except OSError:
+        pass
+
+
+def create_file(folder: int, name: str) -> int:
+    """Make a file (0600) whatever the umask; returns a descriptor. It must not exist."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    file = os.open(name, flags, 0o600, dir_fd=folder)
+    os.fchmod(file, 0o600)
+    return file
+
+
+def create_folder(name: str, parent: int | None = None) -> int:
+    """Make a folder (0700) whatever the umask; returns a descriptor. It must not exist."""
+    os.mkdir(name, 0o700, dir_fd=parent)
+    folder = open_folder(name, parent)
+    os.fchmod(folder, 0o700)
+    return folder
+
+
+def remove(folder: int, name: str) -> None:
+    """Remove a file if it is there."""
+    try:
+        os.unlink(name, dir_fd=folder)
+    except FileNotFoundError:
+        pass
+
+
+def write_all(file: int, data: bytes | memoryview) -> None:
+    """Write every byte."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]
+
+
+def open_jobs_folder(path: str, *, create: bool = False) -> int | None:
+    """Open the folder of all jobs; None when there is none.
+
+    Raises:
+        FolderError: It is a symbolic link, no folder, or another user's.
+    """
+    try:
+        folder = open_folder(path)
+    except FileNotFoundError:
+        if not create:
+            return None
+        try:
+            return create_folder(path)
+        except FileExistsError:
+            return open_jobs_folder(path)
+    except OSError as error:
+        if error.errno in {errno.ELOOP, errno.ENOTDIR}:
+            raise FolderError(f"{path} is a symbolic link or no folder; jobs are kept in a plain folder only") from error
+        raise
+    status = os.fstat(folder)
+    if status.st_uid != os.geteuid():
+        os.close(folder)
+        raise FolderError(f"{path} belongs to user {status.st_uid}, and this is user {os.geteuid()}")
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        os.fchmod(folder, 0o700)
+    return folder

@@ -1,0 +1,195 @@
+"""Processes: who they are, which belong to a job, and how to end them.
+
+A process is known by (boot id, pid namespace, pid, start time), never by its pid alone. It belongs to a job when its
+environment has the job's marker, or when it descends from a process that does or from the job's supervisor.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
+
+JOB_MARKER = "REMOTE_TOOL_JOB_ID"
+SUPERVISOR_MARKER = "REMOTE_TOOL_SUPERVISOR"
+_ENVIRONMENT_LIMIT = 8 * 1024 * 1024
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class Process(NamedTuple):
+    """A process as one look at ``/proc`` found it.
+
+    Attributes:
+        start_time: In clock ticks since the boot, field 22 of ``/proc/PID/stat``.
+        state: One letter, as ``ps`` shows it.
+        threads: A zombie with more than one is alive: only its first thread has ended.
+    """
+
+    pid: int
+    parent: int
+    start_time: int
+    state: str
+    threads: int
+
+    @property
+    def is_alive(self) -> bool:
+        return self.state not in {"Z", "X", "x"} or self.threads > 1
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it is in uninterruptible sleep, where no signal reaches it."""
+        return self.state == "D"
+
+    def as_record(self) -> Dict[str, int]:
+        return {"pid": self.pid, "start_time": self.start_time}
+
+
+def place() -> Dict[str, str]:
+    """Where processes are known: this machine, this boot, this pid namespace."""
+    return {
+        "hostname": socket.gethostname(),
+        "machine_id": _first_line("/etc/machine-id"),
+        "boot_id": _first_line("/proc/sys/kernel/random/boot_id"),
+        "pid_namespace": _link("/proc/self/ns/pid"),
+    }
+
+
+def read_process(pid: int) -> Optional[Process]:
+    """Look at one process; None when there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as stream:
+            text = stream.read(4096)
+    except OSError:
+        return None
+    # The name may hold spaces and parentheses, so the fields are counted from its last one.
+    fields = text[text.rfind(b")") + 2 :].split()
+    if len(fields) < 20:
+        return None
+    return Process(pid, int(fields[1]), int(fields[19]), fields[0].decode("ascii"), int(fields[17]))
+
+
+def find_alive(record: Mapping[str, Any]) -> Optional[Process]:
+    """Return the process of a record ``{"pid", "start_time"}`` of this boot; None when it has gone."""
+    process = read_process(record["pid"])
+    if process is None or process.start_time != record["start_time"] or not process.is_alive:
+        return None
+    return process
+
+
+def send_signal(process: Process, number: int) -> bool:
+    """Signal this very process, never another one that got its pid; False when it is gone or not ours."""
+    descriptor = _open_descriptor(process.pid)
+    try:
+        # With a descriptor the pid cannot change hands after this look; without one it is the next best.
+        if find_alive(process.as_record()) is None:
+            return False
+        if descriptor is None:
+            os.kill(process.pid, number)
+        else:
+            signal.pidfd_send_signal(descriptor, number)
+    except OSError:
+        return False
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+    return True
+
+
+def _open_descriptor(pid: int) -> Optional[int]:
+    """Open a descriptor of a process; None on Python 3.8, on old kernels and when it is gone."""
+    if not hasattr(os, "pidfd_open") or not hasattr(signal, "pidfd_send_signal"):
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None
+
+
+class Snapshot:
+    """One look at all processes of this machine."""
+
+    def __init__(self) -> None:
+        self.processes: Dict[int, Process] = {}
+        self._markers: Dict[int, Tuple[bool, Optional[str]]] = {}
+        for name in os.listdir("/proc"):
+            if name.isdigit():
+                process = read_process(int(name))
+                if process is not None:
+                    self.processes[process.pid] = process
+
+    def members(self, job_id: str, supervisor: int = 0) -> "list[Process]":
+        """Return the living processes of a job, but its supervisor.
+
+        Args:
+            job_id: Whose.
+            supervisor: Pid of the living supervisor, 0 when it has gone.
+        """
+        found = []
+        for process in self.processes.values():
+            if process.is_alive and process.pid != supervisor and self._belongs(process, job_id, supervisor):
+                found.append(process)
+        return found
+
+    def _belongs(self, process: Process, job_id: str, supervisor: int) -> bool:
+        seen = set()
+        current: Optional[Process] = process
+        while current is not None and current.pid not in seen:
+            seen.add(current.pid)
+            if current.pid == supervisor:
+                return True
+            is_supervisor, marker = self._marker(current)
+            # What a job starts through remote-tool is another job's, or nobody's: its neighbour is not touched.
+            if is_supervisor:
+                return False
+            if marker is not None:
+                return marker == job_id
+            current = self.processes.get(current.parent)
+        return False
+
+    def _marker(self, process: Process) -> Tuple[bool, Optional[str]]:
+        if process.pid not in self._markers:
+            self._markers[process.pid] = _read_marker(process.pid)
+        return self._markers[process.pid]
+
+
+def _read_marker(pid: int) -> Tuple[bool, Optional[str]]:
+    """Return whether a process is one of our own programs, and the job in its environment."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as stream:
+            text = b"\0" + stream.read(_ENVIRONMENT_LIMIT)
+    except OSError:
+        return False, None
+    is_supervisor = text.find(b"\0" + SUPERVISOR_MARKER.encode("ascii") + b"=") >= 0
+    marker = b"\0" + JOB_MARKER.encode("ascii") + b"="
+    start = text.find(marker)
+    if start < 0:
+        return is_supervisor, None
+    start += len(marker)
+    end = text.find(b"\0", start)
+    return is_supervisor, text[start : end if end >= 0 else len(text)].decode("utf-8", "replace")
+
+
+def become_subreaper() -> bool:
+    """Make orphans below this process its children; whether the system allowed it."""
+    try:
+        import ctypes  # noqa: PLC0415 - some Pythons lack it, and then a job runs all the same
+
+        return ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+    except (ImportError, OSError, AttributeError):
+        return False
+
+
+def _first_line(path: str) -> str:
+    try:
+        with open(path, encoding="ascii", errors="replace") as stream:
+            return stream.readline(256).strip()
+    except OSError:
+        return ""
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""

@@ -1,0 +1,107 @@
+"""What a client asks for, checked, and how it is answered."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import time
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
+
+from . import framing
+
+_LINE_LIMIT = 64 * 1024 * 1024
+_LINE_SECONDS = 60.0
+
+
+class RequestError(Exception):
+    """The request cannot be met; the text is for the user."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class Folders(NamedTuple):
+    """Where things lie on this server, absolute."""
+
+    project: str
+    jobs: str
+    scripts: str
+
+    @property
+    def activation(self) -> str:
+        return os.path.join(self.scripts, "activation.json")
+
+
+class Request:
+    """One request and the way back to its client."""
+
+    def __init__(self, fields: Dict[str, Any]) -> None:
+        self._fields = fields
+        self.nonce = str(fields["nonce"])
+        self.op = str(fields.get("op"))
+
+    def answer(self, header: Dict[str, Any], body: bytes = b"") -> None:
+        """Send one frame; BrokenPipeError when nobody reads any more."""
+        data = memoryview(framing.encode(self.nonce, header, body))
+        while data:
+            data = data[os.write(1, data) :]
+
+    def get(self, name: str, check: Callable[[Any], bool], default: Any = None) -> Any:
+        """Return a field that passes the check, or the default when it is missing; RequestError otherwise."""
+        value = self._fields.get(name)
+        if value is None and default is not None:
+            return default
+        if not check(value):
+            raise RequestError(f"The request's {name} cannot be {value!r:.60}")
+        return value
+
+    def folders(self) -> Folders:
+        """Return the folders of the request; RequestError when one is not below the home."""
+        home = os.environ.get("HOME", "")
+        if not os.path.isabs(home):
+            raise RequestError(f"HOME is {home!r} on this server, which is no absolute path")
+        names = [self.get(name, _is_relative) for name in ("project", "jobs_folder", "scripts_folder")]
+        return Folders(*(os.path.join(home, name) for name in names))
+
+
+def read_request() -> Optional[Request]:
+    """Read the line on stdin that is the request; None when there is none that could be answered."""
+    deadline = time.monotonic() + _LINE_SECONDS
+    parts: List[bytes] = []
+    size = 0
+    while not (parts and parts[-1].endswith(b"\n")):
+        left = deadline - time.monotonic()
+        if left <= 0 or size > _LINE_LIMIT or not select.select([0], [], [], left)[0]:
+            return None
+        data = os.read(0, 65536)
+        if not data:
+            return None
+        parts.append(data)
+        size += len(data)
+    try:
+        fields = json.loads(b"".join(parts).decode("utf-8"))
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(fields, dict) or not framing.is_nonce(fields.get("nonce")):
+        return None
+    return Request(fields)
+
+
+def client_is_gone(seconds: float) -> bool:
+    """Wait at most this long for the end of stdin; whether it came."""
+    ready = select.select([0], [], [], seconds)[0]
+    return bool(ready) and not os.read(0, 65536)
+
+
+def is_list(value: Any) -> bool:
+    return isinstance(value, list)
+
+
+def is_text(value: Any) -> bool:
+    return isinstance(value, str) and "\0" not in value
+
+
+def _is_relative(value: Any) -> bool:
+    return is_text(value) and value and not value.startswith("/") and ".." not in value.split("/")

@@ -1,0 +1,233 @@
+"""Starting jobs: the folder that appears decides who starts, and a start that was asked for twice happens once."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import select
+import time
+from typing import Any, Dict, NamedTuple, Optional
+
+from . import activation, job_files, processes, states, supervise
+from .activation import Activation, ActivationError, Origin
+from .records import (
+    COMMAND_LIMIT,
+    ENDED,
+    SCHEMA,
+    SPEC,
+    STARTED,
+    Record,
+    RecordError,
+    check_record,
+    encode_record,
+    is_job_id,
+)
+from .requests import Folders, Request, RequestError, is_list
+
+# The answer waits this long for the command to run.
+_START_SECONDS = 10.0
+_TEMPORARY = ".starting-"
+_TEMPORARY_SECONDS = 3600.0
+_SPEC_FIELDS = ("server", "tags", "launch_id", "node_rank", "rank_offset", "grace", "snapshot", "created_at")
+_DEFAULTS: Dict[str, Any] = {"tags": [], "launch_id": "", "grace": 10.0, "snapshot": ""}
+
+
+class Wanted(NamedTuple):
+    """A job that was asked for, checked."""
+
+    spec: Record
+    command: str
+    environment: Dict[bytes, bytes]
+
+
+class Begun(NamedTuple):
+    """A job whose start has been asked for, and its supervisor's descriptor when this process forked it."""
+
+    job_id: str
+    folder: Optional[int]
+    told: Optional[int]
+    error: str = ""
+
+
+def start(request: Request) -> None:
+    """Answer op ``start``: every job is begun before any is waited for."""
+    folders = request.folders()
+    asked = request.get("jobs", is_list)
+    try:
+        active = activation.load_activation(folders.activation)
+        wanted = [_check_job(job, active, folders) for job in asked]
+    except ActivationError as error:
+        raise RequestError(str(error), hint="remote-tool setup") from error
+    if not os.path.isdir(folders.project):
+        raise RequestError(f"{folders.project} is not there", hint="remote-tool rsync")
+    jobs = job_files.open_jobs_folder(folders.jobs, create=True)
+    assert jobs is not None
+    _remove_abandoned(jobs)
+    begun = [_begin(jobs, folders, job) for job in wanted]
+    deadline = time.monotonic() + _START_SECONDS
+    request.answer({"jobs": [_finish(job, deadline) for job in begun], "now": time.time()})
+
+
+def _check_job(job: Any, active: Activation, folders: Folders) -> Wanted:
+    if not isinstance(job, dict) or not is_job_id(job.get("id")):
+        raise RequestError("The request holds a job without a proper id")
+    command = job.get("command")
+    if not isinstance(command, str) or "\0" in command:
+        raise RequestError(f"The command of job {job['id']} is no text")
+    user = job.get("environment") or {}
+    origin = Origin(folders.project, job["id"], str(job.get("server")))
+    environment = activation.build_environment(os.environb, active, user, origin)
+    spec = {
+        **{name: job.get(name, _DEFAULTS.get(name)) for name in _SPEC_FIELDS},
+        "schema": SCHEMA,
+        "id": job["id"],
+        "command": command[:COMMAND_LIMIT],
+        "command_length": len(command),
+        "environment_names": sorted(user),
+        "received_at": time.time(),
+        "place": processes.place(),
+    }
+    try:
+        return Wanted(check_record(SPEC, spec, job["id"]), command, environment)
+    except RecordError as error:
+        raise RequestError(f"Job {job['id']}: {error}") from error
+
+
+def _begin(jobs: int, folders: Folders, wanted: Wanted) -> Begun:
+    job_id = wanted.spec["id"]
+    try:
+        plan = _prepare(jobs, folders, wanted)
+    except OSError as error:
+        return Begun(job_id, None, None, _explain(f"{folders.jobs}/{job_id}", error))
+    if plan is None:
+        return Begun(job_id, job_files.open_folder(job_id, jobs), None)
+    try:
+        told = supervise.spawn(plan)
+    except OSError as error:
+        _remove_folder(jobs, job_id)
+        return Begun(job_id, None, None, _explain("The supervisor", error))
+    finally:
+        os.close(plan.reserve)
+    return Begun(job_id, plan.folder, told)
+
+
+def _explain(what: str, error: OSError) -> str:
+    return f"{what}: {error.strerror} (errno {error.errno})"
+
+
+def _prepare(jobs: int, folders: Folders, wanted: Wanted) -> Optional[supervise.Plan]:
+    """Make the whole folder beside and rename it: it appears complete, and only for one; None when it is there."""
+    job_id = wanted.spec["id"]
+    if job_files.exists(jobs, job_id):
+        return None
+    temporary = f"{_TEMPORARY}{secrets.token_hex(8)}"
+    folder = job_files.create_folder(temporary, jobs)
+    reserve = -1
+    try:
+        reserve = job_files.create_file(folder, job_files.RESERVE)
+        locked = _lock(reserve)
+        _fill_folder(folder, reserve, wanted)
+        os.rename(temporary, job_id, src_dir_fd=jobs, dst_dir_fd=jobs)
+    except OSError:
+        _close(folder, reserve)
+        _remove_folder(jobs, temporary)
+        if job_files.exists(jobs, job_id):
+            return None
+        raise
+    job_files.sync_folder(jobs)
+    return supervise.Plan(
+        job_id=job_id,
+        folder=folder,
+        path=f"{folders.jobs}/{job_id}",
+        reserve=reserve,
+        locked=locked,
+        project=folders.project,
+        environment=wanted.environment,
+        grace=wanted.spec["grace"],
+        place=wanted.spec["place"],
+    )
+
+
+def _lock(reserve: int) -> bool:
+    """Lock the file for as long as a process of ours has it open; whether the file system can."""
+    try:
+        fcntl.flock(reserve, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _fill_folder(folder: int, reserve: int, wanted: Wanted) -> None:
+    os.posix_fallocate(reserve, 0, supervise.RESERVED_BYTES)
+    job_files.write_file(folder, job_files.COMMAND, wanted.command.encode("utf-8", "surrogateescape") + b"\n")
+    os.close(job_files.create_file(folder, job_files.OUT))
+    os.close(job_files.create_file(folder, job_files.ERR))
+    os.close(job_files.create_folder(job_files.RANKS, folder))
+    job_files.write_file(folder, SPEC, encode_record(wanted.spec))
+    job_files.sync_folder(folder)
+
+
+def _finish(begun: Begun, deadline: float) -> Dict[str, Any]:
+    """Wait until a job runs, or is known not to, and return what its folder says."""
+    answer: Dict[str, Any] = {"id": begun.job_id, "spec": None, "started": None, "ended": None, "already": False}
+    if begun.folder is None:
+        return {**answer, "error": begun.error}
+    if begun.told is None:
+        answer["already"] = True
+        _wait_for_other(begun.folder, begun.job_id, deadline)
+    else:
+        select.select([begun.told], [], [], max(0.0, deadline - time.monotonic()))
+        os.close(begun.told)
+    try:
+        for key, name in (("spec", SPEC), ("ended", ENDED), ("started", STARTED)):
+            answer[key] = job_files.read_record(begun.folder, name, begun.job_id)
+    except RecordError as error:
+        answer["error"] = str(error)
+    if answer["started"] is None and answer["ended"] is None and "error" not in answer:
+        answer["error"] = "its supervisor has not started it"
+    os.close(begun.folder)
+    return answer
+
+
+def _wait_for_other(folder: int, job_id: str, deadline: float) -> None:
+    """Wait while the process that was first starts the job."""
+    while time.monotonic() < deadline:
+        if job_files.exists(folder, STARTED) or job_files.exists(folder, ENDED):
+            return
+        if states.judge(folder, job_id, states.look()).state != "starting":
+            return
+        time.sleep(0.02)
+
+
+def _remove_abandoned(jobs: int) -> None:
+    """Remove what starts that were killed half-way left beside the jobs."""
+    for name in os.listdir(jobs):
+        if name.startswith(_TEMPORARY):
+            try:
+                age = time.time() - os.stat(name, dir_fd=jobs, follow_symlinks=False).st_mtime
+            except FileNotFoundError:
+                continue
+            if age > _TEMPORARY_SECONDS:
+                _remove_folder(jobs, name)
+
+
+def _remove_folder(parent: int, name: str) -> None:
+    """Remove a job's folder that never ran anything; what cannot be removed stays."""
+    try:
+        folder = job_files.open_folder(name, parent)
+        for entry in os.listdir(folder):
+            if entry == job_files.RANKS:
+                os.rmdir(entry, dir_fd=folder)
+            else:
+                job_files.remove(folder, entry)
+        os.close(folder)
+        os.rmdir(name, dir_fd=parent)
+    except OSError:
+        pass
+
+
+def _close(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        if descriptor >= 0:
+            os.close(descriptor)

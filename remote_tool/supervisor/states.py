@@ -1,0 +1,175 @@
+"""Where a job stands, from its records and from the processes that are there."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional
+
+from . import job_files, processes
+from .job_files import RESERVE
+from .processes import Process, Snapshot
+from .records import ENDED, SPEC, STARTED, Record, RecordError, state_of_ended
+
+# A start that holds no lock, on a file system without locks, is believed for this long.
+_START_SECONDS = 60.0
+
+
+class Here(NamedTuple):
+    """This machine now: what jobs are judged by.
+
+    Attributes:
+        place: Of this process.
+        snapshot: Of all processes.
+        now: Seconds since the epoch.
+    """
+
+    place: Dict[str, str]
+    snapshot: Snapshot
+    now: float
+
+
+def look() -> Here:
+    """Look at this machine."""
+    return Here(processes.place(), Snapshot(), time.time())
+
+
+class Standing(NamedTuple):
+    """What is known of a job.
+
+    Attributes:
+        state: ``starting``, ``running``, ``succeeded``, ``failed``, ``killed``, ``lost`` or ``elsewhere``.
+        reason: One sentence, or empty.
+        supervisor: Its living supervisor on this machine.
+        members: Its living processes on this machine.
+    """
+
+    spec: Record
+    started: Optional[Record]
+    ended: Optional[Record]
+    state: str
+    reason: str
+    supervisor: Optional[Process] = None
+    members: "tuple[Process, ...]" = ()
+
+    @property
+    def is_finished(self) -> bool:
+        return self.state in {"succeeded", "failed", "killed"}
+
+    def as_answer(self, job_id: str) -> Dict[str, Any]:
+        return {
+            "id": job_id,
+            "spec": self.spec,
+            "started": self.started,
+            "ended": self.ended,
+            "state": self.state,
+            "reason": self.reason,
+            "alive": self.supervisor is not None or bool(self.members),
+            "processes": [process.pid for process in self.members],
+        }
+
+
+def judge(folder: int, job_id: str, here: Here) -> Standing:
+    """Return where a job stands.
+
+    Args:
+        folder: Descriptor of its folder.
+        job_id: Of the job.
+        here: This machine now.
+
+    Raises:
+        RecordError: A record is malformed.
+    """
+    spec = job_files.read_record(folder, SPEC, job_id)
+    if spec is None:
+        raise RecordError(f"{SPEC}: is missing")
+    ended = job_files.read_record(folder, ENDED, job_id)
+    started = job_files.read_record(folder, STARTED, job_id)
+    standing = _ended(spec, started, ended, here) if ended is not None else _unended(folder, spec, started, here)
+    if standing.state == "lost":
+        # It may have ended between the two looks.
+        ended = job_files.read_record(folder, ENDED, job_id)
+        if ended is not None:
+            return _ended(spec, started, ended, here)
+    return standing
+
+
+def _ended(spec: Record, started: Optional[Record], ended: Record, here: Here) -> Standing:
+    members: List[Process] = []
+    if ended["unkillable"] and started is not None and _is_here(started["place"], here.place):
+        members = here.snapshot.members(spec["id"])
+    return Standing(spec, started, ended, state_of_ended(ended), ended["reason"], None, tuple(members))
+
+
+def _unended(folder: int, spec: Record, started: Optional[Record], here: Here) -> Standing:
+    record = spec if started is None else started
+    if not _is_here(record["place"], here.place):
+        state, reason = _judge_from_afar(folder, record, here.place)
+        return Standing(spec, started, None, state, reason)
+    if started is None:
+        return _starting(folder, spec, here)
+    supervisor = processes.find_alive(started["supervisor"])
+    members = here.snapshot.members(spec["id"], supervisor.pid if supervisor else 0)
+    if supervisor is not None:
+        ending = processes.find_alive(started["command"]) is None
+        reason = "its command has ended, and its end is being recorded" if ending else ""
+        return Standing(spec, started, None, "running", reason, supervisor, tuple(members))
+    return Standing(spec, started, None, "lost", _lost_reason(members), None, tuple(members))
+
+
+def _lost_reason(members: List[Process]) -> str:
+    if not members:
+        return "its processes vanished without a record"
+    remain = "1 process remains" if len(members) == 1 else f"{len(members)} processes remain"
+    return f"the supervisor is gone; {remain}"
+
+
+def _starting(folder: int, spec: Record, here: Here) -> Standing:
+    held = _lock_is_held(folder)
+    if held is None:
+        held = here.now - spec["received_at"] < _START_SECONDS
+    if held:
+        return Standing(spec, None, None, "starting", "")
+    return Standing(spec, None, None, "lost", "its start was interrupted, and its command never ran")
+
+
+def _is_here(place: Mapping[str, str], this: Mapping[str, str]) -> bool:
+    """Whether the pids of a place mean something here: the same boot has the same boot id, a container its namespace."""
+    return place["boot_id"] == this["boot_id"] and place["pid_namespace"] == this["pid_namespace"]
+
+
+def _judge_from_afar(folder: int, record: Mapping[str, Any], this: Mapping[str, str]) -> "tuple[str, str]":
+    place = record["place"]
+    if place["boot_id"] == this["boot_id"]:
+        # Another container of this kernel, so a lock tells the truth whatever the file system.
+        if record.get("locked", True) and _lock_is_held(folder) is False:
+            return "lost", "the container that it ran in has ended"
+    elif _is_same_machine(place, this):
+        return "lost", "the server rebooted"
+    return "elsewhere", f"it belongs to another machine, {place['hostname']}"
+
+
+def _is_same_machine(place: Mapping[str, str], this: Mapping[str, str]) -> bool:
+    # Cloned disks share a machine id, so the name must agree as well.
+    known = place["machine_id"] or place["hostname"] not in {"", "localhost"}
+    return bool(known) and all(place[name] == this[name] for name in ("machine_id", "hostname"))
+
+
+def _lock_is_held(folder: int) -> Optional[bool]:
+    """Whether somebody on this machine looks after the job; None when the file system cannot tell."""
+    try:
+        file = job_files.open_file_beneath(folder, RESERVE)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(file)
+    return False

@@ -1,0 +1,180 @@
+"""Stopping jobs: the wish is written down, the supervisor carries it out, and without one we do it ourselves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional
+
+from . import job_files, processes, states
+from .processes import Process, Snapshot
+from .records import ENDED, STOP, RecordError, is_grace, is_job_id, is_signal
+from .requests import Request, is_list
+from .states import Standing
+
+# Beyond the grace, for SIGKILL and for the record.
+_EXTRA_SECONDS = 15.0
+_KILL_SECONDS = 10.0
+_LOOK_SECONDS = 0.5
+_DONE = object()
+
+
+class Wish(NamedTuple):
+    """How a job shall end.
+
+    Attributes:
+        signal: Name of the first signal.
+        grace: Seconds until SIGKILL; None for what the job was started with.
+    """
+
+    signal: str
+    grace: Optional[float]
+
+
+def stop(request: Request) -> None:
+    """Answer op ``stop``: every job is told before any is waited for."""
+    folders = request.folders()
+    ids = request.get("ids", is_list)
+    wish = Wish(
+        request.get("signal", is_signal, "SIGTERM"), request.get("grace", lambda value: value is None or is_grace(value))
+    )
+    jobs = job_files.open_jobs_folder(folders.jobs)
+    stops = [JobStop(jobs, job_id, wish) for job_id in ids]
+    going = [job.steps() for job in stops]
+    pause = 0.02
+    while going:
+        going = [steps for steps in going if next(steps, _DONE) is not _DONE]
+        time.sleep(pause if going else 0.0)
+        pause = min(pause * 1.3, 0.2)
+    request.answer({"jobs": [job.answer for job in stops], "now": time.time()})
+
+
+class JobStop:
+    """One job on its way to its end.
+
+    Attributes:
+        answer: What is known of it; complete when the steps have ended.
+    """
+
+    def __init__(self, jobs: Optional[int], job_id: Any, wish: Wish) -> None:
+        self.answer: Dict[str, Any] = {"id": job_id, "state": None, "ended": None, "left": [], "already": False}
+        self._jobs = jobs
+        self._job_id = job_id
+        self._wish = wish
+        self._folder = -1
+
+    def steps(self) -> Iterator[None]:
+        """Go on to the end, with a pause wherever there is something to wait for."""
+        try:
+            if self._jobs is None or not is_job_id(self._job_id):
+                raise FileNotFoundError
+            self._folder = job_files.open_folder(self._job_id, self._jobs)
+        except OSError:
+            self.answer["error"] = "there is no such job on this server"
+            return
+        try:
+            yield from self._end()
+        except (RecordError, OSError) as error:
+            self.answer["error"] = str(error)
+        finally:
+            os.close(self._folder)
+
+    def _end(self) -> Iterator[None]:
+        standing = self._judge()
+        if standing.state == "elsewhere":
+            self.answer["error"] = f"it cannot be stopped from here: {standing.reason}"
+        elif standing.state in {"running", "starting"}:
+            yield from self._let_supervisor_end(standing)
+            standing = self._judge()
+        elif not standing.members:
+            self.answer["already"] = True
+        if standing.members and standing.supervisor is None:
+            yield from self._end_members(standing)
+            standing = self._judge()
+        if standing.state in {"running", "starting"}:
+            self.answer["error"] = "its supervisor did not end it in time"
+        self.answer["state"] = standing.state
+        self.answer["ended"] = standing.ended
+        self.answer["left"] = [process.pid for process in standing.members]
+
+    def _judge(self) -> Standing:
+        return states.judge(self._folder, self._job_id, states.look())
+
+    def _grace(self, standing: Standing) -> float:
+        return float(standing.spec["grace"] if self._wish.grace is None else self._wish.grace)
+
+    def _let_supervisor_end(self, standing: Standing) -> Iterator[None]:
+        """Tell the supervisor and wait; returns early when it dies over it."""
+        grace = self._grace(standing)
+        written = self._write_wish(grace)
+        # Only a look after the wish is on disk tells whether the supervisor has seen it by itself.
+        standing = self._judge()
+        if standing.supervisor is not None:
+            processes.send_signal(standing.supervisor, self._knock(written=written))
+        deadline = time.monotonic() + grace + _EXTRA_SECONDS
+        next_look = time.monotonic() + _LOOK_SECONDS
+        while time.monotonic() < deadline and not job_files.exists(self._folder, ENDED):
+            if time.monotonic() > next_look:
+                if self._judge().state not in {"running", "starting"}:
+                    return
+                next_look = time.monotonic() + _LOOK_SECONDS
+            yield
+
+    def _knock(self, *, written: bool) -> int:
+        if written:
+            return signal.SIGUSR1
+        # Nothing can be written on a full disk, so the signal itself is the wish.
+        return signal.SIGUSR2 if self._wish.signal == "SIGKILL" else signal.SIGTERM
+
+    def _write_wish(self, grace: float) -> bool:
+        """Write stop.json: the first wish stays, but SIGKILL outdoes every other; whether one is on disk."""
+        record = {"id": self._job_id, "signal": self._wish.signal, "grace": grace, "requested_at": time.time()}
+        try:
+            is_first = job_files.write_record(self._folder, STOP, record)
+            if not is_first and self._wish.signal == "SIGKILL":
+                job_files.write_record(self._folder, STOP, record, replace=True)
+        except OSError:
+            return False
+        return True
+
+    def _end_members(self, standing: Standing) -> Iterator[None]:
+        """Do what the supervisor would have done, when it is gone."""
+        number = signal.Signals[self._wish.signal]
+        count = len(standing.members)
+        if number != signal.SIGKILL:
+            for process in standing.members:
+                processes.send_signal(process, number)
+            deadline = time.monotonic() + self._grace(standing)
+            while self._members() and time.monotonic() < deadline:
+                yield
+        deadline = time.monotonic() + _KILL_SECONDS
+        while time.monotonic() < deadline:
+            members = self._members()
+            if not members and not self._members():
+                break
+            for process in members:
+                processes.send_signal(process, signal.SIGKILL)
+            yield
+        if standing.ended is None:
+            self._record(count)
+
+    def _members(self) -> List[Process]:
+        return Snapshot().members(self._job_id)
+
+    def _record(self, count: int) -> None:
+        left = [process.pid for process in self._members()]
+        ended = {
+            "id": self._job_id,
+            "exit_code": None,
+            "signal": None,
+            "core_dumped": False,
+            "killed": True,
+            "reason": f"the supervisor was gone; {count} remaining process{'es' if count != 1 else ''} had to be ended",
+            "ended_at": time.time(),
+            "duration": None,
+            "leftovers": count,
+            "unkillable": left,
+            "resources": None,
+        }
+        job_files.write_record(self._folder, ENDED, ended)

@@ -1,0 +1,98 @@
+"""The output files of a job, and the names that they have on the wire."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from typing import Dict, List, NamedTuple, Optional, Tuple
+
+from .job_files import ERR, OUT, RANKS, open_folder
+
+_ATTEMPT = re.compile(r"attempt_([0-9]{1,6})", re.ASCII)
+_LOCAL_RANK = re.compile(r"[0-9]{1,6}", re.ASCII)
+_RANK_FILES = {"stdout.log": "out", "stderr.log": "err", "error.json": "error"}
+
+
+class Attempt(NamedTuple):
+    """One attempt of torchrun: a folder ``ranks/<run id>_<random>/attempt_<n>``."""
+
+    born: int
+    run: str
+    number: int
+    path: str
+
+
+def find_streams(folder: int) -> Dict[str, str]:
+    """Return the path below the job's folder of every stream that there is.
+
+    ``out`` and ``err`` always; of torchrun's ``--log-dir`` the streams ``ranks/<attempt>/<local rank>/out``, ``err`` and
+    ``error``. A job that runs torchrun several times has the attempts of all of them, counted on.
+    """
+    streams = {"out": OUT, "err": ERR}
+    for number, path in _number_attempts(_find_attempts(folder)):
+        for rank in _list(folder, path):
+            if not _LOCAL_RANK.fullmatch(rank):
+                continue
+            for name in _list(folder, f"{path}/{rank}"):
+                if name in _RANK_FILES:
+                    streams[f"ranks/{number}/{int(rank)}/{_RANK_FILES[name]}"] = f"{path}/{rank}/{name}"
+    return streams
+
+
+def size_of(folder: int, path: str) -> Optional[int]:
+    """Return the size of a plain file below a folder; None when there is none."""
+    try:
+        status = os.stat(path, dir_fd=folder, follow_symlinks=False)
+    except OSError:
+        return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+
+def _find_attempts(folder: int) -> List[Attempt]:
+    attempts = []
+    for run in _list(folder, RANKS):
+        for name in _list(folder, f"{RANKS}/{run}"):
+            found = _ATTEMPT.fullmatch(name)
+            path = f"{RANKS}/{run}/{name}"
+            if found:
+                attempts.append(Attempt(_born(folder, path), run, int(found.group(1)), path))
+    return attempts
+
+
+def _number_attempts(attempts: List[Attempt]) -> List[Tuple[int, str]]:
+    numbered = []
+    first = 0
+    # The runs in the order of their first attempts, each counting on where the one before it ended.
+    for run in sorted({attempt.run for attempt in attempts}, key=lambda run: _first(attempts, run)):
+        of_run = [attempt for attempt in attempts if attempt.run == run]
+        numbered += [(first + attempt.number, attempt.path) for attempt in of_run]
+        first += 1 + max(attempt.number for attempt in of_run)
+    return numbered
+
+
+def _first(attempts: List[Attempt], run: str) -> Tuple[int, str]:
+    return min(attempt.born for attempt in attempts if attempt.run == run), run
+
+
+def _born(folder: int, path: str) -> int:
+    """Return when a folder last got or lost an entry: torchrun makes the folders of all ranks at once."""
+    try:
+        return os.stat(path, dir_fd=folder, follow_symlinks=False).st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _list(folder: int, path: str) -> List[str]:
+    """List a folder below the job's, following no symbolic link on the way; empty when there is none."""
+    opened: List[int] = []
+    try:
+        for part in path.split("/"):
+            folder = open_folder(part, folder)
+            opened.append(folder)
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)

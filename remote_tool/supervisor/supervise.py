@@ -1,0 +1,452 @@
+"""One supervisor per job: it starts the command, waits, ends what is left, and records how it went.
+
+It is forked from the control program, has no terminal and no descriptor of it, and is the parent that orphans of the
+job fall to. Whatever happens to the connection does not reach it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+import time
+import traceback
+from typing import Any, Dict, List, Mapping, NamedTuple, NoReturn, Optional, Tuple
+
+from . import job_files, memory, processes
+from .processes import Process, Snapshot
+from .records import ENDED, STARTED, STOP, RecordError, encode_record
+
+RESERVED_BYTES = 16 * 1024
+# What a finished command leaves behind gets this long after SIGTERM.
+LEFTOVER_GRACE = 5.0
+# Children of a command that is just ending go by themselves, and are no leftovers.
+_SETTLE_SECONDS = 0.5
+# SIGKILL is repeated for this long; what is left then does not die.
+_KILL_SECONDS = 10.0
+# A request to stop is in stop.json and comes with SIGUSR1; this is for one whose sender died in between.
+_IDLE_SECONDS = 10.0
+_RECORD_RETRY_SECONDS = 86400.0
+_MOST_PIDS = 500
+_SIGNALS = {signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+# On a full disk stop.json cannot be written, and the signal itself is the wish.
+_WISHES = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "SIGTERM", signal.SIGUSR2: "SIGKILL"}
+
+
+class Plan(NamedTuple):
+    """What a supervisor is to do.
+
+    Attributes:
+        job_id: Of the job.
+        folder: Descriptor of its folder.
+        path: The same folder, absolute.
+        reserve: Descriptor of the file kept for the final record, locked.
+        locked: Whether the lock was to be had.
+        project: The working folder, absolute.
+        environment: Of the command.
+        grace: Seconds, when a request to stop does not say.
+        place: This machine.
+    """
+
+    job_id: str
+    folder: int
+    path: str
+    reserve: int
+    locked: bool
+    project: str
+    environment: Dict[bytes, bytes]
+    grace: float
+    place: Dict[str, str]
+
+
+class End(NamedTuple):
+    """How a command ended; nothing is known when no wait returned it."""
+
+    exit_code: Optional[int] = None
+    signal: Optional[str] = None
+    core_dumped: bool = False
+
+
+def spawn(plan: Plan) -> int:
+    """Fork a supervisor away; the descriptor returned ends when the command runs, or when it is known that it does not."""
+    told, tell = os.pipe()
+    try:
+        child = os.fork()
+    except OSError:
+        os.close(told)
+        os.close(tell)
+        raise
+    if child == 0:
+        _detach(plan, tell)
+    os.close(tell)
+    if os.waitpid(child, 0)[1] != 0:
+        os.close(told)
+        raise OSError(errno.EAGAIN, "cannot fork")
+    return told
+
+
+def _detach(plan: Plan, tell: int) -> NoReturn:
+    status = 1
+    try:
+        os.setsid()
+        if os.fork() == 0:
+            umask = os.umask(0o077)
+            _close_descriptors({plan.folder, plan.reserve, tell})
+            os.chdir("/")
+            Supervisor(plan, tell, umask).run()
+        status = 0
+    except BaseException:  # noqa: BLE001 - nobody above could show it, and this must never return into the caller
+        _note_crash(plan)
+    finally:
+        os._exit(status)
+
+
+def _close_descriptors(keep: "set[int]") -> None:
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(null, standard)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) not in keep:
+            try:
+                os.close(int(name))
+            except OSError:
+                pass  # it was the listing's own
+
+
+def _note_crash(plan: Plan) -> None:
+    try:
+        job_files.write_file(plan.folder, "supervisor.log", traceback.format_exc().encode("utf-8", "replace"))
+    except OSError:
+        pass  # the job counts as lost, which is what it is
+
+
+class Supervisor:
+    """Watches one command from its start to its record."""
+
+    def __init__(self, plan: Plan, tell: int, umask: int) -> None:
+        self._plan = plan
+        self._tell = tell
+        self._umask = umask
+        self._subreaper = processes.become_subreaper()
+        self._memory = memory.count_kills()
+        self._command: Optional[Process] = None
+        self._status: Optional[int] = None
+        self._started = time.monotonic()
+        self._killed = False
+        self._wish = ""
+        self._leftovers = 0
+        self._unkillable: List[Process] = []
+        self._notes: List[str] = []
+
+    def run(self) -> None:
+        """Do all of it; the final record is written when this returns."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        # Inherited as ignored it would make the kernel drop every exit status.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        if self._start():
+            self._tell_started()
+            self._wait_for_command()
+            self._end_leftovers()
+        self._record()
+        self._tell_started()
+
+    def _tell_started(self) -> None:
+        if self._tell >= 0:
+            os.close(self._tell)
+            self._tell = -1
+
+    # Starting
+
+    def _start(self) -> bool:
+        if self._read_stop() is not None:
+            self._give_up_before_start()
+            return False
+        gate = os.pipe()
+        errors = os.pipe()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._notes.append(f"the command could not be started: cannot fork: {error.strerror}")
+            return False
+        if pid == 0:
+            _become_command(self._plan, self._umask, gate, errors)
+        os.close(gate[0])
+        os.close(errors[1])
+        self._command = processes.read_process(pid)
+        may_run = self._record_start(pid)
+        if may_run:
+            os.write(gate[1], b"1")
+        os.close(gate[1])
+        failure = os.read(errors[0], 4096).decode("utf-8", "replace")
+        os.close(errors[0])
+        if failure:
+            self._notes.append(f"the command could not be started: {failure}")
+        if failure or not may_run:
+            os.waitpid(pid, 0)
+        return may_run and not failure
+
+    def _record_start(self, pid: int) -> bool:
+        """Write started.json, before the command may run; whether it may."""
+        this = processes.read_process(os.getpid())
+        if this is None or self._command is None:
+            self._notes.append("the command could not be started: /proc does not show its process")
+            return False
+        record = {
+            "id": self._plan.job_id,
+            "pid": pid,
+            "command": self._command.as_record(),
+            "supervisor": this.as_record(),
+            "place": self._plan.place,
+            "started_at": time.time(),
+            "monotonic": self._started,
+            "subreaper": self._subreaper,
+            "locked": self._plan.locked,
+        }
+        try:
+            job_files.write_record(self._plan.folder, STARTED, record, replace=True)
+        except OSError as error:
+            self._notes.append(f"the command could not be started: {self._plan.path}/{STARTED}: {error.strerror}")
+            return False
+        if self._read_stop() is not None:
+            self._give_up_before_start()
+            return False
+        return True
+
+    def _give_up_before_start(self) -> None:
+        self._killed = True
+        self._notes.append("it was killed before its command started")
+
+    # Waiting
+
+    def _wait_for_command(self) -> None:
+        while self._status is None:
+            stop = self._read_stop()
+            if stop is not None:
+                self._stop(stop)
+                return
+            self._pause(_IDLE_SECONDS)
+
+    def _pause(self, seconds: float) -> None:
+        """Wait for a signal, at most this long, then collect what has ended."""
+        try:
+            received = signal.sigtimedwait(_SIGNALS, seconds)
+        except InterruptedError:
+            received = None
+        if received is not None and received.si_signo in _WISHES:
+            self._wish = _WISHES[received.si_signo]
+        self._reap()
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if self._command is not None and pid == self._command.pid:
+                self._status = status
+
+    def _read_stop(self) -> Optional[Mapping[str, Any]]:
+        request = None
+        try:
+            request = job_files.read_record(self._plan.folder, STOP, self._plan.job_id)
+        except (RecordError, OSError):
+            # Somebody wanted it to end, whatever became of the details.
+            request = {"signal": "SIGTERM", "grace": self._plan.grace}
+        if self._wish and (request is None or self._wish == "SIGKILL"):
+            return {"signal": self._wish, "grace": self._plan.grace, "by_signal": True}
+        return request
+
+    def _must_hurry(self) -> bool:
+        request = self._read_stop()
+        return request is not None and request["signal"] == "SIGKILL"
+
+    # Ending
+
+    def _members(self) -> List[Process]:
+        members = Snapshot().members(self._plan.job_id, os.getpid())
+        self._reap()
+        return [process for process in members if processes.find_alive(process.as_record())]
+
+    def _stop(self, request: Mapping[str, Any]) -> None:
+        self._killed = True
+        by_signal = "by_signal" in request
+        how = "stopped by a signal to its supervisor" if by_signal else f"stopped with {request['signal']}"
+        self._notes.append(how)
+        number = signal.Signals[request["signal"]]
+        if number != signal.SIGKILL:
+            for process in self._members():
+                processes.send_signal(process, number)
+            if self._wait_for_members(request["grace"], until_hurry=True):
+                return
+            self._notes.append("SIGKILL ended what was left")
+        self._kill_all()
+
+    def _wait_for_members(self, seconds: float, *, until_hurry: bool) -> bool:
+        """Wait until no process is left; False when time is over or SIGKILL was asked for."""
+        deadline = time.monotonic() + seconds
+        pause = 0.02
+        while self._members():
+            left = deadline - time.monotonic()
+            if left <= 0 or (until_hurry and self._must_hurry()):
+                return False
+            self._pause(min(pause, left))
+            pause = min(pause * 1.5, 0.5)
+        return True
+
+    def _end_leftovers(self) -> None:
+        """End what a finished command left behind: a process that nobody looks after holds a GPU for ever."""
+        if self._killed or self._wait_for_members(_SETTLE_SECONDS, until_hurry=True):
+            return
+        members = self._members()
+        self._leftovers = len(members)
+        for process in members:
+            processes.send_signal(process, signal.SIGTERM)
+        if members and not self._wait_for_members(LEFTOVER_GRACE, until_hurry=True):
+            self._kill_all()
+        if members:
+            self._notes.append(f"{_count(members)} that it left behind had to be ended")
+
+    def _kill_all(self) -> None:
+        """SIGKILL every process until two looks in a row find none, or it is plain that they do not die."""
+        deadline = time.monotonic() + _KILL_SECONDS
+        clean_looks = 0
+        while clean_looks < 2:
+            members = self._members()
+            clean_looks = 0 if members else clean_looks + 1
+            for process in members:
+                processes.send_signal(process, signal.SIGKILL)
+            if members and time.monotonic() > deadline:
+                self._give_up_on(members)
+                return
+            if members:
+                self._pause(0.02)
+
+    def _give_up_on(self, members: List[Process]) -> None:
+        self._unkillable = members[:_MOST_PIDS]
+        stuck = " (uninterruptible sleep)" if any(process.is_stuck for process in members) else ""
+        pids = ", ".join(str(process.pid) for process in members[:20])
+        self._notes.append(f"{_count(members)} do not die{stuck}: {pids}")
+
+    # Recording
+
+    def _record(self) -> None:
+        end = _decode(self._status)
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        record = {
+            "id": self._plan.job_id,
+            "exit_code": end.exit_code,
+            "signal": end.signal,
+            "core_dumped": end.core_dumped,
+            "killed": self._killed,
+            "reason": self._reason(end),
+            "ended_at": time.time(),
+            "duration": round(time.monotonic() - self._started, 3),
+            "leftovers": self._leftovers,
+            "unkillable": [process.pid for process in self._unkillable],
+            "resources": {
+                "user_seconds": round(usage.ru_utime, 3),
+                "system_seconds": round(usage.ru_stime, 3),
+                "max_rss_bytes": usage.ru_maxrss * 1024,
+            },
+        }
+        deadline = time.monotonic() + _RECORD_RETRY_SECONDS
+        pause = 0.1
+        # A full disk may have room later; nothing else is left to do.
+        while not self._try_to_record(record) and time.monotonic() < deadline:
+            time.sleep(pause)
+            pause = min(pause * 2, 5.0)
+
+    def _try_to_record(self, record: Mapping[str, Any]) -> bool:
+        """Write ended.json into the space kept for it; True when it is there, or when nobody can ever read it."""
+        if os.fstat(self._plan.folder).st_nlink == 0:
+            return True
+        try:
+            if job_files.exists(self._plan.folder, job_files.RESERVE):
+                fill_reserve(self._plan.folder, self._plan.reserve, record)
+            else:
+                job_files.write_record(self._plan.folder, ENDED, record)
+        except OSError:
+            return False
+        return True
+
+    def _reason(self, end: End) -> str:
+        notes = list(self._notes)
+        if end.signal is not None and not self._killed:
+            notes.insert(0, f"ended by {end.signal}{' (core dumped)' if end.core_dumped else ''}")
+        if not self._killed and end.exit_code != 0 and self._command is not None:
+            notes.append(memory.explain_kills(self._memory))
+        return "; ".join(note for note in notes if note)
+
+
+def fill_reserve(folder: int, reserve: int, record: Mapping[str, Any]) -> None:
+    """Turn the reserved file into ended.json, unless there is one; needs no free space."""
+    data = encode_record(record)
+    os.lseek(reserve, 0, os.SEEK_SET)
+    job_files.write_all(reserve, data)
+    os.ftruncate(reserve, len(data))
+    os.fsync(reserve)
+    job_files.publish(folder, job_files.RESERVE, ENDED)
+    job_files.remove(folder, job_files.RESERVE)
+
+
+def _become_command(plan: Plan, umask: int, gate: Tuple[int, int], errors: Tuple[int, int]) -> NoReturn:
+    """In the forked child: wait until the start is recorded, then become the command."""
+    try:
+        os.setsid()
+        # Else the gate would stay open when the supervisor dies.
+        os.close(gate[1])
+        if os.read(gate[0], 1) == b"1":
+            restore_signals()
+            os.umask(umask)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
+            os.dup2(os.open(job_files.OUT, flags, dir_fd=plan.folder), 1)
+            os.dup2(os.open(job_files.ERR, flags, dir_fd=plan.folder), 2)
+            os.chdir(plan.project)
+            run_shell(f"{plan.path}/{job_files.COMMAND}", plan.environment)
+    except BaseException as error:  # noqa: BLE001 - it is told to the supervisor, and this must never return
+        os.write(errors[1], str(error).encode("utf-8", "replace")[:4000])
+    finally:
+        os._exit(127)
+
+
+def run_shell(script: str, environment: Mapping[bytes, bytes]) -> NoReturn:
+    """Become a shell that runs a file: bash, sh where there is none."""
+    for shell in ("bash", "/bin/bash"):
+        try:
+            os.execvpe(shell, [shell, script], environment)
+        except (FileNotFoundError, PermissionError):
+            continue
+    os.execve("/bin/sh", ["sh", script], environment)
+
+
+def restore_signals() -> None:
+    """Give a command the signals that a fresh process has: Python ignores some, and ours are blocked."""
+    for number in range(1, signal.NSIG):
+        if number not in {signal.SIGKILL, signal.SIGSTOP}:
+            try:
+                signal.signal(number, signal.SIG_DFL)
+            except (OSError, ValueError):
+                pass  # a number that the C library keeps for itself
+    signal.pthread_sigmask(signal.SIG_SETMASK, set())
+
+
+def _decode(status: Optional[int]) -> End:
+    if status is None:
+        return End()
+    if os.WIFSIGNALED(status):
+        return End(None, _signal_name(os.WTERMSIG(status)), os.WCOREDUMP(status))
+    return End(os.WEXITSTATUS(status))
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}"
+
+
+def _count(members: List[Process]) -> str:
+    return "1 process" if len(members) == 1 else f"{len(members)} processes"
