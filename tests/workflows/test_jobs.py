@@ -95,7 +95,8 @@ def test_the_last_lines_are_shown_and_the_rest_is_kept(workspace: Workspace) -> 
 def test_killing_ends_processes_that_left_the_session_and_the_environment_row_1(
     workspace: Workspace, shared_servers: tuple[TestServer, TestServer]
 ) -> None:
-    command = "setsid sleep 1000 & env -i /bin/sleep 1000 & (setsid sh -c 'sleep 1000 & sleep 1000' &) ; trap '' TERM; wait; sleep 1000"
+    escapes = "setsid sleep 1000 & env -i /bin/sleep 1000 & (setsid sh -c 'sleep 1000 & sleep 1000' &)"
+    command = f"{escapes}; trap '' TERM; wait; sleep 1000"
     job = workspace.start("first", command)
     until(lambda: len(processes_of(job.id)) >= 4)
     assert job.kill(grace=0.5) is JobState.KILLED
@@ -106,9 +107,8 @@ def test_killing_ends_processes_that_left_the_session_and_the_environment_row_1(
 def test_a_checkpoint_can_be_written_before_the_end_row_23(
     workspace: Workspace, shared_servers: tuple[TestServer, TestServer]
 ) -> None:
-    job = workspace.start(
-        "first", "trap 'sleep 1; echo saved > saved.txt; exit 0' TERM; echo up; while :; do sleep 0.1; done"
-    )
+    on_term = "trap 'sleep 1; echo saved > saved.txt; exit 0' TERM"
+    job = workspace.start("first", f"{on_term}; echo up; while :; do sleep 0.1; done")
     until((remote_folder(shared_servers[0], job.id) / "job.out").read_bytes)
     assert job.kill() is JobState.KILLED
     assert (shared_servers[0].home / "project" / "saved.txt").read_text() == "saved\n"

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from tests.conftest import MakeServer
 
 
-def collect(
-    workspace: Workspace, command: str, **options: object
-) -> tuple[dict[str, int], dict[tuple[str, Stream], bytes]]:
-    output: dict[tuple[str, Stream], bytes] = {}
+Output = dict[tuple[str, Stream], bytes]
+
+
+def collect(workspace: Workspace, command: str, **options: object) -> tuple[dict[str, int], Output]:
+    output: Output = {}
 
     def take(server: str, stream: Stream, data: bytes) -> None:
         output[server, stream] = output.get((server, stream), b"") + data

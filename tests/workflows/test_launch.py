@@ -1,0 +1,154 @@
+"""Launches with the real torchrun on two servers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from remote_tool import JobState, Workspace
+from remote_tool.errors import JobError, UsageError
+from remote_tool.launchers.torch import LaunchRequest
+from remote_tool.workflows.follow_jobs import Chunk, FollowOptions
+from remote_tool.workflows.selection import JobSelection
+from tests.project import processes_of
+from tests.workflows.test_jobs import until
+
+# Importing torch.distributed takes seconds on two cores; a worker that needs no tensors does without.
+RANKS = """
+import json, os
+names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "RUN_UUID"]
+print(json.dumps({name: os.environ.get(name) for name in names}))
+"""
+TOGETHER = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+value = torch.ones(1)
+dist.all_reduce(value)
+print("sum", int(value))
+dist.destroy_process_group()
+"""
+FAILS = """
+import os, sys, time
+if os.environ["RANK"] == "2":
+    raise ValueError("rank two had enough")
+time.sleep(1000)
+"""
+STUBBORN = """
+import os, signal, subprocess, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+subprocess.Popen(["sleep", "1000"], start_new_session=True)
+print("up", flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def trainer(shared_project: Path) -> Workspace:
+    """The prepared workspace with the scripts of this file."""
+    for name, text in {"ranks.py": RANKS, "together.py": TOGETHER, "fails.py": FAILS, "stubborn.py": STUBBORN}.items():
+        (shared_project / name).write_text(text)
+    return Workspace.find(shared_project)
+
+
+def selection(jobs: list[str]) -> JobSelection:
+    return JobSelection(jobs=tuple(jobs), stopped=True)
+
+
+@pytest.mark.slow
+def test_every_rank_gets_its_place_and_its_own_log_rows_99_101(trainer: Workspace) -> None:
+    request = LaunchRequest("ranks.py", processes=2, environment={"GLOO_SOCKET_IFNAME": "mine"})
+    answer = trainer.launch(request)
+    shown: list[Chunk] = []
+    followed = trainer.follow_jobs(selection([job.id for job in answer.jobs]), shown.append)
+    assert followed.exit_code == 0, shown
+    outputs = [chunk for chunk in shown if chunk.stream.startswith("ranks") and chunk.stream.endswith("out")]
+    said = {chunk.label: json.loads(chunk.data) for chunk in outputs}
+    assert sorted(said) == ["first:0", "first:1", "second:2", "second:3"]
+    assert {values["WORLD_SIZE"] for values in said.values()} == {"4"}
+    assert {values["GLOO_SOCKET_IFNAME"] for values in said.values()} == {"mine"}
+    assert {values["NCCL_SOCKET_IFNAME"] for values in said.values()} == {"lo"}
+    assert len({values["RUN_UUID"] for values in said.values()}) == 1
+    assert [job.tags for job in answer.jobs] == [("master",), ()]
+
+
+@pytest.mark.slow
+def test_two_launches_at_once_never_become_one_row_93(trainer: Workspace) -> None:
+    answers = [trainer.launch(LaunchRequest("together.py", processes=1)) for _ in range(2)]
+    jobs = [job.id for answer in answers for job in answer.jobs]
+    shown: list[Chunk] = []
+    followed = trainer.follow_jobs(selection(jobs), shown.append)
+    assert followed.exit_code == 0, shown
+    assert [chunk.data for chunk in shown if chunk.data.startswith(b"sum")] == [b"sum 2\n"] * 4
+
+
+@pytest.mark.slow
+def test_a_failing_rank_stops_the_launch_and_is_named_rows_88_100(trainer: Workspace) -> None:
+    answer = trainer.launch(LaunchRequest("fails.py", processes=2))
+    jobs = [job.id for job in answer.jobs]
+    followed = trainer.follow_jobs(selection(jobs), lambda _chunk: None, FollowOptions(stop_rest=True))
+    failure = followed.first_failure
+    assert failure is not None
+    assert (failure.server, failure.rank, failure.exit_code) == ("second", 2, 1)
+    assert failure.message == "ValueError: rank two had enough"
+    assert "raise ValueError" in failure.traceback
+    assert {job.server: job.state for job in followed.jobs} == {"first": JobState.KILLED, "second": JobState.FAILED}
+    assert followed.exit_code == 1
+    assert [processes_of(job) for job in jobs] == [[], []]
+
+
+@pytest.mark.slow
+def test_workers_that_ignore_the_end_and_their_children_die_rows_1_2_89(trainer: Workspace) -> None:
+    answer = trainer.launch(LaunchRequest("stubborn.py", processes=2))
+    jobs = [job.id for job in answer.jobs]
+    until(lambda: all(len(processes_of(job)) >= 6 for job in jobs), 60)
+    stopped = trainer.stop_jobs(selection(jobs), grace=2)
+    assert stopped.errors == {}
+    assert [job.state for job in stopped.jobs] == [JobState.KILLED] * 2
+    assert [processes_of(job) for job in jobs] == [[], []]
+
+
+@pytest.mark.slow
+def test_a_dead_agent_does_not_leave_its_workers_row_17(trainer: Workspace) -> None:
+    answer = trainer.launch(LaunchRequest("stubborn.py", servers=("first",), processes=2))
+    (job,) = answer.jobs
+    until(lambda: len(processes_of(job.id)) >= 5, 60)
+    for pid in processes_of(job.id):
+        if b"torch.distributed.run" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+            continue
+        os.kill(pid, signal.SIGKILL)
+    ended = trainer.wait_jobs(selection([job.id]), timeout=60)
+    assert ended.jobs[0].state is JobState.FAILED
+    assert processes_of(job.id) == []
+
+
+def test_a_missing_script_is_named_before_anything_starts(trainer: Workspace) -> None:
+    with pytest.raises(UsageError, match=r"nothing\.py is not in"):
+        trainer.launch(LaunchRequest("nothing.py"))
+
+
+def test_a_dry_run_shows_the_plan_and_starts_nothing(trainer: Workspace) -> None:
+    before = len(trainer.list_jobs(JobSelection(stopped=True)).jobs)
+    plan = trainer.plan_torch(LaunchRequest("ranks.py", processes=3))
+    assert plan.world_size == 6
+    assert plan.rendezvous.address == "127.0.0.1"
+    assert len(trainer.list_jobs(JobSelection(stopped=True)).jobs) == before
+
+
+def test_an_address_that_nobody_reaches_is_named_rows_91_94(
+    trainer: Workspace, tmp_path: Path
+) -> None:
+    text = trainer.config.local.config_file.read_text()
+    text = text.replace("  first:
+", "  first:
+    address: nowhere.invalid
+", 1)
+    other = tmp_path / "project"
+    (other / ".remote").mkdir(parents=True)
+    (other / ".remote" / "configs.yaml").write_text(text)
+    (other / "ranks.py").write_text(RANKS)
+    with pytest.raises(JobError, match=r"cannot reach first at nowhere\.invalid:\d+"):
+        Workspace.find(other).plan_torch(LaunchRequest("ranks.py"))
