@@ -138,14 +138,9 @@ def test_a_dry_run_shows_the_plan_and_starts_nothing(trainer: Workspace) -> None
     assert len(trainer.list_jobs(JobSelection(stopped=True)).jobs) == before
 
 
-def test_an_address_that_nobody_reaches_is_named_rows_91_94(
-    trainer: Workspace, tmp_path: Path
-) -> None:
+def test_an_address_that_nobody_reaches_is_named_rows_91_94(trainer: Workspace, tmp_path: Path) -> None:
     text = trainer.config.local.config_file.read_text()
-    text = text.replace("  first:
-", "  first:
-    address: nowhere.invalid
-", 1)
+    text = text.replace("  first:\n", "  first:\n    address: nowhere.invalid\n", 1)
     other = tmp_path / "project"
     (other / ".remote").mkdir(parents=True)
     (other / ".remote" / "configs.yaml").write_text(text)
