@@ -68,7 +68,12 @@ def of_conda(folder: Path) -> tuple[dict[str, str], list[str], list[str]]:
     own.update(users_variables(folder))
     path = os.pathsep.join([str(folder / "bin"), os.environ.get("PATH", os.defpath)])
     after = source_scripts(folder, {**before, **own, "PATH": path})
-    changed = {name: value for name, value in after.items() if before.get(name) != value and name not in SHELL_OWN}
+    # A function that a script exports is a variable with a name that only bash can take.
+    changed = {
+        name: value
+        for name, value in after.items()
+        if before.get(name) != value and name not in SHELL_OWN and name.isidentifier()
+    }
     removed = sorted(name for name in before if name not in after and name not in SHELL_OWN)
     known = before.get("PATH", "").split(os.pathsep)
     added = [entry for entry in after.get("PATH", "").split(os.pathsep) if entry and entry not in known]

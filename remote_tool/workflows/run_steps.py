@@ -98,7 +98,7 @@ class ServerWork:
             if ended.status != 0:
                 status = 128 if ended.status is None else ended.status
                 raise self._failure(step, log, f"failed with {_as_text(ended)}", status)
-            done(detail or (log.last_lines[-1] if log.last_lines else ""))
+            done(detail or step.title)
 
     async def do(self, name: str, work: Callable[[], Awaitable[tuple[Outcome, str]]]) -> None:
         """Do a step that is more than a script; it says how it ended."""
