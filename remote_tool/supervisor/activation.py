@@ -26,6 +26,7 @@ _STRAY_NAMES = {
 }
 _STRAY_BEGINNINGS = ("MASTER_", "PET_", "TORCHELASTIC_", "SLURM_", "REMOTE_TOOL_")
 _LIMIT = 1024 * 1024
+_DEFAULTS: Dict[str, Any] = {"prefix": "", "python": "", "version": "", "variables": {}, "unset": [], "path": []}
 
 
 class ActivationError(Exception):
@@ -77,27 +78,21 @@ def load_activation(path: str) -> Activation:
         raise ActivationError(f"{path} cannot be read: {error}") from error
     if not isinstance(data, dict) or data.get("schema") != 1:
         raise ActivationError(f"{path} is not of schema 1")
-    activation = Activation(
-        data.get("prefix", ""),
-        data.get("python", ""),
-        data.get("version", ""),
-        data.get("variables", {}),
-        data.get("unset", []),
-        data.get("path", []),
-    )
-    _check(activation, path)
-    return activation
+    fields = {**_DEFAULTS, **data}
+    _check(fields, path)
+    return Activation(*(fields[name] for name in Activation._fields))
 
 
-def _check(activation: Activation, path: str) -> None:
-    texts = [activation.prefix, activation.python, activation.version]
-    lists_are_lists = isinstance(activation.unset, list) and isinstance(activation.path, list)
-    if not lists_are_lists or not isinstance(activation.variables, dict):
-        raise ActivationError(f"{path}: variables, unset and path must be an object and two lists")
-    texts += [*activation.variables, *activation.variables.values(), *activation.unset, *activation.path]
+def _check(fields: Mapping[str, Any], path: str) -> None:
+    for name, default in _DEFAULTS.items():
+        if type(fields[name]) is not type(default):
+            raise ActivationError(f"{path}: {name} cannot be {type(fields[name]).__name__}")
+    variables = fields["variables"]
+    texts = [fields["prefix"], fields["python"], fields["version"]]
+    texts += [*variables.values(), *fields["unset"], *fields["path"]]
     if not all(isinstance(text, str) and "\0" not in text for text in texts):
         raise ActivationError(f"{path}: holds something else than text")
-    if not all(is_variable_name(name) for name in activation.variables):
+    if not all(is_variable_name(name) for name in variables):
         raise ActivationError(f"{path}: holds a variable with an impossible name")
 
 
@@ -126,7 +121,7 @@ def build_environment(
     return built
 
 
-def _check_user(user: Any) -> None:
+def _check_user(user: object) -> None:
     if not isinstance(user, dict):
         raise ActivationError("The environment must be an object of names and values")
     for name, value in user.items():

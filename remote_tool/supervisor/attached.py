@@ -1,2 +1,129 @@
-from .requests import Request
-def run(request: Request) -> None: ...
+"""An attached command: it has the client's stdout and stderr, and does not outlive the client."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import select
+import signal
+import sys
+import time
+from typing import Dict, NoReturn, Optional
+
+from . import activation, job_files, processes
+from .activation import Origin
+from .requests import Request, RequestError, client_is_gone, is_text
+from .supervise import LEFTOVER_GRACE, SETTLE_SECONDS, decode_status, restore_signals, run_shell
+from .trees import Tree
+
+# Shells keep their own descriptors at 10 and above, and can close those with one digit.
+_SCRIPT_DESCRIPTOR = 9
+_ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+
+
+def run(request: Request) -> None:
+    """Carry out op ``run``; this process exits as the command does, 128+N for signal N."""
+    folders = request.folders()
+    command = request.get("command", is_text)
+    user = request.get("environment", lambda value: isinstance(value, dict), default={})
+    job_id = f"run-{secrets.token_hex(16)}"
+    origin = Origin(folders.project, job_id, request.get("server", is_text, default=""))
+    environment = activation.build_environment(
+        os.environb, activation.load_activation(folders.activation), user, origin
+    )
+    if not os.path.isdir(folders.project):
+        raise RequestError(f"{folders.project} is not there", hint="remote-tool rsync")
+    script = _hide_script(folders.scripts, command)
+    os.chdir(folders.project)
+    mark = b"\0%s run\n" % request.nonce.encode("ascii")
+    job_files.write_all(1, mark)
+    job_files.write_all(2, mark)
+    sys.exit(_Attached(job_id).run(script, environment))
+
+
+def _hide_script(folder: str, command: str) -> int:
+    """Return a descriptor of a nameless file with the command: it may be long, and ``ps`` shows no secret."""
+    name = os.path.join(folder, f".run-{secrets.token_hex(8)}")
+    file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    os.unlink(name)
+    # Closed by the script itself, so that its children do not get it.
+    text = f"exec {_SCRIPT_DESCRIPTOR}<&-; {command}\n"
+    job_files.write_all(file, text.encode("utf-8", "surrogateescape"))
+    os.lseek(file, 0, os.SEEK_SET)
+    return file
+
+
+class _Attached:
+    def __init__(self, job_id: str) -> None:
+        self._status: Optional[int] = None
+        self._child = 0
+        self._tree = Tree(job_id, self._pause)
+        self._woken, wake = os.pipe()
+        os.set_blocking(wake, False)
+        os.set_blocking(self._woken, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, *_ENDING_SIGNALS):
+            signal.signal(number, _do_nothing)
+
+    def run(self, script: int, environment: Dict[bytes, bytes]) -> int:
+        """Run the command and end its whole tree with it, or with the client."""
+        processes.become_subreaper()
+        self._child = os.fork()
+        if self._child == 0:
+            _become_command(script, environment)
+        os.close(script)
+        while self._status is None and not self._must_end():
+            self._reap()
+        has_ended = self._status is not None
+        if not (has_ended and self._tree.wait(SETTLE_SECONDS, _never)):
+            self._tree.signal(signal.SIGTERM)
+            if not self._tree.wait(LEFTOVER_GRACE, _never):
+                self._tree.kill()
+        end = decode_status(self._status)
+        if end.exit_code is not None:
+            return end.exit_code
+        return 128 + (os.WTERMSIG(self._status) if self._status is not None else signal.SIGKILL)
+
+    def _must_end(self) -> bool:
+        """Wait for a signal or for word from the client; whether the command shall end."""
+        ready = select.select([0, self._woken], [], [])[0]
+        if self._woken in ready and any(number in os.read(self._woken, 4096) for number in _ENDING_SIGNALS):
+            return True
+        return 0 in ready and client_is_gone(0)
+
+    def _pause(self, seconds: float) -> None:
+        time.sleep(seconds)
+        self._reap()
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self._child:
+                self._status = status
+
+
+def _become_command(script: int, environment: Dict[bytes, bytes]) -> NoReturn:
+    try:
+        signal.set_wakeup_fd(-1)
+        os.setsid()
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(script, _SCRIPT_DESCRIPTOR)
+        restore_signals()
+        run_shell(f"/proc/self/fd/{_SCRIPT_DESCRIPTOR}", environment)
+    except BaseException as error:  # noqa: BLE001 - it is told to the user, and this must never return
+        os.write(2, f"The command could not be started: {error}\n".encode("utf-8", "replace"))
+    finally:
+        os._exit(127)
+
+
+def _do_nothing(number: int, frame: object) -> None:
+    """Let the wake-up descriptor tell."""
+
+
+def _never() -> bool:
+    return False

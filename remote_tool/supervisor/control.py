@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Callable, Dict
+from typing import Callable, Dict, NoReturn
 
-from . import attached, follow, job_files, network, starting, status, stopping
+from . import attached, facts, follow, job_files, network, starting, status, stopping
 from .activation import ActivationError
 from .framing import FramingError
 from .processes import JOB_MARKER, SUPERVISOR_MARKER
@@ -18,7 +18,7 @@ _OPS: Dict[str, Callable[[Request], None]] = {
     "stop": stopping.stop,
     "follow": follow.follow,
     "run": attached.run,
-    "facts": network.facts,
+    "facts": facts.facts,
     "listen": network.listen,
     "connect": network.connect,
 }
@@ -48,15 +48,12 @@ def _leave_other_job(entry: str) -> None:
         return
     environment = {name: value for name, value in os.environb.items() if name != JOB_MARKER.encode("ascii")}
     environment[SUPERVISOR_MARKER.encode("ascii")] = b"1"
-    os.execve(sys.executable, [sys.executable, "-I", "-S", entry], environment)
+    os.execve(sys.executable, [sys.executable, "-I", "-S", entry], environment)  # noqa: S606 - no shell is the point
 
 
 def _answer(request: Request) -> int:
-    op = _OPS.get(request.op)
     try:
-        if op is None:
-            raise RequestError(f"This server's control program does not know {request.op!r:.40}")
-        op(request)
+        _OPS.get(request.op, _refuse)(request)
     except RequestError as error:
         request.answer({"error": str(error), "hint": error.hint})
     except (job_files.FolderError, ActivationError, FramingError) as error:
@@ -69,3 +66,7 @@ def _answer(request: Request) -> int:
     else:
         return 0
     return 1
+
+
+def _refuse(request: Request) -> NoReturn:
+    raise RequestError(f"This server's control program does not know {request.op!r:.40}")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Union
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, NamedTuple, Optional, Union
 
 from . import job_files, states
 from .records import ENDED, RecordError, is_job_id
 from .requests import Request, client_is_gone, is_list
-from .states import Here, Standing
-from .streams import find_streams, size_of
+from .streams import find_streams, size_of, stream_sizes
+
+if TYPE_CHECKING:
+    from .states import Standing
 
 CHUNK = 256 * 1024
 _SHORTEST_PAUSE = 0.01
@@ -47,8 +49,9 @@ def follow(request: Request) -> None:
 
 
 class _FollowedJob:
-    def __init__(self, jobs: Optional[int], asked: Any, *, wait: bool) -> None:
-        self.job_id = asked.get("id") if isinstance(asked, dict) else None
+    def __init__(self, jobs: Optional[int], asked: object, *, wait: bool) -> None:
+        fields = asked if isinstance(asked, dict) else {}
+        self.job_id = str(fields.get("id"))
         self.is_done = False
         self._offsets: Dict[str, int] = {}
         self._paths: Dict[str, str] = {}
@@ -59,7 +62,7 @@ class _FollowedJob:
         self._ended = False
         self._folder: Optional[int] = None
         if jobs is not None and is_job_id(self.job_id):
-            self._offsets = _checked_offsets(asked.get("offsets"))
+            self._offsets = _checked_offsets(fields.get("offsets"))
             self._folder = _open(self.job_id, jobs)
 
     def advance(self) -> Iterator[_Message]:
@@ -134,7 +137,7 @@ class _FollowedJob:
         if isinstance(standing, str):
             return _Message({"error": standing})
         assert self._folder is not None
-        return _Message({"status": standing.as_answer(self.job_id)})
+        return _Message({"status": {**standing.as_answer(self.job_id), "sizes": stream_sizes(self._folder)}})
 
 
 def _open(job_id: str, jobs: int) -> Optional[int]:
@@ -144,7 +147,7 @@ def _open(job_id: str, jobs: int) -> Optional[int]:
         return None
 
 
-def _checked_offsets(offsets: Any) -> Dict[str, int]:
+def _checked_offsets(offsets: object) -> Dict[str, int]:
     if not isinstance(offsets, dict):
         return {}
     return {name: value for name, value in offsets.items() if type(value) is int and value >= 0}

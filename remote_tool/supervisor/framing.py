@@ -1,6 +1,6 @@
-"""Answers as frames: what a server prints on stdout, apart from what its ``.bashrc`` prints there.
+r"""Answers as frames: what a server prints on stdout, apart from what its ``.bashrc`` prints there.
 
-A frame is ``\\0<nonce> <header length> <body length>\\n``, a header in JSON and a body of bytes. The nonce is fresh for
+A frame is ``\0<nonce> <header length> <body length>\n``, a header in JSON and a body of bytes. The nonce is fresh for
 every call, so no other output can look like a frame.
 """
 

@@ -13,13 +13,14 @@ Every record is JSON with ``"schema": 1``, is written beside and renamed, and is
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import secrets
 import stat
 from typing import Any, Mapping
 
-from .records import ENDED, SPEC, STARTED, Record, RecordError, encode_record, parse_record
+from .records import Record, RecordError, encode_record, parse_record
 
 COMMAND = "command"
 OUT = "job.out"
@@ -138,10 +139,8 @@ def write_file(folder: int, name: str, data: bytes) -> None:
 
 def sync_folder(folder: int) -> None:
     """See a folder's names on disk, where the file system can."""
-    try:
+    with contextlib.suppress(OSError):
         os.fsync(folder)
-    except OSError:
-        pass
 
 
 def create_file(folder: int, name: str) -> int:
@@ -162,10 +161,8 @@ def create_folder(name: str, parent: int | None = None) -> int:
 
 def remove(folder: int, name: str) -> None:
     """Remove a file if it is there."""
-    try:
+    with contextlib.suppress(FileNotFoundError):
         os.unlink(name, dir_fd=folder)
-    except FileNotFoundError:
-        pass
 
 
 def write_all(file: int, data: bytes | memoryview) -> None:
@@ -192,7 +189,9 @@ def open_jobs_folder(path: str, *, create: bool = False) -> int | None:
             return open_jobs_folder(path)
     except OSError as error:
         if error.errno in {errno.ELOOP, errno.ENOTDIR}:
-            raise FolderError(f"{path} is a symbolic link or no folder; jobs are kept in a plain folder only") from error
+            raise FolderError(
+                f"{path} is a symbolic link or no folder; jobs are kept in a plain folder only"
+            ) from error
         raise
     status = os.fstat(folder)
     if status.st_uid != os.geteuid():

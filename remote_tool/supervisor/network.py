@@ -1,4 +1,201 @@
-from .requests import Request
-def facts(request: Request) -> None: ...
-def listen(request: Request) -> None: ...
-def connect(request: Request) -> None: ...
+"""Whether the servers of a launch reach each other: one listens with a secret, the others try its addresses."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import select
+import socket
+import threading
+import time
+from typing import Any, Dict, List, Optional, Tuple
+
+from . import addresses
+from .requests import Request, RequestError, client_is_gone, is_list, is_text
+
+_LISTEN_SECONDS = 60.0
+_CONNECT_SECONDS = 60
+_LAST_PORT = 65535
+_MOST_CONNECTIONS = 64
+_MOST_CANDIDATES = 64
+_PORT_RANGE = "/proc/sys/net/ipv4/ip_local_port_range"
+_LOWEST_PORT = 20000
+_HIGHEST_PORT = 64999
+_ATTEMPTS = 200
+# A port stays ours until the launch that asked for it has bound it, or has failed.
+_RESERVED_SECONDS = 600.0
+
+
+def listen(request: Request) -> None:
+    """Answer op ``listen``: prove to everybody who connects that this machine was reached."""
+    port = request.get("port", lambda value: type(value) is int and 0 <= value <= _LAST_PORT, default=0)
+    secret = request.get("secret", is_text).encode("ascii", "replace")
+    listener, port = _bind(port) if port else _bind_free()
+    with listener:
+        listener.listen(128)
+        request.answer({"port": port})
+        _serve(listener, secret)
+
+
+def _serve(listener: socket.socket, secret: bytes) -> None:
+    deadline = time.monotonic() + _LISTEN_SECONDS
+    peers: List[socket.socket] = []
+    while time.monotonic() < deadline:
+        watched: List[Any] = [0, listener, *peers]
+        ready = select.select(watched, [], [], max(0.0, deadline - time.monotonic()))[0]
+        if 0 in ready and client_is_gone(0):
+            break
+        for peer in [peer for peer in peers if peer in ready]:
+            # They close first, so that the port is free again at once.
+            peers.remove(peer)
+            peer.close()
+        if listener in ready:
+            _greet(listener, peers, secret)
+    for peer in peers:
+        peer.close()
+
+
+def _greet(listener: socket.socket, peers: List[socket.socket], secret: bytes) -> None:
+    try:
+        peer, _ = listener.accept()
+    except OSError:
+        return
+    try:
+        peer.setblocking(False)
+        peer.send(secret)
+        peers.append(peer)
+    except OSError:
+        peer.close()
+    if len(peers) > _MOST_CONNECTIONS:
+        peers.pop(0).close()
+
+
+def _bind(port: int) -> Tuple[socket.socket, int]:
+    """Listen on all addresses, of both families where there are two."""
+    try:
+        listener = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    except OSError:
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("", port))
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise RequestError(f"Port {port} is in use on this server", hint="choose another --master-port") from error
+        raise RequestError(f"Port {port} cannot be opened on this server: {error.strerror}") from error
+    return listener, port
+
+
+def _bind_free() -> Tuple[socket.socket, int]:
+    """Listen on a port that nothing uses and no other launch has been given."""
+    low, high = _ephemeral_range()
+    # The kernel gives ephemeral ports to anybody between our test and torchrun's use.
+    ports = [port for port in range(_LOWEST_PORT, _HIGHEST_PORT) if not low <= port <= high] or [0]
+    for _ in range(_ATTEMPTS):
+        port = random.SystemRandom().choice(ports)
+        if not _reserve(port):
+            continue
+        try:
+            return _bind(port)
+        except RequestError:
+            continue
+    raise RequestError("No free port was found on this server", hint="choose one with --master-port")
+
+
+def _ephemeral_range() -> Tuple[int, int]:
+    try:
+        with open(_PORT_RANGE, encoding="ascii") as stream:
+            low, high = stream.read(64).split()
+        return int(low), int(high)
+    except (OSError, ValueError):
+        return 32768, 60999
+
+
+def _reserve(port: int) -> bool:
+    """Note that a port is given away, whichever project asks; whether it was free to give."""
+    folder = os.path.join(os.environ["HOME"], ".cache", "remote-tool", "ports")
+    os.makedirs(folder, 0o700, exist_ok=True)
+    # A home may be shared by several servers.
+    name = os.path.join(folder, f"{socket.gethostname()}-{port}")
+    try:
+        os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
+    except FileExistsError:
+        pass
+    else:
+        return True
+    try:
+        if time.time() - os.stat(name).st_mtime > _RESERVED_SECONDS:
+            # Whoever removes it may make it; only one can.
+            os.unlink(name)
+    except FileNotFoundError:
+        pass
+    return False
+
+
+def connect(request: Request) -> None:
+    """Answer op ``connect``: try all addresses at once, and believe only those that know the secret."""
+    candidates = request.get("candidates", lambda value: is_list(value) and all(is_text(item) for item in value))
+    port = request.get("port", lambda value: type(value) is int and 0 < value <= _LAST_PORT)
+    secret = request.get("secret", is_text).encode("ascii", "replace")
+    seconds = request.get(
+        "timeout", lambda value: isinstance(value, (int, float)) and 0 < value <= _CONNECT_SECONDS, default=5
+    )
+    deadline = time.monotonic() + seconds
+    attempts = [_Attempt(address, port, secret, deadline) for address in candidates[:_MOST_CANDIDATES]]
+    for attempt in attempts:
+        attempt.join(max(0.0, deadline + 0.5 - time.monotonic()))
+    request.answer({"results": [attempt.result() for attempt in attempts]})
+
+
+def _is_timeout(value: object) -> bool:
+    return isinstance(value, (int, float)) and 0 < value <= _CONNECT_SECONDS
+
+
+class _Attempt(threading.Thread):
+    def __init__(self, address: str, port: int, secret: bytes, deadline: float) -> None:
+        # A name server may not answer, and then nobody waits for the thread.
+        super().__init__(daemon=True)
+        self._address = address
+        self._port = port
+        self._secret = secret
+        self._deadline = deadline
+        self._local: Optional[str] = None
+        self._error: Optional[str] = "no answer in time"
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._try()
+        except OSError as error:
+            self._error = error.strerror or str(error)
+
+    def _try(self) -> None:
+        with socket.create_connection((self._address, self._port), self._left()) as connection:
+            local = str(connection.getsockname()[0])
+            received = b""
+            while len(received) < len(self._secret):
+                connection.settimeout(self._left())
+                piece = connection.recv(len(self._secret) - len(received))
+                if not piece:
+                    break
+                received += piece
+        if received == self._secret:
+            self._local, self._error = local, None
+        else:
+            self._error = "another program answers there"
+
+    def _left(self) -> float:
+        return max(0.01, self._deadline - time.monotonic())
+
+    def result(self) -> Dict[str, Any]:
+        local = self._local
+        return {
+            "address": self._address,
+            "ok": local is not None,
+            "error": None if local is not None else self._error,
+            "local_address": local,
+            "interface": addresses.interface_of(local) if local is not None else "",
+        }

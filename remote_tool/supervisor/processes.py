@@ -15,6 +15,7 @@ JOB_MARKER = "REMOTE_TOOL_JOB_ID"
 SUPERVISOR_MARKER = "REMOTE_TOOL_SUPERVISOR"
 _ENVIRONMENT_LIMIT = 8 * 1024 * 1024
 _PR_SET_CHILD_SUBREAPER = 36
+_STAT_FIELDS = 20
 
 
 class Process(NamedTuple):
@@ -64,7 +65,7 @@ def read_process(pid: int) -> Optional[Process]:
         return None
     # The name may hold spaces and parentheses, so the fields are counted from its last one.
     fields = text[text.rfind(b")") + 2 :].split()
-    if len(fields) < 20:
+    if len(fields) < _STAT_FIELDS:
         return None
     return Process(pid, int(fields[1]), int(fields[19]), fields[0].decode("ascii"), int(fields[17]))
 
@@ -125,11 +126,8 @@ class Snapshot:
             job_id: Whose.
             supervisor: Pid of the living supervisor, 0 when it has gone.
         """
-        found = []
-        for process in self.processes.values():
-            if process.is_alive and process.pid != supervisor and self._belongs(process, job_id, supervisor):
-                found.append(process)
-        return found
+        others = (process for process in self.processes.values() if process.is_alive and process.pid != supervisor)
+        return [process for process in others if self._belongs(process, job_id, supervisor)]
 
     def _belongs(self, process: Process, job_id: str, supervisor: int) -> bool:
         seen = set()
@@ -175,7 +173,7 @@ def become_subreaper() -> bool:
     try:
         import ctypes  # noqa: PLC0415 - some Pythons lack it, and then a job runs all the same
 
-        return ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+        return bool(ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
     except (ImportError, OSError, AttributeError):
         return False
 

@@ -21,6 +21,8 @@ STOP = "stop.json"
 ENDED = "ended.json"
 
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
+_HIGHEST_EXIT_CODE = 255
+_SHOWN = 60
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 Record = Dict[str, Any]
@@ -100,7 +102,7 @@ def _is_resources(value: object) -> bool:
 
 
 def _is_exit_code(value: object) -> bool:
-    return _is_count(value) and value <= 255  # type: ignore[operator]
+    return _is_count(value) and value <= _HIGHEST_EXIT_CODE  # type: ignore[operator]
 
 
 def _or_none(check: Callable[[object], bool]) -> Callable[[object], bool]:
@@ -197,7 +199,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> Record:
 
 def _shown(value: object) -> str:
     text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def encode_record(record: Mapping[str, Any]) -> bytes:

@@ -48,7 +48,7 @@ class Request:
         while data:
             data = data[os.write(1, data) :]
 
-    def get(self, name: str, check: Callable[[Any], bool], default: Any = None) -> Any:
+    def get(self, name: str, check: Callable[[Any], bool], default: Any = None) -> Any:  # noqa: ANN401 - of any type, checked here
         """Return a field that passes the check, or the default when it is missing; RequestError otherwise."""
         value = self._fields.get(name)
         if value is None and default is not None:
@@ -95,13 +95,15 @@ def client_is_gone(seconds: float) -> bool:
     return bool(ready) and not os.read(0, 65536)
 
 
-def is_list(value: Any) -> bool:
+def is_list(value: object) -> bool:
     return isinstance(value, list)
 
 
-def is_text(value: Any) -> bool:
+def is_text(value: object) -> bool:
     return isinstance(value, str) and "\0" not in value
 
 
-def _is_relative(value: Any) -> bool:
-    return is_text(value) and value and not value.startswith("/") and ".." not in value.split("/")
+def _is_relative(value: object) -> bool:
+    if not isinstance(value, str) or not is_text(value):
+        return False
+    return value != "" and not value.startswith("/") and ".." not in value.split("/")

@@ -69,7 +69,7 @@ def start(request: Request) -> None:
     request.answer({"jobs": [_finish(job, deadline) for job in begun], "now": time.time()})
 
 
-def _check_job(job: Any, active: Activation, folders: Folders) -> Wanted:
+def _check_job(job: object, active: Activation, folders: Folders) -> Wanted:
     if not isinstance(job, dict) or not is_job_id(job.get("id")):
         raise RequestError("The request holds a job without a proper id")
     command = job.get("command")

@@ -135,7 +135,7 @@ def _starting(folder: int, spec: Record, here: Here) -> Standing:
 
 
 def _is_here(place: Mapping[str, str], this: Mapping[str, str]) -> bool:
-    """Whether the pids of a place mean something here: the same boot has the same boot id, a container its namespace."""
+    """Whether the pids of a place mean something here: a boot has its id, and a container its namespace."""
     return place["boot_id"] == this["boot_id"] and place["pid_namespace"] == this["pid_namespace"]
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from . import job_files, states
 from .framing import HEADER_LIMIT
 from .records import RecordError, is_job_id
 from .requests import Request, is_list
-from .states import Here
-from .streams import find_streams, size_of
+from .streams import stream_sizes
+
+if TYPE_CHECKING:
+    from .states import Here
 
 _SHORT_COMMAND = 100
 # Leaves room for what an estimate misses.
@@ -58,7 +60,7 @@ def _describe(jobs: Optional[int], name: str, here: Here) -> Dict[str, Any]:
         raise RecordError(f"is not a plain folder: {error.strerror}") from error
     try:
         answer = states.judge(folder, name, here).as_answer(name)
-        answer["sizes"] = {stream: size_of(folder, path) or 0 for stream, path in find_streams(folder).items()}
+        answer["sizes"] = stream_sizes(folder)
     finally:
         os.close(folder)
     return answer

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, NamedTuple, Optional
 
 from . import job_files, processes, states
 from .processes import Process, Snapshot
 from .records import ENDED, STOP, RecordError, is_grace, is_job_id, is_signal
 from .requests import Request, is_list
-from .states import Standing
+
+if TYPE_CHECKING:
+    from .states import Standing
 
 # Beyond the grace, for SIGKILL and for the record.
 _EXTRA_SECONDS = 15.0
@@ -37,7 +39,8 @@ def stop(request: Request) -> None:
     folders = request.folders()
     ids = request.get("ids", is_list)
     wish = Wish(
-        request.get("signal", is_signal, "SIGTERM"), request.get("grace", lambda value: value is None or is_grace(value))
+        request.get("signal", is_signal, "SIGTERM"),
+        request.get("grace", lambda value: value is None or is_grace(value)),
     )
     jobs = job_files.open_jobs_folder(folders.jobs)
     stops = [JobStop(jobs, job_id, wish) for job_id in ids]
@@ -57,10 +60,10 @@ class JobStop:
         answer: What is known of it; complete when the steps have ended.
     """
 
-    def __init__(self, jobs: Optional[int], job_id: Any, wish: Wish) -> None:
+    def __init__(self, jobs: Optional[int], job_id: object, wish: Wish) -> None:
         self.answer: Dict[str, Any] = {"id": job_id, "state": None, "ended": None, "left": [], "already": False}
         self._jobs = jobs
-        self._job_id = job_id
+        self._job_id = str(job_id)
         self._wish = wish
         self._folder = -1
 

@@ -26,8 +26,8 @@ class Attempt(NamedTuple):
 def find_streams(folder: int) -> Dict[str, str]:
     """Return the path below the job's folder of every stream that there is.
 
-    ``out`` and ``err`` always; of torchrun's ``--log-dir`` the streams ``ranks/<attempt>/<local rank>/out``, ``err`` and
-    ``error``. A job that runs torchrun several times has the attempts of all of them, counted on.
+    ``out`` and ``err`` always; of torchrun's ``--log-dir`` the streams ``ranks/<attempt>/<local rank>/out``, ``err``
+    and ``error``. A job that runs torchrun several times has the attempts of all of them, counted on.
     """
     streams = {"out": OUT, "err": ERR}
     for number, path in _number_attempts(_find_attempts(folder)):
@@ -38,6 +38,11 @@ def find_streams(folder: int) -> Dict[str, str]:
                 if name in _RANK_FILES:
                     streams[f"ranks/{number}/{int(rank)}/{_RANK_FILES[name]}"] = f"{path}/{rank}/{name}"
     return streams
+
+
+def stream_sizes(folder: int) -> Dict[str, int]:
+    """Return how many bytes every stream has."""
+    return {stream: size_of(folder, path) or 0 for stream, path in find_streams(folder).items()}
 
 
 def size_of(folder: int, path: str) -> Optional[int]:

@@ -6,32 +6,34 @@ job fall to. Whatever happens to the connection does not reach it.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import resource
 import signal
 import time
 import traceback
-from typing import Any, Dict, List, Mapping, NamedTuple, NoReturn, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, NoReturn, Optional, Tuple
 
 from . import job_files, memory, processes
-from .processes import Process, Snapshot
 from .records import ENDED, STARTED, STOP, RecordError, encode_record
+from .trees import Tree
+
+if TYPE_CHECKING:
+    from .processes import Process
 
 RESERVED_BYTES = 16 * 1024
 # What a finished command leaves behind gets this long after SIGTERM.
 LEFTOVER_GRACE = 5.0
 # Children of a command that is just ending go by themselves, and are no leftovers.
-_SETTLE_SECONDS = 0.5
-# SIGKILL is repeated for this long; what is left then does not die.
-_KILL_SECONDS = 10.0
+SETTLE_SECONDS = 0.5
 # A request to stop is in stop.json and comes with SIGUSR1; this is for one whose sender died in between.
 _IDLE_SECONDS = 10.0
 _RECORD_RETRY_SECONDS = 86400.0
 _MOST_PIDS = 500
 _SIGNALS = {signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 # On a full disk stop.json cannot be written, and the signal itself is the wish.
-_WISHES = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "SIGTERM", signal.SIGUSR2: "SIGKILL"}
+_WISHES: Dict[int, str] = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "SIGTERM", signal.SIGUSR2: "SIGKILL"}
 
 
 class Plan(NamedTuple):
@@ -69,7 +71,7 @@ class End(NamedTuple):
 
 
 def spawn(plan: Plan) -> int:
-    """Fork a supervisor away; the descriptor returned ends when the command runs, or when it is known that it does not."""
+    """Fork a supervisor away; the descriptor returned ends when the command runs, or is known not to."""
     told, tell = os.pipe()
     try:
         child = os.fork()
@@ -107,18 +109,16 @@ def _close_descriptors(keep: "set[int]") -> None:
     for standard in (0, 1, 2):
         os.dup2(null, standard)
     for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and int(name) not in keep:
-            try:
+        if int(name) not in {0, 1, 2, *keep}:
+            # One of them was the listing's own.
+            with contextlib.suppress(OSError):
                 os.close(int(name))
-            except OSError:
-                pass  # it was the listing's own
 
 
 def _note_crash(plan: Plan) -> None:
-    try:
+    # The job counts as lost then, which is what it is.
+    with contextlib.suppress(OSError):
         job_files.write_file(plan.folder, "supervisor.log", traceback.format_exc().encode("utf-8", "replace"))
-    except OSError:
-        pass  # the job counts as lost, which is what it is
 
 
 class Supervisor:
@@ -130,6 +130,7 @@ class Supervisor:
         self._umask = umask
         self._subreaper = processes.become_subreaper()
         self._memory = memory.count_kills()
+        self._tree = Tree(plan.job_id, self._pause)
         self._command: Optional[Process] = None
         self._status: Optional[int] = None
         self._started = time.monotonic()
@@ -155,8 +156,6 @@ class Supervisor:
         if self._tell >= 0:
             os.close(self._tell)
             self._tell = -1
-
-    # Starting
 
     def _start(self) -> bool:
         if self._read_stop() is not None:
@@ -217,8 +216,6 @@ class Supervisor:
         self._killed = True
         self._notes.append("it was killed before its command started")
 
-    # Waiting
-
     def _wait_for_command(self) -> None:
         while self._status is None:
             stop = self._read_stop()
@@ -263,77 +260,39 @@ class Supervisor:
         request = self._read_stop()
         return request is not None and request["signal"] == "SIGKILL"
 
-    # Ending
-
-    def _members(self) -> List[Process]:
-        members = Snapshot().members(self._plan.job_id, os.getpid())
-        self._reap()
-        return [process for process in members if processes.find_alive(process.as_record())]
-
     def _stop(self, request: Mapping[str, Any]) -> None:
         self._killed = True
         by_signal = "by_signal" in request
         how = "stopped by a signal to its supervisor" if by_signal else f"stopped with {request['signal']}"
         self._notes.append(how)
-        number = signal.Signals[request["signal"]]
-        if number != signal.SIGKILL:
-            for process in self._members():
-                processes.send_signal(process, number)
-            if self._wait_for_members(request["grace"], until_hurry=True):
+        if request["signal"] != "SIGKILL":
+            self._tree.signal(signal.Signals[request["signal"]])
+            if self._tree.wait(request["grace"], self._must_hurry):
                 return
             self._notes.append("SIGKILL ended what was left")
-        self._kill_all()
-
-    def _wait_for_members(self, seconds: float, *, until_hurry: bool) -> bool:
-        """Wait until no process is left; False when time is over or SIGKILL was asked for."""
-        deadline = time.monotonic() + seconds
-        pause = 0.02
-        while self._members():
-            left = deadline - time.monotonic()
-            if left <= 0 or (until_hurry and self._must_hurry()):
-                return False
-            self._pause(min(pause, left))
-            pause = min(pause * 1.5, 0.5)
-        return True
+        self._give_up_on(self._tree.kill())
 
     def _end_leftovers(self) -> None:
         """End what a finished command left behind: a process that nobody looks after holds a GPU for ever."""
-        if self._killed or self._wait_for_members(_SETTLE_SECONDS, until_hurry=True):
+        if self._killed or self._tree.wait(SETTLE_SECONDS, self._must_hurry):
             return
-        members = self._members()
-        self._leftovers = len(members)
-        for process in members:
-            processes.send_signal(process, signal.SIGTERM)
-        if members and not self._wait_for_members(LEFTOVER_GRACE, until_hurry=True):
-            self._kill_all()
-        if members:
-            self._notes.append(f"{_count(members)} that it left behind had to be ended")
-
-    def _kill_all(self) -> None:
-        """SIGKILL every process until two looks in a row find none, or it is plain that they do not die."""
-        deadline = time.monotonic() + _KILL_SECONDS
-        clean_looks = 0
-        while clean_looks < 2:
-            members = self._members()
-            clean_looks = 0 if members else clean_looks + 1
-            for process in members:
-                processes.send_signal(process, signal.SIGKILL)
-            if members and time.monotonic() > deadline:
-                self._give_up_on(members)
-                return
-            if members:
-                self._pause(0.02)
+        leftovers = self._tree.signal(signal.SIGTERM)
+        self._leftovers = len(leftovers)
+        if leftovers:
+            self._notes.append(f"{_count(leftovers)} that it left behind had to be ended")
+        if not self._tree.wait(LEFTOVER_GRACE, self._must_hurry):
+            self._give_up_on(self._tree.kill())
 
     def _give_up_on(self, members: List[Process]) -> None:
+        if not members:
+            return
         self._unkillable = members[:_MOST_PIDS]
         stuck = " (uninterruptible sleep)" if any(process.is_stuck for process in members) else ""
         pids = ", ".join(str(process.pid) for process in members[:20])
         self._notes.append(f"{_count(members)} do not die{stuck}: {pids}")
 
-    # Recording
-
     def _record(self) -> None:
-        end = _decode(self._status)
+        end = decode_status(self._status)
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
         record = {
             "id": self._plan.job_id,
@@ -416,24 +375,24 @@ def run_shell(script: str, environment: Mapping[bytes, bytes]) -> NoReturn:
     """Become a shell that runs a file: bash, sh where there is none."""
     for shell in ("bash", "/bin/bash"):
         try:
-            os.execvpe(shell, [shell, script], environment)
+            os.execvpe(shell, [shell, script], environment)  # noqa: S606 - it is the shell
         except (FileNotFoundError, PermissionError):
             continue
-    os.execve("/bin/sh", ["sh", script], environment)
+    os.execve("/bin/sh", ["sh", script], environment)  # noqa: S606 - it is the shell
 
 
 def restore_signals() -> None:
     """Give a command the signals that a fresh process has: Python ignores some, and ours are blocked."""
     for number in range(1, signal.NSIG):
         if number not in {signal.SIGKILL, signal.SIGSTOP}:
-            try:
+            # The C library keeps some numbers for itself.
+            with contextlib.suppress(OSError, ValueError):
                 signal.signal(number, signal.SIG_DFL)
-            except (OSError, ValueError):
-                pass  # a number that the C library keeps for itself
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
 
 
-def _decode(status: Optional[int]) -> End:
+def decode_status(status: Optional[int]) -> End:
+    """Return how a process ended by what a wait returned; None for one that no wait returned."""
     if status is None:
         return End()
     if os.WIFSIGNALED(status):

@@ -1,0 +1,161 @@
+"""What a launch must know of this server: versions, GPUs, addresses. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import select
+import socket
+import time
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
+
+from . import activation, addresses, processes
+from .activation import Activation, ActivationError
+
+if TYPE_CHECKING:
+    from .requests import Request
+
+_GPU_DEVICE = re.compile(r"nvidia[0-9]+", re.ASCII)
+_DISTRIBUTION = re.compile(r"(torch|nvidia_nccl_cu[0-9]+)-([^-]+)\.dist-info", re.ASCII)
+# Asked only when the packages are not where they usually are: a cold start on a network disk takes its time.
+_ASK_SECONDS = 20.0
+_OUTPUT_LIMIT = 65536
+_SERVER_ADDRESS = 2
+_QUESTION = """
+from importlib.metadata import distributions
+for found in distributions():
+    name = (found.metadata["Name"] or "").lower().replace("-", "_")
+    if name == "torch" or name.startswith("nvidia_nccl_cu"):
+        print(name, found.version)
+"""
+
+
+def facts(request: Request) -> None:
+    """Answer op ``facts``; ``launch`` adds what costs time."""
+    folders = request.folders()
+    is_launch = request.get("launch", lambda value: isinstance(value, bool), default=False)
+    answer: Dict[str, Any] = {
+        "python": platform.python_version(),
+        "torch": None,
+        "nccl": None,
+        "gpus": count_gpus(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "hostname": socket.gethostname(),
+        "machine": platform.machine(),
+        "identity": processes.place(),
+        "addresses": addresses.list_addresses(),
+        "ssh_server_address": _ssh_server_address(),
+        "now": time.time(),
+    }
+    try:
+        active = activation.load_activation(folders.activation)
+    except ActivationError as error:
+        request.answer({**answer, "python": None, "problem": str(error)})
+        return
+    answer["python"] = active.version or answer["python"]
+    answer.update(_find_versions(active, ask=is_launch))
+    request.answer(answer)
+
+
+def count_gpus() -> int:
+    """Return how many GPUs a command may use: those that CUDA_VISIBLE_DEVICES allows of NVIDIA's and AMD's."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        # CUDA takes the devices before the first that it does not know, and -1 is none that it knows.
+        return len([name for name in f"{visible},".partition("-1")[0].split(",") if name.strip()])
+    nvidia = sum(1 for name in _list("/dev") if _GPU_DEVICE.fullmatch(name))
+    return nvidia or _count_amd()
+
+
+def _count_amd() -> int:
+    nodes = "/sys/class/kfd/kfd/topology/nodes"
+    count = 0
+    for node in _list(nodes):
+        try:
+            with open(f"{nodes}/{node}/gpu_id", encoding="ascii") as stream:
+                count += int(stream.read(32)) != 0
+        except (OSError, ValueError):
+            continue
+    return count
+
+
+def _ssh_server_address() -> Optional[str]:
+    # Client address and port, server address and port, as ssh(1) has it.
+    fields = os.environ.get("SSH_CONNECTION", "").split()
+    return fields[2] if len(fields) > _SERVER_ADDRESS else None
+
+
+def _find_versions(active: Activation, *, ask: bool) -> Dict[str, Optional[str]]:
+    found = _versions_in_prefix(active)
+    if "torch" not in found and ask and active.python:
+        # It may lie in a parent environment, or on a PYTHONPATH of the activation.
+        found = _versions_of_python(active)
+    nccl = [version for name, version in found.items() if name.startswith("nvidia_nccl")]
+    return {"torch": found.get("torch"), "nccl": nccl[0] if nccl else None}
+
+
+def _versions_in_prefix(active: Activation) -> Dict[str, str]:
+    found = {}
+    for library in ("lib", "lib64"):
+        for python in _list(f"{active.prefix}/{library}"):
+            if python.startswith("python3"):
+                for name in _list(f"{active.prefix}/{library}/{python}/site-packages"):
+                    match = _DISTRIBUTION.fullmatch(name)
+                    if match:
+                        found[match.group(1)] = match.group(2)
+    return found
+
+
+def _versions_of_python(active: Activation) -> Dict[str, str]:
+    environment = dict(os.environ)
+    environment.update(active.variables)
+    lines = _output_of([active.python, "-c", _QUESTION], environment).splitlines()
+    return {line.partition(" ")[0]: line.partition(" ")[2] for line in lines}
+
+
+def _output_of(arguments: List[str], environment: Dict[str, str]) -> str:
+    """Return what a program prints; nothing when it fails or takes too long."""
+    output, write_end = os.pipe()
+    null = os.open(os.devnull, os.O_RDWR)
+    actions: List[Tuple[Any, ...]] = [
+        (os.POSIX_SPAWN_DUP2, null, 0),
+        (os.POSIX_SPAWN_DUP2, write_end, 1),
+        (os.POSIX_SPAWN_DUP2, null, 2),
+    ]
+    try:
+        child = os.posix_spawn(arguments[0], arguments, environment, file_actions=actions)
+    except OSError:
+        os.close(output)
+        return ""
+    finally:
+        os.close(write_end)
+        os.close(null)
+    try:
+        return _read_to_end(output, time.monotonic() + _ASK_SECONDS).decode("utf-8", "replace")
+    finally:
+        os.close(output)
+        _end(child)
+
+
+def _read_to_end(output: int, deadline: float) -> bytes:
+    data = b""
+    while len(data) < _OUTPUT_LIMIT and select.select([output], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        piece = os.read(output, 4096)
+        if not piece:
+            return data
+        data += piece
+    return b""
+
+
+def _end(child: int) -> None:
+    if os.waitpid(child, os.WNOHANG)[0] == 0:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+
+
+def _list(path: str) -> List[str]:
+    try:
+        return sorted(os.listdir(path))
+    except OSError:
+        return []

@@ -1,0 +1,67 @@
+"""All processes of one job, and how they are ended: politely, then hard, and looked for until none is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Callable, List
+
+from .processes import Process, Snapshot, find_alive, send_signal
+
+# SIGKILL is repeated for this long; what is left then does not die.
+KILL_SECONDS = 10.0
+# A process that forks while it dies may have been missed by one look.
+_CLEAN_LOOKS = 2
+
+
+class Tree:
+    """The processes of a job below this process, which looks after it."""
+
+    def __init__(self, job_id: str, pause: Callable[[float], None]) -> None:
+        """Take over the looking after.
+
+        Args:
+            job_id: Whose processes.
+            pause: Waits at most so many seconds, and collects children that have ended.
+        """
+        self._job_id = job_id
+        self._pause = pause
+
+    def members(self) -> List[Process]:
+        """Return those that live."""
+        members = Snapshot().members(self._job_id, os.getpid())
+        self._pause(0)
+        return [process for process in members if find_alive(process.as_record())]
+
+    def signal(self, number: int) -> List[Process]:
+        """Signal all of them once; returns whom."""
+        members = self.members()
+        for process in members:
+            send_signal(process, number)
+        return members
+
+    def wait(self, seconds: float, is_urgent: Callable[[], bool]) -> bool:
+        """Wait until none is left; False when time is over or it became urgent."""
+        deadline = time.monotonic() + seconds
+        pause = 0.02
+        while self.members():
+            left = deadline - time.monotonic()
+            if left <= 0 or is_urgent():
+                return False
+            self._pause(min(pause, left))
+            pause = min(pause * 1.5, 0.5)
+        return True
+
+    def kill(self) -> List[Process]:
+        """SIGKILL until several looks in a row find none; returns those that do not die."""
+        deadline = time.monotonic() + KILL_SECONDS
+        clean_looks = 0
+        while clean_looks < _CLEAN_LOOKS:
+            members = self.signal(signal.SIGKILL)
+            clean_looks = 0 if members else clean_looks + 1
+            if members and time.monotonic() > deadline:
+                return members
+            if members:
+                self._pause(0.02)
+        return []
