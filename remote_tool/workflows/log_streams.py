@@ -11,13 +11,14 @@ from remote_tool.errors import JobError
 from remote_tool.jobs.logs import LogFolder
 from remote_tool.jobs.records import parse_job
 from remote_tool.transport.pool import on_every
+from remote_tool.workflows.events import Notice
 from remote_tool.workflows.supervisor import converse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from remote_tool.errors import RemoteToolError
-    from remote_tool.jobs.job import Job
+    from remote_tool.jobs.job import Job, JobState
     from remote_tool.supervisor.framing import Frame
     from remote_tool.workflows.context import Context
 
@@ -100,6 +101,9 @@ def _take(context: Context, copy: _Copy, frame: Frame, listener: Listener) -> No
     if "status" in frame.header:
         _take_status(context, copy, frame.header["status"], listener)
         return
+    if "error" in frame.header:
+        _take_loss(context, copy, str(frame.header["error"]), listener)
+        return
     stream = copy.add(frame.header, frame.body)
     if frame.body:
         listener.on_bytes(copy.job, stream, frame.body)
@@ -112,3 +116,11 @@ def _take_status(context: Context, copy: _Copy, status: object, listener: Listen
     recorded = context.registry.update([replace(seen, logs_complete=seen.state.is_finished)])
     if recorded and seen.state.is_finished:
         listener.on_end(recorded[0])
+
+
+def _take_loss(context: Context, copy: _Copy, why: str, listener: Listener) -> None:
+    """The server has no readable record of the job: there is nothing more to come of it."""
+    context.report(Notice(copy.job.server, f"job {copy.job.key}: {why}"))
+    lost = replace(copy.job, state=JobState.LOST, reason=why, ended_at=time.time(), logs_complete=True)
+    for job in context.registry.update([lost]):
+        listener.on_end(job)

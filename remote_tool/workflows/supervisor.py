@@ -73,7 +73,7 @@ class Conversation:
         await self._explain_silence()
 
     def _raise_error(self, header: Mapping[str, Any]) -> None:
-        if "error" in header:
+        if "error" in header and "job" not in header:
             raise JobError(str(header["error"]), hint=str(header.get("hint", "")), server=self._host.name)
 
     async def _explain_silence(self) -> None:
@@ -104,7 +104,7 @@ def control_script(config: Config) -> str:
         f'cd "$HOME"/{shlex.quote(config.remote.scripts)} || exit {NO_PROJECT}\n'
         f"[ -x ./python ] || exit {NO_PYTHON}\n"
         f"[ -d supervisor-{version} ] || exit {NO_SUPERVISOR}\n"
-        f"REMOTE_TOOL_SUPERVISOR=1 exec ./python -I -S -B supervisor-{version}/supervisor/run_control.py\n"
+        f"REMOTE_TOOL_SUPERVISOR=1 exec ./python -I -S -B supervisor-{version}/run_control.py\n"
     )
 
 
