@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from remote_tool.errors import JobError
+from remote_tool.jobs.job import JobState
 from remote_tool.jobs.logs import LogFolder
 from remote_tool.jobs.records import parse_job
 from remote_tool.transport.pool import on_every
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from remote_tool.errors import RemoteToolError
-    from remote_tool.jobs.job import Job, JobState
+    from remote_tool.jobs.job import Job
     from remote_tool.supervisor.framing import Frame
     from remote_tool.workflows.context import Context
 
