@@ -1,0 +1,156 @@
+"""All the connections of one command, and work on several servers at once."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
+
+from remote_tool.errors import HostKeyError, LoginError, RemoteToolError, SomeServersFailedError, UsageError
+from remote_tool.transport.asking import Asker
+from remote_tool.transport.known_hosts import Reader
+from remote_tool.transport.ssh_host import SshHost, Surroundings, connect
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
+    from remote_tool.config.model import Config
+    from remote_tool.transport.host import Host
+
+T = TypeVar("T")
+
+LOGINS_AT_ONCE = 8  # to one address: a stock sshd begins to drop at 10
+
+
+class HostPool:
+    """Connects to each server at its first use, once, and closes all connections at the end.
+
+    Args:
+        config: Whose servers there are.
+        report: Told what the user should know, for a server: ``report(server, text)``.
+        trace: Told each remote command: ``trace(server, label, seconds)``.
+        ask_password: Asks the user for a secret; None when there is no terminal.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        report: Callable[[str, str], None] | None = None,
+        trace: Callable[[str, str, float], None] | None = None,
+        ask_password: Callable[[str], str | None] | None = None,
+    ) -> None:
+        notice = report or _ignore_notice
+        self._config = config
+        self._notice = notice
+        self._surroundings = Surroundings(
+            known_hosts=config.local.known_hosts,
+            policy=config.host_keys,
+            reader=Reader(lambda text: notice("", text)),
+            asker=Asker(ask_password),
+            notice=notice,
+            trace=trace or _ignore_trace,
+        )
+        self._connecting: dict[str, asyncio.Task[SshHost]] = {}
+        self._logins: dict[tuple[str, int | None], asyncio.Semaphore] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def host(self, name: str) -> Host:
+        """Return a server that we are logged in to; connects at the first use and after the link was lost.
+
+        Raises:
+            ConnectError: No connection; a refused login or host key is not tried again.
+        """
+        task = self._connecting.get(name)
+        if task is None or _is_spent(task):
+            task = asyncio.create_task(self._connect(name), name=f"connect {name}")
+            self._connecting[name] = task
+        # Others may wait for it too, so one caller that gives up does not end it.
+        return await asyncio.shield(task)
+
+    async def close(self) -> None:
+        """Close every connection, within a bound, also when a server does not answer."""
+        tasks, self._connecting = list(self._connecting.values()), {}
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(result.close() for result in results if isinstance(result, SshHost)))
+
+    async def _connect(self, name: str) -> SshHost:
+        server = self._config.servers.get(name)
+        if server is None:
+            known = ", ".join(self._config.servers)
+            raise UsageError(f"Unknown server {name!r}", hint=f"The servers are: {known}")
+        limit = self._logins.setdefault((server.hostname, server.port), asyncio.Semaphore(LOGINS_AT_ONCE))
+        async with limit:
+            return await connect(server, self._surroundings)
+
+
+@dataclass
+class Results(Generic[T]):
+    """What each server answered, and the errors of those that did not."""
+
+    values: dict[str, T] = field(default_factory=dict)
+    errors: dict[str, RemoteToolError] = field(default_factory=dict)
+
+    def raise_if_any_failed(self) -> None:
+        """Raise what failed.
+
+        Raises:
+            RemoteToolError: The error itself when only one server was asked.
+            SomeServersFailedError: Several were asked.
+        """
+        if not self.errors:
+            return
+        if len(self.errors) + len(self.values) == 1:
+            raise next(iter(self.errors.values()))
+        raise SomeServersFailedError(self.errors, list(self.values))
+
+
+async def on_every(names: Iterable[str], action: Callable[[str], Awaitable[T]]) -> Results[T]:
+    """Do something on all servers at once; one that fails stops no other, a bug stops all."""
+    names = list(dict.fromkeys(names))
+    values: dict[str, T] = {}
+    errors: dict[str, RemoteToolError] = {}
+
+    async def act(name: str) -> None:
+        try:
+            values[name] = await action(name)
+        except RemoteToolError as error:
+            errors[name] = error
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for name in names:
+                group.create_task(act(name), name=name)
+    except BaseExceptionGroup as problems:
+        raise problems.exceptions[0] from None
+    return Results(
+        {name: values[name] for name in names if name in values},
+        {name: errors[name] for name in names if name in errors},
+    )
+
+
+def _is_spent(task: asyncio.Task[SshHost]) -> bool:
+    """Tell whether a new connection may be tried: the last one is gone or failed for a reason that may pass."""
+    if not task.done():
+        return False
+    if task.cancelled():
+        return True
+    error = task.exception()
+    if error is None:
+        return not task.result().alive
+    return not isinstance(error, LoginError | HostKeyError | UsageError)
+
+
+def _ignore_notice(server: str, text: str) -> None:
+    """Tell nobody."""
+
+
+def _ignore_trace(server: str, label: str, seconds: float) -> None:
+    """Tell nobody."""
