@@ -104,7 +104,7 @@ def control_script(config: Config) -> str:
         f'cd "$HOME"/{shlex.quote(config.remote.scripts)} || exit {NO_PROJECT}\n'
         f"[ -x ./python ] || exit {NO_PYTHON}\n"
         f"[ -d supervisor-{version} ] || exit {NO_SUPERVISOR}\n"
-        f"REMOTE_TOOL_SUPERVISOR=1 exec ./python -I -S -B supervisor-{version}/run_control.py\n"
+        f"REMOTE_TOOL_SUPERVISOR=1 exec ./python -I -S supervisor-{version}/run_control.py\n"
     )
 
 
