@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import http.client
 import os
 import secrets
 import shlex
@@ -58,7 +59,7 @@ async def _fetch_here(work: ServerWork, installer: ChosenInstaller, reason: Step
                 with work.told("download-here") as done:
                     await asyncio.to_thread(_download, installer, file)
                     done(installer.name)
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             raise EnvironmentSetupError(
                 f"{work.server} cannot download {installer.name}, nor can this machine: {error}",
                 hint=f"download {installer.url} by hand and name it in configs.yaml as environment.installer.file",

@@ -107,6 +107,9 @@ def main():
 
 
 main()
+# The solver's threads may outlive the interpreter, which then aborts.
+sys.stdout.flush()
+os._exit(0)
 '''
 
 _ACTIVATE = """\
