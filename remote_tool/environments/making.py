@@ -50,7 +50,7 @@ if [ -f "$activation" ]; then
         echo "The environment is here already"
         exit 0
     fi
-    users=$(grep -lF -- "$prefix/" /proc/[0-9]*/environ 2>/dev/null | sed 's|^/proc/||; s|/environ$||' | tr '\n' ' ')
+    users=$(grep -lF -- "$prefix" /proc/[0-9]*/environ 2>/dev/null | sed 's|^/proc/||; s|/environ$||' | tr '\n' ' ')
     [ -z "$users" ] || refuse "the environment must be made anew, but processes run in it: ${users% }" \
         "stop them first, see: remote-tool job-list"
 fi
