@@ -188,6 +188,7 @@ class SshHost:
             f"name={shlex.quote(name)}\n"
             "new=.upload.$$\n"
             "trap 'rm -f \"$new\"' EXIT\n"
+            "trap 'exit 1' HUP PIPE TERM\n"
             'cat > "$new" || exit\n'
             f'[ "$(wc -c < "$new")" -eq {len(data)} ] || {{ echo "not all of it came" >&2; exit 1; }}\n'
             '[ ! -d "./$name" ] || { echo "$name is a folder" >&2; exit 1; }\n'
@@ -725,6 +726,11 @@ class _Connection(asyncssh.SSHClient):
         self.ended = True
         self.end_reason = exc
 
+    def debug_msg_received(self, msg: str, lang: str, always_display: bool) -> None:
+        """Answer what sshd says after each login by key: it is small, and the next packet waits for our answer."""
+        del msg, lang, always_display
+        _acknowledge_now(self._raw)
+
     async def public_key_auth_requested(self) -> Sequence[asyncssh.SSHKeyPair] | None:
         """Offer the keys with a passphrase, one by one, when no other key was taken."""
         self._note_methods()
@@ -888,6 +894,14 @@ def _abandon(opening: asyncio.Task[None], channel: SshChannel) -> None:
     """Close a session that opened after nobody wanted it any more; its error has nobody to go to."""
     if not opening.cancelled() and opening.exception() is None:
         channel.close()
+
+
+def _acknowledge_now(connection: asyncssh.SSHClientConnection | None) -> None:
+    """Let Linux acknowledge what came, instead of 40 ms later; until then sshd holds back what it says next."""
+    link = connection.get_extra_info("socket") if connection is not None else None
+    if link is not None and hasattr(socket, "TCP_QUICKACK"):
+        with suppress(OSError):
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
 
 class LockedKeyError(ValueError):

@@ -1,0 +1,492 @@
+"""What a connection does: scripts, their streams and their ends."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import hashlib
+import os
+import shutil
+import signal
+import time
+from importlib.metadata import requires
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from remote_tool.errors import ConnectError, ConnectionLostError, RemoteCommandError
+from remote_tool.transport import ssh_host
+from remote_tool.transport.host import MEBIBYTE, Exit, Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from remote_tool.transport.host import Channel, Host
+    from tests.conftest import MakeServer
+    from tests.sshd import TestServer
+    from tests.transport.conftest import LogIn, Told
+
+ALL_BYTES = bytes(range(256))
+
+
+async def read_to_end(channel: Channel, stream: Stream = Stream.OUT) -> bytes:
+    data = b""
+    while chunk := await channel.read(stream):
+        data += chunk
+    return data
+
+
+async def read_some(channel: Channel, wanted: bytes) -> None:
+    """Wait for what a script prints when it has got that far."""
+    data = b""
+    while wanted not in data:
+        chunk = await channel.read()
+        assert chunk, data
+        data += chunk
+
+
+async def until(condition: Callable[[], bool]) -> bool:
+    """Wait for something that another process does."""
+    for _ in range(1000):
+        if condition():
+            return True
+        await asyncio.sleep(0.01)
+    return False
+
+
+# Output, input and status
+
+
+async def test_both_outputs_and_the_status_come_back_as_bytes(host: Host) -> None:
+    """Row 37: bytes that are no UTF-8 change nothing."""
+    completed = await host.run("cat; cat /dev/null; printf 'bad \\377' >&2; exit 7", stdin=ALL_BYTES, check=False)
+
+    assert completed.stdout == ALL_BYTES
+    assert completed.stderr == b"bad \xff"
+    assert completed.exit == Exit(7)
+    assert not completed.ok
+    assert (await host.run("echo alive")).stdout == b"alive\n"
+
+
+@pytest.mark.parametrize("status", [0, 1, 2, 126, 127, 128, 137, 255])
+async def test_the_exit_status_is_the_commands_own(host: Host, status: int) -> None:
+    assert (await host.run(f"exit {status}", check=False)).exit == Exit(status)
+
+
+async def test_a_signal_is_told_apart_from_a_status(host: Host) -> None:
+    assert (await host.run("kill -TERM $$", check=False)).exit == Exit(None, "TERM")
+    with pytest.raises(RemoteCommandError, match="was ended by SIGTERM") as caught:
+        await host.run("kill -TERM $$")
+    assert caught.value.exit_status == 128 + signal.SIGTERM
+
+
+async def test_a_failed_command_is_an_error_with_the_end_of_what_it_said(host: Host) -> None:
+    with pytest.raises(RemoteCommandError) as caught:
+        await host.run("echo first >&2; echo 'no such thing' >&2; exit 3", label="look for a thing")
+
+    assert str(caught.value) == "first: look for a thing failed with status 3: no such thing"
+    assert caught.value.stderr_tail == "first\nno such thing"
+    assert (caught.value.server, caught.value.command, caught.value.exit_status) == ("first", "look for a thing", 3)
+
+
+async def test_a_script_may_hold_any_character(host: Host) -> None:
+    """Row 58, 107: quotes, newlines, exclamation marks, percent signs, backslashes, and bytes that are no UTF-8."""
+    text = "".join(chr(number) for number in range(1, 128)) + "äöü€\udcff"
+    script = "cat <<'END OF IT'\n" + text + "\nEND OF IT\n"
+    assert (await host.run(script)).stdout == text.encode("utf-8", "surrogateescape") + b"\n"
+
+
+async def test_a_script_with_a_nul_is_refused_here(host: Host) -> None:
+    with pytest.raises(ValueError, match="NUL"):
+        await host.run("echo \0")
+
+
+@pytest.mark.parametrize("size", [100, 10_000, 128 * 1024, 1_000_000])
+async def test_a_script_may_be_of_any_length(host: Host, size: int) -> None:
+    """Row 56: nothing of it is in argv, and stdin after it is the command's own."""
+    script = f"text='{'x' * size}'\nprintf %s \"$text\" | wc -c\ncat"
+    assert (await host.run(script, stdin=b"the rest")).stdout.split() == [str(size).encode(), b"the", b"rest"]
+
+
+async def test_a_script_is_not_seen_in_the_list_of_processes(host: Host) -> None:
+    """Row 111: secrets travel in stdin."""
+    seen = (await host.run("secret=canary4711; cat /proc/*/cmdline 2>/dev/null | tr '\\0' '\\n'; true")).stdout
+    assert b"eval" in seen
+    assert b"canary4711" not in seen
+
+
+async def test_stdin_arrives_while_the_command_runs_and_its_end_is_passed_on(host: Host) -> None:
+    async with host.open('while read -r line; do echo "got $line"; done; echo end') as channel:
+        for word in (b"one", b"two"):
+            await channel.write(word + b"\n")
+            assert await channel.read() == b"got " + word + b"\n"
+        await channel.write_eof()
+        assert await read_to_end(channel) == b"end\n"
+        assert await channel.wait() == Exit(0)
+        assert await channel.read() == b""
+
+
+async def test_megabytes_go_both_ways_at_once(host: Host) -> None:
+    data = os.urandom(20 * MEBIBYTE)
+
+    async def send(channel: Channel) -> None:
+        for start in range(0, len(data), MEBIBYTE):
+            await channel.write(data[start : start + MEBIBYTE])
+        await channel.write_eof()
+
+    async with host.open("cat") as channel:
+        sending = asyncio.create_task(send(channel))
+        digest = hashlib.sha256()
+        while chunk := await channel.read(size=MEBIBYTE):
+            digest.update(chunk)
+        await sending
+        assert await channel.wait() == Exit(0)
+    assert digest.digest() == hashlib.sha256(data).digest()
+
+
+async def test_a_slow_reader_slows_the_command_down(host: Host) -> None:
+    """Row 37: what nobody reads stays on the server."""
+    async with host.open("head -c 200000000 /dev/zero; echo done >&2") as channel:
+        await channel.read(size=1)
+        await asyncio.sleep(0.3)
+        assert len(channel._outputs[Stream.OUT].data) < 20 * MEBIBYTE  # type: ignore[attr-defined]
+
+
+async def test_one_stream_can_be_read_while_the_other_is_full(host: Host) -> None:
+    async with host.open("head -c 10000000 /dev/zero >&2; echo now") as channel:
+        assert await channel.read() == b"now\n"
+        assert len(await read_to_end(channel, Stream.ERR)) == 10_000_000
+        assert await channel.wait() == Exit(0)
+
+
+async def test_the_end_can_be_awaited_before_the_output_is_read(host: Host) -> None:
+    async with host.open("head -c 10000000 /dev/zero; exit 4") as channel:
+        assert await channel.wait() == Exit(4)
+        assert len(await read_to_end(channel)) == 10_000_000
+
+
+async def test_writing_to_a_command_that_has_ended_is_no_error(host: Host) -> None:
+    async with host.open("exit 5") as channel:
+        assert await channel.wait() == Exit(5)
+        await channel.write(b"x" * MEBIBYTE)
+        await channel.write_eof()
+    assert (await host.run("exit 6", stdin=b"x" * 8 * MEBIBYTE, check=False)).exit == Exit(6)
+
+
+# Limits
+
+
+async def test_a_command_that_takes_too_long_is_given_up(host: Host) -> None:
+    began = time.monotonic()
+    with pytest.raises(RemoteCommandError, match=r"first: sleep 60: not done after 0\.2 s") as caught:
+        await host.run("sleep 60", timeout=0.2)
+    assert time.monotonic() - began < 1
+    assert caught.value.exit_status == 124
+    assert (await host.run("echo alive")).ok
+
+
+async def test_a_command_that_says_too_much_is_given_up(host: Host) -> None:
+    with pytest.raises(RemoteCommandError, match="flood: said more than 100000 bytes"):
+        await host.run("yes", limit=100_000, label="flood")
+    with pytest.raises(RemoteCommandError, match="said more than 100000 bytes"):
+        await host.run("yes >&2", limit=100_000)
+    assert (await host.run("head -c 100000 /dev/zero", limit=100_000)).stdout == bytes(100_000)
+
+
+async def test_leaving_the_context_ends_stdin_and_frees_the_place(host: Host, server: TestServer) -> None:
+    async with host.open("echo $$; cat >/dev/null; echo gone > $HOME/mark") as channel:
+        await read_some(channel, b"\n")
+    assert await until((server.home / "mark").exists)
+
+
+async def test_cancelling_leaves_the_connection_usable_and_no_task_behind(
+    host: Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Row 61: also where the session is only just being opened."""
+    before = asyncio.all_tasks()
+    for turns in range(12):
+        task = asyncio.create_task(host.run("sleep 60"))
+        for _ in range(turns):
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert (await host.run("echo alive")).stdout == b"alive\n"
+    await asyncio.sleep(0)
+    gc.collect()
+    assert asyncio.all_tasks() == before
+    assert "never retrieved" not in caplog.text
+
+
+async def test_a_reader_is_woken_when_its_channel_is_closed(host: Host) -> None:
+    async with host.open("sleep 60") as channel:
+        reading = asyncio.create_task(channel.read())
+        await asyncio.sleep(0)
+        channel.close()
+        assert await asyncio.wait_for(reading, 1) == b""
+
+
+# The number of sessions
+
+
+@pytest.mark.parametrize("allowed", [1, 2, 10])
+async def test_more_commands_than_sessions_wait_for_each_other(
+    make_server: MakeServer, log_in: LogIn, allowed: int
+) -> None:
+    """Row 46: a server with MaxSessions 1 does all of them, one by one."""
+    async with log_in(make_server(MaxSessions=str(allowed))) as host:
+        answers = await asyncio.gather(*(host.run(f"sleep 0.02; echo {number}") for number in range(15)))
+    assert [answer.stdout for answer in answers] == [b"%d\n" % number for number in range(15)]
+
+
+async def test_a_given_up_session_makes_room_when_its_command_ends(make_server: MakeServer, log_in: LogIn) -> None:
+    """Row 46: sshd counts a session until its command has ended."""
+    async with log_in(make_server(MaxSessions="1")) as host:
+        async with host.open("trap '' PIPE HUP; sleep 0.5"):
+            pass
+        assert (await host.run("echo next")).stdout == b"next\n"
+
+
+async def test_a_server_without_sessions_is_a_clear_error(make_server: MakeServer, log_in: LogIn) -> None:
+    """Row 46."""
+    async with log_in(make_server(MaxSessions="0")) as host:
+        with pytest.raises(ConnectError, match="first: the server opens no session: open failed") as caught:
+            await host.run("true")
+    assert "MaxSessions" in caught.value.hint
+
+
+# Noise and login shells
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        pytest.param("echo Welcome", id="a line"),
+        pytest.param("printf 'no newline'", id="no newline"),
+        pytest.param("head -c 2000000 /dev/zero", id="2 MB"),
+        pytest.param("printf '\\000%s\\n' 0123456789abcdef0123456789abcdef; echo '{\"ok\": true}'", id="an old answer"),
+        pytest.param("echo out; echo err >&2; printf '\\000'", id="both outputs"),
+    ],
+)
+async def test_what_the_login_shell_prints_is_cut_off(
+    make_server: MakeServer, log_in: LogIn, told: Told, noise: str
+) -> None:
+    """Rows 52 and 53: only what follows this call's own mark is an answer."""
+    shell = make_server(ForceCommand=f'{noise}; eval "$SSH_ORIGINAL_COMMAND"')
+    async with log_in(shell) as host:
+        completed = await host.run("echo answer; echo problem >&2; cat", stdin=b"input")
+        async with host.open("echo again") as channel:
+            assert await read_to_end(channel) == b"again\n"
+    assert (completed.stdout, completed.stderr) == (b"answer\ninput", b"problem\n")
+    assert "bytes of noise before it" in told.traces[-1][1]
+
+
+async def test_endless_noise_is_an_error(make_server: MakeServer, log_in: LogIn) -> None:
+    """Row 52: within bounds of memory."""
+    async with log_in(make_server(ForceCommand="yes")) as host:
+        with pytest.raises(RemoteCommandError, match="printed more than 16777216 bytes before it began"):
+            await host.run("echo answer")
+
+
+async def test_a_login_shell_that_lets_nobody_in_is_named(make_server: MakeServer, log_in: LogIn) -> None:
+    """Row 54: nologin ends with status 1, or with 0, but never runs anything."""
+    for status in (0, 1):
+        command = f"echo This account is currently not available.; exit {status}"
+        async with log_in(make_server(f"shell{status}", ForceCommand=command)) as host:
+            with pytest.raises(RemoteCommandError, match=r"the login shell did not run it: This account is currently"):
+                await host.run("echo answer")
+            async with host.open("echo answer") as channel:
+                assert await channel.read() == b""
+                with pytest.raises(RemoteCommandError, match="the login shell did not run it"):
+                    await channel.wait()
+
+
+@pytest.mark.parametrize("shell", ["sh", "dash", "bash", "zsh", "fish", "tcsh", "csh", "ksh", "mksh"])
+async def test_every_login_shell_runs_our_scripts(make_server: MakeServer, log_in: LogIn, shell: str) -> None:
+    """Row 54: sshd starts a login shell with -c and the command; here the command hands on to another one."""
+    program = shutil.which(shell)
+    if program is None:
+        pytest.skip(f"{shell} is not installed")
+    async with log_in(make_server(ForceCommand=f'exec {program} -c "$SSH_ORIGINAL_COMMAND"')) as host:
+        await check_every_verb(host)
+
+
+@pytest.mark.parametrize("program", ["busybox", "bash", "dash"])
+async def test_every_kind_of_sh_runs_our_scripts(
+    make_server: MakeServer, log_in: LogIn, tmp_path: Path, program: str
+) -> None:
+    """Row 33: /bin/sh may be busybox or bash."""
+    found = shutil.which(program)
+    if found is None:
+        pytest.skip(f"{program} is not installed")
+    sh = tmp_path / "sh"
+    sh.symlink_to(found)
+    command = f"""exec {sh} -c "$(printf %s "$SSH_ORIGINAL_COMMAND" | sed 's|/bin/sh|{sh}|')" """
+    async with log_in(make_server(ForceCommand=command)) as host:
+        await check_every_verb(host)
+
+
+async def check_every_verb(host: Host) -> None:
+    hostile = 'it\'s $HOME `id` "!" * ? [x] {a,b} \\ %s ~ # ; & | < > ( ) ! äö \u20ac'
+    script = f"cat <<'EOF'\n{hostile}\nEOF\ncat"
+    completed = await host.run(script, stdin=ALL_BYTES)
+    assert completed.stdout == hostile.encode() + b"\n" + ALL_BYTES
+    assert completed.stderr == b""
+    assert (await host.run("exit 9", check=False)).exit == Exit(9)
+    await host.upload(ALL_BYTES, "a folder/it's !*")
+    assert (await host.run('cat "$HOME/a folder/it\'s !*"')).stdout == ALL_BYTES
+    async with host.open("read -r word; echo $word") as channel:
+        await channel.write(b"typed\n")
+        assert await read_to_end(channel) == b"typed\n"
+
+
+async def test_no_variable_and_no_agent_goes_along(
+    host: Host, monkeypatch: pytest.MonkeyPatch, log_in: LogIn, server: TestServer
+) -> None:
+    """Rows 57 and 117: nothing rests on AcceptEnv, and the server cannot use our keys."""
+    monkeypatch.setenv("LC_CANARY", "4711")
+    monkeypatch.setenv("SSH_AUTH_SOCK", "/nonexistent")
+    Path.home().joinpath(".ssh").mkdir()
+    Path.home().joinpath(".ssh/config").write_text("Host *\nForwardAgent yes\nSendEnv LC_*\nSetEnv LC_OTHER=4712\n")
+    async with log_in(server) as other:
+        environment = (await other.run("env")).stdout
+    assert b"SSH_CONNECTION" in environment
+    assert b"SSH_AUTH_SOCK" not in environment
+    assert b"471" not in environment
+    assert host.name == "first"
+
+
+# Files
+
+
+async def test_a_file_appears_whole_with_its_mode(host: Host, server: TestServer) -> None:
+    await host.upload(ALL_BYTES, ".scripts/deep/file")
+    await host.upload(b"#!/bin/sh\n", ".scripts/run", mode=0o755)
+
+    file = server.home / ".scripts/deep/file"
+    assert file.read_bytes() == ALL_BYTES
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert file.parent.stat().st_mode & 0o777 == 0o700
+    assert (server.home / ".scripts/run").stat().st_mode & 0o777 == 0o755
+    assert sorted(path.name for path in (server.home / ".scripts").iterdir()) == ["deep", "run"]
+
+
+async def test_an_upload_that_breaks_off_leaves_the_old_file(server: TestServer, log_in: LogIn) -> None:
+    """Row 36: stdin ends early when the link goes; half a file must not take the name."""
+    async with log_in(server) as host:
+        await host.upload(b"old", "file")
+        uploading = asyncio.create_task(host.upload(os.urandom(200 * MEBIBYTE), "file"))
+        assert await until(lambda: bool(list(server.home.glob(".upload.*"))))
+        server.drop_connections()
+        with pytest.raises(ConnectionLostError):
+            await uploading
+    assert await until(lambda: not list(server.home.glob(".upload.*")))
+    assert [path.name for path in server.home.iterdir()] == ["file"]
+    assert (server.home / "file").read_bytes() == b"old"
+
+
+async def test_a_file_cannot_replace_a_folder(host: Host, server: TestServer) -> None:
+    (server.home / "name").mkdir()
+    with pytest.raises(RemoteCommandError, match="name is a folder"):
+        await host.upload(b"x", "name")
+    assert list((server.home / "name").iterdir()) == []
+
+
+# The link
+
+
+async def test_a_lost_link_is_an_error_never_a_result(server: TestServer, log_in: LogIn) -> None:
+    """Row 36, M1: half an output with no exit status is not success."""
+    async with log_in(server) as host:
+        async with host.open("echo begun; sleep 60") as channel:
+            await read_some(channel, b"begun\n")
+            running = asyncio.create_task(host.run("sleep 60", check=False))
+            await asyncio.sleep(0.05)
+            server.drop_connections()
+            with pytest.raises(ConnectionLostError, match="first: the connection was lost"):
+                await channel.read()
+            with pytest.raises(ConnectionLostError):
+                await channel.wait()
+            with pytest.raises(ConnectionLostError):
+                await running
+        with pytest.raises(ConnectionLostError, match="first: the connection was lost") as caught:
+            await host.run("true")
+    assert caught.value.program_exit_code == 4
+    assert caught.value.hint
+
+
+async def test_what_came_before_the_link_went_is_still_read(server: TestServer, log_in: LogIn) -> None:
+    async with log_in(server) as host, host.open("printf 12345; sleep 60") as channel:
+        assert await channel.read(size=1) == b"1"
+        server.drop_connections()
+        with pytest.raises(ConnectionLostError):
+            await channel.wait()
+        assert await channel.read() == b"2345"
+        with pytest.raises(ConnectionLostError):
+            await channel.read()
+
+
+async def test_a_session_killed_on_the_server_is_no_success(host: Host, server: TestServer) -> None:
+    """Row 36: the shell dies by a signal that sshd reports; the status is never taken for 0."""
+    async with host.open("echo $$; exec sleep 60") as channel:
+        pid = int((await channel.read()).split()[0])
+        os.kill(pid, signal.SIGKILL)
+        assert await channel.wait() == Exit(None, "KILL")
+    assert server.session_pids()
+
+
+async def test_a_dead_peer_does_not_hold_up_the_end(server: TestServer, log_in: LogIn) -> None:
+    """Rows 43 and 61: the pool closes within a bound although the server says nothing any more."""
+    async with log_in(server) as host:
+        await host.run("true")
+        pids = server.session_pids()
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        began = time.monotonic()
+        running = asyncio.create_task(host.run("true"))
+        await asyncio.sleep(0.05)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    assert time.monotonic() - began < 3
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.slow
+async def test_a_silent_link_is_noticed_by_keepalive(
+    server: TestServer, log_in: LogIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row 43, M5: also in the middle of a command; the real interval is 15 s, four times."""
+    monkeypatch.setattr(ssh_host, "KEEPALIVE_SECONDS", 0.2)
+    async with log_in(server) as host:
+        running = asyncio.create_task(host.run("sleep 60"))
+        await asyncio.sleep(0.2)
+        pids = server.session_pids()
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(ConnectionLostError, match="the connection was lost"):
+                await asyncio.wait_for(running, 10)
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+
+
+def test_keepalive_is_on_by_default() -> None:
+    """Row 43: asyncssh has it off."""
+    assert (ssh_host.KEEPALIVE_SECONDS, ssh_host.KEEPALIVE_COUNT) == (15, 4)
+
+
+def test_the_ssh_library_has_no_known_holes() -> None:
+    """Row 64: older ones have holes in key exchange, SCP and packet sizes."""
+    assert "asyncssh>=2.24.0" in (requires("remote-tool") or [])
+
+
+async def test_each_remote_command_is_traced_with_its_time(host: Host, told: Told) -> None:
+    await host.run("# a remark\n\nsleep 0.05\necho secret")
+    server, label, seconds = told.traces[-1]
+    assert (server, label) == ("first", "sleep 0.05")
+    assert 0.05 <= seconds < 5
+    assert "log in to 127.0.0.1:" in told.traces[0][1]
