@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import Callable, Dict, NoReturn
 
@@ -32,6 +33,8 @@ def main(entry: str) -> int:
         entry: Path of the file that Python was started with.
     """
     _leave_other_job(entry)
+    # Inherited as ignored it would make the kernel drop every exit status.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     request = read_request()
     if request is None:
         sys.stderr.write("remote-tool's control program: no request came on stdin\n")

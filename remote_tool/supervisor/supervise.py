@@ -143,8 +143,6 @@ class Supervisor:
     def run(self) -> None:
         """Do all of it; the final record is written when this returns."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        # Inherited as ignored it would make the kernel drop every exit status.
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         if self._start():
             self._tell_started()
             self._wait_for_command()

@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from remote_tool.supervisor import processes, supervise
+
+from .conftest import PretendServer, wait_until
+
+EXIT_CODES = [0, 1, 2, 3, 125, 126, 127, 128, 129, 137, 143, 254, 255]
+NOT_DEADLY = {"SIGCHLD", "SIGCLD", "SIGCONT", "SIGSTOP", "SIGTSTP", "SIGTTIN", "SIGTTOU", "SIGURG", "SIGWINCH"}
+DEADLY = sorted(name for name in signal.Signals.__members__ if name not in NOT_DEADLY)
+
+
+def test_every_exit_code_is_recorded_as_it_is(server: PretendServer) -> None:
+    """Row 6."""
+    jobs = {code: server.new_job(f"exit {code}") for code in EXIT_CODES}
+    server.call("start", jobs=list(jobs.values()))
+    ended = server.wait(*(job["id"] for job in jobs.values()))
+    for code, job in jobs.items():
+        record = ended[job["id"]]
+        assert (record["exit_code"], record["signal"], record["killed"]) == (code, None, False)
+        assert server.status(job["id"])["state"] == ("succeeded" if code == 0 else "failed")
+
+
+@pytest.mark.slow
+def test_a_signal_is_recorded_by_name_and_apart_from_an_exit_code(server: PretendServer) -> None:
+    """Row 7."""
+    # Not by the shell: bash is deaf to SIGQUIT.
+    (server.project / "die.py").write_text(
+        "import os, signal, sys\n"
+        "for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT): signal.signal(number, signal.SIG_DFL)\n"
+        "os.kill(os.getpid(), int(sys.argv[1]))\n"
+    )
+    jobs = {name: server.new_job(f"exec python -S die.py {int(signal.Signals[name])}") for name in DEADLY}
+    server.call("start", jobs=list(jobs.values()))
+    ended = server.wait(*(job["id"] for job in jobs.values()))
+    for name, job in jobs.items():
+        record = ended[job["id"]]
+        # Some numbers have two names.
+        assert signal.Signals[record["signal"]] == signal.Signals[name]
+        assert (record["exit_code"], record["killed"]) == (None, False)
+        assert record["reason"].startswith(f"ended by {record['signal']}")
+
+
+def test_a_core_dump_is_recorded(server: PretendServer) -> None:
+    """Row 7."""
+    crash = "ulimit -c unlimited; kill -SEGV $$; sleep 60"
+    pid = os.posix_spawn("/bin/sh", ["sh", "-c", crash], os.environ)
+    truth = os.WCOREDUMP(os.waitpid(pid, 0)[1])
+    job_id = server.start(crash)
+    record = server.wait(job_id)[job_id]
+    assert record["core_dumped"] == truth
+    assert ("core dumped" in record["reason"]) == truth
+    assert not list(server.project.glob("core*")) or truth
+
+
+def test_a_record_tells_how_long_it_took_and_what_it_used(server: PretendServer) -> None:
+    """Row 31: durations do not come from the clock on the wall."""
+    job_id = server.start_python("x = bytearray(80_000_000)\nimport time; time.sleep(0.2)")
+    record = server.wait(job_id)[job_id]
+    assert 0.2 <= record["duration"] < 10
+    assert 80_000_000 < record["resources"]["max_rss_bytes"] < 1_000_000_000
+    assert record["resources"]["user_seconds"] < 10
+
+
+def test_what_a_command_leaves_behind_is_ended(server: PretendServer) -> None:
+    """Rows 16 and 17: background, own session, double fork, no environment; none may hold a GPU."""
+    job_id = server.start(
+        "sleep 600 & setsid sleep 600 & (setsid sh -c 'sleep 600 & sleep 600' &) & "
+        "env -i sleep 600 & env -i setsid sh -c 'exec sleep 600 &' & sleep 0.2; exit 4"
+    )
+    record = server.wait(job_id)[job_id]
+    assert record["exit_code"] == 4
+    assert record["leftovers"] >= 6
+    assert "left behind" in record["reason"]
+    assert not record["killed"]
+    assert server.members(job_id) == []
+
+
+def test_leftovers_that_ignore_sigterm_are_killed(server: PretendServer) -> None:
+    """Row 17: workers of a command that crashed, blocked and deaf."""
+    assert supervise.LEFTOVER_GRACE == 5.0
+    program = (
+        "import os, signal, time\n"
+        "for number in range(3):\n"
+        "    if os.fork() == 0:\n"
+        "        signal.signal(signal.SIGTERM, signal.SIG_IGN); os.setsid(); print('deaf', flush=True)\n"
+        "        while True: time.sleep(60)\n"
+        "while open('out').read().count('deaf') < 3: time.sleep(0.01)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    (server.project / "program.py").write_text(program)
+    job_id = server.start("exec python -S program.py > out")
+    record = server.wait(job_id)[job_id]
+    assert (record["signal"], record["leftovers"]) == ("SIGKILL", 3)
+    assert server.members(job_id) == []
+
+
+def test_children_that_go_by_themselves_are_no_leftovers(server: PretendServer) -> None:
+    job_id = server.start("sleep 0.2 & exit 0")
+    record = server.wait(job_id)[job_id]
+    assert (record["leftovers"], record["reason"]) == (0, "")
+
+
+@pytest.mark.slow
+def test_orphans_are_reaped_while_the_job_runs(server: PretendServer) -> None:
+    """Row 19: a thousand grandchildren leave no zombie."""
+    program = (
+        "import os, time\n"
+        "for _ in range(1000):\n"
+        "    if os.fork() == 0:\n"
+        "        os.fork(); os._exit(0)\n"
+        "    os.wait()\n"
+        "print('all', flush=True); time.sleep(60)\n"
+    )
+    job_id = server.start_python(program)
+    server.wait_for_output(job_id, "all")
+    supervisor = server.supervisor(job_id)
+    wait_until(lambda: _children(supervisor) == [server.record(job_id, "started")["pid"]], "the reaping")
+    assert server.status(job_id)["state"] == "running"
+    assert len(server.members(job_id)) == 1
+
+
+def test_a_supervisor_that_inherits_ignored_children_sees_the_exit_code(server: PretendServer) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        job_id = server.start("exit 3")
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert server.wait(job_id)[job_id]["exit_code"] == 3
+
+
+def test_no_space_is_kept_when_the_record_is_written(server: PretendServer) -> None:
+    job_id = server.start("true")
+    server.wait(job_id)
+    wait_until(lambda: processes.find_alive(server.record(job_id, "started")["supervisor"]) is None)
+    names = {path.name for path in (server.jobs / job_id).iterdir()}
+    assert names == {"spec.json", "started.json", "ended.json", "command", "job.out", "job.err", "ranks"}
+    assert (server.jobs / job_id / "ended.json").stat().st_size < 1024
+
+
+def test_a_job_whose_folder_was_removed_is_still_ended(server: PretendServer) -> None:
+    job_id = server.start("sleep 600 & exec sleep 600")
+    started = server.record(job_id, "started")
+    subprocess.run(["rm", "-rf", server.jobs], check=True)
+    os.kill(started["pid"], signal.SIGKILL)
+    wait_until(lambda: processes.find_alive(started["supervisor"]) is None, "the end of the supervisor")
+    assert server.members(job_id) == []
+
+
+@pytest.mark.skipif(not os.access("/sys/fs/cgroup/memory", os.W_OK), reason="no memory control group can be made here")
+def test_a_job_that_the_kernel_kills_for_its_memory_says_so(server: PretendServer) -> None:
+    """Row 8."""
+    group = f"/sys/fs/cgroup/memory/remote-tool-test-{os.getpid()}"
+    os.mkdir(group)
+    try:
+        (server.project / "eat.py").write_text("x = []\nwhile True: x.append(bytearray(1_000_000))\n")
+        limit = f"echo 60000000 > {group}/memory.limit_in_bytes; echo $$ > {group}/cgroup.procs; "
+        job_id = server.start(f"{limit} exec python -S eat.py")
+        record = server.wait(job_id)[job_id]
+        assert record["signal"] == "SIGKILL"
+        assert "out of memory" in record["reason"]
+    finally:
+        wait_until(lambda: not server.members(job_id))
+        wait_until(lambda: subprocess.run(["rmdir", group], check=False, stderr=subprocess.DEVNULL).returncode == 0)
+
+
+def _children(pid: int) -> list[int]:
+    return [process.pid for process in processes.Snapshot().processes.values() if process.parent == pid]
+
+
+def test_the_tests_run_the_python_they_say(server: PretendServer) -> None:
+    job_id = server.start("python -c 'import sys; print(sys.version)'")
+    server.wait(job_id)
+    assert server.output(job_id).strip() == sys.version

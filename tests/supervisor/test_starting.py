@@ -1,0 +1,306 @@
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import stat
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from remote_tool.supervisor import processes
+
+from .conftest import PretendServer, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+def test_a_start_answers_while_the_job_runs_and_leaves_it_no_descriptor(server: PretendServer) -> None:
+    """Rows 13 and 14: own session, nothing inherited, so nothing of the connection holds it."""
+    begin = time.monotonic()
+    job_id = server.start("exec sleep 60")
+    assert time.monotonic() - begin < 2
+    status = server.status(job_id)
+    assert status["state"] == "running"
+    assert status["alive"]
+    pid = status["started"]["pid"]
+    wait_until(lambda: os.readlink(f"/proc/{pid}/exe").endswith("sleep"), "exec")
+    folder = server.jobs / job_id
+    assert _descriptors(pid) == {0: "/dev/null", 1: f"{folder}/job.out", 2: f"{folder}/job.err"}
+    supervisor = server.supervisor(job_id)
+    assert {number: _descriptors(supervisor)[number] for number in (0, 1, 2)} == dict.fromkeys((0, 1, 2), "/dev/null")
+    assert set(_descriptors(supervisor).values()) == {"/dev/null", str(folder), f"{folder}/reserve"}
+    assert len({os.getsid(pid), os.getsid(supervisor), os.getsid(0)}) == 3
+    assert os.readlink(f"/proc/{pid}/cwd") == str(server.project)
+
+
+def test_a_hangup_does_not_reach_a_job(server: PretendServer) -> None:
+    """Row 14."""
+    job_id = server.start("sleep 0.3; echo survived")
+    os.kill(server.supervisor(job_id), signal.SIGHUP)
+    assert server.wait(job_id)[job_id]["exit_code"] == 0
+    assert server.output(job_id) == "survived\n"
+
+
+def test_a_job_has_the_signals_of_a_fresh_process(server: PretendServer) -> None:
+    job_id = server.start("grep -E '^Sig(Blk|Ign)' /proc/self/status")
+    server.wait(job_id)
+    assert [int(line.split()[1], 16) for line in server.output(job_id).splitlines()] == [0, 0]
+
+
+def test_a_second_start_of_an_id_finds_the_first(server: PretendServer) -> None:
+    """Row 9: a retry after a lost answer starts nothing."""
+    job = server.new_job("echo once >> counted; sleep 60")
+    first = server.call("start", jobs=[job])["jobs"][0]
+    second = server.call("start", jobs=[job])["jobs"][0]
+    assert (first["already"], second["already"]) == (False, True)
+    assert second["started"] == first["started"]
+    assert second["spec"] == first["spec"]
+    wait_until((server.project / "counted").exists)
+    assert (server.project / "counted").read_text() == "once\n"
+
+
+@pytest.mark.slow
+def test_of_twenty_starts_at_once_exactly_one_runs(server: PretendServer) -> None:
+    """Row 10."""
+    job = server.new_job("echo once >> counted; exec sleep 60")
+    calls = [server.open("start", jobs=[job]) for _ in range(20)]
+    with ThreadPoolExecutor(20) as pool:
+        answers = [frames[0].header["jobs"][0] for frames in pool.map(lambda call: call.rest(), calls)]
+    for call in calls:
+        call.close()
+    assert sorted(answer["already"] for answer in answers) == [False] + [True] * 19
+    assert len({answer["started"]["pid"] for answer in answers}) == 1
+    wait_until((server.project / "counted").exists)
+    assert (server.project / "counted").read_text() == "once\n"
+    assert len(server.members(job["id"])) == 1
+
+
+def test_several_jobs_start_in_one_call(server: PretendServer) -> None:
+    jobs = [server.new_job(f"exit {number}") for number in range(5)]
+    answer = server.call("start", jobs=jobs)
+    assert [job["id"] for job in answer["jobs"]] == [job["id"] for job in jobs]
+    ended = server.wait(*(job["id"] for job in jobs))
+    assert [ended[job["id"]]["exit_code"] for job in jobs] == list(range(5))
+
+
+def test_a_command_may_be_long_and_hold_any_character(server: PretendServer) -> None:
+    """Rows 55 and 107: no argv limit, no quoting."""
+    text = "it's \"$HOME\" `x` !! \\ \u00e4 \U0001f600"
+    job_id = server.start(f"cat <<'END'\n{text}\nEND\n: {'x' * 400_000}\n")
+    assert server.wait(job_id)[job_id]["exit_code"] == 0
+    assert server.output(job_id) == f"{text}\n"
+    spec = server.record(job_id, "spec")
+    assert len(spec["command"]) < spec["command_length"]
+
+
+def test_files_of_a_job_are_private_and_the_job_has_the_umask_of_the_login(server: PretendServer) -> None:
+    """Row 113."""
+    before = os.umask(0o002)
+    try:
+        job_id = server.start("umask; touch made")
+    finally:
+        os.umask(before)
+    server.wait(job_id)
+    assert server.output(job_id) == "0002\n"
+    assert stat.S_IMODE((server.project / "made").stat().st_mode) == 0o664
+    assert stat.S_IMODE(server.jobs.stat().st_mode) == 0o700
+    for path in [server.jobs / job_id, *(server.jobs / job_id).iterdir()]:
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+
+
+def test_the_environment_of_a_job(server: PretendServer) -> None:
+    """Row 99, and the interface's "Environment of a job"."""
+    server.activate(variables={"CONDA_PREFIX": "/prefix", "LR": "activated"}, unset=["GONE"], path=["/prefix/bin"])
+    strays = ["MASTER_ADDR", "RANK", "LOCAL_RANK", "WORLD_SIZE", "PET_NNODES", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"]
+    login = {**dict.fromkeys(strays, "stray"), "GONE": "1", "KEPT": "1", "PYTHONPATH": "/login", "OLDPWD": "/x"}
+    job = server.new_job("env -0", environment={"LR": "0.1\n'\"$x", "RANK": "7", "PYTHONUNBUFFERED": ""})
+    server.call("start", jobs=[job], login=login)
+    server.wait(job["id"])
+    found = dict(item.split("=", 1) for item in server.output(job["id"]).split("\0") if item)
+    assert found["LR"] == "0.1\n'\"$x"
+    assert found["RANK"] == "7"
+    assert found["PYTHONUNBUFFERED"] == ""
+    assert found["CONDA_PREFIX"] == "/prefix"
+    assert found["PATH"] == f"/prefix/bin:{os.environ['PATH']}"
+    assert found["PYTHONPATH"] == f"{server.project}:{server.project}/src:/login"
+    assert found["PWD"] == str(server.project)
+    assert found["REMOTE_TOOL_JOB_ID"] == job["id"]
+    assert found["REMOTE_TOOL_SERVER"] == "first"
+    assert found["KEPT"] == "1"
+    assert not {"GONE", "REMOTE_TOOL_SUPERVISOR", "OLDPWD", *strays} - {"RANK"} & set(found)
+
+
+def test_output_is_not_buffered_and_survives_a_hard_end(server: PretendServer) -> None:
+    """Row 25."""
+    program = "import os, time\nprint('first')\nwhile not os.path.exists('go'): time.sleep(0.01)\nprint('last'); os._exit(5)"
+    job_id = server.start_python(program)
+    server.wait_for_output(job_id, "first\n")
+    (server.project / "go").touch()
+    assert server.wait(job_id)[job_id]["exit_code"] == 5
+    assert server.output(job_id) == "first\nlast\n"
+
+
+def test_values_of_the_environment_are_written_nowhere_and_shown_to_nobody(server: PretendServer) -> None:
+    """Row 111: neither in a file nor in any argument list."""
+    secret = secrets.token_hex(16)
+    job_id = server.start("sleep 60; : $TOKEN", environment={"TOKEN": secret})
+    assert server.record(job_id, "spec")["environment_names"] == ["TOKEN"]
+    for path in server.home.rglob("*"):
+        assert not path.is_file() or secret.encode() not in path.read_bytes(), path
+    for process in processes.Snapshot().processes.values():
+        if process.pid != os.getpid():
+            assert secret.encode() not in _read(f"/proc/{process.pid}/cmdline")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"id": "../x"}, "without a proper id"),
+        ({"command": None}, "is no text"),
+        ({"command": "a\0b"}, "is no text"),
+        ({"environment": {"A B": "1"}}, "'A B' cannot be the name"),
+        ({"environment": {"A": 1}}, "value of the environment variable A"),
+        ({"environment": {"REMOTE_TOOL_JOB_ID": "x"}}, "is set by remote-tool"),
+        ({"grace": -1}, "grace cannot be -1"),
+        ({"tags": "sweep"}, "tags cannot be 'sweep'"),
+    ],
+)
+def test_a_request_that_cannot_be_meant_is_refused_and_starts_nothing(
+    server: PretendServer, changes: dict[str, Any], message: str
+) -> None:
+    """Row 107."""
+    answer = server.call("start", jobs=[server.new_job("touch started"), server.new_job("true", **changes)])
+    assert message in answer["error"]
+    assert not server.jobs.exists()
+
+
+def test_without_an_environment_the_answer_says_what_to_type(server: PretendServer) -> None:
+    (server.scripts / "activation.json").unlink()
+    answer = server.call("start", jobs=[server.new_job("true")])
+    assert answer == {"error": "The environment is not set up on this server", "hint": "remote-tool setup"}
+
+
+def test_a_jobs_folder_that_is_a_link_is_not_used(server: PretendServer, tmp_path: Path) -> None:
+    """Row 113."""
+    (tmp_path / "other").mkdir()
+    server.jobs.symlink_to(tmp_path / "other")
+    assert "symbolic link" in server.call("start", jobs=[server.new_job("true")])["error"]
+    assert not list((tmp_path / "other").iterdir())
+
+
+def test_a_command_that_cannot_be_run_is_a_failed_job_with_the_reason(server: PretendServer) -> None:
+    job = server.new_job("true", environment={"BIG": "x" * 200_000})
+    answer = server.call("start", jobs=[job])["jobs"][0]
+    assert "Argument list too long" in answer["ended"]["reason"]
+    assert server.status(job["id"])["state"] == "failed"
+    assert not server.members(job["id"])
+
+
+def test_what_a_killed_start_left_beside_the_jobs_goes_after_an_hour(server: PretendServer) -> None:
+    server.jobs.mkdir()
+    for name, age in ((".starting-old", 7200), (".starting-new", 10)):
+        (server.jobs / name / "ranks").mkdir(parents=True)
+        (server.jobs / name / "job.out").touch()
+        os.utime(server.jobs / name, (time.time() - age,) * 2)
+    server.start("true")
+    assert sorted(path.name for path in server.jobs.glob(".*")) == [".starting-new"]
+
+
+def test_a_job_that_a_job_starts_is_not_ended_with_it(server: PretendServer) -> None:
+    """Row 20: the inner start finds the outer job's mark in its own environment and drops it."""
+    inner = server.new_job("exec sleep 61")
+    request = {"nonce": "0" * 16, "op": "start", **server.folders, "jobs": [inner]}
+    (server.project / "start.py").write_text(
+        "import json, subprocess\n"
+        f"line = json.dumps({request!r}).encode() + b'\\n'\n"
+        f"subprocess.run([{server.python!r}, '-I', '-S', {str(server.entry)!r}], input=line, stdout=-3)\n"
+    )
+    outer = server.start("python start.py; exec sleep 60")
+    started = wait_until(lambda: (server.jobs / inner["id"] / "started.json").exists())
+    assert started
+    survivor = server.record(inner["id"], "started")["pid"]
+    assert server.stop(outer)["state"] == "killed"
+    assert server.members(outer) == []
+    assert server.status(inner["id"])["state"] == "running"
+    assert server.members(inner["id"]) == [survivor]
+
+
+def test_two_jobs_are_ended_one_by_one(server: PretendServer) -> None:
+    """Row 20."""
+    first, second = server.start("exec sleep 60"), server.start("exec sleep 60")
+    server.stop(first)
+    assert server.status(second)["state"] == "running"
+
+
+@pytest.fixture
+def small_disk(server: PretendServer) -> Iterator[Path]:
+    """A file system of its own for the jobs folder, with little room."""
+    server.jobs.mkdir(mode=0o700)
+    options = "size=1m,nr_inodes=20,mode=0700"
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", server.jobs], capture_output=True, check=False)
+    if mounted.returncode != 0:
+        pytest.skip("mounting a file system is not allowed here")
+    yield server.jobs
+    server.clean()
+    subprocess.run(["umount", "--lazy", server.jobs], check=True)
+
+
+def test_a_full_disk_at_the_start_is_named_and_nothing_stays(server: PretendServer, small_disk: Path) -> None:
+    """Row 29: path and errno in one sentence, and no half of a job."""
+    _fill(small_disk / "filler")
+    job = server.new_job("true")
+    answer = server.call("start", jobs=[job])["jobs"][0]
+    assert answer["error"] == f"{small_disk}/{job['id']}: No space left on device (errno 28)"
+    assert [path.name for path in small_disk.iterdir()] == ["filler"]
+
+
+def test_a_disk_without_inodes_or_read_only_is_named(server: PretendServer, small_disk: Path) -> None:
+    """Row 29."""
+    for number in range(16):
+        (small_disk / f"filler{number}").touch()
+    assert "No space left" in server.call("start", jobs=[server.new_job("true")])["jobs"][0]["error"]
+    assert all(path.name.startswith("filler") for path in small_disk.iterdir())
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    assert "Read-only file system (errno 30)" in server.call("start", jobs=[server.new_job("true")])["jobs"][0]["error"]
+
+
+def test_a_job_that_fills_the_disk_is_still_recorded_and_can_be_stopped(
+    server: PretendServer, small_disk: Path
+) -> None:
+    """Row 28: the final record has its space from the start."""
+    filling = "while head -c 65536 /dev/zero; do :; done; echo full >&2; "
+    ended = server.start(f"{filling} exit 9")
+    assert server.wait(ended)[ended]["exit_code"] == 9
+    assert server.status(ended)["state"] == "failed"
+    (small_disk / ended / "job.out").unlink()
+    running = server.start(f"{filling} touch 'is full'; exec sleep 60")
+    wait_until((server.project / "is full").exists)
+    _fill(small_disk / ended / "job.err")
+    stopped = server.stop(running)
+    assert stopped["state"] == "killed"
+    assert server.members(running) == []
+
+
+def _fill(path: Path) -> None:
+    with path.open("ab", buffering=0) as stream, pytest.raises(OSError, match="No space"):
+        while True:
+            stream.write(b"x" * 4096)
+
+
+def _descriptors(pid: int) -> dict[int, str]:
+    folder = f"/proc/{pid}/fd"
+    return {int(name): os.readlink(f"{folder}/{name}") for name in os.listdir(folder)}
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as stream:  # noqa: PTH123
+            return stream.read()
+    except OSError:
+        return b""
