@@ -150,7 +150,7 @@ def _install(file: PackageFile) -> str:
         return "install -e ."
     if file.name == "Pipfile":
         return _PIPENV + (
-            "pipenv sync --system" if "Pipfile.lock" in file.digests else "pipenv install --system --skip-lock"
+            "run_pipenv sync --system" if "Pipfile.lock" in file.digests else "run_pipenv install --system --skip-lock"
         )
     return f'"$conda" env update -q -p "$prefix" -f {file.name} || exit'
 
@@ -196,7 +196,7 @@ printf '%s\n' "$fingerprint" >"$packages.new" && mv -f "$packages.new" "$package
 """
 
 _PIPENV = r"""
-pipenv() {
+run_pipenv() {
     PIPENV_IGNORE_VIRTUALENVS=0 PIPENV_NOSPIN=1 PIPENV_YES=1 PIPENV_VERBOSITY=-1 CI=1 "$program" "$@" || exit
 }
 program=$(command -v pipenv) || program=$tools/bin/pipenv

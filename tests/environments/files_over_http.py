@@ -51,17 +51,24 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
             return
         file = self._site.folder / path
-        if not file.is_file():
+        if not file.exists():
             self.send_error(404)
             return
-        data = self._site.changes.get(file.name, bytes)(file.read_bytes())
+        data = _page(file) if file.is_dir() else self._site.changes.get(file.name, bytes)(file.read_bytes())
         self.send_response(200)
+        if file.is_dir():
+            self.send_header("Content-Type", "text/html")
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data[: len(data) // 2] if file.name in self._site.cut else data)
 
     def log_message(self, *_: object) -> None:
         """Say nothing."""
+
+
+def _page(folder: Path) -> bytes:
+    """Return links to what a folder has, as package indexes do."""
+    return "".join(f'<a href="{file.name}">{file.name}</a>' for file in sorted(folder.iterdir())).encode()
 
 
 @contextmanager

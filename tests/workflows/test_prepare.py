@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
+import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -13,12 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from remote_tool.transport.pool import HostPool
 
 from remote_tool.config.model import Environment, EnvironmentKind
 from remote_tool.errors import EnvironmentSetupError, RemoteToolError, SomeServersFailedError
+from remote_tool.transport.pool import HostPool
 from remote_tool.workflows.events import Notice, Outcome
 from remote_tool.workflows.prepare import PrepareOptions, update_packages
+from tests.environments.files_over_http import serve
 from tests.workflows.servers import Desk, desk_for, keep_offline, make_wheel, record_of, scripts_of
 
 if TYPE_CHECKING:
@@ -440,14 +442,35 @@ async def test_packages_without_an_environment_are_refused(
     assert caught.value.hint == "remote-tool setup --server first"
 
 
-@pytest.mark.skipif(importlib.util.find_spec("pipenv") is None, reason="pipenv is not installed beside the tests")
-async def test_a_pipfile_is_installed_from_its_lock(make_server: MakeServer, tmp_path: Path, wheels: Path) -> None:
+PIPENV = shutil.which("pipenv", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+
+
+@pytest.mark.skipif(PIPENV is None, reason="pipenv is neither beside the tests' Python nor on the PATH")
+@pytest.mark.parametrize("locked", [False, True], ids=["Pipfile", "Pipfile.lock"])
+async def test_a_pipfile_is_installed_by_pipenv(
+    make_server: MakeServer, tmp_path: Path, wheels: Path, *, locked: bool
+) -> None:
     server = make_server()
     desk = desk_at(tmp_path, wheels, server)
     (server.home / ".local" / "bin").mkdir(parents=True)
-    pipenv = server.home / ".local" / "bin" / "pipenv"
-    pipenv.write_text(f"#!/bin/sh\nexec '{sys.executable}' -m pipenv \"$@\"\n")
-    pipenv.chmod(0o755)
-    (desk.project / "Pipfile").write_text('[packages]\ntiny_package = "==1.0"\n')
-    await desk.prepare()
+    (server.home / ".local" / "bin" / "pipenv").symlink_to(str(PIPENV))
+    wheel = make_wheel(tmp_path / "index" / "tiny-package")
+    with serve(tmp_path / "index") as index:
+        source = f'[[source]]\nname = "here"\nurl = "{index.url}"\nverify_ssl = false\n'
+        (desk.project / "Pipfile").write_text(f'{source}[packages]\ntiny_package = "==1.0"\n')
+        if locked:
+            (desk.project / "Pipfile.lock").write_text(lock_of(wheel, index.url))
+        await desk.prepare()
     assert imported_version(server) == "1.0"
+
+
+def lock_of(wheel: Path, url: str) -> str:
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    sources = [{"name": "here", "url": url, "verify_ssl": False}]
+    return json.dumps(
+        {
+            "_meta": {"hash": {"sha256": "0" * 64}, "pipfile-spec": 6, "requires": {}, "sources": sources},
+            "default": {"tiny-package": {"hashes": [f"sha256:{digest}"], "version": "==1.0"}},
+            "develop": {},
+        }
+    )
