@@ -13,7 +13,7 @@ import urllib.request
 from typing import TYPE_CHECKING
 
 from remote_tool.environments.installers import NOT_DOWNLOADED, REMOTE_CACHE, plan_download
-from remote_tool.errors import EnvironmentSetupError, RemoteCommandError
+from remote_tool.errors import EnvironmentSetupError
 from remote_tool.paths import user_cache_folder
 from remote_tool.transport.host import Stream
 from remote_tool.workflows.events import Outcome, StepProgress
@@ -134,7 +134,7 @@ async def send_file(
     """Stream a file to a path below ``$HOME``; it appears whole or not at all.
 
     Raises:
-        RemoteCommandError: The server could not write it.
+        EnvironmentSetupError: The server could not write it.
     """
     size = await asyncio.to_thread(lambda: file.stat().st_size)
     quoted = f'"$HOME"/{shlex.quote(path)}'
@@ -156,10 +156,9 @@ async def send_file(
             stderr = (stderr + data)[-CHUNK:]
         ended = await channel.wait()
     if ended.status != 0:
-        raise RemoteCommandError(
-            f"{host.name}: {file.name} could not be written there",
+        said = stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise EnvironmentSetupError(
+            f"{host.name}: {file.name} could not be written: {said}",
+            hint=f"check that ~/{REMOTE_CACHE} can be written, and that there is room",
             server=host.name,
-            command="cat",
-            exit_status=ended.status if ended.status is not None else 128,
-            stderr_tail=stderr.decode(errors="replace"),
         )

@@ -14,7 +14,9 @@ import pytest
 from remote_tool.config.model import EnvironmentKind, Installer
 from remote_tool.errors import EnvironmentSetupError
 from remote_tool.paths import user_cache_folder
-from remote_tool.workflows.events import Outcome
+from remote_tool.transport.pool import HostPool
+from remote_tool.workflows.events import Event, Outcome, StepEnded
+from remote_tool.workflows.prepare import PrepareOptions, setup
 from tests.environments.conda_parts import SHORT_VERSION, VERSION, build_channel, build_installer
 from tests.environments.files_over_http import Site, serve
 from tests.workflows.servers import Desk, desk_for, record_of, scripts_of
@@ -156,6 +158,37 @@ async def test_a_file_changed_between_download_and_execution_is_refused(
     await desk.setup()
     assert site.requests[0] == FILE, "the changed file was downloaded again"
     assert record_of(server)["kind"] == "miniconda"
+
+
+async def test_what_was_changed_after_the_download_is_not_executed(
+    make_server: MakeServer, site: Site, tmp_path: Path
+) -> None:
+    """Row 118: the checksum is compared right before the execution."""
+    server = make_server()
+    desk = desk_with(site, tmp_path, server)
+
+    def spoil(event: Event) -> None:
+        if isinstance(event, StepEnded) and event.step == "download":
+            (file,) = (server.home / ".cache" / "remote_tool").glob(f"*-{FILE}")
+            file.write_bytes(file.read_bytes() + b"\n")
+
+    async with HostPool(desk.config) as pool:
+        with pytest.raises(EnvironmentSetupError, match="not executed"):
+            await setup(pool, desk.config, (), PrepareOptions(), spoil)
+    assert executed(server) == []
+
+
+async def test_a_server_that_cannot_keep_the_installer_says_so(
+    make_server: MakeServer, site: Site, tmp_path: Path
+) -> None:
+    server = make_server()
+    desk = desk_with(site, tmp_path, server)
+    file = tmp_path / "installer.sh"
+    sha256 = build_installer(file)
+    desk.wish(replace(desk.config.environment, installer=Installer(sha256=sha256, file=file)), SHORT_VERSION)
+    (server.home / ".cache").write_text("a file, where a folder must be")
+    with pytest.raises(EnvironmentSetupError, match=r"first: installer\.sh could not be written: .*cache"):
+        await desk.setup()
 
 
 async def test_a_cut_download_is_refused(make_server: MakeServer, site: Site, tmp_path: Path) -> None:
