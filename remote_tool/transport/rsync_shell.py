@@ -1,0 +1,31 @@
+"""What rsync runs instead of ssh: hands its stdin and stdout to the program that holds the connection.
+
+Started as ``python -I -S rsync_shell.py HOST rsync --server …``; exits as the remote rsync did. It starts once per
+sync and server, so it imports as little as can be.
+"""
+
+import os
+import socket
+import sys
+
+SOCKET_VARIABLE = "REMOTE_TOOL_RSYNC_SOCKET"
+NO_ANSWER = 255
+
+
+def main() -> int:
+    """Pass on descriptors and arguments, wait for one byte: the exit status."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.connect(os.environ[SOCKET_VARIABLE])
+        arguments = b"\0".join(os.fsencode(argument) for argument in sys.argv[2:])
+        message = b"%d\0%b" % (len(arguments), arguments)
+        socket.send_fds(connection, [message], [0, 1])
+        # Ours would keep the streams open when the other program is done with them.
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 0)
+        os.dup2(null, 1)
+        answer = connection.recv(1)
+    return answer[0] if answer else NO_ANSWER
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""rsync: send what changed in the project to every server at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from remote_tool.transport.pool import on_every
+from remote_tool.transport.rsync import Progress, PushOptions, PushResult, push
+from remote_tool.transport.snapshot import Snapshot, take_snapshot
+from remote_tool.workflows.events import Notice, Outcome, StepEnded, StepOutput, StepProgress, StepStarted
+from remote_tool.workflows.step_logs import StepLog
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from remote_tool.config.model import Config
+    from remote_tool.errors import RemoteToolError
+    from remote_tool.transport.host import Host
+    from remote_tool.transport.pool import HostPool, Results
+    from remote_tool.workflows.events import Report
+
+STEP = "rsync"
+# A line per this many seconds is enough for eyes.
+PROGRESS_SECONDS = 0.1
+KIBIBYTE = 1024
+
+
+@dataclass(frozen=True)
+class SyncOptions:
+    """How to send.
+
+    Attributes:
+        dry_run: Say what would be sent and removed, and change nothing.
+        checksum: Compare contents: finds an edit that kept size and time.
+    """
+
+    dry_run: bool = False
+    checksum: bool = False
+
+
+class ProjectSnapshot:
+    """The state of the project that is sent, taken once for all servers when the first one needs it."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._task: asyncio.Task[Snapshot] | None = None
+
+    async def get(self) -> Snapshot:
+        """Return it.
+
+        Raises:
+            SyncError: The project cannot be listed.
+        """
+        if self._task is None:
+            keys = [server.private_key for server in self._config.servers.values() if server.private_key]
+            local = self._config.local
+            self._task = asyncio.create_task(take_snapshot(local.root, local.exclude_file, keys))
+        return await asyncio.shield(self._task)
+
+
+async def sync(
+    pool: HostPool, config: Config, servers: Sequence[str], options: SyncOptions, report: Report
+) -> Results[PushResult]:
+    """Send the project to all servers at once."""
+    project = ProjectSnapshot(config)
+
+    async def send(server: str) -> PushResult:
+        # Logging in and listing the project take about as long, so they go on together.
+        host, _ = await asyncio.gather(pool.host(server), project.get())
+        return await send_project(host, config, project, options, report)
+
+    results = await on_every(servers, send)
+    for name, why in (await project.get()).skipped if results.values else ():
+        report(Notice("", f"not sent: {name} {why}".rstrip()))
+    return results
+
+
+async def send_project(
+    host: Host, config: Config, project: ProjectSnapshot, options: SyncOptions, report: Report
+) -> PushResult:
+    """Send the project to one server, told and logged as a step."""
+    report(StepStarted(host.name, STEP))
+    began = shown = time.monotonic()
+
+    def on_progress(progress: Progress) -> None:
+        nonlocal shown
+        if time.monotonic() - shown >= PROGRESS_SECONDS:
+            shown = time.monotonic()
+            text = f"{progress.files} files, {readable_size(progress.bytes)}: {progress.name}"
+            report(StepProgress(host.name, STEP, text))
+
+    with StepLog(config.local, host.name, STEP) as log:
+
+        def on_output(data: bytes) -> None:
+            report(StepOutput(host.name, STEP, log.write(data)))
+
+        try:
+            snapshot = await project.get()
+            wanted = PushOptions(dry_run=options.dry_run, checksum=options.checksum)
+            result = await push(host, config.remote, snapshot, wanted, on_progress, on_output)
+        except BaseException as error:
+            report(StepEnded(host.name, STEP, Outcome.FAILED, _first_line(error), time.monotonic() - began))
+            raise
+    for warning in result.warnings:
+        report(Notice(host.name, warning))
+    outcome = Outcome.DONE if result.changed else Outcome.UNCHANGED
+    report(StepEnded(host.name, STEP, outcome, describe(result, options), time.monotonic() - began))
+    return result
+
+
+def describe(result: PushResult, options: SyncOptions) -> str:
+    """Say in a few words what was sent."""
+    if not result.changed:
+        return "nothing to send"
+    would = "would send" if options.dry_run else "sent"
+    removed = f", {'would remove' if options.dry_run else 'removed'} {len(result.removed)}" if result.removed else ""
+    size = "" if options.dry_run else f" ({readable_size(result.bytes)})"
+    return f"{would} {len(result.sent)} files{size}{removed}"
+
+
+def readable_size(size: float) -> str:
+    """1536 -> 1.5 KiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < KIBIBYTE:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= KIBIBYTE
+    return f"{size:.1f} TiB"
+
+
+def _first_line(error: BaseException | RemoteToolError) -> str:
+    return (str(error) or type(error).__name__).partition("\n")[0]
