@@ -6,9 +6,10 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
-from remote_tool.errors import HostKeyError, LoginError, RemoteToolError, SomeServersFailedError, UsageError
+from remote_tool.errors import RemoteToolError, SomeServersFailedError, UsageError
 from remote_tool.transport.asking import Asker
 from remote_tool.transport.known_hosts import Reader
+from remote_tool.transport.shared import Shared
 from remote_tool.transport.ssh_host import SshHost, Surroundings, connect
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class HostPool:
             notice=notice,
             trace=trace or _ignore_trace,
         )
-        self._connecting: dict[str, asyncio.Task[SshHost]] = {}
+        self._hosts: Shared[str, SshHost] = Shared()
         self._logins: dict[tuple[str, int | None], asyncio.Semaphore] = {}
 
     async def __aenter__(self) -> Self:
@@ -66,20 +67,12 @@ class HostPool:
         Raises:
             ConnectError: No connection; a refused login or host key is not tried again.
         """
-        task = self._connecting.get(name)
-        if task is None or _is_spent(task):
-            task = asyncio.create_task(self._connect(name), name=f"connect {name}")
-            self._connecting[name] = task
-        # Others may wait for it too, so one caller that gives up does not end it.
-        return await asyncio.shield(task)
+        return await self._hosts.get(name, lambda: self._connect(name))
 
     async def close(self) -> None:
         """Close every connection, within a bound, also when a server does not answer."""
-        tasks, self._connecting = list(self._connecting.values()), {}
-        for task in tasks:
-            task.cancel()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(result.close() for result in results if isinstance(result, SshHost)))
+        await asyncio.gather(*(host.close() for host in await self._hosts.drain()))
+        await asyncio.gather(*(jump.close() for jump in await self._surroundings.jumps.drain()))
 
     async def _connect(self, name: str) -> SshHost:
         server = self._config.servers.get(name)
@@ -134,18 +127,6 @@ async def on_every(names: Iterable[str], action: Callable[[str], Awaitable[T]]) 
         {name: values[name] for name in names if name in values},
         {name: errors[name] for name in names if name in errors},
     )
-
-
-def _is_spent(task: asyncio.Task[SshHost]) -> bool:
-    """Tell whether a new connection may be tried: the last one is gone or failed for a reason that may pass."""
-    if not task.done():
-        return False
-    if task.cancelled():
-        return True
-    error = task.exception()
-    if error is None:
-        return not task.result().alive
-    return not isinstance(error, LoginError | HostKeyError | UsageError)
 
 
 def _ignore_notice(server: str, text: str) -> None:

@@ -44,6 +44,7 @@ from remote_tool.transport.known_hosts import (
 )
 from remote_tool.transport.script import REMOTE_COMMAND, first_line, new_mark
 from remote_tool.transport.session_limit import SessionLimit
+from remote_tool.transport.shared import Shared
 from remote_tool.transport.ssh_channel import SshChannel, lost
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ CONNECT_SECONDS = 15.0
 LOGIN_SECONDS = 30.0
 KEEPALIVE_SECONDS = 15.0
 KEEPALIVE_COUNT = 4
-CONNECT_ATTEMPTS = 8
+CONNECT_ATTEMPTS = 6
 CLOSE_SECONDS = 1.0
 REFUSED_SECONDS = 3.0
 MAX_JUMPS = 8
@@ -89,6 +90,28 @@ CERTIFICATE_ALGORITHMS = (
 RSA_SIGNATURES = ("rsa-sha2-512", "rsa-sha2-256")
 
 
+# What no ssh_config changes.
+FIXED_OPTIONS: dict[str, Any] = {
+    "agent_path": None,  # we ask the agent ourselves, for the keys that we want
+    "agent_forwarding": False,
+    "x11_forwarding": False,
+    "x509_trusted_certs": None,
+    "gss_host": None,
+    "gss_kex": False,
+    "gss_auth": False,
+    "host_based_auth": False,
+    "pkcs11_provider": None,
+    "compression_algs": "none",
+    "connect_timeout": None,  # our own tells the two phases apart, and stops while the user types
+    "login_timeout": 0,
+    "command": None,
+    "env": None,
+    "send_env": None,
+    "request_pty": False,
+    "utf8_decode_errors": "replace",
+}
+
+
 @dataclass(frozen=True)
 class Surroundings:
     """What every connection of a command shares.
@@ -100,6 +123,7 @@ class Surroundings:
         asker: Asks the user for secrets.
         notice: Tells the user something, for a server.
         trace: Tells ``-v`` how long something took, in seconds, on a server.
+        jumps: The connections to jump hosts; servers behind the same one share it.
     """
 
     known_hosts: Path
@@ -108,6 +132,7 @@ class Surroundings:
     asker: Asker
     notice: Callable[[str, str], None]
     trace: Callable[[str, str, float], None]
+    jumps: Shared[tuple[str, ...], Connection] = field(default_factory=Shared)
 
 
 async def connect(server: Server, surroundings: Surroundings) -> SshHost:
@@ -118,18 +143,17 @@ async def connect(server: Server, surroundings: Surroundings) -> SshHost:
     """
     began = time.monotonic()
     endpoint = await asyncio.to_thread(_resolve_server, server)
-    connections = await _log_in_through(endpoint, endpoint.jumps, surroundings, MAX_JUMPS)
+    connection = await _log_in_through(endpoint, endpoint.jumps, surroundings)
     surroundings.trace(server.name, f"log in to {endpoint.address} as {endpoint.username}", time.monotonic() - began)
-    return SshHost(server.name, connections, surroundings)
+    return SshHost(server.name, connection, surroundings)
 
 
 class SshHost:
     """A server that we are logged in to; see :class:`remote_tool.transport.host.Host`."""
 
-    def __init__(self, name: str, connections: Sequence[_Connection], surroundings: Surroundings) -> None:
+    def __init__(self, name: str, connection: Connection, surroundings: Surroundings) -> None:
         self._name = name
-        self._connections = connections
-        self._connection = connections[-1]
+        self._connection = connection
         self._surroundings = surroundings
         self._sessions = SessionLimit()
         self._opened_one = False
@@ -145,7 +169,7 @@ class SshHost:
     @property
     def alive(self) -> bool:
         """Whether the connection stands, as far as we know."""
-        return not self._connection.ended
+        return self._connection.alive
 
     async def run(
         self,
@@ -198,8 +222,7 @@ class SshHost:
 
     async def close(self) -> None:
         """End the connection, within a second or so even if the server does not answer."""
-        for connection in reversed(self._connections):
-            await connection.close()
+        await self._connection.close()
 
     async def _run(self, script: str, stdin: bytes, limit: int, label: str) -> Completed:
         async with self._open(script, label) as channel:
@@ -260,7 +283,7 @@ class Endpoint:
 
     Attributes:
         server: The name in the configuration, for errors.
-        role: Empty, or which jump host of the server this is.
+        behind: Empty; for a jump host, the ways from the server to it, itself last.
         alias: What was configured; ``~/.ssh/config`` is asked for it.
         host: What is connected to.
         port: Of the host.
@@ -274,7 +297,7 @@ class Endpoint:
     """
 
     server: str
-    role: str
+    behind: tuple[str, ...]
     alias: str
     host: str
     port: int
@@ -293,7 +316,7 @@ class Endpoint:
     @property
     def title(self) -> str:
         """What messages call it."""
-        return f"{self.server}, {self.role}" if self.role else self.server
+        return f"jump host {self.alias}" if self.behind else self.server
 
     @property
     def ssh_command(self) -> str:
@@ -342,20 +365,20 @@ class _UserConfig(SSHClientConfig):
 
 def _resolve_server(server: Server) -> Endpoint:
     identity = Identity(private_key=server.private_key, password=server.password, password_env=server.password_env)
-    wanted = _Wanted(server.name, "", server.hostname, server.username, server.port, identity)
+    wanted = _Wanted(server.name, (), server.hostname, server.username, server.port, identity)
     return _resolve(wanted, default_username=DEFAULT_USERNAME)
 
 
-def _resolve_jump(server: str, jump: str) -> Endpoint:
+def _resolve_jump(behind: Endpoint, jump: str) -> Endpoint:
     user, host, port = _split_jump(jump)
-    wanted = _Wanted(server, f"jump host {host}", host, user, port, Identity())
+    wanted = _Wanted(behind.server, (*behind.behind, jump), host, user, port, Identity())
     return _resolve(wanted, default_username=getpass.getuser())
 
 
 @dataclass(frozen=True)
 class _Wanted:
     server: str
-    role: str
+    behind: tuple[str, ...]
     alias: str
     username: str | None
     port: int | None
@@ -375,7 +398,7 @@ def _resolve(wanted: _Wanted, default_username: str) -> Endpoint:
     alias = cast("str | None", settings.get("HostKeyAlias"))
     return Endpoint(
         server=wanted.server,
-        role=wanted.role,
+        behind=wanted.behind,
         alias=wanted.alias,
         host=host,
         port=port,
@@ -451,29 +474,22 @@ def _split_jump(jump: str) -> tuple[str | None, str, int | None]:
     return user if at else None, match["six"] or match["host"], int(port) if port else None
 
 
-async def _log_in_through(
-    endpoint: Endpoint, jumps: tuple[str, ...], surroundings: Surroundings, depth: int
-) -> list[_Connection]:
+async def _log_in_through(endpoint: Endpoint, jumps: tuple[str, ...], surroundings: Surroundings) -> Connection:
     """Log in to each jump host in turn and last to the endpoint; the key of each is checked like any other."""
-    if depth == 0:
-        raise ConnectError(f"{endpoint.title}: more than {MAX_JUMPS} jump hosts", server=endpoint.server)
-    before: list[_Connection] = []
-    if jumps:
-        jump = await asyncio.to_thread(_resolve_jump, endpoint.server, jumps[-1])
-        before = await _log_in_through(jump, jumps[:-1] or jump.jumps, surroundings, depth - 1)
-    try:
-        tunnel = before[-1] if before else None
-        return [*before, await _log_in_patiently(endpoint, surroundings, tunnel)]
-    except BaseException:
-        for connection in reversed(before):
-            await connection.close()
-        raise
+    if len(endpoint.behind) > MAX_JUMPS:
+        raise ConnectError(f"{endpoint.server}: more than {MAX_JUMPS} jump hosts", server=endpoint.server)
+    if not jumps:
+        return await _log_in_patiently(endpoint, surroundings, None)
+    jump = await asyncio.to_thread(_resolve_jump, endpoint, jumps[-1])
+    before = jumps[:-1] or jump.jumps
+    tunnel = await surroundings.jumps.get((*before, jumps[-1]), lambda: _log_in_through(jump, before, surroundings))
+    return await _log_in_patiently(endpoint, surroundings, tunnel)
 
 
-async def _log_in_patiently(endpoint: Endpoint, surroundings: Surroundings, tunnel: _Connection | None) -> _Connection:
+async def _log_in_patiently(endpoint: Endpoint, surroundings: Surroundings, tunnel: Connection | None) -> Connection:
     """Log in; try again only where a busy server hung up before it knew who we are (MaxStartups)."""
     for attempt in range(1, CONNECT_ATTEMPTS + 1):
-        connection = _Connection(endpoint, surroundings)
+        connection = Connection(endpoint, surroundings)
         try:
             await connection.log_in(tunnel)
         except HungUpError as error:
@@ -489,7 +505,7 @@ class HungUpError(ConnectError):
     """The server closed the connection before the login began; it may take the next one."""
 
 
-class _Connection(asyncssh.SSHClient):
+class Connection(asyncssh.SSHClient):
     """One login and what we know of it; asyncssh calls most of its methods."""
 
     def __init__(self, endpoint: Endpoint, surroundings: Surroundings) -> None:
@@ -509,7 +525,11 @@ class _Connection(asyncssh.SSHClient):
         self._locked_keys: list[Path] = []
         self._opening: set[asyncio.Task[Any]] = set()
 
-    async def log_in(self, tunnel: _Connection | None) -> None:
+    @property
+    def alive(self) -> bool:
+        return not self.ended
+
+    async def log_in(self, tunnel: Connection | None) -> None:
         """Connect, check the host key, log in.
 
         Raises:
@@ -521,10 +541,16 @@ class _Connection(asyncssh.SSHClient):
             self._known = self._read_known_hosts()
             agent = await self._connect_agent()
             try:
-                keys = await self._load_keys(agent)
-                options = self._options(keys, tunnel)
+                options = self._options(await self._load_keys(agent))
                 async with asyncio.timeout(CONNECT_SECONDS) as self._deadline:
-                    self._raw = await asyncssh.connect(endpoint.alias, endpoint.port, **options)
+                    self._raw = await asyncssh.connect(
+                        endpoint.alias, endpoint.port, tunnel=tunnel and tunnel.raw, **options
+                    )
+            except ValueError as error:
+                if self.stage is not Stage.CONNECTING or isinstance(error, _FOREIGN):
+                    raise
+                text = f"{endpoint.title}: ~/.ssh/config cannot be used: {error}"
+                raise ConnectError(text, server=endpoint.server) from None
             finally:
                 self._deadline = None
                 if agent is not None:
@@ -580,34 +606,16 @@ class _Connection(asyncssh.SSHClient):
                 raise lost(self.endpoint.server, self.end_reason or error) from None
             raise SessionRefusedError(error.reason) from None
 
-    def _options(self, keys: Sequence[asyncssh.SSHKeyPair], tunnel: _Connection | None) -> dict[str, Any]:
+    def _options(self, keys: Sequence[asyncssh.SSHKeyPair]) -> dict[str, Any]:
         has_algorithms, has_ciphers = self.endpoint.has_algorithms
-        options: dict[str, Any] = {
+        options: dict[str, Any] = FIXED_OPTIONS | {
             "username": self.endpoint.username,
             "config": list(self.endpoint.config_files) or None,
             "client_factory": lambda: self,
-            "tunnel": tunnel.raw if tunnel else None,
             "known_hosts": self._trusted_by_asyncssh,
             "client_keys": list(keys) or None,
-            "agent_path": None,
-            "agent_forwarding": False,
-            "x11_forwarding": False,
-            "x509_trusted_certs": None,
-            "gss_host": None,
-            "gss_kex": False,
-            "gss_auth": False,
-            "host_based_auth": False,
-            "pkcs11_provider": None,
-            "compression_algs": "none",
-            "connect_timeout": None,  # ours tells the two phases apart, and stops while the user types
-            "login_timeout": 0,
             "keepalive_interval": KEEPALIVE_SECONDS,
             "keepalive_count_max": KEEPALIVE_COUNT,
-            "command": None,
-            "env": None,
-            "send_env": None,
-            "request_pty": False,
-            "utf8_decode_errors": "replace",
         }
         if not has_algorithms:
             options["server_host_key_algs"] = self._host_key_algorithms()
@@ -884,7 +892,8 @@ class _Connection(asyncssh.SSHClient):
         if agent is None or wanted == []:
             return []
         try:
-            return list(await agent.get_keys(wanted))
+            async with asyncio.timeout(CONNECT_SECONDS):
+                return list(await agent.get_keys(wanted))
         except (OSError, ValueError, asyncssh.Error) as error:
             self.notes.append(f"the ssh agent does not answer ({error})")
             return []
@@ -972,7 +981,7 @@ _FOREIGN = (
 
 
 @contextmanager
-def _explained(connection: _Connection) -> Iterator[None]:
+def _explained(connection: Connection) -> Iterator[None]:
     """Turn foreign errors into ours, with the server's name, the value that is wrong and what to do."""
     try:
         yield
@@ -982,7 +991,7 @@ def _explained(connection: _Connection) -> Iterator[None]:
         raise explain(error, connection) from None
 
 
-def explain(error: Exception, connection: _Connection) -> RemoteToolError:
+def explain(error: Exception, connection: Connection) -> RemoteToolError:
     """Return our error for one of asyncssh or of the system."""
     server = connection.endpoint.server
     if connection.refusal is not None:
@@ -996,7 +1005,7 @@ def explain(error: Exception, connection: _Connection) -> RemoteToolError:
     return _explain_protocol(error, connection)
 
 
-def _explain_system_error(error: OSError, connection: _Connection) -> RemoteToolError:
+def _explain_system_error(error: OSError, connection: Connection) -> RemoteToolError:
     endpoint, stage = connection.endpoint, connection.stage
     where = f"{endpoint.title}: {endpoint.address}"
     number = _errno_of(error)
@@ -1032,7 +1041,7 @@ def _errno_of(error: OSError) -> int | None:
     return int(numbers.pop()) if len(numbers) == 1 else None
 
 
-def _explain_hang_up(error: Exception, connection: _Connection) -> ConnectError:
+def _explain_hang_up(error: Exception, connection: Connection) -> ConnectError:
     endpoint = connection.endpoint
     where = f"{endpoint.title}: {endpoint.address}"
     if connection.stage is Stage.LOGGING_IN:
@@ -1048,7 +1057,7 @@ def _explain_hang_up(error: Exception, connection: _Connection) -> ConnectError:
     )
 
 
-def _explain_login(error: Exception, connection: _Connection) -> LoginError:
+def _explain_login(error: Exception, connection: Connection) -> LoginError:
     endpoint, identity = connection.endpoint, connection.endpoint.identity
     methods = ", ".join(connection.methods)
     text = f"Cannot log in to {endpoint.title} ({endpoint.address}) as {endpoint.username}"
@@ -1066,7 +1075,7 @@ def _explain_login(error: Exception, connection: _Connection) -> LoginError:
     return LoginError(text, hint=hint + endpoint.ssh_command, server=endpoint.server)
 
 
-def _notes_on_password(connection: _Connection) -> list[str]:
+def _notes_on_password(connection: Connection) -> list[str]:
     if not {"password", "keyboard-interactive"}.intersection(connection.methods):
         return []
     identity = connection.endpoint.identity
@@ -1077,7 +1086,7 @@ def _notes_on_password(connection: _Connection) -> list[str]:
     return [] if connection.surroundings.asker.can_ask else ["there is no terminal to ask for a password"]
 
 
-def _explain_protocol(error: Exception, connection: _Connection) -> RemoteToolError:
+def _explain_protocol(error: Exception, connection: Connection) -> RemoteToolError:
     endpoint = connection.endpoint
     where = f"{endpoint.title} ({endpoint.address})"
     if isinstance(error, asyncssh.HostKeyNotVerifiable):

@@ -1,0 +1,529 @@
+"""Logging in: keys, passwords, questions, and a distinct message for each way to fail."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import time
+from contextlib import asynccontextmanager, closing, contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from remote_tool.config.model import Config, Server
+from remote_tool.errors import ConnectError, LoginError
+from remote_tool.paths import LocalPaths, RemotePaths
+from remote_tool.transport import ssh_host
+from remote_tool.transport.pool import HostPool
+from tests.conftest import make_configuration
+from tests.sshd import free_port, make_key
+from tests.transport.password_server import PasswordServer, password_server
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from pathlib import Path
+
+    from remote_tool.errors import RemoteToolError
+    from remote_tool.transport.host import Host
+    from tests.conftest import MakeServer
+    from tests.sshd import TestServer
+    from tests.transport.conftest import LogIn, Told
+
+SECRET = "open sesame"
+
+
+def configured(server: Server, root: Path) -> Config:
+    return Config("project", {server.name: server}, LocalPaths(root), RemotePaths("project"))
+
+
+async def reach(server: Server, root: Path, ask: Callable[[str], str | None] | None = None) -> bytes:
+    async with HostPool(configured(server, root), ask_password=ask) as pool:
+        host = await pool.host(server.name)
+        return (await host.run("echo in")).stdout
+
+
+async def refusal(server: Server, root: Path, ask: Callable[[str], str | None] | None = None) -> RemoteToolError:
+    with pytest.raises(ConnectError) as caught:
+        await reach(server, root, ask)
+    assert caught.value.server == "first"
+    assert SECRET not in str(caught.value) + caught.value.hint + repr(caught.value)
+    return caught.value
+
+
+class Answers:
+    """Somebody at the terminal."""
+
+    def __init__(self, *answers: str | None) -> None:
+        self.answers = list(answers)
+        self.prompts: list[str] = []
+
+    def __call__(self, prompt: str) -> str | None:
+        self.prompts.append(prompt)
+        return self.answers.pop(0) if self.answers else None
+
+
+# Passwords (row 62)
+
+
+@pytest.mark.parametrize("method", ["password", "keyboard-interactive"])
+async def test_a_configured_password_logs_in(method: str, tmp_path: Path) -> None:
+    async with password_server(PasswordServer(methods=[method])) as door:
+        assert await reach(door.server(password=SECRET), tmp_path) == b"in\n"
+    assert door.attempts == [SECRET]
+
+
+async def test_a_password_may_come_from_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_PASSWORD", SECRET)
+    async with password_server(PasswordServer()) as door:
+        assert await reach(door.server(password_env="MY_PASSWORD"), tmp_path) == b"in\n"
+
+
+async def test_a_wrong_password_is_tried_once(tmp_path: Path) -> None:
+    """Rows 47 and 49: not again by another method, and not by a second use of the pool."""
+    async with (
+        password_server(PasswordServer(methods=["keyboard-interactive", "password"])) as door,
+        HostPool(configured(door.server(password="wrong one"), tmp_path)) as pool,
+    ):
+        for _ in range(2):
+            with pytest.raises(LoginError) as caught:
+                await pool.host("first")
+    assert door.attempts == ["wrong one"]
+    assert str(caught.value).startswith(f"Cannot log in to first (127.0.0.1:{door.port}) as someone; it accepts")
+    assert "it refused the password" in str(caught.value)
+    assert "wrong one" not in str(caught.value)
+
+
+@pytest.mark.parametrize("method", ["password", "keyboard-interactive"])
+async def test_a_password_is_asked_for_on_a_terminal(method: str, tmp_path: Path) -> None:
+    user = Answers("mistyped", SECRET)
+    async with password_server(PasswordServer(methods=[method])) as door:
+        assert await reach(door.server(), tmp_path, user) == b"in\n"
+    assert len(user.prompts) == 2
+    assert "first" in user.prompts[0]
+
+
+async def test_a_user_who_gives_up_is_not_asked_again(tmp_path: Path) -> None:
+    user = Answers(None)
+    async with password_server(PasswordServer()) as door:
+        await refusal(door.server(), tmp_path, user)
+    assert len(user.prompts) == 1
+
+
+async def test_nobody_is_asked_without_a_terminal(tmp_path: Path) -> None:
+    async with password_server(PasswordServer(methods=["password", "publickey"])) as door:
+        began = time.monotonic()
+        error = await refusal(door.server(), tmp_path)
+        assert time.monotonic() - began < 2
+        missing = await refusal(door.server(password_env="NOT_SET"), tmp_path)
+    assert "there is no terminal to ask for a password" in str(error)
+    assert "the password variable NOT_SET is not set" in str(missing)
+    assert door.attempts == []
+
+
+async def test_a_second_factor_is_asked_with_the_servers_own_words(tmp_path: Path) -> None:
+    """Rows 62 and 110: what steers a terminal is taken out of them."""
+    user = Answers("123456")
+    door = PasswordServer("123456", ["keyboard-interactive"], "Verification code\x1b]0;x\x07: ")
+    async with password_server(door):
+        assert await reach(door.server(password="not this"), tmp_path, user) == b"in\n"
+    assert user.prompts == ["first: Verification code ]0;x : "]
+
+
+async def test_the_time_to_type_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ssh_host, "LOGIN_SECONDS", 0.4)
+
+    def slow(prompt: str) -> str:
+        del prompt
+        time.sleep(0.8)
+        return SECRET
+
+    async with password_server(PasswordServer()) as door:
+        assert await reach(door.server(), tmp_path, slow) == b"in\n"
+
+
+async def test_a_question_does_not_hold_up_ctrl_c(tmp_path: Path) -> None:
+    """Row 61: the thread that waits for the terminal is left behind."""
+
+    def never(prompt: str) -> str:
+        del prompt
+        time.sleep(3)
+        return ""
+
+    async with password_server(PasswordServer()) as door:
+        began = time.monotonic()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await reach(door.server(), tmp_path, never)
+    assert time.monotonic() - began < 1
+
+
+async def test_questions_of_several_servers_come_one_after_the_other(tmp_path: Path) -> None:
+    busy = False
+
+    def ask(prompt: str) -> str:
+        nonlocal busy
+        del prompt
+        assert not busy
+        busy = True
+        time.sleep(0.05)
+        busy = False
+        return SECRET
+
+    async with password_server(PasswordServer()) as door:
+        servers = {str(number): replace(door.server(), name=str(number)) for number in range(4)}
+        config = replace(configured(door.server(), tmp_path), servers=servers)
+        async with HostPool(config, ask_password=ask) as pool:
+            await asyncio.gather(*(pool.host(name) for name in servers))
+
+
+async def test_a_password_is_in_no_text(tmp_path: Path) -> None:
+    """Row 111: not in what shows a server, a connection or a host."""
+    told: list[str] = []
+    async with password_server(PasswordServer()) as door:
+        config = configured(door.server(password=SECRET), tmp_path)
+        async with HostPool(config, trace=lambda *texts: told.append(str(texts))) as pool:
+            host = await pool.host("first")
+            await host.run("true")
+            shown = repr([config, host, vars(host), host._connection.endpoint, told])  # type: ignore[attr-defined]
+    assert SECRET not in shown
+
+
+# Keys (rows 48 and 49)
+
+
+async def test_only_the_configured_key_is_offered(
+    server: TestServer, tmp_path: Path, own_home: Path, log_in: LogIn
+) -> None:
+    """Row 48: nine keys of an agent would be nine failures, and the server allows six."""
+    with agent_with(*(make_key(tmp_path / f"other{number}") for number in range(9))):
+        (own_home / ".ssh").mkdir()
+        make_key(own_home / ".ssh" / "id_ed25519")
+        async with log_in(server) as host:
+            assert (await host.run("echo in")).stdout == b"in\n"
+    assert "Failed publickey" not in server.log()
+
+
+async def test_too_many_agent_keys_are_named(
+    server: TestServer, tmp_path: Path, config_of: Callable[..., Config]
+) -> None:
+    """Row 48."""
+    wrong = config_of(server, private_key=None).servers["first"]
+    with agent_with(*(make_key(tmp_path / f"other{number}") for number in range(9))):
+        error = await refusal(wrong, tmp_path / "root")
+    assert isinstance(error, LoginError)
+    assert "too many authentication failures" in str(error)
+    assert "private_key:" in error.hint
+
+
+@pytest.mark.parametrize("where", ["agent", "default", "identity file"])
+async def test_without_a_configured_key_the_usual_ones_are_used(
+    server: TestServer, own_home: Path, log_in: LogIn, where: str
+) -> None:
+    folder = own_home / ".ssh"
+    folder.mkdir()
+    if where == "agent":
+        with agent_with(server.key):
+            async with log_in(server, private_key=None) as host:
+                assert (await host.run("echo in")).stdout == b"in\n"
+        return
+    target = folder / ("id_ed25519" if where == "default" else "my key")
+    target.write_bytes(server.key.read_bytes())
+    target.chmod(0o600)
+    (folder / "config").write_text('Host *\nIdentityFile ~/.ssh/missing\nIdentityFile "~/.ssh/my key"\n')
+    if where == "default":
+        (folder / "config").unlink()
+    async with log_in(server, private_key=None) as host:
+        assert (await host.run("echo in")).stdout == b"in\n"
+
+
+async def test_a_refused_key_names_user_methods_and_key(server: TestServer, tmp_path: Path, config_of: Any) -> None:
+    key = make_key(tmp_path / "wrong")
+    error = await refusal(config_of(server, private_key=key).servers["first"], tmp_path / "root")
+    assert isinstance(error, LoginError)
+    assert str(error) == (
+        f"Cannot log in to first (127.0.0.1:{server.port}) as {server.username}; it accepts publickey; "
+        f"it refused the key {key}"
+    )
+    assert f"ssh -p {server.port} {server.username}@127.0.0.1" in error.hint
+    assert server.log().count("Connection from") == 2  # ours, and the one that saw it start
+
+
+async def test_an_unknown_user_is_refused_alike(server: TestServer, tmp_path: Path, config_of: Any) -> None:
+    error = await refusal(config_of(server, username="no-such-user").servers["first"], tmp_path / "root")
+    assert "as no-such-user" in str(error)
+
+
+async def test_a_missing_key_is_named(server: TestServer, tmp_path: Path, config_of: Any) -> None:
+    error = await refusal(config_of(server, private_key=tmp_path / "none").servers["first"], tmp_path / "root")
+    assert str(error) == f"first: the private key {tmp_path}/none does not exist"
+
+
+async def test_a_file_that_is_no_key_is_named(server: TestServer, tmp_path: Path, config_of: Any) -> None:
+    (tmp_path / "text").write_text("hello\n")
+    (tmp_path / "text").chmod(0o600)
+    error = await refusal(config_of(server, private_key=tmp_path / "text").servers["first"], tmp_path / "root")
+    assert f"first: {tmp_path}/text is not a private key" in str(error)
+
+
+async def test_a_key_that_others_can_read_is_not_used(server: TestServer, tmp_path: Path, config_of: Any) -> None:
+    """Row 49: as ssh has it; and the mode stays as it is."""
+    key = tmp_path / "key"
+    key.write_bytes(server.key.read_bytes())
+    key.chmod(0o644)
+    error = await refusal(config_of(server, private_key=key).servers["first"], tmp_path / "root")
+    assert "is open to other users (mode 0644)" in str(error)
+    assert error.hint == f"chmod 600 {key}"
+    assert key.stat().st_mode & 0o777 == 0o644
+
+
+@pytest.fixture
+def locked(server: TestServer, tmp_path: Path) -> Path:
+    """A key with a passphrase that the server takes."""
+    key = make_key(tmp_path / "locked", passphrase=SECRET)
+    with (server.folder / "authorized_keys").open("a") as file:
+        file.write((tmp_path / "locked.pub").read_text())
+    return key
+
+
+async def test_a_passphrase_is_asked_for(server: TestServer, locked: Path, log_in: LogIn) -> None:
+    user = Answers("wrong", SECRET)
+    async with log_in(server, private_key=locked, ask=user) as host:
+        assert (await host.run("echo in")).stdout == b"in\n"
+    assert user.prompts == [f"Passphrase of {locked}: "] * 2
+
+
+async def test_the_agent_may_hold_the_configured_key(
+    server: TestServer, locked: Path, log_in: LogIn, tmp_path: Path
+) -> None:
+    opened = tmp_path / "opened"
+    opened.write_bytes(locked.read_bytes())
+    opened.chmod(0o600)
+    subprocess.run(["ssh-keygen", "-q", "-p", "-P", SECRET, "-N", "", "-f", str(opened)], check=True)
+    with agent_with(make_key(tmp_path / "other"), opened):
+        async with log_in(server, private_key=locked) as host:
+            assert (await host.run("echo in")).stdout == b"in\n"
+    assert "Failed publickey" not in server.log()
+
+
+async def test_a_passphrase_without_a_terminal_is_an_error(
+    server: TestServer, locked: Path, tmp_path: Path, config_of: Any
+) -> None:
+    error = await refusal(config_of(server, private_key=locked).servers["first"], tmp_path / "root")
+    assert isinstance(error, LoginError)
+    assert "has a passphrase, and there is no terminal to ask for it" in str(error)
+    assert error.hint == f"ssh-add {locked}"
+
+
+async def test_a_locked_default_key_is_opened_when_no_other_fits(
+    server: TestServer, locked: Path, own_home: Path, log_in: LogIn
+) -> None:
+    (own_home / ".ssh").mkdir()
+    locked.rename(own_home / ".ssh" / "id_ed25519")
+    user = Answers(SECRET)
+    async with log_in(server, private_key=None, ask=user) as host:
+        assert (await host.run("echo in")).stdout == b"in\n"
+    assert len(user.prompts) == 1
+
+
+async def test_a_dead_agent_is_told_when_it_would_have_helped(
+    server: TestServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config_of: Any
+) -> None:
+    """Row 49."""
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "gone"))
+    error = await refusal(config_of(server, private_key=None).servers["first"], tmp_path / "root")
+    assert f"the ssh agent at {tmp_path}/gone does not answer" in str(error)
+
+
+@contextmanager
+def agent_with(*keys: Path) -> Iterator[None]:
+    """Run an agent that holds some keys."""
+    folder = keys[0].parent
+    address = folder / "agent"
+    agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(address)], stdout=subprocess.DEVNULL)
+    try:
+        with closing(socket.socket(socket.AF_UNIX)) as probe:
+            while probe.connect_ex(str(address)):
+                time.sleep(0.01)
+        os.environ["SSH_AUTH_SOCK"] = str(address)
+        subprocess.run(["ssh-add", "-q", *map(str, keys)], check=True)
+        yield
+    finally:
+        os.environ.pop("SSH_AUTH_SOCK", None)
+        agent.terminate()
+        agent.wait()
+
+
+# No way there
+
+
+def plain(port: int, hostname: str = "127.0.0.1") -> Server:
+    return Server(name="first", hostname=hostname, port=port, username="someone")
+
+
+async def test_an_unknown_host_name_is_named(tmp_path: Path) -> None:
+    error = await refusal(plain(22, "no-such-host.invalid"), tmp_path)
+    assert "first: unknown host name 'no-such-host.invalid'" in str(error)
+    assert "hostname:" in error.hint
+
+
+@pytest.mark.parametrize("hostname", ["127.0.0.1", "localhost"])
+async def test_a_closed_port_is_named(hostname: str, tmp_path: Path) -> None:
+    """Also where the name has several addresses."""
+    port = free_port()
+    error = await refusal(plain(port, hostname), tmp_path)
+    assert str(error) == f"first: {hostname}:{port} refuses connections"
+    assert "sshd" in error.hint
+
+
+async def test_no_answer_is_a_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row 43: a full backlog answers nothing, as a firewall that drops."""
+    monkeypatch.setattr(ssh_host, "CONNECT_SECONDS", 0.3)
+    with full_backlog() as port:
+        error = await refusal(plain(port), tmp_path)
+    assert str(error) == f"first: 127.0.0.1:{port} does not answer within 0.3 s"
+    assert "firewall" in error.hint
+
+
+@contextmanager
+def full_backlog() -> Iterator[int]:
+    with closing(socket.socket()) as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        address = listener.getsockname()
+        waiting = []
+        for _ in range(4):
+            client = socket.socket()
+            client.setblocking(False)
+            client.connect_ex(address)
+            waiting.append(client)
+        time.sleep(0.05)
+        yield address[1]
+        for client in waiting:
+            client.close()
+
+
+@asynccontextmanager
+async def fake_server(serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]) -> AsyncIterator[int]:
+    """Take connections without being an SSH server."""
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tasks.add(asyncio.current_task())  # type: ignore[arg-type]
+        try:
+            await serve(reader, writer)
+        except (ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_server_that_never_speaks_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row 44."""
+    monkeypatch.setattr(ssh_host, "LOGIN_SECONDS", 0.3)
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        del writer
+        await reader.read()
+
+    async with fake_server(silent) as port:
+        error = await refusal(plain(port), tmp_path)
+    assert f"127.0.0.1:{port} took the connection, but the login was not done within 0.3 s" in str(error)
+
+
+@pytest.mark.parametrize("line", [b"x" * 200 + b"\r\n", b"x" * 65536], ids=["many lines", "one long line"])
+async def test_an_endless_banner_is_given_up(tmp_path: Path, line: bytes) -> None:
+    """Row 44: within bounds of time and memory."""
+    sent = 0
+
+    async def talkative(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        del reader
+        while sent < 100_000_000:
+            writer.write(line * 10)
+            sent += len(line) * 10
+            await writer.drain()
+
+    async with fake_server(talkative) as port:
+        began = time.monotonic()
+        error = await refusal(plain(port), tmp_path)
+    assert "No SSH connection to first" in str(error)
+    assert sent < 50_000_000
+    assert time.monotonic() - began < 5
+
+
+async def test_a_web_server_is_no_ssh_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ssh_host, "CONNECT_ATTEMPTS", 2)
+
+    async def web(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    async with fake_server(web) as port:
+        error = await refusal(plain(port), tmp_path)
+    assert f"first: 127.0.0.1:{port} hung up before the login" in str(error)
+    assert type(error) is ConnectError
+
+
+# A busy server
+
+
+@pytest.mark.slow
+async def test_sixty_logins_at_one_server_all_succeed(make_server: MakeServer, tmp_path: Path) -> None:
+    """Row 45, M6: a stock sshd drops some of more than ten at once."""
+    server = make_server(MaxStartups="10:30:100")
+    one = make_configuration([server], tmp_path / "root")
+    config = replace(
+        one, servers={f"gpu{number}": replace(one.servers["first"], name=f"gpu{number}") for number in range(60)}
+    )
+    async with HostPool(config) as pool:
+        hosts: list[Host] = await asyncio.gather(*(pool.host(name) for name in config.servers))
+        answers = await asyncio.gather(*(host.run("echo in") for host in hosts))
+    assert [answer.stdout for answer in answers] == [b"in\n"] * 60
+
+
+async def test_a_dropped_login_is_tried_again(tmp_path: Path, server: TestServer, told: Told) -> None:
+    """Row 45: a busy server hangs up before it says anything."""
+    drops = 2
+
+    async def busy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal drops
+        if drops:
+            drops -= 1
+            return
+        inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", server.port)
+        try:
+            await asyncio.gather(pump(reader, inner_writer), pump(inner_reader, writer))
+        finally:
+            inner_writer.transport.abort()
+
+    async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        while data := await source.read(65536):
+            sink.write(data)
+        sink.close()
+
+    async with fake_server(busy) as port:
+        config = make_configuration([server], tmp_path / "root")
+        config = replace(config, servers={"first": replace(config.servers["first"], port=port)})
+        async with HostPool(config, report=told.notice) as pool:
+            assert (await (await pool.host("first")).run("echo in")).stdout == b"in\n"
+    assert drops == 0
+
+
+async def test_a_login_that_is_cut_off_later_is_not_tried_again(tmp_path: Path) -> None:
+    """Row 47: the server may have counted a failure."""
+    async with password_server(PasswordServer(hangs_up=True)) as door:
+        error = await refusal(door.server(password=SECRET), tmp_path)
+    assert f"first: 127.0.0.1:{door.port} hung up during the login as someone" in str(error)
+    assert door.connections == 1
