@@ -18,6 +18,7 @@ from .trees import Tree
 
 # Shells keep their own descriptors at 10 and above, and can close those with one digit.
 _SCRIPT_DESCRIPTOR = 9
+_CANNOT_START = 127
 _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
@@ -38,7 +39,13 @@ def run(request: Request) -> None:
     mark = b"\0%s run\n" % request.nonce.encode("ascii")
     job_files.write_all(1, mark)
     job_files.write_all(2, mark)
-    sys.exit(_Attached(job_id).run(script, environment))
+    try:
+        status = _Attached(job_id).run(script, environment)
+    except OSError as error:
+        # After the mark the streams are the command's, so this is no framed answer.
+        sys.stderr.write(f"The command could not be started: {error.strerror}\n")
+        status = _CANNOT_START
+    sys.exit(status)
 
 
 def _hide_script(folder: str, command: str) -> int:
@@ -87,7 +94,8 @@ class _Attached:
     def _must_end(self) -> bool:
         """Wait for a signal or for word from the client; whether the command shall end."""
         ready = select.select([0, self._woken], [], [])[0]
-        if self._woken in ready and any(number in os.read(self._woken, 4096) for number in _ENDING_SIGNALS):
+        numbers = os.read(self._woken, 4096) if self._woken in ready else b""
+        if any(number in numbers for number in _ENDING_SIGNALS):
             return True
         return 0 in ready and client_is_gone(0)
 
@@ -118,7 +126,7 @@ def _become_command(script: int, environment: Dict[bytes, bytes]) -> NoReturn:
     except BaseException as error:  # noqa: BLE001 - it is told to the user, and this must never return
         os.write(2, f"The command could not be started: {error}\n".encode("utf-8", "replace"))
     finally:
-        os._exit(127)
+        os._exit(_CANNOT_START)
 
 
 def _do_nothing(number: int, frame: object) -> None:

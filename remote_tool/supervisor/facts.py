@@ -111,7 +111,12 @@ def _versions_of_python(active: Activation) -> Dict[str, str]:
     environment = dict(os.environ)
     environment.update(active.variables)
     lines = _output_of([active.python, "-c", _QUESTION], environment).splitlines()
-    return {line.partition(" ")[0]: line.partition(" ")[2] for line in lines}
+    found: Dict[str, str] = {}
+    for line in lines:
+        # As with an import, the first one on the path counts.
+        name, _, version = line.partition(" ")
+        found.setdefault(name, version)
+    return found
 
 
 def _output_of(arguments: List[str], environment: Dict[str, str]) -> str:

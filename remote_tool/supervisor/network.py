@@ -179,9 +179,9 @@ class _Attempt(threading.Thread):
             while len(received) < len(self._secret):
                 connection.settimeout(self._left())
                 piece = connection.recv(len(self._secret) - len(received))
-                if not piece:
-                    break
                 received += piece
+                if not piece or not self._secret.startswith(received):
+                    break
         if received == self._secret:
             self._local, self._error = local, None
         else:

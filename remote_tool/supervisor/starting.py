@@ -173,13 +173,13 @@ def _finish(begun: Begun, deadline: float) -> Dict[str, Any]:
     answer: Dict[str, Any] = {"id": begun.job_id, "spec": None, "started": None, "ended": None, "already": False}
     if begun.folder is None:
         return {**answer, "error": begun.error}
-    if begun.told is None:
-        answer["already"] = True
-        _wait_for_other(begun.folder, begun.job_id, deadline)
-    else:
-        select.select([begun.told], [], [], max(0.0, deadline - time.monotonic()))
-        os.close(begun.told)
+    answer["already"] = begun.told is None
     try:
+        if begun.told is None:
+            _wait_for_other(begun.folder, begun.job_id, deadline)
+        else:
+            select.select([begun.told], [], [], max(0.0, deadline - time.monotonic()))
+            os.close(begun.told)
         for key, name in (("spec", SPEC), ("ended", ENDED), ("started", STARTED)):
             answer[key] = job_files.read_record(begun.folder, name, begun.job_id)
     except RecordError as error:

@@ -11,13 +11,13 @@ from . import job_files, processes, states
 from .processes import Process, Snapshot
 from .records import ENDED, STOP, RecordError, is_grace, is_job_id, is_signal
 from .requests import Request, is_list
+from .trees import KILL_SECONDS, deliver
 
 if TYPE_CHECKING:
     from .states import Standing
 
 # Beyond the grace, for SIGKILL and for the record.
 _EXTRA_SECONDS = 15.0
-_KILL_SECONDS = 10.0
 _LOOK_SECONDS = 0.5
 _DONE = object()
 
@@ -114,7 +114,7 @@ class JobStop:
         # Only a look after the wish is on disk tells whether the supervisor has seen it by itself.
         standing = self._judge()
         if standing.supervisor is not None:
-            processes.send_signal(standing.supervisor, self._knock(written=written))
+            deliver(standing.supervisor, self._knock(written=written))
         deadline = time.monotonic() + grace + _EXTRA_SECONDS
         next_look = time.monotonic() + _LOOK_SECONDS
         while time.monotonic() < deadline and not job_files.exists(self._folder, ENDED):
@@ -147,11 +147,11 @@ class JobStop:
         count = len(standing.members)
         if number != signal.SIGKILL:
             for process in standing.members:
-                processes.send_signal(process, number)
+                deliver(process, number)
             deadline = time.monotonic() + self._grace(standing)
             while self._members() and time.monotonic() < deadline:
                 yield
-        deadline = time.monotonic() + _KILL_SECONDS
+        deadline = time.monotonic() + KILL_SECONDS
         while time.monotonic() < deadline:
             members = self._members()
             if not members and not self._members():

@@ -31,6 +31,7 @@ SETTLE_SECONDS = 0.5
 _IDLE_SECONDS = 10.0
 _RECORD_RETRY_SECONDS = 86400.0
 _MOST_PIDS = 500
+_CANNOT_FORK = 11
 _SIGNALS = {signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 # On a full disk stop.json cannot be written, and the signal itself is the wish.
 _WISHES: Dict[int, str] = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "SIGTERM", signal.SIGUSR2: "SIGKILL"}
@@ -82,17 +83,20 @@ def spawn(plan: Plan) -> int:
     if child == 0:
         _detach(plan, tell)
     os.close(tell)
-    if os.waitpid(child, 0)[1] != 0:
+    status = os.waitpid(child, 0)[1]
+    # Any other end of this child says nothing about the supervisor.
+    if os.WIFEXITED(status) and os.WEXITSTATUS(status) == _CANNOT_FORK:
         os.close(told)
         raise OSError(errno.EAGAIN, "cannot fork")
     return told
 
 
 def _detach(plan: Plan, tell: int) -> NoReturn:
-    status = 1
+    status = _CANNOT_FORK
     try:
         os.setsid()
         if os.fork() == 0:
+            status = 1
             umask = os.umask(0o077)
             _close_descriptors({plan.folder, plan.reserve, tell})
             os.chdir("/")

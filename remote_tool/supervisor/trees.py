@@ -38,7 +38,7 @@ class Tree:
         """Signal all of them once; returns whom."""
         members = self.members()
         for process in members:
-            send_signal(process, number)
+            deliver(process, number)
         return members
 
     def wait(self, seconds: float, is_urgent: Callable[[], bool]) -> bool:
@@ -65,3 +65,9 @@ class Tree:
             if members:
                 self._pause(0.02)
         return []
+
+
+def deliver(process: Process, number: int) -> None:
+    """Signal a process, and wake it when it is stopped: else it would hear nothing before SIGKILL."""
+    if send_signal(process, number) and number != signal.SIGKILL:
+        send_signal(process, signal.SIGCONT)

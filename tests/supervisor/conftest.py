@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -210,10 +211,14 @@ class PretendServer:
                 supervisor = self.record(job_id, "started")["supervisor"]
                 if processes.find_alive(supervisor):
                     os.kill(supervisor["pid"], signal.SIGUSR2)
-                    wait_until(lambda s=supervisor: processes.find_alive(s) is None, "the end of a supervisor")
+                    wait_until(partial(_is_gone, supervisor), "the end of a supervisor")
             for pid in self.members(job_id):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+
+
+def _is_gone(process: dict[str, int]) -> bool:
+    return processes.find_alive(process) is None
 
 
 @pytest.fixture(scope="session")

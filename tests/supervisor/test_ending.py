@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -153,11 +154,28 @@ def test_a_job_whose_folder_was_removed_is_still_ended(server: PretendServer) ->
     assert server.members(job_id) == []
 
 
+def test_an_end_that_cannot_be_written_is_written_when_it_can_be(server: PretendServer) -> None:
+    """Row 11: nothing is lost or made up in between."""
+    job_id = server.start("while [ ! -e go ]; do sleep 0.01; done; exit 6")
+    folder = server.jobs / job_id
+    if subprocess.run(["chattr", "+i", folder], check=False, capture_output=True).returncode != 0:
+        pytest.skip("a folder cannot be made immutable here")
+    try:
+        (server.project / "go").touch()
+        status = wait_until(lambda: (found := server.status(job_id))["reason"] and found, "the end of the command")
+        assert (status["state"], status["ended"]) == ("running", None)
+        assert "being recorded" in status["reason"]
+    finally:
+        subprocess.run(["chattr", "-i", folder], check=True)
+    assert server.wait(job_id)[job_id]["exit_code"] == 6
+    assert server.status(job_id)["state"] == "failed"
+
+
 @pytest.mark.skipif(not os.access("/sys/fs/cgroup/memory", os.W_OK), reason="no memory control group can be made here")
 def test_a_job_that_the_kernel_kills_for_its_memory_says_so(server: PretendServer) -> None:
     """Row 8."""
-    group = f"/sys/fs/cgroup/memory/remote-tool-test-{os.getpid()}"
-    os.mkdir(group)
+    group = Path(f"/sys/fs/cgroup/memory/remote-tool-test-{os.getpid()}")
+    group.mkdir()
     try:
         (server.project / "eat.py").write_text("x = []\nwhile True: x.append(bytearray(1_000_000))\n")
         limit = f"echo 60000000 > {group}/memory.limit_in_bytes; echo $$ > {group}/cgroup.procs; "

@@ -22,7 +22,9 @@ def wire(noise: bytes, sent: list[Frame]) -> bytes:
 
 
 @given(noises, frames, st.data())
-def test_frames_arrive_the_same_however_the_bytes_are_split(noise: bytes, sent: list[Frame], data: st.DataObject) -> None:
+def test_frames_arrive_the_same_however_the_bytes_are_split(
+    noise: bytes, sent: list[Frame], data: st.DataObject
+) -> None:
     text = wire(noise, sent)
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=12).map(sorted))
     reader = FrameReader(NONCE)

@@ -72,7 +72,7 @@ def test_links_and_pipes_are_not_read(folder: int, tmp_path: Path) -> None:
     with pytest.raises(RecordError):
         job_files.read_record(folder, ENDED, JOB)
     for path in ("folder/secret.json", "pipe"):
-        with pytest.raises(OSError, match="."):
+        with pytest.raises(OSError, match=r"."):
             job_files.open_file_beneath(folder, path)
 
 

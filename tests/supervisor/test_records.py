@@ -100,12 +100,12 @@ def test_a_record_needs_every_field(name: str) -> None:
 def test_any_value_in_any_field_is_accepted_or_refused_by_name(name: str, data: st.DataObject, value: object) -> None:
     """Row 106: types, depth and not-a-number."""
     field = data.draw(st.sampled_from(["schema", *RECORDS[name]]))
+    named = ""
     try:
-        checked = check_record(name, {"schema": 1, **RECORDS[name], field: value}, JOB)
+        json.dumps(check_record(name, {"schema": 1, **RECORDS[name], field: value}, JOB), allow_nan=False)
     except RecordError as error:
-        assert field in str(error)
-    else:
-        json.dumps(checked, allow_nan=False)
+        named = str(error)
+    assert not named or field in named
 
 
 @pytest.mark.parametrize(
@@ -131,11 +131,13 @@ def test_a_wrong_value_is_named(changes: dict[str, Any], message: str) -> None:
     "text", [b"[]", b"null", b'{"schema": 1, "schema": 1}', b'{"schema": NaN}', b"\xff", b"[" * 100000, b"", b"\0"]
 )
 def test_what_is_no_record_is_refused(text: bytes) -> None:
-    with pytest.raises(RecordError, match="ended.json"):
+    with pytest.raises(RecordError, match=r"ended\.json"):
         parse_record(ENDED, text, JOB)
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "/a", "-rf", ".hidden", "a\n", "a\0", "é", "a" * 129, 7])
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "../x", "a/b", "/a", "-rf", ".hidden", "a\n", "a\0", "é", "a" * 129, 7]
+)
 def test_what_could_leave_the_folder_is_no_job_id(name: object) -> None:
     """Row 109."""
     assert not is_job_id(name)

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -195,6 +196,17 @@ def test_a_signal_to_the_supervisor_is_a_stop(server: PretendServer) -> None:
     assert server.members(job_id) == []
 
 
+def test_a_job_that_was_suspended_hears_the_stop(server: PretendServer) -> None:
+    """Row 23: with its supervisor suspended too, as by a slip of the finger."""
+    job_id = server.start("trap 'echo heard; exit 0' TERM; echo ready; while :; do sleep 0.05; done")
+    server.wait_for_output(job_id, "ready")
+    for pid in (*server.members(job_id), server.supervisor(job_id)):
+        os.kill(pid, signal.SIGSTOP)
+    answer = server.stop(job_id, grace=5.0)
+    assert (answer["state"], answer["ended"]["exit_code"]) == ("killed", 0)
+    assert "heard" in server.output(job_id)
+
+
 def test_a_stop_whose_sender_dies_is_carried_out(server: PretendServer) -> None:
     job_id = server.start("trap '' TERM; echo deaf; while :; do sleep 0.05; done")
     server.wait_for_output(job_id, "deaf")
@@ -231,10 +243,15 @@ def test_a_supervisor_killed_at_any_time_leaves_no_lie_and_no_process(server: Pr
         if processes.find_alive(supervisor):
             os.kill(supervisor["pid"], signal.SIGKILL)
     for job in jobs:
-        state = wait_until(lambda j=job["id"]: (s := server.status(j)["state"]) != "running" and s, "an end")
+        state = wait_until(partial(_final_state, server, job["id"]), "an end")
         assert state == ("succeeded" if (server.jobs / job["id"] / "ended.json").exists() else "lost")
         assert server.stop(job["id"])["left"] == []
         assert server.members(job["id"]) == []
+
+
+def _final_state(server: PretendServer, job_id: str) -> str:
+    state = str(server.status(job_id)["state"])
+    return "" if state == "running" else state
 
 
 @pytest.mark.parametrize("field", ["start_time", "boot_id", "pid_namespace"])
@@ -268,7 +285,9 @@ def test_a_stop_of_what_is_not_there_is_an_error_of_that_job_only(server: Preten
     assert answer["jobs"][2]["state"] == "killed"
 
 
-@pytest.mark.parametrize(("field", "value"), [("signal", "SIGNOTHING"), ("grace", "soon"), ("grace", -1), ("ids", "all")])
+@pytest.mark.parametrize(
+    ("field", "value"), [("signal", "SIGNOTHING"), ("grace", "soon"), ("grace", -1), ("ids", "all")]
+)
 def test_a_stop_that_cannot_be_meant_is_refused(server: PretendServer, field: str, value: object) -> None:
     job_id = server.start("exec sleep 60")
     assert field in server.call("stop", **{"ids": [job_id], field: value})["error"]

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from remote_tool.supervisor.sources import source_archive
+
+from .conftest import PretendServer, wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def call_raw(server: PretendServer, line: bytes) -> subprocess.CompletedProcess[bytes]:
+    """Call the control program with any bytes on stdin."""
+    environment = {"PATH": os.environ["PATH"], "HOME": str(server.home), "REMOTE_TOOL_SUPERVISOR": "1"}
+    arguments = [server.python, "-I", "-S", str(server.entry)]
+    return subprocess.run(arguments, input=line, capture_output=True, env=environment, check=False, timeout=20)
+
+
+@pytest.mark.parametrize("line", [b"", b"\n", b"[]\n", b"{}\n", b'{"nonce": "x"}\n', b"\xff\n", b"[" * 100_000 + b"\n"])
+def test_what_is_no_request_gets_no_answer_but_a_plain_word(server: PretendServer, line: bytes) -> None:
+    ended = call_raw(server, line)
+    assert ended.returncode == 2
+    assert ended.stdout == b""
+    assert b"no request came" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"op": "reboot"}, "does not know 'reboot'"),
+        ({"jobs_folder": "/etc"}, "jobs_folder cannot be '/etc'"),
+        ({"jobs_folder": "a/../../b"}, "jobs_folder cannot be"),
+        ({"project": ""}, "project cannot be ''"),
+        ({"project": None}, "project cannot be None"),
+    ],
+)
+def test_a_request_out_of_the_home_is_refused(server: PretendServer, changes: dict[str, Any], message: str) -> None:
+    """Row 109."""
+    fields = {"op": "status", **server.folders, "ids": None, **changes}
+    op = fields.pop("op")
+    assert message in server.call(str(op), **fields)["error"]
+
+
+def test_an_error_of_the_system_names_path_and_number(server: PretendServer) -> None:
+    """Row 29."""
+    server.jobs.parent.joinpath(".jobs").write_text("a file")
+    assert "no folder" in server.call("status", ids=None)["error"]
+
+
+def test_the_archive_has_all_that_runs_and_a_hash_of_the_contents(installed: Path) -> None:
+    """Row 34: another version lies in another folder."""
+    digest, files = source_archive()
+    assert source_archive() == (digest, files)
+    assert installed.name == f"supervisor-{digest}"
+    names = {name for name, _ in files}
+    assert {"run_control.py", "supervisor/control.py", "supervisor/__init__.py"} <= names
+    assert "supervisor/sources.py" not in names
+
+
+def test_the_program_needs_nothing_but_the_standard_library(installed: Path) -> None:
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import supervisor.control; "
+        "print([n for n in sys.modules if n.split('.')[0] not in sys.stdlib_module_names | {'supervisor'}])"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", program, str(installed)], capture_output=True, check=True, text=True
+    )
+    assert json.loads(ended.stdout.replace("'", '"')) == ["__main__"] or ended.stdout.strip() == "[]"
+
+
+OLDEST = os.environ.get("REMOTE_TOOL_PYTHON38", "python3.8")
+
+
+@pytest.fixture
+def oldest(tmp_path: Path, installed: Path) -> Any:
+    """A server whose environment has the oldest Python that may be there."""
+    try:
+        version = subprocess.run(
+            [OLDEST, "-c", "import sys; print(sys.version_info[:2], sys.executable, sep='\\n')"],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no python3.8 on PATH, and REMOTE_TOOL_PYTHON38 names none")
+    release, executable = version.stdout.splitlines()
+    assert release == "(3, 8)"
+    pretend = PretendServer(tmp_path / "home", installed, executable)
+    yield pretend
+    pretend.clean()
+
+
+def test_a_server_with_python_3_8_starts_follows_stops_and_runs(oldest: PretendServer) -> None:
+    """Row 33: the floor."""
+    running, ended = oldest.start("echo hello; sleep 600 & exec sleep 600"), oldest.start("exit 3")
+    oldest.wait_for_output(running, "hello")
+    with oldest.open("follow", jobs=[{"id": ended, "offsets": {}}], wait=True) as call:
+        frames = call.rest()
+    assert frames[-2].header["status"]["ended"]["exit_code"] == 3
+    assert oldest.status(running)["state"] == "running"
+    assert oldest.stop(running)["state"] == "killed"
+    assert oldest.members(running) == []
+    lost = oldest.start("exec sleep 600")
+    os.kill(oldest.supervisor(lost), 9)
+    wait_until(lambda: oldest.status(lost)["state"] == "lost")
+    assert oldest.stop(lost)["state"] == "killed"
+    with oldest.open("run", command="exit 4", environment={}) as call:
+        assert call.process.wait(20) == 4
+    assert oldest.call("facts", launch=True)["addresses"]
+    with oldest.open("listen", port=0, secret="abc") as listening:
+        frame = listening.next()
+        assert frame is not None
+        answer = oldest.call("connect", candidates=["127.0.0.1"], port=frame.header["port"], secret="abc", timeout=5)
+    assert answer["results"][0]["ok"]

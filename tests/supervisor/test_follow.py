@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import os
+import random
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from remote_tool.supervisor.follow import CHUNK
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .conftest import Call, PretendServer
+
+
+def collect(
+    call: Call, received: dict[tuple[str, str], bytes] | None = None
+) -> tuple[dict[tuple[str, str], bytes], dict[str, Any]]:
+    """Read a follow to its end; returns the bytes of every stream, each offset checked, and the final states."""
+    received = {} if received is None else received
+    states: dict[str, Any] = {}
+    while (frame := call.next()) is not None:
+        if frame.header.get("done"):
+            assert call.next() is None
+            return received, states
+        job, stream = frame.header["job"], str(frame.header.get("stream"))
+        if "status" in frame.header:
+            states[job] = frame.header["status"]
+            continue
+        assert job not in states, "a byte after the end"
+        assert len(frame.body) <= CHUNK
+        if frame.header.get("reset"):
+            received[job, stream] = b""
+        else:
+            before = received.setdefault((job, stream), b"")
+            assert not before or frame.header["offset"] == len(before)
+            received[job, stream] += frame.body
+    raise AssertionError("the answer was cut")
+
+
+def follow(server: PretendServer, *jobs: str, wait: bool = True) -> tuple[dict[tuple[str, str], bytes], dict[str, Any]]:
+    """Follow jobs from their first byte to their end."""
+    with server.open("follow", jobs=[{"id": job, "offsets": {}} for job in jobs], wait=wait) as call:
+        return collect(call)
+
+
+def test_every_byte_comes_once_and_then_the_end(server: PretendServer) -> None:
+    """Row 27: NULs, carriage returns, no newline at the end, bytes that are no text."""
+    data = bytes(range(256)) * 40 + b"\r50%\r100%"
+    (server.project / "data").write_bytes(data)
+    job_id = server.start("cat data; echo mistake >&2; sleep 0.2; cat data; exit 3")
+    received, states = follow(server, job_id)
+    assert received == {(job_id, "out"): data * 2, (job_id, "err"): b"mistake\n"}
+    assert (states[job_id]["state"], states[job_id]["ended"]["exit_code"]) == ("failed", 3)
+    assert states[job_id]["sizes"] == {"out": len(data) * 2, "err": 8}
+
+
+def test_output_comes_while_the_job_runs(server: PretendServer) -> None:
+    """Row 25: visible at once."""
+    job_id = server.start("echo first; while [ ! -e go ]; do sleep 0.01; done; echo second")
+    with server.open("follow", jobs=[{"id": job_id, "offsets": {}}], wait=True) as call:
+        frame = call.next(5)
+        assert frame is not None
+        assert frame.body == b"first\n"
+        (server.project / "go").touch()
+        received, _ = collect(call)
+    assert received[job_id, "out"] == b"second\n"
+
+
+def test_a_follow_goes_on_where_the_last_one_was(server: PretendServer) -> None:
+    job_id = server.start("printf 0123456789; exit 0")
+    server.wait(job_id)
+    with server.open("follow", jobs=[{"id": job_id, "offsets": {"out": 4, "err": 0}}], wait=True) as call:
+        frame = call.next()
+        assert frame is not None
+        assert (frame.header["offset"], frame.body) == (4, b"456789")
+
+
+def test_a_file_that_became_shorter_is_sent_anew(server: PretendServer) -> None:
+    """Row 77."""
+    job_id = server.start("printf 0123456789; while [ ! -e go ]; do sleep 0.01; done")
+    server.wait_for_output(job_id, "9")
+    with server.open("follow", jobs=[{"id": job_id, "offsets": {"out": 10}}], wait=True) as call:
+        time.sleep(0.1)
+        (server.jobs / job_id / "job.out").write_bytes(b"abc")
+        reset, piece = call.next(), call.next()
+        assert reset is not None
+        assert piece is not None
+        assert reset.header == {"job": job_id, "stream": "out", "reset": True}
+        assert (piece.header["offset"], piece.body) == (0, b"abc")
+        (server.project / "go").touch()
+        call.rest()
+
+
+def test_many_jobs_come_together_and_each_ends_by_itself(server: PretendServer) -> None:
+    jobs = [server.new_job(f"for i in 1 2 3; do echo {number} $i; sleep 0.05; done") for number in range(6)]
+    server.call("start", jobs=jobs)
+    received, states = follow(server, *(job["id"] for job in jobs))
+    for number, job in enumerate(jobs):
+        assert received[job["id"], "out"] == f"{number} 1\n{number} 2\n{number} 3\n".encode()
+        assert states[job["id"]]["state"] == "succeeded"
+
+
+def test_without_waiting_it_sends_what_there_was_even_when_the_job_prints_faster_than_it_is_read(
+    server: PretendServer,
+) -> None:
+    job_id = server.start("exec sleep 60")
+    output = server.jobs / job_id / "job.out"
+    output.write_bytes(b"a" * 1_000_000)
+    with server.open("follow", jobs=[{"id": job_id, "offsets": {}}], wait=False) as call:
+        first = call.next()
+        assert first is not None
+        with output.open("ab") as stream:
+            stream.write(b"b" * 1_000_000)
+        received, states = collect(call, {(job_id, "out"): first.body})
+    assert received[job_id, "out"] == b"a" * 1_000_000
+    assert states[job_id]["state"] == "running"
+
+
+def test_it_ends_promptly_when_the_client_goes(server: PretendServer) -> None:
+    job_id = server.start("exec sleep 60")
+    with server.open("follow", jobs=[{"id": job_id, "offsets": {}}], wait=True) as call:
+        time.sleep(0.2)
+        begin = time.monotonic()
+        assert call.close() == 0
+        assert time.monotonic() - begin < 1
+
+
+def test_a_client_that_reads_no_more_ends_it_quietly(server: PretendServer) -> None:
+    job_id = server.start("while :; do head -c 100000 /dev/zero; sleep 0.01; done")
+    with server.open("follow", jobs=[{"id": job_id, "offsets": {}}], wait=True) as call:
+        assert call.next() is not None
+        call.stdout.close()
+        assert call.process.wait(10) == 0
+        assert call.process.stderr is not None
+        assert call.process.stderr.read() == b""
+
+
+def test_a_job_that_is_lost_ends_the_follow(server: PretendServer) -> None:
+    """Row 3."""
+    job_id = server.start("echo hello; exec sleep 60")
+    server.wait_for_output(job_id, "hello")
+    os.kill(server.supervisor(job_id), 9)
+    received, states = follow(server, job_id)
+    assert received[job_id, "out"] == b"hello\n"
+    assert states[job_id]["state"] == "lost"
+
+
+def test_a_job_that_is_not_there_is_an_error_of_that_job_only(server: PretendServer) -> None:
+    job_id = server.start("echo hello")
+    jobs = [{"id": "20261121-none", "offsets": {}}, {"id": "../.."}, 7, {"id": job_id, "offsets": {"out": "x"}}]
+    with server.open("follow", jobs=jobs, wait=True) as call:
+        headers = [frame.header for frame in call.rest()]
+    assert [header["job"] for header in headers if "error" in header] == ["20261121-none", "../..", "None"]
+    assert [header["status"]["state"] for header in headers if "status" in header] == ["succeeded"]
+
+
+def write_rank(folder: Path, attempt: int, rank: int, text: str) -> None:
+    """Write files as torchrun does with ``--log-dir ranks --redirects 3``."""
+    path = folder / f"attempt_{attempt}" / str(rank)
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "stdout.log").write_text(text)
+    (path / "stderr.log").write_text("")
+
+
+def test_files_of_ranks_are_found_as_they_appear(server: PretendServer) -> None:
+    """Rows 101 and 103: one stream per rank, and the attempts of a restart apart."""
+    job_id = server.start("while [ ! -e go ]; do sleep 0.01; done")
+    run = server.jobs / job_id / "ranks" / "none_k3xyz"
+    with server.open("follow", jobs=[{"id": job_id, "offsets": {}}], wait=True) as call:
+        for attempt, rank in ((0, 0), (0, 1), (1, 0)):
+            write_rank(run, attempt, rank, f"{attempt} {rank}")
+            frame = call.next()
+            assert frame is not None
+            assert frame.header["stream"] == f"ranks/{attempt}/{rank}/out"
+            assert frame.body == f"{attempt} {rank}".encode()
+        (run / "attempt_1" / "0" / "error.json").write_text('{"message": "boom"}')
+        (server.project / "go").touch()
+        received, states = collect(call)
+    assert received == {(job_id, "ranks/1/0/error"): b'{"message": "boom"}'}
+    assert states[job_id]["sizes"]["ranks/0/1/out"] == 3
+
+
+def test_a_second_torchrun_of_a_job_counts_its_attempts_on(server: PretendServer) -> None:
+    job_id = server.start("true")
+    server.wait(job_id)
+    ranks = server.jobs / job_id / "ranks"
+    write_rank(ranks / "none_zzz", 0, 0, "first")
+    write_rank(ranks / "none_zzz", 1, 0, "first again")
+    later = time.time_ns() + 10**9
+    write_rank(ranks / "none_aaa", 0, 0, "second")
+    os.utime(ranks / "none_aaa" / "attempt_0", ns=(later, later))
+    received, _ = follow(server, job_id)
+    assert {stream: body for (_, stream), body in received.items()} == {
+        "ranks/0/0/out": b"first",
+        "ranks/1/0/out": b"first again",
+        "ranks/2/0/out": b"second",
+    }
+
+
+def test_links_out_of_the_job_are_not_followed(server: PretendServer, tmp_path: Path) -> None:
+    """Row 74."""
+    job_id = server.start("true")
+    server.wait(job_id)
+    (tmp_path / "secret").write_text("secret")
+    write_rank(tmp_path / "outside", 0, 0, "secret")
+    ranks = server.jobs / job_id / "ranks"
+    (ranks / "linked").symlink_to(tmp_path / "outside")
+    (ranks / "run" / "attempt_0" / "0").mkdir(parents=True)
+    (ranks / "run" / "attempt_0" / "0" / "stdout.log").symlink_to(tmp_path / "secret")
+    (server.jobs / job_id / "job.out").unlink()
+    (server.jobs / job_id / "job.out").symlink_to(tmp_path / "secret")
+    os.mkfifo(ranks / "run" / "attempt_0" / "0" / "stderr.log")
+    received, states = follow(server, job_id)
+    assert received == {}
+    assert states[job_id]["state"] == "succeeded"
+
+
+@pytest.mark.slow
+def test_memory_stays_flat_whatever_is_printed(server: PretendServer) -> None:
+    """Rows 26 and 27: one line without an end; neither the supervisor nor the follower grows."""
+    job_id = server.start("head -c 300000000 /dev/zero; exec sleep 60")
+    supervisor = server.supervisor(job_id)
+    before = _resident(supervisor)
+    with server.open("follow", jobs=[{"id": job_id, "offsets": {}}], wait=True) as call:
+        received = 0
+        highest = 0
+        while received < 300_000_000:
+            frame = call.next()
+            assert frame is not None
+            received += len(frame.body)
+            highest = max(highest, _resident(call.process.pid)) if random.random() < 0.01 else highest
+    assert highest < 40_000_000
+    assert _resident(supervisor) < before + 4_000_000
+    server.stop(job_id)
+
+
+def _resident(pid: int) -> int:
+    with open(f"/proc/{pid}/statm") as stream:  # noqa: PTH123
+        return int(stream.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
