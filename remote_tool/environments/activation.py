@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remote_tool.environments.step import Step
 from remote_tool.environments.wish import wish_of
 
 if TYPE_CHECKING:
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from remote_tool.config.model import Config
 
 SCHEMA = 1
-CAPTURE_TIMEOUT = 120.0
 
 
 @dataclass(frozen=True)
@@ -76,19 +74,14 @@ class Activation:
         )
 
 
-def plan_capture(config: Config, prefix: str, *, tool: str = "") -> Step:
-    """Plan to record what activates a prefix, and by that that it is finished.
+def capture_script(config: Config, prefix: str, *, tool: str = "") -> str:
+    """Return the shell lines that record a finished prefix: activation.json, and the link to its Python.
 
     Args:
         config: What was wished.
-        prefix: Of the environment, absolute or with ``~``.
+        prefix: Of the environment: absolute, with ``~``, or relative to ``$HOME``.
         tool: The conda that made it.
     """
-    return Step("activation", "Recording the environment", capture_script(config, prefix, tool=tool), CAPTURE_TIMEOUT)
-
-
-def capture_script(config: Config, prefix: str, *, tool: str = "") -> str:
-    """Return the shell lines that write activation.json and the link to the interpreter."""
     environment = config.environment
     request = {
         "kind": environment.kind.value,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from remote_tool.config.model import EnvironmentKind
-from remote_tool.environments.activation import plan_capture
 from remote_tool.environments.conda import plan_conda
 from remote_tool.environments.existing import plan_existing
 from remote_tool.environments.system_packages import install_command
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from remote_tool.config.model import Config
     from remote_tool.environments.facts import ServerFacts
     from remote_tool.environments.plan import EnvironmentPlan
-    from remote_tool.environments.step import Step
 
 _BAD_FOLDERS = {
     "link": ("is a link, where a folder of ours must be", "remove it"),
@@ -44,11 +42,6 @@ def plan_environment(config: Config, facts: ServerFacts, *, force: bool = False)
     if kind is EnvironmentKind.UV:
         return plan_uv(config, facts, force=force)
     return plan_conda(config, facts, force=force)
-
-
-def plan_record(config: Config, plan: EnvironmentPlan) -> Step:
-    """Plan the last step: what activates the environment, and by that that it is finished."""
-    return plan_capture(config, plan.prefix or config.remote.environment, tool=plan.tool)
 
 
 def require_own_folders(facts: ServerFacts) -> None:

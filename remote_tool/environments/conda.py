@@ -30,7 +30,7 @@ def plan_conda(config: Config, facts: ServerFacts, *, force: bool) -> Environmen
     """
     if facts.condas:
         conda = facts.condas[0]
-        return EnvironmentPlan((_create(config, shlex.quote(conda), force=force),), tool=conda)
+        return EnvironmentPlan((_create(config, conda, force=force),))
     if facts.free_kilobytes is not None and facts.free_kilobytes < NEEDED_KILOBYTES:
         raise EnvironmentSetupError(
             f"{facts.server} has {facts.free_kilobytes // 1024} MB free in {facts.home};"
@@ -41,9 +41,8 @@ def plan_conda(config: Config, facts: ServerFacts, *, force: bool) -> Environmen
     installer = choose_installer(config.environment, facts)
     base = f"{config.environment.kind}3"
     return EnvironmentPlan(
-        (_install(base, installer), _create(config, f'"$HOME"/{base}/bin/conda', force=force)),
+        (_install(base, installer), _create(config, f"{facts.home}/{base}/bin/conda", force=force)),
         installer=installer,
-        tool=f"{facts.home}/{base}/bin/conda",
     )
 
 
@@ -58,14 +57,14 @@ base={base}
 
 def _create(config: Config, conda: str, *, force: bool) -> Step:
     channels = " ".join(f"-c {shlex.quote(channel)}" for channel in config.environment.channels)
+    program = shlex.quote(conda)
+    wanted = shlex.quote(f"python={config.python_version}")
     create = f"""
-echo "Conda: "{conda}
-{conda} create -y -q -p "$prefix" --override-channels {channels} {shlex.quote(f"python={config.python_version}")} pip \\
-    || exit
+echo "Conda: "{program}
+{program} create -y -q -p "$prefix" --override-channels {channels} {wanted} pip || exit
 """
-    return Step(
-        "environment", "Creating the environment with conda", making_script(config, create, force=force), CREATE_TIMEOUT
-    )
+    script = making_script(config, create, force=force, tool=conda)
+    return Step("environment", "Creating the environment with conda", script, CREATE_TIMEOUT)
 
 
 # A conda prefix has its own path in its scripts and libraries, so a renamed one is broken: the installed folder keeps

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from remote_tool.environments.activation import capture_script
 from remote_tool.environments.plan import EnvironmentPlan
+from remote_tool.environments.step import Step
 from remote_tool.environments.version import is_too_old, version_matches
 from remote_tool.errors import EnvironmentSetupError
 
 if TYPE_CHECKING:
     from remote_tool.config.model import Config
     from remote_tool.environments.facts import ServerFacts
+
+CAPTURE_TIMEOUT = 120.0
 
 
 def plan_existing(config: Config, facts: ServerFacts) -> EnvironmentPlan:
@@ -38,4 +42,5 @@ def plan_existing(config: Config, facts: ServerFacts) -> EnvironmentPlan:
             f"{prefix} on {facts.server} has Python {python.version}; 3.8 is the oldest that works",
             server=facts.server,
         )
-    return EnvironmentPlan((), prefix=prefix)
+    record = capture_script(config, prefix)
+    return EnvironmentPlan((Step("environment", "Recording the environment", record, CAPTURE_TIMEOUT),))

@@ -275,7 +275,13 @@ for candidate in "$(command -v uv)" "$scripts/tools/bin/uv"; do
     [ -x "$candidate" ] && uv=$candidate && break
 done
 case $uv in '' | /*) tell uv "$uv" ;; *) tell uv "$HOME/$uv" ;; esac
-rsync=$(command -v rsync) && tell rsync "$rsync" && tell rsync_version "$(rsync --version 2>/dev/null | head -n 1)"
+for candidate in "$(command -v rsync)" /opt/homebrew/bin/rsync "$HOME"/miniconda3/bin/rsync \
+    "$HOME"/miniforge3/bin/rsync "$scripts/environment/bin/rsync"; do
+    [ -x "$candidate" ] || continue
+    tell rsync "$candidate"
+    tell rsync_version "$("$candidate" --version 2>/dev/null | head -n 1)"
+    break
+done
 
 case $existing in '~') existing=$HOME ;; '~/'*) existing=$HOME/${existing#??} ;; esac
 if [ "$existing" ]; then

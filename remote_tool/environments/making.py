@@ -6,19 +6,21 @@ import json
 import shlex
 from typing import TYPE_CHECKING
 
+from remote_tool.environments.activation import capture_script
 from remote_tool.environments.wish import wish_of
 
 if TYPE_CHECKING:
     from remote_tool.config.model import Config
 
 
-def making_script(config: Config, create: str, *, force: bool) -> str:
-    """Frame the lines that create an environment at ``$prefix``.
+def making_script(config: Config, create: str, *, force: bool, tool: str = "") -> str:
+    """Frame the lines that create an environment at ``$prefix``; the record that it is finished is part of them.
 
     Args:
         config: Names the folders and what is wished.
         create: Shell lines; they leave the script with a status when they fail.
         force: Make it anew though it is finished.
+        tool: The conda that makes it.
     """
     remote = config.remote
     expected = {"kind": config.environment.kind.value, "wish": wish_of(config), "version": config.python or ""}
@@ -32,6 +34,7 @@ force={"yes" if force else ""}
 {_CLEAR}
 {create}
 {_ENSURE_PIP}
+{capture_script(config, remote.environment, tool=tool)}
 """
 
 

@@ -12,16 +12,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EnvironmentPlan:
-    """The steps that make an environment, in their order; recording it comes after them.
+    """The steps that make an environment, in their order; the last one records it.
 
     Attributes:
         steps: What runs on the server.
         installer: What must be on the server before the steps.
-        tool: The conda that makes it; empty for the other kinds.
-        prefix: Of an existing environment; empty for one of our making.
     """
 
     steps: tuple[Step, ...]
     installer: ChosenInstaller | None = None
-    tool: str = ""
-    prefix: str = ""

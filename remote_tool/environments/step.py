@@ -8,11 +8,8 @@ from dataclasses import dataclass
 # The script says why on a line "refused: …", and what to do on a line "hint: …".
 REFUSED = 65
 
-# The PATH of a session without a terminal may lack anything; what the user has set still comes first.
-SEARCH_PATH = (
-    'PATH="${PATH:+$PATH:}$HOME/.local/bin:$HOME/.cargo/bin'
-    ':/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin:/snap/bin"; export PATH'
-)
+# What the user has set comes first; the transport has added the system's folders.
+SEARCH_PATH = 'PATH="${PATH:+$PATH:}$HOME/.local/bin:$HOME/.cargo/bin:/snap/bin"; export PATH'
 
 
 @dataclass(frozen=True)

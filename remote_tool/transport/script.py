@@ -9,6 +9,9 @@ import secrets
 # first line is left for the script's commands; `head -c` of some systems would read ahead.
 REMOTE_COMMAND = """exec /bin/sh -c 'IFS= read -r _script; eval "$(printf %b "$_script")"'"""
 
+# A session without a terminal may have any PATH; what the user has set still comes first.
+ENOUGH_PATH = 'PATH="${PATH:+$PATH:}/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"; export PATH'
+
 
 def new_mark() -> bytes:
     """Return what a script prints first: nobody can guess it, and no text has a NUL."""
@@ -24,7 +27,7 @@ def first_line(script: str, mark: bytes) -> bytes:
     if "\0" in script:
         raise ValueError("a script must not hold a NUL")
     name = mark.strip(b"\0\n").decode()
-    prologue = f"unset _script\nprintf '\\000%s\\n' {name}\nprintf '\\000%s\\n' {name} >&2\n"
+    prologue = f"unset _script\n{ENOUGH_PATH}\nprintf '\\000%s\\n' {name}\nprintf '\\000%s\\n' {name} >&2\n"
     return _escape((prologue + script).encode("utf-8", "surrogateescape")) + b"\n"
 
 

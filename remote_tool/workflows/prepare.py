@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from remote_tool.environments.choice import plan_environment, plan_record, require_own_folders, require_rsync
+from remote_tool.environments.choice import plan_environment, require_own_folders, require_rsync
 from remote_tool.environments.facts import facts_script, parse_facts
 from remote_tool.environments.packages import find_package_file, fingerprint, plan_packages
 from remote_tool.environments.wish import is_fulfilled
@@ -19,6 +19,7 @@ from remote_tool.workflows.events import Notice, Outcome
 from remote_tool.workflows.run_steps import ServerWork, StepResult
 from remote_tool.workflows.selection import choose_servers
 from remote_tool.workflows.supervisor import install_supervisor
+from remote_tool.workflows.sync import ProjectSnapshot, SyncOptions, describe, send_project, tell_skipped
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from remote_tool.config.model import Config
     from remote_tool.environments.facts import ServerFacts
     from remote_tool.transport.host import Host
-    from remote_tool.transport.pool import HostPool
+    from remote_tool.transport.pool import HostPool, Results
     from remote_tool.workflows.events import Report
 
 FACTS_TIMEOUT = 60.0
@@ -61,31 +62,27 @@ class PreparedServer:
 
 async def prepare(
     pool: HostPool, config: Config, servers: Sequence[str], options: PrepareOptions, report: Report
-) -> dict[str, PreparedServer]:
-    """Make servers ready for jobs; a second time, with nothing changed, one question and rsync's own comparison.
-
-    Raises:
-        SomeServersFailedError: At least one server failed, after all have ended; with one server, its error.
-    """
+) -> Results[PreparedServer]:
+    """Make servers ready for jobs; a second time, with nothing changed, one question and rsync's own comparison."""
+    project = ProjectSnapshot(config)
 
     async def prepare_one(work: ServerWork) -> None:
         require_rsync(work.facts)
         await _set_up(work, options)
-        await _send_project(work, pool)
+        await _send_project(work, project)
         await _install_packages(work, options)
         await _bring_supervisor(work)
 
-    return await _on_all(pool, config, servers, prepare_one, report)
+    results = await _on_all(pool, config, servers, prepare_one, report)
+    if results.values:
+        await tell_skipped(project, report)
+    return results
 
 
 async def setup(
     pool: HostPool, config: Config, servers: Sequence[str], options: PrepareOptions, report: Report
-) -> dict[str, PreparedServer]:
-    """Install the environment.
-
-    Raises:
-        SomeServersFailedError: As :func:`prepare`.
-    """
+) -> Results[PreparedServer]:
+    """Install the environment."""
 
     async def set_up_one(work: ServerWork) -> None:
         await _set_up(work, options)
@@ -95,12 +92,8 @@ async def setup(
 
 async def update_packages(
     pool: HostPool, config: Config, servers: Sequence[str], options: PrepareOptions, report: Report
-) -> dict[str, PreparedServer]:
-    """Install what requirements.txt, Pipfile, pyproject.toml or environment.yml asks for.
-
-    Raises:
-        SomeServersFailedError: As :func:`prepare`.
-    """
+) -> Results[PreparedServer]:
+    """Install what requirements.txt, Pipfile, pyproject.toml or environment.yml asks for."""
 
     async def update_one(work: ServerWork) -> None:
         if not is_fulfilled(config, work.facts):
@@ -120,7 +113,7 @@ async def _on_all(
     servers: Sequence[str],
     action: Callable[[ServerWork], Awaitable[None]],
     report: Report,
-) -> dict[str, PreparedServer]:
+) -> Results[PreparedServer]:
     one_download = asyncio.Lock()
 
     async def on_one(server: str) -> PreparedServer:
@@ -134,9 +127,7 @@ async def _on_all(
         changed = any(step.outcome is not Outcome.UNCHANGED for step in steps)
         return PreparedServer(server, steps, changed, time.monotonic() - started)
 
-    results = await on_every(choose_servers(config, servers), on_one)
-    results.raise_if_any_failed()
-    return results.values
+    return await on_every(choose_servers(config, servers), on_one)
 
 
 async def ask_facts(host: Host, config: Config, *, probe: bool = False) -> ServerFacts:
@@ -162,7 +153,6 @@ async def _set_up(work: ServerWork, options: PrepareOptions) -> None:
         await bring_installer(work, plan.installer)
     for step in plan.steps:
         await work.run(step)
-    await work.run(plan_record(work.config, plan))
     work.facts = await ask_facts(work.host, work.config)
     if not is_fulfilled(work.config, work.facts):
         raise EnvironmentSetupError(
@@ -172,8 +162,12 @@ async def _set_up(work: ServerWork, options: PrepareOptions) -> None:
         )
 
 
-async def _send_project(work: ServerWork, pool: HostPool) -> None:
+async def _send_project(work: ServerWork, project: ProjectSnapshot) -> None:
     """Send what changed."""
+    began = time.monotonic()
+    result = await send_project(work.host, work.config, project, SyncOptions(), work.report)
+    outcome = Outcome.DONE if result.changed else Outcome.UNCHANGED
+    work.results.append(StepResult("rsync", outcome, describe(result, SyncOptions()), time.monotonic() - began))
 
 
 async def _install_packages(work: ServerWork, options: PrepareOptions) -> None:

@@ -9,7 +9,6 @@ import shlex
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from remote_tool.environments.step import SEARCH_PATH
 from remote_tool.errors import JobError, RemoteCommandError
 from remote_tool.supervisor.framing import Frame, FrameReader, FramingError
 from remote_tool.supervisor.sources import source_archive
@@ -161,7 +160,6 @@ async def install_supervisor(host: Host, config: Config) -> None:
     script = (
         f'cd "$HOME"/{shlex.quote(config.remote.scripts)} || exit {NO_PROJECT}\n'
         f"[ -x ./python ] || exit {NO_PYTHON}\n"
-        f"{SEARCH_PATH}\n"
         "umask 077\n"
         f"new={folder}.new.$$\n"
         f"trap 'rm -rf \"$new\"' EXIT\n"

@@ -73,9 +73,15 @@ async def sync(
         return await send_project(host, config, project, options, report)
 
     results = await on_every(servers, send)
-    for name, why in (await project.get()).skipped if results.values else ():
-        report(Notice("", f"not sent: {name} {why}".rstrip()))
+    if results.values:
+        await tell_skipped(project, report)
     return results
+
+
+async def tell_skipped(project: ProjectSnapshot, report: Report) -> None:
+    """Tell once, not per server, what of the project is not sent."""
+    for name, why in (await project.get()).skipped:
+        report(Notice("", f"not sent: {name} {why}".rstrip()))
 
 
 async def send_project(

@@ -13,6 +13,7 @@ from remote_tool.config.model import Config, Environment, EnvironmentKind
 from remote_tool.environments.facts import ServerFacts, facts_script, parse_facts
 from remote_tool.errors import EnvironmentSetupError
 from remote_tool.paths import LocalPaths, RemotePaths
+from remote_tool.transport.script import ENOUGH_PATH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +36,7 @@ def config_for(
 def ask(
     home: Path, config: Config, shell: list[str] | None = None, *, probe: bool = False, path: str = ""
 ) -> ServerFacts:
-    script = facts_script(config, "0123", probe=probe)
+    script = f"{ENOUGH_PATH}\n{facts_script(config, '0123', probe=probe)}"
     program = [shutil.which((shell or ["sh"])[0]) or "sh", *(shell or ["sh"])[1:], "-s"]
     environment = {"HOME": str(home), "PATH": path or "/usr/bin:/bin", "SHELL": "/bin/sh"}
     done = subprocess.run(program, input=script.encode(), capture_output=True, env=environment, check=True)

@@ -40,7 +40,7 @@ def test_a_conda_that_is_there_is_used() -> None:
     facts = replace(BARE, condas=("/opt/conda/bin/conda",))
     plan = plan_environment(config(EnvironmentKind.MINICONDA), facts)
     assert [step.name for step in plan.steps] == ["environment"]
-    assert (plan.installer, plan.tool) == (None, "/opt/conda/bin/conda")
+    assert plan.installer is None
     assert "/opt/conda/bin/conda create -y" in plan.steps[0].script
 
 
@@ -145,8 +145,10 @@ def test_an_existing_prefix_of_another_version_is_refused() -> None:
     assert "3.12" in error.message
 
 
-def test_an_existing_prefix_has_no_steps() -> None:
-    assert names(config(EnvironmentKind.EXISTING, None, prefix="/e"), replace(BARE, existing=PYTHON)) == []
+def test_an_existing_prefix_is_recorded_and_nothing_in_it_is_changed() -> None:
+    plan = plan_environment(config(EnvironmentKind.EXISTING, None, prefix="/e"), replace(BARE, existing=PYTHON))
+    assert [step.name for step in plan.steps] == ["environment"]
+    assert "rm -rf" not in plan.steps[0].script
 
 
 def test_no_plan_needs_root() -> None:

@@ -7,11 +7,10 @@ import zipfile
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from remote_tool.transport.pool import HostPool
-
 from remote_tool.config.model import Environment, EnvironmentKind
+from remote_tool.transport.pool import HostPool
 from remote_tool.workflows.events import Event, StepEnded, StepStarted
-from remote_tool.workflows.prepare import PreparedServer, PrepareOptions, prepare, setup
+from remote_tool.workflows.prepare import PreparedServer, PrepareOptions, prepare, setup, update_packages
 from tests.conftest import make_configuration
 
 if TYPE_CHECKING:
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from remote_tool.config.model import Config
+    from remote_tool.transport.pool import Results
     from tests.sshd import TestServer
 
 
@@ -43,17 +43,26 @@ class Desk:
 
     async def prepare(self, *, force: bool = False) -> dict[str, PreparedServer]:
         async with HostPool(self.config) as pool:
-            return await prepare(pool, self.config, (), PrepareOptions(force=force), self.events.append)
+            return _all_of(await prepare(pool, self.config, (), PrepareOptions(force=force), self.events.append))
 
     async def setup(self, *, force: bool = False) -> dict[str, PreparedServer]:
         async with HostPool(self.config) as pool:
-            return await setup(pool, self.config, (), PrepareOptions(force=force), self.events.append)
+            return _all_of(await setup(pool, self.config, (), PrepareOptions(force=force), self.events.append))
+
+    async def update_packages(self) -> dict[str, PreparedServer]:
+        async with HostPool(self.config) as pool:
+            return _all_of(await update_packages(pool, self.config, (), PrepareOptions(), self.events.append))
 
     def started(self) -> list[str]:
         return [event.step for event in self.events if isinstance(event, StepStarted)]
 
     def ended(self) -> list[StepEnded]:
         return [event for event in self.events if isinstance(event, StepEnded)]
+
+
+def _all_of(results: Results[PreparedServer]) -> dict[str, PreparedServer]:
+    results.raise_if_any_failed()
+    return results.values
 
 
 def desk_for(

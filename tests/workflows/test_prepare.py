@@ -105,12 +105,12 @@ async def test_a_bare_server_is_prepared_and_the_second_time_nothing_is_done(
     assert list(scripts_of(server).glob("supervisor-*"))
 
     desk.events.clear()
-    logs = desk.logs
+    logs = set(desk.logs)
     second = (await desk.prepare())["first"]
     assert not second.changed
     assert {step.outcome for step in second.steps} == {Outcome.UNCHANGED}
-    assert {"environment", "packages", "supervisor"} <= {step.step for step in second.steps}
-    assert desk.logs == logs
+    assert {"environment", "rsync", "packages", "supervisor"} == {step.step for step in second.steps}
+    assert {log.stem.rpartition("-")[2] for log in set(desk.logs) - logs} <= {"rsync"}
 
 
 async def test_the_second_time_costs_one_question_besides_rsync(
@@ -130,7 +130,7 @@ async def test_every_step_has_its_whole_output_in_a_log_of_its_own(
 ) -> None:
     desk = with_packages(desk_at(tmp_path, wheels, make_server()))
     await desk.prepare()
-    assert {"environment", "activation", "packages"} <= {log.stem.rpartition("-")[2] for log in desk.logs}
+    assert {"environment", "packages"} <= {log.stem.rpartition("-")[2] for log in desk.logs}
     packages = next(log for log in desk.logs if log.name.endswith("-first-packages.log"))
     assert b"Successfully installed tiny_package-1.0" in packages.read_bytes().replace(b"tiny-package", b"tiny_package")
     assert packages.stat().st_mode & 0o777 == 0o600
@@ -170,12 +170,37 @@ async def test_packages_that_fail_stop_the_run_say_why_and_are_done_again(
     assert imported_version(server) == "1.0"
 
 
+async def test_after_packages_that_failed_the_earlier_ones_are_done_again(
+    make_server: MakeServer, tmp_path: Path, wheels: Path
+) -> None:
+    """Half of the new packages may be there, so the old fingerprint must not vouch for the old ones."""
+    desk = with_packages(desk_at(tmp_path, wheels, make_server()))
+    await desk.prepare()
+    with_packages(desk, "no_such_package\n")
+    with pytest.raises(EnvironmentSetupError):
+        await desk.prepare()
+    done = {step.step: step.outcome for step in (await with_packages(desk).prepare())["first"].steps}
+    assert done["packages"] is Outcome.DONE
+
+
 async def test_a_package_with_another_hash_is_not_installed(
     make_server: MakeServer, tmp_path: Path, wheels: Path
 ) -> None:
     """Row 119."""
     server = make_server()
     desk = with_packages(desk_at(tmp_path, wheels, server), f"tiny_package==1.0 --hash=sha256:{'0' * 64}\n")
+    with pytest.raises(EnvironmentSetupError, match=r"(?i)hash"):
+        await desk.prepare()
+    assert imported_version(server) == ""
+
+
+async def test_one_hash_makes_uv_require_all(make_server: MakeServer, tmp_path: Path, wheels: Path) -> None:
+    """Row 119: pip does so by itself."""
+    server = make_server()
+    give_uv(server)
+    digest = hashlib.sha256(make_wheel(wheels, "other").read_bytes()).hexdigest()
+    text = f"other==1.0 --hash=sha256:{digest}\ntiny_package==1.0\n"
+    desk = with_packages(desk_at(tmp_path, wheels, server, kind=EnvironmentKind.UV), text)
     with pytest.raises(EnvironmentSetupError, match=r"(?i)hash"):
         await desk.prepare()
     assert imported_version(server) == ""
@@ -426,9 +451,8 @@ async def test_packages_of_a_file_that_was_not_sent_are_refused(
     desk = with_packages(desk_at(tmp_path, wheels, server))
     await desk.prepare()
     with_packages(desk, "tiny_package>=1.0\n")
-    async with HostPool(desk.config) as pool:
-        with pytest.raises(EnvironmentSetupError, match=r"not the same .*: requirements\.txt") as caught:
-            await update_packages(pool, desk.config, (), PrepareOptions(), desk.events.append)
+    with pytest.raises(EnvironmentSetupError, match=r"not the same .*: requirements\.txt") as caught:
+        await desk.update_packages()
     assert "remote-tool rsync" in caught.value.hint
 
 
@@ -436,9 +460,8 @@ async def test_packages_without_an_environment_are_refused(
     make_server: MakeServer, tmp_path: Path, wheels: Path
 ) -> None:
     desk = with_packages(desk_at(tmp_path, wheels, make_server()))
-    async with HostPool(desk.config) as pool:
-        with pytest.raises(RemoteToolError) as caught:
-            await update_packages(pool, desk.config, (), PrepareOptions(), desk.events.append)
+    with pytest.raises(RemoteToolError) as caught:
+        await desk.update_packages()
     assert caught.value.hint == "remote-tool setup --server first"
 
 
