@@ -19,10 +19,9 @@ if TYPE_CHECKING:
     from remote_tool.environments.plan import EnvironmentPlan
 
 _BAD_FOLDERS = {
-    "link": ("is a link, where a folder of ours must be", "remove it"),
+    "link": ("is a link, where a folder of ours must be", "on {server}: rm ~/{path}"),
     "file": ("is a file, where a folder must be", "move it away, or change name: in configs.yaml"),
     "owner": ("belongs to another user", "change name: in configs.yaml"),
-    "open": ("can be written by every user", "chmod o-w it"),
 }
 
 
@@ -53,7 +52,11 @@ def require_own_folders(facts: ServerFacts) -> None:
     for bad in facts.bad_folders:
         reason, _, path = bad.partition(":")
         what, hint = _BAD_FOLDERS[reason]
-        raise EnvironmentSetupError(f"~/{path} on {facts.server} {what}", hint=hint, server=facts.server)
+        raise EnvironmentSetupError(
+            f"~/{path} on {facts.server} {what}",
+            hint=hint.format(server=facts.server, path=path),
+            server=facts.server,
+        )
 
 
 def require_rsync(facts: ServerFacts) -> None:

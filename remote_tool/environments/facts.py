@@ -180,7 +180,7 @@ def _interpreters(lines: Iterable[str]) -> Iterable[Interpreter]:
 
 
 # Names below are set by facts_script. Values may hold anything but NUL, so a record ends with NUL.
-# `-O` and `-ef` are no POSIX, but dash, busybox, bash, ksh and zsh have -O.
+# `-O` is no POSIX, but dash, busybox, bash, ksh and zsh have it.
 _SCRIPT = r"""
 tell() { printf '%s=%s\0' "$1" "$2"; }
 content() { [ -f "$1" ] && head -c 1000000 "$1"; }
@@ -189,7 +189,7 @@ check_folder() {
     if [ -L "$1" ] && [ "$2" = ours ]; then tell bad_folder "link:$1"
     elif [ -e "$1" ] && [ ! -d "$1" ]; then tell bad_folder "file:$1"
     elif [ -d "$1" ] && [ ! -O "$1" ]; then tell bad_folder "owner:$1"
-    elif [ -d "$1" ] && [ -n "$(find "$1/." -prune -perm -0002 2>/dev/null)" ]; then tell bad_folder "open:$1"
+    elif [ -d "$1" ]; then chmod "$3" "$1"
     fi
 }
 
@@ -258,9 +258,8 @@ tell libc "$libc"
 free=$(df -Pk . 2>/dev/null | { read -r _; read -r _ _ _ free _; printf %s "$free"; })
 case $free in *[!0-9]*) ;; *) tell free "$free" ;; esac
 
-check_folder "$project" theirs
-check_folder "$scripts" ours
-if [ -d "$scripts" ] && [ ! -L "$scripts" ] && [ -O "$scripts" ]; then chmod 700 "$scripts"; fi
+check_folder "$project" theirs o-w
+check_folder "$scripts" ours 700
 
 tell activation "$(content "$activation")"
 running=$(interpreter "$python")

@@ -172,23 +172,30 @@ def test_a_link_to_a_removed_environment_is_no_environment(home: Path, tmp_path:
     assert ask(home, config_for(tmp_path)).environment_python == ""
 
 
-def test_folders_that_others_could_change_are_named(home: Path, tmp_path: Path) -> None:
-    """Row 113: a link in the place of our folder, and a project that everybody may write."""
+def test_a_link_in_the_place_of_our_folder_is_named(home: Path, tmp_path: Path) -> None:
+    """Row 113: what it leads to stays as it is."""
     (home / "project").mkdir()
-    (home / "project").chmod(0o777)
-    (home / "elsewhere").mkdir()
+    (home / "elsewhere").mkdir(mode=0o755)
     (home / "project" / ".remote-scripts").symlink_to(home / "elsewhere")
-    facts = ask(home, config_for(tmp_path))
-    assert facts.bad_folders == ("open:project", "link:project/.remote-scripts")
+    assert ask(home, config_for(tmp_path)).bad_folders == ("link:project/.remote-scripts",)
+    assert (home / "elsewhere").stat().st_mode & 0o777 == 0o755
 
 
-def test_our_folder_is_closed_to_others(home: Path, tmp_path: Path) -> None:
-    """Row 113: one that was left open is closed."""
+def test_a_project_may_be_a_link_to_a_larger_disk(home: Path, tmp_path: Path) -> None:
+    (home / "disk").mkdir()
+    (home / "project").symlink_to(home / "disk")
+    assert ask(home, config_for(tmp_path)).bad_folders == ()
+
+
+def test_our_folders_are_closed_to_others(home: Path, tmp_path: Path) -> None:
+    """Row 113: nobody else may write to the project, nor look into what is ours in it."""
     scripts = home / "project" / ".remote-scripts"
     scripts.mkdir(parents=True)
     scripts.chmod(0o755)
-    ask(home, config_for(tmp_path))
+    scripts.parent.chmod(0o777)
+    assert ask(home, config_for(tmp_path)).bad_folders == ()
     assert scripts.stat().st_mode & 0o777 == 0o700
+    assert scripts.parent.stat().st_mode & 0o777 == 0o775
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make a folder of another user")

@@ -167,7 +167,7 @@ def test_a_server_without_rsync_is_told_how_to_get_it() -> None:
     )
 
 
-@pytest.mark.parametrize("reason", ["link", "file", "owner", "open"])
+@pytest.mark.parametrize("reason", ["link", "file", "owner"])
 def test_a_folder_that_is_a_trap_is_refused(reason: str) -> None:
     """Row 113."""
     with pytest.raises(EnvironmentSetupError, match=r"project/\.remote-scripts"):
