@@ -252,8 +252,10 @@ def server_script(remote: RemotePaths, snapshot: Snapshot, arguments: Sequence[s
         lines += [
             f"mkdir -p {shlex.quote(remote.project)} || exit 11",
             f"(umask 077 && mkdir -p {scripts}) || exit 11",
-            (f'[ "$(cat {state} 2>/dev/null)" = "complete {snapshot.id}" ] || '
-            f"{{ echo incomplete {snapshot.id} > {state}.new && mv {state}.new {state}; }} || exit 11"),
+            (
+                f'[ "$(cat {state} 2>/dev/null)" = "complete {snapshot.id}" ] || '
+                f"{{ echo incomplete {snapshot.id} > {state}.new && mv {state}.new {state}; }} || exit 11"
+            ),
         ]
     return "\n".join([*lines, f'exec "$rsync" {shlex.join(arguments)}', ""])
 

@@ -1,0 +1,123 @@
+"""The commands' table of contents, and the one place that catches our errors.
+
+A command's module is imported when the command runs: ``--help`` and completion of names need none of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from remote_tool import __version__
+from remote_tool.errors import RemoteToolError, SomeServersFailedError
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+# name: (module, what it does)
+COMMANDS = {
+    "init": ("workspace_commands", "Write .remote/configs.yaml and exclude.txt."),
+    "prepare": ("workspace_commands", "Make servers ready: setup, rsync and update-packages."),
+    "setup": ("workspace_commands", "Install the environment on servers."),
+    "rsync": ("workspace_commands", "Send the project to servers."),
+    "update-packages": ("workspace_commands", "Install the packages that the project names."),
+    "run": ("workspace_commands", "Run a command and show what it prints."),
+    "job-run": ("job_commands", "Start a job and return."),
+    "helper-torch-launch": ("launch_commands", "Start torchrun on all servers."),
+    "job-list": ("job_commands", "List jobs."),
+    "job-tail": ("job_commands", "Follow what a job prints until it ends."),
+    "job-kill": ("job_commands", "Stop jobs, every process of them."),
+    "job-wait": ("job_commands", "Wait for jobs to end."),
+    "job-rsync": ("job_commands", "Bring logs home."),
+    "demo": ("demo_commands", "Show the whole journey on throw-away servers."),
+}
+
+
+class Command(TyperCommand):
+    """A command whose ``--env`` takes two words."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - Typer's own type is private
+        """Read the arguments."""
+        return super().parse_args(ctx, join_pairs(args))
+
+
+class TableOfContents(TyperGroup):
+    """Lists commands without importing them."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401 - Typer's own types are private
+        """Import the command that is meant."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command and load_command(command.name or ""), rest
+
+
+def join_pairs(args: list[str]) -> list[str]:
+    """Turn ``--env K V`` into ``--env K=V``, which is accepted too; what follows ``--`` stays."""
+    joined: list[str] = []
+    rest = list(args)
+    while rest:
+        word = rest.pop(0)
+        joined.append(word)
+        if word == "--":
+            return joined + rest
+        if word == "--env" and len(rest) > 1 and "=" not in rest[0]:
+            joined.append(f"{rest.pop(0)}={rest.pop(0)}")
+    return joined
+
+
+def load_command(name: str) -> TyperCommand:
+    """Import a command and make what Typer runs."""
+    module = importlib.import_module(f"remote_tool.cli.{COMMANDS[name][0]}")
+    single = typer.Typer(add_completion=False, rich_markup_mode=None)
+    single.command(name, cls=Command)(getattr(module, name.replace("-", "_")))
+    command = typer.main.get_command(single)
+    assert isinstance(command, TyperCommand)
+    return command
+
+
+def make_program() -> TyperGroup:
+    """Return the program as Typer runs it."""
+    app = typer.Typer(cls=TableOfContents, no_args_is_help=True, rich_markup_mode=None)
+    app.callback()(options)
+    program = typer.main.get_command(app)
+    assert isinstance(program, TyperGroup)
+    for name, (_, summary) in COMMANDS.items():
+        program.add_command(TyperCommand(name, help=summary), name)
+    return program
+
+
+def options(
+    context: typer.Context,
+    *,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and leave.", is_eager=True)] = False,
+    verbose: Annotated[
+        int, typer.Option("--verbose", "-v", count=True, help="Show every remote command; -vv: the SSH library too.")
+    ] = 0,
+) -> None:
+    """Prepare machines that you reach by SSH, and train PyTorch on them."""
+    context.obj = verbose
+    if version:
+        typer.echo(f"remote-tool {__version__}")
+        raise typer.Exit
+
+
+def main() -> NoReturn:
+    """Run the program; show our errors as text and their exit status."""
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        make_program()(prog_name="remote-tool")
+    except RemoteToolError as error:
+        from remote_tool.cli.console import show_error  # noqa: PLC0415 - --help does without
+
+        show_error(error)
+        sys.exit(error.exit_code if isinstance(error, SomeServersFailedError) else error.program_exit_code)
+    sys.exit(0)
+
+
+def _leave(number: int, _frame: FrameType | None) -> NoReturn:
+    """End as on Ctrl-C, so that connections, programs and temporary files are ended too."""
+    raise SystemExit(128 + number)

@@ -1,0 +1,46 @@
+"""What the shell offers for servers, jobs and tags: from the files here, silent when there are none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from remote_tool.config.loading import load
+from remote_tool.errors import RemoteToolError
+from remote_tool.jobs.registry import Registry
+from remote_tool.paths import find_root
+
+if TYPE_CHECKING:
+    from remote_tool.config.model import Config
+    from remote_tool.jobs.job import Job
+
+MOST_JOBS = 50
+
+
+def complete_server(incomplete: str) -> list[str]:
+    """Offer the configured servers."""
+    config = _config()
+    return [name for name in config.servers if name.startswith(incomplete)] if config else []
+
+
+def complete_job(incomplete: str) -> list[tuple[str, str]]:
+    """Offer the newest jobs by key, with what they run."""
+    found = [(str(job.key), f"{job.server}: {job.command[:40]}") for job in _jobs()[-MOST_JOBS:]]
+    return [each for each in found if each[0].startswith(incomplete)]
+
+
+def complete_tag(incomplete: str) -> list[str]:
+    """Offer the tags of all jobs."""
+    return sorted({tag for job in _jobs() for tag in job.tags if tag.startswith(incomplete)})
+
+
+def _config() -> Config | None:
+    try:
+        return load(find_root(Path.cwd()))
+    except (RemoteToolError, OSError):
+        return None
+
+
+def _jobs() -> list[Job]:
+    config = _config()
+    return Registry(config.local.jobs).load()[0] if config else []

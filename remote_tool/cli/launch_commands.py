@@ -1,0 +1,91 @@
+"""The commands that start one program on several servers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from remote_tool.cli.console import Console, leave_unless_ok
+from remote_tool.cli.following import follow
+from remote_tool.cli.job_commands import show_started
+from remote_tool.cli.json_output import print_json
+from remote_tool.cli.options import (
+    AsJson,
+    Environment,
+    Follow,
+    NoSync,
+    Servers,
+    Tags,
+    Verbose,
+    read_environment,
+)
+from remote_tool.cli.plain import visible
+from remote_tool.errors import UsageError
+from remote_tool.launchers.torch import LaunchRequest
+from remote_tool.workflows.follow_jobs import FollowOptions
+from remote_tool.workflows.selection import JobSelection
+from remote_tool.workspace import Workspace
+
+
+def helper_torch_launch(  # noqa: PLR0913 - one parameter per option
+    *,
+    cmd: Annotated[str, typer.Option("--cmd", metavar="SCRIPT", help="Script and arguments, as after torchrun.")],
+    nproc_per_node: Annotated[
+        str, typer.Option("--nproc-per-node", metavar="N|auto", help="Processes per server; auto: its GPUs, else 1.")
+    ] = "1",
+    server: Servers = None,
+    env: Environment = None,
+    tag: Tags = None,
+    master_port: Annotated[
+        int | None, typer.Option("--master-port", help="On the first server; default: a free one.")
+    ] = None,
+    use_env: Annotated[
+        bool, typer.Option("--use-env", help="Accepted for labml_remote; torchrun always does so.")
+    ] = False,
+    max_restarts: Annotated[
+        int, typer.Option("--max-restarts", min=0, help="How often failed workers are started anew.")
+    ] = 0,
+    no_sync: NoSync = False,
+    follow_it: Follow = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be started, and start nothing.")] = False,
+    json: AsJson = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Start torchrun on all servers at once, with the right variables on each."""
+    request = LaunchRequest(
+        command=cmd,
+        servers=tuple(server or ()),
+        processes=read_processes(nproc_per_node),
+        environment=read_environment(env),
+        tags=tuple(tag or ()),
+        master_port=master_port,
+        use_env=use_env,
+        max_restarts=max_restarts,
+        sync=not no_sync,
+    )
+    with Console(verbose=verbose, quiet=json) as console:
+        workspace = Workspace.find(hooks=console.hooks)
+        if dry_run:
+            plan = workspace.plan_torch(request)
+            print_json(plan.as_json()) if json else typer.echo(visible(plan.text()))
+            return
+        answer = workspace.launch(request, check=False)
+        show_started(workspace, answer, json=json)
+        leave_unless_ok(answer.exit_code)
+        if follow_it:
+            jobs = JobSelection(jobs=tuple(job.id for job in answer.jobs), stopped=True, hidden=True)
+            follow(workspace, jobs, FollowOptions(stop_rest=True), pass_on=True)
+
+
+def read_processes(text: str) -> int | Literal["auto"]:
+    """Read ``--nproc-per-node``.
+
+    Raises:
+        UsageError: It is neither a number nor auto.
+    """
+    if text == "auto":
+        return "auto"
+    if not text.isascii() or not text.isdigit():
+        raise UsageError(f"--nproc-per-node must be a whole number or auto, found {text!r}")
+    return int(text)

@@ -1,0 +1,57 @@
+"""The options that several commands share, declared once."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import typer
+
+from remote_tool.cli.completion import complete_job, complete_server, complete_tag
+from remote_tool.errors import UsageError
+
+Servers = Annotated[
+    list[str] | None,
+    typer.Option("--server", metavar="NAME", help="This server; may be repeated.", autocompletion=complete_server),
+]
+Command = Annotated[str, typer.Option("--cmd", metavar="COMMAND", help="What to run.")]
+Environment = Annotated[
+    list[str] | None, typer.Option("--env", metavar="K V", help="A variable, as two words; may be repeated.")
+]
+Jobs = Annotated[
+    list[str] | None,
+    typer.Option("--job", metavar="JOB", help="A key or an id; may be repeated.", autocompletion=complete_job),
+]
+Tags = Annotated[
+    list[str] | None,
+    typer.Option("--tag", metavar="TAG", help="A tag; may be repeated.", autocompletion=complete_tag),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Force = Annotated[bool, typer.Option("--force", help="Do it anew, though it is done.")]
+ShowOutput = Annotated[bool, typer.Option("--show-output", help="Show what the steps print.")]
+NoSync = Annotated[bool, typer.Option("--no-sync", help="Do not send changed files first.")]
+Follow = Annotated[bool, typer.Option("--follow", help="Show what it prints, and end as it does.")]
+Verbose = Annotated[
+    int, typer.Option("--verbose", "-v", count=True, help="Show every remote command; -vv: the SSH library too.")
+]
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def read_environment(pairs: list[str] | None) -> dict[str, str]:
+    """Read ``--env K V``.
+
+    Raises:
+        UsageError: A name is not one, or a value cannot be one.
+    """
+    variables = {}
+    for pair in pairs or []:
+        name, separator, value = pair.partition("=")
+        if not separator:
+            raise UsageError(f"--env {name} has no value", hint="--env NAME VALUE")
+        if not _NAME.fullmatch(name):
+            raise UsageError(f"--env {name!r} is not the name of a variable", hint="--env NAME VALUE")
+        if "\0" in value:
+            raise UsageError(f"--env {name}: a value cannot hold a NUL")
+        variables[name] = value
+    return variables
