@@ -16,6 +16,7 @@ import time
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -60,7 +61,6 @@ KEEPALIVE_COUNT = 4
 CONNECT_ATTEMPTS = 6
 CLOSE_SECONDS = 1.0
 REFUSED_SECONDS = 3.0
-MAX_JUMPS = 8
 PASSWORD_ATTEMPTS = 3
 WINDOW_BYTES = 4 * MEBIBYTE
 PACKET_BYTES = 128 * 1024
@@ -142,8 +142,8 @@ async def connect(server: Server, surroundings: Surroundings) -> SshHost:
         ConnectError: No connection; HostKeyError and LoginError where it is that.
     """
     began = time.monotonic()
-    endpoint = await asyncio.to_thread(_resolve_server, server)
-    connection = await _log_in_through(endpoint, endpoint.jumps, surroundings)
+    *jumps, endpoint = await asyncio.to_thread(_resolve_way, server)
+    connection = await _log_in_through(jumps, endpoint, surroundings)
     surroundings.trace(server.name, f"log in to {endpoint.address} as {endpoint.username}", time.monotonic() - began)
     return SshHost(server.name, connection, surroundings)
 
@@ -283,7 +283,7 @@ class Endpoint:
 
     Attributes:
         server: The name in the configuration, for errors.
-        behind: Empty; for a jump host, the ways from the server to it, itself last.
+        is_jump: Whether it is a jump host on the way to the server.
         alias: What was configured; ``~/.ssh/config`` is asked for it.
         host: What is connected to.
         port: Of the host.
@@ -297,7 +297,7 @@ class Endpoint:
     """
 
     server: str
-    behind: tuple[str, ...]
+    is_jump: bool
     alias: str
     host: str
     port: int
@@ -316,7 +316,7 @@ class Endpoint:
     @property
     def title(self) -> str:
         """What messages call it."""
-        return f"jump host {self.alias}" if self.behind else self.server
+        return f"jump host {self.alias}" if self.is_jump else self.server
 
     @property
     def ssh_command(self) -> str:
@@ -363,26 +363,41 @@ class _UserConfig(SSHClientConfig):
     }
 
 
-def _resolve_server(server: Server) -> Endpoint:
+def _resolve_way(server: Server) -> list[Endpoint]:
+    """Return the jump hosts to a server, the nearest first, and the server."""
     identity = Identity(private_key=server.private_key, password=server.password, password_env=server.password_env)
-    wanted = _Wanted(server.name, (), server.hostname, server.username, server.port, identity)
-    return _resolve(wanted, default_username=DEFAULT_USERNAME)
+    wanted = _Wanted(server.name, server.hostname, server.username, server.port, identity)
+    way = [_resolve(wanted, default_username=DEFAULT_USERNAME)]
+    seen: list[str] = []
+    jumps = list(way[0].jumps)
+    while jumps:
+        jump = jumps.pop()
+        seen.append(jump)
+        if jump in seen[:-1]:
+            text = f"{server.name}: ProxyJump of ~/.ssh/config runs in a circle: {', '.join(seen)}"
+            raise ConnectError(text, server=server.name)
+        way.insert(0, _resolve_jump(server.name, jump))
+        jumps = jumps or list(way[0].jumps)
+    return way
 
 
-def _resolve_jump(behind: Endpoint, jump: str) -> Endpoint:
-    user, host, port = _split_jump(jump)
-    wanted = _Wanted(behind.server, (*behind.behind, jump), host, user, port, Identity())
+def _resolve_jump(server: str, jump: str) -> Endpoint:
+    split = _split_jump(jump)
+    if split is None:
+        raise ConnectError(f"{server}: ProxyJump of ~/.ssh/config is not understood: {jump!r}", server=server)
+    user, host, port = split
+    wanted = _Wanted(server, host, user, port, Identity(), is_jump=True)
     return _resolve(wanted, default_username=getpass.getuser())
 
 
 @dataclass(frozen=True)
 class _Wanted:
     server: str
-    behind: tuple[str, ...]
     alias: str
     username: str | None
     port: int | None
     identity: Identity
+    is_jump: bool = False
 
 
 def _resolve(wanted: _Wanted, default_username: str) -> Endpoint:
@@ -398,7 +413,7 @@ def _resolve(wanted: _Wanted, default_username: str) -> Endpoint:
     alias = cast("str | None", settings.get("HostKeyAlias"))
     return Endpoint(
         server=wanted.server,
-        behind=wanted.behind,
+        is_jump=wanted.is_jump,
         alias=wanted.alias,
         host=host,
         port=port,
@@ -463,26 +478,23 @@ def _identity_of(settings: SSHClientConfig, configured: Identity) -> Identity:
     )
 
 
-def _split_jump(jump: str) -> tuple[str | None, str, int | None]:
+def _split_jump(jump: str) -> tuple[str | None, str, int | None] | None:
     """Take ``[ssh://][user@]host[:port]`` apart."""
     text = jump.removeprefix("ssh://").rstrip("/")
     user, at, place = text.rpartition("@")
     match = re.fullmatch(r"(?:\[(?P<six>[^\]]+)\]|(?P<host>[^:]+))(?::(?P<port>\d+))?", place)
     if match is None:
-        raise ConnectError(f"ProxyJump of ~/.ssh/config is not understood: {jump!r}")
+        return None
     port = match["port"]
     return user if at else None, match["six"] or match["host"], int(port) if port else None
 
 
-async def _log_in_through(endpoint: Endpoint, jumps: tuple[str, ...], surroundings: Surroundings) -> Connection:
+async def _log_in_through(jumps: Sequence[Endpoint], endpoint: Endpoint, surroundings: Surroundings) -> Connection:
     """Log in to each jump host in turn and last to the endpoint; the key of each is checked like any other."""
-    if len(endpoint.behind) > MAX_JUMPS:
-        raise ConnectError(f"{endpoint.server}: more than {MAX_JUMPS} jump hosts", server=endpoint.server)
-    if not jumps:
-        return await _log_in_patiently(endpoint, surroundings, None)
-    jump = await asyncio.to_thread(_resolve_jump, endpoint, jumps[-1])
-    before = jumps[:-1] or jump.jumps
-    tunnel = await surroundings.jumps.get((*before, jumps[-1]), lambda: _log_in_through(jump, before, surroundings))
+    tunnel: Connection | None = None
+    for number, jump in enumerate(jumps, 1):
+        way = tuple(f"{before.username}@{before.address}" for before in jumps[:number])
+        tunnel = await surroundings.jumps.get(way, partial(_log_in_patiently, jump, surroundings, tunnel))
     return await _log_in_patiently(endpoint, surroundings, tunnel)
 
 
@@ -654,9 +666,14 @@ class Connection(asyncssh.SSHClient):
         return list(dict.fromkeys((*known, *certificates, *PLAIN_ALGORITHMS)))
 
     def _trusted_by_asyncssh(self, *_: object) -> tuple[Sequence[Any], ...]:
-        """Tell asyncssh nothing but the revoked keys: every other key comes to our own check."""
-        revoked = [_import_key(key) for key in self._known.revoked_keys(self.endpoint.names)]
-        return [], [], [key for key in revoked if key is not None]
+        """Tell asyncssh of no key to trust, so that each comes to our own check.
+
+        It must know the revoked ones where certificates count: it looks for the key inside the certificate itself.
+        """
+        names = self.endpoint.names
+        revoked = self._known.revoked_keys(names) if self._known.select(names, Marker.AUTHORITY) else set()
+        imported = [_import_key(key) for key in revoked]
+        return [], [], [key for key in imported if key is not None]
 
     def validate_host_public_key(self, host: str, addr: str, port: int, key: asyncssh.SSHKey) -> bool:
         """Decide about the server's key; nothing secret was sent before."""
