@@ -103,6 +103,10 @@ async def test_a_bare_server_is_prepared_and_the_second_time_nothing_is_done(
     assert (scripts_of(server) / "activation.json").stat().st_mode & 0o777 == 0o600
     assert scripts_of(server).stat().st_mode & 0o777 == 0o700
     assert list(scripts_of(server).glob("supervisor-*"))
+    assert {"environment", "packages"} <= {log.stem.rpartition("-")[2] for log in desk.logs}
+    packages = next(log for log in desk.logs if log.name.endswith("-first-packages.log"))
+    assert b"Successfully installed tiny" in packages.read_bytes()
+    assert packages.stat().st_mode & 0o777 == 0o600
 
     desk.events.clear()
     logs = set(desk.logs)
@@ -112,28 +116,10 @@ async def test_a_bare_server_is_prepared_and_the_second_time_nothing_is_done(
     assert {"environment", "rsync", "packages", "supervisor"} == {step.step for step in second.steps}
     assert {log.stem.rpartition("-")[2] for log in set(desk.logs) - logs} <= {"rsync"}
 
-
-async def test_the_second_time_costs_one_question_besides_rsync(
-    make_server: MakeServer, tmp_path: Path, wheels: Path
-) -> None:
-    server = make_server()
-    desk = with_packages(desk_at(tmp_path, wheels, server))
-    await desk.prepare()
     labels: list[str] = []
     async with HostPool(desk.config, trace=lambda _server, label, _seconds: labels.append(label)) as pool:
         await update_packages(pool, desk.config, (), PrepareOptions(), desk.events.append)
-    assert [label for label in labels if "log in" not in label] == ["what is there"]
-
-
-async def test_every_step_has_its_whole_output_in_a_log_of_its_own(
-    make_server: MakeServer, tmp_path: Path, wheels: Path
-) -> None:
-    desk = with_packages(desk_at(tmp_path, wheels, make_server()))
-    await desk.prepare()
-    assert {"environment", "packages"} <= {log.stem.rpartition("-")[2] for log in desk.logs}
-    packages = next(log for log in desk.logs if log.name.endswith("-first-packages.log"))
-    assert b"Successfully installed tiny_package-1.0" in packages.read_bytes().replace(b"tiny-package", b"tiny_package")
-    assert packages.stat().st_mode & 0o777 == 0o600
+    assert [label for label in labels if "log in" not in label] == ["what is there"], "one question is all"
 
 
 async def test_changed_requirements_are_installed_and_nothing_else_is_done(
@@ -255,13 +241,12 @@ async def test_an_environment_that_no_longer_starts_is_made_anew(
 async def test_another_kind_makes_the_environment_anew(make_server: MakeServer, tmp_path: Path, wheels: Path) -> None:
     server = make_server()
     give_uv(server)
-    desk = with_packages(desk_at(tmp_path, wheels, server))
-    await desk.prepare()
+    desk = desk_at(tmp_path, wheels, server)
+    await desk.setup()
     assert record_of(server)["kind"] == "venv"
     desk.wish(Environment(EnvironmentKind.UV), SHORT_VERSION)
-    await desk.prepare()
+    await desk.setup()
     assert record_of(server)["kind"] == "uv"
-    assert imported_version(server) == "1.0"
 
 
 async def test_an_environment_in_use_is_not_pulled_away(make_server: MakeServer, tmp_path: Path, wheels: Path) -> None:
