@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from remote_tool.cli.console import inform, leave_unless_ok
+from remote_tool.cli.options import Verbose
 from remote_tool.workflows.demo.journey import DemoOptions, run_demo
-
-if TYPE_CHECKING:
-    from remote_tool.cli.options import Verbose
 
 
 def demo(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from remote_tool.errors import JobError, UsageError
+from remote_tool.jobs.job import JobState
 from remote_tool.transport.pool import on_every
 from remote_tool.workflows.list_jobs import parse_jobs, recorded_jobs, refresh
 from remote_tool.workflows.selection import JobsAnswer, JobSelection, choose_jobs, choose_servers
@@ -56,7 +57,8 @@ async def stop_on_servers(
     """Stop these jobs; a server that fails stops no other from being asked."""
     by_server: dict[str, list[Job]] = defaultdict(list)
     for job in jobs:
-        if not job.state.is_finished:
+        # Of a lost job, whose supervisor is gone, processes may still run.
+        if not job.state.is_finished or job.state is JobState.LOST:
             by_server[job.server].append(job)
 
     async def stop(server: str) -> None:

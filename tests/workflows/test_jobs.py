@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from remote_tool.transport.pool import HostPool
 
 from remote_tool import JobState, Workspace
 from remote_tool.errors import JobError, UsageError
 from remote_tool.jobs.job import JobSpec, new_job_id
 from remote_tool.jobs.registry import Registry
+from remote_tool.transport.pool import HostPool
 from remote_tool.workflows.context import Context
 from remote_tool.workflows.events import ignore
 from remote_tool.workflows.follow_jobs import Chunk, FollowOptions
@@ -239,7 +239,7 @@ def test_variables_reach_the_job_and_are_written_nowhere_row_111(
     workspace: Workspace, shared_servers: tuple[TestServer, TestServer]
 ) -> None:
     secret = "canary-" + new_job_id()
-    job = workspace.start("first", 'test "${#TOKEN}" = 62 && echo found', env={"TOKEN": secret})
+    job = workspace.start("first", f'test "${{#TOKEN}}" = {len(secret)} && echo found', env={"TOKEN": secret})
     job.wait(30)
     assert list(job.tail()) == ["found"]
     for folder in (workspace.root, shared_servers[0].home):

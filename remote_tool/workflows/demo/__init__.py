@@ -1,0 +1,1 @@
+"""The demo: throw-away SSH servers on this machine, and the whole journey on them."""

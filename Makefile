@@ -1,0 +1,62 @@
+# make demo, make test, make check: each does all the set-up it needs, and is quick when that is done.
+# TORCH_INDEX=URL takes torch from another package index, such as that of its builds without CUDA.
+
+PYTHON ?= $(shell for each in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$each -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$each; break; }; done)
+VENV := .venv
+BIN := $(VENV)/bin
+WHEELS := .cache/wheels
+WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
+PYTEST_OPTIONS ?=
+TORCH := torch==2.13.0
+
+.PHONY: demo test check reference clean system-demo system-test
+
+demo: system-demo $(VENV)/stamp-demo
+	$(BIN)/remote-tool demo
+
+test: system-test $(VENV)/stamp-test $(WHEELS)/stamp
+	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_OPTIONS)
+
+check: $(VENV)/stamp-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+reference: $(VENV)/stamp-test
+	$(BIN)/python -m remote_tool.cli.reference > docs/reference.md.new && mv docs/reference.md.new docs/reference.md
+
+clean:
+	rm -rf $(VENV) .cache build dist
+
+# Programs of the system. Where we may install none, a line says what is missing; tests that need it are skipped.
+system-demo:
+	@tools/need rsync=rsync ip=iproute2
+
+system-test:
+	@tools/need rsync=rsync ip=iproute2 sshd=openssh-server fish=fish tcsh=tcsh zsh=zsh busybox=busybox ps=procps
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: sudo apt-get install python3"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || tools/need --strict python3-venv
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/stamp-torch: $(BIN)/python
+	$(BIN)/pip install -q --disable-pip-version-check $(TORCH) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+	@touch $@
+
+$(VENV)/stamp-demo: pyproject.toml $(VENV)/stamp-torch
+	$(BIN)/pip install -q --disable-pip-version-check -e '.[sample]'
+	@touch $@
+
+$(VENV)/stamp-test: pyproject.toml $(VENV)/stamp-torch
+	$(BIN)/pip install -q --disable-pip-version-check -e '.[test,check]'
+	@touch $@
+
+# The journey test installs the sample's packages on its servers from these files, without the network.
+$(WHEELS)/stamp: sample/requirements.txt $(VENV)/stamp-torch
+	@mkdir -p $(WHEELS)
+	$(BIN)/pip download -q --disable-pip-version-check -d $(WHEELS) $(TORCH) -r sample/requirements.txt \
+		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+	@touch $@

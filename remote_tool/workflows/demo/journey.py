@@ -1,0 +1,179 @@
+"""demo: the whole journey on throw-away servers, with the real program, each command shown as a user types it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from remote_tool.errors import UsageError
+from remote_tool.workflows.demo.server import DemoServer, running_servers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# The sample in a checkout, and in an installed package.
+SAMPLES = (Path(__file__).parents[3] / "sample", Path(__file__).parent / "sample")
+NEEDED = ("torch", "sklearn")
+MOST_LINES = 20
+Show = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """How to show it.
+
+    Attributes:
+        servers: How many servers.
+        keep: Leave servers and folder until Ctrl-C.
+        verbose: 1: show every remote command; 2: the SSH library's log too.
+    """
+
+    servers: int = 2
+    keep: bool = False
+    verbose: int = 0
+
+
+def run_demo(options: DemoOptions, show: Show) -> int:
+    """Show the journey; return its exit status. Leaves no process and no file.
+
+    Raises:
+        UsageError: Something that the demo needs is missing here.
+    """
+    sample = _require_everything()
+    with tempfile.TemporaryDirectory(prefix="remote-tool-demo-") as name:
+        folder = Path(name)
+        project = folder / "digits"
+        shutil.copytree(sample, project, ignore=shutil.ignore_patterns("__pycache__", "checkpoints", ".remote"))
+        with running_servers(folder, folder / "key", options.servers) as servers:
+            journey = _Journey(project, options, show)
+            with journey.jobs_ended():
+                return journey.run(servers, folder / "key")
+
+
+def _require_everything() -> Path:
+    if shutil.which("rsync") is None:
+        raise UsageError("The demo needs rsync on this machine", hint="sudo apt-get install rsync")
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"The demo trains with {' and '.join(NEEDED)}, and this Python has no {' and no '.join(missing)}",
+            hint="pip install 'remote-tool[sample]'",
+        )
+    for sample in SAMPLES:
+        if (sample / "train_digits.py").is_file():
+            return sample
+    raise UsageError("The sample project is not part of this installation", hint="pip install remote-tool")
+
+
+class _StepFailedError(Exception):
+    """A command of the journey failed; it has said why."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+class _Journey:
+    def __init__(self, project: Path, options: DemoOptions, show: Show) -> None:
+        self._project = project
+        self._options = options
+        self._show = show
+        # The user's own keys, agent and known hosts are nothing to a demo.
+        self._environment = {name: value for name, value in os.environ.items() if not name.startswith("SSH_")}
+        self._environment["HOME"] = str(project.parent)
+
+    def run(self, servers: list[DemoServer], key: Path) -> int:
+        """Show everything; return the exit status."""
+        try:
+            self._initialize(servers, key)
+            self._command("prepare")
+            self._say("A second time there is nothing to do:")
+            self._command("prepare")
+            self._say("Train on all servers, two processes on each:")
+            self._command("helper-torch-launch", "--cmd", "train_digits.py", "--nproc-per-node", "2", "--follow")
+            self._command("job-list", "--rsync", "--stopped")
+            self._command("job-tail", "--no-follow", "--rank", "0", "--lines", "3")
+            self._show_what_came_home()
+        except _StepFailedError as error:
+            return error.status
+        if self._options.keep:
+            self._wait(servers)
+        return 0
+
+    @contextmanager
+    def jobs_ended(self) -> Iterator[None]:
+        """Whatever happens, no job stays."""
+        try:
+            yield
+        finally:
+            names = [name.name for name in self._project.parent.glob("server*")]
+            words = [word for name in names for word in ("--server", name)]
+            self._program("job-kill", "--signal", "SIGKILL", *words, quiet=True)
+
+    def _initialize(self, servers: list[DemoServer], key: Path) -> None:
+        self._say(
+            f"{len(servers)} SSH servers on this machine, each with an empty home; the project is a copy of sample/."
+        )
+        user = os.environ.get("USER") or "demo"
+        words = [f"{server.name}={user}@127.0.0.1:{server.port}" for server in servers]
+        options = [word for each in words for word in ("--server", each)]
+        self._command("init", "--name", "digits", *options, "--private-key", str(key))
+        configuration = self._project / ".remote" / "configs.yaml"
+        self._say("So that it takes a minute, the servers use the Python of this machine (environment: existing).")
+        with configuration.open("a") as file:
+            file.write(f"environment: {{existing: {_quoted(sys.prefix)}}}\n")
+
+    def _command(self, *words: str) -> None:
+        self._show(f"\n$ remote-tool {shlex.join(words)}")
+        status = self._program(*words)
+        if status:
+            self._say(f"This failed with status {status}, and the demo ends here.")
+            raise _StepFailedError(status)
+
+    def _program(self, *words: str, quiet: bool = False) -> int:
+        verbose = ["-" + "v" * self._options.verbose] if self._options.verbose and not quiet else []
+        output = subprocess.DEVNULL if quiet else None
+        return subprocess.run(
+            [sys.executable, "-m", "remote_tool", *words, *verbose],
+            cwd=self._project,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            check=False,
+        ).returncode
+
+    def _show_what_came_home(self) -> None:
+        self._say("What came home:")
+        jobs = self._project / ".remote" / "jobs"
+        files = [path for path in sorted(jobs.rglob("*")) if path.is_file() and path.parent != jobs]
+        for path in files[:MOST_LINES]:
+            self._show(f"  {path.relative_to(self._project)}  {path.stat().st_size} bytes")
+        if len(files) > MOST_LINES:
+            self._show(f"  … and {len(files) - MOST_LINES} more")
+
+    def _wait(self, servers: list[DemoServer]) -> None:
+        names = ", ".join(server.name for server in servers)
+        self._say(f"The project is {self._project}; {names} go on until Ctrl-C.")
+        try:
+            threading.Event().wait()
+        except KeyboardInterrupt:
+            return
+
+    def _say(self, text: str) -> None:
+        self._show(f"\n# {text}")
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

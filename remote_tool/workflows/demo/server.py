@@ -1,0 +1,180 @@
+"""Throw-away SSH servers on loopback, from asyncssh: each with a home of its own; they run commands as this user."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import asyncssh
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+CHUNK = 256 * 1024
+ADDRESS = "127.0.0.1"
+STARTING_SECONDS = 30.0
+# What a command gets of our environment; nothing secret is among it.
+PASSED_ON = ("PATH", "LANG", "USER", "LOGNAME", "TMPDIR", "LD_LIBRARY_PATH")
+
+
+@dataclass(frozen=True)
+class DemoServer:
+    """A server that runs: its name, home and port."""
+
+    name: str
+    home: Path
+    port: int
+
+
+@contextmanager
+def running_servers(folder: Path, client_key: Path, count: int) -> Iterator[list[DemoServer]]:
+    """Run servers on a thread of their own; every command that still runs is hung up at the end.
+
+    Args:
+        folder: Where their homes are made.
+        client_key: Made here; the only key that they accept.
+        count: How many.
+    """
+    key = asyncssh.generate_private_key("ssh-ed25519")
+    key.write_private_key(str(client_key))
+    client_key.chmod(0o600)
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="demo servers", daemon=True)
+    thread.start()
+    group = _Group(folder, key)
+    try:
+        yield asyncio.run_coroutine_threadsafe(group.start(count), loop).result(STARTING_SECONDS)
+    finally:
+        asyncio.run_coroutine_threadsafe(group.stop(), loop).result(STARTING_SECONDS)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(STARTING_SECONDS)
+        loop.close()
+
+
+class _Group:
+    def __init__(self, folder: Path, key: asyncssh.SSHKey) -> None:
+        self._folder = folder
+        self._key = key
+        self._acceptors: list[asyncssh.SSHAcceptor] = []
+        self._sessions: set[asyncio.Task[None]] = set()
+
+    async def start(self, count: int) -> list[DemoServer]:
+        """Listen."""
+        return [await self._start(f"server{number}") for number in range(1, count + 1)]
+
+    async def _start(self, name: str) -> DemoServer:
+        home = self._folder / name
+        home.mkdir(mode=0o700)
+
+        def handle(process: asyncssh.SSHServerProcess[bytes]) -> None:
+            task = asyncio.get_running_loop().create_task(_serve(process, home))
+            self._sessions.add(task)
+            task.add_done_callback(self._sessions.discard)
+
+        acceptor = await asyncssh.listen(
+            ADDRESS,
+            0,
+            server_host_keys=[asyncssh.generate_private_key("ssh-ed25519")],
+            authorized_client_keys=asyncssh.import_authorized_keys(self._key.export_public_key().decode()),
+            process_factory=handle,
+            encoding=None,
+            line_editor=False,
+            window=2 * 1024 * 1024,
+        )
+        self._acceptors.append(acceptor)
+        return DemoServer(name, home, acceptor.get_port())
+
+    async def stop(self) -> None:
+        """End every session, then the servers."""
+        for acceptor in self._acceptors:
+            acceptor.close()
+        for task in list(self._sessions):
+            task.cancel()
+        await asyncio.gather(*self._sessions, return_exceptions=True)
+        await asyncio.gather(*(acceptor.wait_closed() for acceptor in self._acceptors))
+
+
+async def _serve(process: asyncssh.SSHServerProcess[bytes], home: Path) -> None:
+    """Run the command of one session."""
+    if process.command is None:
+        process.stderr.write(b"This server runs commands only.\n")
+        process.exit(1)
+        return
+    async with _child(process, home) as child:
+        assert child.stdin is not None
+        feeding = asyncio.create_task(_feed(process.stdin, child.stdin))
+        gone = asyncio.create_task(process.channel.wait_closed())
+        copying = asyncio.create_task(_copy_both(child, process))
+        try:
+            await asyncio.wait({copying, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if copying.done():
+                _exit(process, await child.wait())
+        finally:
+            for task in (feeding, gone, copying):
+                task.cancel()
+            await asyncio.gather(feeding, gone, copying, return_exceptions=True)
+
+
+@asynccontextmanager
+async def _child(process: asyncssh.SSHServerProcess[bytes], home: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+    peer = process.get_extra_info("peername")
+    here = process.get_extra_info("sockname")
+    environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    environment |= {"HOME": str(home), "SHELL": "/bin/sh", "SSH_CONNECTION": f"{peer[0]} {peer[1]} {here[0]} {here[1]}"}
+    child = await asyncio.create_subprocess_exec(
+        "/bin/sh",
+        "-c",
+        process.command or "",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=environment,
+        cwd=home,
+        start_new_session=True,
+    )
+    try:
+        yield child
+    finally:
+        # As sshd does when the connection goes; what a job started has a session of its own and is not reached.
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGHUP)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(child.wait(), 2.0)
+        if child.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            await child.wait()
+
+
+async def _feed(source: asyncssh.SSHReader[bytes], target: asyncio.StreamWriter) -> None:
+    with suppress(BrokenPipeError, ConnectionResetError, asyncssh.Error):
+        while data := await source.read(CHUNK):
+            target.write(data)
+            await target.drain()
+    target.close()
+
+
+async def _copy_both(child: asyncio.subprocess.Process, process: asyncssh.SSHServerProcess[bytes]) -> None:
+    assert child.stdout is not None
+    assert child.stderr is not None
+    await asyncio.gather(_copy(child.stdout, process.stdout), _copy(child.stderr, process.stderr))
+
+
+async def _copy(source: asyncio.StreamReader, target: asyncssh.SSHWriter[bytes]) -> None:
+    with suppress(BrokenPipeError, ConnectionResetError, asyncssh.Error):
+        while data := await source.read(CHUNK):
+            target.write(data)
+            await target.drain()
+
+
+def _exit(process: asyncssh.SSHServerProcess[bytes], status: int) -> None:
+    if status >= 0:
+        process.exit(status)
+    else:
+        process.exit_with_signal(signal.Signals(-status).name.removeprefix("SIG"))
