@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import select
 import signal
 import sys
@@ -27,7 +26,7 @@ def run(request: Request) -> None:
     folders = request.folders()
     command = request.get("command", is_text)
     user = request.get("environment", lambda value: isinstance(value, dict), default={})
-    job_id = f"run-{secrets.token_hex(16)}"
+    job_id = f"run-{os.urandom(16).hex()}"
     origin = Origin(folders.project, job_id, request.get("server", is_text, default=""))
     environment = activation.build_environment(
         os.environb, activation.load_activation(folders.activation), user, origin
@@ -50,7 +49,7 @@ def run(request: Request) -> None:
 
 def _hide_script(folder: str, command: str) -> int:
     """Return a descriptor of a nameless file with the command: it may be long, and ``ps`` shows no secret."""
-    name = os.path.join(folder, f".run-{secrets.token_hex(8)}")
+    name = os.path.join(folder, f".run-{os.urandom(8).hex()}")
     file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     os.unlink(name)
     # Closed by the script itself, so that its children do not get it.
@@ -64,7 +63,7 @@ class _Attached:
     def __init__(self, job_id: str) -> None:
         self._status: Optional[int] = None
         self._child = 0
-        self._tree = Tree(job_id, self._pause)
+        self._tree = Tree(job_id, "", self._pause)
         self._woken, wake = os.pipe()
         os.set_blocking(wake, False)
         os.set_blocking(self._woken, False)

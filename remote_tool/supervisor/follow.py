@@ -32,8 +32,9 @@ def follow(request: Request) -> None:
     folders = request.folders()
     asked = request.get("jobs", is_list)
     wait = request.get("wait", lambda value: isinstance(value, bool), default=True)
+    output = request.get("streams", lambda value: isinstance(value, bool), default=True)
     jobs = job_files.open_jobs_folder(folders.jobs)
-    followed = [_FollowedJob(jobs, job, wait=wait) for job in asked]
+    followed = [_FollowedJob(jobs, job, wait=wait, output=output) for job in asked]
     pause = 0.0
     while followed:
         if client_is_gone(pause):
@@ -49,7 +50,7 @@ def follow(request: Request) -> None:
 
 
 class _FollowedJob:
-    def __init__(self, jobs: Optional[int], asked: object, *, wait: bool) -> None:
+    def __init__(self, jobs: Optional[int], asked: object, *, wait: bool, output: bool) -> None:
         fields = asked if isinstance(asked, dict) else {}
         self.job_id = str(fields.get("id"))
         self.is_done = False
@@ -57,6 +58,7 @@ class _FollowedJob:
         self._paths: Dict[str, str] = {}
         self._limits: Dict[str, int] = {}
         self._wait = wait
+        self._output = output
         self._next_search = 0.0
         self._next_judge = 0.0
         self._ended = False
@@ -107,6 +109,8 @@ class _FollowedJob:
 
     def _search(self) -> None:
         assert self._folder is not None
+        if not self._output:
+            return
         if self._paths and not self._ended and time.monotonic() < self._next_search:
             return
         known = set(self._paths.values())

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
 from typing import Any, Mapping
 
@@ -39,6 +38,11 @@ class FolderError(Exception):
 def open_folder(path: str, parent: int | None = None) -> int:
     """Open a folder that is no symbolic link; returns a descriptor."""
     return os.open(path, _FOLDER_FLAGS, dir_fd=parent)
+
+
+def path_of(folder: int) -> str:
+    """Return the path of an open folder, absolute and without links."""
+    return os.readlink(f"/proc/self/fd/{folder}")
 
 
 def open_file_beneath(folder: int, path: str) -> int:
@@ -101,7 +105,7 @@ def write_record(folder: int, name: str, record: Mapping[str, Any], *, replace: 
     Returns:
         Whether this one is now the record; False when there was one already.
     """
-    temporary = f".{name}.{secrets.token_hex(8)}"
+    temporary = f".{name}.{os.urandom(8).hex()}"
     try:
         write_file(folder, temporary, encode_record(record))
         return publish(folder, temporary, name, replace=replace)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 import select
 import socket
 import threading
@@ -95,7 +94,7 @@ def _bind_free() -> Tuple[socket.socket, int]:
     # The kernel gives ephemeral ports to anybody between our test and torchrun's use.
     ports = [port for port in range(_LOWEST_PORT, _HIGHEST_PORT) if not low <= port <= high] or [0]
     for _ in range(_ATTEMPTS):
-        port = random.SystemRandom().choice(ports)
+        port = ports[int.from_bytes(os.urandom(4), "big") % len(ports)]
         if not _reserve(port):
             continue
         try:

@@ -1,7 +1,8 @@
 """Processes: who they are, which belong to a job, and how to end them.
 
 A process is known by (boot id, pid namespace, pid, start time), never by its pid alone. It belongs to a job when its
-environment has the job's marker, or when it descends from a process that does or from the job's supervisor.
+environment has the job's marker, when its output goes into the job's folder, or when it descends from such a process
+or from the job's supervisor. Only what has thrown away all three is not found once the supervisor is dead.
 """
 
 from __future__ import annotations
@@ -107,6 +108,14 @@ def _open_descriptor(pid: int) -> Optional[int]:
         return None
 
 
+class Owner(NamedTuple):
+    """What the processes of a job are known by."""
+
+    job_id: str
+    folder: str
+    supervisor: int
+
+
 class Snapshot:
     """One look at all processes of this machine."""
 
@@ -119,29 +128,33 @@ class Snapshot:
                 if process is not None:
                     self.processes[process.pid] = process
 
-    def members(self, job_id: str, supervisor: int = 0) -> "list[Process]":
+    def members(self, job_id: str, folder: str, supervisor: int = 0) -> "list[Process]":
         """Return the living processes of a job, but its supervisor.
 
         Args:
             job_id: Whose.
+            folder: The job's folder, absolute and without links; empty when it has none.
             supervisor: Pid of the living supervisor, 0 when it has gone.
         """
+        owner = Owner(job_id, folder, supervisor)
         others = (process for process in self.processes.values() if process.is_alive and process.pid != supervisor)
-        return [process for process in others if self._belongs(process, job_id, supervisor)]
+        return [process for process in others if self._belongs(process, owner)]
 
-    def _belongs(self, process: Process, job_id: str, supervisor: int) -> bool:
+    def _belongs(self, process: Process, owner: Owner) -> bool:
         seen = set()
         current: Optional[Process] = process
         while current is not None and current.pid not in seen:
             seen.add(current.pid)
-            if current.pid == supervisor:
+            if current.pid == owner.supervisor:
                 return True
             is_supervisor, marker = self._marker(current)
             # What a job starts through remote-tool is another job's, or nobody's: its neighbour is not touched.
             if is_supervisor:
                 return False
             if marker is not None:
-                return marker == job_id
+                return marker == owner.job_id
+            if owner.folder and _writes_into(current.pid, owner.folder):
+                return True
             current = self.processes.get(current.parent)
         return False
 
@@ -166,6 +179,11 @@ def _read_marker(pid: int) -> Tuple[bool, Optional[str]]:
     start += len(marker)
     end = text.find(b"\0", start)
     return is_supervisor, text[start : end if end >= 0 else len(text)].decode("utf-8", "replace")
+
+
+def _writes_into(pid: int, folder: str) -> bool:
+    """Whether the stdout or stderr of a process is a file below a folder."""
+    return any(_link(f"/proc/{pid}/fd/{number}").startswith(f"{folder}/") for number in (1, 2))
 
 
 def become_subreaper() -> bool:

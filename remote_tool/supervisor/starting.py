@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import secrets
 import select
 import time
 from typing import Any, Dict, NamedTuple, Optional
@@ -121,7 +120,7 @@ def _prepare(jobs: int, folders: Folders, wanted: Wanted) -> Optional[supervise.
     job_id = wanted.spec["id"]
     if job_files.exists(jobs, job_id):
         return None
-    temporary = f"{_TEMPORARY}{secrets.token_hex(8)}"
+    temporary = f"{_TEMPORARY}{os.urandom(8).hex()}"
     folder = job_files.create_folder(temporary, jobs)
     reserve = -1
     try:

@@ -35,6 +35,14 @@ def look() -> Here:
     return Here(processes.place(), Snapshot(), time.time())
 
 
+class Records(NamedTuple):
+    """The records of a job, checked."""
+
+    spec: Record
+    started: Optional[Record]
+    ended: Optional[Record]
+
+
 class Standing(NamedTuple):
     """What is known of a job.
 
@@ -86,23 +94,27 @@ def judge(folder: int, job_id: str, here: Here) -> Standing:
         raise RecordError(f"{SPEC}: is missing")
     ended = job_files.read_record(folder, ENDED, job_id)
     started = job_files.read_record(folder, STARTED, job_id)
-    standing = _ended(spec, started, ended, here) if ended is not None else _unended(folder, spec, started, here)
+    records = Records(spec, started, ended)
+    standing = _judge_unended(folder, records, here) if ended is None else _judge_ended(folder, records, here)
     if standing.state == "lost":
         # It may have ended between the two looks.
-        ended = job_files.read_record(folder, ENDED, job_id)
-        if ended is not None:
-            return _ended(spec, started, ended, here)
+        records = records._replace(ended=job_files.read_record(folder, ENDED, job_id))
+        if records.ended is not None:
+            return _judge_ended(folder, records, here)
     return standing
 
 
-def _ended(spec: Record, started: Optional[Record], ended: Record, here: Here) -> Standing:
+def _judge_ended(folder: int, records: Records, here: Here) -> Standing:
+    spec, started, ended = records
+    assert ended is not None
     members: List[Process] = []
     if ended["unkillable"] and started is not None and _is_here(started["place"], here.place):
-        members = here.snapshot.members(spec["id"])
+        members = here.snapshot.members(spec["id"], job_files.path_of(folder))
     return Standing(spec, started, ended, state_of_ended(ended), ended["reason"], None, tuple(members))
 
 
-def _unended(folder: int, spec: Record, started: Optional[Record], here: Here) -> Standing:
+def _judge_unended(folder: int, records: Records, here: Here) -> Standing:
+    spec, started, _ = records
     record = spec if started is None else started
     if not _is_here(record["place"], here.place):
         state, reason = _judge_from_afar(folder, record, here.place)
@@ -110,7 +122,7 @@ def _unended(folder: int, spec: Record, started: Optional[Record], here: Here) -
     if started is None:
         return _starting(folder, spec, here)
     supervisor = processes.find_alive(started["supervisor"])
-    members = here.snapshot.members(spec["id"], supervisor.pid if supervisor else 0)
+    members = here.snapshot.members(spec["id"], job_files.path_of(folder), supervisor.pid if supervisor else 0)
     if supervisor is not None:
         ending = processes.find_alive(started["command"]) is None
         reason = "its command has ended, and its end is being recorded" if ending else ""
@@ -147,7 +159,7 @@ def _judge_from_afar(folder: int, record: Mapping[str, Any], this: Mapping[str, 
             return "lost", "the container that it ran in has ended"
     elif _is_same_machine(place, this):
         return "lost", "the server rebooted"
-    return "elsewhere", f"it belongs to another machine, {place['hostname']}"
+    return "elsewhere", f"it belongs to another machine or container, {place['hostname']}"
 
 
 def _is_same_machine(place: Mapping[str, str], this: Mapping[str, str]) -> bool:

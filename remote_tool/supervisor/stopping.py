@@ -163,7 +163,7 @@ class JobStop:
             self._record(count)
 
     def _members(self) -> List[Process]:
-        return Snapshot().members(self._job_id)
+        return Snapshot().members(self._job_id, job_files.path_of(self._folder))
 
     def _record(self, count: int) -> None:
         left = [process.pid for process in self._members()]

@@ -134,7 +134,7 @@ class Supervisor:
         self._umask = umask
         self._subreaper = processes.become_subreaper()
         self._memory = memory.count_kills()
-        self._tree = Tree(plan.job_id, self._pause)
+        self._tree = Tree(plan.job_id, job_files.path_of(plan.folder), self._pause)
         self._command: Optional[Process] = None
         self._status: Optional[int] = None
         self._started = time.monotonic()

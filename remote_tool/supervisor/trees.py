@@ -18,19 +18,21 @@ _CLEAN_LOOKS = 2
 class Tree:
     """The processes of a job below this process, which looks after it."""
 
-    def __init__(self, job_id: str, pause: Callable[[float], None]) -> None:
+    def __init__(self, job_id: str, folder: str, pause: Callable[[float], None]) -> None:
         """Take over the looking after.
 
         Args:
             job_id: Whose processes.
+            folder: The job's folder, absolute and without links; empty when it has none.
             pause: Waits at most so many seconds, and collects children that have ended.
         """
         self._job_id = job_id
+        self._folder = folder
         self._pause = pause
 
     def members(self) -> List[Process]:
         """Return those that live."""
-        members = Snapshot().members(self._job_id, os.getpid())
+        members = Snapshot().members(self._job_id, self._folder, os.getpid())
         self._pause(0)
         return [process for process in members if find_alive(process.as_record())]
 

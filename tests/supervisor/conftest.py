@@ -7,9 +7,11 @@ import json
 import os
 import secrets
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -202,7 +204,10 @@ class PretendServer:
             supervisor = processes.find_alive(self.record(job_id, "started")["supervisor"])
         except (FileNotFoundError, ValueError):
             supervisor = None
-        return [process.pid for process in Snapshot().members(job_id, supervisor.pid if supervisor else 0)]
+        return [
+            process.pid
+            for process in Snapshot().members(job_id, str(self.jobs / job_id), supervisor.pid if supervisor else 0)
+        ]
 
     def clean(self) -> None:
         """End everything that tests left running; they may, as a crash would."""
@@ -231,6 +236,16 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     return folder
+
+
+@pytest.fixture
+def own_home(installed: Path) -> Iterator[PretendServer]:
+    """A server for what a killed test would leave unremovable, away from the folders that pytest tidies up."""
+    folder = Path(tempfile.mkdtemp(prefix="remote-tool-test-"))
+    pretend = PretendServer(folder / "home", installed)
+    yield pretend
+    pretend.clean()
+    shutil.rmtree(folder)
 
 
 @pytest.fixture

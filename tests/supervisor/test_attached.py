@@ -43,13 +43,13 @@ def marked(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "id"
     yield path
     if path.exists():
-        for process in Snapshot().members(path.read_text().strip()):
+        for process in Snapshot().members(path.read_text().strip(), ""):
             os.kill(process.pid, signal.SIGKILL)
 
 
 def members(marked: Path) -> list[int]:
     """Look for living processes of the command that wrote its id there."""
-    return [process.pid for process in Snapshot().members(marked.read_text().strip())]
+    return [process.pid for process in Snapshot().members(marked.read_text().strip(), "")]
 
 
 @pytest.mark.parametrize("code", [0, 1, 126, 137, 255])

@@ -98,8 +98,8 @@ def test_members_are_found_by_marker_and_descent_but_not_beyond_another_job() ->
         try:
             everything = wait_until(lambda: (found := _sleeps()) and len(found) == 5 and found, "five processes")
             snapshot = Snapshot()
-            mine = {pid.pid for pid in snapshot.members("mine")}
-            other = {pid.pid for pid in snapshot.members("other")}
+            mine = {pid.pid for pid in snapshot.members("mine", "")}
+            other = {pid.pid for pid in snapshot.members("other", "")}
             assert process.pid in mine
             assert {everything["601"], everything["605"]} <= mine
             assert not mine & {everything[name] for name in ("602", "603", "604")}

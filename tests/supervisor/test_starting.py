@@ -252,8 +252,9 @@ def test_two_jobs_are_ended_one_by_one(server: PretendServer) -> None:
 
 
 @pytest.fixture
-def small_disk(server: PretendServer) -> Iterator[Path]:
+def small_disk(own_home: PretendServer) -> Iterator[Path]:
     """A file system of its own for the jobs folder, with little room."""
+    server = own_home
     server.jobs.mkdir(mode=0o700)
     options = "size=1m,nr_inodes=20,mode=0700"
     mounted = subprocess.run(
@@ -266,41 +267,44 @@ def small_disk(server: PretendServer) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", server.jobs], check=True)
 
 
-def test_a_full_disk_at_the_start_is_named_and_nothing_stays(server: PretendServer, small_disk: Path) -> None:
+def test_a_full_disk_at_the_start_is_named_and_nothing_stays(own_home: PretendServer, small_disk: Path) -> None:
     """Row 29: path and errno in one sentence, and no half of a job."""
     _fill(small_disk / "filler")
-    job = server.new_job("true")
-    answer = server.call("start", jobs=[job])["jobs"][0]
+    job = own_home.new_job("true")
+    answer = own_home.call("start", jobs=[job])["jobs"][0]
     assert answer["error"] == f"{small_disk}/{job['id']}: No space left on device (errno 28)"
     assert [path.name for path in small_disk.iterdir()] == ["filler"]
 
 
-def test_a_disk_without_inodes_or_read_only_is_named(server: PretendServer, small_disk: Path) -> None:
+def test_a_disk_without_inodes_or_read_only_is_named(own_home: PretendServer, small_disk: Path) -> None:
     """Row 29."""
     for number in range(16):
         (small_disk / f"filler{number}").touch()
-    assert "No space left" in server.call("start", jobs=[server.new_job("true")])["jobs"][0]["error"]
+    assert "No space left" in own_home.call("start", jobs=[own_home.new_job("true")])["jobs"][0]["error"]
     assert all(path.name.startswith("filler") for path in small_disk.iterdir())
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
-    assert "Read-only file system (errno 30)" in server.call("start", jobs=[server.new_job("true")])["jobs"][0]["error"]
+    assert (
+        "Read-only file system (errno 30)"
+        in own_home.call("start", jobs=[own_home.new_job("true")])["jobs"][0]["error"]
+    )
 
 
 def test_a_job_that_fills_the_disk_is_still_recorded_and_can_be_stopped(
-    server: PretendServer, small_disk: Path
+    own_home: PretendServer, small_disk: Path
 ) -> None:
     """Row 28: the final record has its space from the start."""
     filling = "while head -c 65536 /dev/zero; do :; done; echo full >&2; "
-    ended = server.start(f"{filling} exit 9")
-    assert server.wait(ended)[ended]["exit_code"] == 9
-    assert server.status(ended)["state"] == "failed"
+    ended = own_home.start(f"{filling} exit 9")
+    assert own_home.wait(ended)[ended]["exit_code"] == 9
+    assert own_home.status(ended)["state"] == "failed"
     (small_disk / ended / "job.out").unlink()
-    running = server.start(f"{filling} touch 'is full'; exec sleep 60")
-    wait_until((server.project / "is full").exists)
+    running = own_home.start(f"{filling} touch 'is full'; exec sleep 60")
+    wait_until((own_home.project / "is full").exists)
     _fill(small_disk / ended / "job.err")
-    stopped = server.stop(running)
+    stopped = own_home.stop(running)
     assert stopped["state"] == "killed"
     assert stopped["ended"]["reason"] == "stopped by a signal to its supervisor"
-    assert server.members(running) == []
+    assert own_home.members(running) == []
 
 
 def _fill(path: Path) -> None:
