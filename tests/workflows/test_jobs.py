@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import threading
@@ -206,13 +207,14 @@ def test_a_second_laptop_sees_and_stops_the_same_jobs(workspace: Workspace, tmp_
     assert job.state is JobState.KILLED
 
 
-def test_a_killed_supervisor_makes_a_lost_job_that_can_still_be_stopped_row_3(workspace: Workspace) -> None:
+def test_a_killed_supervisor_makes_a_lost_job_that_can_still_be_stopped_row_3(
+    workspace: Workspace, shared_servers: tuple[TestServer, TestServer]
+) -> None:
     job = workspace.start("first", "sleep 1000")
-    (pid,) = [pid for pid in processes_of(job.id) if Path(f"/proc/{pid}/comm").read_text().strip() == "sleep"]
-    parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    supervisor = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
-    os.kill(parent if b"control" in Path(f"/proc/{parent}/cmdline").read_bytes() else supervisor, signal.SIGKILL)
+    record = json.loads((remote_folder(shared_servers[0], job.id) / "started.json").read_text())
+    os.kill(record["supervisor"]["pid"], signal.SIGKILL)
     until(lambda: workspace.list_jobs(by_id(job.id)).jobs[0].state is JobState.LOST)
+    assert processes_of(job.id)
     workspace.stop_jobs(by_id(job.id))
     assert processes_of(job.id) == []
 
