@@ -493,6 +493,28 @@ async def test_sixty_logins_at_one_server_all_succeed(make_server: MakeServer, t
     assert [answer.stdout for answer in answers] == [b"in\n"] * 60
 
 
+async def test_no_more_than_eight_log_in_at_one_server_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row 45: a stock sshd begins to drop at ten."""
+    monkeypatch.setattr(ssh_host, "LOGIN_SECONDS", 0.2)
+    present = most = 0
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal present, most
+        del writer
+        present += 1
+        most = max(most, present)
+        await reader.read()
+        present -= 1
+
+    async with fake_server(silent) as port:
+        servers = {str(number): replace(plain(port), name=str(number)) for number in range(20)}
+        config = replace(configured(plain(port), tmp_path), servers=servers)
+        async with HostPool(config) as pool:
+            answers = await asyncio.gather(*(pool.host(name) for name in servers), return_exceptions=True)
+    assert {type(answer) for answer in answers} == {ConnectError}
+    assert most == 8
+
+
 async def test_a_dropped_login_is_tried_again(tmp_path: Path, server: TestServer, told: Told) -> None:
     """Row 45: a busy server hangs up before it says anything."""
     drops = 2
