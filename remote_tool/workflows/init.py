@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _SERVER = re.compile(r"(?:(?P<name>[^=\s]+)=)?(?:(?P<user>[^@\s]+)@)?(?P<host>\[[^\]\s]+\]|[^:\s]+)(?::(?P<port>\d+))?")
-_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
+_PLAIN = re.compile(r"(?:[A-Za-z_]|\.?/)[A-Za-z0-9_./-]*|\d{1,3}(?:\.\d{1,3}){3}")
 # YAML takes these words for something else than text.
 _OTHER_TYPES = {"yes", "no", "on", "off", "true", "false", "null", "y", "n"}
 
@@ -110,8 +110,8 @@ def format_configuration(answers: InitAnswers) -> str:
     lines = ["# Every key is explained in docs/configuration.md."]
     if answers.name:
         lines.append(f"name: {_quoted(answers.name)}   # the project's folder under each server's home")
-    lines += ['# python: "3.11"             # default: the version that runs remote-tool']
-    lines += ["# environment: miniconda    # or miniforge, uv, venv, {existing: /path/to/prefix}"]
+    lines.append('# python: "3.11"           # default: the version that runs remote-tool')
+    lines.append("# environment: miniconda   # or miniforge, uv, venv, {existing: /path/to/prefix}")
     lines.append("servers:" if answers.servers else "servers: {}")
     for server in answers.servers:
         lines.append(f"  {_quoted(server.name)}:")
