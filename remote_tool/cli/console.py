@@ -145,11 +145,10 @@ class Console:
         self._steps.pop(event.server, None)
         if self._quiet:
             return
-        outcome = "nothing to do" if event.outcome is Outcome.UNCHANGED else event.outcome.value
         seconds = f" ({event.seconds:.1f} s)" if event.outcome is not Outcome.UNCHANGED else ""
-        detail = f" {visible(event.detail)}" if event.detail else ""
+        detail = f": {visible(event.detail.removeprefix(f'{event.server}: '))}" if event.detail else ""
         line = Text(f"{event.server}: {event.step}: ")
-        line.append(outcome, STYLES[event.outcome])
+        line.append(event.outcome.value, STYLES[event.outcome])
         line.append(f"{seconds}{detail}")
         self._print(line)
 
