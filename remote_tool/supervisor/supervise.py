@@ -160,9 +160,6 @@ class Supervisor:
             self._tell = -1
 
     def _start(self) -> bool:
-        if self._read_stop() is not None:
-            self._give_up_before_start()
-            return False
         gate = os.pipe()
         errors = os.pipe()
         try:
@@ -177,7 +174,9 @@ class Supervisor:
         self._command = processes.read_process(pid)
         may_run = self._record_start(pid)
         if may_run:
-            os.write(gate[1], b"1")
+            # It may have been killed while it waited.
+            with contextlib.suppress(BrokenPipeError):
+                os.write(gate[1], b"1")
         os.close(gate[1])
         failure = os.read(errors[0], 4096).decode("utf-8", "replace")
         os.close(errors[0])
@@ -209,14 +208,12 @@ class Supervisor:
         except OSError as error:
             self._notes.append(f"the command could not be started: {self._plan.path}/{STARTED}: {error.strerror}")
             return False
+        # Whoever wished it to end after this look finds started.json, and knocks.
         if self._read_stop() is not None:
-            self._give_up_before_start()
+            self._killed = True
+            self._notes.append("it was killed before its command started")
             return False
         return True
-
-    def _give_up_before_start(self) -> None:
-        self._killed = True
-        self._notes.append("it was killed before its command started")
 
     def _wait_for_command(self) -> None:
         while self._status is None:

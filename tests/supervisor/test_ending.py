@@ -73,11 +73,13 @@ def test_what_a_command_leaves_behind_is_ended(server: PretendServer) -> None:
     """Rows 16 and 17: background, own session, double fork, no environment; none may hold a GPU."""
     job_id = server.start(
         "sleep 600 & setsid sleep 600 & (setsid sh -c 'sleep 600 & sleep 600' &) & "
-        "env -i sleep 600 & env -i setsid sh -c 'sleep 600 > /dev/null 2>&1 &' & sleep 0.2; exit 4"
+        "env -i sleep 600 & env -i setsid sh -c 'sleep 600 > /dev/null 2>&1 & echo $! > hidden' & sleep 0.2; exit 4"
     )
     record = server.wait(job_id)[job_id]
     assert record["exit_code"] == 4
     assert record["leftovers"] >= 6
+    # The last one has no mark, no output of ours and no parent: only the supervisor knew it, as its child.
+    assert processes.read_process(int((server.project / "hidden").read_text())) is None
     assert "left behind" in record["reason"]
     assert not record["killed"]
     assert server.members(job_id) == []
