@@ -33,25 +33,27 @@ class Place:
 
 @record
 def main() -> None:
-    """Train, report every epoch, and end with the accuracy on digits that were never trained on."""
+    """Join the other processes, train, and leave them."""
     options = read_options()
     place = join()
-    try:
-        torch.manual_seed(SEED)
-        train, test = load_data()
-        model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)).to(place.device)
-        optimizer = torch.optim.Adam(model.parameters(), lr=options.learning_rate)
-        first_epoch = 0 if options.fresh else resume(model, optimizer, place)
-        network = wrap(model, place)
-        for epoch in range(first_epoch, options.epochs):
-            train_epoch(epoch, network, optimizer, train, place)
-            if place.rank == 0:
-                save(epoch, model, optimizer)
+    train(options, place)
+    leave()
+
+
+def train(options: argparse.Namespace, place: Place) -> None:
+    """Train, report every epoch, and end with the accuracy on digits that were never trained on."""
+    torch.manual_seed(SEED)
+    seen, held_out = load_data()
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)).to(place.device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=options.learning_rate)
+    first_epoch = 0 if options.fresh else resume(model, optimizer, place)
+    network = wrap(model, place)
+    for epoch in range(first_epoch, options.epochs):
+        train_epoch(epoch, network, optimizer, seen, place)
         if place.rank == 0:
-            print(f"accuracy {measure(model, test, place):.1f} % on {HELD_OUT} held-out digits", flush=True)
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+            save(epoch, model, optimizer)
+    if place.rank == 0:
+        print(f"accuracy {measure(model, held_out, place):.1f} % on {HELD_OUT} held-out digits", flush=True)
 
 
 def read_options() -> argparse.Namespace:
@@ -78,6 +80,17 @@ def join() -> Place:
     place = Place(int(os.environ.get("RANK", "0")), world_size, device)
     print(f"rank {place.rank} of {place.world_size} on {place.device}", flush=True)
     return place
+
+
+def leave() -> None:
+    """Leave the other processes when all are done.
+
+    What holds the process group, such as the wrapped model, must be gone by then: gloo's threads that outlive Python's
+    own end crash now and then.
+    """
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
 
 
 def load_data() -> tuple[TensorDataset, TensorDataset]:

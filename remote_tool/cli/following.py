@@ -75,7 +75,7 @@ def _ended(job: Job) -> str:
 def _show_failure(failure: RankFailure) -> None:
     rank = "before its ranks began" if failure.rank is None else f"rank {failure.rank}"
     host = f" (host {failure.host})" if failure.host else ""
-    code = f"signal {failure.signal}" if failure.signal else f"exit code {failure.exit_code}"
+    code = failure.signal or f"exit code {failure.exit_code}"
     inform(f"first to fail: {failure.server}, {rank}{host}, {code}: {failure.message}")
     inform(failure.traceback)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
 from rich.console import Console as RichConsole
-from rich.table import Table
 from rich.text import Text
 
 from remote_tool.cli.plain import one_line
@@ -26,28 +25,43 @@ STYLES = {
     JobState.UNREACHABLE: "magenta",
 }
 MINUTE, HOUR, DAY = 60, 3600, 86400
-# Wide enough that no row of a pipe is ever folded.
-PIPE_WIDTH = 100_000
+COLUMNS = ("KEY", "SERVER", "STATE", "EXIT", "AGE", "TAGS", "COMMAND")
+RIGHT = {COLUMNS.index("KEY"), COLUMNS.index("AGE")}
 
 
 def print_jobs(jobs: Sequence[Job]) -> None:
-    """Print jobs, one row each, to stdout."""
-    console = _standard_output()
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("KEY", "SERVER", "STATE", "EXIT", "AGE", "TAGS"):
-        table.add_column(column, no_wrap=True, justify="right" if column in {"KEY", "AGE"} else "left")
-    table.add_column("COMMAND", no_wrap=True, overflow="ellipsis", ratio=1 if console.is_terminal else None)
-    for job in jobs:
-        table.add_row(
-            str(job.key),
-            one_line(job.server),
-            Text(job.state.value, style=STYLES[job.state]),
-            _exit(job),
-            readable_age(time.time() - (job.started_at or job.created_at)),
-            one_line(",".join(job.tags)),
-            Text(_what(job)),
-        )
-    console.print(table)
+    """Print jobs, one row each, to stdout; on a terminal the command is cut to what fits."""
+    rows = [COLUMNS, *(_row(job) for job in jobs)]
+    widths = [max(cell_len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    console = RichConsole(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    for row, job in zip(rows, [None, *jobs], strict=True):
+        line = Text()
+        for column, (text, width) in enumerate(zip(row, widths, strict=True)):
+            padding = " " * (width - cell_len(text))
+            line.append(padding + text if column in RIGHT else text + padding, _style(column, job))
+            line.append("  ")
+        line.rstrip()
+        if console.is_terminal:
+            line.truncate(console.width, overflow="ellipsis")
+        console.print(line)
+
+
+def _row(job: Job) -> tuple[str, ...]:
+    return (
+        str(job.key),
+        one_line(job.server),
+        job.state.value,
+        _exit(job),
+        readable_age(time.time() - (job.started_at or job.created_at)),
+        one_line(",".join(job.tags)),
+        _what(job),
+    )
+
+
+def _style(column: int, job: Job | None) -> str:
+    if job is None:
+        return "bold"
+    return STYLES[job.state] if COLUMNS[column] == "STATE" else ""
 
 
 def readable_age(seconds: float) -> str:
@@ -65,13 +79,10 @@ def short_command(job: Job) -> str:
 
 
 def _what(job: Job) -> str:
-    return f"{short_command(job)}  ({one_line(job.reason)})" if job.reason else short_command(job)
+    # That a killed job was killed is said by its state.
+    said = job.reason and job.state is not JobState.KILLED
+    return f"{short_command(job)}  ({one_line(job.reason)})" if said else short_command(job)
 
 
 def _exit(job: Job) -> str:
     return job.signal or ("" if job.exit_code is None else str(job.exit_code))
-
-
-def _standard_output() -> RichConsole:
-    width = None if sys.stdout.isatty() else PIPE_WIDTH
-    return RichConsole(highlight=False, markup=False, emoji=False, width=width)

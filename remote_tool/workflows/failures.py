@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal as signals
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 # torchrun's summary stands at the end of its stderr; a rank's traceback at the end of the rank's.
 TAIL = 64 * 1024
+LONGEST_LINE = 300
 LONGEST_ERROR_FILE = 4 * 1024 * 1024
 _ERROR_STREAM = re.compile(r"ranks/([0-9]+)/([0-9]+)/error")
 _SUMMARY = re.compile(
@@ -39,7 +41,7 @@ class RankFailure:
         rank: Its global rank; None when the launch failed before there were ranks.
         host: The name that the machine gives itself.
         exit_code: Of its process; None when a signal ended it or it is not known.
-        signal: Number of the signal that ended it, as text; empty without one.
+        signal: Name of the signal that ended it, like SIGSEGV; empty without one.
         message: Its last line of error.
         traceback: What it printed when it failed.
     """
@@ -84,7 +86,9 @@ def first_failure(jobs: Sequence[Job], registry_folder: Path) -> RankFailure | N
 
 
 def _candidates(job: Job, logs: LogFolder) -> Iterable[_Candidate]:
-    summaries = {int(found["local"]): found for found in _SUMMARY.finditer(_tail(logs, "err"))}
+    # torchrun lists what it stopped itself too; the first cause stands last, under a heading of its own.
+    root_cause = _tail(logs, "err").rpartition("Root Cause (first observed failure)")[2]
+    summaries = {int(found["local"]): found for found in _SUMMARY.finditer(root_cause)}
     locals_with_files = {}
     for stream in logs.sizes():
         found = _ERROR_STREAM.fullmatch(stream)
@@ -96,20 +100,26 @@ def _candidates(job: Job, logs: LogFolder) -> Iterable[_Candidate]:
 
 def _candidate(job: Job, logs: LogFolder, local: int, summary: re.Match[str] | None, stream: str | None) -> _Candidate:
     message, trace, moment = _error_file(logs, stream) if stream else ("", "", None)
-    if not trace:
-        trace = _last_traceback(_rank_tail(logs, local))
-        message = message or _last_line(trace)
+    trace = trace or _last_traceback(_rank_tail(logs, local))
     code = int(summary["code"]) if summary else None
+    killed_by = _signal_name(-code) if code is not None and code < 0 else ""
     failure = RankFailure(
         server=job.server,
         rank=_global_rank(job, local, summary),
         host=summary["host"] if summary else "",
-        exit_code=code if code is not None and code >= 0 else None,
-        signal=str(-code) if code is not None and code < 0 else "",
-        message=message,
+        exit_code=None if killed_by else code,
+        signal=killed_by,
+        message=message or (f"ended by {killed_by}" if killed_by else _last_line(trace)),
         traceback=trace,
     )
     return _Candidate(failure, moment if moment is not None else job.ended_at or 0.0)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signals.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _global_rank(job: Job, local: int, summary: re.Match[str] | None) -> int:
@@ -146,7 +156,7 @@ def _tail(logs: LogFolder, stream: str) -> str:
 def _last_traceback(text: str) -> str:
     start = text.rfind("Traceback (most recent call last)")
     if start < 0:
-        return "\n".join(text.rstrip().splitlines()[-10:])
+        return "\n".join(line[:LONGEST_LINE] for line in text.rstrip().splitlines()[-10:])
     lines = text[start:].splitlines()
     end = next(
         (index for index, line in enumerate(lines[1:], 1) if line and not line.startswith((" ", "\t"))), len(lines)
