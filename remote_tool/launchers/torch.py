@@ -1,4 +1,4 @@
-"""Plans a multi-node torchrun: facts and wishes in, one job per server out. Nothing here talks to a server."""
+"""Plans a multi-node torchrun: facts and wishes in, one command per node out. Nothing here talks to a server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from remote_tool.errors import JobError, UsageError
-from remote_tool.jobs.job import MASTER_TAG, TORCHRUN_GRACE, JobSpec, new_job_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -95,34 +94,53 @@ class Rendezvous:
 
 
 @dataclass(frozen=True)
-class LaunchPlan:
-    """One job per server, ready to be started.
+class NodePlan:
+    """What one server runs.
 
     Attributes:
-        launch_id: Shared by the jobs.
+        server: Its name.
+        job_id: Of the job that it becomes.
+        node_rank: Its place; 0 is where the nodes meet.
+        processes: How many ranks it has.
+        rank_offset: Global rank of its local rank 0; None when torchrun gives the ranks itself.
+        command: For the shell.
+        environment: Variables of every rank.
+    """
+
+    server: str
+    job_id: str
+    node_rank: int
+    processes: int
+    rank_offset: int | None
+    command: str
+    environment: Mapping[str, str] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """A launch, ready to be started.
+
+    Attributes:
+        launch_id: Shared by the nodes.
         rendezvous: Where the nodes meet.
-        processes: Per server.
-        specs: In the order of the node ranks.
+        nodes: In the order of their ranks.
     """
 
     launch_id: str
     rendezvous: Rendezvous
-    processes: Mapping[str, int]
-    specs: tuple[JobSpec, ...]
+    nodes: tuple[NodePlan, ...]
 
     @property
     def world_size(self) -> int:
-        return sum(self.processes.values())
+        return sum(node.processes for node in self.nodes)
 
     def text(self) -> str:
         """For people: what would be started where."""
         lines = [f"world size {self.world_size}, rendezvous {self.rendezvous.address}:{self.rendezvous.port}"]
-        for spec in self.specs:
-            interface = self.rendezvous.routes[spec.server].interface
-            lines.append(
-                f"{spec.server}: node rank {spec.node_rank}, {self.processes[spec.server]} processes, {interface}"
-            )
-            lines.append(f"  {spec.command}")
+        for node in self.nodes:
+            interface = self.rendezvous.routes[node.server].interface or "any interface"
+            lines.append(f"{node.server}: node rank {node.node_rank}, {node.processes} processes, {interface}")
+            lines.append(f"  {node.command}")
         return "\n".join(lines)
 
     def as_json(self) -> dict[str, Any]:
@@ -134,13 +152,13 @@ class LaunchPlan:
             "master_port": self.rendezvous.port,
             "nodes": [
                 {
-                    "server": spec.server,
-                    "node_rank": spec.node_rank,
-                    "processes": self.processes[spec.server],
-                    "interface": self.rendezvous.routes[spec.server].interface,
-                    "command": spec.command,
+                    "server": node.server,
+                    "node_rank": node.node_rank,
+                    "processes": node.processes,
+                    "interface": self.rendezvous.routes[node.server].interface,
+                    "command": node.command,
                 }
-                for spec in self.specs
+                for node in self.nodes
             ],
         }
 
@@ -183,38 +201,48 @@ def count_processes(request: LaunchRequest, facts: Sequence[NodeFacts]) -> dict[
     return counts
 
 
+@dataclass(frozen=True)
+class LaunchNames:
+    """What the nodes are called on the servers.
+
+    Attributes:
+        launch_id: Shared by all.
+        job_ids: One per node.
+        jobs_folder: Where jobs lie on a server, relative to its home.
+    """
+
+    launch_id: str
+    job_ids: tuple[str, ...]
+    jobs_folder: str
+
+
 def plan_launch(
-    request: LaunchRequest, facts: Sequence[NodeFacts], rendezvous: Rendezvous, jobs_folder: str, snapshot: str = ""
+    request: LaunchRequest, facts: Sequence[NodeFacts], rendezvous: Rendezvous, names: LaunchNames
 ) -> LaunchPlan:
-    """Make one job per server."""
+    """Say what each node runs."""
     _refuse_twice([node.server for node in facts])
     processes = count_processes(request, facts)
-    launch_id = new_job_id()
-    specs = []
+    nodes = []
     offset = 0
-    for rank, node in enumerate(facts):
-        job_id = new_job_id()
-        options = _torchrun_options(request, rendezvous, launch_id, _Node(node.server, rank, len(facts)))
+    for rank, (node, job_id) in enumerate(zip(facts, names.job_ids, strict=True)):
         count = processes[node.server]
-        logs = f'--log-dir "$HOME"/{shlex.quote(f"{jobs_folder}/{job_id}/ranks")} --redirects 3'
+        options = _torchrun_options(request, rendezvous, names.launch_id, _Node(node.server, rank, len(facts)))
+        logs = f'--log-dir "$HOME"/{shlex.quote(f"{names.jobs_folder}/{job_id}/ranks")} --redirects 3'
         torchrun = f"python -m torch.distributed.run {options} --nproc-per-node {count} {logs}"
-        specs.append(
-            JobSpec(
-                id=job_id,
+        nodes.append(
+            NodePlan(
                 server=node.server,
-                command=f"{torchrun} {script(request.command)}",
-                environment=_environment(request, rendezvous.routes[node.server], launch_id),
-                tags=(*request.tags, MASTER_TAG) if rank == 0 else request.tags,
-                launch_id=launch_id,
+                job_id=job_id,
                 node_rank=rank,
-                grace=TORCHRUN_GRACE,
+                processes=count,
                 # torchrun's elastic rendezvous gives the ranks itself, anew at each restart.
                 rank_offset=None if request.max_restarts else offset,
-                snapshot=snapshot,
+                command=f"{torchrun} {script(request.command)}",
+                environment=_environment(request, rendezvous.routes[node.server], names.launch_id),
             )
         )
         offset += count
-    return LaunchPlan(launch_id, rendezvous, processes, tuple(specs))
+    return LaunchPlan(names.launch_id, rendezvous, tuple(nodes))
 
 
 def script(command: str) -> str:

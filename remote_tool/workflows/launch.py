@@ -8,8 +8,10 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from remote_tool.errors import JobError, UsageError
+from remote_tool.jobs.job import MASTER_TAG, TORCHRUN_GRACE, JobSpec, new_job_id
 from remote_tool.launchers.torch import (
     LOOPBACK,
+    LaunchNames,
     LaunchPlan,
     LaunchRequest,
     NodeFacts,
@@ -45,8 +47,8 @@ async def launch_torch(context: Context, request: LaunchRequest) -> JobsAnswer:
     _find_script(context, request)
     snapshots, errors = await send_project(context, servers, wanted=request.sync)
     JobsAnswer((), errors).raise_if_any_failed()
-    plan = await make_plan(context, request, servers, snapshots[servers[0]])
-    answer = await start_specs(context, plan.specs)
+    plan = await make_plan(context, request, servers)
+    answer = await start_specs(context, make_specs(plan, request, snapshots))
     if answer.errors:
         started = [job for job in answer.jobs if not job.state.is_finished]
         await stop_on_servers(context, started)
@@ -57,15 +59,35 @@ async def plan_torch(context: Context, request: LaunchRequest) -> LaunchPlan:
     """Ask the servers and plan, and start nothing."""
     servers = choose_servers(context.config, request.servers)
     _find_script(context, request)
-    return await make_plan(context, request, servers, "")
+    return await make_plan(context, request, servers)
 
 
-async def make_plan(context: Context, request: LaunchRequest, servers: Sequence[str], snapshot: str) -> LaunchPlan:
+async def make_plan(context: Context, request: LaunchRequest, servers: Sequence[str]) -> LaunchPlan:
     """Ask every server what it is and how it reaches the first, then plan."""
     facts = await _ask_facts(context, servers)
     check_nodes(facts)
     rendezvous = await _find_rendezvous(context, request, facts)
-    return plan_launch(request, facts, rendezvous, context.config.remote.jobs, snapshot)
+    names = LaunchNames(new_job_id(), tuple(new_job_id() for _ in facts), context.config.remote.jobs)
+    return plan_launch(request, facts, rendezvous, names)
+
+
+def make_specs(plan: LaunchPlan, request: LaunchRequest, snapshots: Mapping[str, str]) -> list[JobSpec]:
+    """Make the jobs of a plan; the first node's is the master."""
+    return [
+        JobSpec(
+            id=node.job_id,
+            server=node.server,
+            command=node.command,
+            environment=node.environment,
+            tags=request.tags if node.node_rank else (*request.tags, MASTER_TAG),
+            launch_id=plan.launch_id,
+            node_rank=node.node_rank,
+            grace=TORCHRUN_GRACE,
+            rank_offset=node.rank_offset,
+            snapshot=snapshots.get(node.server, ""),
+        )
+        for node in plan.nodes
+    ]
 
 
 def _find_script(context: Context, request: LaunchRequest) -> None:

@@ -59,7 +59,7 @@ async def _run_on(context: Context, host: Host, request: Mapping[str, object], o
     nonce = secrets.token_hex(16)
     # Leaving the context ends the command's stdin, and with it the whole tree of the command: so does Ctrl-C.
     async with host.open(control_script(context.config), label=str(request["command"])) as channel:
-        await channel.write(request_line(context.config, "run", request, nonce))
+        await channel.write(request_line(context.config, "run", {**request, "server": host.name}, nonce))
         output = _Output(host.name, nonce, channel, on_output)
         async with asyncio.TaskGroup() as group:
             began = group.create_task(output.copy(Stream.OUT))

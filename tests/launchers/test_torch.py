@@ -6,6 +6,7 @@ import pytest
 
 from remote_tool.errors import JobError, UsageError
 from remote_tool.launchers.torch import (
+    LaunchNames,
     LaunchPlan,
     LaunchRequest,
     NodeFacts,
@@ -16,6 +17,7 @@ from remote_tool.launchers.torch import (
     script,
     script_file,
 )
+from remote_tool.workflows.launch import make_specs
 
 
 def node(server: str, *, gpus: int = 0, torch: str = "2.13.0", python: str = "3.11.7") -> NodeFacts:
@@ -24,31 +26,34 @@ def node(server: str, *, gpus: int = 0, torch: str = "2.13.0", python: str = "3.
 
 def plan(request: LaunchRequest, *nodes: NodeFacts, address: str = "10.0.0.5") -> LaunchPlan:
     routes = {each.server: Route(f"10.0.0.{index}", "eth1") for index, each in enumerate(nodes, 5)}
-    return plan_launch(request, nodes, Rendezvous(address, 23456, routes), "project/.jobs")
+    names = LaunchNames(
+        "launch", tuple(f"job-{each.server}-{index}" for index, each in enumerate(nodes)), "project/.jobs"
+    )
+    return plan_launch(request, nodes, Rendezvous(address, 23456, routes), names)
 
 
 def test_ranks_and_world_size_follow_unequal_gpu_counts_row_96() -> None:
     made = plan(LaunchRequest("train.py", processes="auto"), node("a", gpus=2), node("b"), node("c", gpus=3))
-    assert [spec.rank_offset for spec in made.specs] == [0, 2, 3]
-    assert [spec.node_rank for spec in made.specs] == [0, 1, 2]
+    assert [node.rank_offset for node in made.nodes] == [0, 2, 3]
+    assert [node.node_rank for node in made.nodes] == [0, 1, 2]
     assert made.world_size == 6
-    assert "--nproc-per-node 3" in made.specs[2].command
+    assert "--nproc-per-node 3" in made.nodes[2].command
 
 
 def test_static_rendezvous_names_address_port_and_rank() -> None:
     made = plan(LaunchRequest("train.py --lr 0.1"), node("a"), node("b"))
-    assert "--nnodes 2 --node-rank 1 --master-addr 10.0.0.5 --master-port 23456" in made.specs[1].command
-    assert made.specs[1].command.endswith("train.py --lr 0.1")
-    assert "rdzv" not in made.specs[1].command
+    assert "--nnodes 2 --node-rank 1 --master-addr 10.0.0.5 --master-port 23456" in made.nodes[1].command
+    assert made.nodes[1].command.endswith("train.py --lr 0.1")
+    assert "rdzv" not in made.nodes[1].command
 
 
 def test_restarts_use_the_elastic_rendezvous_and_say_who_hosts_row_90() -> None:
     made = plan(LaunchRequest("train.py", max_restarts=2), node("a"), node("b"), address="fd00::5")
-    first, second = (spec.command for spec in made.specs)
+    first, second = (spec.command for spec in made.nodes)
     assert "--rdzv-endpoint '[fd00::5]:23456'" in first
     assert "--rdzv-conf is_host=1 --local-addr 10.0.0.5" in first
     assert "--rdzv-conf is_host=0 --local-addr 10.0.0.6" in second
-    assert all(spec.rank_offset is None for spec in made.specs)
+    assert all(spec.rank_offset is None for spec in made.nodes)
 
 
 def test_the_interface_is_set_unless_the_user_set_it_row_92() -> None:
@@ -59,13 +64,16 @@ def test_the_interface_is_set_unless_the_user_set_it_row_92() -> None:
 
 
 def test_only_the_first_job_is_the_master_and_all_share_a_run() -> None:
-    made = plan(LaunchRequest("train.py", tags=("x",)), node("a"), node("b"))
-    assert [spec.tags for spec in made.specs] == [("x", "master"), ("x",)]
-    assert {spec.environment["RUN_UUID"] for spec in made.specs} == {made.launch_id}
+    request = LaunchRequest("train.py", tags=("x",))
+    made = plan(request, node("a"), node("b"))
+    specs = make_specs(made, request, {"a": "snapshot"})
+    assert [spec.tags for spec in specs] == [("x", "master"), ("x",)]
+    assert {spec.environment["RUN_UUID"] for spec in specs} == {made.launch_id}
 
 
 def test_torchrun_gets_more_time_than_it_needs_to_stop_row_2() -> None:
-    assert all(spec.grace > 32 for spec in plan(LaunchRequest("train.py"), node("a")).specs)
+    request = LaunchRequest("train.py")
+    assert all(spec.grace > 32 for spec in make_specs(plan(request, node("a")), request, {}))
 
 
 @pytest.mark.parametrize(
