@@ -58,7 +58,7 @@ def test_restarts_use_the_elastic_rendezvous_and_say_who_hosts_row_90() -> None:
 
 def test_the_interface_is_set_unless_the_user_set_it_row_92() -> None:
     request = LaunchRequest("train.py", environment={"NCCL_SOCKET_IFNAME": "ib0"})
-    variables = plan(request, node("a")).specs[0].environment
+    variables = plan(request, node("a")).nodes[0].environment
     assert variables["GLOO_SOCKET_IFNAME"] == "eth1"
     assert variables["NCCL_SOCKET_IFNAME"] == "ib0"
 
