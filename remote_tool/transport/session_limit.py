@@ -8,32 +8,36 @@ DEFAULT_LIMIT = 10  # MaxSessions of a stock sshd
 
 
 class SessionLimit:
-    """A semaphore that shrinks when the server refuses one more."""
+    """A semaphore that shrinks when the server refuses one more.
+
+    Attributes:
+        limit: How many there may be.
+        held: How many there are; one that we gave up counts until its command has ended, as sshd has it.
+    """
 
     def __init__(self, limit: int = DEFAULT_LIMIT) -> None:
         self.limit = limit
-        self._held = 0
+        self.held = 0
         self._waiting: list[asyncio.Future[None]] = []
 
     async def acquire(self) -> None:
         """Wait until one more session may be opened; first come, first served."""
-        while self._held >= self.limit:
+        while self.held >= self.limit:
             waiter = asyncio.get_running_loop().create_future()
             self._waiting.append(waiter)
             await waiter
-        self._held += 1
+        self.held += 1
 
     def release(self) -> None:
         """Say that a session has ended."""
-        self._held -= 1
+        self.held -= 1
         self._wake_all()
 
-    def refused(self) -> bool:
-        """Give back a session that the server refused; tell whether others of ours run, so that waiting helps."""
-        self._held -= 1
-        self.limit = max(1, min(self.limit, self._held))
+    def refused(self) -> None:
+        """Give back a session that the server refused, and ask for no more than there are now."""
+        self.held -= 1
+        self.limit = max(1, min(self.limit, self.held))
         self._wake_all()
-        return self._held > 0
 
     def _wake_all(self) -> None:
         waiting, self._waiting = self._waiting, []

@@ -29,6 +29,7 @@ class Wire(Protocol):
     def write_eof(self) -> None: ...
     def pause_reading(self) -> None: ...
     def resume_reading(self) -> None: ...
+    def send_signal(self, signal: str) -> None: ...
     def abort(self) -> None: ...
 
 
@@ -126,6 +127,17 @@ class SshChannel:
             self._wire.abort()
         self._writable.set()
         self._wake()
+
+    def hang_up(self) -> None:
+        """Give the channel up, and end the command too, as the end of a terminal would: it gets SIGHUP."""
+        if self._wire is not None and not self._ended and self._exit is None:
+            with suppress(OSError):
+                self._wire.send_signal("HUP")
+        self.close()
+
+    @property
+    def is_given_up(self) -> bool:
+        return self._given_up
 
     @property
     def noise(self) -> int:
@@ -231,7 +243,7 @@ class SshChannel:
 
     def _fail(self, error: Exception) -> None:
         self._failure = self._failure or error
-        self.close()
+        self.hang_up()
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

@@ -157,6 +157,7 @@ class SshHost:
         self._surroundings = surroundings
         self._sessions = SessionLimit()
         self._opened_one = False
+        self._openings: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
         return f"<SshHost {self._name}>"
@@ -238,6 +239,9 @@ class SshHost:
         channel = await self._open_session(script, label)
         try:
             yield channel
+        except BaseException:
+            channel.hang_up()
+            raise
         finally:
             channel.close()
             noise = f" ({channel.noise} bytes of noise before it)" if channel.noise else ""
@@ -250,18 +254,39 @@ class SshHost:
             await self._sessions.acquire()
             mark = new_mark()
             channel = SshChannel(self._name, label, mark, first_line(script, mark), self._sessions.release)
+            opening = asyncio.create_task(self._connection.create_session(channel))
+            self._openings.add(opening)
+            opening.add_done_callback(partial(self._settle, channel))
             try:
-                await self._connection.open_session(channel)
+                # asyncssh would forget a session whose opening is cancelled, and the server would keep it.
+                await asyncio.shield(opening)
             except SessionRefusedError as refusal:
-                # A session that we gave up keeps its place until its command ends.
-                others_run = self._sessions.refused()
-                if not others_run and (not self._opened_one or time.monotonic() > deadline):
-                    raise _refused(self._name, refusal) from None
-                if not others_run:
-                    await asyncio.sleep(0.1)
+                await self._wait_for_room(refusal, deadline)
+            except BaseException:
+                channel.hang_up()
+                raise
             else:
                 self._opened_one = True
                 return channel
+
+    def _settle(self, channel: SshChannel, opening: asyncio.Task[None]) -> None:
+        """Take the end of an opening, also when nobody waits for it any more."""
+        self._openings.discard(opening)
+        error = None if opening.cancelled() else opening.exception()
+        if isinstance(error, SessionRefusedError):
+            self._sessions.refused()
+        elif error is not None or opening.cancelled():
+            self._sessions.release()
+        elif channel.is_given_up:
+            channel.hang_up()
+
+    async def _wait_for_room(self, refusal: SessionRefusedError, deadline: float) -> None:
+        if self._sessions.held:
+            return  # one of ours will end, and wake us
+        # sshd counts a session for a moment longer than its channel lives.
+        if not self._opened_one or time.monotonic() > deadline:
+            raise _refused(self._name, refusal) from None
+        await asyncio.sleep(0.05)
 
 
 class SessionRefusedError(Exception):
@@ -535,7 +560,6 @@ class Connection(asyncssh.SSHClient):
         self._password_used = False
         self._questions = 0
         self._locked_keys: list[Path] = []
-        self._opening: set[asyncio.Task[Any]] = set()
 
     @property
     def alive(self) -> bool:
@@ -569,23 +593,6 @@ class Connection(asyncssh.SSHClient):
                     agent.close()
         self.stage = Stage.READY
 
-    async def open_session(self, channel: SshChannel) -> None:
-        """Start the shell in a session of its own.
-
-        Raises:
-            SessionRefusedError: The server opens no more.
-            ConnectionLostError: The link went.
-        """
-        opening = asyncio.create_task(self._create_session(channel))
-        self._opening.add(opening)
-        opening.add_done_callback(self._opening.discard)
-        try:
-            await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            # asyncssh would forget a session whose opening is cancelled, and the server would keep it.
-            opening.add_done_callback(lambda task: _abandon(task, channel))
-            raise
-
     async def close(self) -> None:
         """End the connection; a server that does not answer is left after a second."""
         if self._raw is None:
@@ -600,7 +607,13 @@ class Connection(asyncssh.SSHClient):
                 async with asyncio.timeout(CLOSE_SECONDS):
                     await self._raw.wait_closed()
 
-    async def _create_session(self, channel: SshChannel) -> None:
+    async def create_session(self, channel: SshChannel) -> None:
+        """Start the shell in a session of its own.
+
+        Raises:
+            SessionRefusedError: The server opens no more.
+            ConnectionLostError: The link went.
+        """
         raw = self._raw
         if raw is None or self.ended:
             raise lost(self.endpoint.server, self.end_reason)
@@ -914,12 +927,6 @@ class Connection(asyncssh.SSHClient):
         except (OSError, ValueError, asyncssh.Error) as error:
             self.notes.append(f"the ssh agent does not answer ({error})")
             return []
-
-
-def _abandon(opening: asyncio.Task[None], channel: SshChannel) -> None:
-    """Close a session that opened after nobody wanted it any more; its error has nobody to go to."""
-    if not opening.cancelled() and opening.exception() is None:
-        channel.close()
 
 
 def _acknowledge_now(connection: asyncssh.SSHClientConnection | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import asyncssh
@@ -25,6 +26,8 @@ class PasswordServer:
     hangs_up: bool = False
     attempts: list[str] = field(default_factory=list)
     connections: int = 0
+    signals: list[str] = field(default_factory=list)
+    signalled: asyncio.Event = field(default_factory=asyncio.Event)
     port: int = 0
 
     def server(self, **changes: object) -> Server:
@@ -71,8 +74,16 @@ class _Door(asyncssh.SSHServer):
         return list(responses) == [self._settings.password]
 
 
-async def _run(process: asyncssh.SSHServerProcess[bytes]) -> None:
+async def _run(settings: PasswordServer, process: asyncssh.SSHServerProcess[bytes]) -> None:
     script = await process.stdin.read()
+    try:
+        while b"sleep" in script:
+            await asyncio.sleep(0.01)
+            await process.stdin.read(1)  # where the library tells of a signal
+    except asyncssh.SignalReceived as received:
+        settings.signals.append(received.signal)
+        settings.signalled.set()
+        return
     shell = await asyncio.create_subprocess_exec(
         "/bin/sh", "-c", process.command or "", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
@@ -89,7 +100,7 @@ async def password_server(settings: PasswordServer) -> AsyncIterator[PasswordSer
         0,
         server_factory=lambda: _Door(settings),
         server_host_keys=[asyncssh.generate_private_key("ssh-ed25519")],
-        process_factory=_run,
+        process_factory=partial(_run, settings),
         encoding=None,
     )
     settings.port = acceptor.get_port()

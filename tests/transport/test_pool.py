@@ -132,7 +132,7 @@ async def main():
     async with HostPool(config) as pool:
         host = await pool.host("first")
         print("ready", flush=True)
-        await asyncio.gather(*(host.run("sleep 60") for _ in range(20)))
+        await asyncio.gather(*(host.run("sleep 5") for _ in range(20)))
 
 try:
     asyncio.run(main())

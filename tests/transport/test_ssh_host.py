@@ -9,7 +9,8 @@ import os
 import shutil
 import signal
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from importlib.metadata import requires
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,9 @@ from packaging.requirements import Requirement
 from remote_tool.errors import ConnectError, ConnectionLostError, RemoteCommandError
 from remote_tool.transport import ssh_host
 from remote_tool.transport.host import MEBIBYTE, Exit, Stream
+from remote_tool.transport.pool import HostPool
+from tests.conftest import make_configuration
+from tests.transport.password_server import PasswordServer, password_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -201,6 +205,42 @@ async def test_a_command_that_takes_too_long_is_given_up(host: Host) -> None:
     assert (await host.run("echo alive")).ok
 
 
+async def fail_after_reading(host: Host, script: str) -> int:
+    """Start a script that prints a pid, and give it up by an error."""
+    pids = []
+    with suppress(ZeroDivisionError):
+        async with host.open(script) as channel:
+            pids.append(int(await channel.read()))
+            raise ZeroDivisionError
+    return pids[0]
+
+
+async def test_a_command_that_was_given_up_is_hung_up(tmp_path: Path) -> None:
+    """Row 46: else it would keep its session, and the eleventh command would wait for the first."""
+    async with password_server(PasswordServer()) as door:
+        config = replace(make_configuration([], tmp_path), servers={"first": door.server(password=door.password)})
+        async with HostPool(config) as pool:
+            host = await pool.host("first")
+            with pytest.raises(RemoteCommandError, match="not done after"):
+                await host.run("sleep 60", timeout=0.2)
+            await asyncio.wait_for(door.signalled.wait(), 5)
+    assert door.signals == ["HUP"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="sshd passes no signals on to commands of root")
+async def test_commands_that_were_given_up_end_on_the_server(host: Host) -> None:
+    pids = [await fail_after_reading(host, "echo $$; sleep 60; true") for _ in range(11)]
+    assert await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+
+
+async def test_what_was_set_free_outlives_a_hang_up(host: Host) -> None:
+    """Row 14: jobs live in sessions of their own."""
+    pid = await fail_after_reading(host, "setsid sleep 30 >/dev/null 2>&1 </dev/null & echo $!; sleep 5")
+    assert (await host.run("echo alive")).ok
+    assert Path(f"/proc/{pid}").exists()
+    os.kill(pid, signal.SIGKILL)
+
+
 async def test_a_command_that_says_too_much_is_given_up(host: Host) -> None:
     with pytest.raises(RemoteCommandError, match="flood: said more than 100000 bytes"):
         await host.run("yes", limit=100_000, label="flood")
@@ -219,9 +259,14 @@ async def test_cancelling_leaves_the_connection_usable_and_no_task_behind(
     host: Host, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Row 61: also where the session is only just being opened."""
+
+    async def hold() -> None:
+        async with host.open("cat") as channel:
+            await channel.read()
+
     before = asyncio.all_tasks()
     for turns in range(12):
-        task = asyncio.create_task(host.run("sleep 60"))
+        task = asyncio.create_task(hold())
         for _ in range(turns):
             await asyncio.sleep(0.001)
         task.cancel()
