@@ -10,16 +10,37 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from remote_tool.errors import RemoteToolError
     from remote_tool.jobs.job import Job, JobState
-    from remote_tool.workspace import RunningJob, Workspace
+    from remote_tool.launchers.torch import LaunchRequest
+    from remote_tool.workflows.follow_jobs import FollowOptions
+    from remote_tool.workflows.selection import JobSelection
+    from remote_tool.workflows.start_jobs import StartRequest
+    from remote_tool.workspace import Hooks, RunningJob, Workspace
 
 __version__ = "0.1.0"
-__all__ = ["Job", "JobState", "RemoteToolError", "RunningJob", "Workspace", "__version__"]
+__all__ = [
+    "FollowOptions",
+    "Hooks",
+    "Job",
+    "JobSelection",
+    "JobState",
+    "LaunchRequest",
+    "RemoteToolError",
+    "RunningJob",
+    "StartRequest",
+    "Workspace",
+    "__version__",
+]
 
 _HOMES = {
+    "FollowOptions": "remote_tool.workflows.follow_jobs",
+    "Hooks": "remote_tool.workspace",
     "Job": "remote_tool.jobs.job",
+    "JobSelection": "remote_tool.workflows.selection",
     "JobState": "remote_tool.jobs.job",
+    "LaunchRequest": "remote_tool.launchers.torch",
     "RemoteToolError": "remote_tool.errors",
     "RunningJob": "remote_tool.workspace",
+    "StartRequest": "remote_tool.workflows.start_jobs",
     "Workspace": "remote_tool.workspace",
 }
 

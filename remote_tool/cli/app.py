@@ -14,14 +14,18 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from remote_tool import __version__
+from remote_tool.cli import streams
 from remote_tool.errors import RemoteToolError, SomeServersFailedError
 
 if TYPE_CHECKING:
     from types import FrameType
 
+PROGRAM = "remote-tool"
+INTERRUPTED = 128 + signal.SIGINT
+
 # name: (module, what it does)
 COMMANDS = {
-    "init": ("workspace_commands", "Write .remote/configs.yaml and exclude.txt."),
+    "init": ("init_command", "Write .remote/configs.yaml and exclude.txt."),
     "prepare": ("workspace_commands", "Make servers ready: setup, rsync and update-packages."),
     "setup": ("workspace_commands", "Install the environment on servers."),
     "rsync": ("workspace_commands", "Send the project to servers."),
@@ -39,11 +43,14 @@ COMMANDS = {
 
 
 class Command(TyperCommand):
-    """A command whose ``--env`` takes two words."""
+    """A command whose ``--env`` takes two words, and whose ``-v`` may stand before its name too."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - Typer's own type is private
         """Read the arguments."""
-        return super().parse_args(ctx, join_pairs(args))
+        rest = super().parse_args(ctx, join_pairs(args))
+        if ctx.obj:
+            ctx.params["verbose"] += ctx.obj
+        return rest
 
 
 class TableOfContents(TyperGroup):
@@ -56,7 +63,7 @@ class TableOfContents(TyperGroup):
 
 
 def join_pairs(args: list[str]) -> list[str]:
-    """Turn ``--env K V`` into ``--env K=V``, which is accepted too; what follows ``--`` stays."""
+    """Turn ``--env K V`` into ``--env K=V``, as Typer has no repeated option of two words; the latter is taken too."""
     joined: list[str] = []
     rest = list(args)
     while rest:
@@ -90,34 +97,43 @@ def make_program() -> TyperGroup:
     return program
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"{PROGRAM} {__version__}")
+        raise typer.Exit
+
+
 def options(
     context: typer.Context,
     *,
-    version: Annotated[bool, typer.Option("--version", help="Show the version and leave.", is_eager=True)] = False,
     verbose: Annotated[
-        int, typer.Option("--verbose", "-v", count=True, help="Show every remote command; -vv: the SSH library too.")
+        int,
+        typer.Option("--verbose", "-v", count=True, show_default=False, help="Show every remote command and its time."),
     ] = 0,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and leave.")
+    ] = False,
 ) -> None:
     """Prepare machines that you reach by SSH, and train PyTorch on them."""
+    del version
     context.obj = verbose
-    if version:
-        typer.echo(f"remote-tool {__version__}")
-        raise typer.Exit
 
 
 def main() -> NoReturn:
     """Run the program; show our errors as text and their exit status."""
     signal.signal(signal.SIGTERM, _leave)
     try:
-        make_program()(prog_name="remote-tool")
+        make_program()(prog_name=PROGRAM)
     except RemoteToolError as error:
         from remote_tool.cli.console import show_error  # noqa: PLC0415 - --help does without
 
         show_error(error)
         sys.exit(error.exit_code if isinstance(error, SomeServersFailedError) else error.program_exit_code)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
     sys.exit(0)
 
 
 def _leave(number: int, _frame: FrameType | None) -> NoReturn:
     """End as on Ctrl-C, so that connections, programs and temporary files are ended too."""
-    raise SystemExit(128 + number)
+    sys.exit(streams.CLOSED_PIPE if streams.reader_gone.is_set() else 128 + number)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from remote_tool.cli.console import Console, confirm, inform, leave_unless_ok, show_failures
+import remote_tool
+from remote_tool.cli import streams
+from remote_tool.cli.console import Console, ask, can_ask, confirm, inform, leave_unless_ok, show_failures
 from remote_tool.cli.following import follow
 from remote_tool.cli.json_output import jobs_document, print_json
 from remote_tool.cli.options import (
@@ -22,13 +23,16 @@ from remote_tool.cli.options import (
     Tags,
     Verbose,
     read_environment,
+    refuse_both,
 )
-from remote_tool.cli.tables import print_jobs, short_command
+from remote_tool.cli.tables import how_it_ended, print_jobs, short_command
 from remote_tool.errors import UsageError
-from remote_tool.workflows.follow_jobs import FollowOptions
 from remote_tool.workflows.selection import JobsAnswer, JobSelection
-from remote_tool.workflows.start_jobs import StartRequest
-from remote_tool.workspace import Workspace
+
+if TYPE_CHECKING:
+    from remote_tool import Workspace
+
+ASKING = "asking the servers"
 
 
 def job_run(  # noqa: PLR0913 - one parameter per option
@@ -43,14 +47,15 @@ def job_run(  # noqa: PLR0913 - one parameter per option
     verbose: Verbose = 0,
 ) -> None:
     """Start a job on each server and return; the jobs go on without this program."""
-    request = StartRequest(cmd, tuple(server or ()), read_environment(env), tuple(tag or ()), sync=not no_sync)
-    with Console(verbose=verbose, quiet=json) as console:
-        workspace = Workspace.find(hooks=console.hooks)
+    refuse_both(json=json, follow=follow_it)
+    variables = read_environment(env)
+    with Console(verbose=verbose, activity="starting") as console:
+        workspace = console.find_workspace()
+        request = remote_tool.StartRequest(cmd, tuple(server or ()), variables, tags=tuple(tag or ()), sync=not no_sync)
         answer = workspace.start_jobs(request, check=False)
     show_started(workspace, answer, json=json)
     if follow_it:
-        chosen = JobSelection(jobs=tuple(job.id for job in answer.jobs), stopped=True, hidden=True)
-        follow(Workspace.find(hooks=console.hooks), chosen, FollowOptions(), pass_on=True)
+        follow_started(workspace, answer)
     leave_unless_ok(answer.exit_code)
 
 
@@ -66,10 +71,11 @@ def job_list(  # noqa: PLR0913 - one parameter per option
 ) -> None:
     """List running jobs, as their servers see them now."""
     selection = JobSelection(tags=tuple(tag or ()), servers=tuple(server or ()), stopped=stopped, hidden=hidden)
-    with Console(verbose=verbose, quiet=True) as console:
-        workspace = Workspace.find(hooks=console.hooks)
+    with Console(verbose=verbose, activity=ASKING) as console:
+        workspace = console.find_workspace()
         answer = workspace.list_jobs(selection, logs=rsync)
     _show(workspace, answer, json=json, empty="no jobs" if stopped else "no running jobs; --stopped lists the others")
+    leave_unless_ok(answer.exit_code)
 
 
 def job_tail(  # noqa: PLR0913 - one parameter per option
@@ -77,16 +83,18 @@ def job_tail(  # noqa: PLR0913 - one parameter per option
     server: Servers = None,
     job: Jobs = None,
     tag: Tags = None,
-    lines: Annotated[int | None, typer.Option("--lines", min=0, help="Begin with the last N lines.")] = None,
+    lines: Annotated[
+        int | None, typer.Option("--lines", min=0, metavar="N", help="Begin with the last N lines.")
+    ] = None,
     no_follow: Annotated[bool, typer.Option("--no-follow", help="Show what is there and leave.")] = False,
-    rank: Annotated[int | None, typer.Option("--rank", min=0, help="Show this rank only.")] = None,
+    rank: Annotated[int | None, typer.Option("--rank", min=0, metavar="N", help="Show this rank only.")] = None,
     verbose: Verbose = 0,
 ) -> None:
     """Follow what a job prints until it ends; Ctrl-C leaves the job alone."""
     selection = JobSelection(tuple(job or ()), tuple(tag or ()), tuple(server or ()), stopped=True)
-    with Console(verbose=verbose, quiet=True) as console:
-        workspace = Workspace.find(hooks=console.hooks)
-        follow(workspace, selection, FollowOptions(lines=lines, wait=not no_follow, rank=rank))
+    with Console(verbose=verbose) as console:
+        workspace = console.find_workspace()
+        follow(workspace, selection, remote_tool.FollowOptions(lines=lines, wait=not no_follow, rank=rank))
 
 
 def job_kill(  # noqa: PLR0913 - one parameter per option
@@ -94,21 +102,29 @@ def job_kill(  # noqa: PLR0913 - one parameter per option
     server: Servers = None,
     job: Jobs = None,
     tag: Tags = None,
-    signal: Annotated[str, typer.Option("--signal", help="The first signal; SIGKILL stops at once.")] = "SIGTERM",
+    signal: Annotated[
+        str, typer.Option("--signal", metavar="SIGNAL", help="The first one: a name or a number.")
+    ] = "SIGTERM",
     grace: Annotated[
-        float | None, typer.Option("--grace", min=0, metavar="SECONDS", help="Until SIGKILL; 45 for torchrun, else 10.")
+        float | None,
+        typer.Option(
+            "--grace", min=0, metavar="SECONDS", help="From it to SIGKILL; default: 45 for torchrun, else 10."
+        ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     json: AsJson = False,
     verbose: Verbose = 0,
 ) -> None:
-    """Stop jobs: SIGTERM, a grace, SIGKILL, to every process of them."""
+    """Stop jobs: SIGTERM, a grace, SIGKILL, to every process of them. Asks when nothing is selected."""
+    name = signal_name(signal)
     selection = JobSelection(tuple(job or ()), tuple(tag or ()), tuple(server or ()))
-    with Console(verbose=verbose, quiet=True) as console:
-        workspace = Workspace.find(hooks=console.hooks)
-        chosen = selection if selection.is_explicit else _ask_which(workspace, yes=yes)
-        answer = workspace.stop_jobs(chosen, signal=signal_name(signal), grace=grace)
+    if not selection.is_explicit:
+        selection = _ask_which(verbose=verbose, yes=yes)
+    with Console(verbose=verbose, activity="stopping") as console:
+        workspace = console.find_workspace()
+        answer = workspace.stop_jobs(selection, signal=name, grace=grace)
     _show(workspace, answer, json=json, empty="no jobs")
+    leave_unless_ok(answer.exit_code)
 
 
 def job_wait(
@@ -120,12 +136,12 @@ def job_wait(
     json: AsJson = False,
     verbose: Verbose = 0,
 ) -> None:
-    """Wait for jobs to end, and end with their exit status."""
+    """Wait for jobs to end, and end with their exit status; without a selection, for all that run."""
     selection = JobSelection(tuple(job or ()), tuple(tag or ()), tuple(server or ()))
-    with Console(verbose=verbose, quiet=True) as console:
-        workspace = Workspace.find(hooks=console.hooks)
+    with Console(verbose=verbose, activity="waiting") as console:
+        workspace = console.find_workspace()
         answer = workspace.wait_jobs(selection, timeout=timeout)
-    _show(workspace, answer, json=json, empty="no running jobs", leave=False)
+    _show(workspace, answer, json=json, empty="no running jobs")
     leave_unless_ok(answer.program_exit_code)
 
 
@@ -133,21 +149,28 @@ def job_rsync(
     *,
     server: Servers = None,
     delay: Annotated[
-        float, typer.Option("--delay", min=0, metavar="SECONDS", help="Again after this long, until Ctrl-C; 0: once.")
+        float,
+        typer.Option(
+            "--delay",
+            min=0,
+            metavar="SECONDS",
+            show_default=False,
+            help="Again after this long, until Ctrl-C; 0: once.",
+        ),
     ] = 0,
     verbose: Verbose = 0,
 ) -> None:
     """Bring the logs of all jobs home."""
-    with Console(verbose=verbose, quiet=True) as console:
-        workspace = Workspace.find(hooks=console.hooks)
-        answer = workspace.pull_logs(JobSelection(servers=tuple(server or ()), hidden=True))
-        while delay:
-            show_failures(answer.errors)
-            time.sleep(delay)
+    while True:
+        with Console(verbose=verbose, activity=ASKING) as console:
+            workspace = console.find_workspace()
             answer = workspace.pull_logs(JobSelection(servers=tuple(server or ()), hidden=True))
-    inform(f"logs of {len(answer.jobs)} jobs are in {workspace.config.local.jobs}")
-    show_failures(answer.errors)
-    leave_unless_ok(answer.exit_code)
+        inform(f"logs of {len(answer.jobs)} jobs are in {workspace.config.local.jobs}")
+        _show_problems(answer)
+        if not delay:
+            leave_unless_ok(answer.exit_code)
+            return
+        time.sleep(delay)
 
 
 def show_started(workspace: Workspace, answer: JobsAnswer, *, json: bool) -> None:
@@ -155,8 +178,14 @@ def show_started(workspace: Workspace, answer: JobsAnswer, *, json: bool) -> Non
     if json:
         print_json(jobs_document(answer.jobs, answer.errors, workspace.config.local.jobs))
     for job in () if json else answer.jobs:
-        inform(f"job {job.key} on {job.server}: {job.state.value}{f' ({job.reason})' if job.reason else ''}")
-    show_failures(answer.errors)
+        inform(f"job {job.key} on {job.server}: {how_it_ended(job)}")
+    _show_problems(answer)
+
+
+def follow_started(workspace: Workspace, answer: JobsAnswer, *, stop_rest: bool = False) -> None:
+    """Show what these jobs print, and end as they do."""
+    chosen = JobSelection(jobs=tuple(job.id for job in answer.jobs), stopped=True, hidden=True)
+    follow(workspace, chosen, remote_tool.FollowOptions(stop_rest=stop_rest), pass_on=True)
 
 
 def signal_name(text: str) -> str:
@@ -174,35 +203,41 @@ def signal_name(text: str) -> str:
     raise UsageError(f"--signal {text!r} is no signal", hint="--signal SIGTERM or --signal SIGKILL")
 
 
-def _ask_which(workspace: Workspace, *, yes: bool) -> JobSelection:
-    """Show the running jobs and ask for one.
+def _ask_which(*, verbose: int, yes: bool) -> JobSelection:
+    """Show the running jobs and ask for some.
 
     Raises:
-        UsageError: There is nobody to ask.
+        UsageError: There is nobody to ask, or nothing to choose from.
     """
-    if yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if yes or not can_ask():
         raise UsageError("Nothing is selected, so nothing is stopped", hint="--job KEY, --tag TAG or --server NAME")
-    jobs = workspace.list_jobs(JobSelection()).jobs
+    with Console(verbose=verbose, activity=ASKING) as console:
+        workspace = console.find_workspace()
+        jobs = workspace.list_jobs().jobs
     if not jobs:
         raise UsageError("No job is running", hint="remote-tool job-list --stopped")
-    print_jobs(jobs)
-    wanted = typer.prompt("Which (keys, or all)", err=True).replace(",", " ").split()
-    chosen = [job for job in jobs if wanted == ["all"] or str(job.key) in wanted]
+    print_jobs(jobs, streams.ERR)
+    words = ask("Which (keys, or all)").replace(",", " ").split()
+    wanted = tuple(job.id for job in jobs) if words == ["all"] else tuple(words)
+    chosen = workspace.select_local(JobSelection(jobs=wanted)) if wanted else []
     names = ", ".join(f"{job.key} ({short_command(job)})" for job in chosen)
     if not chosen or not confirm(f"Stop {names}?"):
-        raise UsageError("Nothing was stopped")
+        inform("nothing was stopped")
+        raise typer.Exit(1)
     return JobSelection(jobs=tuple(job.id for job in chosen))
 
 
-def _show(workspace: Workspace, answer: JobsAnswer, *, json: bool, empty: str, leave: bool = True) -> None:
+def _show(workspace: Workspace, answer: JobsAnswer, *, json: bool, empty: str) -> None:
     if json:
         print_json(jobs_document(answer.jobs, answer.errors, workspace.config.local.jobs))
     elif answer.jobs:
         print_jobs(answer.jobs)
     else:
         inform(empty)
+    _show_problems(answer)
+
+
+def _show_problems(answer: JobsAnswer) -> None:
     for sentence in answer.bad:
         inform(sentence)
     show_failures(answer.errors)
-    if leave:
-        leave_unless_ok(answer.exit_code)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any
 
+from remote_tool.cli import streams
 from remote_tool.jobs.job import Job, as_iso
 
 if TYPE_CHECKING:
@@ -60,8 +60,7 @@ def servers_document(
 
 def print_json(document: Any) -> None:  # noqa: ANN401 - any document
     """Print the one document."""
-    sys.stdout.write(json.dumps(document, indent=2) + "\n")
-    sys.stdout.flush()
+    streams.write_text(streams.OUT, json.dumps(document, indent=2) + "\n")
 
 
 def _as_mapping(value: Any) -> dict[str, Any]:  # noqa: ANN401 - a dataclass or a mapping

@@ -6,9 +6,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from remote_tool.cli.console import Console, leave_unless_ok
-from remote_tool.cli.following import follow
-from remote_tool.cli.job_commands import show_started
+from remote_tool.cli.console import Console, leave_unless_ok, print_data
+from remote_tool.cli.job_commands import follow_started, show_started
 from remote_tool.cli.json_output import print_json
 from remote_tool.cli.options import (
     AsJson,
@@ -19,13 +18,10 @@ from remote_tool.cli.options import (
     Tags,
     Verbose,
     read_environment,
+    refuse_both,
 )
-from remote_tool.cli.plain import visible
 from remote_tool.errors import UsageError
 from remote_tool.launchers.torch import LaunchRequest
-from remote_tool.workflows.follow_jobs import FollowOptions
-from remote_tool.workflows.selection import JobSelection
-from remote_tool.workspace import Workspace
 
 
 def helper_torch_launch(  # noqa: PLR0913 - one parameter per option
@@ -38,13 +34,13 @@ def helper_torch_launch(  # noqa: PLR0913 - one parameter per option
     env: Environment = None,
     tag: Tags = None,
     master_port: Annotated[
-        int | None, typer.Option("--master-port", help="On the first server; default: a free one.")
+        int | None, typer.Option("--master-port", metavar="PORT", help="On the first server; default: a free one.")
     ] = None,
     use_env: Annotated[
         bool, typer.Option("--use-env", help="Accepted for labml_remote; torchrun always does so.")
     ] = False,
     max_restarts: Annotated[
-        int, typer.Option("--max-restarts", min=0, help="How often failed workers are started anew.")
+        int, typer.Option("--max-restarts", min=0, metavar="N", help="How often failed workers are started anew.")
     ] = 0,
     no_sync: NoSync = False,
     follow_it: Follow = False,
@@ -53,6 +49,7 @@ def helper_torch_launch(  # noqa: PLR0913 - one parameter per option
     verbose: Verbose = 0,
 ) -> None:
     """Start torchrun on all servers at once, with the right variables on each."""
+    refuse_both(json=json, follow=follow_it)
     request = LaunchRequest(
         command=cmd,
         servers=tuple(server or ()),
@@ -64,18 +61,26 @@ def helper_torch_launch(  # noqa: PLR0913 - one parameter per option
         max_restarts=max_restarts,
         sync=not no_sync,
     )
-    with Console(verbose=verbose, quiet=json) as console:
-        workspace = Workspace.find(hooks=console.hooks)
-        if dry_run:
-            plan = workspace.plan_torch(request)
-            print_json(plan.as_json()) if json else typer.echo(visible(plan.text()))
-            return
+    console = Console(verbose=verbose, activity="starting")
+    if dry_run:
+        _show_plan(console, request, json=json)
+        return
+    with console:
+        workspace = console.find_workspace()
         answer = workspace.launch(request, check=False)
-        show_started(workspace, answer, json=json)
-        leave_unless_ok(answer.exit_code)
-        if follow_it:
-            jobs = JobSelection(jobs=tuple(job.id for job in answer.jobs), stopped=True, hidden=True)
-            follow(workspace, jobs, FollowOptions(stop_rest=True), pass_on=True)
+    show_started(workspace, answer, json=json)
+    leave_unless_ok(answer.exit_code)
+    if follow_it:
+        follow_started(workspace, answer, stop_rest=True)
+
+
+def _show_plan(console: Console, request: LaunchRequest, *, json: bool) -> None:
+    with console:
+        plan = console.find_workspace().plan_torch(request)
+    if json:
+        print_json(plan.as_json())
+    else:
+        print_data(plan.text())
 
 
 def read_processes(text: str) -> int | Literal["auto"]:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import codecs
-import sys
-from typing import TYPE_CHECKING, BinaryIO
 
-from remote_tool.cli.plain import harmless_log
+from remote_tool.cli import streams
+from remote_tool.cli.plain import harmless_line, harmless_stream, one_line
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
+# A longer line is passed on in pieces, so that no line fills the memory.
 LONGEST_LINE = 64 * 1024
 COLOURS = (36, 33, 35, 32, 34, 31)
 
@@ -19,66 +16,83 @@ class ExactOutput:
     """One source: bytes as they came; on a terminal without what steers it."""
 
     def __init__(self) -> None:
-        decoder = codecs.getincrementaldecoder("utf-8")
-        self._decoders = {stream: decoder(errors="replace") for stream in (1, 2)}
+        self._terminals = {each: _Terminal(each) for each in (streams.OUT, streams.ERR) if streams.is_terminal(each)}
 
-    def write(self, _label: str, stream: int, data: bytes, *, final: bool = False) -> None:
+    def write(self, _label: str, stream: int, data: bytes) -> None:
         """Print some bytes of stream 1 (stdout) or 2 (stderr)."""
-        target = sys.stdout if stream == 1 else sys.stderr
-        if target.isatty():
-            data = harmless_log(self._decoders[stream].decode(data, final)).encode()
-        _write(target.buffer, data)
+        if stream in self._terminals:
+            self._terminals[stream].write(data)
+        else:
+            streams.write(stream, data)
 
     def end(self) -> None:
-        """Print what is left."""
-        for stream in (1, 2):
-            self.write("", stream, b"", final=True)
+        """Print what is left, and take back the colour that the program left behind."""
+        for terminal in self._terminals.values():
+            terminal.end()
+
+
+class _Terminal:
+    def __init__(self, stream: int) -> None:
+        self._stream = stream
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._waiting = ""
+        self._coloured = False
+
+    def write(self, data: bytes) -> None:
+        shown, self._waiting = harmless_stream(self._waiting + self._decoder.decode(data))
+        self._coloured = self._coloured or "\x1b" in shown
+        streams.write_text(self._stream, shown)
+
+    def end(self) -> None:
+        rest = self._waiting + self._decoder.decode(b"", final=True)
+        streams.write_text(self._stream, harmless_line(rest) + ("\x1b[0m" if self._coloured else ""))
 
 
 class LabelledOutput:
     """Several sources: each line whole, behind the label of its source."""
 
-    def __init__(self, colour: Callable[[], bool]) -> None:
+    def __init__(self) -> None:
         self._pending: dict[tuple[str, int, str], bytes] = {}
         self._labels: dict[str, int] = {}
-        self._colour = colour
         self._width = 0
 
     def write(self, label: str, stream: int, data: bytes, source: str = "") -> None:
         """Print the lines that are whole; source tells apart what shares a label and a stream."""
         key = (label, stream, source)
         *lines, rest = (self._pending.get(key, b"") + data).split(b"\n")
-        for line in lines:
-            self._print(label, stream, line)
+        if len(rest) > LONGEST_LINE:
+            # Of a progress bar only the last state counts.
+            rest = rest[rest.rstrip(b"\r").rfind(b"\r") + 1 :]
         while len(rest) > LONGEST_LINE:
-            self._print(label, stream, rest[:LONGEST_LINE])
+            lines.append(rest[:LONGEST_LINE])
             rest = rest[LONGEST_LINE:]
         self._pending[key] = rest
+        self._print(label, stream, lines)
 
     def end(self) -> None:
         """Print the lines that had no end."""
         for (label, stream, _), rest in self._pending.items():
-            if rest:
-                self._print(label, stream, rest)
+            self._print(label, stream, [rest] if rest else [])
         self._pending.clear()
 
-    def _print(self, label: str, stream: int, line: bytes) -> None:
-        target = sys.stdout if stream == 1 else sys.stderr
-        # Of a progress bar, its last state.
-        text = line.rstrip(b"\r").rpartition(b"\r")[2]
-        if target.isatty():
-            text = harmless_log(text.decode(errors="replace")).encode()
-        _write(target.buffer, self._prefix(label) + text + b"\n")
+    def _print(self, label: str, stream: int, lines: list[bytes]) -> None:
+        prefix = self._prefix(label, stream)
+        show = _shown if streams.is_terminal(stream) else _last_state
+        streams.write(stream, b"".join(prefix + show(line) + b"\n" for line in lines))
 
-    def _prefix(self, label: str) -> bytes:
+    def _prefix(self, label: str, stream: int) -> bytes:
         number = self._labels.setdefault(label, len(self._labels))
         self._width = max(self._width, len(label))
-        text = f"{label:{self._width}} | "
-        if self._colour():
+        text = f"{one_line(label):{self._width}} |"
+        if streams.has_colour(stream):
             text = f"\x1b[{COLOURS[number % len(COLOURS)]}m{text}\x1b[0m"
-        return text.encode()
+        return f"{text} ".encode()
 
 
-def _write(target: BinaryIO, data: bytes) -> None:
-    target.write(data)
-    target.flush()
+def _last_state(line: bytes) -> bytes:
+    """Return what stays of a line that was written over, such as a progress bar."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2]
+
+
+def _shown(line: bytes) -> bytes:
+    return harmless_line(_last_state(line).decode(errors="replace")).encode()

@@ -32,14 +32,20 @@ ShowOutput = Annotated[bool, typer.Option("--show-output", help="Show what the s
 NoSync = Annotated[bool, typer.Option("--no-sync", help="Do not send changed files first.")]
 Follow = Annotated[bool, typer.Option("--follow", help="Show what it prints, and end as it does.")]
 Verbose = Annotated[
-    int, typer.Option("--verbose", "-v", count=True, help="Show every remote command; -vv: the SSH library too.")
+    int,
+    typer.Option(
+        *("--verbose", "-v"),
+        count=True,
+        show_default=False,
+        help="Show every remote command and its time; -vv: the SSH library too.",
+    ),
 ]
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def read_environment(pairs: list[str] | None) -> dict[str, str]:
-    """Read ``--env K V``.
+    """Read the variables of ``--env``; a value is never shown, as it may be a secret.
 
     Raises:
         UsageError: A name is not one, or a value cannot be one.
@@ -48,10 +54,20 @@ def read_environment(pairs: list[str] | None) -> dict[str, str]:
     for pair in pairs or []:
         name, separator, value = pair.partition("=")
         if not separator:
-            raise UsageError(f"--env {name} has no value", hint="--env NAME VALUE")
+            raise UsageError("--env takes two words, a name and a value", hint="--env NAME VALUE")
         if not _NAME.fullmatch(name):
             raise UsageError(f"--env {name!r} is not the name of a variable", hint="--env NAME VALUE")
         if "\0" in value:
             raise UsageError(f"--env {name}: a value cannot hold a NUL")
         variables[name] = value
     return variables
+
+
+def refuse_both(*, json: bool, follow: bool) -> None:
+    """Refuse ``--json`` with ``--follow``: both want stdout.
+
+    Raises:
+        UsageError: Both are given.
+    """
+    if json and follow:
+        raise UsageError("--json and --follow both write to stdout", hint="--json, then remote-tool job-tail --job KEY")

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 from rich.console import Console as RichConsole
+from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
+from remote_tool.cli import streams
 from remote_tool.cli.plain import one_line
 from remote_tool.jobs.job import Job, JobState
 
@@ -24,44 +27,28 @@ STYLES = {
     JobState.LOST: "red",
     JobState.UNREACHABLE: "magenta",
 }
+# The least that is left of a column when a terminal is narrow.
+WIDTHS = {"SERVER": 6, "TAGS": 6, "COMMAND": 16}
+NOTHING = "-"
+LONGEST_COMMAND = 500
 MINUTE, HOUR, DAY = 60, 3600, 86400
-COLUMNS = ("KEY", "SERVER", "STATE", "EXIT", "AGE", "TAGS", "COMMAND")
-RIGHT = {COLUMNS.index("KEY"), COLUMNS.index("AGE")}
 
 
-def print_jobs(jobs: Sequence[Job]) -> None:
-    """Print jobs, one row each, to stdout; on a terminal the command is cut to what fits."""
-    rows = [COLUMNS, *(_row(job) for job in jobs)]
-    widths = [max(cell_len(row[column]) for row in rows) for column in range(len(COLUMNS))]
-    console = RichConsole(highlight=False, markup=False, emoji=False, soft_wrap=True)
-    for row, job in zip(rows, [None, *jobs], strict=True):
-        line = Text()
-        for column, (text, width) in enumerate(zip(row, widths, strict=True)):
-            padding = " " * (width - cell_len(text))
-            line.append(padding + text if column in RIGHT else text + padding, _style(column, job))
-            line.append("  ")
-        line.rstrip()
-        if console.is_terminal:
-            line.truncate(console.width, overflow="ellipsis")
-        console.print(line)
+def print_jobs(jobs: Sequence[Job], descriptor: int = streams.OUT) -> None:
+    """Print jobs, one row each."""
+    now = time.time()
+    rows = [_row(job, now) for job in jobs]
+    if streams.is_terminal(descriptor):
+        console = RichConsole(stderr=descriptor == streams.ERR, highlight=False, markup=False, emoji=False)
+        console.print(_table(jobs, rows))
+    else:
+        streams.write_text(descriptor, _plain_rows(rows))
 
 
-def _row(job: Job) -> tuple[str, ...]:
-    return (
-        str(job.key),
-        one_line(job.server),
-        job.state.value,
-        _exit(job),
-        readable_age(time.time() - (job.started_at or job.created_at)),
-        one_line(",".join(job.tags)),
-        _what(job),
-    )
-
-
-def _style(column: int, job: Job | None) -> str:
-    if job is None:
-        return "bold"
-    return STYLES[job.state] if COLUMNS[column] == "STATE" else ""
+def short_command(job: Job) -> str:
+    """Return what the user gave; the words that a launch puts before it say little."""
+    _, found, command = job.command.partition(" --redirects 3 ")
+    return one_line(f"torchrun … {command}" if job.launch_id and found else job.command)[:LONGEST_COMMAND]
 
 
 def readable_age(seconds: float) -> str:
@@ -72,17 +59,59 @@ def readable_age(seconds: float) -> str:
     return f"{max(0, seconds):.0f}s"
 
 
-def short_command(job: Job) -> str:
-    """Return what the user gave; the words that a launch puts before it say little."""
-    _, found, command = job.command.partition(" --redirects 3 ")
-    return one_line(f"torchrun … {command}" if job.launch_id and found else job.command)
+def how_it_ended(job: Job) -> str:
+    """``succeeded``, ``failed, exit code 3``, ``killed, SIGTERM``."""
+    code = f"exit code {job.exit_code}" if job.exit_code else ""
+    return ", ".join(one_line(part) for part in (job.state.value, job.signal or code, job.reason) if part)
 
 
-def _what(job: Job) -> str:
-    # That a killed job was killed is said by its state.
-    said = job.reason and job.state is not JobState.KILLED
-    return f"{short_command(job)}  ({one_line(job.reason)})" if said else short_command(job)
+def _row(job: Job, now: float) -> dict[str, str]:
+    return {
+        "KEY": str(job.key),
+        "SERVER": one_line(job.server),
+        "STATE": job.state.value,
+        "EXIT": one_line(job.signal or "") or ("" if job.exit_code is None else str(job.exit_code)),
+        "LAUNCH": f"{one_line(job.launch_id)[-4:]}/{job.node_rank}" if job.launch_id else "",
+        "AGE": readable_age(now - (job.started_at or job.created_at)),
+        "TAGS": one_line(",".join(job.tags)),
+        "REASON": one_line(job.reason),
+        "COMMAND": short_command(job),
+    }
 
 
-def _exit(job: Job) -> str:
-    return job.signal or ("" if job.exit_code is None else str(job.exit_code))
+def _table(jobs: Sequence[Job], rows: Sequence[dict[str, str]]) -> Table:
+    """Columns that say nothing are left out; a reason stands under its command."""
+    table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
+    names = [name for name in rows[0] if name != "REASON" and any(row[name] for row in rows)]
+    for name in names:
+        table.add_column(
+            name,
+            no_wrap=True,
+            overflow="ellipsis",
+            justify="right" if name in {"KEY", "AGE"} else "left",
+            min_width=WIDTHS.get(name) or max(len(name), *(len(row[name]) for row in rows)),
+            ratio=1 if name == "COMMAND" else None,
+        )
+    for job, row in zip(jobs, rows, strict=True):
+        table.add_row(*(_cell(job, name, row) for name in names))
+    return table
+
+
+def _cell(job: Job, name: str, row: dict[str, str]) -> RenderableType:
+    if name == "STATE":
+        return Text(row[name], style=STYLES[job.state])
+    if name == "COMMAND" and row["REASON"]:
+        reason = Text(row["REASON"], style="dim italic", overflow="fold", no_wrap=False)
+        return Group(Text(row[name], no_wrap=True, overflow="ellipsis"), reason)
+    return Text(row[name])
+
+
+def _plain_rows(rows: Sequence[dict[str, str]]) -> str:
+    """Every column is there and none is empty, so that a script can count on its place; the command comes last."""
+    lines = [list(rows[0]), *([value or NOTHING for value in row.values()] for row in rows)]
+    widths = [max(cell_len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return "".join("  ".join(map(_padded, line, widths)).rstrip() + "\n" for line in lines)
+
+
+def _padded(text: str, width: int) -> str:
+    return text + " " * (width - cell_len(text))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from remote_tool.cli.console import Console, inform, leave_unless_ok, show_failures
+from remote_tool.cli import streams
+from remote_tool.cli.console import Console, inform, leave_unless_ok, print_data, show_failures
 from remote_tool.cli.json_output import print_json, servers_document
 from remote_tool.cli.log_lines import ExactOutput, LabelledOutput
 from remote_tool.cli.options import (
@@ -21,31 +20,13 @@ from remote_tool.cli.options import (
     Verbose,
     read_environment,
 )
-from remote_tool.cli.plain import visible
-from remote_tool.cli.questions import ask_answers
 from remote_tool.errors import SomeServersFailedError
-from remote_tool.workflows.init import InitAnswers, parse_server_option, write_workspace
-from remote_tool.workspace import Workspace
 
 if TYPE_CHECKING:
     from remote_tool.transport.pool import Results
+    from remote_tool.transport.rsync import PushResult
 
-
-def init(
-    *,
-    name: Annotated[str | None, typer.Option("--name", help="The project's folder on the servers.")] = None,
-    server: Annotated[
-        list[str] | None, typer.Option("--server", metavar="NAME=[USER@]HOST[:PORT]", help="A server; may be repeated.")
-    ] = None,
-    private_key: Annotated[str | None, typer.Option("--private-key", help="The key to log in with.")] = None,
-) -> None:
-    """Write .remote/configs.yaml and exclude.txt; asks for what is not given. Overwrites nothing."""
-    root = Path.cwd()
-    given = InitAnswers(name or "", tuple(parse_server_option(each) for each in server or ()), private_key)
-    answers = given if given.servers or not sys.stdin.isatty() else ask_answers(given, root)
-    for path in write_workspace(root, answers):
-        inform(f"wrote {path.relative_to(root)}")
-    inform("next: remote-tool prepare")
+CONNECTING = "connecting"
 
 
 def prepare(
@@ -57,27 +38,27 @@ def prepare(
     verbose: Verbose = 0,
 ) -> None:
     """Make servers ready: environment, project and packages; does only what is missing."""
-    with Console(verbose=verbose, quiet=json, show_output=show_output) as console:
-        results = Workspace.find(hooks=console.hooks).prepare(server or (), force=force, check=False)
-    _show_results(results, json=json)
+    with Console(verbose=verbose, show_output=show_output, activity=CONNECTING) as console:
+        results = console.find_workspace().prepare(server or (), force=force, check=False)
+    _show_results(results, console, json=json)
 
 
 def setup(
     *, server: Servers = None, force: Force = False, show_output: ShowOutput = False, verbose: Verbose = 0
 ) -> None:
     """Install the environment on servers; does only what is missing."""
-    with Console(verbose=verbose, show_output=show_output) as console:
-        results = Workspace.find(hooks=console.hooks).setup(server or (), force=force, check=False)
-    _show_results(results)
+    with Console(verbose=verbose, show_output=show_output, activity=CONNECTING) as console:
+        results = console.find_workspace().setup(server or (), force=force, check=False)
+    _show_results(results, console)
 
 
 def update_packages(
     *, server: Servers = None, force: Force = False, show_output: ShowOutput = False, verbose: Verbose = 0
 ) -> None:
     """Install what requirements.txt, Pipfile, pyproject.toml or environment.yml names."""
-    with Console(verbose=verbose, show_output=show_output) as console:
-        results = Workspace.find(hooks=console.hooks).update_packages(server or (), force=force, check=False)
-    _show_results(results)
+    with Console(verbose=verbose, show_output=show_output, activity=CONNECTING) as console:
+        results = console.find_workspace().update_packages(server or (), force=force, check=False)
+    _show_results(results, console)
 
 
 def rsync(
@@ -90,14 +71,12 @@ def rsync(
     verbose: Verbose = 0,
 ) -> None:
     """Send what changed in the project; removes on the server only what was sent earlier and is gone here."""
-    with Console(verbose=verbose, quiet=json, show_output=show_output) as console:
-        workspace = Workspace.find(hooks=console.hooks)
+    with Console(verbose=verbose, show_output=show_output, activity=CONNECTING) as console:
+        workspace = console.find_workspace()
         results = workspace.rsync(server or (), dry_run=dry_run, checksum=checksum, check=False)
-    for result in results.values.values() if dry_run and not json else ():
-        for mark, names in (("send", result.sent), ("remove", result.removed)):
-            for name in names:
-                typer.echo(f"{result.server}: {mark} {visible(name)}")
-    _show_results(results, json=json)
+    if dry_run and not json:
+        _list_changes(results)
+    _show_results(results, console, json=json)
 
 
 def run(
@@ -110,48 +89,79 @@ def run(
     verbose: Verbose = 0,
 ) -> None:
     """Run a command in the environment and show what it prints; ends with its exit status."""
-    with Console(verbose=verbose, quiet=True) as console:
-        workspace = Workspace.find(hooks=console.hooks)
-        collected = _Collected()
-        several = len(server or workspace.config.servers) > 1
-        output = LabelledOutput(sys.stdout.isatty) if several else ExactOutput()
-        show = collected.write if json else _drop if silent else output.write
-        results = workspace.run(cmd, server or (), env=read_environment(env), on_output=show, check=False)
+    variables = read_environment(env)
+    with Console(verbose=verbose) as console:
+        workspace = console.find_workspace()
+        several = len(set(server or workspace.config.servers)) > 1
+        output = _output(several=several, silent=silent, json=json)
+        results = workspace.run(cmd, server or (), env=variables, on_output=output.write, check=False)
         output.end()
-    if json:
-        values = {name: {"exit_code": code, **collected.of(name)} for name, code in results.values.items()}
+    if isinstance(output, _Collected):
+        values = {name: {"exit_code": code, **output.of(name)} for name, code in results.values.items()}
         print_json(servers_document(values, results.errors))
     show_failures(results.errors)
     _leave(results, max(results.values.values(), default=0))
+
+
+def _output(*, several: bool, silent: bool, json: bool) -> ExactOutput | LabelledOutput | _Collected | _Silence:
+    if json:
+        return _Collected()
+    if silent:
+        return _Silence()
+    return LabelledOutput() if several else ExactOutput()
 
 
 class _Collected:
     """What every server printed, for the JSON document."""
 
     def __init__(self) -> None:
-        self._data: dict[tuple[str, int], bytes] = {}
+        self._data: dict[tuple[str, int], bytearray] = {}
 
     def write(self, server: str, stream: int, data: bytes) -> None:
-        self._data[server, stream] = self._data.get((server, stream), b"") + data
+        self._data.setdefault((server, stream), bytearray()).extend(data)
+
+    def end(self) -> None:
+        """Nothing is held back."""
 
     def of(self, server: str) -> dict[str, str]:
-        found = {"stdout": self._data.get((server, 1), b""), "stderr": self._data.get((server, 2), b"")}
+        found = {name: self._data.get((server, number), b"") for name, number in STREAMS.items()}
         return {name: data.decode(errors="replace") for name, data in found.items()}
 
 
-def _drop(_server: str, _stream: int, _data: bytes) -> None:
-    """Show nothing."""
+STREAMS = {"stdout": streams.OUT, "stderr": streams.ERR}
 
 
-def _show_results(results: Results[Any], *, json: bool = False) -> None:
+class _Silence:
+    def write(self, _server: str, _stream: int, _data: bytes) -> None:
+        """Show nothing."""
+
+    def end(self) -> None:
+        """Nothing is held back."""
+
+
+def _list_changes(results: Results[PushResult]) -> None:
+    for server, result in results.values.items():
+        for mark, names in (("send", result.sent), ("remove", result.removed)):
+            for name in names:
+                print_data(f"{server}: {mark} {name}")
+
+
+def _show_results(results: Results[Any], console: Console, *, json: bool = False) -> None:
     if json:
         print_json(servers_document(results.values, results.errors))
-    else:
-        changed = [name for name, value in results.values.items() if value.changed]
-        if results.values and not changed and not results.errors:
-            inform("nothing had to be done")
     show_failures(results.errors)
+    inform(_summary(results, console.seconds))
     _leave(results, 0)
+
+
+def _summary(results: Results[Any], seconds: float) -> str:
+    every = len(results.values) + len(results.errors)
+    servers = "1 server" if every == 1 else f"{every} servers"
+    if results.errors:
+        return f"{len(results.errors)} of {servers} failed after {seconds:.1f} s"
+    if not any(value.changed for value in results.values.values()):
+        return f"nothing had to be done on {servers} ({seconds:.1f} s)"
+    return f"done on {servers} in {seconds:.1f} s"
 
 
 def _leave(results: Results[Any], exit_code: int) -> None:

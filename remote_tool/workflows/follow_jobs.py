@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -46,21 +46,19 @@ class Chunk:
         job: Which job.
         stream: ``out``, ``err``, or ``ranks/<attempt>/<local rank>/out`` or ``…/err``.
         data: The bytes, as they were written.
+        label: ``server`` or ``server:rank``, with several jobs of one server ``server#key``; empty when nothing else
+            is shown. Where torchrun gives ranks anew at each restart, rank is the local one.
     """
 
     job: Job
     stream: str
     data: bytes
+    label: str
 
     @property
     def rank(self) -> int | None:
         """The global rank that wrote it; None for the job itself."""
         return global_rank(self.job, self.stream)
-
-    @property
-    def label(self) -> str:
-        """``server``, or ``server:rank``; where torchrun gives ranks anew at each restart, the local rank."""
-        return self.job.server if self.rank is None else f"{self.job.server}:{self.rank}"
 
 
 @dataclass(frozen=True)
@@ -98,6 +96,7 @@ class FollowAnswer:
 
 
 OnChunk = Callable[[Chunk], None]
+Show = Callable[[Job, str, bytes], None]
 
 
 def global_rank(job: Job, stream: str) -> int | None:
@@ -125,9 +124,10 @@ async def follow_jobs(context: Context, jobs: Sequence[Job], on_chunk: OnChunk, 
     errors: dict[str, RemoteToolError] = {}
     if options.lines is not None or not options.wait:
         errors = await bring_logs_home(context, jobs)
-    _show_local(context, jobs, on_chunk, options)
+    show = _labelled(jobs, on_chunk, options)
+    _show_local(context, jobs, show, options)
     if options.wait:
-        errors |= await _follow_until_end(context, [job for job in jobs if job.server not in errors], on_chunk, options)
+        errors |= await _follow_until_end(context, [job for job in jobs if job.server not in errors], show, options)
     current = _current(context, jobs)
     return FollowAnswer(tuple(current), errors, first_failure(current, context.registry.folder))
 
@@ -152,7 +152,22 @@ async def wait_for_jobs(context: Context, selection: JobSelection, *, timeout: f
     return recorded_jobs(context, chosen, concerned) if jobs else JobsAnswer((), concerned)
 
 
-def _show_local(context: Context, jobs: Sequence[Job], on_chunk: OnChunk, options: FollowOptions) -> None:
+def _labelled(jobs: Sequence[Job], on_chunk: OnChunk, options: FollowOptions) -> Show:
+    """Say whose bytes they are, unless there is one writer only, and leave out what is not wanted."""
+    count = Counter(job.server for job in jobs)
+    names = {job.id: job.server if count[job.server] == 1 else f"{job.server}#{job.key}" for job in jobs}
+    alone = len(jobs) == 1 and (not jobs[0].launch_id or options.rank is not None)
+
+    def show(job: Job, stream: str, data: bytes) -> None:
+        if _is_shown(job, stream, options):
+            rank = global_rank(job, stream)
+            label = names[job.id] if rank is None else f"{names[job.id]}:{rank}"
+            on_chunk(Chunk(job, stream, data, "" if alone else label))
+
+    return show
+
+
+def _show_local(context: Context, jobs: Sequence[Job], show: Show, options: FollowOptions) -> None:
     for job in jobs:
         logs = LogFolder(context.registry.folder / job.id)
         for stream in sorted(logs.sizes()):
@@ -160,7 +175,7 @@ def _show_local(context: Context, jobs: Sequence[Job], on_chunk: OnChunk, option
                 continue
             start = 0 if options.lines is None else logs.start_of_last_lines(stream, options.lines)
             for data in logs.read(stream, start):
-                on_chunk(Chunk(job, stream, data))
+                show(job, stream, data)
 
 
 def _is_shown(job: Job, stream: str, options: FollowOptions) -> bool:
@@ -170,14 +185,9 @@ def _is_shown(job: Job, stream: str, options: FollowOptions) -> bool:
 
 
 async def _follow_until_end(
-    context: Context, jobs: Sequence[Job], on_chunk: OnChunk, options: FollowOptions
+    context: Context, jobs: Sequence[Job], show: Show, options: FollowOptions
 ) -> dict[str, RemoteToolError]:
     stopper = _RestStopper(context, jobs) if options.stop_rest else None
-
-    def show(job: Job, stream: str, data: bytes) -> None:
-        if _is_shown(job, stream, options):
-            on_chunk(Chunk(job, stream, data))
-
     listener = Listener(on_bytes=show, on_end=stopper.job_ended if stopper else lambda _job: None)
     try:
         return await _follow_servers(context, jobs, listener, logs=True)

@@ -87,22 +87,43 @@ def write_workspace(root: Path, answers: InitAnswers) -> list[Path]:
         UsageError: One of them is there already, or a server is named twice.
         ConfigError: The answers do not make a configuration.
     """
-    names = [server.name for server in answers.servers]
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise UsageError(f"Two servers are called {twice[0]}", hint="--server OTHER_NAME=HOST")
+    text = check_answers(root, answers)
+    refuse_existing(root)
     paths = LocalPaths(root)
-    text = format_configuration(answers).encode()
-    parse(text, paths.config_file, root)
     files = {
         paths.config_file: text,
         paths.exclude_file: EXCLUDES.encode(),
     }
-    for path in files:
-        if path.exists():
-            raise UsageError(f"{path.relative_to(root)} is there already; nothing was written", hint="Edit it instead")
     _write_all(files | {paths.remote_folder / ".gitignore": IGNORED.encode()})
     return list(files)
+
+
+def check_answers(root: Path, answers: InitAnswers) -> bytes:
+    """Return ``configs.yaml`` as it would be written.
+
+    Raises:
+        UsageError: A server is named twice.
+        ConfigError: The answers do not make a configuration.
+    """
+    names = [server.name for server in answers.servers]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise UsageError(f"Two servers are called {twice[0]}", hint="--server OTHER_NAME=HOST")
+    text = format_configuration(answers).encode()
+    parse(text, LocalPaths(root).config_file, root)
+    return text
+
+
+def refuse_existing(root: Path) -> None:
+    """Refuse to overwrite a file.
+
+    Raises:
+        UsageError: One is there already.
+    """
+    paths = LocalPaths(root)
+    for path in (paths.config_file, paths.exclude_file):
+        if path.exists():
+            raise UsageError(f"{path.relative_to(root)} is there already; nothing was written", hint="Edit it instead")
 
 
 def format_configuration(answers: InitAnswers) -> str:

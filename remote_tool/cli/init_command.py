@@ -1,0 +1,38 @@
+"""The command that begins a workspace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from remote_tool.cli.console import can_ask, inform
+from remote_tool.cli.options import Verbose
+from remote_tool.cli.questions import ask_answers
+from remote_tool.workflows.init import InitAnswers, parse_server_option, refuse_existing, write_workspace
+
+
+def init(
+    *,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="The project's folder on the servers.")
+    ] = None,
+    server: Annotated[
+        list[str] | None,
+        typer.Option("--server", metavar="NAME=[USER@]HOST[:PORT]", help="A server; may be repeated."),
+    ] = None,
+    private_key: Annotated[
+        str | None, typer.Option("--private-key", metavar="FILE", help="The key to log in with.")
+    ] = None,
+    verbose: Verbose = 0,
+) -> None:
+    """Write .remote/configs.yaml and exclude.txt; asks for what is not given. Overwrites nothing."""
+    del verbose
+    root = Path.cwd()
+    refuse_existing(root)
+    given = InitAnswers(name or "", tuple(parse_server_option(each) for each in server or ()), private_key)
+    answers = given if given.servers or not can_ask() else ask_answers(given, root)
+    for path in write_workspace(root, answers):
+        inform(f"wrote {path.relative_to(root)}")
+    inform("next: remote-tool prepare" if answers.servers else "next: name a server in .remote/configs.yaml")

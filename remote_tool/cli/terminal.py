@@ -1,0 +1,28 @@
+"""Reading a secret from the terminal, which is itself again however the program ends."""
+
+from __future__ import annotations
+
+import getpass
+import sys
+import termios
+from typing import Any
+
+_saved: list[Any] = []
+
+
+def ask_hidden(prompt: str) -> str | None:
+    """Ask without showing what is typed; None when there is no answer."""
+    _saved.append(termios.tcgetattr(sys.stdin))
+    try:
+        return getpass.getpass(prompt)
+    except EOFError:
+        return None
+    finally:
+        _saved.clear()
+
+
+def restore_terminal() -> None:
+    """Show again what is typed, when Ctrl-C came while another thread was asking."""
+    while _saved:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, _saved.pop())
+        sys.stderr.write("\n")
