@@ -35,17 +35,20 @@ class Place:
 def main() -> None:
     """Join the other processes, train, and leave them."""
     options = read_options()
-    place = join()
-    train(options, place)
+    torch.manual_seed(SEED)
+    device = choose_device()
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)).to(device)
+    # Made before the process group: torch.optim imports modules that would hold the group for good, and gloo's threads
+    # that outlive Python's own end crash now and then.
+    optimizer = torch.optim.Adam(model.parameters(), lr=options.learning_rate)
+    place = join(device)
+    train(options, model, optimizer, place)
     leave()
 
 
-def train(options: argparse.Namespace, place: Place) -> None:
+def train(options: argparse.Namespace, model: nn.Module, optimizer: torch.optim.Optimizer, place: Place) -> None:
     """Train, report every epoch, and end with the accuracy on digits that were never trained on."""
-    torch.manual_seed(SEED)
     seen, held_out = load_data()
-    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)).to(place.device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=options.learning_rate)
     first_epoch = 0 if options.fresh else resume(model, optimizer, place)
     network = wrap(model, place)
     for epoch in range(first_epoch, options.epochs):
@@ -65,29 +68,28 @@ def read_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def join() -> Place:
-    """Join the other processes, if torchrun started some: nccl where there are GPUs, gloo where not."""
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    use_gpu = torch.cuda.is_available()
-    device = torch.device("cuda", local_rank) if use_gpu else torch.device("cpu")
-    if use_gpu:
+def choose_device() -> torch.device:
+    """Return this process's own GPU, or the CPU with one thread unless OMP_NUM_THREADS says otherwise."""
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
-    elif "OMP_NUM_THREADS" not in os.environ:
+        return device
+    if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
+    return torch.device("cpu")
+
+
+def join(device: torch.device) -> Place:
+    """Join the other processes, if torchrun started some: nccl where there are GPUs, gloo where not."""
     if "RANK" in os.environ:
-        dist.init_process_group("nccl" if use_gpu else "gloo")
-    place = Place(int(os.environ.get("RANK", "0")), world_size, device)
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    place = Place(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")), device)
     print(f"rank {place.rank} of {place.world_size} on {place.device}", flush=True)
     return place
 
 
 def leave() -> None:
-    """Leave the other processes when all are done.
-
-    What holds the process group, such as the wrapped model, must be gone by then: gloo's threads that outlive Python's
-    own end crash now and then.
-    """
+    """Leave the other processes when all are done."""
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
