@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,12 @@ import os, sys, time
 if os.environ["RANK"] == "2":
     raise ValueError("rank two had enough")
 time.sleep(1000)
+"""
+ONCE = """
+import os, sys
+attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+print("attempt", attempt, "of", os.environ["WORLD_SIZE"], "ranks", flush=True)
+sys.exit(attempt == "0" and os.environ["RANK"] == "0")
 """
 STUBBORN = """
 import os, signal, subprocess, time
@@ -147,3 +154,23 @@ def test_an_address_that_nobody_reaches_is_named_rows_91_94(trainer: Workspace, 
     (other / "ranks.py").write_text(RANKS)
     with pytest.raises(JobError, match=r"cannot reach first at nowhere\.invalid:\d+"):
         Workspace.find(other).plan_torch(LaunchRequest("ranks.py"))
+
+
+@pytest.mark.slow
+def test_restarts_use_torchruns_elastic_rendezvous_and_keep_every_attempt_row_103(trainer: Workspace) -> None:
+    (trainer.root / "once.py").write_text(ONCE)
+    answer = trainer.launch(LaunchRequest("once.py", processes=1, max_restarts=1))
+    shown: list[Chunk] = []
+    followed = trainer.follow_jobs(selection([job.id for job in answer.jobs]), shown.append)
+    assert followed.exit_code == 0, shown
+    said = sorted((chunk.stream, chunk.data) for chunk in shown if chunk.data.startswith(b"attempt"))
+    assert [data for stream, data in said if stream == "ranks/1/0/out"] == [b"attempt 1 of 2 ranks\n"] * 2
+
+
+def test_a_port_that_is_taken_is_refused_before_anything_starts_row_93(trainer: Workspace) -> None:
+    with socket.socket() as squatter:
+        squatter.bind(("0.0.0.0", 0))
+        squatter.listen()
+        port = squatter.getsockname()[1]
+        with pytest.raises(JobError, match=str(port)):
+            trainer.plan_torch(LaunchRequest("ranks.py", master_port=port))
