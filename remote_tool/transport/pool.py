@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from remote_tool.errors import RemoteToolError, SomeServersFailedError, UsageError
 from remote_tool.transport.asking import Asker
-from remote_tool.transport.known_hosts import Reader
+from remote_tool.transport.host_key_check import HostKeyRules
 from remote_tool.transport.shared import Shared
 from remote_tool.transport.ssh_host import SshHost, Surroundings, connect
 
@@ -41,15 +41,10 @@ class HostPool:
         trace: Callable[[str, str, float], None] | None = None,
         ask_password: Callable[[str], str | None] | None = None,
     ) -> None:
-        notice = report or _ignore_notice
         self._config = config
-        self._notice = notice
         self._surroundings = Surroundings(
-            known_hosts=config.local.known_hosts,
-            policy=config.host_keys,
-            reader=Reader(lambda text: notice("", text)),
+            rules=HostKeyRules(config.local.known_hosts, config.host_keys, report or _ignore_notice),
             asker=Asker(ask_password),
-            notice=notice,
             trace=trace or _ignore_trace,
         )
         self._hosts: Shared[str, SshHost] = Shared()

@@ -16,7 +16,7 @@ import pytest
 from remote_tool.config.model import Config, Server
 from remote_tool.errors import ConnectError, LoginError
 from remote_tool.paths import LocalPaths, RemotePaths
-from remote_tool.transport import ssh_host
+from remote_tool.transport import login_messages, ssh_host
 from remote_tool.transport.pool import HostPool
 from tests.conftest import make_configuration
 from tests.sshd import free_port, make_key
@@ -133,7 +133,7 @@ async def test_a_second_factor_is_asked_with_the_servers_own_words(tmp_path: Pat
 
 
 async def test_the_time_to_type_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ssh_host, "LOGIN_SECONDS", 0.4)
+    monkeypatch.setattr(login_messages, "LOGIN_SECONDS", 0.4)
 
     def slow(prompt: str) -> str:
         del prompt
@@ -187,7 +187,7 @@ async def test_a_password_is_in_no_text(tmp_path: Path) -> None:
         async with HostPool(config, trace=lambda *texts: told.append(str(texts))) as pool:
             host = await pool.host("first")
             await host.run("true")
-            shown = repr([config, host, vars(host), host._connection.endpoint, told])  # type: ignore[attr-defined]
+            shown = repr([config, host, vars(host), host._connection._endpoint, told])  # type: ignore[attr-defined]
     assert SECRET not in shown
 
 
@@ -380,7 +380,7 @@ async def test_a_closed_port_is_named(hostname: str, tmp_path: Path) -> None:
 
 async def test_no_answer_is_a_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Row 43: a full backlog answers nothing, as a firewall that drops."""
-    monkeypatch.setattr(ssh_host, "CONNECT_SECONDS", 0.3)
+    monkeypatch.setattr(login_messages, "CONNECT_SECONDS", 0.3)
     with full_backlog() as port:
         error = await refusal(plain(port), tmp_path)
     assert str(error) == f"first: 127.0.0.1:{port} does not answer within 0.3 s"
@@ -431,7 +431,7 @@ async def fake_server(serve: Callable[[asyncio.StreamReader, asyncio.StreamWrite
 
 async def test_a_server_that_never_speaks_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Row 44."""
-    monkeypatch.setattr(ssh_host, "LOGIN_SECONDS", 0.3)
+    monkeypatch.setattr(login_messages, "LOGIN_SECONDS", 0.3)
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         del writer
@@ -495,7 +495,7 @@ async def test_sixty_logins_at_one_server_all_succeed(make_server: MakeServer, t
 
 async def test_no_more_than_eight_log_in_at_one_server_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Row 45: a stock sshd begins to drop at ten."""
-    monkeypatch.setattr(ssh_host, "LOGIN_SECONDS", 0.2)
+    monkeypatch.setattr(login_messages, "LOGIN_SECONDS", 0.2)
     present = most = 0
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

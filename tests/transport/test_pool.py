@@ -23,6 +23,7 @@ from remote_tool.errors import (
     UsageError,
 )
 from remote_tool.transport import ssh_host
+from remote_tool.transport.login_messages import Stage
 from remote_tool.transport.pool import HostPool, Results, on_every
 from tests.conftest import make_configuration
 
@@ -227,13 +228,13 @@ def public_exceptions() -> list[type[Exception]]:
 @pytest.mark.parametrize("kind", public_exceptions(), ids=lambda kind: kind.__name__)
 def test_every_public_exception_of_the_library_becomes_one_of_ours(kind: type[Exception], config: Config) -> None:
     """Whatever the stage, with the server's name in it."""
-    for stage in ssh_host.Stage:
+    for stage in Stage:
         connection = connection_at(stage, config)
         error = kind.__new__(kind, "why it is so")
         error.args = ("why it is so",)
-        if kind is asyncssh.ChannelOpenError and stage is ssh_host.Stage.READY:
+        if kind is asyncssh.ChannelOpenError and stage is Stage.READY:
             continue  # a refused session is no failure: it waits for its turn
-        with pytest.raises(RemoteToolError) as caught, ssh_host._explained(connection):
+        with pytest.raises(RemoteToolError) as caught, ssh_host.explained(connection):
             raise error
         assert "first" in str(caught.value)
         assert caught.value.server == "first"
@@ -244,28 +245,38 @@ def test_every_public_exception_of_the_library_becomes_one_of_ours(kind: type[Ex
     "error", [OSError(113, "No route to host"), TimeoutError(), ConnectionResetError(), BrokenPipeError()], ids=repr
 )
 def test_every_error_of_the_system_becomes_one_of_ours(error: Exception, config: Config) -> None:
-    for stage in ssh_host.Stage:
-        with pytest.raises(ConnectError, match="first") as caught, ssh_host._explained(connection_at(stage, config)):
+    for stage in Stage:
+        with pytest.raises(ConnectError, match="first") as caught, ssh_host.explained(connection_at(stage, config)):
             raise error
         assert caught.value.hint
 
 
 def test_a_bug_of_ours_crosses_as_it_is(config: Config) -> None:
-    with pytest.raises(KeyError), ssh_host._explained(connection_at(ssh_host.Stage.READY, config)):
+    with pytest.raises(KeyError), ssh_host.explained(connection_at(Stage.READY, config)):
         raise KeyError
 
 
-def connection_at(stage: ssh_host.Stage, config: Config) -> ssh_host.Connection:
+def connection_at(stage: Stage, config: Config) -> ssh_host.Connection:
     pool = HostPool(config)
-    *_, endpoint = ssh_host._resolve_way(config.servers["first"])
+    *_, endpoint = ssh_host.resolve_way(config.servers["first"])
     connection = ssh_host.Connection(endpoint, pool._surroundings)
-    connection.stage = stage
+    connection.progress.stage = stage
     return connection
 
 
 def test_nothing_else_imports_the_ssh_library() -> None:
     """Reading --help must not wait for it."""
     seam: Callable[[str], str] = "import sys, remote_tool.transport.{}; print('asyncssh' in sys.modules)".format
-    for module in ("host", "known_hosts", "script", "ssh_channel", "session_limit", "asking", "shared"):
+    for module in (
+        "host",
+        "known_hosts",
+        "script",
+        "ssh_channel",
+        "session_limit",
+        "asking",
+        "shared",
+        "endpoint",
+        "passwords",
+    ):
         answer = subprocess.run([sys.executable, "-c", seam(module)], capture_output=True, check=True).stdout
         assert answer == b"False\n", module

@@ -21,6 +21,7 @@ from packaging.requirements import Requirement
 from remote_tool.errors import ConnectError, ConnectionLostError, RemoteCommandError
 from remote_tool.transport import ssh_host
 from remote_tool.transport.host import MEBIBYTE, Exit, Stream
+from remote_tool.transport.login_messages import Stage
 from remote_tool.transport.pool import HostPool
 from tests.conftest import make_configuration
 from tests.transport.password_server import PasswordServer, password_server
@@ -162,6 +163,14 @@ async def test_megabytes_go_both_ways_at_once(host: Host) -> None:
         await sending
         assert await channel.wait() == Exit(0)
     assert digest.digest() == hashlib.sha256(data).digest()
+
+
+async def test_keys_are_exchanged_again_in_the_middle(make_server: MakeServer, log_in: LogIn) -> None:
+    """The host key is shown again then; it must be the same, and the connection stays what it was."""
+    async with log_in(make_server(RekeyLimit="1M")) as host:
+        assert len((await host.run("head -c 8000000 /dev/zero")).stdout) == 8_000_000
+        assert host._connection.progress.stage is Stage.READY  # type: ignore[attr-defined]
+        assert (await host.run("echo alive")).stdout == b"alive\n"
 
 
 async def test_a_slow_reader_slows_the_command_down(host: Host) -> None:
