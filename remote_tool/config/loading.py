@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
-import re
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import yaml
-from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
-
+from remote_tool.config import forms
+from remote_tool.config.document import LARGEST_FILE, Place, Problems, read_document
 from remote_tool.config.model import (
     CONDA_FORGE,
     Config,
@@ -23,371 +20,9 @@ from remote_tool.errors import ConfigError
 from remote_tool.paths import LocalPaths, RemotePaths
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from remote_tool.config.forms import Form
 
-LARGEST_FILE = 1024 * 1024
-LARGEST_PORT = 65535
-OLDEST_PYTHON = (3, 8)
-# Aliases could make a small file mean a huge one.
-MOST_NODES = 20_000
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
-FOLDER = re.compile(r"[A-Za-z0-9._-]{1,64}")
-# What ssh accepts, less what could be taken for an option or a pattern.
-HOSTNAME = re.compile(r"[A-Za-z0-9_\[][A-Za-z0-9._:\[\]-]{0,254}")
-USERNAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,63}")
-VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-PYTHON = re.compile(r"(\d+)\.(\d+)(\.\d+)?")
-SHA256 = re.compile(r"[0-9a-fA-F]{64}")
-CHANNEL = re.compile(r"[A-Za-z0-9_./:~-][A-Za-z0-9_./:~%+-]{0,500}")
-
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
-def load(root: Path) -> Config:
-    """Read the configuration of the workspace in a folder.
-
-    Raises:
-        ConfigError: It is missing, cannot be read or is wrong; every problem is named.
-    """
-    file = LocalPaths(root).config_file
-    try:
-        with file.open("rb") as stream:
-            text = stream.read(LARGEST_FILE + 1)
-    except OSError as error:
-        raise ConfigError(f"{file}: {error.strerror}", hint="remote-tool init") from error
-    return parse(text, file, root)
-
-
-def parse(text: bytes, file: Path, root: Path) -> Config:
-    """Read a configuration from its text; file is what problems name, root is the project folder.
-
-    Raises:
-        ConfigError: It is wrong; every problem is named.
-    """
-    shown = _shown(file, root)
-    if len(text) > LARGEST_FILE:
-        raise ConfigError(f"{shown}: larger than {LARGEST_FILE // 1024} KiB")
-    reader = _Reader(shown, root)
-    config = reader.read(_compose(text, shown))
-    if reader.problems or config is None:
-        raise ConfigError(reader.problems, hint=f"Mend {shown}; docs/configuration.md has every key")
-    return config
-
-
-def _shown(file: Path, root: Path) -> str:
-    return str(file.relative_to(root)) if file.is_relative_to(root) else str(file)
-
-
-def _compose(text: bytes, shown: str) -> Node | None:
-    try:
-        return yaml.compose(text.decode("utf-8-sig"), Loader=_LOADER)
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{shown}: not UTF-8 (byte {error.start})") from None
-    except RecursionError:
-        raise ConfigError(f"{shown}: nested too deep") from None
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise ConfigError(f"{shown}:{line}: {error.problem or error.context}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{shown}: {' '.join(str(error).split())}") from None
-
-
-@dataclass
-class _Place:
-    """A node and the way to it, for messages."""
-
-    node: Node
-    key: str
-
-    def at(self, name: str, node: Node) -> _Place:
-        return _Place(node, f"{self.key}.{name}" if self.key else name)
-
-
-@dataclass
-class _Reader:
-    """Turns nodes into values; collects what is wrong."""
-
-    shown: str
-    root: Path
-    problems: list[str] = field(default_factory=list)
-
-    def read(self, node: Node | None) -> Config | None:
-        if node is None or not isinstance(node, MappingNode):
-            line = node.start_mark.line + 1 if node else 1
-            self.problems.append(f"{self.shown}:{line}: must be a mapping with name: and servers:")
-            return None
-        if not self._is_small(node):
-            return None
-        values = self._mapping(_Place(node, ""), _TOP_KEYS)
-        servers = self._servers(values.get("servers"))
-        name = self._text(values.get("name"), NAME, "a folder name of letters, digits, . _ -") or self._default_name(
-            values
-        )
-        return Config(
-            name=name,
-            servers=servers,
-            local=self._local(values),
-            remote=self._remote(name, values),
-            python=self._python(values.get("python")),
-            environment=self._environment(values.get("environment")),
-            host_keys=HostKeyPolicy(
-                self._choice(values.get("host_keys"), tuple(HostKeyPolicy)) or HostKeyPolicy.ACCEPT_NEW
-            ),
-        )
-
-    def _default_name(self, values: dict[str, _Place]) -> str:
-        name = self.root.name
-        if "name" not in values and not NAME.fullmatch(name):
-            self.problems.append(
-                f"{self.shown}:1: name: the project folder {name!r} cannot be its default; write name:"
-            )
-        return name
-
-    def _is_small(self, node: Node) -> bool:
-        count = 0
-        waiting = [node]
-        while waiting and count <= MOST_NODES:
-            count += 1
-            current = waiting.pop()
-            if isinstance(current, MappingNode):
-                waiting += [each for pair in current.value for each in pair]
-            elif isinstance(current, SequenceNode):
-                waiting += current.value
-        if count > MOST_NODES:
-            self.problems.append(f"{self.shown}:1: more than {MOST_NODES} values")
-        return count <= MOST_NODES
-
-    def _wrong(self, place: _Place, wanted: str, *, secret: bool = False) -> None:
-        found = "" if secret else f", found {_described(place.node)}"
-        self.problems.append(f"{self._line(place)}: must be {wanted}{found}")
-
-    def _line(self, place: _Place) -> str:
-        return f"{self.shown}:{place.node.start_mark.line + 1}: {place.key}"
-
-    def _mapping(self, place: _Place, allowed: tuple[str, ...]) -> dict[str, _Place]:
-        """Return the values of a mapping; unknown keys are refused with the likely one."""
-        values = {}
-        for name, found in self._pairs(place):
-            if name not in allowed:
-                likely = difflib.get_close_matches(name, allowed, n=1, cutoff=0.6)
-                meant = f"; did you mean {likely[0]}?" if likely else f"; known are {', '.join(allowed)}"
-                self.problems.append(f"{self._line(found)}: unknown key{meant}")
-            else:
-                values[name] = found
-        return values
-
-    def _pairs(self, place: _Place) -> Iterator[tuple[str, _Place]]:
-        """Yield the pairs of a mapping; a key given twice is refused."""
-        if not isinstance(place.node, MappingNode):
-            if not _is_null(place.node):
-                self._wrong(place, "a mapping")
-            return
-        seen: dict[str, int] = {}
-        for key, value in place.node.value:
-            if not isinstance(key, ScalarNode):
-                self._wrong(place.at("?", key), "a plain key")
-                continue
-            found = place.at(key.value, value)
-            line = key.start_mark.line + 1
-            if key.value in seen:
-                self.problems.append(f"{self.shown}:{line}: {found.key}: given twice, first on line {seen[key.value]}")
-                continue
-            seen[key.value] = line
-            # The key's own line is where a reader looks for it.
-            yield key.value, _Place(value, found.key)
-
-    def _servers(self, place: _Place | None) -> dict[str, Server]:
-        if place is None:
-            return {}
-        servers = {}
-        for name, found in self._pairs(place):
-            if not NAME.fullmatch(name):
-                self.problems.append(f"{self._line(found)}: a server's name has letters, digits, . _ - only")
-                continue
-            server = self._server(name, found)
-            if server is not None:
-                servers[name] = server
-        self._refuse_same_machine(place, servers)
-        return servers
-
-    def _refuse_same_machine(self, place: _Place, servers: dict[str, Server]) -> None:
-        machines: dict[tuple[str, int | None, str | None], str] = {}
-        for server in servers.values():
-            other = machines.setdefault((server.hostname, server.port, server.username), server.name)
-            if other != server.name:
-                self.problems.append(f"{self._line(place)}: {other} and {server.name} are the same machine")
-
-    def _server(self, name: str, place: _Place) -> Server | None:
-        values = self._mapping(place, _SERVER_KEYS)
-        hostname = self._text(values.get("hostname"), HOSTNAME, "a host name, an address or an alias of ~/.ssh/config")
-        if hostname is None:
-            if "hostname" not in values:
-                self.problems.append(f"{self._line(place)}: hostname is missing")
-            return None
-        return Server(
-            name=name,
-            hostname=hostname.strip("[]"),
-            username=self._text(values.get("username"), USERNAME, "a user name"),
-            port=self._port(values.get("port")),
-            private_key=self._path(values.get("private_key")),
-            password=self._secret(values.get("password")),
-            password_env=self._text(values.get("password_env"), VARIABLE, "the name of an environment variable"),
-            address=self._text(values.get("address"), HOSTNAME, "an address"),
-        )
-
-    def _local(self, values: dict[str, _Place]) -> LocalPaths:
-        default = LocalPaths(self.root)
-        return LocalPaths(
-            self.root,
-            jobs_folder=self._inside(values.get("jobs_folder")) or default.jobs_folder,
-            logs_folder=self._inside(values.get("logs_folder")) or default.logs_folder,
-            exclude=self._inside(values.get("exclude_file")) or default.exclude,
-        )
-
-    def _remote(self, name: str, values: dict[str, _Place]) -> RemotePaths:
-        self._inside(values.get("scripts_folder"))
-        default = RemotePaths(name)
-        return RemotePaths(
-            name,
-            scripts_name=self._folder(values.get("remote_scripts_folder_name")) or default.scripts_name,
-            jobs_name=self._folder(values.get("remote_jobs_folder_name")) or default.jobs_name,
-        )
-
-    def _environment(self, place: _Place | None) -> Environment:
-        if place is None:
-            return Environment()
-        if isinstance(place.node, ScalarNode):
-            kinds = tuple(kind for kind in EnvironmentKind if kind is not EnvironmentKind.EXISTING)
-            return Environment(EnvironmentKind(self._choice(place, kinds) or EnvironmentKind.MINICONDA))
-        values = self._mapping(place, tuple(EnvironmentKind))
-        if len(values) != 1:
-            self._wrong(place, "one kind of environment, such as {existing: /path/to/prefix}")
-            return Environment()
-        ((kind, found),) = values.items()
-        if kind == EnvironmentKind.EXISTING:
-            prefix = self._check(found, _is_prefix, "a path on the server, absolute or beginning with ~/")
-            return Environment(EnvironmentKind.EXISTING, prefix=prefix)
-        return self._conda(EnvironmentKind(kind), found)
-
-    def _conda(self, kind: EnvironmentKind, place: _Place) -> Environment:
-        values = self._mapping(place, ("channels", "installer") if kind.is_conda else ())
-        channels = self._channels(values.get("channels"))
-        return Environment(kind, channels=channels, installer=self._installer(values.get("installer")))
-
-    def _channels(self, place: _Place | None) -> tuple[str, ...]:
-        if place is None:
-            return CONDA_FORGE
-        if not isinstance(place.node, SequenceNode) or not place.node.value:
-            self._wrong(place, "a list of channels")
-            return CONDA_FORGE
-        found = [
-            self._text(place.at(str(index), each), CHANNEL, "a channel") for index, each in enumerate(place.node.value)
-        ]
-        return tuple(each for each in found if each)
-
-    def _installer(self, place: _Place | None) -> Installer | None:
-        if place is None:
-            return None
-        values = self._mapping(place, ("url", "file", "sha256"))
-        sha256 = self._text(values.get("sha256"), SHA256, "64 hexadecimal digits")
-        if ("url" in values) == ("file" in values) or sha256 is None:
-            self.problems.append(f"{self._line(place)}: needs url or file, and sha256")
-            return None
-        url = self._check(
-            values.get("url"), lambda text: text.startswith(("https://", "http://")), "an http(s) address"
-        )
-        return Installer(sha256.lower(), url=url, file=self._path(values.get("file")))
-
-    def _python(self, place: _Place | None) -> str | None:
-        text = self._check(place, lambda text: bool(PYTHON.fullmatch(text)), 'a version like "3.11"')
-        if place is None or text is None:
-            return None
-        major, minor = (int(number) for number in text.split(".")[:2])
-        if (major, minor) < OLDEST_PYTHON or major > OLDEST_PYTHON[0]:
-            self._wrong(place, "Python 3.8 or newer")
-        return text
-
-    def _port(self, place: _Place | None) -> int | None:
-        text = self._check(place, lambda text: text.isascii() and text.isdigit(), "a whole number", any_type=True)
-        if place is None or text is None:
-            return None
-        if not 1 <= int(text) <= LARGEST_PORT:
-            self._wrong(place, f"from 1 to {LARGEST_PORT}")
-        return int(text)
-
-    def _path(self, place: _Place | None) -> Path | None:
-        text = self._check(place, lambda text: bool(text) and text.isprintable(), "a path")
-        if text is None:
-            return None
-        from pathlib import Path  # noqa: PLC0415 - annotations alone need it elsewhere
-
-        return self.root / Path(text).expanduser()
-
-    def _inside(self, place: _Place | None) -> str | None:
-        """A path that stays in the project."""
-        return self._check(place, _is_inside, "a path inside the project")
-
-    def _folder(self, place: _Place | None) -> str | None:
-        return self._check(
-            place, lambda text: bool(FOLDER.fullmatch(text)) and text not in {".", ".."}, "the name of a folder"
-        )
-
-    def _secret(self, place: _Place | None) -> str | None:
-        if place is None:
-            return None
-        if not isinstance(place.node, ScalarNode) or not place.node.value:
-            self._wrong(place, "a text", secret=True)
-            return None
-        return str(place.node.value)
-
-    def _text(self, place: _Place | None, form: re.Pattern[str], wanted: str) -> str | None:
-        return self._check(place, lambda text: bool(form.fullmatch(text)), wanted)
-
-    def _choice(self, place: _Place | None, allowed: tuple[str, ...]) -> str | None:
-        return self._check(place, lambda text: text in allowed, f"one of {', '.join(allowed)}")
-
-    def _check(
-        self, place: _Place | None, accepts: Callable[[str], bool], wanted: str, *, any_type: bool = False
-    ) -> str | None:
-        """Return the text as it stands in the file, so that 3.10 stays 3.10 and a server may be called no."""
-        if place is None:
-            return None
-        node = place.node
-        known = (
-            isinstance(node, ScalarNode)
-            and (any_type or not _is_null(node))
-            and not node.tag.startswith("tag:yaml.org,2002:python")
-        )
-        if not known or not accepts(node.value):
-            self._wrong(place, wanted)
-            return None
-        return str(node.value)
-
-
-def _is_null(node: Node) -> bool:
-    return bool(node.tag == "tag:yaml.org,2002:null")
-
-
-def _described(node: Node) -> str:
-    if _is_null(node):
-        return "nothing"
-    if isinstance(node, ScalarNode):
-        return repr(node.value[:80])
-    return "a list" if isinstance(node, SequenceNode) else "a mapping"
-
-
-def _is_inside(text: str) -> bool:
-    parts = text.removeprefix("./").split("/")
-    return bool(text) and not text.startswith(("/", "~")) and ".." not in parts and text.isprintable()
-
-
-def _is_prefix(text: str) -> bool:
-    return text.startswith(("/", "~/")) and text.isprintable() and ".." not in text.split("/")
-
-
-_SERVER_KEYS = ("hostname", "username", "port", "private_key", "password", "password_env", "address")
-_TOP_KEYS = (
+TOP_KEYS = (
     "name",
     "python",
     "environment",
@@ -400,3 +35,199 @@ _TOP_KEYS = (
     "remote_scripts_folder_name",
     "remote_jobs_folder_name",
 )
+SERVER_KEYS = ("hostname", "username", "port", "private_key", "password", "password_env", "address")
+CONDA_KEYS = ("channels", "installer")
+INSTALLER_KEYS = ("url", "file", "sha256")
+USUAL_PORT = 22
+
+
+def load(root: Path) -> Config:
+    """Read the configuration of the workspace in a folder.
+
+    Raises:
+        ConfigError: It is missing, cannot be read or is wrong; every problem is named.
+    """
+    file = LocalPaths(root).config_file
+    try:
+        with file.open("rb") as stream:
+            text = stream.read(LARGEST_FILE + 1)
+    except FileNotFoundError:
+        raise ConfigError(f"{file}: does not exist", hint="remote-tool init") from None
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}", hint=f"ls -ld {file}") from error
+    return parse(text, file, root)
+
+
+def parse(text: bytes, file: Path, root: Path) -> Config:
+    """Read a configuration from its text; file is what problems name, root is the project folder.
+
+    Raises:
+        ConfigError: It is wrong; every problem is named.
+    """
+    problems = Problems(str(file.relative_to(root)) if file.is_relative_to(root) else str(file))
+    config = None
+    if len(text) > LARGEST_FILE:
+        problems.add(f"larger than {LARGEST_FILE // 1024} KiB")
+    elif (top := read_document(text, problems)) is not None:
+        config = _config(top, root.absolute())
+    if problems or config is None:
+        hint = f"Edit {problems.shown}; docs/configuration.md explains every key"
+        raise ConfigError(problems.sentences(), hint=hint)
+    return config
+
+
+def _config(top: Place, root: Path) -> Config:
+    values = top.entries(TOP_KEYS, inner=SERVER_KEYS, owner="a server (servers: NAME: ...)")
+    name = _name(top, values, root)
+    return Config(
+        name=name,
+        servers=_servers(values["servers"], root) if "servers" in values else {},
+        local=_local(values, root),
+        remote=_remote(values, name),
+        python=_text(values, "python", forms.PYTHON),
+        environment=_environment(values["environment"], root) if "environment" in values else Environment(),
+        host_keys=HostKeyPolicy(
+            _text(values, "host_keys", forms.one_of(tuple(HostKeyPolicy))) or HostKeyPolicy.ACCEPT_NEW
+        ),
+    )
+
+
+def _text(values: dict[str, Place], key: str, form: Form) -> str | None:
+    return values[key].text(form) if key in values else None
+
+
+def _name(top: Place, values: dict[str, Place], root: Path) -> str:
+    if "name" not in values and not forms.PROJECT_NAME.accepts(root.name):
+        top.problems.add(
+            f"is missing, and the project folder {root.name!r} cannot stand for it;"
+            f" it must be {forms.PROJECT_NAME.wanted}",
+            line=1,
+            key="name",
+        )
+    return _text(values, "name", forms.PROJECT_NAME) or root.name
+
+
+def _servers(place: Place, root: Path) -> dict[str, Server]:
+    servers: dict[str, Server] = {}
+    machines: dict[tuple[str, int, str | None], str] = {}
+    for name, found in place.pairs():
+        if not forms.SERVER_NAME.accepts(name):
+            found.refuse(f"the name of a server must be {forms.SERVER_NAME.wanted}")
+        server = _server(name, found, root)
+        if server is None:
+            continue
+        servers[name] = server
+        machine = (server.hostname.lower(), server.port or USUAL_PORT, server.username)
+        if machines.setdefault(machine, name) != name:
+            found.refuse(f"is the same machine as {machines[machine]} (same hostname, port and username)")
+    return servers
+
+
+def _server(name: str, place: Place, root: Path) -> Server | None:
+    if not place.is_mapping and not place.is_blank:
+        place.must_be("a mapping, such as {hostname: 10.0.0.5}")
+        return None
+    values = place.entries(SERVER_KEYS)
+    if "hostname" not in values:
+        place.refuse(f"hostname is missing; it must be {forms.HOSTNAME.wanted}")
+    if "password" in values and "password_env" in values:
+        values["password_env"].refuse("stands beside password; keep one of them")
+    hostname = _text(values, "hostname", forms.HOSTNAME)
+    server = Server(
+        name=name,
+        hostname=forms.plain_host(hostname or ""),
+        username=_text(values, "username", forms.USERNAME),
+        port=_port(values),
+        private_key=_local_path(values, "private_key", root),
+        password=_text(values, "password", forms.SECRET),
+        password_env=_text(values, "password_env", forms.VARIABLE),
+        address=_address(values),
+    )
+    return server if hostname else None
+
+
+def _port(values: dict[str, Place]) -> int | None:
+    text = _text(values, "port", forms.PORT)
+    return int(text) if text else None
+
+
+def _address(values: dict[str, Place]) -> str | None:
+    text = _text(values, "address", forms.ADDRESS)
+    return forms.plain_host(text) if text else None
+
+
+def _local_path(values: dict[str, Place], key: str, root: Path) -> Path | None:
+    text = _text(values, key, forms.LOCAL_PATH)
+    if text is None:
+        return None
+    return Path.home() / text[2:] if text.startswith("~/") else root / text
+
+
+def _local(values: dict[str, Place], root: Path) -> LocalPaths:
+    default = LocalPaths(root)
+    # labml_remote's folder of local scripts: we keep none.
+    _inside(values, "scripts_folder")
+    return LocalPaths(
+        root,
+        jobs_folder=_inside(values, "jobs_folder") or default.jobs_folder,
+        logs_folder=_inside(values, "logs_folder") or default.logs_folder,
+        exclude=_inside(values, "exclude_file") or default.exclude,
+    )
+
+
+def _inside(values: dict[str, Place], key: str) -> str:
+    return forms.within(_text(values, key, forms.INSIDE) or "")
+
+
+def _remote(values: dict[str, Place], name: str) -> RemotePaths:
+    default = RemotePaths(name)
+    scripts = _text(values, "remote_scripts_folder_name", forms.FOLDER_NAME) or default.scripts_name
+    jobs = _text(values, "remote_jobs_folder_name", forms.FOLDER_NAME) or default.jobs_name
+    if scripts == jobs:
+        key = "remote_jobs_folder_name" if "remote_jobs_folder_name" in values else "remote_scripts_folder_name"
+        values[key].refuse(f"{jobs} is the name of our other folder on the server; they must differ")
+    return RemotePaths(name, scripts_name=scripts, jobs_name=jobs)
+
+
+def _environment(place: Place, root: Path) -> Environment:
+    if not place.is_mapping:
+        kinds = tuple(kind for kind in EnvironmentKind if kind is not EnvironmentKind.EXISTING)
+        choice = forms.one_of(kinds)
+        form = forms.Form(f"{choice.wanted}, or {{existing: /path/to/prefix}}", choice.accepts)
+        return Environment(EnvironmentKind(place.text(form) or EnvironmentKind.MINICONDA))
+    given = list(place.pairs())
+    if len(given) != 1:
+        place.refuse(f"must have one of {', '.join(EnvironmentKind)}, such as {{existing: /path/to/prefix}}")
+        return Environment()
+    ((kind, found),) = given
+    if kind not in tuple(EnvironmentKind):
+        place.entries(EnvironmentKind)
+        return Environment()
+    if kind == EnvironmentKind.EXISTING:
+        return Environment(EnvironmentKind.EXISTING, prefix=found.text(forms.PREFIX))
+    return _made_environment(EnvironmentKind(kind), found, root)
+
+
+def _made_environment(kind: EnvironmentKind, place: Place, root: Path) -> Environment:
+    values = place.entries(CONDA_KEYS if kind.is_conda else ())
+    channels = (
+        [each.text(forms.CHANNEL) for each in values["channels"].items("a list of channels")]
+        if ("channels" in values)
+        else CONDA_FORGE
+    )
+    return Environment(
+        kind,
+        channels=tuple(each for each in channels if each),
+        installer=_installer(values["installer"], root) if "installer" in values else None,
+    )
+
+
+def _installer(place: Place, root: Path) -> Installer | None:
+    values = place.entries(INSTALLER_KEYS)
+    if ("url" in values) == ("file" in values) or "sha256" not in values:
+        place.refuse("needs url or file, and sha256")
+    return Installer(
+        (_text(values, "sha256", forms.SHA256) or "").lower(),
+        url=_text(values, "url", forms.URL),
+        file=_local_path(values, "file", root),
+    )

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from remote_tool.config.loading import HOSTNAME, LARGEST_PORT, NAME, USERNAME, parse
+from remote_tool.config import forms
+from remote_tool.config.loading import parse
 from remote_tool.errors import UsageError
 from remote_tool.paths import LocalPaths
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
-_SERVER = re.compile(r"(?:(?P<name>[^=\s]+)=)?(?:(?P<user>[^@\s]+)@)?(?P<host>\[[^\]\s]+\]|[^:\s]+)(?::(?P<port>\d+))?")
+    from remote_tool.config.forms import Form
+
+OPTION_HINT = "--server NAME=USER@HOST:PORT, such as gpu1=ubuntu@10.0.0.5 or gpu1=ubuntu@[fd00::5]:2222"
 _PLAIN = re.compile(r"(?:[A-Za-z_]|\.?/)[A-Za-z0-9_./-]*|\d{1,3}(?:\.\d{1,3}){3}")
 # YAML takes these words for something else than text.
 _OTHER_TYPES = {"yes", "no", "on", "off", "true", "false", "null", "y", "n"}
 
 EXCLUDES = """\
-# rsync patterns of what is not sent. Never sent, whatever stands here:
-# .remote, .git, .jobs, .env and private keys.
+# What is not sent to the servers: one rsync pattern in each line, such as /data or *.ckpt
+# Never sent, whatever stands here: .remote, .git, .jobs, .env and private keys.
 __pycache__
 *.pyc
 .venv
@@ -33,10 +38,13 @@ venv
 .DS_Store
 """
 IGNORED = """\
+# What belongs to one checkout only.
 /jobs
 /logs
 /known_hosts
-/private_key
+# Keys never go into a repository.
+/private_key*
+*.pem
 """
 
 
@@ -65,36 +73,40 @@ def parse_server_option(text: str) -> ServerAnswer:
     Raises:
         UsageError: It is not of this form.
     """
-    found = _SERVER.fullmatch(text.strip())
-    hint = "--server NAME=USER@HOST:PORT, such as gpu1=ubuntu@10.0.0.5"
+    name, is_named, rest = text.strip().rpartition("=")
+    user, has_user, place = rest.rpartition("@")
+    found = re.fullmatch(r"(\[[^\]]*\]|[^:]*)(?::(.*))?", place, re.DOTALL)
     if found is None:
-        raise UsageError(f"{text!r} is not a server", hint=hint)
-    host = found["host"].strip("[]")
-    name = found["name"] or re.sub(r"[^A-Za-z0-9._-]", "-", host)
-    port = int(found["port"]) if found["port"] else None
-    for value, form, what in ((name, NAME, "name"), (host, HOSTNAME, "host"), (found["user"] or "x", USERNAME, "user")):
-        if not form.fullmatch(value):
-            raise UsageError(f"{text!r}: {value!r} cannot be the {what} of a server", hint=hint)
-    if port is not None and not 1 <= port <= LARGEST_PORT:
-        raise UsageError(f"{text!r}: a port is a number from 1 to {LARGEST_PORT}", hint=hint)
-    return ServerAnswer(name, host, found["user"], port)
+        raise UsageError(f"{text!r} is not a server; an IPv6 address stands in brackets", hint=OPTION_HINT)
+    host, port = found[1], found[2]
+    values = [("host", host, forms.HOSTNAME)]
+    values += [("user", user, forms.USERNAME)] if has_user else []
+    values += [("port", port, forms.PORT)] if port is not None else []
+    values += [("name", name, forms.SERVER_NAME)] if is_named else []
+    for what, value, form in values:
+        if not form.accepts(value):
+            raise UsageError(f"{text!r}: the {what} must be {form.wanted}, found {value!r}", hint=OPTION_HINT)
+    hostname = forms.plain_host(host)
+    return ServerAnswer(name or _name_for(hostname), hostname, user or None, int(port) if port else None)
+
+
+def _name_for(hostname: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "-", hostname).strip(".-")[:64] or "server"
 
 
 def write_workspace(root: Path, answers: InitAnswers) -> list[Path]:
-    """Write ``configs.yaml`` and ``exclude.txt``.
+    """Write ``configs.yaml`` and ``exclude.txt``, and a ``.gitignore`` beside them when there is none.
 
     Raises:
-        UsageError: One of them is there already, or a server is named twice.
+        UsageError: One of the two is there already, an answer is not acceptable, or nothing can be written.
         ConfigError: The answers do not make a configuration.
     """
     text = check_answers(root, answers)
     refuse_existing(root)
     paths = LocalPaths(root)
-    files = {
-        paths.config_file: text,
-        paths.exclude_file: EXCLUDES.encode(),
-    }
-    _write_all(files | {paths.remote_folder / ".gitignore": IGNORED.encode()})
+    files = {paths.config_file: text, paths.exclude_file: EXCLUDES.encode()}
+    ignored = paths.remote_folder / ".gitignore"
+    _write_all(files if ignored.exists() else files | {ignored: IGNORED.encode()}, root)
     return list(files)
 
 
@@ -102,14 +114,15 @@ def check_answers(root: Path, answers: InitAnswers) -> bytes:
     """Return ``configs.yaml`` as it would be written.
 
     Raises:
-        UsageError: A server is named twice.
-        ConfigError: The answers do not make a configuration.
+        UsageError: An answer is not acceptable, or a server is named twice.
+        ConfigError: The answers do not make a configuration: two servers are the same machine.
     """
+    _check_forms(root, answers)
     names = [server.name for server in answers.servers]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise UsageError(f"Two servers are called {twice[0]}", hint="--server OTHER_NAME=HOST")
-    text = format_configuration(answers).encode()
+    text = format_configuration(root, answers).encode()
     parse(text, LocalPaths(root).config_file, root)
     return text
 
@@ -122,25 +135,28 @@ def refuse_existing(root: Path) -> None:
     """
     paths = LocalPaths(root)
     for path in (paths.config_file, paths.exclude_file):
-        if path.exists():
-            raise UsageError(f"{path.relative_to(root)} is there already; nothing was written", hint="Edit it instead")
+        if path.exists() or path.is_symlink():
+            shown = path.relative_to(root)
+            hint = f"Edit it, or put it aside: mv {shown} {shown}.old"
+            raise UsageError(f"{shown} is there already; nothing was written", hint=hint)
 
 
-def format_configuration(answers: InitAnswers) -> str:
+def format_configuration(root: Path, answers: InitAnswers) -> str:
     """Return ``configs.yaml``."""
-    lines = ["# Every key is explained in docs/configuration.md."]
-    if answers.name:
-        lines.append(f"name: {_quoted(answers.name)}   # the project's folder under each server's home")
-    lines.append('# python: "3.11"           # default: the version that runs remote-tool')
-    lines.append("# environment: miniconda   # or miniforge, uv, venv, {existing: /path/to/prefix}")
-    lines.append("servers:" if answers.servers else "servers: {}")
+    lines = [
+        "# Servers and settings of this project; docs/configuration.md explains every key.",
+        f"name: {_quoted(answers.name or root.name)}   # the project's folder in the home folder on each server",
+        '# python: "3.11"           # default: the version that runs remote-tool',
+        "# environment: miniconda   # or miniforge, uv, venv, {existing: /path/to/prefix}",
+        "servers:" if answers.servers else "servers: {}   # gpu1: {hostname: 10.0.0.5, username: ubuntu}",
+    ]
     for server in answers.servers:
         lines.append(f"  {_quoted(server.name)}:")
         values = {
             "hostname": server.hostname,
             "username": server.username,
             "port": server.port,
-            "private_key": answers.private_key,
+            "private_key": answers.private_key or None,
         }
         lines += [f"    {key}: {_quoted(value)}" for key, value in values.items() if value is not None]
     return "\n".join(lines) + "\n"
@@ -150,32 +166,57 @@ def _quoted(value: str | int) -> str:
     """JSON strings are YAML strings; what needs no quotes has none."""
     if isinstance(value, int):
         return str(value)
-    plain = _PLAIN.fullmatch(value) and value.lower() not in {
-        "yes",
-        "no",
-        "on",
-        "off",
-        "true",
-        "false",
-        "null",
-        "y",
-        "n",
-    }
-    return value if plain else json.dumps(value)
+    is_plain = _PLAIN.fullmatch(value) and value.lower() not in _OTHER_TYPES
+    # YAML reads JSON's pairs of surrogates as two characters, so that only what must be is escaped.
+    return value if is_plain else json.dumps(value, ensure_ascii=False)
 
 
-def _write_all(files: dict[Path, bytes]) -> None:
-    """Write beside first, so that a full disk leaves none of them."""
-    written = []
+def _check_forms(root: Path, answers: InitAnswers) -> None:
+    """Refuse in terms of what the user typed, not of the file made from it."""
+    _must_be(answers.name or root.name, forms.PROJECT_NAME, "The project's name", "remote-tool init --name my_project")
+    if answers.private_key:
+        _must_be(answers.private_key, forms.LOCAL_PATH, "The private key", "--private-key ~/.ssh/id_ed25519")
+    for server in answers.servers:
+        _must_be(server.name, forms.SERVER_NAME, "The name of a server", OPTION_HINT)
+        _must_be(server.hostname, forms.HOSTNAME, f"The host of {server.name}", OPTION_HINT)
+        if server.username is not None:
+            _must_be(server.username, forms.USERNAME, f"The user of {server.name}", OPTION_HINT)
+        if server.port is not None:
+            _must_be(str(server.port), forms.PORT, f"The port of {server.name}", OPTION_HINT)
+
+
+def _must_be(value: str, form: Form, what: str, hint: str) -> None:
+    if not form.accepts(value):
+        raise UsageError(f"{what} must be {form.wanted}, found {value!r}", hint=hint)
+
+
+def _write_all(files: Mapping[Path, bytes], root: Path) -> None:
+    """Write beside first, so that a full disk leaves none of them; then claim each name, which overwrites nothing."""
+    claimed: list[Path] = []
+    folder = next(iter(files)).parent
     try:
+        folder.mkdir(mode=0o700, exist_ok=True)
         for path, data in files.items():
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            beside = path.with_name(f".{path.name}.new")
-            written.append(beside)
-            beside.write_bytes(data)
+            _beside(path).write_bytes(data)
+        for path in files:
+            path.open("xb").close()
+            claimed.append(path)
+            _beside(path).replace(path)
     except OSError as error:
-        for beside in written:
-            beside.unlink(missing_ok=True)
-        raise UsageError(f"Cannot write to {next(iter(files)).parent}: {error.strerror}", hint="df -h .") from error
+        _remove([*claimed, *(_beside(path) for path in files)], folder)
+        if isinstance(error, FileExistsError) and folder.is_dir():
+            refuse_existing(root)
+        raise UsageError(f"Cannot write to {folder}: {error.strerror}", hint=f"ls -ld {folder}; df -h .") from error
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.new")
+
+
+def _remove(files: list[Path], folder: Path) -> None:
     for path in files:
-        path.with_name(f".{path.name}.new").replace(path)
+        with suppress(OSError):
+            path.unlink()
+    # It stays when there is something in it that is not ours.
+    with suppress(OSError):
+        folder.rmdir()

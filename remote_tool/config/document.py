@@ -1,0 +1,262 @@
+"""The text of configs.yaml as places: bounded in size, without tags, each value with its key and line."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, ScalarEvent
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from remote_tool.config.forms import Form
+
+LARGEST_FILE = 1024 * 1024
+# Aliases make a small file mean a huge one; thousands of servers stay below this.
+MOST_NODES = 20_000
+# libyaml's composer calls itself for each level, and ends the program where the stack ends.
+DEEPEST = 32
+MOST_PROBLEMS = 50
+
+_STANDARD = "tag:yaml.org,2002:"
+_TAGS = {
+    _STANDARD + kind for kind in ("map", "seq", "str", "int", "float", "bool", "null", "timestamp", "merge", "value")
+}
+_NOT_YAML = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
+_SECRET = re.compile(r"(pass\w*[^\w.]).+", re.IGNORECASE | re.DOTALL)
+_PLAIN_KEY = re.compile(r"[\w.@+-]{1,80}…?")
+
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@dataclass
+class Problems:
+    """What is wrong with a file; each problem once, told in the order of the lines."""
+
+    shown: str
+    _found: dict[tuple[int, str], None] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
+    def add(self, text: str, *, line: int = 0, key: str = "") -> None:
+        place = f"{self.shown}:{line}:" if line else f"{self.shown}:"
+        self._found[line, f"{place} {key}: {text}" if key else f"{place} {text}"] = None
+
+    @property
+    def are_many(self) -> bool:
+        return len(self._found) > MOST_PROBLEMS
+
+    def sentences(self) -> list[str]:
+        found = [sentence for _, sentence in sorted(self._found, key=lambda problem: problem[0])]
+        rest = len(found) - MOST_PROBLEMS
+        return [*found[:MOST_PROBLEMS], f"{self.shown}: and {rest} more problems"] if rest > 0 else found
+
+
+@dataclass(frozen=True)
+class Place:
+    """A value in the file.
+
+    Attributes:
+        node: What YAML made of it.
+        key: The dotted way to it; empty at the top.
+        line: Of its key, where a reader looks for it.
+        problems: Where what is wrong with it is noted.
+    """
+
+    node: Node
+    key: str
+    line: int
+    problems: Problems
+
+    @property
+    def is_blank(self) -> bool:
+        """``key:`` and ``key: ''`` mean that it is not given."""
+        return isinstance(self.node, ScalarNode) and (_is_null(self.node) or self.node.value == "")
+
+    @property
+    def is_mapping(self) -> bool:
+        return isinstance(self.node, MappingNode)
+
+    def refuse(self, text: str) -> None:
+        """Note what is wrong, in words of the caller."""
+        self.problems.add(text, line=self.line, key=self.key)
+
+    def must_be(self, wanted: str) -> None:
+        """Note that something else was wanted, and what was found."""
+        self.refuse(f"must be {wanted}, found {_described(self.node)}")
+
+    def text(self, form: Form) -> str | None:
+        """Return the text as it stands in the file: 3.10 stays 3.10, and a server may be called no."""
+        if isinstance(self.node, ScalarNode) and not _is_null(self.node) and form.accepts(self.node.value):
+            return str(self.node.value)
+        if form.is_secret:
+            self.refuse(f"must be {form.wanted}")
+        else:
+            self.must_be(form.wanted)
+        return None
+
+    def items(self, wanted: str) -> list[Place]:
+        """Return the values of a list that is not empty."""
+        if not isinstance(self.node, SequenceNode) or not self.node.value:
+            self.must_be(wanted)
+            return []
+        return [
+            Place(each, f"{self.key}[{index}]", _line_of(each), self.problems)
+            for index, each in enumerate(self.node.value)
+        ]
+
+    def entries(self, allowed: Iterable[str], *, inner: Iterable[str] = (), owner: str = "") -> dict[str, Place]:
+        """Return the values of a mapping by key, without those left blank; an unknown key is refused.
+
+        Those in inner are keys of something else, the owner.
+        """
+        known = tuple(allowed)
+        elsewhere = tuple(inner)
+        values = {}
+        for name, place in self.pairs():
+            if name in elsewhere:
+                place.refuse(f"is a key of {owner}, not of the top")
+            elif name not in known:
+                place.refuse(_unknown(name, () if self.problems.are_many else known))
+            elif not place.is_blank:
+                values[name] = place
+        return values
+
+    def pairs(self) -> Iterator[tuple[str, Place]]:
+        """Yield the pairs of a mapping, merged ones (``<<``) last; a key given twice is refused."""
+        if not isinstance(self.node, MappingNode):
+            if not self.is_blank:
+                self.must_be("a mapping (key: value)")
+            return
+        own: dict[str, Place] = {}
+        merged: dict[str, Place] = {}
+        for key, value in self.node.value:
+            if key.tag == _STANDARD + "merge":
+                merged = self._merged(value) | merged
+            elif not isinstance(key, ScalarNode):
+                self.problems.add("a key must be plain text", line=_line_of(key), key=self.key)
+            elif key.value in own:
+                self._inner(key, value).refuse(f"given twice, first on line {own[key.value].line}")
+            else:
+                own[key.value] = self._inner(key, value)
+        yield from (own | {name: place for name, place in merged.items() if name not in own}).items()
+
+    def _inner(self, key: ScalarNode, value: Node) -> Place:
+        name = _shown_key(key.value)
+        return Place(value, f"{self.key}.{name}" if self.key else name, _line_of(key), self.problems)
+
+    def _merged(self, value: Node) -> dict[str, Place]:
+        """Return what ``<<`` brings; of several mappings the first wins."""
+        merged: dict[str, Place] = {}
+        for each in value.value if isinstance(value, SequenceNode) else [value]:
+            merged = dict(Place(each, self.key, _line_of(each), self.problems).pairs()) | merged
+        return merged
+
+
+def read_document(text: bytes, problems: Problems) -> Place | None:
+    """Return the top of a file; None when it cannot be looked at further. An empty file is an empty mapping."""
+    try:
+        decoded = text.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        problems.add(f"not UTF-8 (byte {error.object[error.start]:#04x})", line=text.count(b"\n", 0, error.start) + 1)
+        return None
+    if bad := _NOT_YAML.search(decoded):
+        line = decoded.count("\n", 0, bad.start()) + 1
+        problems.add(f"the character U+{ord(bad[0]):04X} cannot stand in YAML", line=line)
+        return None
+    try:
+        node = yaml.compose(decoded, Loader=_LOADER) if _is_bounded(decoded, problems) else None
+    except yaml.YAMLError as error:
+        _add_syntax_error(error, decoded, problems)
+        return None
+    if problems:
+        return None
+    top = Place(node or MappingNode(_STANDARD + "map", []), "", _line_of(node) if node else 1, problems)
+    return top if _is_harmless(top) else None
+
+
+def _is_bounded(text: str, problems: Problems) -> bool:
+    """Look at the events first: they need no memory, and no stack for what is nested."""
+    depth = count = 0
+    for event in yaml.parse(text, Loader=_LOADER):
+        count += isinstance(event, (CollectionStartEvent, ScalarEvent, AliasEvent))
+        depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
+        if depth > DEEPEST or count > MOST_NODES:
+            limit = f"nested deeper than {DEEPEST}" if depth > DEEPEST else f"more than {MOST_NODES} values"
+            problems.add(limit, line=event.start_mark.line + 1)
+            return False
+    return True
+
+
+def _is_harmless(top: Place) -> bool:
+    """Follow aliases, within a bound; refuse tags, which stand for types of a program."""
+    count = 0
+    waiting = [top.node]
+    while waiting:
+        node = waiting.pop()
+        if node.tag not in _TAGS:
+            top.problems.add("a tag (!...) is refused; quote a text that begins with !", line=_line_of(node))
+        inner = _inner_nodes(node)
+        count += len(inner)
+        if count > MOST_NODES:
+            top.problems.add(f"with its aliases more than {MOST_NODES} values", line=_line_of(node))
+            return False
+        waiting += inner
+    return True
+
+
+def _inner_nodes(node: Node) -> list[Node]:
+    if isinstance(node, MappingNode):
+        return [each for pair in node.value for each in pair]
+    return node.value if isinstance(node, SequenceNode) else []
+
+
+def _add_syntax_error(error: yaml.YAMLError, text: str, problems: Problems) -> None:
+    said = "not understood"
+    mark: Any = None
+    if isinstance(error, yaml.MarkedYAMLError):
+        said, mark = error.problem or said, error.problem_mark or error.context_mark
+    line, column = (mark.line, mark.column) if mark else (0, 0)
+    if "".join(text.splitlines()[line : line + 1])[column:].startswith("\t"):
+        problems.add("a tab cannot stand here; indent with spaces", line=line + 1)
+    elif "alias" in said:
+        problems.add("an alias (*...) of nothing; quote a text that begins with *", line=line + 1)
+    else:
+        # What is quoted may be a piece of a password that should have been quoted.
+        problems.add("not YAML: " + re.sub(r"'[^']{2,}'", "it", said), line=line + 1)
+
+
+def _unknown(name: str, known: tuple[str, ...]) -> str:
+    likely = difflib.get_close_matches(name[:80], known, n=1, cutoff=0.6)
+    if likely:
+        return f"unknown key; did you mean {likely[0]}?"
+    if re.search("proxy|jump|forward|command", name, re.IGNORECASE):
+        return "unknown key; such things belong in ~/.ssh/config, which is obeyed"
+    return f"unknown key; known are {', '.join(known)}" if known else "unknown key"
+
+
+def _shown_key(name: str) -> str:
+    shown = _SECRET.sub(r"\1…", name[:80])
+    return shown if _PLAIN_KEY.fullmatch(shown) else repr(shown)
+
+
+def _described(node: Node) -> str:
+    if _is_null(node) or node.value == "":
+        return "nothing"
+    if isinstance(node, ScalarNode):
+        return repr(_SECRET.sub(r"\1…", node.value[:80]))
+    return "a list" if isinstance(node, SequenceNode) else "a mapping"
+
+
+def _is_null(node: Node) -> bool:
+    return bool(node.tag == _STANDARD + "null")
+
+
+def _line_of(node: Node) -> int:
+    return int(node.start_mark.line) + 1

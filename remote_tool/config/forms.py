@@ -1,0 +1,107 @@
+"""What a name, an address, a path may look like: for configs.yaml and for what ``init`` is told."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a text may be.
+
+    Attributes:
+        wanted: Completes "must be …".
+        accepts: Tells whether a text is of this form.
+        is_secret: What is found instead is not shown.
+    """
+
+    wanted: str
+    accepts: Callable[[str], bool]
+    is_secret: bool = False
+
+
+def _like(wanted: str, pattern: str) -> Form:
+    compiled = re.compile(pattern)
+    return Form(wanted, lambda text: compiled.fullmatch(text) is not None)
+
+
+LARGEST_PORT = 65535
+OLDEST_PYTHON = (3, 8)
+
+_IPV6 = re.compile(r"[0-9A-Fa-f:]*:[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*")
+_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
+_PYTHON = re.compile(r"[0-9]{1,2}\.[0-9]{1,3}(\.[0-9]{1,3})?")
+_NO_OPTION = r"[A-Za-z0-9_][A-Za-z0-9._-]"
+
+
+def plain_host(text: str) -> str:
+    """Return a host without the brackets of an IPv6 address."""
+    return text[1:-1] if text.startswith("[") and text.endswith("]") else text
+
+
+def _is_host(text: str) -> bool:
+    """What ssh accepts, less what could be taken for an option, a pattern or a command."""
+    inner = plain_host(text)
+    if ":" in inner:
+        return len(inner) <= len("ffff:" * 7 + "ffff") and _IPV6.fullmatch(inner) is not None
+    return inner == text and _HOST.fullmatch(text) is not None
+
+
+def _is_port(text: str) -> bool:
+    return re.fullmatch("[0-9]{1,5}", text) is not None and 1 <= int(text) <= LARGEST_PORT
+
+
+def _is_python(text: str) -> bool:
+    if not _PYTHON.fullmatch(text):
+        return False
+    major, minor = (int(number) for number in text.split(".")[:2])
+    return OLDEST_PYTHON <= (major, minor) < (OLDEST_PYTHON[0] + 1, 0)
+
+
+def _is_local_path(text: str) -> bool:
+    return text.isprintable() and (not text.startswith("~") or text.startswith("~/"))
+
+
+def _is_inside(text: str) -> bool:
+    return text.isprintable() and not text.startswith(("/", "~")) and ".." not in text.split("/") and within(text) != ""
+
+
+def within(text: str) -> str:
+    """Return a path in its shortest form: ./a//b/ is a/b."""
+    return "/".join(part for part in text.split("/") if part not in {"", "."})
+
+
+def _is_prefix(text: str) -> bool:
+    return text.startswith(("/", "~/")) and text.isprintable() and ".." not in text.split("/")
+
+
+PROJECT_NAME = _like(
+    "a folder name of letters, digits, . _ - that begins with a letter, a digit or _", _NO_OPTION + "{0,127}"
+)
+SERVER_NAME = _like("made of letters, digits, . _ - and begin with a letter, a digit or _", _NO_OPTION + "{0,63}")
+HOSTNAME = Form("a host name, an address or an alias of ~/.ssh/config, without user and port", _is_host)
+ADDRESS = Form("a host name or an address that the other servers reach", _is_host)
+USERNAME = _like("a user name", r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,127}")
+PORT = Form(f"a whole number from 1 to {LARGEST_PORT}", _is_port)
+LOCAL_PATH = Form("the path of a file here, relative to the project, absolute or beginning with ~/", _is_local_path)
+INSIDE = Form("a path inside the project", _is_inside)
+FOLDER_NAME = _like(
+    "the name of a folder inside the project on the server", r"[A-Za-z0-9._][A-Za-z0-9._-]{1,63}(?<!\.\.)"
+)
+SECRET = Form("a text in one line", lambda text: "\n" not in text and "\0" not in text, is_secret=True)
+VARIABLE = _like("the name of an environment variable", "[A-Za-z_][A-Za-z0-9_]{0,127}")
+PYTHON = Form('a version such as "3.11" or "3.11.7", 3.8 or newer', _is_python)
+PREFIX = Form("a path on the server, absolute or beginning with ~/", _is_prefix)
+CHANNEL = _like("the name or address of a channel", r"[A-Za-z0-9_./][A-Za-z0-9_./:~%+@-]{0,500}")
+URL = _like("an address that begins with https:// or http://", r"https?://[!-~]{1,2000}")
+SHA256 = _like("64 hexadecimal digits", "[0-9a-fA-F]{64}")
+
+
+def one_of(choices: tuple[str, ...]) -> Form:
+    """Return the form of a choice."""
+    return Form(f"one of {', '.join(choices)}", choices.__contains__)
