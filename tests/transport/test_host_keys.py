@@ -308,6 +308,15 @@ async def test_a_certificate_does_not_hide_a_known_key(
         await host.run("true")
 
 
+async def test_a_certificate_of_nobody_we_know_does_not_stop_a_first_contact(
+    certified: tuple[TestServer, HostKey], log_in: LogIn, project_file: Path
+) -> None:
+    server, _ = certified
+    async with log_in(server) as host:
+        await host.run("true")
+    assert key_of(server.host_key).text in project_file.read_text()
+
+
 # ssh_config and jump hosts (rows 50 and 51)
 
 

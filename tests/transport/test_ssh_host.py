@@ -500,6 +500,17 @@ async def test_a_lost_link_is_an_error_never_a_result(server: TestServer, log_in
     assert caught.value.hint
 
 
+async def test_commands_that_wait_for_a_session_hear_of_a_lost_link(server: TestServer, log_in: LogIn) -> None:
+    """Rows 36 and 46."""
+    async with log_in(server) as host:
+        running = [asyncio.create_task(host.run("sleep 5")) for _ in range(35)]
+        await asyncio.sleep(0.2)
+        server.drop_connections()
+        async with asyncio.timeout(2):
+            results = await asyncio.gather(*running, return_exceptions=True)
+    assert {type(result) for result in results} == {ConnectionLostError}
+
+
 async def test_what_came_before_the_link_went_is_still_read(server: TestServer, log_in: LogIn) -> None:
     async with log_in(server) as host, host.open("printf 12345; sleep 60") as channel:
         assert await channel.read(size=1) == b"1"
