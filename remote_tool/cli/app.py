@@ -15,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from remote_tool import __version__
 from remote_tool.cli import streams
+from remote_tool.cli.options import Verbose, join_pairs
 from remote_tool.errors import RemoteToolError, SomeServersFailedError
 
 if TYPE_CHECKING:
@@ -62,20 +63,6 @@ class TableOfContents(TyperGroup):
         return name, command and load_command(command.name or ""), rest
 
 
-def join_pairs(args: list[str]) -> list[str]:
-    """Turn ``--env K V`` into ``--env K=V``, as Typer has no repeated option of two words; the latter is taken too."""
-    joined: list[str] = []
-    rest = list(args)
-    while rest:
-        word = rest.pop(0)
-        joined.append(word)
-        if word == "--":
-            return joined + rest
-        if word == "--env" and len(rest) > 1 and "=" not in rest[0]:
-            joined.append(f"{rest.pop(0)}={rest.pop(0)}")
-    return joined
-
-
 def load_command(name: str) -> TyperCommand:
     """Import a command and make what Typer runs."""
     module = importlib.import_module(f"remote_tool.cli.{COMMANDS[name][0]}")
@@ -106,10 +93,7 @@ def _show_version(wanted: bool) -> None:
 def options(
     context: typer.Context,
     *,
-    verbose: Annotated[
-        int,
-        typer.Option("--verbose", "-v", count=True, show_default=False, help="Show every remote command and its time."),
-    ] = 0,
+    verbose: Verbose = 0,
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and leave.")
     ] = False,
@@ -122,6 +106,8 @@ def options(
 def main() -> NoReturn:
     """Run the program; show our errors as text and their exit status."""
     signal.signal(signal.SIGTERM, _leave)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         make_program()(prog_name=PROGRAM)
     except RemoteToolError as error:

@@ -13,7 +13,7 @@ from remote_tool.workflows.demo.journey import DemoOptions, run_demo
 
 def demo(
     *,
-    servers: Annotated[int, typer.Option("--servers", min=1, max=8, help="How many servers to make.")] = 2,
+    servers: Annotated[int, typer.Option("--servers", metavar="N", min=1, max=8, help="How many servers to make.")] = 2,
     keep: Annotated[bool, typer.Option("--keep", help="Keep folder and servers until Ctrl-C.")] = False,
     verbose: Verbose = 0,
 ) -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import codecs
+from typing import TYPE_CHECKING
 
 from remote_tool.cli import streams
 from remote_tool.cli.plain import harmless_line, harmless_stream, one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 # A longer line is passed on in pieces, so that no line fills the memory.
 LONGEST_LINE = 64 * 1024
@@ -49,12 +53,16 @@ class _Terminal:
 
 
 class LabelledOutput:
-    """Several sources: each line whole, behind the label of its source."""
+    """Several sources: each line whole, behind the label of its source.
 
-    def __init__(self) -> None:
+    Args:
+        labels: Those that are known; their lines are aligned from the first on.
+    """
+
+    def __init__(self, labels: Iterable[str] = ()) -> None:
         self._pending: dict[tuple[str, int, str], bytes] = {}
-        self._labels: dict[str, int] = {}
-        self._width = 0
+        self._labels = {label: number for number, label in enumerate(labels)}
+        self._width = max(map(len, self._labels), default=0)
 
     def write(self, label: str, stream: int, data: bytes, source: str = "") -> None:
         """Print the lines that are whole; source tells apart what shares a label and a stream."""

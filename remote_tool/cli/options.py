@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import importlib
 import re
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from remote_tool.cli.completion import complete_job, complete_server, complete_tag
 from remote_tool.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def _offer(what: str) -> Callable[[str], list[str]]:
+    """Load what completes an option when the shell asks: it reads the configuration, which ``--help`` does not need."""
+
+    def complete(incomplete: str) -> list[str]:
+        module = importlib.import_module("remote_tool.cli.completion")
+        return list(getattr(module, f"complete_{what}")(incomplete))
+
+    return complete
+
 
 Servers = Annotated[
     list[str] | None,
-    typer.Option("--server", metavar="NAME", help="This server; may be repeated.", autocompletion=complete_server),
+    typer.Option("--server", metavar="NAME", help="This server; may be repeated.", autocompletion=_offer("server")),
 ]
 Command = Annotated[str, typer.Option("--cmd", metavar="COMMAND", help="What to run.")]
 Environment = Annotated[
@@ -20,11 +34,11 @@ Environment = Annotated[
 ]
 Jobs = Annotated[
     list[str] | None,
-    typer.Option("--job", metavar="JOB", help="A key or an id; may be repeated.", autocompletion=complete_job),
+    typer.Option("--job", metavar="JOB", help="A key or an id; may be repeated.", autocompletion=_offer("job")),
 ]
 Tags = Annotated[
     list[str] | None,
-    typer.Option("--tag", metavar="TAG", help="A tag; may be repeated.", autocompletion=complete_tag),
+    typer.Option("--tag", metavar="TAG", help="A tag; may be repeated.", autocompletion=_offer("tag")),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Force = Annotated[bool, typer.Option("--force", help="Do it anew, though it is done.")]
@@ -42,6 +56,20 @@ Verbose = Annotated[
 ]
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def join_pairs(args: list[str]) -> list[str]:
+    """Turn ``--env K V`` into ``--env K=V``, as Typer has no repeated option of two words; the latter is taken too."""
+    joined: list[str] = []
+    rest = list(args)
+    while rest:
+        word = rest.pop(0)
+        joined.append(word)
+        if word == "--":
+            return joined + rest
+        if word == "--env" and len(rest) > 1 and "=" not in rest[0]:
+            joined.append(f"{rest.pop(0)}={rest.pop(0)}")
+    return joined
 
 
 def read_environment(pairs: list[str] | None) -> dict[str, str]:

@@ -62,7 +62,8 @@ def readable_age(seconds: float) -> str:
 def how_it_ended(job: Job) -> str:
     """``succeeded``, ``failed, exit code 3``, ``killed, SIGTERM``."""
     code = f"exit code {job.exit_code}" if job.exit_code else ""
-    return ", ".join(one_line(part) for part in (job.state.value, job.signal or code, job.reason) if part)
+    signal = job.signal if job.signal and job.signal not in job.reason else ""
+    return ", ".join(one_line(part) for part in (job.state.value, signal, code, job.reason) if part)
 
 
 def _row(job: Job, now: float) -> dict[str, str]:

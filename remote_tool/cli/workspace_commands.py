@@ -92,8 +92,7 @@ def run(
     variables = read_environment(env)
     with Console(verbose=verbose) as console:
         workspace = console.find_workspace()
-        several = len(set(server or workspace.config.servers)) > 1
-        output = _output(several=several, silent=silent, json=json)
+        output = _output(server or list(workspace.config.servers), silent=silent, json=json)
         results = workspace.run(cmd, server or (), env=variables, on_output=output.write, check=False)
         output.end()
     if isinstance(output, _Collected):
@@ -103,12 +102,12 @@ def run(
     _leave(results, max(results.values.values(), default=0))
 
 
-def _output(*, several: bool, silent: bool, json: bool) -> ExactOutput | LabelledOutput | _Collected | _Silence:
+def _output(servers: list[str], *, silent: bool, json: bool) -> ExactOutput | LabelledOutput | _Collected | _Silence:
     if json:
         return _Collected()
     if silent:
         return _Silence()
-    return LabelledOutput() if several else ExactOutput()
+    return LabelledOutput(servers) if len(set(servers)) > 1 else ExactOutput()
 
 
 class _Collected:

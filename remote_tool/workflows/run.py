@@ -61,11 +61,10 @@ async def _run_on(context: Context, host: Host, request: Mapping[str, object], o
     async with host.open(control_script(context.config), label=str(request["command"])) as channel:
         await channel.write(request_line(context.config, "run", {**request, "server": host.name}, nonce))
         output = _Output(host.name, nonce, channel, on_output)
-        async with asyncio.TaskGroup() as group:
-            began = group.create_task(output.copy(Stream.OUT))
-            group.create_task(output.copy(Stream.ERR))
+        # A TaskGroup would wrap the error of a lost link; gather hands it on as it is, and leaving ends the other.
+        began, _ = await asyncio.gather(output.copy(Stream.OUT), output.copy(Stream.ERR))
         ended = await channel.wait()
-        if not began.result():
+        if not began:
             raise_for_status(host.name, ended.status)
             said = output.greeting[Stream.ERR].decode(errors="replace").strip()[-2000:]
             raise JobError(f"{host.name}: the command was not started: {said}", server=host.name)

@@ -1,0 +1,59 @@
+"""Two prepared servers that the tests of one process share."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from remote_tool import JobSelection, Workspace
+from tests.project import make_project, remote_tool
+from tests.sshd import TestServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from remote_tool import Job
+
+
+@pytest.fixture(scope="session")
+def servers(tmp_path_factory: pytest.TempPathFactory, ssh_key: Path) -> Iterator[tuple[TestServer, TestServer]]:
+    """Two servers that live as long as the test process."""
+    folder = tmp_path_factory.mktemp("cli")
+    with ExitStack() as stack:
+        first, second = (stack.enter_context(TestServer(name, folder / name, ssh_key)) for name in ("first", "second"))
+        yield first, second
+
+
+@pytest.fixture(scope="session")
+def project(tmp_path_factory: pytest.TempPathFactory, servers: tuple[TestServer, TestServer]) -> Path:
+    """A project that is prepared on both servers."""
+    root = make_project(tmp_path_factory.mktemp("projects") / "project", servers)
+    prepared = remote_tool("prepare", cwd=root)
+    assert prepared.returncode == 0, prepared.stderr
+    return root
+
+
+@pytest.fixture
+def away(project: Path, tmp_path: Path) -> Path:
+    """A project with the first server, which works, and one that cannot be reached."""
+    root = tmp_path / "project"
+    (root / ".remote").mkdir(parents=True)
+    text = (project / ".remote" / "configs.yaml").read_text()
+    gone = "  away:\n    hostname: 127.0.0.1\n    port: 1\n"
+    head, _, _ = text.partition("  second:")
+    (root / ".remote" / "configs.yaml").write_text(head + gone)
+    return root
+
+
+def start(project: Path, command: str, *tags: str, server: str = "first") -> Job:
+    """Start a job."""
+    return Workspace.find(project).start(server, command, tags=tags).job
+
+
+def kill(project: Path, *jobs: Job) -> None:
+    """Stop jobs at once."""
+    chosen = JobSelection(jobs=tuple(job.id for job in jobs))
+    Workspace.find(project).stop_jobs(chosen, signal="SIGKILL").raise_if_any_failed()

@@ -1,0 +1,91 @@
+"""The real program on a terminal of its own, as a person has it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Makes the terminal the controlling one, so that Ctrl-C comes from it and /dev/tty is it.
+TAKE_TERMINAL = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+)
+STYLES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+class Terminal:
+    """Runs ``remote-tool`` on a pseudo-terminal.
+
+    Attributes:
+        raw: Everything that came until now.
+    """
+
+    def __init__(
+        self, *arguments: str, cwd: Path, columns: int = 80, environment: dict[str, str] | None = None
+    ) -> None:
+        self.raw = b""
+        self._ours, self.theirs = pty.openpty()
+        fcntl.ioctl(self.theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+        settings = {name: value for name, value in os.environ.items() if name not in {"NO_COLOR", "COLUMNS", "LINES"}}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", TAKE_TERMINAL, sys.executable, "-m", "remote_tool", *arguments],
+            cwd=cwd,
+            stdin=self.theirs,
+            stdout=self.theirs,
+            stderr=self.theirs,
+            start_new_session=True,
+            env={**settings, "TERM": "xterm-256color", **(environment or {})},
+        )
+
+    @property
+    def text(self) -> str:
+        """What came, without colours and movements; what was written over stands on a line of its own."""
+        return STYLES.sub("", self.raw.decode(errors="replace")).replace("\r\n", "\n").replace("\r", "\n")
+
+    def until(self, text: str, times: int = 1, seconds: float = 20.0) -> None:
+        """Read until a text has come, or has come several times."""
+        deadline = time.monotonic() + seconds
+        while self.text.count(text) < times:
+            assert time.monotonic() < deadline, f"{text!r} did not come: {self.text!r}"
+            ended = self.process.poll() is not None
+            assert self._read(0.1) or not ended, self.text
+
+    def type(self, text: str) -> None:
+        r"""Type; ``\x03`` is Ctrl-C."""
+        os.write(self._ours, text.encode())
+
+    def end(self, seconds: float = 20.0) -> int:
+        """Read until the program has ended; return its exit status."""
+        deadline = time.monotonic() + seconds
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, f"it does not end: {self.text!r}"
+            self._read(0.05)
+        while self._read(0):
+            pass
+        return self.process.returncode
+
+    def _read(self, seconds: float) -> bool:
+        if not select.select([self._ours], [], [], seconds)[0]:
+            return False
+        self.raw += os.read(self._ours, 65536)
+        return True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._ours)
+        os.close(self.theirs)

@@ -1,0 +1,163 @@
+"""How the program leaves: Ctrl-C, SIGTERM, a reader that went away, a lost link, a bug."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import termios
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from remote_tool import Workspace
+from tests.cli.conftest import kill, start
+from tests.cli.terminal import Terminal
+from tests.project import processes_of, write_configuration
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.conftest import MakeServer
+    from tests.sshd import TestServer
+
+PROGRAM = (sys.executable, "-m", "remote_tool")
+
+
+@pytest.fixture
+def marker() -> str:
+    """A word by which a test finds the processes of its own command."""
+    return f"marker-{os.urandom(8).hex()}"
+
+
+def open_program(*arguments: str, cwd: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [*PROGRAM, *arguments],
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+def commands_with(word: str) -> list[str]:
+    listing = subprocess.run(["ps", "-eo", "args", "ww"], check=True, capture_output=True, text=True).stdout
+    return [line for line in listing.splitlines() if word in line and "remote_tool" not in line]
+
+
+def leaves_within(process: subprocess.Popen[bytes], seconds: float) -> tuple[bytes, bytes]:
+    began = time.monotonic()
+    out, err = process.communicate(timeout=20)
+    assert time.monotonic() - began < seconds
+    return out, err
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_leaves_at_once_and_takes_its_command_along_row_61(
+    project: Path, marker: str, number: signal.Signals, status: int
+) -> None:
+    process = open_program("run", "--server", "first", "--cmd", f"echo up; sleep 1000; : {marker}", cwd=project)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"up\n"
+    process.send_signal(number)
+    out, err = leaves_within(process, 2)
+    assert (process.returncode, out, err) == (status, b"", b"")
+    while commands_with(marker):
+        time.sleep(0.02)
+
+
+def test_ctrl_c_at_a_tail_leaves_the_job_alone_and_says_how_to_come_back_row_61(project: Path) -> None:
+    job = start(project, "echo up; sleep 1000")
+    process = open_program("job-tail", "--job", job.id, cwd=project)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"up\n"
+    process.send_signal(signal.SIGINT)
+    out, err = leaves_within(process, 2)
+    again = f"still running; to follow again: remote-tool job-tail --job {job.key}"
+    assert (process.returncode, out, err.decode().strip()) == (130, b"", again)
+    assert len(processes_of(job.id)) >= 1
+    kill(project, job)
+
+
+@pytest.mark.parametrize("arguments", [("run", "--cmd", "yes"), ("run", "--server", "first", "--cmd", "yes")])
+def test_a_reader_that_goes_away_ends_the_program_silently_row_61(project: Path, arguments: tuple[str, ...]) -> None:
+    process = open_program(*arguments, cwd=project)
+    assert process.stdout is not None
+    assert process.stdout.readline().endswith(b"y\n")
+    process.stdout.close()
+    process.stdout = None
+    _, err = leaves_within(process, 3)
+    assert (process.returncode, err) == (141, b"")
+
+
+def test_a_tail_without_reader_leaves_the_job_alone_row_61(project: Path) -> None:
+    job = start(project, "while sleep 0.05; do echo line; done")
+    process = open_program("job-tail", "--job", job.id, cwd=project)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    process.stdout = None
+    _, err = leaves_within(process, 3)
+    assert (process.returncode, err) == (141, b"")
+    assert len(processes_of(job.id)) >= 1
+    kill(project, job)
+
+
+def test_a_reader_of_stderr_that_goes_away_hangs_nothing_row_61(project: Path) -> None:
+    process = open_program("prepare", "-v", cwd=project)
+    assert process.stderr is not None
+    process.stderr.readline()
+    process.stderr.close()
+    process.stderr = None
+    out, _ = leaves_within(process, 10)
+    assert (process.returncode, out) == (141, b"")
+
+
+def test_a_lost_link_ends_a_run_with_an_error_and_no_traceback(make_server: MakeServer, tmp_path: Path) -> None:
+    server = make_server("gpu1")
+    root = tmp_path / "project"
+    root.mkdir()
+    write_configuration(root, [server])
+    Workspace.find(root).prepare()
+    process = open_program("run", "--cmd", "echo up; sleep 1000", cwd=root)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"up\n"
+    server.drop_connections()
+    _, err = leaves_within(process, 10)
+    assert process.returncode == 4
+    assert err.startswith(b"error: gpu1: the connection was lost")
+    assert b"Traceback" not in err
+
+
+def test_ctrl_c_while_a_password_is_asked_for_gives_the_terminal_back(
+    servers: tuple[TestServer, TestServer], tmp_path: Path
+) -> None:
+    locked = tmp_path / "locked"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", str(locked)], check=True)
+    root = tmp_path / "project"
+    root.mkdir()
+    write_configuration(root, [servers[0]])
+    file = root / ".remote" / "configs.yaml"
+    file.write_text(file.read_text().replace(str(servers[0].key), str(locked)))
+    with Terminal("job-list", cwd=root) as terminal:
+        terminal.until(str(locked))
+        terminal.until(": ")
+        while termios.tcgetattr(terminal.theirs)[3] & termios.ECHO:
+            time.sleep(0.01)
+        terminal.type("\x03")
+        assert terminal.end() == 130
+        assert termios.tcgetattr(terminal.theirs)[3] & termios.ECHO
+        assert "Traceback" not in terminal.text
+
+
+def test_a_bug_keeps_its_traceback(tmp_path: Path) -> None:
+    broken = "import remote_tool.cli.streams as s, remote_tool.cli.app as a; del s.write_text; a.main()"
+    process = subprocess.run(
+        [sys.executable, "-c", broken, "job-list"], cwd=tmp_path, check=False, capture_output=True, text=True
+    )
+    assert process.returncode == 1
+    assert process.stderr.startswith("Traceback (most recent call last):")
+    assert "AttributeError" in process.stderr

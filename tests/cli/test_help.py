@@ -1,0 +1,140 @@
+"""What can be learned without a server: help, completion, the reference, wrong words."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from remote_tool import __version__
+from remote_tool.cli.app import COMMANDS, load_command
+from remote_tool.cli.options import join_pairs, read_environment
+from remote_tool.cli.reference import reference
+from remote_tool.errors import UsageError
+from tests.project import remote_tool
+
+REPOSITORY = Path(__file__).parent.parent.parent
+INTERFACE = [
+    *("init", "prepare", "setup", "rsync", "update-packages", "run", "job-run", "helper-torch-launch"),
+    *("job-list", "job-tail", "job-kill", "job-wait", "job-rsync", "demo"),
+]
+WITH_JSON = ["helper-torch-launch", "job-kill", "job-list", "job-run", "job-wait", "prepare", "rsync", "run"]
+HEAVY = ("asyncssh", "yaml", "rich", "remote_tool.workflows", "remote_tool.workspace", "remote_tool.config")
+
+
+def modules_of(*arguments: str, cwd: Path, **environment: str) -> list[str]:
+    """Run the program; return the modules that it imported."""
+    ran = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "remote_tool", *arguments],
+        cwd=cwd,
+        check=False,
+        capture_output=True,
+        text=True,
+        env={"PATH": "/usr/bin:/bin", **environment},
+    )
+    assert ran.returncode == 0, ran.stderr
+    return [line.rpartition("|")[2].strip() for line in ran.stderr.splitlines() if line.startswith("import time:")]
+
+
+def complete(words: str, cwd: Path) -> list[str]:
+    """Return what bash would be offered after these words."""
+    environment = {
+        "_REMOTE_TOOL_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split(" ")) - 1),
+    }
+    return remote_tool(cwd=cwd, environment=environment).stdout.split()
+
+
+def test_help_and_the_names_of_commands_load_nothing_heavy(tmp_path: Path) -> None:
+    completing = {"_REMOTE_TOOL_COMPLETE": "complete_bash", "COMP_WORDS": "remote-tool job-", "COMP_CWORD": "1"}
+    for modules in (
+        modules_of("--help", cwd=tmp_path),
+        modules_of("--version", cwd=tmp_path),
+        modules_of(cwd=tmp_path, **completing),
+    ):
+        assert "remote_tool.cli.app" in modules
+        assert [module for module in modules if module.startswith(HEAVY)] == []
+
+
+def test_help_of_a_command_does_not_load_the_ssh_library(tmp_path: Path) -> None:
+    modules = modules_of("job-list", "--help", cwd=tmp_path)
+    assert "remote_tool.cli.tables" in modules
+    assert [module for module in modules if module.startswith(("asyncssh", "remote_tool.workspace"))] == []
+
+
+def test_help_lists_the_commands_of_the_interface(tmp_path: Path) -> None:
+    shown = remote_tool("--help", cwd=tmp_path).stdout
+    listed = re.findall(r"(?m)^  ([a-z-]+)  +[A-Z]", shown.partition("Commands:")[2])
+    assert listed == INTERFACE
+
+
+def test_every_command_has_verbose_and_those_of_the_interface_have_json() -> None:
+    options = {name: {word for each in load_command(name).params for word in each.opts} for name in COMMANDS}
+    assert [name for name, words in options.items() if not {"-v", "--verbose"} <= words] == []
+    assert sorted(name for name, words in options.items() if "--json" in words) == WITH_JSON
+
+
+def test_the_reference_is_what_help_says(tmp_path: Path) -> None:
+    written = (REPOSITORY / "docs" / "reference.md").read_text()
+    assert written == reference(), "python -m remote_tool.cli.reference writes it anew"
+    for arguments in ((), ("job-kill",)):
+        shown = remote_tool(*arguments, "--help", cwd=tmp_path, environment={"COLUMNS": "80"}).stdout
+        assert shown.strip() in written
+
+
+def test_the_version_is_shown_without_a_command(tmp_path: Path) -> None:
+    shown = remote_tool("--version", cwd=tmp_path)
+    assert (shown.returncode, shown.stdout, shown.stderr) == (0, f"remote-tool {__version__}\n", "")
+
+
+def test_a_misspelt_command_or_option_is_refused_with_the_likely_one(tmp_path: Path) -> None:
+    command = remote_tool("job-lst", cwd=tmp_path)
+    assert command.returncode == 2
+    assert "job-list" in command.stderr
+    option = remote_tool("job-list", "--stoped", cwd=tmp_path)
+    assert option.returncode == 2
+    assert "--stopped" in option.stderr
+
+
+@pytest.mark.parametrize("words", ["job-list", "prepare --json", "helper-torch-launch --cmd train.py"])
+def test_outside_of_a_workspace_a_command_says_so(words: str, tmp_path: Path) -> None:
+    refused = remote_tool(*words.split(), cwd=tmp_path)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    where = f"{tmp_path.resolve()} has no .remote folder, nor has any folder above it"
+    assert refused.stderr == f"error: No workspace: {where}\nhint: remote-tool init\n"
+
+
+def test_the_shell_is_offered_commands_options_and_values(project: Path) -> None:
+    assert complete("remote-tool job-k", project) == ["job-kill"]
+    assert complete("remote-tool prepare --fo", project) == ["--force"]
+    assert complete("remote-tool prepare --server ", project) == ["first", "second"]
+    assert complete("remote-tool job-tail --server sec", project) == ["second"]
+
+
+def test_completion_is_silent_outside_of_a_workspace(tmp_path: Path) -> None:
+    assert complete("remote-tool prepare --server ", tmp_path) == []
+    assert complete("remote-tool job-kill --job ", tmp_path) == []
+
+
+def test_a_variable_is_two_words_row_111() -> None:
+    words = ["--cmd", "x", "--env", "A", "1 2", "--env", "B=b=c", "--env", "EMPTY", "", "--", "--env", "C", "3"]
+    joined = join_pairs(words)
+    assert joined == ["--cmd", "x", "--env", "A=1 2", "--env", "B=b=c", "--env", "EMPTY=", "--", "--env", "C", "3"]
+    assert read_environment(["A=1 2", "B=b=c", "EMPTY="]) == {"A": "1 2", "B": "b=c", "EMPTY": ""}
+
+
+@pytest.mark.parametrize("pair", ["1A=x", "A-B=x", "=x", "Ä=x", "A B=x", "A\n=x"])
+def test_what_is_not_the_name_of_a_variable_is_refused(pair: str) -> None:
+    with pytest.raises(UsageError, match="is not the name of a variable"):
+        read_environment([pair])
+
+
+def test_a_value_that_no_process_can_have_is_refused_without_showing_it() -> None:
+    with pytest.raises(UsageError, match=r"^--env A: a value cannot hold a NUL$"):
+        read_environment(["A=secret\0"])
+    with pytest.raises(UsageError, match=r"^--env takes two words, a name and a value$"):
+        read_environment(["secret"])

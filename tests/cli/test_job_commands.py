@@ -1,0 +1,242 @@
+"""Commands about jobs, as a user types them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from remote_tool import Workspace
+from remote_tool.cli.job_commands import signal_name
+from remote_tool.errors import UsageError
+from tests.cli.conftest import kill, start
+from tests.cli.terminal import Terminal
+from tests.project import make_project, processes_of, remote_tool
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from remote_tool import Job
+    from tests.conftest import MakeServer
+
+KEYS = [
+    *("key", "id", "launch_id", "node_rank", "server", "state", "exit_code", "signal", "reason", "pid", "tags"),
+    *("command", "created_at", "started_at", "ended_at", "log"),
+]
+
+COLUMNS = ("KEY", "SERVER", "STATE", "EXIT", "LAUNCH", "AGE", "TAGS", "REASON", "COMMAND")
+
+
+def listed(project: Path, job: Job, *options: str) -> dict[str, Any] | None:
+    """Return a job as ``job-list --json`` shows it; None when it is not shown."""
+    answer = remote_tool("job-list", "--json", *options, cwd=project)
+    assert answer.returncode == 0, answer.stderr
+    return next((each for each in json.loads(answer.stdout)["jobs"] if each["id"] == job.id), None)
+
+
+def test_a_job_as_json_has_the_fields_of_the_interface(project: Path) -> None:
+    words = ("--server", "first", "--cmd", "exit 3", "--tag", "sweep", "--tag", "two words", "--no-sync")
+    started = remote_tool("job-run", *words, "--json", cwd=project)
+    ((job,), errors) = json.loads(started.stdout).values()
+    assert (started.returncode, started.stderr, errors, list(job)) == (0, "", [], KEYS)
+    assert (job["server"], job["command"], job["tags"]) == ("first", "exit 3", ["sweep", "two words"])
+    waited = remote_tool("job-wait", "--job", str(job["key"]), "--json", cwd=project)
+    (ended,) = json.loads(waited.stdout)["jobs"]
+    assert (waited.returncode, ended["state"], ended["exit_code"], ended["signal"]) == (3, "failed", 3, None)
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", ended[name]) for name in KEYS if "_at" in name)
+    assert ended["log"] == str(project / ".remote" / "jobs" / job["id"])
+
+
+def test_a_list_shows_running_jobs_and_others_when_asked(project: Path) -> None:
+    running, hidden = start(project, "sleep 1000"), start(project, "sleep 1001", "hidden")
+    assert listed(project, running) is not None
+    assert listed(project, hidden) is None
+    assert listed(project, hidden, "--hidden") is not None
+    table = remote_tool("job-list", "--server", "first", cwd=project)
+    assert table.stdout.splitlines()[0].split() == list(COLUMNS)
+    row = next(line for line in table.stdout.splitlines() if line.startswith(f"{running.key} "))
+    assert re.fullmatch(r"\d+ +first +running +- +- +\d+[sm] +- +- +sleep 1000", row)
+    kill(project, running, hidden)
+    assert listed(project, running) is None
+    ended = listed(project, running, "--stopped")
+    assert ended is not None
+    assert (ended["state"], ended["signal"]) == ("killed", "SIGKILL")
+
+
+def test_an_empty_list_says_so_on_stderr(make_server: MakeServer, tmp_path: Path) -> None:
+    root = make_project(tmp_path / "project", [make_server("gpu1")])
+    empty = remote_tool("job-list", cwd=root)
+    assert (empty.returncode, empty.stdout) == (0, "")
+    assert empty.stderr.splitlines()[-1] == "no running jobs; --stopped lists the others"
+    assert json.loads(remote_tool("job-list", "--json", cwd=root).stdout) == {"jobs": [], "errors": []}
+    tail = remote_tool("job-tail", cwd=root)
+    assert (tail.returncode, tail.stderr) == (2, "error: There are no jobs\nhint: remote-tool job-run --cmd '…'\n")
+
+
+def test_a_server_out_of_reach_shows_the_last_state_and_is_named_row_125(
+    make_server: MakeServer, tmp_path: Path
+) -> None:
+    server = make_server("gpu1")
+    root = make_project(tmp_path / "project", [server])
+    Workspace.find(root).prepare()
+    job = start(root, "sleep 1000", server="gpu1")
+    server.stop()
+    away = remote_tool("job-list", cwd=root)
+    assert away.returncode == 4
+    assert re.search(r"(?m)^1 +gpu1 +unreachable .* last seen running, \d+ s ago +sleep 1000$", away.stdout)
+    assert re.match(r"error: .*gpu1", away.stderr)
+    server.start()
+    kill(root, job)
+
+
+def test_tail_shows_exact_bytes_and_says_how_the_job_ended_row_128(project: Path) -> None:
+    job = start(project, "printf 'a\\n\\tb'; echo warning >&2; exit 3")
+    shown = remote_tool("job-tail", "--job", job.id[:30], cwd=project)
+    assert (shown.returncode, shown.stdout) == (0, "a\n\tb")
+    assert shown.stderr == f"warning\njob {job.key} on first: failed, exit code 3\n"
+
+
+def test_tail_begins_with_the_last_lines_and_can_leave_at_once(project: Path) -> None:
+    job = start(project, "seq 1 1000; sleep 1000")
+    words = ("job-tail", "--job", str(job.key), "--lines", "2", "--no-follow")
+    while (shown := remote_tool(*words, cwd=project)).stdout != "999\n1000\n":
+        assert shown.returncode == 0, shown.stderr
+    assert shown.stderr == f"job {job.key} on first: running\n"
+    kill(project, job)
+
+
+def test_tail_of_several_jobs_labels_whole_lines_row_101(project: Path) -> None:
+    jobs = [start(project, f"printf 'on {name}'", server=name) for name in ("first", "second")]
+    chosen = [f"--job={job.id}" for job in jobs]
+    shown = remote_tool("job-tail", *chosen, cwd=project)
+    assert sorted(shown.stdout.splitlines()) == ["first  | on first", "second | on second"]
+    twin = start(project, "echo twin")
+    shown = remote_tool("job-tail", chosen[0], "--job", twin.id, cwd=project)
+    assert sorted(shown.stdout.split("\n")) == ["", f"first#{jobs[0].key} | on first", f"first#{twin.key} | twin"]
+
+
+def test_following_a_start_ends_as_the_job_does_row_129(project: Path) -> None:
+    words = ("job-run", "--server", "first", "--follow", "--no-sync", "--cmd")
+    failed = remote_tool(*words, "echo out; exit 7", cwd=project)
+    assert (failed.returncode, failed.stdout) == (7, "out\n")
+    assert failed.stderr.splitlines()[-1].endswith(" on first: failed, exit code 7")
+    killed = remote_tool(*words, "kill -SEGV $$", cwd=project)
+    assert killed.returncode == 139
+    assert killed.stderr.splitlines()[-1].endswith(" on first: failed, ended by SIGSEGV")
+
+
+def test_following_as_json_is_refused(project: Path) -> None:
+    refused = remote_tool("job-run", "--cmd", "true", "--json", "--follow", cwd=project)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.startswith("error: --json and --follow both write to stdout\nhint: ")
+
+
+def test_nothing_is_killed_without_a_selection_when_nobody_can_be_asked_row_127(project: Path) -> None:
+    job = start(project, "sleep 1000")
+    for words in (["job-kill"], ["job-kill", "--yes"]):
+        refused = remote_tool(*words, cwd=project)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert refused.stderr.startswith("error: Nothing is selected, so nothing is stopped\nhint: --job KEY")
+    typo = remote_tool("job-kill", "--tag", "swep", cwd=project)
+    assert typo.returncode == 2
+    assert len(processes_of(job.id)) >= 1
+    kill(project, job)
+    assert processes_of(job.id) == []
+
+
+def test_kill_asks_which_on_a_terminal_and_no_means_no_row_127(project: Path) -> None:
+    job, other = start(project, "sleep 1000"), start(project, "sleep 1001")
+    with Terminal("job-kill", "--grace", "0", cwd=project) as terminal:
+        terminal.until("Which (keys, or all): ")
+        assert re.search(rf"(?m)^ *{job.key} +first +running", terminal.text)
+        terminal.type(f"{job.key}\n")
+        terminal.until(f"Stop {job.key} (sleep 1000)? [y/N]: ")
+        terminal.type("\n")
+        assert terminal.end() == 1
+        assert terminal.text.endswith("nothing was stopped\n")
+    with Terminal("job-kill", "--grace", "0", cwd=project) as terminal:
+        terminal.until("Which (keys, or all): ")
+        terminal.type(f"{job.key}\n")
+        terminal.until("[y/N]: ")
+        terminal.type("y\n")
+        assert terminal.end() == 0
+    assert processes_of(job.id) == []
+    assert len(processes_of(other.id)) >= 1
+    kill(project, other)
+
+
+@pytest.mark.parametrize(("text", "name"), [("SIGKILL", "SIGKILL"), ("kill", "SIGKILL"), ("15", "SIGTERM")])
+def test_a_signal_is_a_name_or_a_number(text: str, name: str) -> None:
+    assert signal_name(text) == name
+
+
+@pytest.mark.parametrize("text", ["", "0", "SIG", "STOPP", "999"])
+def test_what_is_no_signal_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is no signal"):
+        signal_name(text)
+
+
+def test_waiting_longer_than_the_timeout_is_a_failure(project: Path) -> None:
+    job = start(project, "sleep 1000")
+    late = remote_tool("job-wait", "--job", job.id, "--timeout", "0.2", "--json", cwd=project)
+    assert (late.returncode, late.stdout) == (1, "")
+    assert f"job {job.key}" in late.stderr
+    kill(project, job)
+
+
+def test_logs_come_home_again_and_again_until_ctrl_c(project: Path) -> None:
+    job = start(project, "echo one; sleep 1000")
+    once = remote_tool("job-rsync", "--server", "first", cwd=project)
+    assert re.fullmatch(rf"logs of \d+ jobs are in {re.escape(str(project))}/.remote/jobs\n", once.stderr)
+    with Terminal("job-rsync", "--delay", "0.05", cwd=project) as terminal:
+        terminal.until("logs of ", times=2)
+        terminal.type("\x03")
+        assert terminal.end() == 130
+    log = project / ".remote" / "jobs" / job.id / "job.out"
+    while log.read_bytes() != b"one\n":
+        remote_tool("job-rsync", cwd=project)
+    kill(project, job)
+
+
+def test_the_shell_is_offered_jobs_and_tags(project: Path) -> None:
+    job = start(project, "true", "a-tag-of-its-own")
+    for words, value in ((f"--job {job.key}", str(job.key)), ("--tag a-tag", "a-tag-of-its-own")):
+        shown = subprocess.run(
+            [sys.executable, "-m", "remote_tool"],
+            cwd=project,
+            check=False,
+            capture_output=True,
+            text=True,
+            env={
+                "PATH": "/usr/bin:/bin",
+                "_REMOTE_TOOL_COMPLETE": "complete_bash",
+                "COMP_WORDS": f"remote-tool job-kill {words}",
+                "COMP_CWORD": "3",
+            },
+        )
+        assert value in shown.stdout.split()
+
+
+def test_a_plan_is_shown_and_nothing_started(project: Path) -> None:
+    words = ("helper-torch-launch", "--cmd", "hello.py --lr 0.1", "--nproc-per-node", "2", "--dry-run")
+    shown = remote_tool(*words, cwd=project)
+    assert shown.returncode == 0, shown.stderr
+    first, *rest = shown.stdout.splitlines()
+    assert re.fullmatch(r"world size 4, rendezvous \S+:\d+", first)
+    assert [line.split(",")[0] for line in rest[::2]] == ["first: node rank 0", "second: node rank 1"]
+    assert all(line.endswith(" hello.py --lr 0.1") for line in rest[1::2])
+    plan = json.loads(remote_tool(*words, "--json", cwd=project).stdout)
+    assert [node["node_rank"] for node in plan["nodes"]] == [0, 1]
+    jobs = json.loads(remote_tool("job-list", "--stopped", "--json", cwd=project).stdout)["jobs"]
+    assert not any("hello.py --lr" in job["command"] for job in jobs)
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "two", "1.5", "²"])
+def test_a_number_of_processes_that_cannot_be_is_refused(number: str, project: Path) -> None:
+    refused = remote_tool("helper-torch-launch", "--cmd", "x.py", f"--nproc-per-node={number}", cwd=project)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.startswith("error: --nproc-per-node must be ")

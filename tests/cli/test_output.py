@@ -1,0 +1,170 @@
+"""What servers send, shown: exact in a pipe, harmless on a terminal, never torn."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remote_tool.cli import streams
+from remote_tool.cli.log_lines import LONGEST_LINE, ExactOutput, LabelledOutput
+from remote_tool.cli.plain import harmless_line, harmless_stream, one_line, visible
+from remote_tool.cli.tables import print_jobs
+from remote_tool.jobs.job import Job, JobState
+from tests.cli.terminal import Terminal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HOSTILE = {
+    "title": "\x1b]0;owned\x07",
+    "clipboard": "\x1b]52;c;ZXZpbA==\x07",
+    "clear": "\x1b[2J\x1b[H",
+    "cursor": "\x1b[1A",
+    "eight-bit": "\x9b2J",
+    "reordered": "a\u202eb",
+    "isolated": "a\u2066b",
+    "backspace": "good\b\b\b\bevil",
+    "delete": "\x7f",
+    "bell": "\x07",
+    "return": "good\revil",
+    "charset": "\x0e\x1b(0",
+    "half": "\udc9b",
+}
+CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+PASSING = re.compile(r"\x1b\[[0-9;:]{0,40}m")
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_what_steers_a_terminal_is_written_out_row_110(text: str) -> None:
+    assert CONTROLS.search(visible(text)) is None
+    assert CONTROLS.search(one_line(text)) is None
+    assert CONTROLS.search(PASSING.sub("", harmless_line(text))) is None
+
+
+def test_written_out_characters_can_be_read() -> None:
+    assert visible("a\x1b]0;t\x07\u202e\udcff\tb\nc") == "a\\x1b]0;t\\x07\\u202e\\udcff\tb\nc"
+    assert one_line("a\tb\nc") == "a b c"
+
+
+@given(st.lists(st.text(st.sampled_from("\x1b[]0;mKJ\r\n\x07a\x9b"), max_size=12)))
+def test_no_cutting_of_the_stream_lets_an_escape_through(pieces: list[str]) -> None:
+    shown, waiting = "", ""
+    for piece in pieces:
+        more, waiting = harmless_stream(waiting + piece)
+        shown += more
+    shown += harmless_line(waiting)
+    rest = re.sub(r"\x1b\[[0-9;:]{0,40}m|\x1b\[[0-2]?K|\r", "", shown)
+    assert CONTROLS.search(rest) is None
+
+
+def test_a_colour_that_is_cut_in_two_stays_a_colour() -> None:
+    first, waiting = harmless_stream("red \x1b[3")
+    assert (first, waiting) == ("red ", "\x1b[3")
+    assert harmless_stream(waiting + "1mtext\x1b[K") == ("\x1b[31mtext\x1b[K", "")
+
+
+def test_a_coloured_line_does_not_colour_the_next_one() -> None:
+    assert harmless_line("\x1b[31mred") == "\x1b[31mred\x1b[0m"
+    assert harmless_line("\x1b[2Kgpu2 | forged") == "gpu2 | forged"
+
+
+def test_one_source_is_passed_on_byte_by_byte_in_a_pipe_row_27(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    payload = bytes(range(256)) * 3
+    output = ExactOutput()
+    output.write("", 1, payload[:100])
+    output.write("", 1, payload[100:])
+    output.write("", 2, b"\xffno end")
+    output.end()
+    assert tuple(capfdbinary.readouterr()) == (payload, b"\xffno end")
+
+
+def test_lines_of_several_sources_are_never_torn_row_101(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    output = LabelledOutput()
+    output.write("gpu1:0", 1, b"epoch ")
+    output.write("gpu1:10", 1, b"epoch 1\nloss")
+    output.write("gpu1:0", 1, b"2\n\nlast")
+    output.write("gpu1:0", 2, b"warning\n")
+    output.end()
+    out, err = capfdbinary.readouterr()
+    assert out == b"gpu1:10 | epoch 1\ngpu1:0  | epoch 2\ngpu1:0  | \ngpu1:0  | last\ngpu1:10 | loss\n"
+    assert err == b"gpu1:0  | warning\n"
+
+
+def test_of_a_progress_bar_the_last_state_is_shown_when_several_speak(
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    output = LabelledOutput()
+    for percent in range(100):
+        output.write("a", 2, b"\r%d%%" % percent)
+    output.write("a", 2, b"\r100%\r\n")
+    assert capfdbinary.readouterr().err == b"a | 100%\n"
+
+
+def test_a_line_without_end_fills_no_memory_row_128(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    output = LabelledOutput()
+    for _ in range(64):
+        output.write("a", 1, b"x" * LONGEST_LINE)
+        assert sum(map(len, output._pending.values())) <= LONGEST_LINE
+    for _ in range(1000):
+        output.write("b", 1, b"\r" + b"bar" * 1000)
+        assert len(output._pending["b", 1, ""]) <= LONGEST_LINE + 3001
+    output.end()
+    lines = capfdbinary.readouterr().out.splitlines()
+    assert lines == [b"a | " + b"x" * LONGEST_LINE] * 64 + [b"b | " + b"bar" * 1000]
+
+
+def test_every_label_has_a_colour_of_its_own_on_a_terminal_and_none_with_no_color(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    monkeypatch.setattr(streams, "is_terminal", lambda _descriptor: True)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    output = LabelledOutput()
+    output.write("a", 1, b"1\n")
+    output.write("b", 1, b"2\n")
+    assert capfdbinary.readouterr().out == b"\x1b[36ma |\x1b[0m 1\n\x1b[33mb |\x1b[0m 2\n"
+    monkeypatch.setenv("NO_COLOR", "1")
+    output.write("a", 1, b"3\n")
+    assert capfdbinary.readouterr().out == b"a | 3\n"
+
+
+JOB = Job(
+    key=12,
+    id="20261121-053000-00112233445566778899aabbccddeeff",
+    server="gpu1",
+    command="python train.py\n\x1b]0;x\x07",
+    state=JobState.UNREACHABLE,
+    tags=("sweep", "\x1b[2J"),
+    launch_id="20261121-053000-00112233445566778899aabbccdd1234",
+    node_rank=0,
+    reason="last seen running, 40 s ago\u202e",
+    created_at=0.0,
+)
+
+
+def test_rows_in_a_pipe_have_no_empty_column_and_no_escape_row_110(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: 7300.0)
+    ended = Job(
+        key=3, id=JOB.id, server="second", command="exit 3", state=JobState.FAILED, exit_code=3, created_at=7290.0
+    )
+    print_jobs([ended, JOB])
+    assert capfd.readouterr().out == (
+        "KEY  SERVER  STATE        EXIT  LAUNCH  AGE  TAGS           REASON                             COMMAND\n"
+        "3    second  failed       3     -       10s  -              -                                  exit 3\n"
+        "12   gpu1    unreachable  -     1234/0  2h   sweep,\\x1b[2J  "
+        "last seen running, 40 s ago\\u202e  python train.py \\x1b]0;x\\x07\n"
+    )
+
+
+def test_a_program_on_a_terminal_cannot_steer_it_row_110(project: Path) -> None:
+    hostile = r"printf 'a\033]0;owned\007b\033[2Jc\2332J\033[31mred\n10%%\r\033[K20%%'"
+    with Terminal("run", "--server", "first", "--cmd", hostile, cwd=project) as terminal:
+        assert terminal.end() == 0
+        assert terminal.raw.decode() == ("a\\x1b]0;owned\\x07b\\x1b[2Jc\ufffd2J\x1b[31mred\r\n10%\r\x1b[K20%\x1b[0m")
