@@ -189,7 +189,7 @@ def _is_bounded(text: str, problems: Problems) -> bool:
         depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
         if depth > DEEPEST or count > MOST_NODES:
             limit = f"nested deeper than {DEEPEST}" if depth > DEEPEST else f"more than {MOST_NODES} values"
-            problems.add(limit, line=event.start_mark.line + 1)
+            problems.add(limit, line=event.start_mark.line + 1 if event.start_mark else 1)
             return False
     return True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -25,15 +26,14 @@ class Form:
     is_secret: bool = False
 
 
-def _like(wanted: str, pattern: str) -> Form:
+def _like(wanted: str, pattern: str, *, is_secret: bool = False) -> Form:
     compiled = re.compile(pattern)
-    return Form(wanted, lambda text: compiled.fullmatch(text) is not None)
+    return Form(wanted, lambda text: compiled.fullmatch(text) is not None, is_secret)
 
 
 LARGEST_PORT = 65535
 OLDEST_PYTHON = (3, 8)
 
-_IPV6 = re.compile(r"[0-9A-Fa-f:]*:[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*")
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
 _PYTHON = re.compile(r"[0-9]{1,2}\.[0-9]{1,3}(\.[0-9]{1,3})?")
 _NO_OPTION = r"[A-Za-z0-9_][A-Za-z0-9._-]"
@@ -48,8 +48,15 @@ def _is_host(text: str) -> bool:
     """What ssh accepts, less what could be taken for an option, a pattern or a command."""
     inner = plain_host(text)
     if ":" in inner:
-        return len(inner) <= len("ffff:" * 7 + "ffff") and _IPV6.fullmatch(inner) is not None
+        return _is_ipv6(inner)
     return inner == text and _HOST.fullmatch(text) is not None
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        return ipaddress.IPv6Address(text).scope_id is None
+    except ValueError:
+        return False
 
 
 def _is_port(text: str) -> bool:
@@ -97,8 +104,9 @@ SECRET = Form("a text in one line", lambda text: "\n" not in text and "\0" not i
 VARIABLE = _like("the name of an environment variable", "[A-Za-z_][A-Za-z0-9_]{0,127}")
 PYTHON = Form('a version such as "3.11" or "3.11.7", 3.8 or newer', _is_python)
 PREFIX = Form("a path on the server, absolute or beginning with ~/", _is_prefix)
-CHANNEL = _like("the name or address of a channel", r"[A-Za-z0-9_./][A-Za-z0-9_./:~%+@-]{0,500}")
-URL = _like("an address that begins with https:// or http://", r"https?://[!-~]{1,2000}")
+# These two may hold a user, a password or a token.
+CHANNEL = _like("the name or address of a channel", r"[A-Za-z0-9_./][A-Za-z0-9_./:~%+@-]{0,500}", is_secret=True)
+URL = _like("an address that begins with https:// or http://", r"https?://[!-~]{1,2000}", is_secret=True)
 SHA256 = _like("64 hexadecimal digits", "[0-9a-fA-F]{64}")
 
 

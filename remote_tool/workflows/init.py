@@ -75,7 +75,7 @@ def parse_server_option(text: str) -> ServerAnswer:
     """
     name, is_named, rest = text.strip().rpartition("=")
     user, has_user, place = rest.rpartition("@")
-    found = re.fullmatch(r"(\[[^\]]*\]|[^:]*)(?::(.*))?", place, re.DOTALL)
+    found = re.fullmatch(r"(\[[^\]]*\]|[^:]*)(?::([^:]*))?", place)
     if found is None:
         raise UsageError(f"{text!r} is not a server; an IPv6 address stands in brackets", hint=OPTION_HINT)
     host, port = found[1], found[2]

@@ -1,0 +1,89 @@
+"""The example and the page about the configuration are right, and complete."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from remote_tool.config.loading import CONDA_KEYS, INSTALLER_KEYS, SERVER_KEYS, TOP_KEYS, parse
+from remote_tool.config.model import Config, EnvironmentKind, HostKeyPolicy, Installer, Server
+from remote_tool.paths import LocalPaths, RemotePaths
+from remote_tool.workflows.init import EXCLUDES
+
+REPOSITORY = Path(__file__).parents[2]
+EXAMPLE = REPOSITORY / ".remote.example"
+PAGE = REPOSITORY / "docs" / "configuration.md"
+ROOT = Path("/home/me/my_project")
+KEYS = (*TOP_KEYS, *SERVER_KEYS, *CONDA_KEYS, *INSTALLER_KEYS)
+
+
+def read(text: str) -> Config:
+    return parse(text.encode(), ROOT / ".remote/configs.yaml", ROOT)
+
+
+def examples() -> list[str]:
+    return re.findall(r"^```yaml\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def test_the_example_is_a_configuration_with_the_defaults() -> None:
+    config = read((EXAMPLE / "configs.yaml").read_text())
+    plain = read("servers: {first: {hostname: a}}")
+    assert list(config.servers) == ["first", "second"]
+    assert (config.local, config.remote) == (LocalPaths(ROOT), RemotePaths("my_project"))
+    assert (config.environment, config.host_keys) == (plain.environment, plain.host_keys)
+
+
+def test_what_the_example_has_behind_a_comment_is_right_too() -> None:
+    """Each key that is commented out can be taken in."""
+    text = (EXAMPLE / "configs.yaml").read_text()
+    text = re.sub(r"^    # ((?:installer:|  (?:url|sha256):).*)$", r"    \1", text, flags=re.MULTILINE)
+    text = re.sub(r"^    # (password: .*)$", r"    \1", text.replace("    password_env:", "    #"), flags=re.MULTILINE)
+    config = read(text)
+    assert config.environment.installer is not None
+    assert config.servers["second"].password == "correct horse battery staple"
+
+
+@pytest.mark.parametrize("file", [EXAMPLE / "configs.yaml", PAGE], ids=["example", "page"])
+def test_every_key_is_explained(file: Path) -> None:
+    text = file.read_text()
+    words = [*KEYS, *EnvironmentKind, *HostKeyPolicy]
+    assert [word for word in words if not re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", text)] == []
+
+
+@pytest.mark.parametrize("text", examples())
+def test_every_example_of_the_page_is_a_configuration(text: str) -> None:
+    assert isinstance(read(text), Config)
+
+
+def test_the_page_has_a_row_for_every_key_and_no_other() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|(?:[^|\n]*\|){2}$", PAGE.read_text(), re.MULTILINE)
+    assert set(rows) == {*TOP_KEYS, *SERVER_KEYS, *CONDA_KEYS}
+
+
+def test_the_defaults_on_the_page_are_the_real_ones() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", PAGE.read_text(), re.MULTILINE))
+    local, remote = LocalPaths(ROOT), RemotePaths("x")
+    assert rows == {
+        "environment": read("").environment.kind,
+        "host_keys": read("").host_keys,
+        "channels": f"[{', '.join(read('').environment.channels)}]",
+        "jobs_folder": local.jobs_folder,
+        "logs_folder": local.logs_folder,
+        "exclude_file": local.exclude,
+        "remote_scripts_folder_name": remote.scripts_name,
+        "remote_jobs_folder_name": remote.jobs_name,
+    }
+
+
+def test_every_value_of_the_model_has_a_key() -> None:
+    """So that none can be forgotten in the file, the example and the page."""
+    assert {field.name for field in dataclasses.fields(Server)} == {"name", *SERVER_KEYS}
+    assert {field.name for field in dataclasses.fields(Installer)} == set(INSTALLER_KEYS)
+    assert {field.name for field in dataclasses.fields(Config)} - {"local", "remote"} < set(TOP_KEYS)
+
+
+def test_the_example_leaves_out_what_init_leaves_out() -> None:
+    assert (EXAMPLE / "exclude.txt").read_text() == EXCLUDES

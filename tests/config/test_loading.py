@@ -1,0 +1,645 @@
+"""configs.yaml is read whole or refused with every problem named, whatever is in it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from remote_tool.config.document import LARGEST_FILE, MOST_NODES, MOST_PROBLEMS
+from remote_tool.config.loading import load, parse
+from remote_tool.config.model import Config, Environment, EnvironmentKind, HostKeyPolicy, Installer, Server
+from remote_tool.errors import ConfigError
+from remote_tool.paths import LocalPaths, RemotePaths
+
+ROOT = Path("/home/me/my_project")
+FILE = ROOT / ".remote" / "configs.yaml"
+DIGEST = "ecb43ee4ae30a7a5af87737e9548ceb21f0a10ec55b8dc40d247aa925b80bfec"
+
+
+def read(text: str | bytes) -> Config:
+    return parse(text if isinstance(text, bytes) else text.encode(), FILE, ROOT)
+
+
+def problems(text: str | bytes) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        read(text)
+    assert caught.value.hint
+    assert all(each.startswith(".remote/configs.yaml:") for each in caught.value.problems)
+    return [each.removeprefix(".remote/configs.yaml:") for each in caught.value.problems]
+
+
+def server(**values: str) -> str:
+    keys = {"hostname": "a"} | values
+    return "servers:\n  first:\n" + "".join(f"    {key}: {value}\n" for key, value in keys.items())
+
+
+def test_every_key_of_ours_is_read() -> None:
+    config = read(f"""
+name: digits
+python: "3.11.7"
+environment:
+  miniforge:
+    channels: [conda-forge, https://conda.example.org/lab]
+    installer: {{file: ./Miniforge3.sh, sha256: {DIGEST.upper()}}}
+host_keys: strict
+servers:
+  gpu-1.lab_a:
+    hostname: fd00::5
+    username: me
+    port: 2222
+    private_key: keys/lab
+    password_env: LAB_PASSWORD
+    address: "[fd00::6]"
+""")
+    assert config == Config(
+        name="digits",
+        servers={
+            "gpu-1.lab_a": Server(
+                name="gpu-1.lab_a",
+                hostname="fd00::5",
+                username="me",
+                port=2222,
+                private_key=ROOT / "keys/lab",
+                password_env="LAB_PASSWORD",
+                address="fd00::6",
+            )
+        },
+        local=LocalPaths(ROOT),
+        remote=RemotePaths("digits"),
+        python="3.11.7",
+        environment=Environment(
+            EnvironmentKind.MINIFORGE,
+            channels=("conda-forge", "https://conda.example.org/lab"),
+            installer=Installer(DIGEST, file=ROOT / "Miniforge3.sh"),
+        ),
+        host_keys=HostKeyPolicy.STRICT,
+    )
+
+
+def test_a_hostname_is_enough_and_the_rest_has_defaults() -> None:
+    config = read("servers: {first: {hostname: gpu-lab}}")
+    assert config.servers == {"first": Server("first", "gpu-lab")}
+    assert (config.name, config.python, config.environment) == ("my_project", None, Environment())
+    assert config.python_version == f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert config.host_keys is HostKeyPolicy.ACCEPT_NEW
+
+
+def test_a_configuration_of_labml_remote_works_unchanged(own_home: Path) -> None:
+    """All of its keys, and what its users were told to leave blank."""
+    config = read("""
+name: mnist_runs
+scripts_folder: .remote/scripts
+logs_folder: .remote/my_logs
+jobs_folder: ./.remote/my_jobs/
+exclude_file: .remote/leave_out.txt
+remote_scripts_folder_name: .scripts
+remote_jobs_folder_name: .my-jobs
+servers:
+  primary:
+    hostname: 3.19.32.53
+    private_key: ./.remote/private_key
+    username: ubuntu
+    password:
+  secondary:
+    hostname: ec2-3-20-234-50.us-east-2.compute.amazonaws.com
+    private_key: ''
+    password: 0123
+  third:
+    hostname: 3.19.32.55
+    private_key: ~/.ssh/lab key
+""")
+    first, second, third = config.servers.values()
+    assert first == Server("primary", "3.19.32.53", "ubuntu", private_key=ROOT / ".remote/private_key")
+    assert (second.private_key, second.password) == (None, "0123")
+    assert third.private_key == own_home / ".ssh/lab key"
+    assert config.local == LocalPaths(ROOT, ".remote/my_jobs", ".remote/my_logs", ".remote/leave_out.txt")
+    assert config.remote == RemotePaths("mnist_runs", ".scripts", ".my-jobs")
+
+
+@pytest.mark.parametrize("text", ["", "# nothing yet\n", "servers:\n", "servers: {}\n", "name: x\n", "\ufeffname: x\n"])
+def test_a_file_without_servers_is_read(text: str) -> None:
+    assert read(text).servers == {}
+
+
+@pytest.mark.parametrize("name", ["no", "1e3", "y", "null", "12", "3.10", "2020-01-01", "0x1f", "on", "1_000"])
+def test_a_name_is_what_stands_in_the_file_row_114(name: str) -> None:
+    """YAML's own types would make False, 1000.0, None of them."""
+    config = read(f"name: {name if name != 'null' else 'x'}\nservers: {{{name}: {{hostname: {name}x}}}}")
+    assert list(config.servers) == [name]
+    assert config.servers[name].hostname == f"{name}x"
+
+
+@pytest.mark.parametrize("written", ["3.10", "'3.10'", '"3.10"'])
+def test_python_3_10_is_not_3_1(written: str) -> None:
+    assert read(f"python: {written}").python == "3.10"
+
+
+@pytest.mark.parametrize("written", ["miniconda", "{miniconda: }", "{miniconda: {channels: [conda-forge]}}"])
+def test_a_kind_of_environment_is_a_word_or_has_settings(written: str) -> None:
+    assert read(f"environment: {written}").environment == Environment(EnvironmentKind.MINICONDA)
+
+
+def test_an_existing_environment_has_a_prefix() -> None:
+    environment = read("environment: {existing: ~/envs/my train}").environment
+    assert environment == Environment(EnvironmentKind.EXISTING, prefix="~/envs/my train")
+
+
+def test_merge_keys_share_settings_and_the_servers_own_win() -> None:
+    config = read("""
+servers:
+  a: &lab {hostname: a, username: me, port: 2222}
+  b: {<<: *lab, hostname: b}
+  c: {hostname: c, <<: [{username: you}, *lab]}
+""")
+    assert config.servers["b"] == Server("b", "b", "me", 2222)
+    assert config.servers["c"] == Server("c", "c", "you", 2222)
+
+
+WRONG = [
+    ("name: a\nname: b", "2: name: given twice, first on line 1"),
+    ("pyhton: 3.11", "1: pyhton: unknown key; did you mean python?"),
+    ("x: 1", "1: x: unknown key; known are name, python, environment, servers, host_keys, scripts_folder"),
+    ("hostname: a", "1: hostname: is a key of a server"),
+    (
+        "servers:\n  a:\n    hostname: h\n    user_name: u",
+        "4: servers.a.user_name: unknown key; did you mean username?",
+    ),
+    ("servers:\n  a:\n    hostname: h\n    hostname: i", "4: servers.a.hostname: given twice, first on line 3"),
+    ("servers: [a]", "1: servers: must be a mapping (key: value), found a list"),
+    ("servers: {a: 10.0.0.5}", "1: servers.a: must be a mapping, such as {hostname: 10.0.0.5}, found '10.0.0.5'"),
+    ("servers: {a: }", "1: servers.a: hostname is missing"),
+    ("servers: {a: {port: 22}}", "1: servers.a: hostname is missing"),
+    ("servers: {? [a] : {hostname: a}}", "1: servers: a key must be plain text"),
+    ("- a", "1: must be a mapping (key: value), found a list"),
+    ("a", "1: must be a mapping (key: value), found 'a'"),
+    ("name: 'a\n\n  b'", "1: name: must be a folder name"),
+    ("name: [a]", "1: name: must be a folder name of letters, digits, . _ -"),
+    ("host_keys: no", "1: host_keys: must be one of accept-new, strict, found 'no'"),
+    ("environment: conda", "1: environment: must be one of miniconda, miniforge, uv, venv, or {existing: /path/to/pre"),
+    ("environment: existing", "1: environment: must be one of"),
+    ("environment: {existing: }", "1: environment.existing: must be a path on the server"),
+    ("environment: {existing: envs/a}", "1: environment.existing: must be a path on the server, absolute or beginning"),
+    ("environment: {existing: ~/../other}", "1: environment.existing: must be a path on the server"),
+    ("environment: {uv: , venv: }", "1: environment: must have one of miniconda,"),
+    ("environment: {minconda: }", "1: environment.minconda: unknown key; did you mean miniconda?"),
+    ("environment: {uv: {channels: [a]}}", "1: environment.uv.channels: unknown key"),
+    ("environment: {miniconda: {channels: a}}", "1: environment.miniconda.channels: must be a list of channels"),
+    ("environment: {miniconda: {channels: [-c]}}", "1: environment.miniconda.channels[0]: must be the name or address"),
+    ("environment: {miniconda: {installer: {url: https://a/b}}}", "1: environment.miniconda.installer: needs url or"),
+    (
+        f"environment: {{miniconda: {{installer: {{url: 'ftp://a', file: b, sha256: {DIGEST}}}}}}}",
+        "1: environment.miniconda.installer: needs url or file, and sha256",
+    ),
+    (
+        f"environment: {{miniconda: {{installer: {{url: 'ftp://a', sha256: {DIGEST}}}}}}}",
+        "1: environment.miniconda.installer.url: must be an address that begins with https:// or http://",
+    ),
+    (
+        "environment: {miniconda: {installer: {url: 'https://a', sha256: abc}}}",
+        "1: environment.miniconda.installer.sha256: must be 64 hexadecimal digits, found 'abc'",
+    ),
+    ("servers:\n\tfirst: {hostname: a}", "2: a tab cannot stand here; indent with spaces"),
+    ("name: *nothing", "1: an alias (*...) of nothing"),
+    ("name: [", "2: not YAML: "),
+    ("name: a: b", "1: not YAML: mapping values are not allowed"),
+    ("name: a\n--- \nname: b", "2: not YAML: "),
+    ("name: a\x00", "1: the character U+0000 cannot stand in YAML"),
+    ("name: a\n# \x1b[2J", "2: the character U+001B cannot stand in YAML"),
+    ("name: a\n\ufeffpython: '3.11'", "2: the character U+FEFF cannot stand in YAML"),
+    (b"name: a\n# caf\xe9\n", "2: not UTF-8 (byte 0xe9)"),
+    ("name: a".encode("utf-16"), "1: not UTF-8 (byte 0xff)"),
+    (
+        "remote_jobs_folder_name: .remote-scripts",
+        "1: remote_jobs_folder_name: .remote-scripts is the name of our other",
+    ),
+    ("servers: {a: {hostname: b, password: x, password_env: Y}}", "1: servers.a.password_env: stands beside password"),
+]
+
+
+@pytest.mark.parametrize(("text", "problem"), WRONG)
+def test_a_problem_is_named_with_line_and_key_row_114(text: str | bytes, problem: str) -> None:
+    assert any(each.startswith(problem) for each in problems(text)), problems(text)
+
+
+def test_all_problems_are_named_at_once_in_the_order_of_the_lines() -> None:
+    found = problems("""name: ../evil
+servers:
+  first:
+    hostname: -oProxyCommand=x
+    prot: 22
+  second:
+    hostname: b
+    port: abc
+pyton: 3.11
+""")
+    assert [each.split(" ")[0:2] for each in found] == [
+        ["1:", "name:"],
+        ["4:", "servers.first.hostname:"],
+        ["5:", "servers.first.prot:"],
+        ["8:", "servers.second.port:"],
+        ["9:", "pyton:"],
+    ]
+    assert found[3] == "8: servers.second.port: must be a whole number from 1 to 65535, found 'abc'"
+
+
+def test_very_many_problems_are_counted_not_listed() -> None:
+    found = problems("".join(f"key{number}: x\n" for number in range(1000)))
+    assert len(found) == MOST_PROBLEMS + 1
+    assert found[-1] == f" and {1000 - MOST_PROBLEMS} more problems"
+
+
+def test_a_missing_file_says_what_to_type(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"\.remote/configs\.yaml: does not exist") as caught:
+        load(tmp_path)
+    assert caught.value.hint == "remote-tool init"
+
+
+def test_a_file_that_is_a_folder_is_said(tmp_path: Path) -> None:
+    (tmp_path / ".remote" / "configs.yaml").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="Is a directory"):
+        load(tmp_path)
+
+
+def test_load_reads_the_file_of_the_project(tmp_path: Path) -> None:
+    root = tmp_path / "digits"
+    (root / ".remote").mkdir(parents=True)
+    (root / ".remote" / "configs.yaml").write_bytes(b"\xef\xbb\xbfservers:\r\n  a:\r\n    hostname: b\r\n")
+    config = load(root)
+    assert (config.name, config.local.root, config.servers["a"].hostname) == ("digits", root, "b")
+
+
+def test_the_name_must_be_written_where_the_folders_name_cannot_be_it() -> None:
+    with pytest.raises(ConfigError, match=r"configs.yaml:1: name: is missing, and the project folder 'My Project'"):
+        parse(b"", Path("/x/My Project/.remote/configs.yaml"), Path("/x/My Project"))
+    assert parse(b"name: mine", Path("/x"), Path("/x/My Project")).name == "mine"
+
+
+BAD_HOSTS = [
+    "-oProxyCommand=evil",
+    "-l",
+    "a b",
+    "a;b",
+    "a%h",
+    "a$(b)",
+    "a`b`",
+    "a'b",
+    'a"b',
+    "a\\nb",
+    "a|b",
+    "a&b",
+    "a>b",
+    "a*",
+    "a?",
+    "!a",
+    "a,b",
+    "a/b",
+    "a@b",
+    "a:22",
+    "a:b:c",
+    "10.0.0.5:22",
+    "[10.0.0.5]",
+    "[::1",
+    "::1]",
+    "[::1]:22",
+    "fe80::1%eth0",
+    "a\u0007b",
+    "a\u202eb",
+    "gpü",
+    ".a",
+    "",
+    " ",
+    "a" * 300,
+]
+
+
+def yaml_text(text: str) -> str:
+    escaped = (each if each.isascii() and each.isalnum() else f"\\U{ord(each):08x}" for each in text)
+    return f'"{"".join(escaped)}"'
+
+
+@pytest.mark.parametrize("host", [*BAD_HOSTS, "a\nb", "a\n", "a\rb", "a\tb", "a\x7fb", "a\x9bb", "a\u2028b", "\x00"])
+def test_a_host_that_ssh_could_misunderstand_is_refused_row_108(host: str) -> None:
+    assert any("servers.first" in each for each in problems(server(hostname=yaml_text(host))))
+    if host:
+        assert any("servers.first.address" in each for each in problems(server(address=yaml_text(host))))
+
+
+@pytest.mark.parametrize(
+    ("written", "host"),
+    [
+        ("gpu-1.example.org", "gpu-1.example.org"),
+        ("my_alias", "my_alias"),
+        ("::1", "::1"),
+        ("'[2001:db8::1]'", "2001:db8::1"),
+        ("::ffff:10.0.0.5", "::ffff:10.0.0.5"),
+        ("10.0.0.5", "10.0.0.5"),
+        ("1e3", "1e3"),
+    ],
+)
+def test_addresses_names_and_aliases_are_hosts(written: str, host: str) -> None:
+    assert read(server(hostname=written)).servers["first"].hostname == host
+
+
+@pytest.mark.parametrize("user", ["-l", "a;b", "a b", "a%r", "a$b", "a\nb", "a'b", "a\\", "a\x1b", "a/b", "a:b", "é"])
+def test_a_user_that_ssh_could_misunderstand_is_refused_row_108(user: str) -> None:
+    assert any("servers.first.username" in each for each in problems(server(username=yaml_text(user))))
+
+
+@pytest.mark.parametrize("user", ["me", "_svc", "me@example.org", "a.b-c_d", "1001"])
+def test_users_of_directories_are_users(user: str) -> None:
+    assert read(server(username=user)).servers["first"].username == user
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "-1", "22.0", "0x16", "1e3", "abc", "٢٢", "²", "9" * 5000, "[22]"])
+def test_a_port_is_a_whole_number_up_to_65535(port: str) -> None:
+    assert any("port: must be a whole number from 1 to 65535" in each for each in problems(server(port=port)))
+
+
+@pytest.mark.parametrize(
+    "version",
+    ["3", "3.7", "2.7", "4.0", "3.x", "3.11rc1", ">=3.9", "3.11; rm", "latest", "3.9.1.2", "3.9999", "3." + "9" * 5000],
+)
+def test_a_version_is_like_3_11_and_3_8_or_newer(version: str) -> None:
+    assert any('python: must be a version such as "3.11"' in each for each in problems(f"python: '{version}'"))
+
+
+NAMES = ["..", ".", "-rf", ".ssh", "a/b", "/etc", "a b", "~", "a;b", "$HOME", "a'b", "é", "a\nb", "a\0", "a" * 200]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_come_from_an_allow_list_rows_107_and_109(name: str) -> None:
+    assert any("name: must be" in each for each in problems(f"name: {yaml_text(name)}"))
+    found = problems(f"servers:\n  {yaml_text(name)}: {{hostname: a}}")
+    assert any("the name of a server must be made of letters" in each for each in found)
+
+
+@pytest.mark.parametrize("key", ["jobs_folder", "logs_folder", "scripts_folder", "exclude_file"])
+@pytest.mark.parametrize("path", ["..", "a/../../b", "/etc", "~/x", ".", "./", "a\0b", "a\x1bb"])
+def test_folders_here_stay_in_the_project_row_109(key: str, path: str) -> None:
+    assert any(f"{key}: must be a path inside the project" in each for each in problems(f"{key}: {yaml_text(path)}"))
+
+
+@pytest.mark.parametrize("key", ["remote_jobs_folder_name", "remote_scripts_folder_name"])
+@pytest.mark.parametrize("name", ["..", ".", "a/b", "/etc", "-rf", "a b", "~"])
+def test_folders_on_the_server_stay_in_the_project_row_109(key: str, name: str) -> None:
+    assert any(f"{key}: must be the name of a folder" in each for each in problems(f"{key}: {yaml_text(name)}"))
+
+
+@pytest.mark.parametrize("path", ["~someone/key", "a\0b", "a\nb", "a\x1b[2Jb"])
+def test_a_key_file_has_a_plain_path(path: str) -> None:
+    assert any(
+        "private_key: must be the path of a file" in each for each in problems(server(private_key=yaml_text(path)))
+    )
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        "{hostname: GPU.lab}",
+        "{hostname: gpu.lab, port: 22}",
+        "{<<: *one}",
+    ],
+)
+def test_one_machine_under_two_names_is_refused_row_98(second: str) -> None:
+    found = problems(f"servers:\n  a: &one {{hostname: gpu.lab}}\n  b: {second}")
+    assert found == ["3: servers.b: is the same machine as a (same hostname, port and username)"]
+
+
+@pytest.mark.parametrize("second", ["{hostname: a, port: 2222}", "{hostname: a, username: other}", "{hostname: b}"])
+def test_other_ports_and_users_are_other_servers(second: str) -> None:
+    assert len(read(f"servers: {{a: {{hostname: a}}, b: {second}}}").servers) == 2
+
+
+SECRET = "hunter2canary"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"password: [{SECRET}]",
+        f"password: {{{SECRET}: {SECRET}}}",
+        f"password: *{SECRET}",
+        f"password: !{SECRET}",
+        f"password: !{SECRET} x",
+        f"password: !a!{SECRET} x",
+        f"password: '{SECRET}",
+        f"password: {SECRET}: b",
+        f"password: @{SECRET}",
+        f"password: '{SECRET}\n\n      {SECRET}'",
+        f"password {SECRET}",
+        f"password={SECRET}",
+        f"password={SECRET}: x",
+        f"pasword: {SECRET}",
+        f"password: {SECRET}\n    password: {SECRET}",
+        f"password: {SECRET}\n    password_env: 1A",
+        f"hostname: a\n      password {SECRET}",
+        f"port: password {SECRET}",
+    ],
+)
+def test_a_password_is_in_no_message_row_111(line: str) -> None:
+    text = f"servers:\n  first:\n    {line}\n    port: abc\n"
+    assert problems(text)
+    with pytest.raises(ConfigError) as caught:
+        read(text)
+    assert SECRET not in f"{caught.value} {caught.value.hint} {caught.value!r}"
+
+
+def test_a_password_is_not_in_the_text_of_a_configuration_row_111() -> None:
+    config = read(server(password=SECRET))
+    assert config.servers["first"].password == SECRET
+    assert SECRET not in f"{config} {config!r}"
+
+
+TAGS = [
+    "!!python/object/apply:os.system ['touch {canary}']",
+    "!!python/object/new:os.system ['touch {canary}']",
+    "!!python/name:os.system",
+    "!!python/module:os",
+    "!!python/tuple [a]",
+    "!<tag:yaml.org,2002:python/object/apply:os.system> ['touch {canary}']",
+    "!own a",
+    "!!binary aGk=",
+    "!!set {{a}}",
+]
+
+
+@pytest.mark.parametrize("tag", TAGS)
+@pytest.mark.parametrize("place", ["{}", "name: {}", "servers: {}", "servers: {{a: {}}}", "? {}\n: a", "x: [{} ]"])
+def test_tags_are_refused_and_nothing_runs_rows_114_and_115(tag: str, place: str, tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    if place.startswith("servers: {{"):
+        text = "servers:\n  a: " + tag.format(canary=canary)
+    else:
+        text = place.format(tag.format(canary=canary))
+    assert any("a tag (!...) is refused" in each for each in problems(text))
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("key", ["proxy_command", "ProxyCommand", "proxyjump", "local_command", "command", "setup"])
+def test_no_key_runs_a_command_row_115(key: str) -> None:
+    assert any("unknown key" in each for each in problems(f"{key}: touch x"))
+    assert any("unknown key" in each for each in problems(server(**{key: "touch x"})))
+
+
+def bomb() -> str:
+    """Nine levels of nine aliases: 387 million values in 400 bytes."""
+    lines = ["a: &a [x,x,x,x,x,x,x,x,x]"]
+    for before, name in zip("abcdefgh", "bcdefghi", strict=True):
+        lines.append(f"{name}: &{name} [{','.join([f'*{before}'] * 9)}]")
+    return "\n".join(lines)
+
+
+MERGE_BOMB = "a: &a {hostname: x}\n" + "".join(
+    f"{name}: &{name} {{<<: [{','.join([f'*{before}'] * 9)}]}}\n"
+    for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+BOMBS = {
+    "aliases": (bomb(), "with its aliases more than"),
+    "merge keys": (MERGE_BOMB, "with its aliases more than"),
+    "a list of itself": ("&a [" + "*a," * 9000 + "]", "with its aliases more than"),
+    "a mapping of itself": ("&a {<<: *a}", "with its aliases more than"),
+    "a key of itself": ("&a {? *a : b}", "with its aliases more than"),
+    "open brackets": ("[" * 500_000, "nested deeper"),
+    "brackets": ("[" * 5000 + "]" * 5000, "nested deeper"),
+    "mappings": ("{a: " * 5000 + "}" * 5000, "nested deeper"),
+    "dashes": ("- " * 400_000, "nested deeper"),
+    "question marks": ("? " * 400_000, "nested deeper"),
+    "many values": ("- a\n" * 200_000, f"more than {MOST_NODES}"),
+    "many keys": ("".join(f"k{number}: v\n" for number in range(80_000)), f"more than {MOST_NODES}"),
+    "many unknown keys": ("".join(f"name{number}: v\n" for number in range(MOST_NODES // 2 - 1)), "unknown key"),
+    "many documents": ("---\n" * 200_000, f"more than {MOST_NODES}"),
+    "large": ("#" * (LARGEST_FILE + 1), "larger than 1024 KiB"),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_is_refused_in_a_moment_row_114(name: str) -> None:
+    text, problem = BOMBS[name]
+    began = time.process_time()
+    assert problem in problems(text)[0]
+    assert time.process_time() - began < 2
+
+
+def test_deep_nesting_does_not_end_the_program_row_114() -> None:
+    """The composer of libyaml calls itself: without our bound the whole program dies of a full stack."""
+    code = (
+        "from pathlib import Path\n"
+        "from remote_tool.config.loading import parse\n"
+        "from remote_tool.errors import ConfigError\n"
+        "for text in (b'[' * 500_000, b'- ' * 500_000, b'? ' * 300_000):\n"
+        "    try: parse(text, Path('/a/b'), Path('/a'))\n"
+        "    except ConfigError: print('refused')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout.split()) == (0, ["refused"] * 3), done.stderr
+
+
+def test_endless_files_are_read_up_to_the_limit(tmp_path: Path) -> None:
+    (tmp_path / ".remote").mkdir()
+    (tmp_path / ".remote" / "configs.yaml").symlink_to("/dev/zero")
+    with pytest.raises(ConfigError, match="larger than 1024 KiB"):
+        load(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_a_file_that_may_not_be_read_is_said(tmp_path: Path) -> None:
+    (tmp_path / ".remote").mkdir()
+    (tmp_path / ".remote" / "configs.yaml").touch(mode=0)
+    with pytest.raises(ConfigError, match="Permission denied"):
+        load(tmp_path)
+
+
+def read_or_refuse(text: bytes) -> Config | None:
+    try:
+        return parse(text, FILE, ROOT)
+    except ConfigError as error:
+        refusal = error
+    assert refusal.problems
+    assert all(problem.isprintable() for problem in refusal.problems), refusal.problems
+    return None
+
+
+@given(st.binary(max_size=200))
+@example(b"\xef\xbb\xbf\xef\xbb\xbf")
+@example(b"%YAML 9.9\n---\n")
+@example(b"%TAG ! tag:a,2000:\n---\n!a b")
+def test_any_bytes_are_a_configuration_or_refused_row_114(text: bytes) -> None:
+    read_or_refuse(text)
+
+
+WORDS = st.sampled_from(
+    [
+        *("name", "python", "environment", "servers", "hostname", "username", "port", "private_key", "password"),
+        *("existing", "miniconda", "installer", "channels", "sha256", "url", "jobs_folder", "a", "no", "1e3", "3.10"),
+        *("22", "~", "~x/y", "..", "*", "&", "!", "!!python/name:os.system", "-", "---", "...", "?", "|", ">", "%"),
+        *("@", "`", "{", "}", "[", "]", ":", ",", "#", "'", '"', "<<", "<<:", "&a", "*a", "é", "\U0001f600"),
+        *("\n", "\t", "\r", "\x85", "\u2028", "\ufeff", "\x00", "\x1b"),
+    ]
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=400)
+@given(st.lists(st.tuples(WORDS, st.sampled_from(["", " ", ": ", "\n", "\n  ", "\n    ", "\n- "])), max_size=25))
+def test_words_of_yaml_in_any_order_are_a_configuration_or_refused_row_114(words: list[tuple[str, str]]) -> None:
+    read_or_refuse("".join(word + gap for word, gap in words).encode())
+
+
+TEXTS = st.one_of(
+    st.text(max_size=8),
+    st.sampled_from(["a", "10.0.0.5", "-x", "~", "~root/x", "..", "3.11", "22", "9" * 5000, "\U0001f600", "a\nb", ""]),
+)
+TREES = st.recursive(
+    TEXTS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3), max_leaves=6
+)
+SERVERS = st.dictionaries(
+    TEXTS,
+    st.dictionaries(
+        st.sampled_from(["hostname", "username", "port", "private_key", "password", "password_env", "address"]), TREES
+    ),
+    max_size=3,
+)
+TOPS = st.fixed_dictionaries(
+    {},
+    optional={
+        "servers": SERVERS | TREES,
+        "environment": TREES | st.dictionaries(st.sampled_from([*EnvironmentKind]), TREES, max_size=2),
+        **dict.fromkeys(
+            ["name", "python", "host_keys", "jobs_folder", "exclude_file", "remote_jobs_folder_name"], TREES
+        ),
+    },
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=300)
+@given(TOPS)
+def test_any_values_are_a_configuration_or_refused_rows_107_to_109(tree: object) -> None:
+    """And what is accepted can harm neither ssh nor a path."""
+    config = read_or_refuse(flow(tree).encode("utf-8", "replace"))
+    if config is None:
+        return
+    for name, found in config.servers.items():
+        words = [name, found.hostname, found.username or "x", found.address or "x"]
+        assert all(word and not word.startswith("-") and word.isascii() and word.isprintable() for word in words)
+        assert not set("".join(words)) & set(" ;%$`'\"\\|&<>*?!(){}#~/\n")
+        assert found.port is None or 0 < found.port < 65536
+    for path in (config.local.jobs, config.local.logs, config.local.exclude_file):
+        assert ROOT in path.parents
+        assert ".." not in path.parts
+
+
+def flow(tree: object) -> str:
+    """Write a tree as YAML with every text quoted."""
+    if isinstance(tree, dict):
+        return "{" + ", ".join(f"{yaml_text(key)}: {flow(value)}" for key, value in tree.items()) + "}"
+    if isinstance(tree, list):
+        return "[" + ", ".join(flow(each) for each in tree) + "]"
+    return yaml_text(str(tree))
