@@ -21,8 +21,8 @@ class PendingJob:
     tags: Sequence[str] = ()
 
     def start(self) -> RunningJob:
-        """Start it on its server."""
-        return Workspace.find().start(self.server, self.command, dict(self.env_vars), tuple(self.tags))
+        """Start it on its server, as the project folder is there: labml_remote sent nothing first."""
+        return Workspace.find().start(self.server, self.command, dict(self.env_vars), tuple(self.tags), sync=False)
 
 
 class Jobs:

@@ -121,17 +121,23 @@ class Workspace:
         return _checked(self._work(work), check=check)
 
     def start(
-        self, server: str, command: str, env: Mapping[str, str] | None = None, tags: Sequence[str] = ()
+        self,
+        server: str,
+        command: str,
+        env: Mapping[str, str] | None = None,
+        tags: Sequence[str] = (),
+        *,
+        sync: bool = True,
     ) -> RunningJob:
-        """Start a job on one server, as its project folder is now; ``rsync`` sends changes first.
+        """Send what changed and start a job on one server; without sync, as its project folder is.
 
         Raises:
+            SyncError: The project could not be sent; nothing was started.
             JobError: It could not be started.
             ConnectError: The server cannot be reached.
         """
-        request = StartRequest(command, (server,), dict(env or {}), tuple(tags), sync=False)
-        answer = self.start_jobs(request)
-        return RunningJob(self, answer.jobs[0])
+        request = StartRequest(command, (server,), dict(env or {}), tuple(tags), sync=sync)
+        return RunningJob(self, self.start_jobs(request).jobs[0])
 
     def launch_torch(
         self,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from remote_tool import JobState, Workspace
+from remote_tool import JobState, RunningJob, Workspace
 from remote_tool.errors import JobError, UsageError
 from remote_tool.jobs.job import JobSpec, new_job_id
 from remote_tool.jobs.registry import Registry
@@ -25,7 +25,7 @@ from remote_tool.workflows.start_jobs import StartRequest, start_specs
 from tests.project import make_project, processes_of, write_configuration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from tests.conftest import MakeServer
@@ -42,6 +42,13 @@ def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
         time.sleep(0.02)
 
 
+def begin(
+    workspace: Workspace, server: str, command: str, env: dict[str, str] | None = None, tags: Sequence[str] = ()
+) -> RunningJob:
+    """Start a job that needs no file of the project to be sent first."""
+    return workspace.start(server, command, env, tags, sync=False)
+
+
 def by_id(*job_ids: str) -> JobSelection:
     return JobSelection(jobs=job_ids, stopped=True)
 
@@ -55,7 +62,7 @@ def remote_folder(server: TestServer, job_id: str) -> Path:
 
 
 def test_exit_codes_come_home_exactly_row_6(workspace: Workspace) -> None:
-    jobs = [workspace.start("first", f"exit {code}") for code in EXIT_CODES]
+    jobs = [begin(workspace, "first", f"exit {code}") for code in EXIT_CODES]
     answer = workspace.wait_jobs(by_id(*(job.id for job in jobs)), timeout=30)
     assert {job.id: job.exit_code for job in answer.jobs} == dict(
         zip((job.id for job in jobs), EXIT_CODES, strict=True)
@@ -65,7 +72,7 @@ def test_exit_codes_come_home_exactly_row_6(workspace: Workspace) -> None:
 
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGKILL", "SIGTERM"])
 def test_a_signal_is_told_apart_from_its_exit_code_row_7(workspace: Workspace, name: str) -> None:
-    job = workspace.start("second", f"kill -{name.removeprefix('SIG')} $$")
+    job = begin(workspace, "second", f"kill -{name.removeprefix('SIG')} $$")
     assert job.wait(30) is JobState.FAILED
     assert (job.job.signal, job.job.exit_code) == (name, None)
     assert job.job.program_exit_code == 128 + signal.Signals[name]
@@ -73,8 +80,8 @@ def test_a_signal_is_told_apart_from_its_exit_code_row_7(workspace: Workspace, n
 
 def test_the_bytes_of_a_log_come_home_as_they_were_row_27(workspace: Workspace) -> None:
     payload = bytes(range(256)) * 500
-    job = workspace.start(
-        "first", "python -c 'import sys; sys.stdout.buffer.write(bytes(range(256)) * 500)'; echo e >&2"
+    job = begin(
+        workspace, "first", "python -c 'import sys; sys.stdout.buffer.write(bytes(range(256)) * 500)'; echo e >&2"
     )
     shown: list[Chunk] = []
     answer = workspace.follow_jobs(by_id(job.id), shown.append)
@@ -85,7 +92,7 @@ def test_the_bytes_of_a_log_come_home_as_they_were_row_27(workspace: Workspace) 
 
 
 def test_the_last_lines_are_shown_and_the_rest_is_kept(workspace: Workspace) -> None:
-    job = workspace.start("first", "seq 1 5000")
+    job = begin(workspace, "first", "seq 1 5000")
     job.wait(30)
     shown: list[Chunk] = []
     workspace.follow_jobs(by_id(job.id), shown.append, FollowOptions(lines=3, wait=False))
@@ -98,7 +105,7 @@ def test_killing_ends_processes_that_left_the_session_and_the_environment_row_1(
 ) -> None:
     escapes = "setsid sleep 1000 & env -i /bin/sleep 1000 & (setsid sh -c 'sleep 1000 & sleep 1000' &)"
     command = f"{escapes}; trap '' TERM; wait; sleep 1000"
-    job = workspace.start("first", command)
+    job = begin(workspace, "first", command)
     until(lambda: len(processes_of(job.id)) >= 4)
     assert job.kill(grace=0.5) is JobState.KILLED
     assert processes_of(job.id) == []
@@ -109,28 +116,28 @@ def test_a_checkpoint_can_be_written_before_the_end_row_23(
     workspace: Workspace, shared_servers: tuple[TestServer, TestServer]
 ) -> None:
     on_term = "trap 'sleep 1; echo saved > saved.txt; exit 0' TERM"
-    job = workspace.start("first", f"{on_term}; echo up; while :; do sleep 0.1; done")
+    job = begin(workspace, "first", f"{on_term}; echo up; while :; do sleep 0.1; done")
     until((remote_folder(shared_servers[0], job.id) / "job.out").read_bytes)
     assert job.kill() is JobState.KILLED
     assert (shared_servers[0].home / "project" / "saved.txt").read_text() == "saved\n"
 
 
 def test_killing_one_job_leaves_its_neighbour_alone_row_20(workspace: Workspace) -> None:
-    victim, neighbour = (workspace.start("first", "sleep 1000") for _ in range(2))
+    victim, neighbour = (begin(workspace, "first", "sleep 1000") for _ in range(2))
     victim.kill()
     assert neighbour.state is JobState.RUNNING
     neighbour.kill()
 
 
 def test_killing_twice_and_killing_what_ended_changes_nothing_row_21(workspace: Workspace) -> None:
-    job = workspace.start("first", "exit 3")
+    job = begin(workspace, "first", "exit 3")
     job.wait(30)
     answer = workspace.stop_jobs(by_id(job.id))
     assert (answer.jobs[0].state, answer.jobs[0].exit_code, answer.errors) == (JobState.FAILED, 3, {})
 
 
 def test_nothing_is_killed_without_a_selection_row_127(workspace: Workspace) -> None:
-    job = workspace.start("first", "sleep 1000")
+    job = begin(workspace, "first", "sleep 1000")
     with pytest.raises(UsageError, match="Nothing is selected"):
         workspace.stop_jobs(JobSelection())
     with pytest.raises(UsageError, match="No running job"):
@@ -160,7 +167,7 @@ def test_one_id_is_started_once_however_often_it_is_asked_for_row_9(workspace: W
 def test_a_job_outlives_the_connection_that_started_it_row_14(
     workspace: Workspace, shared_servers: tuple[TestServer, TestServer]
 ) -> None:
-    job = workspace.start("second", "sleep 1000")
+    job = begin(workspace, "second", "sleep 1000")
     shared_servers[1].drop_connections()
     assert job.state is JobState.RUNNING
     job.kill()
@@ -169,7 +176,7 @@ def test_a_job_outlives_the_connection_that_started_it_row_14(
 def test_following_survives_dropped_connections_without_losing_or_repeating_a_byte(
     workspace: Workspace, shared_servers: tuple[TestServer, TestServer]
 ) -> None:
-    job = workspace.start("second", "for i in $(seq 1 400); do echo line $i; sleep 0.01; done")
+    job = begin(workspace, "second", "for i in $(seq 1 400); do echo line $i; sleep 0.01; done")
     shown: list[bytes] = []
     enough = threading.Event()
 
@@ -195,7 +202,7 @@ def test_following_survives_dropped_connections_without_losing_or_repeating_a_by
 
 
 def test_a_second_laptop_sees_and_stops_the_same_jobs(workspace: Workspace, tmp_path: Path) -> None:
-    job = workspace.start("first", "sleep 1000", tags=["from-first-laptop"])
+    job = begin(workspace, "first", "sleep 1000", tags=["from-first-laptop"])
     other_root = tmp_path / "project"
     (other_root / ".remote").mkdir(parents=True)
     (other_root / ".remote" / "configs.yaml").write_bytes(workspace.config.local.config_file.read_bytes())
@@ -210,7 +217,7 @@ def test_a_second_laptop_sees_and_stops_the_same_jobs(workspace: Workspace, tmp_
 def test_a_killed_supervisor_makes_a_lost_job_that_can_still_be_stopped_row_3(
     workspace: Workspace, shared_servers: tuple[TestServer, TestServer]
 ) -> None:
-    job = workspace.start("first", "sleep 1000")
+    job = begin(workspace, "first", "sleep 1000")
     record = json.loads((remote_folder(shared_servers[0], job.id) / "started.json").read_text())
     os.kill(record["supervisor"]["pid"], signal.SIGKILL)
     until(lambda: workspace.list_jobs(by_id(job.id)).jobs[0].state is JobState.LOST)
@@ -225,7 +232,7 @@ def test_a_server_that_cannot_be_reached_shows_the_last_state_with_its_age_row_1
     server = make_server("away")
     workspace = Workspace.find(make_project(tmp_path / "project", [server]))
     workspace.prepare()
-    job = workspace.start("away", "sleep 1000")
+    job = begin(workspace, "away", "sleep 1000")
     server.stop()
     answer = workspace.list_jobs()
     assert answer.jobs[0].state is JobState.UNREACHABLE
@@ -241,7 +248,7 @@ def test_variables_reach_the_job_and_are_written_nowhere_row_111(
     workspace: Workspace, shared_servers: tuple[TestServer, TestServer]
 ) -> None:
     secret = "canary-" + new_job_id()
-    job = workspace.start("first", f'test "${{#TOKEN}}" = {len(secret)} && echo found', env={"TOKEN": secret})
+    job = begin(workspace, "first", f'test "${{#TOKEN}}" = {len(secret)} && echo found', env={"TOKEN": secret})
     job.wait(30)
     assert list(job.tail()) == ["found"]
     for folder in (workspace.root, shared_servers[0].home):
@@ -250,8 +257,10 @@ def test_variables_reach_the_job_and_are_written_nowhere_row_111(
 
 
 def test_a_job_has_the_environment_that_it_was_promised(workspace: Workspace) -> None:
-    job = workspace.start(
-        "second", 'echo "$REMOTE_TOOL_SERVER $PYTHONUNBUFFERED $RANK"; pwd; command -v python; echo $REMOTE_TOOL_JOB_ID'
+    job = begin(
+        workspace,
+        "second",
+        'echo "$REMOTE_TOOL_SERVER $PYTHONUNBUFFERED $RANK"; pwd; command -v python; echo $REMOTE_TOOL_JOB_ID',
     )
     server, folder, python, job_id = job.tail()
     assert server == "second 1 "
@@ -261,7 +270,7 @@ def test_a_job_has_the_environment_that_it_was_promised(workspace: Workspace) ->
 
 
 def test_waiting_too_long_names_the_job(workspace: Workspace) -> None:
-    job = workspace.start("first", "sleep 1000")
+    job = begin(workspace, "first", "sleep 1000")
     with pytest.raises(JobError, match=f"Still running after 1 s: job {job.job.key}"):
         job.wait(1)
     job.kill()
@@ -284,4 +293,4 @@ def test_the_older_shape_of_the_api_works(workspace: Workspace, monkeypatch: pyt
 
 
 async def test_the_api_works_where_an_event_loop_runs_as_in_a_notebook(workspace: Workspace) -> None:
-    assert workspace.start("first", "exit 5").wait(30) is JobState.FAILED
+    assert begin(workspace, "first", "exit 5").wait(30) is JobState.FAILED
