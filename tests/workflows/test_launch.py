@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import tempfile
@@ -39,17 +40,21 @@ if os.environ["RANK"] == "2":
     raise ValueError("rank two had enough")
 time.sleep(1000)
 """
-# A restarted node counts its own failures only, so a file says that the first try is over.
+# A restarted node counts its own failures only, so files say that both ran and that the first try is over.
 ONCE = """
 import os, pathlib, sys, tempfile, time
-tried = pathlib.Path(tempfile.gettempdir(), os.environ["RUN_UUID"])
-if tried.exists():
+folder = pathlib.Path(tempfile.gettempdir(), os.environ["RUN_UUID"])
+folder.mkdir(exist_ok=True)
+if (folder / "tried").exists():
     print("again as one of", os.environ["WORLD_SIZE"], flush=True)
     sys.exit(0)
-if os.environ["RANK"] == "0":
-    tried.touch()
-    sys.exit(1)
-time.sleep(1000)
+if os.environ["RANK"] == "1":
+    (folder / "up").touch()
+    time.sleep(1000)
+while not (folder / "up").exists():
+    time.sleep(0.05)
+(folder / "tried").touch()
+sys.exit(1)
 """
 STUBBORN = """
 import os, signal, subprocess, time
@@ -172,7 +177,7 @@ def test_restarts_use_torchruns_elastic_rendezvous_and_keep_every_attempt_row_10
     assert followed.exit_code == 0, shown
     assert [chunk.data for chunk in shown if chunk.data.startswith(b"again")] == [b"again as one of 2\n"] * 2
     assert any(chunk.stream == "ranks/1/0/out" for chunk in shown)
-    Path(tempfile.gettempdir(), answer.jobs[0].launch_id).unlink()
+    shutil.rmtree(Path(tempfile.gettempdir(), answer.jobs[0].launch_id))
 
 
 def test_a_port_that_is_taken_is_refused_before_anything_starts_row_93(trainer: Workspace) -> None:
