@@ -25,7 +25,7 @@ def follow(workspace: Workspace, selection: JobSelection, options: FollowOptions
         inform(f"\nstill running; to follow again: remote-tool job-tail{output.selected or _selected(selection)}")
         raise
     output.end()
-    _show_end(answer)
+    show_end(answer)
     failed = answer.exit_code if answer.errors else 0
     leave_unless_ok(answer.exit_code if pass_on else failed)
 
@@ -58,7 +58,8 @@ class _Output:
         self._labelled.end()
 
 
-def _show_end(answer: FollowAnswer) -> None:
+def show_end(answer: FollowAnswer) -> None:
+    """Say how every job ended, and of a launch which rank failed first and why."""
     for job in answer.jobs:
         inform(f"job {job.key} on {job.server}: {how_it_ended(job)}")
     if answer.first_failure is not None and any(job.launch_id for job in answer.jobs):

@@ -27,8 +27,10 @@ STYLES = {
     JobState.LOST: "red",
     JobState.UNREACHABLE: "magenta",
 }
-# The least that is left of a column when a terminal is narrow.
-WIDTHS = {"SERVER": 6, "TAGS": 6, "COMMAND": 16}
+GAP = 2
+# What these columns are cut to when a terminal is narrow; the others keep their width, the command takes the rest.
+NARROW = {"SERVER": 12, "TAGS": 8}
+LEAST_COMMAND = 30
 NOTHING = "-"
 LONGEST_COMMAND = 500
 MINUTE, HOUR, DAY = 60, 3600, 86400
@@ -40,7 +42,7 @@ def print_jobs(jobs: Sequence[Job], descriptor: int = streams.OUT) -> None:
     rows = [_row(job, now) for job in jobs]
     if streams.is_terminal(descriptor):
         console = RichConsole(stderr=descriptor == streams.ERR, highlight=False, markup=False, emoji=False)
-        console.print(_table(jobs, rows))
+        console.print(_table(jobs, rows, console.width))
     else:
         streams.write_text(descriptor, _plain_rows(rows))
 
@@ -80,21 +82,22 @@ def _row(job: Job, now: float) -> dict[str, str]:
     }
 
 
-def _table(jobs: Sequence[Job], rows: Sequence[dict[str, str]]) -> Table:
+def _table(jobs: Sequence[Job], rows: Sequence[dict[str, str]], room: int) -> Table:
     """Columns that say nothing are left out; a reason stands under its command."""
-    table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
-    names = [name for name in rows[0] if name != "REASON" and any(row[name] for row in rows)]
-    for name in names:
-        table.add_column(
-            name,
-            no_wrap=True,
-            overflow="ellipsis",
-            justify="right" if name in {"KEY", "AGE"} else "left",
-            min_width=WIDTHS.get(name) or max(len(name), *(len(row[name]) for row in rows)),
-            ratio=1 if name == "COMMAND" else None,
-        )
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold", expand=True)
+    widths = {
+        name: max(cell_len(text) for text in (name, *(row[name] for row in rows)))
+        for name in rows[0]
+        if name not in {"REASON", "COMMAND"} and any(row[name] for row in rows)
+    }
+    if sum(widths.values()) + GAP * len(widths) + LEAST_COMMAND > room:
+        widths = {name: min(width, NARROW.get(name, width)) for name, width in widths.items()}
+    for name, width in widths.items():
+        right = name in {"KEY", "AGE"}
+        table.add_column(name, width=width, no_wrap=True, overflow="ellipsis", justify="right" if right else "left")
+    table.add_column("COMMAND", ratio=1, no_wrap=True, overflow="ellipsis")
     for job, row in zip(jobs, rows, strict=True):
-        table.add_row(*(_cell(job, name, row) for name in names))
+        table.add_row(*(_cell(job, name, row) for name in (*widths, "COMMAND")))
     return table
 
 
@@ -111,7 +114,7 @@ def _plain_rows(rows: Sequence[dict[str, str]]) -> str:
     """Every column is there and none is empty, so that a script can count on its place; the command comes last."""
     lines = [list(rows[0]), *([value or NOTHING for value in row.values()] for row in rows)]
     widths = [max(cell_len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    return "".join("  ".join(map(_padded, line, widths)).rstrip() + "\n" for line in lines)
+    return "".join((" " * GAP).join(map(_padded, line, widths)).rstrip() + "\n" for line in lines)
 
 
 def _padded(text: str, width: int) -> str:

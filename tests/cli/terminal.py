@@ -15,6 +15,7 @@ import time
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 # Makes the terminal the controlling one, so that Ctrl-C comes from it and /dev/tty is it.
@@ -25,21 +26,25 @@ STYLES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Terminal:
-    """Runs ``remote-tool`` on a pseudo-terminal.
+    """Runs ``remote-tool`` on a pseudo-terminal of 80 columns.
 
     Attributes:
         raw: Everything that came until now.
     """
 
     def __init__(
-        self, *arguments: str, cwd: Path, columns: int = 80, environment: dict[str, str] | None = None
+        self,
+        *arguments: str,
+        cwd: Path,
+        program: Sequence[str] = ("-m", "remote_tool"),
+        environment: dict[str, str] | None = None,
     ) -> None:
         self.raw = b""
         self._ours, self.theirs = pty.openpty()
-        fcntl.ioctl(self.theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+        fcntl.ioctl(self.theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
         settings = {name: value for name, value in os.environ.items() if name not in {"NO_COLOR", "COLUMNS", "LINES"}}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", TAKE_TERMINAL, sys.executable, "-m", "remote_tool", *arguments],
+            [sys.executable, "-c", TAKE_TERMINAL, sys.executable, *program, *arguments],
             cwd=cwd,
             stdin=self.theirs,
             stdout=self.theirs,

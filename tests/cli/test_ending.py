@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from tests.conftest import MakeServer
     from tests.sshd import TestServer
 
+# Each runs the program several times.
+pytestmark = pytest.mark.slow
+
 PROGRAM = (sys.executable, "-m", "remote_tool")
 
 

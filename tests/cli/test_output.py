@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import re
 import time
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from remote_tool.cli import streams
+from remote_tool.cli.following import show_end
 from remote_tool.cli.log_lines import LONGEST_LINE, ExactOutput, LabelledOutput
 from remote_tool.cli.plain import harmless_line, harmless_stream, one_line, visible
 from remote_tool.cli.tables import print_jobs
+from remote_tool.errors import ConnectError
 from remote_tool.jobs.job import Job, JobState
+from remote_tool.workflows.failures import RankFailure
+from remote_tool.workflows.follow_jobs import FollowAnswer
 from tests.cli.terminal import Terminal
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+REPOSITORY = Path(__file__).parents[2]
 HOSTILE = {
     "title": "\x1b]0;owned\x07",
     "clipboard": "\x1b]52;c;ZXZpbA==\x07",
@@ -145,6 +148,16 @@ JOB = Job(
     reason="last seen running, 40 s ago\u202e",
     created_at=0.0,
 )
+LONG = Job(
+    key=123456,
+    id="20261121-053000-00000000000000000000000000000000",
+    server="gpu-server-with-a-long-name",
+    command="python train.py --learning-rate 0.1",
+    state=JobState.FAILED,
+    signal="SIGKILL",
+    tags=("a-tag", "and-another"),
+    created_at=0.0,
+)
 
 
 def test_rows_in_a_pipe_have_no_empty_column_and_no_escape_row_110(
@@ -161,6 +174,40 @@ def test_rows_in_a_pipe_have_no_empty_column_and_no_escape_row_110(
         "12   gpu1    unreachable  -     1234/0  2h   sweep,\\x1b[2J  "
         "last seen running, 40 s ago\\u202e  python train.py \\x1b]0;x\\x07\n"
     )
+
+
+def test_the_rank_that_failed_first_is_named_with_its_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    failure = RankFailure(
+        server="gpu2",
+        rank=3,
+        host="node\x1b[2Jb",
+        exit_code=1,
+        message="ValueError: bad luck",
+        traceback='Traceback (most recent call last):\n  File "train.py", line 5\nValueError: bad luck',
+    )
+    failed = replace(JOB, server="gpu2", state=JobState.FAILED, exit_code=1, reason="")
+    show_end(FollowAnswer((failed,), {"gpu9": ConnectError("gpu9 does not answer", hint="ping gpu9")}, failure))
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err == (
+        "job 12 on gpu2: failed, exit code 1\n"
+        "first to fail: gpu2, rank 3 (host node\\x1b[2Jb), exit code 1: ValueError: bad luck\n"
+        'Traceback (most recent call last):\n  File "train.py", line 5\nValueError: bad luck\n'
+        "error: gpu9 does not answer\n"
+        "hint: ping gpu9\n"
+    )
+
+
+def test_a_table_fits_a_terminal_of_80_columns_and_keeps_the_reason(project: Path) -> None:
+    show = "import tests.cli.test_output as t; t.print_jobs([t.JOB, t.LONG])"
+    with Terminal(cwd=project, program=["-c", show], environment={"PYTHONPATH": str(REPOSITORY)}) as terminal:
+        assert terminal.end() == 0
+        lines = [line.rstrip() for line in terminal.text.splitlines()]
+    assert max(map(len, lines)) <= 80
+    assert lines[0].split() == ["KEY", "SERVER", "STATE", "EXIT", "LAUNCH", "AGE", "TAGS", "COMMAND"]
+    assert re.match(r" *12  gpu1 +unreachable +1234/0 ", lines[1])
+    assert "last seen running, 40 s ago\\u202e" in " ".join(" ".join(lines).split())
+    assert re.fullmatch(r"123456  gpu-server-…  failed +SIGKILL +\d+d  a-tag,a…  python .*…", lines[-1])
 
 
 def test_a_program_on_a_terminal_cannot_steer_it_row_110(project: Path) -> None:

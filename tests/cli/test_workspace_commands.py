@@ -25,6 +25,7 @@ def lines_of(text: str) -> list[str]:
     return sorted(re.sub(r"\d+\.\d s", "N s", line) for line in text.splitlines())
 
 
+@pytest.mark.slow
 def test_preparing_twice_says_that_nothing_had_to_be_done(make_server: MakeServer, tmp_path: Path) -> None:
     server = make_server("gpu1")
     root = make_project(tmp_path / "project", [server])
@@ -45,6 +46,7 @@ def test_preparing_twice_says_that_nothing_had_to_be_done(make_server: MakeServe
     assert re.fullmatch(r"nothing had to be done on 1 server \(\d+\.\d s\)", end)
 
 
+@pytest.mark.slow
 def test_prepare_and_rsync_as_json(project: Path) -> None:
     prepared = remote_tool("prepare", "--json", cwd=project)
     document = json.loads(prepared.stdout)
@@ -81,6 +83,7 @@ def test_run_on_several_servers_names_the_server_of_each_line(project: Path) -> 
     assert lines_of(ran.stderr) == ["first  | x=y z", "second | x=y z"]
 
 
+@pytest.mark.slow
 def test_run_in_silence_and_as_json(project: Path) -> None:
     silent = remote_tool("run", "--cmd", "echo no; exit 3", "--silent", cwd=project)
     assert (silent.returncode, silent.stdout, silent.stderr) == (3, "", "")
@@ -92,6 +95,7 @@ def test_run_in_silence_and_as_json(project: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_some_servers_failing_is_3_and_all_failing_is_4_row_129(away: Path) -> None:
     some = remote_tool("run", "--cmd", "echo hello", cwd=away)
     assert (some.returncode, some.stdout) == (3, "first | hello\n")
@@ -144,6 +148,7 @@ def test_init_takes_everything_from_options_and_overwrites_nothing(tmp_path: Pat
     assert (tmp_path / ".remote" / "configs.yaml").read_text() == written
 
 
+@pytest.mark.slow
 def test_init_asks_again_until_an_answer_can_be_used(tmp_path: Path) -> None:
     with Terminal("init", cwd=tmp_path) as terminal:
         terminal.until("on the servers")
