@@ -33,6 +33,10 @@ class Folders(NamedTuple):
     def activation(self) -> str:
         return os.path.join(self.scripts, "activation.json")
 
+    @property
+    def sync_state(self) -> str:
+        return os.path.join(self.scripts, "sync")
+
 
 class Request:
     """One request and the way back to its client."""

@@ -6,7 +6,7 @@ import fcntl
 import os
 import select
 import time
-from typing import Any, Dict, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional
 
 from . import activation, job_files, processes, states, supervise
 from .activation import Activation, ActivationError, Origin
@@ -62,10 +62,24 @@ def start(request: Request) -> None:
         raise RequestError(f"{folders.project} is not there", hint="remote-tool rsync")
     jobs = job_files.open_jobs_folder(folders.jobs, create=True)
     assert jobs is not None
+    _refuse_half_a_project(jobs, folders, wanted)
     _remove_abandoned(jobs)
     begun = [_begin(jobs, folders, job) for job in wanted]
     deadline = time.monotonic() + _START_SECONDS
     request.answer({"jobs": [_finish(job, deadline) for job in begun], "now": time.time()})
+
+
+def _refuse_half_a_project(jobs: int, folders: Folders, wanted: List[Wanted]) -> None:
+    """Start nothing new on what a sync left half-way; a job that is there already did not need this copy."""
+    try:
+        with open(folders.sync_state, "rb") as file:
+            whole = not file.read(64).startswith(b"incomplete")
+    except OSError:
+        return  # never synced by us: the user's own copy
+    if not whole and not all(job_files.exists(jobs, job.spec["id"]) for job in wanted):
+        raise RequestError(
+            f"{folders.project} is not whole: its last sync did not finish, or still goes on", hint="remote-tool rsync"
+        )
 
 
 def _check_job(job: object, active: Activation, folders: Folders) -> Wanted:

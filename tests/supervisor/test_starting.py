@@ -66,6 +66,21 @@ def test_a_second_start_of_an_id_finds_the_first(server: PretendServer) -> None:
     assert (server.project / "counted").read_text() == "once\n"
 
 
+def test_nothing_starts_on_half_a_project_row_70(server: PretendServer) -> None:
+    running = server.new_job("true")
+    server.call("start", jobs=[running])
+    (server.scripts / "sync").write_text("incomplete 0123\n")
+    refused = server.new_job("touch started")
+    answer = server.call("start", jobs=[refused])
+    assert "is not whole" in answer["error"]
+    assert answer["hint"] == "remote-tool rsync"
+    assert not (server.jobs / refused["id"]).exists()
+    retried = server.call("start", jobs=[running])["jobs"][0]
+    assert retried["already"], "a retry of a start that was answered finds its job"
+    (server.scripts / "sync").write_text("complete 0123\n")
+    server.start("true")
+
+
 def test_a_retry_that_finds_a_torn_folder_says_so_and_starts_the_other_jobs(server: PretendServer) -> None:
     """Row 123."""
     torn, good = server.new_job("true"), server.new_job("true")
