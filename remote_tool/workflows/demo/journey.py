@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import platform
 import shlex
 import shutil
 import subprocess
@@ -11,21 +12,19 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from remote_tool.errors import UsageError
+from remote_tool.workflows.demo.ending import ignore_signals, no_process_left, signals_restored
 from remote_tool.workflows.demo.server import DemoServer, running_servers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # The sample in a checkout, and in an installed package.
 SAMPLES = (Path(__file__).parents[3] / "sample", Path(__file__).parent / "sample")
 NEEDED = ("torch", "sklearn")
 MOST_LINES = 20
+LONGEST_GOODBYE = 10.0
 Show = Callable[[str], None]
 
 
@@ -51,17 +50,23 @@ def run_demo(options: DemoOptions, show: Show) -> int:
         UsageError: Something that the demo needs is missing here.
     """
     sample = _require_everything()
-    with tempfile.TemporaryDirectory(prefix="remote-tool-demo-") as name:
+    with signals_restored(), tempfile.TemporaryDirectory(prefix="remote-tool-demo-") as name:
         folder = Path(name)
         project = folder / "digits"
         shutil.copytree(sample, project, ignore=shutil.ignore_patterns("__pycache__", "checkpoints", ".remote"))
-        with running_servers(folder, folder / "key", options.servers) as servers:
-            journey = _Journey(project, options, show)
-            with journey.jobs_ended():
-                return journey.run(servers, folder / "key")
+        with no_process_left(), running_servers(folder, folder / "key", options.servers) as servers:
+            try:
+                return _Journey(project, options, show).run(servers, folder / "key")
+            finally:
+                ignore_signals()
 
 
 def _require_everything() -> Path:
+    if platform.system() != "Linux":
+        raise UsageError(
+            f"The demo's servers are this machine; servers are Linux, and this is {platform.system()}",
+            hint="remote-tool init --server NAME=USER@HOST, with a Linux server that you reach by ssh",
+        )
     if shutil.which("rsync") is None:
         raise UsageError("The demo needs rsync on this machine", hint="sudo apt-get install rsync")
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
@@ -111,16 +116,6 @@ class _Journey:
             self._wait(servers)
         return 0
 
-    @contextmanager
-    def jobs_ended(self) -> Iterator[None]:
-        """Whatever happens, no job stays."""
-        try:
-            yield
-        finally:
-            names = [name.name for name in self._project.parent.glob("server*")]
-            words = [word for name in names for word in ("--server", name)]
-            self._program("job-kill", "--signal", "SIGKILL", *words, quiet=True)
-
     def _initialize(self, servers: list[DemoServer], key: Path) -> None:
         self._say(
             f"{len(servers)} SSH servers on this machine, each with an empty home; the project is a copy of sample/."
@@ -141,18 +136,20 @@ class _Journey:
             self._say(f"This failed with status {status}, and the demo ends here.")
             raise _StepFailedError(status)
 
-    def _program(self, *words: str, quiet: bool = False) -> int:
-        verbose = ["-" + "v" * self._options.verbose] if self._options.verbose and not quiet else []
-        output = subprocess.DEVNULL if quiet else None
-        return subprocess.run(
-            [sys.executable, "-m", "remote_tool", *words, *verbose],
-            cwd=self._project,
-            env=self._environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            check=False,
-        ).returncode
+    def _program(self, *words: str) -> int:
+        verbose = ["-" + "v" * self._options.verbose] if self._options.verbose else []
+        command = [sys.executable, "-m", "remote_tool", *words, *verbose]
+        with subprocess.Popen(command, cwd=self._project, env=self._environment, stdin=subprocess.DEVNULL) as program:
+            try:
+                return program.wait()
+            except BaseException as error:
+                if not isinstance(error, KeyboardInterrupt):
+                    program.terminate()
+                # Ctrl-C reached it too: it leaves its servers in order.
+                with suppress(subprocess.TimeoutExpired):
+                    program.wait(LONGEST_GOODBYE)
+                program.kill()
+                raise
 
     def _show_what_came_home(self) -> None:
         self._say("What came home:")

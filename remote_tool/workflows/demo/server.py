@@ -9,6 +9,7 @@ import threading
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import asyncssh
 
@@ -20,7 +21,9 @@ CHUNK = 256 * 1024
 ADDRESS = "127.0.0.1"
 STARTING_SECONDS = 30.0
 # What a command gets of our environment; nothing secret is among it.
-PASSED_ON = ("PATH", "LANG", "USER", "LOGNAME", "TMPDIR", "LD_LIBRARY_PATH")
+PASSED_ON = ("PATH", "LANG", "USER", "LOGNAME", "LD_LIBRARY_PATH")
+# Beside the homes: torch leaves folders there.
+TEMPORARY = "tmp"
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ class _Group:
         self._folder = folder
         self._key = key
         self._acceptors: list[asyncssh.SSHAcceptor] = []
+        self._connections: WeakSet[asyncssh.SSHServerConnection] = WeakSet()
         self._sessions: set[asyncio.Task[None]] = set()
 
     async def start(self, count: int) -> list[DemoServer]:
@@ -71,6 +75,7 @@ class _Group:
     async def _start(self, name: str) -> DemoServer:
         home = self._folder / name
         home.mkdir(mode=0o700)
+        (self._folder / TEMPORARY).mkdir(mode=0o700, exist_ok=True)
 
         def handle(process: asyncssh.SSHServerProcess[bytes]) -> None:
             task = asyncio.get_running_loop().create_task(_serve(process, home))
@@ -83,6 +88,7 @@ class _Group:
             server_host_keys=[asyncssh.generate_private_key("ssh-ed25519")],
             authorized_client_keys=asyncssh.import_authorized_keys(self._key.export_public_key().decode()),
             process_factory=handle,
+            acceptor=self._connections.add,
             encoding=None,
             line_editor=False,
             window=2 * 1024 * 1024,
@@ -91,12 +97,16 @@ class _Group:
         return DemoServer(name, home, acceptor.get_port())
 
     async def stop(self) -> None:
-        """End every session, then the servers."""
+        """End every session and connection, then the servers."""
         for acceptor in self._acceptors:
             acceptor.close()
         for task in list(self._sessions):
             task.cancel()
         await asyncio.gather(*self._sessions, return_exceptions=True)
+        connections = list(self._connections)
+        for connection in connections:
+            connection.close()
+        await asyncio.gather(*(connection.wait_closed() for connection in connections))
         await asyncio.gather(*(acceptor.wait_closed() for acceptor in self._acceptors))
 
 
@@ -126,7 +136,12 @@ async def _child(process: asyncssh.SSHServerProcess[bytes], home: Path) -> Async
     peer = process.get_extra_info("peername")
     here = process.get_extra_info("sockname")
     environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-    environment |= {"HOME": str(home), "SHELL": "/bin/sh", "SSH_CONNECTION": f"{peer[0]} {peer[1]} {here[0]} {here[1]}"}
+    environment |= {
+        "HOME": str(home),
+        "SHELL": "/bin/sh",
+        "TMPDIR": str(home.with_name(TEMPORARY)),
+        "SSH_CONNECTION": f"{peer[0]} {peer[1]} {here[0]} {here[1]}",
+    }
     child = await asyncio.create_subprocess_exec(
         "/bin/sh",
         "-c",
