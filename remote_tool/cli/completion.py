@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from remote_tool.cli.plain import one_line
 from remote_tool.config.loading import load
 from remote_tool.errors import RemoteToolError
 from remote_tool.jobs.registry import Registry
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from remote_tool.jobs.job import Job
 
 MOST_JOBS = 50
+LONGEST = 50
 
 
 def complete_server(incomplete: str) -> list[str]:
@@ -25,13 +27,14 @@ def complete_server(incomplete: str) -> list[str]:
 
 def complete_job(incomplete: str) -> list[tuple[str, str]]:
     """Offer the newest jobs by key, with what they run."""
-    found = [(str(job.key), f"{job.server}: {job.command[:40]}") for job in _jobs()[-MOST_JOBS:]]
+    found = [(str(job.key), one_line(f"{job.server}: {job.command}")[:LONGEST]) for job in _jobs()[-MOST_JOBS:]]
     return [each for each in found if each[0].startswith(incomplete)]
 
 
 def complete_tag(incomplete: str) -> list[str]:
-    """Offer the tags of all jobs."""
-    return sorted({tag for job in _jobs() for tag in job.tags if tag.startswith(incomplete)})
+    """Offer the tags of all jobs, but those that a shell or a terminal would take for something else."""
+    tags = {tag for job in _jobs() for tag in job.tags if tag.startswith(incomplete)}
+    return sorted(tag for tag in tags if tag.isprintable() and " " not in tag)
 
 
 def _config() -> Config | None:

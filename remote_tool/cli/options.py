@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def _offer(what: str) -> Callable[[str], list[str]]:
+def _offer(what: str) -> Callable[[str], list[str | tuple[str, str]]]:
     """Load what completes an option when the shell asks: it reads the configuration, which ``--help`` does not need."""
 
-    def complete(incomplete: str) -> list[str]:
+    def complete(incomplete: str) -> list[str | tuple[str, str]]:
         module = importlib.import_module("remote_tool.cli.completion")
         return list(getattr(module, f"complete_{what}")(incomplete))
 

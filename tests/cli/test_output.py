@@ -12,12 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remote_tool.cli import streams
+from remote_tool.cli.console import Console, show_error
 from remote_tool.cli.following import show_end
 from remote_tool.cli.log_lines import LONGEST_LINE, ExactOutput, LabelledOutput
 from remote_tool.cli.plain import harmless_line, harmless_stream, one_line, visible
 from remote_tool.cli.tables import print_jobs
-from remote_tool.errors import ConnectError
+from remote_tool.errors import ConfigError, ConnectError, SomeServersFailedError
 from remote_tool.jobs.job import Job, JobState
+from remote_tool.workflows.events import Notice, Outcome, StepEnded, StepOutput, StepProgress, StepStarted
 from remote_tool.workflows.failures import RankFailure
 from remote_tool.workflows.follow_jobs import FollowAnswer
 from tests.cli.terminal import Terminal
@@ -198,9 +200,49 @@ def test_the_rank_that_failed_first_is_named_with_its_traceback(capfd: pytest.Ca
     )
 
 
-def test_a_table_fits_a_terminal_of_80_columns_and_keeps_the_reason(project: Path) -> None:
+def test_what_steps_tell_is_a_line_each_in_a_pipe_and_harmless_row_110(capfd: pytest.CaptureFixture[str]) -> None:
+    with Console(show_output=True, activity="connecting") as console:
+        console.report(StepStarted("gpu1", "setup"))
+        console.report(StepProgress("gpu1", "setup", "half\x1b[2J"))
+        console.report(StepOutput("gpu1", "setup", b"10%\r20%\x1b[1A\nred\xff\n"))
+        console.report(StepEnded("gpu1", "setup", Outcome.DONE, "made\x07", 12.34))
+        console.report(StepEnded("gpu1", "rsync", Outcome.UNCHANGED, "[bold]nothing[/bold] to send :smile:"))
+        console.report(StepEnded("gpu2", "setup", Outcome.FAILED, "no disk", 1.0))
+        console.report(Notice("gpu1", "new key \u202e"))
+        console.trace("gpu1", "echo a\nb \x9b2J", 0.5)
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        "gpu1 | 10%",
+        "gpu1 | 20%\\x1b[1A",
+        "gpu1 | red\ufffd",
+        "gpu1: setup: done (12.3 s), made\\x07",
+        "gpu1: rsync: unchanged, [bold]nothing[/bold] to send :smile:",
+        "gpu2: setup: failed (1.0 s), no disk",
+        "gpu1: new key \\u202e",
+        "[gpu1] 0.500 s  echo a b \\x9b2J",
+    ]
+
+
+def test_errors_are_clear_without_colour_and_a_hint_stands_once_row_110(capfd: pytest.CaptureFixture[str]) -> None:
+    errors = {name: ConnectError(f"{name} \x1b[2J is away", hint="ping it") for name in ("gpu1", "gpu2")}
+    errors["gpu3"] = ConnectError("does not answer")
+    show_error(SomeServersFailedError(errors, []))
+    show_error(ConfigError(["a.yaml:1: x: wrong", "a.yaml:2: y: wrong"], hint="look"))
+    assert capfd.readouterr().err.splitlines() == [
+        "error: gpu1 \\x1b[2J is away",
+        "error: gpu2 \\x1b[2J is away",
+        "error: gpu3: does not answer",
+        "hint: ping it",
+        "error: a.yaml:1: x: wrong",
+        "error: a.yaml:2: y: wrong",
+        "hint: look",
+    ]
+
+
+def test_a_table_fits_a_terminal_of_80_columns_and_keeps_the_reason(tmp_path: Path) -> None:
     show = "import tests.cli.test_output as t; t.print_jobs([t.JOB, t.LONG])"
-    with Terminal(cwd=project, program=["-c", show], environment={"PYTHONPATH": str(REPOSITORY)}) as terminal:
+    with Terminal(cwd=tmp_path, program=["-c", show], environment={"PYTHONPATH": str(REPOSITORY)}) as terminal:
         assert terminal.end() == 0
         lines = [line.rstrip() for line in terminal.text.splitlines()]
     assert max(map(len, lines)) <= 80
