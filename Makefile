@@ -35,11 +35,12 @@ system-demo:
 	@tools/need rsync=rsync ip=iproute2
 
 system-test:
-	@tools/need rsync=rsync ip=iproute2 sshd=openssh-server fish=fish tcsh=tcsh zsh=zsh busybox=busybox ps=procps
+	@tools/need rsync=rsync ip=iproute2 sshd=openssh-server fish=fish tcsh=tcsh zsh=zsh busybox=busybox ps=procps \
+		$(shell test ! -x /usr/bin/python3 || /usr/bin/python3 -c 'import ensurepip' 2>/dev/null || echo python3-venv)
 
 $(BIN)/python:
-	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: sudo apt-get install python3"; exit 1; }
-	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || tools/need --strict python3-venv
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: install it, or make … PYTHON=ITS_PATH"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || tools/need --strict $(notdir $(PYTHON))-venv
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/stamp-torch: $(BIN)/python
