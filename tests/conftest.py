@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
+from hypothesis import settings
 
 from remote_tool.config.model import Config, HostKeyPolicy, Server
 from remote_tool.paths import LocalPaths, RemotePaths
@@ -15,6 +16,10 @@ from tests.sshd import TestServer, make_key
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
+
+# A busy machine is slow now and then; a test that hangs is ended by its timeout.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 
 class MakeServer(Protocol):
