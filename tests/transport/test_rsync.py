@@ -53,15 +53,14 @@ class Desk:
         return "\n".join(event.text for event in self.events if isinstance(event, Notice))
 
     @property
-    def step_output(self) -> str:
-        return "".join(event.data for event in self.events if isinstance(event, StepOutput))
+    def step_output(self) -> bytes:
+        return b"".join(event.data for event in self.events if isinstance(event, StepOutput))
 
-    def write(self, name: str | bytes, text: str = "text\n") -> bytes:
+    def write(self, name: str | bytes, text: str = "text\n") -> Path:
         """Write a file of the project and return its path."""
-        path = os.path.join(os.fsencode(self.project), os.fsencode(name))
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "w") as file:
-            file.write(text)
+        path = self.project / os.fsdecode(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
         return path
 
     def exclude(self, lines: bytes) -> None:
@@ -91,7 +90,7 @@ def desk(make_server: MakeServer, tmp_path: Path) -> Desk:
 async def test_a_first_sync_sends_every_file_with_its_folders_time_and_mode(desk: Desk) -> None:
     desk.write("train.py", "print(1)\n")
     script = desk.write("scripts/deep/go.sh", "#!/bin/sh\n")
-    os.chmod(script, 0o755)
+    script.chmod(0o755)
     os.utime(script, (1_700_000_000, 1_700_000_000))
     (desk.project / "empty").mkdir()
     result = await desk.sync()
@@ -217,7 +216,7 @@ async def test_a_stale_file_behind_a_folder_that_became_a_link_stays_row_67(desk
     elsewhere = desk.server.home / "shared"
     (desk.copy / "data").rename(elsewhere)
     (desk.copy / "data").symlink_to(elsewhere)
-    os.unlink(path)
+    path.unlink()
     (desk.project / "data").rmdir()
     assert (await desk.sync()).removed == ()
     assert (elsewhere / "set.txt").exists()
@@ -235,7 +234,7 @@ async def test_a_link_that_is_gone_here_goes_there(desk: Desk) -> None:
 async def test_an_empty_project_removes_nothing_row_68(desk: Desk) -> None:
     path = desk.write("a.py")
     await desk.sync()
-    os.unlink(path)
+    path.unlink()
     with pytest.raises(SyncError, match="has no files, so 1 would be removed") as caught:
         await desk.sync()
     assert "right folder" in caught.value.hint
