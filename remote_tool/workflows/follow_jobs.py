@@ -112,7 +112,12 @@ async def follow_selected(
 ) -> FollowAnswer:
     """Follow the selected jobs; without a selection, the one that is most likely meant."""
     errors = await refresh(context, choose_servers(context.config, selection.servers))
-    jobs = choose_job_to_follow(context.registry.load()[0], selection)
+    known = context.registry.load()[0]
+    jobs = choose_job_to_follow(known, selection)
+    if options.rank is not None:
+        # The rank may be on another server than the job that was chosen.
+        launches = {job.launch_id for job in jobs if job.launch_id}
+        jobs = [job for job in known if job.launch_id in launches] or jobs
     reachable = [job for job in jobs if job.server not in errors]
     answer = await follow_jobs(context, reachable, on_chunk, options)
     failed = {job.server: errors[job.server] for job in jobs if job.server in errors}

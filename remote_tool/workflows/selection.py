@@ -125,7 +125,7 @@ def find_job(jobs: Sequence[Job], word: str) -> Job:
 
 
 def choose_job_to_follow(jobs: Sequence[Job], selection: JobSelection) -> list[Job]:
-    """Return the jobs to follow: those selected, else the one that is most likely meant, with its launch's others.
+    """Return the jobs to follow: those selected, else the one that is most likely meant.
 
     Raises:
         UsageError: There is no job, or several run and none of them is a master.

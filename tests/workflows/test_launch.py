@@ -92,6 +92,9 @@ def test_every_rank_gets_its_place_and_its_own_log_rows_99_101(trainer: Workspac
     assert {values["NCCL_SOCKET_IFNAME"] for values in said.values()} == {"lo"}
     assert len({values["RUN_UUID"] for values in said.values()}) == 1
     assert [job.tags for job in answer.jobs] == [("master",), ()]
+    one_rank: list[Chunk] = []
+    trainer.follow_jobs(selection([answer.jobs[0].id]), one_rank.append, FollowOptions(rank=3, wait=False))
+    assert {chunk.rank for chunk in one_rank} == {3}
 
 
 @pytest.mark.slow
