@@ -8,17 +8,16 @@ import os
 import socket
 import sys
 
+# The descriptor of a socket to the program that started rsync, inherited through it.
 SOCKET_VARIABLE = "REMOTE_TOOL_RSYNC_SOCKET"
 NO_ANSWER = 255
 
 
 def main() -> int:
     """Pass on descriptors and arguments, wait for one byte: the exit status."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.connect(os.environ[SOCKET_VARIABLE])
+    with socket.socket(fileno=int(os.environ[SOCKET_VARIABLE])) as connection:
         arguments = b"\0".join(os.fsencode(argument) for argument in sys.argv[2:])
-        message = b"%d\0%b" % (len(arguments), arguments)
-        socket.send_fds(connection, [message], [0, 1])
+        socket.send_fds(connection, [b"%d\0%b" % (len(arguments), arguments)], [0, 1])
         # Ours would keep the streams open when the other program is done with them.
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 0)

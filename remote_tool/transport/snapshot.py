@@ -3,37 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import fnmatch
 import hashlib
 import os
 import re
-import shutil
+import secrets
 import stat
 import tempfile
-from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
 from remote_tool.errors import SyncError
+from remote_tool.transport.local_rsync import LocalRsync, environment, find_local_rsync, unescape
+from remote_tool.transport.private_files import OWN_FOLDERS, SECRET_RULES, identities, is_private_key, secret_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from pathlib import Path
 
-# Never sent, whatever exclude.txt says.
-PRIVATE = (".remote", ".git", ".jobs", ".remote-scripts", ".netrc", ".aws", ".ssh", ".env", ".env.*")
-# Examples of a .env hold no secrets, and people share them on purpose.
-HARMLESS = (".env.example", ".env.sample", ".env.template")
-# Files with these names are looked into; only those that are private keys stay here.
-KEY_NAMES = ("id_*", "*.pem", "*.key", "*_key", "*key*.txt", "private_key*", "*.ppk", "*_rsa", "*_ed25519", "*_ecdsa")
-KEY_MARKS = (b"PRIVATE KEY-----", b"PuTTY-User-Key-File")
-LARGEST_KEY = 64 * 1024
 LISTING_SECONDS = 600.0
-_ESCAPED = re.compile(rb"\\#([0-7]{3})")
+VANISHED_HERE = (23, 24)
+_NOT_REGULAR = re.compile(rb'skipping non-regular file "(.*)"', re.DOTALL)
+_COMPLAINT = re.compile(rb"rsync: (?:\[\w+\] )?(.*)", re.DOTALL)
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+_TRAILING_BLANKS = re.compile(rb"(?<!\\)[ \t]+\Z")
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """One file, link or folder.
 
     Attributes:
@@ -64,12 +58,14 @@ class Snapshot:
 
     Attributes:
         root: The project folder.
+        rules: Filter rules, ended by NUL each, with which rsync selects the entries again.
         entries: In rsync's order.
         skipped: What is left out although no rule of the user says so: name and why.
         id: The same for the same names, sizes, times and permissions.
     """
 
     root: Path
+    rules: bytes
     entries: tuple[Entry, ...]
     skipped: tuple[tuple[str, str], ...]
     id: str
@@ -79,160 +75,195 @@ class Snapshot:
         return b"".join(entry.record for entry in self.entries)
 
     @property
+    def names(self) -> frozenset[bytes]:
+        return frozenset(entry.name for entry in self.entries)
+
+    @property
     def file_count(self) -> int:
         return sum(not entry.is_folder for entry in self.entries)
 
+    def has_here(self, name: bytes) -> bool:
+        """Tell whether there is anything of this name now, whether it is sent or not."""
+        return os.path.lexists(os.path.join(os.fsencode(self.root), name.rstrip(b"/")))
 
-async def take_snapshot(root: Path, exclude_file: Path, private_keys: Iterable[Path] = ()) -> Snapshot:
-    """List what is to be sent.
 
-    Args:
-        root: The project folder.
+@dataclass(frozen=True)
+class SelectionRules:
+    """What is not sent.
+
+    Attributes:
         exclude_file: The user's rsync patterns; may be missing.
+        own_folders: Further folders of ours, relative to the project.
         private_keys: Files that are never sent, wherever they lie.
+    """
+
+    exclude_file: Path
+    own_folders: tuple[str, ...] = ()
+    private_keys: tuple[Path, ...] = ()
+
+
+async def take_snapshot(root: Path, rules: SelectionRules) -> Snapshot:
+    """List what is to be sent.
 
     Raises:
         SyncError: rsync is missing here, or does not list the folder.
     """
-    with tempfile.TemporaryDirectory(prefix="remote-tool-") as folder:
-        rules = Path(folder) / "rules"
-        rules.write_bytes(_rules(exclude_file))
-        names, complaints = await _list_names(root, rules, Path(folder) / "empty")
-    return await asyncio.to_thread(_look, root, names, complaints, {key.resolve() for key in private_keys})
+    if not await asyncio.to_thread(root.is_dir):
+        raise SyncError(f"The project folder {root} is not there")
+    rsync = await find_local_rsync()
+    own, users = _own_rules(rules), await asyncio.to_thread(_users_rules, rules.exclude_file)
+    output, complaints = await _list(rsync, root, _joined([*own, *users]))
+    look = _Look(root, identities(rules.private_keys))
+    await asyncio.to_thread(look.at_all, rsync, output, complaints)
+    # What a look has found is excluded by name, and what may appear in the next moment by its kind.
+    left_out = [b"/" + _literal(name) for name in look.left_out]
+    return look.snapshot(_joined([*own, *SECRET_RULES, *left_out, *users]))
 
 
-def local_rsync() -> str:
-    """Return the rsync program of this machine.
-
-    Raises:
-        SyncError: There is none.
-    """
-    found = shutil.which("rsync")
-    if found is None:
-        hint = "brew install rsync" if os.uname().sysname == "Darwin" else "sudo apt-get install rsync"
-        raise SyncError("rsync is missing on this machine", hint=hint)
-    return found
+def _joined(lines: list[bytes]) -> bytes:
+    return b"".join(line + b"\0" for line in lines)
 
 
-@cache
-def is_gnu_rsync(program: str, version: str) -> bool:
-    """Tell from its version text whether a program is the original rsync; macOS has another with fewer options."""
-    return program != "" and version.startswith("rsync ")
+def _own_rules(rules: SelectionRules) -> list[bytes]:
+    """Return the rules that come first, so that they win."""
+    own = [name.encode() for name in OWN_FOLDERS]
+    return own + [b"/" + _literal(os.fsencode(name).strip(b"/")) for name in rules.own_folders]
 
 
-async def rsync_version(program: str) -> str:
-    """Return the first line of ``rsync --version``."""
-    process = await asyncio.create_subprocess_exec(
-        program, "--version", stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE
-    )
-    output, _ = await process.communicate()
-    return output.decode(errors="replace").partition("\n")[0]
-
-
-def _rules(exclude_file: Path) -> bytes:
-    """Return filter rules: ours first, so that they win; a lone ``!`` would clear them, so it is dropped."""
-    ours = [b"+ " + name.encode() for name in HARMLESS] + [b"- " + name.encode() for name in PRIVATE]
+def _users_rules(file: Path) -> list[bytes]:
+    """Return the user's patterns as rsync takes them; a lone ``!`` would clear all rules before it, so it goes."""
     try:
-        lines = exclude_file.read_bytes().splitlines()
+        text = file.read_bytes()
     except FileNotFoundError:
-        lines = []
-    theirs = [line.strip(b"\r\n") for line in lines]
-    kept = [line for line in theirs if line.strip() and line.strip() != b"!" and not line.startswith((b"#", b";"))]
-    return b"\n".join([*ours, *kept]) + b"\n"
+        return []
+    except OSError as error:
+        raise SyncError(f"{file} cannot be read: {error.strerror}") from error
+    return _clean_lines(text)
 
 
-async def _list_names(root: Path, rules: Path, empty: Path) -> tuple[list[bytes], list[bytes]]:
+def _clean_lines(text: bytes) -> list[bytes]:
+    lines = []
+    for raw in _LINE_END.split(text.removeprefix(b"\xef\xbb\xbf")):
+        # rsync takes a NUL for the end of a line; trailing blanks nobody sees.
+        line = _TRAILING_BLANKS.sub(b"", raw.partition(b"\0")[0])
+        if line and line != b"!" and not line.startswith((b"#", b";")):
+            lines.append(line)
+    return lines
+
+
+def _literal(name: bytes) -> bytes:
+    """Return a pattern that matches a name only; without wildcards rsync takes backslashes as they are."""
+    return re.sub(rb"([*?\[\\])", rb"\\\1", name) if re.search(rb"[*?\[]", name) else name
+
+
+async def _list(rsync: LocalRsync, root: Path, rules: bytes) -> tuple[bytes, bytes]:
     """Have rsync say what it would send into an empty folder."""
-    program = local_rsync()
-    form = ["--out-format=%n"] if is_gnu_rsync(program, await rsync_version(program)) else ["-v"]
+    nowhere = os.path.join(tempfile.gettempdir(), f"remote-tool-{secrets.token_hex(8)}")
     # A trailing slash sends what is inside; the destination does not exist, and with -n never will.
-    command = [program, "-rln", *form, f"--exclude-from={rules}", f"{root}/", f"{empty}/"]
-    environment = {**os.environ, "LC_ALL": "C"}
     process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.DEVNULL,
+        rsync.program,
+        *("-rln", "-0", "--exclude-from=-"),
+        *rsync.item_options,
+        *(f"{root}/", f"{nowhere}/"),
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env=environment,
+        env=environment(),
+        start_new_session=True,
     )
     try:
         async with asyncio.timeout(LISTING_SECONDS):
-            output, errors = await process.communicate()
+            output, errors = await process.communicate(rules)
     except TimeoutError:
         raise SyncError(f"Listing {root} took longer than {LISTING_SECONDS:.0f} s") from None
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
-    if process.returncode not in {0, 23, 24}:
+    if process.returncode not in {0, *VANISHED_HERE}:
         text = errors.decode(errors="replace").strip()
         raise SyncError(f"rsync cannot list {root} (status {process.returncode}): {text}")
-    return [_unescape(line) for line in output.split(b"\n") if line], errors.splitlines()
+    return output, errors
 
 
-def _unescape(name: bytes) -> bytes:
-    return _ESCAPED.sub(lambda found: bytes([int(found[1], 8)]), name)
+@dataclass
+class _Look:
+    """A look at each file that rsync would send."""
 
+    root: Path
+    private_keys: frozenset[tuple[int, int]]
+    entries: list[Entry] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    left_out: list[bytes] = field(default_factory=list)
+    user: int = field(default_factory=os.geteuid)
 
-def _look(root: Path, names: Sequence[bytes], complaints: Sequence[bytes], keys: set[Path]) -> Snapshot:
-    entries: list[Entry] = []
-    skipped = [(line.decode(errors="replace"), "") for line in complaints if b"rsync error" not in line]
-    base = os.fsencode(root)
-    for name in names:
-        if name == b"./" or name.startswith(b"skipping non-regular file "):
-            if name != b"./":
-                quoted = name.removeprefix(b"skipping non-regular file ").strip(b'"')
-                skipped.append((os.fsdecode(quoted), "is no regular file"))
-            continue
-        path = os.path.join(base, name.rstrip(b"/"))
+    def at_all(self, rsync: LocalRsync, output: bytes, complaints: bytes) -> None:
+        for line in output.split(b"\n"):
+            item = rsync.parse_item(line)
+            if item is None:
+                self._read_other(line)
+            elif item.name not in {b"./", b"."}:
+                self._look(item.name.rstrip(b"/"))
+        for line in complaints.splitlines():
+            found = _COMPLAINT.match(line)
+            if found and not line.startswith(b"rsync error: "):
+                self.skipped.setdefault(os.fsdecode(unescape(found[1])), "")
+
+    def snapshot(self, rules: bytes) -> Snapshot:
+        digest = hashlib.sha256()
+        for entry in self.entries:
+            digest.update(b"%o " % entry.mode + entry.record)
+        return Snapshot(self.root, rules, tuple(self.entries), tuple(self.skipped.items()), digest.hexdigest()[:32])
+
+    def _read_other(self, line: bytes) -> None:
+        found = _NOT_REGULAR.fullmatch(line)
+        if found:
+            self._skip(unescape(found[1]), "is no regular file")
+
+    def _look(self, name: bytes) -> None:
+        secret = secret_in(name)
+        if secret is not None:
+            self._skip(secret.name, secret.why)
+            return
+        path = os.path.join(os.fsencode(self.root), name)
         try:
             found = os.lstat(path)
+            why = self._reason_to_skip(name, path, found)
         except OSError:
-            continue
-        why = _reason_to_skip(base, name, path, found, keys)
+            return  # gone since rsync saw it
         if why:
-            skipped.append((os.fsdecode(name), why))
+            self._skip(name, why)
+        elif stat.S_ISDIR(found.st_mode):
+            self.entries.append(Entry(name + b"/", 0, 0, stat.S_IMODE(found.st_mode)))
         else:
-            entries.append(_entry(name, found))
-    digest = hashlib.sha256()
-    for entry in entries:
-        digest.update(b"%o " % entry.mode + entry.record)
-    return Snapshot(root, tuple(entries), tuple(skipped), digest.hexdigest()[:32])
+            seconds = found.st_mtime_ns // 1_000_000_000
+            self.entries.append(Entry(name, found.st_size, seconds, stat.S_IMODE(found.st_mode)))
+
+    def _skip(self, name: bytes, why: str) -> None:
+        shown = os.fsdecode(name)
+        if shown not in self.skipped:
+            self.skipped[shown] = why
+            self.left_out.append(name)
+
+    def _reason_to_skip(self, name: bytes, path: bytes, found: os.stat_result) -> str:
+        if stat.S_ISLNK(found.st_mode):
+            return "" if _stays_inside(name, os.readlink(path)) else "is a link that leads out of the project"
+        if stat.S_ISDIR(found.st_mode):
+            return ""
+        if not stat.S_ISREG(found.st_mode):
+            return "is no regular file"
+        if (found.st_dev, found.st_ino) in self.private_keys or is_private_key(path, name, found):
+            return "is a private key"
+        return "" if self._is_readable(path, found) else "cannot be read"
+
+    def _is_readable(self, path: bytes, found: os.stat_result) -> bool:
+        own = found.st_uid == self.user and found.st_mode & stat.S_IRUSR
+        return bool(own) or os.access(path, os.R_OK)
 
 
-def _entry(name: bytes, found: os.stat_result) -> Entry:
-    mode = stat.S_IMODE(found.st_mode)
-    if stat.S_ISDIR(found.st_mode):
-        return Entry(name.rstrip(b"/") + b"/", 0, 0, mode)
-    return Entry(name, found.st_size, int(found.st_mtime // 1), mode)
-
-
-def _reason_to_skip(root: bytes, name: bytes, path: bytes, found: os.stat_result, keys: set[Path]) -> str:
-    if stat.S_ISLNK(found.st_mode):
-        return "" if _stays_inside(root, name, os.readlink(path)) else "is a link that leads out of the project"
-    if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
-        return "is no regular file"
-    if stat.S_ISREG(found.st_mode) and _is_private_key(path, found.st_size, keys):
-        return "is a private key"
-    return ""
-
-
-def _stays_inside(root: bytes, name: bytes, target: bytes) -> bool:
+def _stays_inside(name: bytes, target: bytes) -> bool:
+    """Tell whether a link leads to a place inside the project, by its text alone."""
     if target.startswith(b"/"):
         return False
-    resolved = os.path.normpath(os.path.join(root, os.path.dirname(name), target))
-    return resolved == root or resolved.startswith(root + b"/")
-
-
-def _is_private_key(path: bytes, size: int, keys: set[Path]) -> bool:
-    if keys and Path(os.fsdecode(path)).resolve() in keys:
-        return True
-    base = os.fsdecode(os.path.basename(path))
-    if size > LARGEST_KEY or not any(fnmatch.fnmatch(base, pattern) for pattern in KEY_NAMES):
-        return False
-    try:
-        with open(path, "rb") as file:
-            text = file.read(LARGEST_KEY)
-    except OSError:
-        return False
-    return any(mark in text for mark in KEY_MARKS)
+    resolved = os.path.normpath(os.path.join(os.path.dirname(name) or b".", target))
+    return resolved != b".." and not resolved.startswith(b"../")

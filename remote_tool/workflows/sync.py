@@ -7,10 +7,12 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from remote_tool.errors import ConnectionLostError
 from remote_tool.transport.pool import on_every
 from remote_tool.transport.rsync import Progress, PushOptions, PushResult, push
-from remote_tool.transport.snapshot import Snapshot, take_snapshot
+from remote_tool.transport.snapshot import SelectionRules, Snapshot, take_snapshot
 from remote_tool.workflows.events import Notice, Outcome, StepEnded, StepOutput, StepProgress, StepStarted
+from remote_tool.workflows.selection import choose_servers
 from remote_tool.workflows.step_logs import StepLog
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ STEP = "rsync"
 # A line per this many seconds is enough for eyes.
 PROGRESS_SECONDS = 0.1
 KIBIBYTE = 1024
+SHOWN_NOTICES = 10
 
 
 @dataclass(frozen=True)
@@ -55,33 +58,57 @@ class ProjectSnapshot:
             SyncError: The project cannot be listed.
         """
         if self._task is None:
-            keys = [server.private_key for server in self._config.servers.values() if server.private_key]
-            local = self._config.local
-            self._task = asyncio.create_task(take_snapshot(local.root, local.exclude_file, keys))
+            self._task = asyncio.create_task(take_snapshot(self._config.local.root, selection_rules(self._config)))
         return await asyncio.shield(self._task)
+
+    def cancel(self) -> None:
+        """Stop listing it, if nobody waits for it any more."""
+        if self._task is not None:
+            self._task.cancel()
+
+
+def selection_rules(config: Config) -> SelectionRules:
+    """Return what of the project is not sent."""
+    local, remote = config.local, config.remote
+    keys = (server.private_key for server in config.servers.values())
+    return SelectionRules(
+        exclude_file=local.exclude_file,
+        own_folders=(local.jobs_folder, local.logs_folder, remote.scripts_name, remote.jobs_name),
+        private_keys=tuple(key for key in keys if key is not None),
+    )
 
 
 async def sync(
     pool: HostPool, config: Config, servers: Sequence[str], options: SyncOptions, report: Report
 ) -> Results[PushResult]:
-    """Send the project to all servers at once."""
+    """Send the project to all servers at once; a server whose link goes in the middle is tried once more."""
     project = ProjectSnapshot(config)
 
     async def send(server: str) -> PushResult:
         # Logging in and listing the project take about as long, so they go on together.
         host, _ = await asyncio.gather(pool.host(server), project.get())
-        return await send_project(host, config, project, options, report)
+        try:
+            return await send_project(host, config, project, options, report)
+        except ConnectionLostError as error:
+            report(Notice(server, f"{error}; trying again"))
+            return await send_project(await pool.host(server), config, project, options, report)
 
-    results = await on_every(servers, send)
-    if results.values:
-        await tell_skipped(project, report)
+    try:
+        results = await on_every(choose_servers(config, servers), send)
+        if results.values:
+            await tell_skipped(project, report)
+    finally:
+        project.cancel()
     return results
 
 
 async def tell_skipped(project: ProjectSnapshot, report: Report) -> None:
     """Tell once, not per server, what of the project is not sent."""
-    for name, why in (await project.get()).skipped:
+    skipped = (await project.get()).skipped
+    for name, why in skipped[:SHOWN_NOTICES]:
         report(Notice("", f"not sent: {name} {why}".rstrip()))
+    if len(skipped) > SHOWN_NOTICES:
+        report(Notice("", f"not sent: {len(skipped) - SHOWN_NOTICES} more, named in the logs of this step"))
 
 
 async def send_project(
@@ -95,7 +122,7 @@ async def send_project(
         nonlocal shown
         if time.monotonic() - shown >= PROGRESS_SECONDS:
             shown = time.monotonic()
-            text = f"{progress.files} files, {readable_size(progress.bytes)}: {progress.name}"
+            text = f"{progress.files} of {progress.files_total} files, {readable_size(progress.bytes)} {progress.name}"
             report(StepProgress(host.name, STEP, text))
 
     with StepLog(config.local, host.name, STEP) as log:
@@ -105,6 +132,7 @@ async def send_project(
 
         try:
             snapshot = await project.get()
+            log.write(b"".join(f"not sent: {name} {why}\n".encode(errors="replace") for name, why in snapshot.skipped))
             wanted = PushOptions(dry_run=options.dry_run, checksum=options.checksum)
             result = await push(host, config.remote, snapshot, wanted, on_progress, on_output)
         except BaseException as error:

@@ -1,0 +1,100 @@
+"""What an exit status of rsync means, in one sentence each."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from remote_tool.errors import SyncError
+from remote_tool.transport.rsync_server import CANNOT_USE, CANNOT_WRITE, NO_RSYNC
+from remote_tool.transport.rsync_shell import NO_ANSWER
+
+if TYPE_CHECKING:
+    from remote_tool.transport.host import Exit
+
+SOME_NOT_SENT = 23
+SOME_VANISHED = 24
+STREAM_BROKE = 12
+SHOWN_LINES = 8
+FIRST_SIGNAL = 128  # a shell's status when signal N ended the program: 128 + N
+
+# rsync(1), "EXIT VALUES".
+CAUSES = {
+    1: "rsync did not understand its options",
+    2: "the two rsyncs do not understand each other: one is too old, or something printed text between",
+    CANNOT_USE: "the project's folder on the server cannot be used",
+    4: "the server's rsync cannot do what was asked",
+    5: "the server's rsync could not begin",
+    6: "rsync could not write its log",
+    10: "the connection between the two rsyncs broke",
+    CANNOT_WRITE: "a file could not be written: is the disk of the server full?",
+    STREAM_BROKE: "the server's rsync ended before the end",
+    13: "rsync reported an error",
+    14: "the two rsyncs could not talk to each other",
+    19: "it was stopped by a signal",
+    20: "it was interrupted",
+    21: "a program that rsync waited for was lost",
+    22: "there is not enough memory",
+    SOME_NOT_SENT: "some files could not be sent",
+    SOME_VANISHED: "some files vanished here while they were sent",
+    25: "too many files would have been removed",
+    30: "no bytes came for too long",
+    35: "the other side did not answer in time",
+    124: "the server could not run rsync",
+    125: "the server's rsync was ended",
+    126: "the server's rsync cannot be run",
+    NO_RSYNC: "it has no rsync",
+    NO_ANSWER: "the connection to the server was given up",
+}
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How both rsyncs ended.
+
+    Attributes:
+        server: The server's name.
+        local: The exit status of the local one; negative for a signal.
+        remote: The end of the other one; None when it never began.
+        errors: What the local one said on stderr; it passes on what the other says to it.
+        remote_errors: What came on stderr of the other one.
+    """
+
+    server: str
+    local: int
+    remote: Exit | None
+    errors: bytes
+    remote_errors: bytes
+
+    @property
+    def status(self) -> int:
+        """The status that tells the cause: whatever ends the other one, the local rsync says 12."""
+        remote = self.remote.status if self.remote is not None else None
+        return remote if remote not in {None, 0, STREAM_BROKE} else self.local
+
+    def failure(self) -> SyncError | None:
+        """Return what went wrong; None when the copy is as it should be."""
+        if self.status in {0, SOME_VANISHED}:
+            return None
+        text = (self.errors + self.remote_errors).decode(errors="replace")
+        tail = "\n".join([line for line in text.splitlines() if line.strip()][-SHOWN_LINES:])
+        message = f"{self.server}: the project was not sent: {self._cause()}"
+        return SyncError(message + (f"\n{tail}" if tail else ""), hint=self._hint(), server=self.server)
+
+    def _cause(self) -> str:
+        if self.remote is not None and self.remote.signal:
+            return f"the server's rsync was ended by SIG{self.remote.signal}"
+        if self.status - FIRST_SIGNAL in set(signal.Signals):
+            return f"the server's rsync was ended by {signal.Signals(self.status - FIRST_SIGNAL).name}"
+        if self.local < 0:
+            return f"rsync was ended by signal {-self.local}"
+        return CAUSES.get(self.status, f"rsync ended with status {self.status}")
+
+    def _hint(self) -> str:
+        special = {
+            NO_RSYNC: f"On {self.server}: sudo apt-get install rsync  (or: conda install -c conda-forge rsync)",
+            CANNOT_WRITE: f"remote-tool run --server {self.server} --cmd 'df -h .'",
+            SOME_NOT_SENT: "The lines above name the files: look at their permissions, here and on the server",
+        }
+        return special.get(self.status, f"remote-tool rsync --show-output --server {self.server}")

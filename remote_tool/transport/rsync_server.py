@@ -1,0 +1,210 @@
+"""What a sync does on the server beside rsync itself: what was sent, what is stale, and whether the copy is whole."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from remote_tool.paths import RemotePaths
+    from remote_tool.transport.snapshot import Snapshot
+
+NO_RSYNC = 127
+CANNOT_USE = 3
+CANNOT_WRITE = 11
+# Where the local rsync says it keeps half a file; the server's script puts the real folder in its place.
+PARTIAL_FOLDER = "/remote-tool-partial"
+# Where rsync may lie when the short PATH of a session without a terminal does not have it.
+PLACES = ("/usr/local/bin", "/opt/homebrew/bin", "$HOME/.local/bin", "$HOME/miniconda3/bin", "$HOME/miniforge3/bin")
+COMPLETE = "complete"
+
+
+@dataclass(frozen=True)
+class SyncState:
+    """What the server remembers of the last sync.
+
+    Attributes:
+        complete: The snapshot that it has whole; empty when the last sync did not finish or there was none.
+        sent: Size and time of what we sent, by name; empty when the copy is whole and of the wanted snapshot.
+    """
+
+    complete: str = ""
+    sent: Mapping[bytes, tuple[int, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Leftovers:
+    """What was sent earlier and is not sent now.
+
+    Attributes:
+        stale: Gone here, so it may go there: files first, then folders from the deepest up.
+        kept: Still here but not sent any more, so it stays there, and stays known as sent by us.
+        blocking: Whether something stale lies where something of another kind must go.
+    """
+
+    stale: tuple[bytes, ...] = ()
+    kept: tuple[bytes, ...] = ()
+    blocking: bool = False
+
+    @property
+    def stale_files(self) -> list[bytes]:
+        return [name for name in self.stale if not name.endswith(b"/")]
+
+
+def find_leftovers(state: SyncState, snapshot: Snapshot) -> Leftovers:
+    """Compare what was sent with what is to be sent, and with what is here."""
+    present = snapshot.names
+    stale, kept, blocking = [], [], False
+    for name in state.sent:
+        if name in present:
+            continue
+        replaced = name.endswith(b"/") and name[:-1] in present
+        blocking = blocking or replaced
+        if replaced or not snapshot.has_here(name):
+            stale.append(name)
+        else:
+            kept.append(name)
+    stale.sort(key=lambda name: (name.endswith(b"/"), -name.count(b"/"), name))
+    return Leftovers(tuple(stale), tuple(kept), blocking)
+
+
+def state_script(remote: RemotePaths, snapshot_id: str, mark: str) -> str:
+    """Return the script that tells what was sent; :func:`parse_state` reads what comes before the mark."""
+    return "\n".join(['cd "$HOME" || exit', *_tell_state(remote, snapshot_id, mark), ""])
+
+
+def end_of_state(mark: str) -> bytes:
+    """Return what ends the answer: no list of names has two NULs in a row."""
+    return b"\0\0" + mark.encode() + b"\n"
+
+
+def _tell_state(remote: RemotePaths, snapshot_id: str, mark: str) -> list[str]:
+    state, sent = shlex.quote(remote.sync_state), shlex.quote(remote.sent_files)
+    return [
+        f"wanted='{COMPLETE} {snapshot_id}'; state=",
+        f"{{ IFS= read -r state < {state}; }} 2>/dev/null",
+        "printf '%s\\n' \"$state\"",
+        f'[ "$state" = "$wanted" ] || cat {sent} 2>/dev/null',
+        f"printf '\\000\\000%s\\n' {mark}",
+    ]
+
+
+def parse_state(answer: bytes) -> SyncState:
+    """Read the answer of :func:`state_script`; what is malformed counts as never sent."""
+    first, _, rest = answer.partition(b"\n")
+    word, _, name = first.decode(errors="replace").partition(" ")
+    sent = {}
+    for record in rest.split(b"\0"):
+        size, _, others = record.partition(b" ")
+        modified, _, path = others.partition(b" ")
+        if size.isdigit() and modified.removeprefix(b"-").isdigit() and _is_inside(path):
+            sent[path] = (int(size), int(modified))
+    return SyncState(name if word == COMPLETE else "", sent)
+
+
+def _is_inside(name: bytes) -> bool:
+    return bool(name) and not name.startswith(b"/") and b".." not in name.split(b"/")
+
+
+def receive_script(remote: RemotePaths, snapshot_id: str, mark: str, arguments: Sequence[str], *, dry_run: bool) -> str:
+    """Return the script that tells what was sent and then runs the receiving rsync.
+
+    Until rsync has ended well the state is not complete, and every start of a job may know it. A copy that was whole
+    and is of the wanted snapshot is so again at once; any other becomes whole by :func:`finish_script`.
+
+    Args:
+        remote: The folders.
+        snapshot_id: What is sent.
+        mark: Ends the answer, before the first byte of rsync.
+        arguments: As the local rsync gives them: options, a point, the destination.
+        dry_run: Change nothing, make no folder.
+    """
+    project, scripts = shlex.quote(remote.project), shlex.quote(remote.scripts)
+    state = f'"$HOME"/{shlex.quote(remote.sync_state)}'
+    partial = f'"$HOME"/{shlex.quote(remote.scripts + "/partial")}'
+    words = [partial if each == PARTIAL_FOLDER else shlex.quote(each) for each in arguments[:-1]]
+    places = " ".join(f'"{place}"' for place in PLACES) + f' "$HOME"/{shlex.quote(remote.environment)}/bin'
+    before = [
+        f"mkdir -p {project} && (umask 077 && mkdir -p {scripts}) || exit {CANNOT_USE}",
+        f"echo 'incomplete {snapshot_id}' > {state} || exit {CANNOT_WRITE}",
+    ]
+    after = ['[ "$status" != 0 ] || [ "$state" != "$wanted" ] || echo "$wanted" > ' + state]
+    return "\n".join(
+        [
+            f'cd "$HOME" || exit {CANNOT_USE}',
+            "rsync=$(command -v rsync)",
+            f'for place in {places}; do [ -n "$rsync" ] || {{ [ -x "$place/rsync" ] && rsync=$place/rsync; }}; done',
+            f'[ -n "$rsync" ] || exit {NO_RSYNC}',
+            *_tell_state(remote, snapshot_id, mark),
+            *([] if dry_run else before),
+            f'"$rsync" {" ".join(words)} "$HOME"/{project}/',
+            "status=$?",
+            *([] if dry_run else after),
+            'exit "$status"',
+            "",
+        ]
+    )
+
+
+def unfinished_script(remote: RemotePaths, snapshot_id: str) -> str:
+    """Return the script that says that the copy is not whole after all."""
+    return f"cd \"$HOME\" && echo 'incomplete {snapshot_id}' > {shlex.quote(remote.sync_state)}\n"
+
+
+# Each argument is "size time name" as sent. What is no longer as we sent it, or lies behind a link, stays.
+_REMOVE = r"""
+if stat -c %s . >/dev/null 2>&1; then look() { stat -c "%s %Y" "$1"; }; else look() { stat -f "%z %m" "$1"; }; fi
+for record; do
+  size=${record%% *}; rest=${record#* }; modified=${rest%% *}; name=${rest#* }
+  parent=$name; linked=
+  while case $parent in */?*) :;; *) false;; esac; do
+    parent=${parent%/*}; [ -L "./$parent" ] && linked=1
+  done
+  [ -z "$linked" ] || continue
+  case $name in */) rmdir "./${name%/}" 2>/dev/null; continue;; esac
+  [ -f "./$name" ] || [ -L "./$name" ] || continue
+  [ "$(look "./$name" 2>/dev/null)" = "$size $modified" ] || continue
+  rm -f "./$name" && printf "%s\0" "$name"
+done
+:
+"""
+
+
+def remove_script(remote: RemotePaths) -> str:
+    """Return the script that removes what the records in its stdin name, and prints the names of removed files."""
+    return f'cd "$HOME"/{shlex.quote(remote.project)} || exit 1\n{_remove_from("")}\n'
+
+
+def _remove_from(source: str) -> str:
+    return f"xargs -0 -n 500 sh -c {shlex.quote(_REMOVE)} sh {source}"
+
+
+def stale_records(state: SyncState, stale: Iterable[bytes]) -> bytes:
+    """Return the stdin of :func:`remove_script`."""
+    return b"".join(b"%d %d %b\0" % (*state.sent[name], name) for name in stale)
+
+
+def finish_script(remote: RemotePaths, snapshot_id: str, sent_size: int, stale_size: int) -> str:
+    """Return the script that removes what is stale, remembers what was sent, and says that the copy is whole.
+
+    Its stdin is the list of sent files and then the stale records, with these sizes; it prints what it removed.
+    """
+    project, scripts = shlex.quote(remote.project), shlex.quote(remote.scripts)
+    sent, state = (shlex.quote(path.rpartition("/")[2]) for path in (remote.sent_files, remote.sync_state))
+    return "\n".join(
+        [
+            f'umask 077; cd "$HOME"/{scripts} || exit 1',
+            # The link may go in the middle, and then stdin ends early: the size tells.
+            'all=.sent.$$; trap \'rm -f "$all" "$all.new" "$all.stale"\' EXIT; trap \'exit 1\' HUP PIPE TERM',
+            'cat > "$all" || exit 1',
+            f'[ "$(wc -c < "$all")" -eq {sent_size + stale_size} ] || {{ echo "not all of it came" >&2; exit 1; }}',
+            f'head -c {sent_size} "$all" > "$all.new" && tail -c +{sent_size + 1} "$all" > "$all.stale" || exit 1',
+            f'[ ! -s "$all.stale" ] || (cd "$HOME"/{project} && {_remove_from("""< "$OLDPWD/$all.stale" """)})',
+            f'mv -f "$all.new" {sent} || exit 1',
+            f"rm -rf partial; echo '{COMPLETE} {snapshot_id}' > {state}",
+            "",
+        ]
+    )
