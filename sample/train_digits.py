@@ -69,8 +69,8 @@ def read_options() -> argparse.Namespace:
 
 
 def choose_device() -> torch.device:
-    """Return this process's own GPU, or the CPU with one thread unless OMP_NUM_THREADS says otherwise."""
-    if torch.cuda.is_available():
+    """Return a GPU of its own where every process here has one, else the CPU: one thread, or OMP_NUM_THREADS."""
+    if torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
         return device

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from remote_tool.errors import UsageError
+from remote_tool.workflows.demo.journey import require_packages
 from remote_tool.workflows.demo.server import DemoServer, running_servers
 from tests.project import remote_tool
 from tests.sshd import make_key
@@ -113,6 +115,25 @@ def test_nothing_of_the_callers_environment_is_passed_on_but_what_a_login_has(ss
     assert SECRET.encode() not in ssh("env").stdout
 
 
+def test_the_servers_have_no_gpu_as_they_would_share_it(ssh: Ssh) -> None:
+    """Both are this machine, and NCCL refuses two processes on one GPU."""
+    assert ssh('echo "${CUDA_VISIBLE_DEVICES-unset}"').stdout == b"\n"
+
+
+def test_a_python_that_prepare_would_have_to_change_is_refused(tmp_path: Path) -> None:
+    """The demo's servers use the Python that runs it: nothing is installed into that."""
+    requirements = tmp_path / "requirements.txt"
+    requirements.write_text("torch>=99.1\npytest>=1.0\nno-such-package\n")
+    with pytest.raises(UsageError) as refused:
+        require_packages(requirements)
+    assert re.search(r"has torch \S+, which is older than 99.1 and no no-such-package$", refused.value.message)
+    assert refused.value.hint == "pip install 'remote-tool[sample]'"
+
+
+def test_the_tests_python_can_show_the_demo() -> None:
+    require_packages(Path(__file__).parents[2] / "sample" / "requirements.txt")
+
+
 @pytest.mark.parametrize("answer_to_hangup", ["", "trap '' HUP; "], ids=["polite", "deaf"])
 @pytest.mark.slow
 def test_a_closed_connection_ends_the_command(server_and_key: tuple[DemoServer, Path], answer_to_hangup: str) -> None:
@@ -198,8 +219,9 @@ def test_the_whole_demo_trains_and_leaves_nothing(temporary: Path) -> None:
     shown = remote_tool("demo", cwd=temporary.parent, timeout=280)
     assert shown.returncode == 0, shown.stdout + shown.stderr
     output = shown.stdout + shown.stderr
-    (accuracy,) = re.findall(r"server1:0 +\| accuracy (\d+\.\d)", output)
-    assert float(accuracy) > 95
+    trained, tailed = re.findall(r"server1:0 +\| accuracy (\d+\.\d)", output)
+    assert float(trained) > 95
+    assert tailed == trained
     commands = re.findall(r"^\$ remote-tool (\S+)", output, re.MULTILINE)
     assert commands == ["init", "prepare", "prepare", "helper-torch-launch", "job-list", "job-tail"]
     assert "nothing had to be done on 2 servers" in output

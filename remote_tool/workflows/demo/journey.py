@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 from remote_tool.errors import UsageError
@@ -22,7 +23,6 @@ from remote_tool.workflows.demo.server import DemoServer, running_servers
 
 # The sample in a checkout, and in an installed package.
 SAMPLES = (Path(__file__).parents[3] / "sample", Path(__file__).parent / "sample")
-NEEDED = ("torch", "sklearn")
 MOST_LINES = 20
 LONGEST_GOODBYE = 10.0
 Show = Callable[[str], None]
@@ -69,16 +69,40 @@ def _require_everything() -> Path:
         )
     if shutil.which("rsync") is None:
         raise UsageError("The demo needs rsync on this machine", hint="sudo apt-get install rsync")
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UsageError(
-            f"The demo trains with {' and '.join(NEEDED)}, and this Python has no {' and no '.join(missing)}",
-            hint="pip install 'remote-tool[sample]'",
-        )
     for sample in SAMPLES:
         if (sample / "train_digits.py").is_file():
+            require_packages(sample / "requirements.txt")
             return sample
     raise UsageError("The sample project is not part of this installation", hint="pip install remote-tool")
+
+
+def require_packages(requirements: Path) -> None:
+    """Refuse a Python that lacks what the sample needs: ``prepare`` would install it there.
+
+    Raises:
+        UsageError: A package is missing or too old.
+    """
+    wanted = [line.partition(">=") for line in requirements.read_text().splitlines() if line]
+    problems = [problem for name, _, least in wanted if (problem := _problem_with(name, least))]
+    if problems:
+        raise UsageError(
+            f"The demo trains with {' and '.join(name for name, _, _ in wanted)}, and this Python has"
+            f" {' and '.join(problems)}",
+            hint="pip install 'remote-tool[sample]'",
+        )
+
+
+def _problem_with(name: str, least: str) -> str:
+    try:
+        version = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return f"no {name}"
+    return f"{name} {version}, which is older than {least}" if _numbers(version) < _numbers(least) else ""
+
+
+def _numbers(version: str) -> list[int]:
+    """Return major and minor number."""
+    return [int(number) for number in re.findall(r"\d+", version)[:2]]
 
 
 class _StepFailedError(Exception):

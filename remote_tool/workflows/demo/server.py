@@ -140,6 +140,8 @@ async def _child(process: asyncssh.SSHServerProcess[bytes], home: Path) -> Async
         "HOME": str(home),
         "SHELL": "/bin/sh",
         "TMPDIR": str(home.with_name(TEMPORARY)),
+        # The servers are one machine, and NCCL refuses two processes on the same GPU.
+        "CUDA_VISIBLE_DEVICES": "",
         "SSH_CONNECTION": f"{peer[0]} {peer[1]} {here[0]} {here[1]}",
     }
     child = await asyncio.create_subprocess_exec(
