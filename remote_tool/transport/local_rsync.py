@@ -93,7 +93,7 @@ def environment() -> dict[str, str]:
 
 def unescape(name: bytes) -> bytes:
     r"""Return a name as it is: rsync writes bytes that are not printable as ``\#ooo``."""
-    return _ESCAPED.sub(lambda found: bytes([int(found[1], 8) & 0xFF]), name)
+    return name if b"\\#" not in name else _ESCAPED.sub(lambda found: bytes([int(found[1], 8) & 0xFF]), name)
 
 
 async def _ask_version(program: str) -> bytes:

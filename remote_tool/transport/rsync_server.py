@@ -82,7 +82,7 @@ def end_of_state(mark: str) -> bytes:
 
 
 def _tell_state(remote: RemotePaths, snapshot_id: str, mark: str) -> list[str]:
-    state, sent = shlex.quote(remote.sync_state), shlex.quote(remote.sent_files)
+    state, sent = shlex.quote(f"./{remote.sync_state}"), shlex.quote(f"./{remote.sent_files}")
     return [
         f"wanted='{COMPLETE} {snapshot_id}'; state=",
         f"{{ IFS= read -r state < {state}; }} 2>/dev/null",
@@ -128,7 +128,7 @@ def receive_script(remote: RemotePaths, snapshot_id: str, mark: str, arguments: 
     words = [partial if each == PARTIAL_FOLDER else shlex.quote(each) for each in arguments[:-1]]
     places = " ".join(f'"{place}"' for place in PLACES) + f' "$HOME"/{shlex.quote(remote.environment)}/bin'
     before = [
-        f"mkdir -p {project} && (umask 077 && mkdir -p {scripts}) || exit {CANNOT_USE}",
+        f"mkdir -p -- {project} && (umask 077 && mkdir -p -- {scripts}) || exit {CANNOT_USE}",
         f"echo 'incomplete {snapshot_id}' > {state} || exit {CANNOT_WRITE}",
     ]
     after = ['[ "$status" != 0 ] || [ "$state" != "$wanted" ] || echo "$wanted" > ' + state]
@@ -151,7 +151,7 @@ def receive_script(remote: RemotePaths, snapshot_id: str, mark: str, arguments: 
 
 def unfinished_script(remote: RemotePaths, snapshot_id: str) -> str:
     """Return the script that says that the copy is not whole after all."""
-    return f"cd \"$HOME\" && echo 'incomplete {snapshot_id}' > {shlex.quote(remote.sync_state)}\n"
+    return f"cd \"$HOME\" && echo 'incomplete {snapshot_id}' > {shlex.quote(f'./{remote.sync_state}')}\n"
 
 
 # Each argument is "size time name" as sent. What is no longer as we sent it, or lies behind a link, stays.

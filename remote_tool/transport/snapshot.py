@@ -197,6 +197,9 @@ class _Look:
     left_out: list[bytes] = field(default_factory=list)
     user: int = field(default_factory=os.geteuid)
 
+    def __post_init__(self) -> None:
+        self.base = os.path.join(os.fsencode(self.root), b"")
+
     def at_all(self, rsync: LocalRsync, output: bytes, complaints: bytes) -> None:
         for line in output.split(b"\n"):
             item = rsync.parse_item(line)
@@ -225,7 +228,7 @@ class _Look:
         if secret is not None:
             self._skip(secret.name, secret.why)
             return
-        path = os.path.join(os.fsencode(self.root), name)
+        path = self.base + name
         try:
             found = os.lstat(path)
             why = self._reason_to_skip(name, path, found)

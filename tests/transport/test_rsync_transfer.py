@@ -1,0 +1,434 @@
+"""How a sync gets over: through any name, modes made harmless, large files taken up again, no program left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from remote_tool.errors import ConnectionLostError, SyncError
+from remote_tool.paths import LocalPaths, RemotePaths
+from remote_tool.transport import local_rsync, snapshot
+from remote_tool.transport.host import Exit
+from remote_tool.transport.pool import HostPool
+from remote_tool.transport.rsync import PushOptions, push
+from remote_tool.transport.rsync_failures import CAUSES, Ending
+from remote_tool.transport.snapshot import SelectionRules, take_snapshot
+from remote_tool.workflows.sync import SyncOptions, selection_rules, sync
+from tests.conftest import make_configuration
+from tests.transport.test_rsync import Desk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from remote_tool.transport.host import Host
+    from remote_tool.transport.rsync import Progress
+    from tests.conftest import MakeServer
+
+RSYNC = shutil.which("rsync") or "rsync"
+
+
+@pytest.fixture
+def desk(make_server: MakeServer, tmp_path: Path) -> Desk:
+    server = make_server()
+    desk = Desk(make_configuration([server], tmp_path / "project"), server)
+    desk.write("a.py")
+    return desk
+
+
+async def push_of(desk: Desk, host: Host, on_progress: Callable[[Progress], None] = lambda _progress: None) -> None:
+    wanted = await take_snapshot(desk.project, selection_rules(desk.config))
+    await push(host, desk.config.remote, wanted, PushOptions(), on_progress)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - other programs' doing
+            await asyncio.sleep(0.01)
+
+
+def programs(folder: Path) -> list[int]:
+    """Every rsync of this machine that works on a folder of this test."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            line = (entry / "cmdline").read_bytes()
+            if b"rsync" in line and (os.fsencode(folder) in line or (entry / "cwd").readlink().is_relative_to(folder)):
+                found.append(int(entry.name))
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+@pytest.mark.parametrize("name", ["it's a project", '"quoted" $(touch injected)', "-rf", "deep/er/project", "b\\s*[x]"])
+async def test_the_project_may_have_any_name_row_107(desk: Desk, name: str) -> None:
+    desk.config = replace(desk.config, name=name, remote=RemotePaths(name))
+    assert (await desk.sync(dry_run=True)).sent == ("a.py",)
+    await desk.sync()
+    assert (desk.server.home / name / "a.py").exists()
+    (desk.project / "a.py").rename(desk.project / "b.py")
+    assert (await desk.sync()).removed == ("a.py",)
+    assert {path.name for path in (desk.server.home / name).iterdir()} == {"b.py", ".remote-scripts"}
+    assert not list(desk.server.home.rglob("injected"))
+
+
+async def test_folders_of_ours_with_other_names_are_not_sent_nor_written_to(desk: Desk) -> None:
+    root = desk.project
+    desk.config = replace(
+        desk.config,
+        local=LocalPaths(root, jobs_folder="my jobs*", logs_folder="logs"),
+        remote=RemotePaths("project", scripts_name="scripts", jobs_name="runs"),
+    )
+    for name in ("my jobs*/1/job.out", "logs/old.log", "scripts/sent", "runs/x", "sub/runs/kept", "my jobsx/kept"):
+        desk.write(name)
+    await desk.sync()
+    names = {str(path.relative_to(desk.copy)) for path in desk.copy.rglob("*") if path.is_file()}
+    assert names == {"a.py", "sub/runs/kept", "my jobsx/kept", "scripts/sync", "scripts/sent"}
+    assert (desk.copy / "scripts" / "sync").read_text().startswith("complete ")
+
+
+async def test_our_folder_is_closed_to_others_row_113(desk: Desk) -> None:
+    await desk.sync()
+    scripts = desk.copy / ".remote-scripts"
+    assert stat.S_IMODE(scripts.stat().st_mode) == 0o700
+    assert stat.S_IMODE((scripts / "sent").stat().st_mode) == 0o600
+
+
+async def test_owner_and_setuid_do_not_travel_row_80(desk: Desk) -> None:
+    path = desk.write("tool")
+    if os.geteuid() == 0:
+        os.chown(path, 12345, 12345)
+    (desk.project / "tool").chmod(0o6755)
+    (desk.project / "closed").mkdir()
+    desk.write("closed/b.py")
+    (desk.project / "closed").chmod(0o555)
+    await desk.sync()
+    found = (desk.copy / "tool").stat()
+    assert stat.S_IMODE(found.st_mode) == 0o755
+    assert (found.st_uid, found.st_gid) == (os.geteuid(), os.getegid())
+    assert stat.S_IMODE((desk.copy / "closed").stat().st_mode) == 0o755
+    assert (await desk.sync()).sent == ()
+
+
+async def test_permissions_alone_are_sent_too(desk: Desk) -> None:
+    await desk.sync()
+    (desk.project / "a.py").chmod(0o755)
+    assert (await desk.sync()).sent == ("a.py",)
+    assert stat.S_IMODE((desk.copy / "a.py").stat().st_mode) == 0o755
+
+
+async def test_a_folder_may_become_a_file_and_a_file_a_folder(desk: Desk) -> None:
+    desk.write("model/a.py")
+    desk.write("model/deep/b.py")
+    desk.write("data", "text\n")
+    await desk.sync()
+    shutil.rmtree(desk.project / "model")
+    desk.write("model", "now a file\n")
+    (desk.project / "data").unlink()
+    desk.write("data/set.txt")
+    result = await desk.sync()
+    assert desk.names() == {"a.py", "model", "data", "data/set.txt"}
+    assert (desk.copy / "model").read_text() == "now a file\n"
+    assert set(result.removed) == {"model/a.py", "model/deep/b.py"}
+    assert desk.state == f"complete {result.snapshot}\n"
+
+
+async def test_what_is_excluded_now_stays_there_and_goes_when_it_is_gone_here_row_67(desk: Desk) -> None:
+    desk.write("data/big.bin")
+    await desk.sync()
+    desk.exclude(b"/data\n")
+    assert (await desk.sync()).removed == ()
+    (desk.project / "data" / "big.bin").unlink()
+    desk.write("b.py")
+    assert (await desk.sync()).removed == ("data/big.bin",)
+
+
+async def test_the_list_of_sent_files_comes_from_the_server_and_is_not_trusted_row_67(desk: Desk) -> None:
+    outside = desk.server.home / "outside.txt"
+    await desk.sync()
+    outside.write_text("mine")
+    found = outside.stat()
+    sent = desk.copy / ".remote-scripts" / "sent"
+    records = (
+        f"{found.st_size} {int(found.st_mtime)} {name}\0" for name in ("../outside.txt", str(outside), "x/../..")
+    )
+    sent.write_bytes(sent.read_bytes() + "".join(records).encode() + b"garbage\0\0\0-1 x y\0")
+    desk.write("b.py")
+    assert (await desk.sync()).removed == ()
+    assert outside.exists()
+
+
+async def test_two_syncs_at_once_both_end_well_row_85(desk: Desk) -> None:
+    for number in range(200):
+        desk.write(f"sub/{number}.py", f"{number}\n")
+    async with HostPool(desk.config) as pool:
+        host = await pool.host("first")
+        await asyncio.gather(*(push_of(desk, host) for _ in range(3)))
+    assert desk.state.startswith("complete ")
+    assert len(desk.names()) == 202
+    assert {path.name for path in (desk.copy / ".remote-scripts").iterdir()} == {"sync", "sent"}
+
+
+async def test_a_sync_with_nothing_to_do_is_one_command_on_the_server(desk: Desk) -> None:
+    labels: list[str] = []
+    await desk.sync()
+    async with HostPool(desk.config, trace=lambda _server, label, _seconds: labels.append(label)) as pool:
+        host = await pool.host("first")
+        labels.clear()
+        await push_of(desk, host)
+        assert labels == ["rsync"]
+        desk.write("b.py")
+        await push_of(desk, host)
+        assert labels == ["rsync", "rsync", "remember what was sent"]
+
+
+@pytest.mark.slow
+async def test_an_interrupted_large_file_is_taken_up_again_row_78(desk: Desk) -> None:
+    size = 48 * 1024 * 1024
+    (desk.project / "big").write_bytes(os.urandom(size))
+    dropped: list[bool] = []
+
+    def drop_in_the_middle(progress: Progress) -> None:
+        if progress.bytes > size // 2 and not dropped:
+            dropped.append(True)
+            desk.server.drop_connections()
+
+    async with HostPool(desk.config) as pool:
+        with pytest.raises(ConnectionLostError):
+            await push_of(desk, await pool.host("first"), drop_in_the_middle)
+    partial = desk.copy / ".remote-scripts" / "partial"
+    await until((partial / "big").exists)
+    await until(lambda: not programs(desk.server.home))
+    assert desk.names() == {"a.py"}, "half a file is no part of the project"
+    result = await desk.sync()
+    assert result.bytes < size * 3 // 4
+    assert (desk.copy / "big").read_bytes() == (desk.project / "big").read_bytes()
+    assert not partial.exists()
+
+
+@pytest.mark.slow
+async def test_a_link_that_goes_once_is_made_again(desk: Desk) -> None:
+    (desk.project / "big").write_bytes(os.urandom(32 * 1024 * 1024))
+    async with HostPool(desk.config) as pool:
+        report = desk.events.append
+        task = asyncio.create_task(sync(pool, desk.config, ("first",), SyncOptions(), report))
+        await until(lambda: any(desk.copy.glob(".big.*")))
+        desk.server.drop_connections()
+        results = await task
+    assert results.errors == {}
+    assert "trying again" in desk.notices
+    assert (desk.copy / "big").read_bytes() == (desk.project / "big").read_bytes()
+
+
+@pytest.mark.slow
+async def test_no_program_is_left_after_an_interruption_row_61(desk: Desk) -> None:
+    (desk.project / "big").write_bytes(os.urandom(48 * 1024 * 1024))
+    async with HostPool(desk.config) as pool:
+        host = await pool.host("first")
+        half = asyncio.Event()
+
+        def tell(progress: Progress) -> None:
+            if progress.bytes > 1_000_000:
+                half.set()
+
+        task = asyncio.create_task(push_of(desk, host, tell))
+        await asyncio.wait_for(half.wait(), 20)
+        assert programs(desk.project)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until(lambda: not programs(desk.project) and not programs(desk.server.home))
+
+
+@pytest.mark.slow
+async def test_a_local_rsync_that_is_killed_is_said_and_ends_the_other(desk: Desk) -> None:
+    (desk.project / "big").write_bytes(os.urandom(48 * 1024 * 1024))
+
+    def kill(progress: Progress) -> None:
+        if progress.bytes > 1_000_000:
+            for pid in programs(desk.project):
+                os.kill(pid, signal.SIGKILL)
+
+    async with HostPool(desk.config) as pool:
+        host = await pool.host("first")
+        with pytest.raises(SyncError, match=r"ended by signal 9|ended before the end"):
+            await push_of(desk, host, kill)
+        assert (await host.run("echo on")).stdout == b"on\n"
+    await until(lambda: not programs(desk.server.home))
+    assert desk.state.startswith("incomplete ")
+
+
+@pytest.mark.slow
+async def test_a_file_that_vanishes_while_others_are_sent_is_a_warning_row_69(desk: Desk) -> None:
+    for name in ("big", "z"):
+        (desk.project / name).write_bytes(os.urandom(24 * 1024 * 1024))
+    wanted = await take_snapshot(desk.project, selection_rules(desk.config))
+
+    def vanish(progress: Progress) -> None:
+        if progress.bytes > 1_000_000:
+            (desk.project / "z").unlink(missing_ok=True)
+
+    async with HostPool(desk.config) as pool:
+        host = await pool.host("first")
+        result = await push(host, desk.config.remote, wanted, PushOptions(), vanish)
+    assert result.warnings == ("some files were gone here before they were sent",)
+    assert desk.names() == {"a.py", "big"}
+    assert desk.state == f"complete {wanted.id}\n"
+
+
+async def test_a_copy_that_was_whole_is_not_so_after_a_failure(desk: Desk) -> None:
+    """The server's own rsync ends well when a file cannot be read here, so the server must be told."""
+    desk.write("b.py")
+    await desk.sync()
+    wanted = await take_snapshot(desk.project, selection_rules(desk.config))
+    (desk.copy / "b.py").unlink()
+    wrapper = desk.project.parent / "tools" / "rsync"
+    wrapper.parent.mkdir()
+    wrapper.write_text(f'#!/bin/sh\n{RSYNC} "$@" || exit\ncase "$*" in *server:*) exit 23;; esac\n')
+    wrapper.chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{wrapper.parent}:{os.environ['PATH']}")
+        async with HostPool(desk.config) as pool:
+            host = await pool.host("first")
+            with pytest.raises(SyncError, match="some files could not be sent"):
+                await push(host, desk.config.remote, wanted, PushOptions())
+    assert desk.state == f"incomplete {wanted.id}\n"
+
+
+async def test_the_users_settings_of_rsync_do_not_matter(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RSYNC_PROTECT_ARGS", "1")
+    monkeypatch.setenv("RSYNC_RSH", "/bin/false")
+    monkeypatch.setenv("RSYNC_PARTIAL_DIR", ".half")
+    monkeypatch.setenv("LC_ALL", "tr_TR.UTF-8")
+    await desk.sync()
+    assert desk.names() == {"a.py"}
+
+
+OPENRSYNC = """#!/bin/sh
+for each; do
+  case $each in
+    --version) printf 'openrsync: protocol version 29\nrsync version 2.6.9 compatible\n'; exit;;
+    --out-format*|--info*|--no-s|--secluded-args) echo "openrsync: unrecognized option $each" >&2; exit 1;;
+  esac
+done
+"""
+
+
+async def test_openrsync_of_macos_gets_only_options_that_it_knows_row_81(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = desk.project.parent / "tools" / "rsync"
+    program.parent.mkdir()
+    program.write_text(OPENRSYNC + f'exec {RSYNC} --protocol=29 "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    desk.write("sub/with blank.py")
+    (desk.project / "link").symlink_to("a.py")
+    (desk.project / "out").symlink_to("/")
+    assert set((await desk.sync()).sent) == {"a.py", "sub/with blank.py", "link"}
+    assert desk.names() == {"a.py", "sub", "sub/with blank.py", "link"}
+    assert (await desk.sync()).sent == ()
+
+
+@pytest.mark.parametrize(
+    ("banner", "expected"),
+    [
+        (b"rsync  version 3.2.7  protocol version 31\n", (3, 2)),
+        (b"rsync  version v3.4.1  protocol version 32\n", (3, 4)),
+        (b"rsync  version 2.6.9  protocol version 29\n", (2, 6)),
+        (b"openrsync: protocol version 29\nrsync version 2.6.9 compatible\n", ()),
+        (b"", ()),
+    ],
+)
+def test_versions(banner: bytes, expected: tuple[int, ...]) -> None:
+    assert local_rsync._parse_version(banner) == expected
+
+
+def test_a_project_with_an_unreadable_file_and_folder_is_sent_without_them_row_73() -> None:
+    """Root reads everything, so this runs as somebody else, who may not read this Python's modules any more."""
+    script = """
+import asyncio, concurrent.futures.thread, json, os, sys
+from pathlib import Path
+from remote_tool.transport.snapshot import SelectionRules, take_snapshot
+root = Path(sys.argv[1])
+if os.geteuid() == 0:
+    os.setgroups([])
+os.setresuid(*[int(sys.argv[2])] * 3)
+for name in ("a.py", "closed", "folder/x"):
+    (root / name).parent.mkdir(exist_ok=True)
+    (root / name).write_text("text")
+for name in ("closed", "folder"):
+    (root / name).chmod(0)
+snapshot = asyncio.run(take_snapshot(root, SelectionRules(root / "none")))
+(root / "folder").chmod(0o700)
+print(json.dumps([[os.fsdecode(entry.name) for entry in snapshot.entries], snapshot.skipped]))
+"""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        user = 65534 if os.geteuid() == 0 else os.geteuid()
+        os.chown(name, user, -1)
+        answer = subprocess.run(
+            [sys.executable, "-c", script, name, str(user)],
+            check=True,
+            capture_output=True,
+            cwd="/",
+            env=plain_environment(),
+        )
+    names, skipped = json.loads(answer.stdout)
+    assert sorted(names) == ["a.py", "folder/"]
+    assert dict(skipped)["closed"] == "cannot be read"
+    assert any("folder" in name and "Permission denied" in name for name, _ in skipped)
+
+
+def plain_environment() -> dict[str, str]:
+    root = str(Path(snapshot.__file__).parents[2])
+    return {"PATH": os.environ["PATH"], "PYTHONPATH": root, "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": "/tmp"}
+
+
+async def test_a_project_folder_that_is_not_there_is_said_row_68(tmp_path: Path) -> None:
+    with pytest.raises(SyncError, match="is not there"):
+        await take_snapshot(tmp_path / "gone", SelectionRules(tmp_path / "none"))
+
+
+async def test_exclude_txt_that_cannot_be_read_is_said_row_83(tmp_path: Path) -> None:
+    with pytest.raises(SyncError, match="cannot be read: Is a directory"):
+        await take_snapshot(tmp_path, SelectionRules(tmp_path))
+
+
+@pytest.mark.parametrize("status", sorted({1, 2, 3, 5, 10, 11, 12, 13, 14, 20, 22, 23, 30, 35, 127, 255}))
+def test_each_exit_status_is_one_clear_cause_row_69(status: int) -> None:
+    error = Ending("first", status, Exit(0), b"", b"").failure()
+    assert error is not None
+    assert error.message == f"first: the project was not sent: {CAUSES[status]}"
+    assert error.hint
+
+
+@pytest.mark.parametrize(
+    ("local", "remote", "expected"),
+    [
+        (0, Exit(0), None),
+        (24, Exit(0), None),
+        (12, Exit(11), CAUSES[11]),
+        (127, Exit(127), CAUSES[127]),
+        (12, Exit(12), CAUSES[12]),
+        (11, Exit(12), CAUSES[11]),
+        (255, Exit(None, "KILL"), "the server's rsync was ended by SIGKILL"),
+        (137, Exit(137), "the server's rsync was ended by SIGKILL"),
+        (-15, Exit(12), "rsync was ended by signal 15"),
+        (99, Exit(0), "rsync ended with status 99"),
+        (12, None, CAUSES[12]),
+    ],
+)
+def test_the_end_that_tells_more_is_the_cause_row_69(local: int, remote: Exit | None, expected: str | None) -> None:
+    error = Ending("first", local, remote, b"", b"").failure()
+    assert (error.message.removeprefix("first: the project was not sent: ") if error else None) == expected
