@@ -152,7 +152,8 @@ def describe(result: PushResult, options: SyncOptions) -> str:
     would = "would send" if options.dry_run else "sent"
     removed = f", {'would remove' if options.dry_run else 'removed'} {len(result.removed)}" if result.removed else ""
     size = "" if options.dry_run else f" ({readable_size(result.bytes)})"
-    return f"{would} {len(result.sent)} files{size}{removed}"
+    files = "1 file" if len(result.sent) == 1 else f"{len(result.sent)} files"
+    return f"{would} {files}{size}{removed}"
 
 
 def readable_size(size: float) -> str:
