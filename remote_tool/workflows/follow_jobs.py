@@ -115,13 +115,19 @@ async def follow_selected(
     known = context.registry.load()[0]
     jobs = choose_job_to_follow(known, selection)
     if options.rank is not None:
-        # The rank may be on another server than the job that was chosen.
-        launches = {job.launch_id for job in jobs if job.launch_id}
-        jobs = [job for job in known if job.launch_id in launches] or jobs
+        jobs = _jobs_of_rank(known, jobs, options.rank)
     reachable = [job for job in jobs if job.server not in errors]
     answer = await follow_jobs(context, reachable, on_chunk, options)
     failed = {job.server: errors[job.server] for job in jobs if job.server in errors}
     return FollowAnswer(answer.jobs, {**answer.errors, **failed}, answer.first_failure)
+
+
+def _jobs_of_rank(known: Sequence[Job], chosen: Sequence[Job], rank: int) -> Sequence[Job]:
+    """Return the job that has a rank of the chosen launch: it may be on another server than the one chosen."""
+    launches = {job.launch_id for job in chosen if job.launch_id}
+    nodes = [job for job in known if job.launch_id in launches]
+    holders = [job for job in nodes if job.rank_offset is not None and job.rank_offset <= rank]
+    return [max(holders, key=lambda job: job.rank_offset or 0)] if holders else nodes or chosen
 
 
 async def follow_jobs(context: Context, jobs: Sequence[Job], on_chunk: OnChunk, options: FollowOptions) -> FollowAnswer:
