@@ -122,7 +122,7 @@ async def follow_selected(
     return FollowAnswer(answer.jobs, {**answer.errors, **failed}, answer.first_failure)
 
 
-def _jobs_of_rank(known: Sequence[Job], chosen: Sequence[Job], rank: int) -> Sequence[Job]:
+def _jobs_of_rank(known: Sequence[Job], chosen: list[Job], rank: int) -> list[Job]:
     """Return the job that has a rank of the chosen launch: it may be on another server than the one chosen."""
     launches = {job.launch_id for job in chosen if job.launch_id}
     nodes = [job for job in known if job.launch_id in launches]

@@ -219,7 +219,8 @@ def test_the_whole_demo_trains_and_leaves_nothing(temporary: Path) -> None:
     shown = remote_tool("demo", cwd=temporary.parent, timeout=280)
     assert shown.returncode == 0, shown.stdout + shown.stderr
     output = shown.stdout + shown.stderr
-    trained, tailed = re.findall(r"server1:0 +\| accuracy (\d+\.\d)", output)
+    (trained,) = re.findall(r"server1:0 +\| accuracy (\d+\.\d)", output)
+    (tailed,) = re.findall(r"^accuracy (\d+\.\d)", output, re.MULTILINE)
     assert float(trained) > 95
     assert tailed == trained
     commands = re.findall(r"^\$ remote-tool (\S+)", output, re.MULTILINE)
