@@ -188,6 +188,7 @@ async def test_a_sync_with_nothing_to_do_is_one_command_on_the_server(desk: Desk
         labels.clear()
         await push_of(desk, host)
         assert labels == ["rsync"]
+        assert desk.state.startswith("complete ")
         desk.write("b.py")
         await push_of(desk, host)
         assert labels == ["rsync", "rsync", "remember what was sent"]
@@ -244,10 +245,12 @@ async def test_no_program_is_left_after_an_interruption_row_61(desk: Desk) -> No
 
         task = asyncio.create_task(push_of(desk, host, tell))
         await asyncio.wait_for(half.wait(), 20)
-        assert programs(desk.project)
+        for pid in programs(desk.project):
+            assert os.getpgid(pid) != os.getpgrp(), "a Ctrl-C of the terminal is ours to handle"
+            os.kill(pid, signal.SIGSTOP)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await task
+            await asyncio.wait_for(task, 5)
         await until(lambda: not programs(desk.project) and not programs(desk.server.home))
 
 
@@ -310,9 +313,12 @@ async def test_the_users_settings_of_rsync_do_not_matter(desk: Desk, monkeypatch
     monkeypatch.setenv("RSYNC_PROTECT_ARGS", "1")
     monkeypatch.setenv("RSYNC_RSH", "/bin/false")
     monkeypatch.setenv("RSYNC_PARTIAL_DIR", ".half")
+    monkeypatch.setenv("RSYNC_ICONV", "utf-8,latin1")
     monkeypatch.setenv("LC_ALL", "tr_TR.UTF-8")
+    (Path.home() / ".popt").write_text("rsync alias -O -O --secluded-args\n")
+    desk.write("\u00fc.py")
     await desk.sync()
-    assert desk.names() == {"a.py"}
+    assert desk.names() == {"a.py", "\u00fc.py"}
 
 
 OPENRSYNC = """#!/bin/sh
@@ -398,6 +404,23 @@ def plain_environment() -> dict[str, str]:
 async def test_a_project_folder_that_is_not_there_is_said_row_68(tmp_path: Path) -> None:
     with pytest.raises(SyncError, match="is not there"):
         await take_snapshot(tmp_path / "gone", SelectionRules(tmp_path / "none"))
+
+
+async def test_exclude_txt_of_another_editor_is_understood_row_83(desk: Desk) -> None:
+    for name in ("a.bin", "b b.txt", "c.txt"):
+        desk.write(name)
+    desk.exclude(b"\xef\xbb\xbf*.bin\rb b.txt\t \r\n!\0x\n")
+    await desk.sync()
+    assert desk.names() == {"a.py", "c.txt"}
+
+
+async def test_a_configured_key_that_does_not_look_like_one_stays_row_112(desk: Desk) -> None:
+    desk.write("key.der", "binary")
+    server = replace(desk.config.servers["first"], private_key=desk.project / "key.der")
+    rules = selection_rules(replace(desk.config, servers={"first": server}))
+    wanted = await take_snapshot(desk.project, rules)
+    assert [entry.name for entry in wanted.entries] == [b"a.py"]
+    assert wanted.skipped == (("key.der", "is a private key"),)
 
 
 async def test_exclude_txt_that_cannot_be_read_is_said_row_83(tmp_path: Path) -> None:
