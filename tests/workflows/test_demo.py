@@ -269,3 +269,21 @@ def test_an_interrupted_demo_leaves_nothing(temporary: Path, moment: str, number
     assert "Traceback" not in output
     assert processes_with(temporary) == []
     assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_killed_demo_leaves_nothing(temporary: Path) -> None:
+    """SIGKILL lets it clear nothing away itself; its jobs have sessions of their own and would train on."""
+    command = [sys.executable, "-m", "remote_tool", "demo"]
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as demo:
+        assert demo.stdout is not None
+        for line in demo.stdout:
+            if "rank 0 of 4" in line:
+                break
+        assert processes_with(temporary, also="REMOTE_TOOL_JOB_ID")
+        demo.kill()
+        wait_until(lambda: processes_with(temporary) == [])
+        wait_until(lambda: list(temporary.iterdir()) == [])

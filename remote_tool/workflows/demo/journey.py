@@ -19,6 +19,7 @@ from pathlib import Path
 
 from remote_tool.errors import UsageError
 from remote_tool.workflows.demo.ending import ignore_signals, no_process_left, signals_restored
+from remote_tool.workflows.demo.guard import guarded
 from remote_tool.workflows.demo.server import DemoServer, running_servers
 
 # The sample in a checkout, and in an installed package.
@@ -54,7 +55,11 @@ def run_demo(options: DemoOptions, show: Show) -> int:
         folder = Path(name)
         project = folder / "digits"
         shutil.copytree(sample, project, ignore=shutil.ignore_patterns("__pycache__", "checkpoints", ".remote"))
-        with no_process_left(), running_servers(folder, folder / "key", options.servers) as servers:
+        with (
+            guarded(folder),
+            no_process_left(),
+            running_servers(folder, folder / "key", options.servers) as servers,
+        ):
             try:
                 return _Journey(project, options, show).run(servers, folder / "key")
             finally:
