@@ -455,3 +455,13 @@ def test_each_exit_status_is_one_clear_cause_row_69(status: int) -> None:
 def test_the_end_that_tells_more_is_the_cause_row_69(local: int, remote: Exit | None, expected: str | None) -> None:
     error = Ending("first", local, remote, b"", b"").failure()
     assert (error.message.removeprefix("first: the project was not sent: ") if error else None) == expected
+
+
+async def test_a_secret_that_appears_after_the_listing_stays_too_rows_72_112(desk: Desk) -> None:
+    wanted = await take_snapshot(desk.project, selection_rules(desk.config))
+    for name in (".env", "sub/.env.local", "id_rsa", ".aws/credentials", ".env.example"):
+        desk.write(name)
+    (desk.project / "out").symlink_to("/")
+    async with HostPool(desk.config) as pool:
+        await push(await pool.host("first"), desk.config.remote, wanted, PushOptions())
+    assert desk.names() == {"a.py", "sub", ".env.example"}
