@@ -11,6 +11,7 @@ from hypothesis import settings
 
 from remote_tool.config.model import Config, HostKeyPolicy, Server
 from remote_tool.paths import LocalPaths, RemotePaths
+from tests import figures
 from tests.sshd import TestServer, make_key
 
 if TYPE_CHECKING:
@@ -20,6 +21,21 @@ if TYPE_CHECKING:
 # A busy machine is slow now and then; a test that hangs is ended by its timeout.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make room for what the tests measure; see :mod:`tests.figures`."""
+    figures.open_figures(config)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Leave nothing of it."""
+    figures.close_figures(config)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show what was measured, after everything else."""
+    figures.show_figures(terminalreporter)
 
 
 class MakeServer(Protocol):
