@@ -10,7 +10,7 @@ WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 PYTEST_OPTIONS ?=
 TORCH := torch==2.13.0
 
-.PHONY: demo test check reference clean system-demo system-test
+.PHONY: demo test check mutants reference clean system-demo system-test
 
 demo: system-demo $(VENV)/stamp-demo
 	$(BIN)/remote-tool demo
@@ -23,6 +23,10 @@ check: $(VENV)/stamp-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Takes each answer out of a copy of the code, and looks whether its tests go red: MUTANTS='36 wire' chooses.
+mutants: system-test $(VENV)/stamp-test
+	$(BIN)/python -m tests.mutants.try_mutants -j $(WORKERS) $(MUTANTS)
 
 reference: $(VENV)/stamp-test
 	$(BIN)/python -m remote_tool.cli.reference > docs/reference.md.new && mv docs/reference.md.new docs/reference.md

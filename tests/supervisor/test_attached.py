@@ -52,9 +52,9 @@ def members(marked: Path) -> list[int]:
     return [process.pid for process in Snapshot().members(marked.read_text().strip(), "")]
 
 
+@pytest.mark.row(6)
 @pytest.mark.parametrize("code", [0, 1, 126, 137, 255])
 def test_it_exits_as_the_command_does_with_its_bytes_on_both_streams(server: PretendServer, code: int) -> None:
-    """Row 6."""
     command = f"printf 'a\\0b\\377'; printf 'mistake' >&2; pwd >&2; exit {code}"
     with server.open("run", command=command, environment={}) as call:
         assert read_to_end(call) == (b"a\0b\xff", f"mistake{server.project}\n".encode())
@@ -87,9 +87,9 @@ def test_a_long_command_with_a_secret_is_seen_by_nobody(server: PretendServer) -
         assert not [path for path in server.scripts.iterdir() if path.name.startswith(".run")]
 
 
+@pytest.mark.row(1, 16)
 @pytest.mark.parametrize("way", ["eof", "SIGTERM", "SIGHUP"])
 def test_when_the_client_goes_the_whole_tree_goes(server: PretendServer, marked: Path, way: str) -> None:
-    """Rows 1 and 16."""
     command = f"echo $REMOTE_TOOL_JOB_ID > '{marked}'; setsid sleep 600 & env -i sleep 600 & echo ready; sleep 600"
     with server.open("run", command=command, environment={}) as call:
         wait_until(lambda: b"ready" in os.read(call.stdout.fileno(), 4096))
@@ -102,8 +102,8 @@ def test_when_the_client_goes_the_whole_tree_goes(server: PretendServer, marked:
     assert members(marked) == []
 
 
+@pytest.mark.row(23)
 def test_a_handler_has_time_to_save_when_the_client_goes(server: PretendServer) -> None:
-    """Row 23."""
     command = "trap 'sleep 0.3; echo saved > checkpoint; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
     with server.open("run", command=command, environment={}) as call:
         wait_until(lambda: b"ready" in os.read(call.stdout.fileno(), 4096))

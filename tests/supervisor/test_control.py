@@ -48,14 +48,15 @@ def test_a_request_out_of_the_home_is_refused(server: PretendServer, changes: di
     assert message in server.call(str(op), **fields)["error"]
 
 
+@pytest.mark.row(29)
 def test_an_error_of_the_system_names_path_and_number(server: PretendServer) -> None:
-    """Row 29."""
     server.jobs.parent.joinpath(".jobs").write_text("a file")
     assert "no folder" in server.call("status", ids=None)["error"]
 
 
+@pytest.mark.row(34)
 def test_the_archive_has_all_that_runs_and_a_hash_of_the_contents(installed: Path) -> None:
-    """Row 34: another version lies in another folder."""
+    """Another version lies in another folder."""
     digest, files = source_archive()
     assert source_archive() == (digest, files)
     assert installed.name == f"supervisor-{digest}"
@@ -97,8 +98,9 @@ def oldest(tmp_path: Path, installed: Path) -> Any:
     pretend.clean()
 
 
+@pytest.mark.row(33)
 def test_a_server_with_python_3_8_starts_follows_stops_and_runs(oldest: PretendServer) -> None:
-    """Row 33: the floor."""
+    """The floor."""
     running, ended = oldest.start("echo hello; sleep 600 & exec sleep 600"), oldest.start("exit 3")
     oldest.wait_for_output(running, "hello")
     with oldest.open("follow", jobs=[{"id": ended, "offsets": {}}], wait=True) as call:

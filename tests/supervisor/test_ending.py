@@ -17,8 +17,8 @@ NOT_DEADLY = {"SIGCHLD", "SIGCLD", "SIGCONT", "SIGSTOP", "SIGTSTP", "SIGTTIN", "
 DEADLY = sorted(name for name in signal.Signals.__members__ if name not in NOT_DEADLY)
 
 
+@pytest.mark.row(6)
 def test_every_exit_code_is_recorded_as_it_is(server: PretendServer) -> None:
-    """Row 6."""
     jobs = {code: server.new_job(f"exit {code}") for code in EXIT_CODES}
     server.call("start", jobs=list(jobs.values()))
     ended = server.wait(*(job["id"] for job in jobs.values()))
@@ -28,9 +28,9 @@ def test_every_exit_code_is_recorded_as_it_is(server: PretendServer) -> None:
         assert server.status(job["id"])["state"] == ("succeeded" if code == 0 else "failed")
 
 
+@pytest.mark.row(7)
 @pytest.mark.slow
 def test_a_signal_is_recorded_by_name_and_apart_from_an_exit_code(server: PretendServer) -> None:
-    """Row 7."""
     # Not by the shell: bash is deaf to SIGQUIT.
     (server.project / "die.py").write_text(
         "import os, signal, sys\n"
@@ -48,8 +48,8 @@ def test_a_signal_is_recorded_by_name_and_apart_from_an_exit_code(server: Preten
         assert record["reason"].startswith(f"ended by {record['signal']}")
 
 
+@pytest.mark.row(7)
 def test_a_core_dump_is_recorded(server: PretendServer) -> None:
-    """Row 7."""
     crash = "ulimit -c unlimited; kill -SEGV $$; sleep 60"
     pid = os.posix_spawn("/bin/sh", ["sh", "-c", crash], os.environ)
     truth = os.WCOREDUMP(os.waitpid(pid, 0)[1])
@@ -60,8 +60,9 @@ def test_a_core_dump_is_recorded(server: PretendServer) -> None:
     assert not list(server.project.glob("core*")) or truth
 
 
+@pytest.mark.row(31)
 def test_a_record_tells_how_long_it_took_and_what_it_used(server: PretendServer) -> None:
-    """Row 31: durations do not come from the clock on the wall."""
+    """Durations do not come from the clock on the wall."""
     job_id = server.start_python("x = bytearray(80_000_000)\nimport time; time.sleep(0.2)")
     record = server.wait(job_id)[job_id]
     assert 0.2 <= record["duration"] < 10
@@ -69,8 +70,9 @@ def test_a_record_tells_how_long_it_took_and_what_it_used(server: PretendServer)
     assert record["resources"]["user_seconds"] < 10
 
 
+@pytest.mark.row(16, 17)
 def test_what_a_command_leaves_behind_is_ended(server: PretendServer) -> None:
-    """Rows 16 and 17: background, own session, double fork, no environment; none may hold a GPU."""
+    """Background, own session, double fork, no environment; none may hold a GPU."""
     job_id = server.start(
         "sleep 600 & setsid sleep 600 & (setsid sh -c 'sleep 600 & sleep 600' &) & "
         "env -i sleep 600 & env -i setsid sh -c 'sleep 600 > /dev/null 2>&1 & echo $! > hidden' & sleep 0.2; exit 4"
@@ -110,9 +112,10 @@ def test_children_that_go_by_themselves_are_no_leftovers(server: PretendServer) 
     assert (record["leftovers"], record["reason"]) == (0, "")
 
 
+@pytest.mark.row(19)
 @pytest.mark.slow
 def test_orphans_are_reaped_while_the_job_runs(server: PretendServer) -> None:
-    """Row 19: a thousand grandchildren leave no zombie."""
+    """A thousand grandchildren leave no zombie."""
     program = (
         "import os, time\n"
         "for _ in range(1000):\n"
@@ -156,8 +159,9 @@ def test_a_job_whose_folder_was_removed_is_still_ended(server: PretendServer) ->
     assert server.members(job_id) == []
 
 
+@pytest.mark.row(11)
 def test_an_end_that_cannot_be_written_is_written_when_it_can_be(own_home: PretendServer) -> None:
-    """Row 11: nothing is lost or made up in between."""
+    """Nothing is lost or made up in between."""
     job_id = own_home.start("while [ ! -e go ]; do sleep 0.01; done; exit 6")
     folder = own_home.jobs / job_id
     if subprocess.run(["chattr", "+i", folder], check=False, capture_output=True).returncode != 0:

@@ -46,8 +46,9 @@ def follow(server: PretendServer, *jobs: str, wait: bool = True) -> tuple[dict[t
         return collect(call)
 
 
+@pytest.mark.row(27)
 def test_every_byte_comes_once_and_then_the_end(server: PretendServer) -> None:
-    """Row 27: NULs, carriage returns, no newline at the end, bytes that are no text."""
+    """NULs, carriage returns, no newline at the end, bytes that are no text."""
     data = bytes(range(256)) * 40 + b"\r50%\r100%"
     (server.project / "data").write_bytes(data)
     job_id = server.start("cat data; echo mistake >&2; sleep 0.2; cat data; exit 3")
@@ -57,8 +58,9 @@ def test_every_byte_comes_once_and_then_the_end(server: PretendServer) -> None:
     assert states[job_id]["sizes"] == {"out": len(data) * 2, "err": 8}
 
 
+@pytest.mark.row(25)
 def test_output_comes_while_the_job_runs(server: PretendServer) -> None:
-    """Row 25: visible at once."""
+    """Visible at once."""
     job_id = server.start("echo first; while [ ! -e go ]; do sleep 0.01; done; echo second")
     with server.open("follow", jobs=[{"id": job_id, "offsets": {}}], wait=True) as call:
         frame = call.next(5)
@@ -138,8 +140,8 @@ def test_a_client_that_reads_no_more_ends_it_quietly(server: PretendServer) -> N
         assert call.process.stderr.read() == b""
 
 
+@pytest.mark.row(3)
 def test_a_job_that_is_lost_ends_the_follow(server: PretendServer) -> None:
-    """Row 3."""
     job_id = server.start("echo hello; exec sleep 60")
     server.wait_for_output(job_id, "hello")
     os.kill(server.supervisor(job_id), 9)
@@ -165,8 +167,9 @@ def write_rank(folder: Path, attempt: int, rank: int, text: str) -> None:
     (path / "stderr.log").write_text("")
 
 
+@pytest.mark.row(101, 103)
 def test_files_of_ranks_are_found_as_they_appear(server: PretendServer) -> None:
-    """Rows 101 and 103: one stream per rank, and the attempts of a restart apart."""
+    """One stream per rank, and the attempts of a restart apart."""
     job_id = server.start("while [ ! -e go ]; do sleep 0.01; done")
     run = server.jobs / job_id / "ranks" / "none_k3xyz"
     with server.open("follow", jobs=[{"id": job_id, "offsets": {}}], wait=True) as call:
@@ -218,9 +221,10 @@ def test_links_out_of_the_job_are_not_followed(server: PretendServer, tmp_path: 
     assert states[job_id]["state"] == "succeeded"
 
 
+@pytest.mark.row(26, 27)
 @pytest.mark.slow
 def test_memory_stays_flat_whatever_is_printed(server: PretendServer) -> None:
-    """Rows 26 and 27: one line without an end; neither the supervisor nor the follower grows."""
+    """One line without an end; neither the supervisor nor the follower grows."""
     job_id = server.start("head -c 300000000 /dev/zero; exec sleep 60")
     supervisor = server.supervisor(job_id)
     before = _resident(supervisor)

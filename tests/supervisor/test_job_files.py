@@ -25,8 +25,9 @@ def folder(tmp_path: Path) -> Iterator[int]:
     os.close(descriptor)
 
 
+@pytest.mark.row(22)
 def test_the_first_final_record_stays(folder: int) -> None:
-    """Row 22: a terminal record is never overwritten."""
+    """A terminal record is never overwritten."""
     assert job_files.write_record(folder, ENDED, {**RECORDS[ENDED], "reason": "first"})
     assert not job_files.write_record(folder, ENDED, {**RECORDS[ENDED], "reason": "second"})
     found = job_files.read_record(folder, ENDED, JOB)
@@ -45,10 +46,11 @@ def test_a_file_system_without_hard_links_keeps_the_first_record_too(
     assert not job_files.write_record(folder, ENDED, {**RECORDS[ENDED], "reason": "second"})
 
 
+@pytest.mark.row(11)
 def test_a_write_that_fails_leaves_the_record_before_it_and_no_litter(
     folder: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Row 11: never a torn record under the real name."""
+    """Never a torn record under the real name."""
     job_files.write_record(folder, ENDED, RECORDS[ENDED])
 
     def fail(_: int) -> None:

@@ -24,8 +24,8 @@ def connect(
     return found
 
 
+@pytest.mark.row(90, 94)
 def test_a_server_that_listens_is_reached_and_known_by_its_secret(server: PretendServer) -> None:
-    """Rows 90 and 94."""
     with server.open("listen", port=0, secret="s3cret") as call:
         frame = call.next()
         assert frame is not None
@@ -49,8 +49,8 @@ def test_a_server_that_listens_is_reached_and_known_by_its_secret(server: Preten
         again.bind(("127.0.0.1", port))
 
 
+@pytest.mark.row(93)
 def test_a_port_is_outside_the_range_that_the_kernel_gives_to_anybody_and_given_once(server: PretendServer) -> None:
-    """Row 93."""
     low, high = network._ephemeral_range()
     ports = []
     for _ in range(4):
@@ -62,10 +62,10 @@ def test_a_port_is_outside_the_range_that_the_kernel_gives_to_anybody_and_given_
     assert all(not low <= port <= high for port in ports)
 
 
+@pytest.mark.row(93)
 def test_a_port_given_to_another_launch_is_not_given_again_until_long_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Row 93."""
     monkeypatch.setenv("HOME", str(tmp_path))
     assert network._reserve(23456)
     assert not network._reserve(23456)
@@ -74,8 +74,8 @@ def test_a_port_given_to_another_launch_is_not_given_again_until_long_after(
     wait_until(lambda: network._reserve(23456))
 
 
+@pytest.mark.row(93)
 def test_a_port_in_use_is_said(server: PretendServer) -> None:
-    """Row 93."""
     with socket.socket() as squatter:
         squatter.bind(("0.0.0.0", 0))
         squatter.listen()
@@ -84,8 +84,9 @@ def test_a_port_in_use_is_said(server: PretendServer) -> None:
     assert "--master-port" in answer["hint"]
 
 
+@pytest.mark.row(94)
 def test_an_address_that_does_not_answer_takes_no_longer_than_the_timeout(server: PretendServer) -> None:
-    """Row 94: a full backlog is as silent as a firewall."""
+    """A full backlog is as silent as a firewall."""
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen(1)
@@ -103,16 +104,17 @@ def test_a_listener_ends_with_its_client(server: PretendServer) -> None:
     assert time.monotonic() - begin < 1
 
 
+@pytest.mark.row(92)
 def test_interfaces_are_known_by_their_addresses() -> None:
-    """Row 92."""
     assert {"interface": "lo", "address": "127.0.0.1"} in addresses.list_addresses()
     assert addresses.interface_of("127.0.0.1") == "lo"
     assert addresses.interface_of("::ffff:127.0.0.1") == "lo"
     assert addresses.interface_of("203.0.113.1") == ""
 
 
+@pytest.mark.row(97)
 def test_facts_tell_versions_processors_and_addresses(server: PretendServer, tmp_path: Path) -> None:
-    """Row 97: torch is read from its metadata and never imported."""
+    """Torch is read from its metadata and never imported."""
     packages = tmp_path / "prefix" / "lib" / "python3.11" / "site-packages"
     for name in ("torch-2.13.0+cpu.dist-info", "nvidia_nccl_cu12-2.27.3.dist-info", "torchvision-1.0.dist-info"):
         (packages / name).mkdir(parents=True)
@@ -146,9 +148,9 @@ def test_facts_without_an_environment_say_so(server: PretendServer) -> None:
     assert "not set up" in answer["problem"]
 
 
+@pytest.mark.row(96)
 @pytest.mark.parametrize(
     ("visible", "count"), [("", 0), ("0", 1), ("0,1", 2), ("-1", 0), ("0,-1,1", 1), ("GPU-abc", 1)]
 )
 def test_visible_devices_are_counted(server: PretendServer, visible: str, count: int) -> None:
-    """Row 96."""
     assert server.call("facts", launch=False, login={"CUDA_VISIBLE_DEVICES": visible})["gpus"] == count

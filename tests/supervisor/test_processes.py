@@ -50,8 +50,8 @@ def test_without_descriptors_of_processes_the_start_time_decides_as_well(
     assert victim.wait(10) == -signal.SIGKILL
 
 
+@pytest.mark.row(19)
 def test_a_zombie_is_not_alive(victim: subprocess.Popen[bytes]) -> None:
-    """Row 19."""
     process = read_process(victim.pid)
     assert process is not None
     assert find_alive(process.as_record()) == process
@@ -84,8 +84,8 @@ def test_any_process_name_can_be_read(tmp_path: Path) -> None:
     assert found.parent == os.getpid()
 
 
+@pytest.mark.row(16, 20)
 def test_members_are_found_by_marker_and_descent_but_not_beyond_another_job() -> None:
-    """Rows 16 and 20."""
     shell = (
         # A child without any environment; another job's, with a child without one; a supervisor with a child.
         "env -i sleep 601 & "

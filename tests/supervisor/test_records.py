@@ -78,9 +78,10 @@ def test_a_record_survives_its_file(name: str) -> None:
     assert parse_record(name, encode_record(RECORDS[name]), JOB) == {"schema": 1, **RECORDS[name]}
 
 
+@pytest.mark.row(11, 12)
 @pytest.mark.parametrize("name", RECORDS)
 def test_a_record_cut_at_any_byte_is_refused(name: str) -> None:
-    """Rows 11 and 12: a torn file is never taken for a record."""
+    """A torn file is never taken for a record."""
     text = encode_record(RECORDS[name])
     for end in range(len(text) - 2):
         with pytest.raises(RecordError):

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+@pytest.mark.row(13, 14)
 def test_a_start_answers_while_the_job_runs_and_leaves_it_no_descriptor(server: PretendServer) -> None:
-    """Rows 13 and 14: own session, nothing inherited, so nothing of the connection holds it."""
+    """Own session, nothing inherited, so nothing of the connection holds it."""
     begin = time.monotonic()
     job_id = server.start("exec sleep 60")
     assert time.monotonic() - begin < 2
@@ -40,8 +41,8 @@ def test_a_start_answers_while_the_job_runs_and_leaves_it_no_descriptor(server: 
     assert Path(f"/proc/{pid}/cwd").readlink() == server.project
 
 
+@pytest.mark.row(14)
 def test_a_hangup_does_not_reach_a_job(server: PretendServer) -> None:
-    """Row 14."""
     job_id = server.start("sleep 0.3; echo survived")
     os.kill(server.supervisor(job_id), signal.SIGHUP)
     assert server.wait(job_id)[job_id]["exit_code"] == 0
@@ -143,8 +144,9 @@ def test_files_of_a_job_are_private_and_the_job_has_the_umask_of_the_login(serve
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
 
+@pytest.mark.row(99)
 def test_the_environment_of_a_job(server: PretendServer) -> None:
-    """Row 99, and the interface's "Environment of a job"."""
+    """What "Environment of a job" of the interface says, and nothing that torch would read by accident."""
     server.activate(variables={"CONDA_PREFIX": "/prefix", "LR": "activated"}, unset=["GONE"], path=["/prefix/bin"])
     strays = ["MASTER_ADDR", "RANK", "LOCAL_RANK", "WORLD_SIZE", "PET_NNODES", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"]
     login = {**dict.fromkeys(strays, "stray"), "GONE": "1", "KEPT": "1", "PYTHONPATH": "/login", "OLDPWD": "/x"}
@@ -165,8 +167,8 @@ def test_the_environment_of_a_job(server: PretendServer) -> None:
     assert not {"GONE", "REMOTE_TOOL_SUPERVISOR", "OLDPWD", *strays} - {"RANK"} & set(found)
 
 
+@pytest.mark.row(25)
 def test_output_is_not_buffered_and_survives_a_hard_end(server: PretendServer) -> None:
-    """Row 25."""
     program = (
         "import os, time\nprint('first')\nwhile not os.path.exists('go'): time.sleep(0.01)\nprint('last'); os._exit(5)"
     )
@@ -285,8 +287,9 @@ def small_disk(own_home: PretendServer) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", server.jobs], check=True)
 
 
+@pytest.mark.row(29)
 def test_a_full_disk_at_the_start_is_named_and_nothing_stays(own_home: PretendServer, small_disk: Path) -> None:
-    """Row 29: path and errno in one sentence, and no half of a job."""
+    """Path and errno in one sentence, and no half of a job."""
     _fill(small_disk / "filler")
     job = own_home.new_job("true")
     answer = own_home.call("start", jobs=[job])["jobs"][0]
@@ -294,8 +297,8 @@ def test_a_full_disk_at_the_start_is_named_and_nothing_stays(own_home: PretendSe
     assert [path.name for path in small_disk.iterdir()] == ["filler"]
 
 
+@pytest.mark.row(29)
 def test_a_disk_without_inodes_or_read_only_is_named(own_home: PretendServer, small_disk: Path) -> None:
-    """Row 29."""
     for number in range(16):
         (small_disk / f"filler{number}").touch()
     assert "No space left" in own_home.call("start", jobs=[own_home.new_job("true")])["jobs"][0]["error"]
@@ -307,10 +310,11 @@ def test_a_disk_without_inodes_or_read_only_is_named(own_home: PretendServer, sm
     )
 
 
+@pytest.mark.row(28)
 def test_a_job_that_fills_the_disk_is_still_recorded_and_can_be_stopped(
     own_home: PretendServer, small_disk: Path
 ) -> None:
-    """Row 28: the final record has its space from the start."""
+    """The final record has its space from the start."""
     filling = "while head -c 65536 /dev/zero; do :; done; echo full >&2; "
     ended = own_home.start(f"{filling} exit 9")
     assert own_home.wait(ended)[ended]["exit_code"] == 9

@@ -84,8 +84,8 @@ def test_a_folder_that_cannot_be_read_is_named_and_hides_no_other(server: Preten
     assert "not a plain folder" in why["link"]
 
 
+@pytest.mark.row(11, 123)
 def test_a_record_cut_at_any_byte_never_looks_like_another_end(server: PretendServer) -> None:
-    """Rows 11 and 123."""
     job_id = server.start("exit 0")
     server.wait(job_id)
     path = server.jobs / job_id / "ended.json"
@@ -97,8 +97,8 @@ def test_a_record_cut_at_any_byte_never_looks_like_another_end(server: PretendSe
         assert answer["bad"][0]["name"] == job_id
 
 
+@pytest.mark.row(3)
 def test_a_job_that_vanished_without_a_record_is_lost(server: PretendServer) -> None:
-    """Row 3."""
     job_id = server.start("exec sleep 60")
     os.kill(server.supervisor(job_id), signal.SIGKILL)
     os.kill(server.record(job_id, "started")["pid"], signal.SIGKILL)
@@ -127,11 +127,11 @@ def test_after_a_reboot_a_job_is_lost(server: PretendServer, started: bool) -> N
     assert len(server.members(job_id)) == 1, "no signal was sent"
 
 
+@pytest.mark.row(30)
 @pytest.mark.parametrize("machine", [{"hostname": "other"}, {"machine_id": "other"}])
 def test_a_job_of_another_machine_that_shares_the_home_is_not_judged(
     server: PretendServer, machine: dict[str, str]
 ) -> None:
-    """Row 30."""
     job_id = server.start("exec sleep 60")
     other = {"boot_id": "00000000-0000-0000-0000-000000000000", **machine}
     change(server.jobs / job_id / "started.json", place=other)
@@ -144,17 +144,19 @@ def test_a_job_of_another_machine_that_shares_the_home_is_not_judged(
     assert len(server.members(job_id)) == 1
 
 
+@pytest.mark.row(30)
 def test_a_renamed_machine_still_knows_its_jobs(server: PretendServer) -> None:
-    """Row 30: the same boot is the same machine, whatever it is called."""
+    """The same boot is the same machine, whatever it is called."""
     job_id = server.start("exec sleep 60")
     change(server.jobs / job_id / "started.json", place={"hostname": "before"})
     assert server.status(job_id)["state"] == "running"
 
 
+@pytest.mark.row(5, 30)
 def test_a_job_of_another_container_is_elsewhere_while_its_supervisor_lives_and_then_lost(
     server: PretendServer,
 ) -> None:
-    """Rows 5 and 30: one kernel, two pid namespaces, one folder; the lock tells whether the other one lives."""
+    """One kernel, two pid namespaces, one folder; the lock tells whether the other one lives."""
     job_id = server.start("exec sleep 60")
     started = server.record(job_id, "started")
     change(server.jobs / job_id / "started.json", place={"pid_namespace": "pid:[1]"})
@@ -185,8 +187,9 @@ def test_a_container_that_ends_leaves_its_jobs_lost(server: PretendServer, tmp_p
     assert (status["state"], status["reason"]) == ("lost", "the container that it ran in has ended")
 
 
+@pytest.mark.row(12)
 def test_a_job_is_starting_while_its_starter_holds_the_lock_and_lost_after(server: PretendServer) -> None:
-    """Row 12: the folder is there, and nothing else yet."""
+    """The folder is there, and nothing else yet."""
     job_id = server.start("exit 0")
     server.wait(job_id)
     folder = server.jobs / job_id
@@ -201,9 +204,10 @@ def test_a_job_is_starting_while_its_starter_holds_the_lock_and_lost_after(serve
     assert again["already"]
 
 
+@pytest.mark.row(9, 12)
 @pytest.mark.slow
 def test_a_start_killed_at_any_time_ran_the_command_once_or_never(server: PretendServer) -> None:
-    """Rows 9 and 12: kill -9 of the starter, then the retry with the same id."""
+    """Kill -9 of the starter, then the retry with the same id."""
     jobs = []
     for number in range(16):
         job = server.new_job(f"echo x >> ran{number}; exec sleep 60")
@@ -225,9 +229,10 @@ def test_a_start_killed_at_any_time_ran_the_command_once_or_never(server: Preten
             assert len(server.members(job["id"])) == 1
 
 
+@pytest.mark.row(12)
 @pytest.mark.slow
 def test_a_supervisor_killed_before_its_command_may_run_starts_nothing(server: PretendServer) -> None:
-    """Row 12: the command waits until its start is on disk."""
+    """The command waits until its start is on disk."""
     for _ in range(10):
         job = server.new_job("touch ran; exec sleep 60")
         with server.open("start", jobs=[job]) as call:
@@ -247,8 +252,8 @@ def test_a_supervisor_killed_before_its_command_may_run_starts_nothing(server: P
         (server.project / "ran").unlink(missing_ok=True)
 
 
+@pytest.mark.row(12)
 def test_a_command_whose_supervisor_dies_at_the_gate_never_runs(tmp_path: Path) -> None:
-    """Row 12."""
     folder = os.open(tmp_path, os.O_RDONLY)
     for name in ("job.out", "job.err"):
         (tmp_path / name).touch()

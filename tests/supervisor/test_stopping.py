@@ -54,8 +54,8 @@ def victim() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
+@pytest.mark.row(1)
 def test_a_stop_ends_every_process_before_it_says_killed(server: PretendServer) -> None:
-    """Row 1."""
     job_id = start_workers(server)
     answer = server.stop(job_id)
     assert (answer["state"], answer["left"], answer["already"]) == ("killed", [], False)
@@ -65,9 +65,10 @@ def test_a_stop_ends_every_process_before_it_says_killed(server: PretendServer) 
     assert answer["ended"]["reason"] == "stopped with SIGTERM"
 
 
+@pytest.mark.row(2)
 @pytest.mark.slow
 def test_workers_that_ignore_sigterm_get_the_grace_and_then_sigkill(server: PretendServer) -> None:
-    """Row 2: never only the process group."""
+    """Never only the process group."""
     job_id = start_workers(server, deaf=True)
     begin = time.monotonic()
     answer = server.stop(job_id, grace=1.0)
@@ -77,8 +78,8 @@ def test_workers_that_ignore_sigterm_get_the_grace_and_then_sigkill(server: Pret
     assert server.members(job_id) == []
 
 
+@pytest.mark.row(2)
 def test_the_grace_of_the_start_counts_when_the_stop_names_none(server: PretendServer) -> None:
-    """Row 2."""
     job_id = server.start("trap '' TERM; echo deaf; while :; do sleep 0.05; done", grace=0.3)
     server.wait_for_output(job_id, "deaf")
     answer = server.stop(job_id)
@@ -86,9 +87,9 @@ def test_the_grace_of_the_start_counts_when_the_stop_names_none(server: PretendS
     assert answer["state"] == "killed"
 
 
+@pytest.mark.row(23)
 @pytest.mark.slow
 def test_a_checkpoint_handler_gets_the_whole_grace_although_its_shell_has_ended(server: PretendServer) -> None:
-    """Row 23."""
     program = (
         "import signal, sys, time\n"
         "def save(*_):\n"
@@ -121,8 +122,8 @@ def test_sigkill_is_sent_at_once(server: PretendServer) -> None:
     assert (answer["state"], answer["ended"]["signal"]) == ("killed", "SIGKILL")
 
 
+@pytest.mark.row(21)
 def test_a_second_stop_makes_it_sigkill_and_both_get_the_answer(server: PretendServer) -> None:
-    """Row 21."""
     job_id = start_workers(server, deaf=True)
     with server.open("stop", ids=[job_id], grace=60.0) as first:
         wait_until((server.jobs / job_id / "stop.json").exists)
@@ -134,8 +135,8 @@ def test_a_second_stop_makes_it_sigkill_and_both_get_the_answer(server: PretendS
     assert server.members(job_id) == []
 
 
+@pytest.mark.row(21, 22)
 def test_stopping_a_finished_job_changes_nothing(server: PretendServer) -> None:
-    """Rows 21 and 22."""
     job_id = server.start("exit 0")
     server.wait(job_id)
     before = (server.jobs / job_id / "ended.json").read_bytes()
@@ -146,15 +147,16 @@ def test_stopping_a_finished_job_changes_nothing(server: PretendServer) -> None:
     assert not (server.jobs / job_id / "stop.json").exists()
 
 
+@pytest.mark.row(21)
 def test_stopping_a_killed_job_again_is_done_already(server: PretendServer) -> None:
-    """Row 21."""
     job_id = server.start("exec sleep 60")
     assert not server.stop(job_id)["already"]
     assert server.stop(job_id)["already"]
 
 
+@pytest.mark.row(21)
 def test_a_wish_that_comes_while_a_job_starts_is_not_lost(server: PretendServer) -> None:
-    """Row 21: whenever it comes, the job is killed in the end, and the command has run whole or not at all."""
+    """Whenever it comes, the job is killed in the end, and the command has run whole or not at all."""
     for delay in (0.0, 0.02, 0.03, 0.04, 0.05, 0.06):
         job = server.new_job("exec sleep 60")
         with server.open("start", jobs=[job]) as call:
@@ -166,8 +168,8 @@ def test_a_wish_that_comes_while_a_job_starts_is_not_lost(server: PretendServer)
             assert call.next() is not None
 
 
+@pytest.mark.row(21)
 def test_a_wish_that_is_there_before_the_command_keeps_it_from_running(server: PretendServer) -> None:
-    """Row 21."""
     for _ in range(3):
         job = server.new_job("touch ran; exec sleep 60")
         folder = server.jobs / job["id"]
@@ -196,8 +198,9 @@ def test_a_signal_to_the_supervisor_is_a_stop(server: PretendServer) -> None:
     assert server.members(job_id) == []
 
 
+@pytest.mark.row(23)
 def test_a_job_that_was_suspended_hears_the_stop(server: PretendServer) -> None:
-    """Row 23: with its supervisor suspended too, as by a slip of the finger."""
+    """With its supervisor suspended too, as by a slip of the finger."""
     job_id = server.start("trap 'echo heard; exit 0' TERM; echo ready; while :; do sleep 0.05; done")
     server.wait_for_output(job_id, "ready")
     for pid in (server.record(job_id, "started")["pid"], server.supervisor(job_id)):
@@ -217,8 +220,9 @@ def test_a_stop_whose_sender_dies_is_carried_out(server: PretendServer) -> None:
     assert server.wait(job_id)[job_id]["killed"]
 
 
+@pytest.mark.row(3, 16)
 def test_a_job_without_a_supervisor_is_found_and_ended_by_its_marks(server: PretendServer) -> None:
-    """Rows 3 and 16: lost, never running, and still to be killed, also what has no environment and no parent."""
+    """Lost, never running, and still to be killed, also what has no environment and no parent."""
     job_id = start_workers(server)
     os.kill(server.supervisor(job_id), signal.SIGKILL)
     status = wait_until(lambda: (found := server.status(job_id))["state"] == "lost" and found, "the loss")
@@ -236,9 +240,9 @@ def test_a_job_without_a_supervisor_is_found_and_ended_by_its_marks(server: Pret
     assert server.stop(job_id)["already"]
 
 
+@pytest.mark.row(3)
 @pytest.mark.slow
 def test_a_supervisor_killed_at_any_time_leaves_no_lie_and_no_process(server: PretendServer) -> None:
-    """Row 3."""
     jobs = [server.new_job("sleep 0.2 & sleep 0.2") for _ in range(12)]
     server.call("start", jobs=jobs)
     for number, job in enumerate(jobs):

@@ -1,0 +1,193 @@
+"""Takes answers out of the code, one at a time, and looks whether the tests that are for them go red.
+
+``python -m tests.mutants.try_mutants [ROW…] [FILE…] [-j 2]``: all mutants, or those of some rows or files. Each is made
+in a copy of the project. A test that is not red without the answer is no proof of it, and one that is red with it
+neither, so each runs with the answer first. Ends with 1 when a mutant was not noticed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from tests.mutants.entries import REPOSITORY, Mutant, all_mutants
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+PASSED, FAILED = 0, 1
+# A test that hangs for this long has noticed too.
+TEST_SECONDS = 180
+_SET_CHILD_SUBREAPER = 36
+
+
+class Verdict(NamedTuple):
+    """What came of one mutant."""
+
+    mutant: Mutant
+    word: str
+    seconds: float
+    detail: str = ""
+
+    @property
+    def is_good(self) -> bool:
+        """Whether every test noticed."""
+        return self.word == "red"
+
+
+class Copy:
+    """The project in a folder of one worker, where nobody else looks."""
+
+    def __init__(self, folder: Path) -> None:
+        """Copy what git knows, and what it does not ignore."""
+        self.project = folder / "project"
+        self.temporary = folder / "t"
+        self.temporary.mkdir()
+        self._passed: set[str] = set()
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=REPOSITORY,
+            check=True,
+            capture_output=True,
+        )
+        for name in filter(None, listed.stdout.decode().split("\0")):
+            if os.path.lexists(REPOSITORY / name):
+                (self.project / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(REPOSITORY / name, self.project / name, follow_symlinks=False)
+
+    def judge(self, mutant: Mutant) -> Verdict:
+        """Run the mutant's tests with the answer and without it."""
+        began = time.monotonic()
+        word, detail = self._compare(mutant)
+        return Verdict(mutant, word, time.monotonic() - began, detail)
+
+    def _compare(self, mutant: Mutant) -> tuple[str, str]:
+        for test in mutant.tests:
+            if test not in self._passed:
+                word, detail = self._run(test)
+                if word != "green":
+                    return {"red": "red anyway"}.get(word, word), detail
+                self._passed.add(test)
+        file = self.project / mutant.file
+        text = file.read_text()
+        try:
+            file.write_text(mutant.apply_to(text))
+            outcomes = {test: self._run(test) for test in mutant.tests}
+        except ValueError as error:
+            return "broken", str(error)
+        finally:
+            file.write_text(text)
+        odd = {test: outcome for test, outcome in outcomes.items() if outcome[0] != "red"}
+        for test, (word, detail) in odd.items():
+            return word, f"{test}\n{detail}" if word != "green" else test
+        return "red", ""
+
+    def _run(self, test: str) -> tuple[str, str]:
+        """Return what the test's exit status means, and the end of what it printed."""
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-x", "-q", test]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(self.project),
+            # What was compiled before the change might be taken for the change.
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTEST_DEBUG_TEMPROOT": str(self.temporary),
+        }
+        try:
+            ran = subprocess.run(
+                command,
+                cwd=self.project,
+                env=environment,
+                check=False,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=TEST_SECONDS,
+            )
+        except subprocess.TimeoutExpired:
+            return "red", "it hangs"
+        finally:
+            end_what_is_left()
+            shutil.rmtree(self.temporary, ignore_errors=True)
+            self.temporary.mkdir(exist_ok=True)
+        output = ran.stdout.decode(errors="replace")
+        return meaning_of(ran.returncode, output), output[-3000:]
+
+
+def meaning_of(status: int, output: str) -> str:
+    """Name an exit status of pytest; an error that is none of the test's, as in an import, is no red."""
+    last = output.rstrip().rpartition("\n")[2]
+    if status == PASSED:
+        return "green" if " passed" in last else "skipped"
+    return "red" if status == FAILED else "broken"
+
+
+def end_what_is_left() -> None:
+    """End the processes that a test without an answer has left behind; they are ours, see :func:`begin`."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    while children.exists() and (left := children.read_text().split()):
+        for pid in left:
+            os.kill(int(pid), signal.SIGKILL)
+            os.waitpid(int(pid), 0)
+
+
+copies: list[Copy] = []
+
+
+def begin(folder: Path) -> None:
+    """Prepare a worker: a copy of its own, and what its tests leave behind becomes its child."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    copies.append(Copy(Path(tempfile.mkdtemp(prefix="w", dir=folder))))
+
+
+def judge(mutant: Mutant) -> Verdict:
+    """Judge a mutant in the worker's copy."""
+    return copies[0].judge(mutant)
+
+
+def chosen(words: Iterable[str]) -> list[Mutant]:
+    """Return the mutants of some rows and files; of none, all."""
+    wanted = [Path(word).stem for word in words]
+    return [each for each in all_mutants() if not wanted or {str(each.row), each.listed_in} & set(wanted)]
+
+
+def main() -> int:
+    """Try the mutants that the arguments name, and print a line of each."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("wanted", nargs="*", metavar="ROW|FILE")
+    parser.add_argument("-j", type=int, default=2, dest="workers")
+    options = parser.parse_args()
+    mutants = chosen(options.wanted)
+    bad: list[Verdict] = []
+    with (
+        tempfile.TemporaryDirectory(prefix="mutants", ignore_cleanup_errors=True) as folder,
+        ProcessPoolExecutor(options.workers, initializer=begin, initargs=(Path(folder),)) as workers,
+    ):
+        for done in as_completed([workers.submit(judge, mutant) for mutant in mutants]):
+            verdict = done.result()
+            say(f"{verdict.word:<10}  {verdict.seconds:5.1f} s  {verdict.mutant.name:<28}  {verdict.mutant.file}")
+            bad += [] if verdict.is_good else [verdict]
+    for verdict in bad:
+        say(f"\n{verdict.word}: {verdict.mutant.name}: {verdict.detail}")
+    say(f"\n{len(mutants) - len(bad)} of {len(mutants)} mutants are noticed")
+    return 1 if bad or not mutants else 0
+
+
+def say(line: str) -> None:
+    """Print at once, also into a pipe."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
