@@ -112,7 +112,8 @@ def test_tail_begins_with_the_last_lines_and_can_leave_at_once(project: Path) ->
     kill(project, job)
 
 
-def test_tail_of_several_jobs_labels_whole_lines_row_101(project: Path) -> None:
+@pytest.mark.row(101)
+def test_tail_of_several_jobs_labels_whole_lines(project: Path) -> None:
     jobs = [start(project, f"printf 'on {name}'", server=name) for name in ("first", "second")]
     chosen = [f"--job={job.id}" for job in jobs]
     shown = remote_tool("job-tail", *chosen, cwd=project)

@@ -78,7 +78,8 @@ def test_a_coloured_line_does_not_colour_the_next_one() -> None:
     assert harmless_line("\x1b[2Kgpu2 | forged") == "gpu2 | forged"
 
 
-def test_one_source_is_passed_on_byte_by_byte_in_a_pipe_row_27(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+@pytest.mark.row(27)
+def test_one_source_is_passed_on_byte_by_byte_in_a_pipe(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     payload = bytes(range(256)) * 3
     output = ExactOutput()
     output.write("", 1, payload[:100])
@@ -88,7 +89,8 @@ def test_one_source_is_passed_on_byte_by_byte_in_a_pipe_row_27(capfdbinary: pyte
     assert tuple(capfdbinary.readouterr()) == (payload, b"\xffno end")
 
 
-def test_lines_of_several_sources_are_never_torn_row_101(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+@pytest.mark.row(101)
+def test_lines_of_several_sources_are_never_torn(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     output = LabelledOutput()
     output.write("gpu1:0", 1, b"epoch ")
     output.write("gpu1:10", 1, b"epoch 1\nloss")

@@ -44,7 +44,8 @@ def test_a_record_is_yaml_without_secrets_row_111(tmp_path: Path) -> None:
     assert read_record(path) == job
 
 
-def test_a_finished_job_never_changes_again_row_22(tmp_path: Path) -> None:
+@pytest.mark.row(22)
+def test_a_finished_job_never_changes_again(tmp_path: Path) -> None:
     registry = Registry(tmp_path)
     job = registry.create([spec()])[0]
     registry.update([replace(job, state=JobState.FAILED, exit_code=3)])

@@ -32,7 +32,8 @@ def plan(request: LaunchRequest, *nodes: NodeFacts, address: str = "10.0.0.5") -
     return plan_launch(request, nodes, Rendezvous(address, 23456, routes), names)
 
 
-def test_ranks_and_world_size_follow_unequal_gpu_counts_row_96() -> None:
+@pytest.mark.row(96)
+def test_ranks_and_world_size_follow_unequal_gpu_counts() -> None:
     made = plan(LaunchRequest("train.py", processes="auto"), node("a", gpus=2), node("b"), node("c", gpus=3))
     assert [node.rank_offset for node in made.nodes] == [0, 2, 3]
     assert [node.node_rank for node in made.nodes] == [0, 1, 2]
@@ -47,7 +48,8 @@ def test_static_rendezvous_names_address_port_and_rank() -> None:
     assert "rdzv" not in made.nodes[1].command
 
 
-def test_restarts_use_the_elastic_rendezvous_and_say_who_hosts_row_90() -> None:
+@pytest.mark.row(90)
+def test_restarts_use_the_elastic_rendezvous_and_say_who_hosts() -> None:
     made = plan(LaunchRequest("train.py", max_restarts=2), node("a"), node("b"), address="fd00::5")
     first, second = (spec.command for spec in made.nodes)
     assert "--rdzv-endpoint '[fd00::5]:23456'" in first
@@ -56,7 +58,8 @@ def test_restarts_use_the_elastic_rendezvous_and_say_who_hosts_row_90() -> None:
     assert all(spec.rank_offset is None for spec in made.nodes)
 
 
-def test_the_interface_is_set_unless_the_user_set_it_row_92() -> None:
+@pytest.mark.row(92)
+def test_the_interface_is_set_unless_the_user_set_it() -> None:
     request = LaunchRequest("train.py", environment={"NCCL_SOCKET_IFNAME": "ib0"})
     variables = plan(request, node("a")).nodes[0].environment
     assert variables["GLOO_SOCKET_IFNAME"] == "eth1"
@@ -71,11 +74,13 @@ def test_only_the_first_job_is_the_master_and_all_share_a_run() -> None:
     assert {spec.environment["RUN_UUID"] for spec in specs} == {made.launch_id}
 
 
-def test_torchrun_gets_more_time_than_it_needs_to_stop_row_2() -> None:
+@pytest.mark.row(2)
+def test_torchrun_gets_more_time_than_it_needs_to_stop() -> None:
     request = LaunchRequest("train.py")
     assert all(spec.grace > 32 for spec in make_specs(plan(request, node("a")), request, {}))
 
 
+@pytest.mark.row(97)
 @pytest.mark.parametrize(
     ("nodes", "text"),
     [
@@ -84,12 +89,13 @@ def test_torchrun_gets_more_time_than_it_needs_to_stop_row_2() -> None:
         ((node("a"), node("b", python="3.12.1")), "Python differs"),
     ],
 )
-def test_servers_that_cannot_train_together_are_refused_row_97(nodes: tuple[NodeFacts, ...], text: str) -> None:
+def test_servers_that_cannot_train_together_are_refused(nodes: tuple[NodeFacts, ...], text: str) -> None:
     with pytest.raises(JobError, match=text):
         check_nodes(nodes)
 
 
-def test_a_server_named_twice_is_refused_row_98() -> None:
+@pytest.mark.row(98)
+def test_a_server_named_twice_is_refused() -> None:
     with pytest.raises(UsageError, match="a is named twice"):
         plan(LaunchRequest("train.py"), node("a"), node("a"))
 

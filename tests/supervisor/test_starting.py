@@ -70,7 +70,8 @@ def test_a_second_start_of_an_id_finds_the_first(server: PretendServer) -> None:
     assert (server.project / "counted").read_text() == "once\n"
 
 
-def test_nothing_starts_on_half_a_project_row_70(server: PretendServer) -> None:
+@pytest.mark.row(70)
+def test_nothing_starts_on_half_a_project(server: PretendServer) -> None:
     running = server.new_job("true")
     server.call("start", jobs=[running])
     (server.scripts / "sync").write_text("incomplete 0123\n")

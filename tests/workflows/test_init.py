@@ -182,7 +182,8 @@ def test_a_folder_whose_name_cannot_be_the_projects_asks_for_a_name(tmp_path: Pa
     assert "init --name" in caught.value.hint
 
 
-def test_one_machine_under_two_names_is_refused_row_98(tmp_path: Path) -> None:
+@pytest.mark.row(98)
+def test_one_machine_under_two_names_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"servers\.b: is the same machine as a"):
         write_workspace(tmp_path, InitAnswers("x", (ServerAnswer("a", "h"), ServerAnswer("b", "h"))))
     assert not list(tmp_path.iterdir())

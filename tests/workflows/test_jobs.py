@@ -61,7 +61,8 @@ def remote_folder(server: TestServer, job_id: str) -> Path:
     return server.home / "project" / ".jobs" / job_id
 
 
-def test_exit_codes_come_home_exactly_row_6(workspace: Workspace) -> None:
+@pytest.mark.row(6)
+def test_exit_codes_come_home_exactly(workspace: Workspace) -> None:
     jobs = [begin(workspace, "first", f"exit {code}") for code in EXIT_CODES]
     answer = workspace.wait_jobs(by_id(*(job.id for job in jobs)), timeout=30)
     assert {job.id: job.exit_code for job in answer.jobs} == dict(
@@ -70,15 +71,17 @@ def test_exit_codes_come_home_exactly_row_6(workspace: Workspace) -> None:
     assert [job.state for job in answer.jobs] == [JobState.SUCCEEDED] + [JobState.FAILED] * 7
 
 
+@pytest.mark.row(7)
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGKILL", "SIGTERM"])
-def test_a_signal_is_told_apart_from_its_exit_code_row_7(workspace: Workspace, name: str) -> None:
+def test_a_signal_is_told_apart_from_its_exit_code(workspace: Workspace, name: str) -> None:
     job = begin(workspace, "second", f"kill -{name.removeprefix('SIG')} $$")
     assert job.wait(30) is JobState.FAILED
     assert (job.job.signal, job.job.exit_code) == (name, None)
     assert job.job.program_exit_code == 128 + signal.Signals[name]
 
 
-def test_the_bytes_of_a_log_come_home_as_they_were_row_27(workspace: Workspace) -> None:
+@pytest.mark.row(27)
+def test_the_bytes_of_a_log_come_home_as_they_were(workspace: Workspace) -> None:
     payload = bytes(range(256)) * 500
     job = begin(
         workspace, "first", "python -c 'import sys; sys.stdout.buffer.write(bytes(range(256)) * 500)'; echo e >&2"
@@ -100,7 +103,8 @@ def test_the_last_lines_are_shown_and_the_rest_is_kept(workspace: Workspace) -> 
     assert log_of(workspace, job.id).count(b"\n") == 5000
 
 
-def test_killing_ends_processes_that_left_the_session_and_the_environment_row_1(
+@pytest.mark.row(1)
+def test_killing_ends_processes_that_left_the_session_and_the_environment(
     workspace: Workspace, shared_servers: tuple[TestServer, TestServer]
 ) -> None:
     escapes = "setsid sleep 1000 & env -i /bin/sleep 1000 & (setsid sh -c 'sleep 1000 & sleep 1000' &)"
@@ -112,7 +116,8 @@ def test_killing_ends_processes_that_left_the_session_and_the_environment_row_1(
     assert (remote_folder(shared_servers[0], job.id) / "ended.json").exists()
 
 
-def test_a_checkpoint_can_be_written_before_the_end_row_23(
+@pytest.mark.row(23)
+def test_a_checkpoint_can_be_written_before_the_end(
     workspace: Workspace, shared_servers: tuple[TestServer, TestServer]
 ) -> None:
     on_term = "trap 'sleep 1; echo saved > saved.txt; exit 0' TERM"
@@ -129,7 +134,8 @@ def test_killing_one_job_leaves_its_neighbour_alone_row_20(workspace: Workspace)
     neighbour.kill()
 
 
-def test_killing_twice_and_killing_what_ended_changes_nothing_row_21(workspace: Workspace) -> None:
+@pytest.mark.row(21)
+def test_killing_twice_and_killing_what_ended_changes_nothing(workspace: Workspace) -> None:
     job = begin(workspace, "first", "exit 3")
     job.wait(30)
     answer = workspace.stop_jobs(by_id(job.id))
@@ -164,7 +170,8 @@ def test_one_id_is_started_once_however_often_it_is_asked_for_row_9(workspace: W
     workspace.stop_jobs(by_id(spec.id))
 
 
-def test_a_job_outlives_the_connection_that_started_it_row_14(
+@pytest.mark.row(14)
+def test_a_job_outlives_the_connection_that_started_it(
     workspace: Workspace, shared_servers: tuple[TestServer, TestServer]
 ) -> None:
     job = begin(workspace, "second", "sleep 1000")
@@ -214,7 +221,8 @@ def test_a_second_laptop_sees_and_stops_the_same_jobs(workspace: Workspace, tmp_
     assert job.state is JobState.KILLED
 
 
-def test_a_killed_supervisor_makes_a_lost_job_that_can_still_be_stopped_row_3(
+@pytest.mark.row(3)
+def test_a_killed_supervisor_makes_a_lost_job_that_can_still_be_stopped(
     workspace: Workspace, shared_servers: tuple[TestServer, TestServer]
 ) -> None:
     job = begin(workspace, "first", "sleep 1000")

@@ -77,8 +77,9 @@ def selection(jobs: list[str]) -> JobSelection:
     return JobSelection(jobs=tuple(jobs), stopped=True)
 
 
+@pytest.mark.row(99, 101)
 @pytest.mark.slow
-def test_every_rank_gets_its_place_and_its_own_log_rows_99_101(trainer: Workspace) -> None:
+def test_every_rank_gets_its_place_and_its_own_log(trainer: Workspace) -> None:
     request = LaunchRequest("ranks.py", processes=2, environment={"GLOO_SOCKET_IFNAME": "mine"})
     answer = trainer.launch(request)
     shown: list[Chunk] = []
@@ -97,8 +98,9 @@ def test_every_rank_gets_its_place_and_its_own_log_rows_99_101(trainer: Workspac
     assert {chunk.rank for chunk in one_rank} == {3}
 
 
+@pytest.mark.row(93)
 @pytest.mark.slow
-def test_two_launches_at_once_never_become_one_row_93(trainer: Workspace) -> None:
+def test_two_launches_at_once_never_become_one(trainer: Workspace) -> None:
     answers = [trainer.launch(LaunchRequest("together.py", processes=1)) for _ in range(2)]
     jobs = [job.id for answer in answers for job in answer.jobs]
     shown: list[Chunk] = []
@@ -107,8 +109,9 @@ def test_two_launches_at_once_never_become_one_row_93(trainer: Workspace) -> Non
     assert [chunk.data for chunk in shown if chunk.data.startswith(b"sum")] == [b"sum 2\n"] * 4
 
 
+@pytest.mark.row(88, 100)
 @pytest.mark.slow
-def test_a_failing_rank_stops_the_launch_and_is_named_rows_88_100(trainer: Workspace) -> None:
+def test_a_failing_rank_stops_the_launch_and_is_named(trainer: Workspace) -> None:
     answer = trainer.launch(LaunchRequest("fails.py", processes=2))
     jobs = [job.id for job in answer.jobs]
     followed = trainer.follow_jobs(selection(jobs), lambda _chunk: None, FollowOptions(stop_rest=True))
@@ -122,8 +125,9 @@ def test_a_failing_rank_stops_the_launch_and_is_named_rows_88_100(trainer: Works
     assert [processes_of(job) for job in jobs] == [[], []]
 
 
+@pytest.mark.row(1, 2, 89)
 @pytest.mark.slow
-def test_workers_that_ignore_the_end_and_their_children_die_rows_1_2_89(trainer: Workspace) -> None:
+def test_workers_that_ignore_the_end_and_their_children_die(trainer: Workspace) -> None:
     answer = trainer.launch(LaunchRequest("stubborn.py", processes=2))
     jobs = [job.id for job in answer.jobs]
     until(lambda: all(len(processes_of(job)) >= 6 for job in jobs), 60)
@@ -160,7 +164,8 @@ def test_a_dry_run_shows_the_plan_and_starts_nothing(trainer: Workspace) -> None
     assert len(trainer.list_jobs(JobSelection(stopped=True)).jobs) == before
 
 
-def test_an_address_that_nobody_reaches_is_named_rows_91_94(trainer: Workspace, tmp_path: Path) -> None:
+@pytest.mark.row(91, 94)
+def test_an_address_that_nobody_reaches_is_named(trainer: Workspace, tmp_path: Path) -> None:
     text = trainer.config.local.config_file.read_text()
     text = text.replace("  first:\n", "  first:\n    address: nowhere.invalid\n", 1)
     other = tmp_path / "project"
@@ -171,8 +176,9 @@ def test_an_address_that_nobody_reaches_is_named_rows_91_94(trainer: Workspace, 
         Workspace.find(other).plan_torch(LaunchRequest("ranks.py"))
 
 
+@pytest.mark.row(103)
 @pytest.mark.slow
-def test_restarts_use_torchruns_elastic_rendezvous_and_keep_every_attempt_row_103(trainer: Workspace) -> None:
+def test_restarts_use_torchruns_elastic_rendezvous_and_keep_every_attempt(trainer: Workspace) -> None:
     (trainer.root / "once.py").write_text(ONCE)
     answer = trainer.launch(LaunchRequest("once.py", processes=1, max_restarts=1))
     shown: list[Chunk] = []
@@ -183,7 +189,8 @@ def test_restarts_use_torchruns_elastic_rendezvous_and_keep_every_attempt_row_10
     shutil.rmtree(Path(tempfile.gettempdir(), answer.jobs[0].launch_id))
 
 
-def test_a_port_that_is_taken_is_refused_before_anything_starts_row_93(trainer: Workspace) -> None:
+@pytest.mark.row(93)
+def test_a_port_that_is_taken_is_refused_before_anything_starts(trainer: Workspace) -> None:
     with socket.socket() as squatter:
         squatter.bind(("0.0.0.0", 0))
         squatter.listen()

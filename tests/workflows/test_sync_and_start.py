@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import pytest
+
 from remote_tool.errors import JobError
 from remote_tool.jobs.job import JobState
 from remote_tool.workflows.start_jobs import StartRequest
@@ -15,7 +17,8 @@ if TYPE_CHECKING:
     from tests.sshd import TestServer
 
 
-def test_a_start_without_sync_is_refused_after_a_sync_that_failed_row_70(
+@pytest.mark.row(70)
+def test_a_start_without_sync_is_refused_after_a_sync_that_failed(
     workspace: Workspace, shared_servers: tuple[TestServer, TestServer]
 ) -> None:
     state = scripts_of(shared_servers[0]) / "sync"
