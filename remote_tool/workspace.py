@@ -16,7 +16,7 @@ from remote_tool.launchers.torch import LaunchPlan, LaunchRequest
 from remote_tool.paths import find_root
 from remote_tool.transport.pool import HostPool, Results
 from remote_tool.workflows import follow_jobs as following
-from remote_tool.workflows import launch, list_jobs, prepare, run, start_jobs, stop_jobs, sync
+from remote_tool.workflows import launch, list_jobs, prepare, relaunch, run, start_jobs, stop_jobs, sync
 from remote_tool.workflows.context import Context
 from remote_tool.workflows.events import Notice, Report, ignore
 from remote_tool.workflows.follow_jobs import Chunk, FollowAnswer, FollowOptions, OnChunk
@@ -171,6 +171,10 @@ class Workspace:
     def launch(self, request: LaunchRequest, *, check: bool = True) -> JobsAnswer:
         """Start one torchrun per server."""
         return _checked(self._work(lambda context: launch.launch_torch(context, request)), check=check)
+
+    def follow_launch(self, request: LaunchRequest, jobs: Sequence[Job], on_chunk: OnChunk) -> FollowAnswer:
+        """Hand on what a launch writes until it ends; with ``max_restarts``, start it again when it lost a node."""
+        return self._work(lambda context: relaunch.follow_launch(context, request, jobs, on_chunk))
 
     def list_jobs(self, selection: JobSelection | None = None, *, logs: bool = False) -> JobsAnswer:
         """Return jobs as their servers see them; with logs, bring home what they wrote."""

@@ -10,16 +10,25 @@ from remote_tool.cli.log_lines import ExactOutput, LabelledOutput
 from remote_tool.cli.tables import how_it_ended
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from remote_tool import FollowOptions, JobSelection, Workspace
     from remote_tool.workflows.failures import RankFailure
-    from remote_tool.workflows.follow_jobs import Chunk, FollowAnswer
+    from remote_tool.workflows.follow_jobs import Chunk, FollowAnswer, OnChunk
+
+    Following = Callable[[OnChunk], FollowAnswer]
 
 
 def follow(workspace: Workspace, selection: JobSelection, options: FollowOptions, *, pass_on: bool = False) -> None:
     """Print what comes; with pass_on, end with the jobs' own exit status."""
+    show_until_end(lambda show: workspace.follow_jobs(selection, show, options), selection, pass_on=pass_on)
+
+
+def show_until_end(following: Following, selection: JobSelection, *, pass_on: bool = False) -> None:
+    """Print what a following hands on, then how it ended; with pass_on, end with the jobs' own exit status."""
     output = _Output()
     try:
-        answer = workspace.follow_jobs(selection, output.show, options)
+        answer = following(output.show)
     except KeyboardInterrupt:
         output.end()
         inform(f"\nstill running; to follow again: remote-tool job-tail{output.selected or _selected(selection)}")
@@ -68,11 +77,15 @@ def show_end(answer: FollowAnswer) -> None:
 
 
 def _show_failure(failure: RankFailure) -> None:
-    rank = "before its ranks began" if failure.rank is None else f"rank {failure.rank}"
     host = f" (host {failure.host})" if failure.host else ""
-    code = f"signal {failure.signal}" if failure.signal else f"exit code {failure.exit_code}"
-    inform(f"first to fail: {failure.server}, {rank}{host}, {code}: {failure.message}")
-    inform(failure.traceback)
+    parts = [failure.server]
+    if failure.rank is not None:
+        parts.append(f"rank {failure.rank}{host}")
+    if failure.signal or failure.exit_code is not None:
+        parts.append(f"signal {failure.signal}" if failure.signal else f"exit code {failure.exit_code}")
+    inform(f"first to fail: {', '.join(parts)}: {failure.message}")
+    if failure.traceback:
+        inform(failure.traceback)
 
 
 def _selected(selection: JobSelection) -> str:

@@ -182,10 +182,14 @@ def show_started(workspace: Workspace, answer: JobsAnswer, *, json: bool) -> Non
     _show_problems(answer)
 
 
-def follow_started(workspace: Workspace, answer: JobsAnswer, *, stop_rest: bool = False) -> None:
+def follow_started(workspace: Workspace, answer: JobsAnswer) -> None:
     """Show what these jobs print, and end as they do."""
-    chosen = JobSelection(jobs=tuple(job.id for job in answer.jobs), stopped=True, hidden=True)
-    follow(workspace, chosen, remote_tool.FollowOptions(stop_rest=stop_rest), pass_on=True)
+    follow(workspace, select_started(answer), remote_tool.FollowOptions(), pass_on=True)
+
+
+def select_started(answer: JobsAnswer) -> JobSelection:
+    """Select the jobs that were started."""
+    return JobSelection(jobs=tuple(job.id for job in answer.jobs), stopped=True, hidden=True)
 
 
 def signal_name(text: str) -> str:

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 import typer
 
 from remote_tool.cli.console import Console, leave_unless_ok, print_data
-from remote_tool.cli.job_commands import follow_started, show_started
+from remote_tool.cli.following import show_until_end
+from remote_tool.cli.job_commands import select_started, show_started
 from remote_tool.cli.json_output import print_json
 from remote_tool.cli.options import (
     AsJson,
@@ -71,7 +72,9 @@ def helper_torch_launch(  # noqa: PLR0913 - one parameter per option
     show_started(workspace, answer, json=json)
     leave_unless_ok(answer.exit_code)
     if follow_it:
-        follow_started(workspace, answer, stop_rest=True)
+        show_until_end(
+            lambda show: workspace.follow_launch(request, answer.jobs, show), select_started(answer), pass_on=True
+        )
 
 
 def _show_plan(console: Console, request: LaunchRequest, *, json: bool) -> None:

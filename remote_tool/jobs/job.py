@@ -41,6 +41,23 @@ class JobState(StrEnum):
 
 
 @dataclass(frozen=True)
+class LaunchWatch:
+    """How the supervisors of a launch watch each other.
+
+    Attributes:
+        servers: All nodes, by rank.
+        address: Of the first node, as the others reach it.
+        port: Where its supervisor listens.
+        secret: What they know each other by; it is on no disk.
+    """
+
+    servers: tuple[str, ...]
+    address: str
+    port: int
+    secret: str = field(repr=False)
+
+
+@dataclass(frozen=True)
 class JobSpec:
     """What is asked for.
 
@@ -55,6 +72,7 @@ class JobSpec:
         grace: Seconds between SIGTERM and SIGKILL.
         rank_offset: Global rank of this node's local rank 0; None when torchrun decides.
         snapshot: Which state of the project was synced; empty when not known.
+        watch: How the nodes of its launch watch each other; None without others.
     """
 
     id: str
@@ -67,6 +85,7 @@ class JobSpec:
     grace: float = DEFAULT_GRACE
     rank_offset: int | None = None
     snapshot: str = ""
+    watch: LaunchWatch | None = None
 
 
 @dataclass(frozen=True)
@@ -83,6 +102,8 @@ class Job:
         created_at: Seconds since the epoch, like the other times.
         seen_at: When the server last told us this.
         logs_complete: Whether everything that it wrote is here; only of a finished job.
+        stopped_with_launch: Whether it was stopped because another node of its launch ended.
+        lost_node: Node rank that its launch lost, and ended for; None without one.
     """
 
     key: int
@@ -103,6 +124,8 @@ class Job:
     ended_at: float | None = None
     seen_at: float | None = None
     logs_complete: bool = False
+    stopped_with_launch: bool = False
+    lost_node: int | None = None
 
     @property
     def program_exit_code(self) -> int:

@@ -72,6 +72,8 @@ def parse_job(data: object, server: str, now: float) -> RemoteJob:
         started_at=_moment(started.get("started_at"), "started_at"),
         ended_at=_moment(ended.get("ended_at"), "ended_at"),
         seen_at=now,
+        stopped_with_launch=ended.get("stopped_with_launch") is True,
+        lost_node=_optional_whole(ended.get("lost_node"), "lost_node", 100_000),
     )
     return RemoteJob(job=job, elsewhere=state == ELSEWHERE, sizes=_sizes(entry.get("sizes") or {}))
 

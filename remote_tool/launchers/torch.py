@@ -86,11 +86,19 @@ class Route:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the nodes meet: an address and port of the first server that every node was seen to reach."""
+    """Where the nodes meet: an address and ports of the first server that every node was seen to reach.
+
+    Attributes:
+        address: Of the first server.
+        port: For the ranks.
+        routes: How each server reaches it.
+        watch_port: For the supervisors, which watch each other.
+    """
 
     address: str
     port: int
     routes: Mapping[str, Route]
+    watch_port: int = 0
 
 
 @dataclass(frozen=True)

@@ -27,21 +27,28 @@ _RESERVED_SECONDS = 600.0
 
 
 def listen(request: Request) -> None:
-    """Answer op ``listen``: prove to everybody who connects that this machine was reached."""
+    """Answer op ``listen``: prove to everybody who connects that this machine was reached.
+
+    It listens on two ports: the one where the ranks meet, and the one where the supervisors watch each other.
+    """
     port = request.get("port", lambda value: type(value) is int and 0 <= value <= _LAST_PORT, default=0)
     secret = request.get("secret", is_text).encode("ascii", "replace")
     listener, port = _bind(port) if port else _bind_free()
     with listener:
-        listener.listen(128)
-        request.answer({"port": port})
-        _serve(listener, secret)
+        watch_listener, watch_port = _bind_free()
+        with watch_listener:
+            listeners = (listener, watch_listener)
+            for each in listeners:
+                each.listen(128)
+            request.answer({"port": port, "watch_port": watch_port})
+            _serve(listeners, secret)
 
 
-def _serve(listener: socket.socket, secret: bytes) -> None:
+def _serve(listeners: Tuple[socket.socket, ...], secret: bytes) -> None:
     deadline = time.monotonic() + _LISTEN_SECONDS
     peers: List[socket.socket] = []
     while time.monotonic() < deadline:
-        watched: List[Any] = [0, listener, *peers]
+        watched: List[Any] = [0, *listeners, *peers]
         ready = select.select(watched, [], [], max(0.0, deadline - time.monotonic()))[0]
         if 0 in ready and client_is_gone(0):
             break
@@ -49,8 +56,9 @@ def _serve(listener: socket.socket, secret: bytes) -> None:
             # They close first, so that the port is free again at once.
             peers.remove(peer)
             peer.close()
-        if listener in ready:
-            _greet(listener, peers, secret)
+        for listener in listeners:
+            if listener in ready:
+                _greet(listener, peers, secret)
     for peer in peers:
         peer.close()
 
@@ -135,18 +143,22 @@ def _reserve(port: int) -> bool:
 
 
 def connect(request: Request) -> None:
-    """Answer op ``connect``: try all addresses at once, and believe only those that know the secret."""
+    """Answer op ``connect``: try all addresses at once, and believe only those that know the secret on all ports."""
     candidates = request.get("candidates", lambda value: is_list(value) and all(is_text(item) for item in value))
-    port = request.get("port", lambda value: type(value) is int and 0 < value <= _LAST_PORT)
+    ports = request.get("ports", lambda value: is_list(value) and value != [] and all(_is_port(each) for each in value))
     secret = request.get("secret", is_text).encode("ascii", "replace")
     seconds = request.get(
         "timeout", lambda value: isinstance(value, (int, float)) and 0 < value <= _CONNECT_SECONDS, default=5
     )
     deadline = time.monotonic() + seconds
-    attempts = [_Attempt(address, port, secret, deadline) for address in candidates[:_MOST_CANDIDATES]]
+    attempts = [_Attempt(address, ports, secret, deadline) for address in candidates[:_MOST_CANDIDATES]]
     for attempt in attempts:
         attempt.join(max(0.0, deadline + 0.5 - time.monotonic()))
     request.answer({"results": [attempt.result() for attempt in attempts]})
+
+
+def _is_port(value: object) -> bool:
+    return type(value) is int and 0 < value <= _LAST_PORT
 
 
 def _is_timeout(value: object) -> bool:
@@ -154,25 +166,33 @@ def _is_timeout(value: object) -> bool:
 
 
 class _Attempt(threading.Thread):
-    def __init__(self, address: str, port: int, secret: bytes, deadline: float) -> None:
+    def __init__(self, address: str, ports: List[int], secret: bytes, deadline: float) -> None:
         # A name server may not answer, and then nobody waits for the thread.
         super().__init__(daemon=True)
         self._address = address
-        self._port = port
+        self._ports = ports
         self._secret = secret
         self._deadline = deadline
         self._local: Optional[str] = None
-        self._error: Optional[str] = "no answer in time"
+        self._error = f"no answer on port {ports[0]} in time"
         self.start()
 
     def run(self) -> None:
-        try:
-            self._try()
-        except OSError as error:
-            self._error = error.strerror or str(error)
+        for port in self._ports:
+            self._error = f"no answer on port {port} in time"
+            try:
+                local = self._try(port)
+            except OSError as error:
+                self._error = f"port {port}: {error.strerror or error}"
+                return
+            if local is None:
+                self._error = f"another program answers on port {port}"
+                return
+        self._local = local
 
-    def _try(self) -> None:
-        with socket.create_connection((self._address, self._port), self._left()) as connection:
+    def _try(self, port: int) -> Optional[str]:
+        """Return our own address when the other side knows the secret."""
+        with socket.create_connection((self._address, port), self._left()) as connection:
             local = str(connection.getsockname()[0])
             received = b""
             while len(received) < len(self._secret):
@@ -181,10 +201,7 @@ class _Attempt(threading.Thread):
                 received += piece
                 if not piece or not self._secret.startswith(received):
                     break
-        if received == self._secret:
-            self._local, self._error = local, None
-        else:
-            self._error = "another program answers there"
+        return local if received == self._secret else None
 
     def _left(self) -> float:
         return max(0.01, self._deadline - time.monotonic())

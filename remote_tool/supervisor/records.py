@@ -46,6 +46,9 @@ def state_of_ended(ended: Mapping[str, Any]) -> str:
     """``killed``, ``succeeded`` or ``failed``."""
     if ended["killed"]:
         return "killed"
+    # Whatever its exit code, it did not come to its own end.
+    if ended.get("stopped_with_launch"):
+        return "failed"
     return "succeeded" if ended["exit_code"] == 0 else "failed"
 
 
@@ -149,6 +152,9 @@ _FIELDS: Dict[str, Dict[str, Callable[[object], bool]]] = {
         "duration": _or_none(_is_number),
         "leftovers": _is_count,
         "unkillable": _is_pids,
+        # Records of older supervisors lack these two.
+        "stopped_with_launch": _or_none(_is_flag),
+        "lost_node": _or_none(_is_count),
         "resources": _or_none(_is_resources),
     },
 }

@@ -10,6 +10,7 @@ from typing import Any, Dict, List, NamedTuple, Optional
 
 from . import activation, job_files, processes, states, supervise
 from .activation import Activation, ActivationError, Origin
+from .launch_watch import Membership, read_membership
 from .records import (
     COMMAND_LIMIT,
     ENDED,
@@ -38,6 +39,7 @@ class Wanted(NamedTuple):
     spec: Record
     command: str
     environment: Dict[bytes, bytes]
+    membership: Optional[Membership] = None
 
 
 class Begun(NamedTuple):
@@ -102,9 +104,20 @@ def _check_job(job: object, active: Activation, folders: Folders) -> Wanted:
         "place": processes.place(),
     }
     try:
-        return Wanted(check_record(SPEC, spec, job["id"]), command, environment)
+        record = check_record(SPEC, spec, job["id"])
     except RecordError as error:
         raise RequestError(f"Job {job['id']}: {error}") from error
+    return Wanted(record, command, environment, _read_membership(job.get("watch"), record))
+
+
+def _read_membership(watch: Any, spec: Record) -> Optional[Membership]:  # noqa: ANN401 - from the request, checked here
+    """Return a node's place in its launch; its secret goes into no file."""
+    if watch is None:
+        return None
+    try:
+        return read_membership(watch, spec["node_rank"], spec["rank_offset"])
+    except ValueError as error:
+        raise RequestError(f"Job {spec['id']}: {error}") from error
 
 
 def _begin(jobs: int, folders: Folders, wanted: Wanted) -> Begun:
@@ -159,6 +172,7 @@ def _prepare(jobs: int, folders: Folders, wanted: Wanted) -> Optional[supervise.
         environment=wanted.environment,
         grace=wanted.spec["grace"],
         place=wanted.spec["place"],
+        membership=wanted.membership,
     )
 
 

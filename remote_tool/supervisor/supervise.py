@@ -15,7 +15,8 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, NoReturn, Optional, Tuple
 
-from . import job_files, memory, processes
+from . import job_files, launch_watch, memory, processes
+from .launch_watch import FAILED, KILLED, Cause, Membership, Watch
 from .records import ENDED, STARTED, STOP, RecordError, encode_record
 from .trees import Tree
 
@@ -50,6 +51,7 @@ class Plan(NamedTuple):
         environment: Of the command.
         grace: Seconds, when a request to stop does not say.
         place: This machine.
+        membership: Its place in a launch of several nodes; None without one.
     """
 
     job_id: str
@@ -61,6 +63,7 @@ class Plan(NamedTuple):
     environment: Dict[bytes, bytes]
     grace: float
     place: Dict[str, str]
+    membership: Optional[Membership] = None
 
 
 class End(NamedTuple):
@@ -143,21 +146,63 @@ class Supervisor:
         self._leftovers = 0
         self._unkillable: List[Process] = []
         self._notes: List[str] = []
+        self._watch: Optional[Watch] = None
+        self._ended_with_launch = False
 
     def run(self) -> None:
         """Do all of it; the final record is written when this returns."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        if self._start():
+        if self._make_watch() and self._start():
             self._tell_started()
+            self._start_watch()
             self._wait_for_command()
             self._end_leftovers()
+        else:
+            self._start_watch()
+        self._agree_on_cause()
         self._record()
         self._tell_started()
+        if self._watch is not None:
+            self._watch.leave()
 
     def _tell_started(self) -> None:
         if self._tell >= 0:
             os.close(self._tell)
             self._tell = -1
+
+    def _make_watch(self) -> bool:
+        """Be ready to watch the other nodes of a launch; False when this node could not be reached by them."""
+        membership = self._plan.membership
+        if membership is None:
+            return True
+        try:
+            self._watch = launch_watch.make_watch(membership, self._plan.folder)
+        except OSError as error:
+            where = f"{membership.address} port {membership.port}"
+            self._notes.append(f"the command could not be started: {where}: {error.strerror}")
+            return False
+        return True
+
+    def _start_watch(self) -> None:
+        # A thread only now: the command was forked without one.
+        if self._watch is not None:
+            self._watch.start()
+
+    def _report(self, kind: str, what: str, **how: Any) -> None:  # noqa: ANN401 - fields of a cause
+        membership = self._plan.membership
+        if self._watch is not None and membership is not None:
+            self._watch.report(Cause(membership.rank, kind, what, **how))
+
+    def _agree_on_cause(self) -> None:
+        """Have the record name what ended the launch first, when that was on another node."""
+        end = decode_status(self._status)
+        if self._watch is None or self._plan.membership is None or self._killed or end.exit_code == 0:
+            return
+        if not self._ended_with_launch:
+            self._report(FAILED, describe_end(end) if self._status is not None else "; ".join(self._notes))
+        cause = self._watch.wait_for_verdict()
+        if cause is not None and cause.rank != self._plan.membership.rank and not self._ended_with_launch:
+            self._notes.append(f"first {self._plan.membership.name(cause.rank)} {cause.what}")
 
     def _start(self) -> bool:
         gate = os.pipe()
@@ -219,7 +264,11 @@ class Supervisor:
         while self._status is None:
             stop = self._read_stop()
             if stop is not None:
+                self._report(KILLED, "was killed by the user", signal=stop["signal"], grace=stop["grace"])
                 self._stop(stop)
+                return
+            if self._watch is not None and self._watch.verdict is not None:
+                self._stop_with_launch(self._watch.verdict)
                 return
             self._pause(_IDLE_SECONDS)
 
@@ -264,16 +313,26 @@ class Supervisor:
         by_signal = "by_signal" in request
         how = "stopped by a signal to its supervisor" if by_signal else f"stopped with {request['signal']}"
         self._notes.append(how)
-        if request["signal"] != "SIGKILL":
-            self._tree.signal(signal.Signals[request["signal"]])
-            if self._tree.wait(request["grace"], self._must_hurry):
+        self._end_tree(request["signal"], request["grace"])
+
+    def _stop_with_launch(self, cause: Cause) -> None:
+        assert self._plan.membership is not None
+        self._ended_with_launch = True
+        self._killed = cause.kind == KILLED
+        self._notes.append(f"stopped because {self._plan.membership.name(cause.rank)} {cause.what}")
+        self._end_tree(cause.signal, cause.grace)
+
+    def _end_tree(self, name: str, grace: float) -> None:
+        if name != "SIGKILL":
+            self._tree.signal(signal.Signals[name])
+            if self._tree.wait(grace, self._must_hurry):
                 return
             self._notes.append("SIGKILL ended what was left")
         self._give_up_on(self._tree.kill())
 
     def _end_leftovers(self) -> None:
         """End what a finished command left behind: a process that nobody looks after holds a GPU for ever."""
-        if self._killed or self._tree.wait(SETTLE_SECONDS, self._must_hurry):
+        if self._killed or self._ended_with_launch or self._tree.wait(SETTLE_SECONDS, self._must_hurry):
             return
         leftovers = self._tree.signal(signal.SIGTERM)
         self._leftovers = len(leftovers)
@@ -304,6 +363,8 @@ class Supervisor:
             "duration": round(time.monotonic() - self._started, 3),
             "leftovers": self._leftovers,
             "unkillable": [process.pid for process in self._unkillable],
+            "stopped_with_launch": self._ended_with_launch,
+            "lost_node": self._lost_node(),
             "resources": {
                 "user_seconds": round(usage.ru_utime, 3),
                 "system_seconds": round(usage.ru_stime, 3),
@@ -316,6 +377,10 @@ class Supervisor:
         while not self._try_to_record(record) and time.monotonic() < deadline:
             time.sleep(pause)
             pause = min(pause * 2, 5.0)
+
+    def _lost_node(self) -> Optional[int]:
+        cause = self._watch.verdict if self._watch is not None else None
+        return cause.rank if cause is not None and cause.kind == launch_watch.LOST else None
 
     def _try_to_record(self, record: Mapping[str, Any]) -> bool:
         """Write ended.json into the space kept for it; True when it is there, or when nobody can ever read it."""
@@ -397,6 +462,13 @@ def decode_status(status: Optional[int]) -> End:
     if os.WIFSIGNALED(status):
         return End(None, _signal_name(os.WTERMSIG(status)), os.WCOREDUMP(status))
     return End(os.WEXITSTATUS(status))
+
+
+def describe_end(end: End) -> str:
+    """Say how a command ended, to go on after a name."""
+    if end.signal is not None:
+        return f"was ended by {end.signal}"
+    return f"ended with exit code {end.exit_code}"
 
 
 def _signal_name(number: int) -> str:

@@ -68,12 +68,16 @@ class _Candidate:
 def first_failure(jobs: Sequence[Job], registry_folder: Path) -> RankFailure | None:
     """Find the first cause in what came home of a launch; None when no job failed."""
     failed = [job for job in jobs if job.state in {JobState.FAILED, JobState.LOST}]
+    lost = next((job for job in failed if job.lost_node is not None), None)
+    if lost is not None:
+        server = next((job.server for job in jobs if job.node_rank == lost.lost_node), f"node {lost.lost_node}")
+        return RankFailure(server=server, rank=None, message=lost.reason)
     candidates = [candidate for job in failed for candidate in _candidates(job, LogFolder(registry_folder / job.id))]
     if candidates:
         return min(candidates, key=lambda candidate: candidate.order).failure
     if not failed:
         return None
-    job = min(failed, key=lambda each: each.ended_at or 0.0)
+    job = min(failed, key=lambda each: (each.stopped_with_launch, each.ended_at or 0.0))
     text = _tail(LogFolder(registry_folder / job.id), "err")
     return RankFailure(
         server=job.server,

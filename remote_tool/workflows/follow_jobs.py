@@ -25,7 +25,6 @@ from remote_tool.workflows.selection import (
     choose_jobs,
     choose_servers,
 )
-from remote_tool.workflows.stop_jobs import stop_on_servers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -69,13 +68,11 @@ class FollowOptions:
         lines: Begin with the last lines only; None: with everything.
         wait: Go on until the jobs end.
         rank: Show this rank only.
-        stop_rest: When one job of a launch fails, stop the others.
     """
 
     lines: int | None = None
     wait: bool = True
     rank: int | None = None
-    stop_rest: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,9 +85,9 @@ class FollowAnswer:
 
     @property
     def exit_code(self) -> int:
-        """That of the job which failed by itself, else of one that was killed, else of the connections."""
+        """That of the job which failed by itself, else of one that was stopped, else of the connections."""
         ended = [job for job in self.jobs if job.state.is_finished and job.program_exit_code != 0]
-        for job in sorted(ended, key=lambda job: job.state is JobState.KILLED):
+        for job in sorted(ended, key=lambda job: (job.stopped_with_launch, job.state is JobState.KILLED)):
             return job.program_exit_code
         return SomeServersFailedError(self.errors, []).exit_code if self.errors else 0
 
@@ -138,7 +135,8 @@ async def follow_jobs(context: Context, jobs: Sequence[Job], on_chunk: OnChunk, 
     show = _labelled(jobs, on_chunk, options)
     _show_local(context, jobs, show, options)
     if options.wait:
-        errors |= await _follow_until_end(context, [job for job in jobs if job.server not in errors], show, options)
+        followed = [job for job in jobs if job.server not in errors]
+        errors |= await _follow_servers(context, followed, Listener(on_bytes=show), logs=True)
     current = _current(context, jobs)
     return FollowAnswer(tuple(current), errors, first_failure(current, context.registry.folder))
 
@@ -193,18 +191,6 @@ def _is_shown(job: Job, stream: str, options: FollowOptions) -> bool:
     if stream.endswith("/error"):
         return False
     return options.rank is None or global_rank(job, stream) == options.rank
-
-
-async def _follow_until_end(
-    context: Context, jobs: Sequence[Job], show: Show, options: FollowOptions
-) -> dict[str, RemoteToolError]:
-    stopper = _RestStopper(context, jobs) if options.stop_rest else None
-    listener = Listener(on_bytes=show, on_end=stopper.job_ended if stopper else lambda _job: None)
-    try:
-        return await _follow_servers(context, jobs, listener, logs=True)
-    finally:
-        if stopper:
-            await stopper.finish()
 
 
 async def _follow_servers(
@@ -268,25 +254,3 @@ class _Patience:
 def _current(context: Context, jobs: Sequence[Job]) -> list[Job]:
     known = {job.id: job for job in context.registry.load()[0]}
     return [known.get(job.id, job) for job in jobs]
-
-
-class _RestStopper:
-    """Stops the other jobs of a launch when one has failed."""
-
-    def __init__(self, context: Context, jobs: Sequence[Job]) -> None:
-        self._context = context
-        self._jobs = jobs
-        self._task: asyncio.Task[JobsAnswer] | None = None
-
-    def job_ended(self, job: Job) -> None:
-        if job.state is JobState.SUCCEEDED or self._task is not None:
-            return
-        others = [other for other in _current(self._context, self._jobs) if not other.state.is_finished]
-        self._context.report(Notice(job.server, f"job {job.key} {job.state}; stopping the rest of the launch"))
-        self._task = asyncio.create_task(stop_on_servers(self._context, others))
-
-    async def finish(self) -> None:
-        """Wait for the stopping; its errors are the servers', and those are named by who follows them."""
-        if self._task is not None:
-            for server, error in (await self._task).errors.items():
-                self._context.report(Notice(server, str(error)))

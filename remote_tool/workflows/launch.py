@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from remote_tool.errors import JobError, UsageError
-from remote_tool.jobs.job import MASTER_TAG, TORCHRUN_GRACE, JobSpec, new_job_id
+from remote_tool.jobs.job import MASTER_TAG, TORCHRUN_GRACE, JobSpec, LaunchWatch, new_job_id
 from remote_tool.launchers.torch import (
     LOOPBACK,
     LaunchNames,
@@ -73,6 +73,7 @@ async def make_plan(context: Context, request: LaunchRequest, servers: Sequence[
 
 def make_specs(plan: LaunchPlan, request: LaunchRequest, snapshots: Mapping[str, str]) -> list[JobSpec]:
     """Make the jobs of a plan; the first node's is the master."""
+    watch = _make_watch(plan)
     return [
         JobSpec(
             id=node.job_id,
@@ -85,9 +86,17 @@ def make_specs(plan: LaunchPlan, request: LaunchRequest, snapshots: Mapping[str,
             grace=TORCHRUN_GRACE,
             rank_offset=node.rank_offset,
             snapshot=snapshots.get(node.server, ""),
+            watch=watch,
         )
         for node in plan.nodes
     ]
+
+
+def _make_watch(plan: LaunchPlan) -> LaunchWatch | None:
+    if len(plan.nodes) == 1:
+        return None
+    servers = tuple(node.server for node in plan.nodes)
+    return LaunchWatch(servers, plan.rendezvous.address, plan.rendezvous.watch_port, secrets.token_hex(32))
 
 
 def _find_script(context: Context, request: LaunchRequest) -> None:
@@ -136,25 +145,30 @@ async def _find_rendezvous(context: Context, request: LaunchRequest, facts: Sequ
     if len(facts) == 1 and not configured:
         candidates = (LOOPBACK,)
     secret = secrets.token_hex(16)
-    async with _listening(context, first.server, request.master_port or 0, secret) as port:
-        probe = {"candidates": list(candidates), "port": port, "secret": secret, "timeout": CONNECT_SECONDS}
+    async with _listening(context, first.server, request.master_port or 0, secret) as (
+        port,
+        watch_port,
+    ):
+        ports = [port, watch_port]
+        probe = {"candidates": list(candidates), "ports": ports, "secret": secret, "timeout": CONNECT_SECONDS}
         answers = await _connect_from_all(context, facts, probe)
     address = _reached_by_all(candidates, answers, port, first.server)
-    return Rendezvous(address, port, {server: answer[address] for server, answer in answers.items()})
+    routes = {server: answer[address] for server, answer in answers.items()}
+    return Rendezvous(address, port, routes, watch_port)
 
 
 @asynccontextmanager
-async def _listening(context: Context, server: str, port: int, secret: str) -> AsyncIterator[int]:
-    """Have the first server listen on the port that the launch will use; yields the port."""
+async def _listening(context: Context, server: str, port: int, secret: str) -> AsyncIterator[tuple[int, int]]:
+    """Have the first server listen on the two ports that the launch will use; yields them."""
     host = await context.pool.host(server)
     async with converse(host, context.config, "listen", {"port": port, "secret": secret}) as frames:
         async with asyncio.timeout(CONNECT_SECONDS * 4):
             async for frame in frames:
-                number = frame.header.get("port")
+                numbers = frame.header.get("port"), frame.header.get("watch_port")
                 break
-        if not isinstance(number, int):
+        if not isinstance(numbers[0], int) or not isinstance(numbers[1], int):
             raise JobError(f"{server}: no port to meet at", server=server)
-        yield number
+        yield numbers[0], numbers[1]
 
 
 async def _connect_from_all(

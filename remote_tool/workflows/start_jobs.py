@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from remote_tool.errors import ConnectionLostError, JobError, RemoteToolError, UsageError
@@ -138,6 +138,7 @@ def _as_request(spec: JobSpec) -> dict[str, Any]:
         "rank_offset": spec.rank_offset,
         "grace": spec.grace,
         "snapshot": spec.snapshot,
+        "watch": asdict(spec.watch) if spec.watch else None,
         "created_at": time.time(),
     }
 

@@ -20,7 +20,7 @@ def connect(
     server: PretendServer, candidates: list[str], port: int, secret: str = "s3cret", **fields: Any
 ) -> list[Any]:
     """Ask a server which of the addresses it reaches."""
-    found: list[Any] = server.call("connect", candidates=candidates, port=port, secret=secret, **fields)["results"]
+    found: list[Any] = server.call("connect", candidates=candidates, ports=[port], secret=secret, **fields)["results"]
     return found
 
 
@@ -42,7 +42,7 @@ def test_a_server_that_listens_is_reached_and_known_by_its_secret(server: Preten
         assert not missing["ok"]
         assert missing["error"]
         (wrong,) = connect(server, ["127.0.0.1"], port, secret="another")
-        assert (wrong["ok"], wrong["error"]) == (False, "another program answers there")
+        assert (wrong["ok"], wrong["error"]) == (False, f"another program answers on port {port}")
         assert call.close() == 0
     # The connecting side closed first, so nothing keeps the port from torchrun.
     with socket.socket() as again:

@@ -114,13 +114,15 @@ def test_two_launches_at_once_never_become_one(trainer: Workspace) -> None:
 def test_a_failing_rank_stops_the_launch_and_is_named(trainer: Workspace) -> None:
     answer = trainer.launch(LaunchRequest("fails.py", processes=2))
     jobs = [job.id for job in answer.jobs]
-    followed = trainer.follow_jobs(selection(jobs), lambda _chunk: None, FollowOptions(stop_rest=True))
+    followed = trainer.follow_jobs(selection(jobs), lambda _chunk: None, FollowOptions())
     failure = followed.first_failure
     assert failure is not None
     assert (failure.server, failure.rank, failure.exit_code) == ("second", 2, 1)
     assert failure.message == "ValueError: rank two had enough"
     assert "raise ValueError" in failure.traceback
-    assert {job.server: job.state for job in followed.jobs} == {"first": JobState.KILLED, "second": JobState.FAILED}
+    stopped, failed = followed.jobs
+    assert [stopped.state, failed.state] == [JobState.FAILED] * 2
+    assert "stopped because second (node 1) ended with exit code 1" in stopped.reason
     assert followed.exit_code == 1
     assert [processes_of(job) for job in jobs] == [[], []]
 
