@@ -30,6 +30,7 @@ mutants: system-test $(VENV)/stamp-test
 
 reference: $(VENV)/stamp-test
 	$(BIN)/python -m remote_tool.cli.reference > docs/reference.md.new && mv docs/reference.md.new docs/reference.md
+	$(BIN)/python -m tests.reliability
 
 clean:
 	rm -rf $(VENV) .cache build dist
