@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
+    from tests.sshd import Reachable
+
 # A busy machine is slow now and then; a test that hangs is ended by its timeout.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
@@ -48,12 +50,12 @@ class MakeServer(Protocol):
 class Configuration(Protocol):
     """Makes a configuration without a file."""
 
-    def __call__(self, servers: Iterable[TestServer], root: Path) -> Config:
+    def __call__(self, servers: Iterable[Reachable], root: Path) -> Config:
         """Return one with these servers for the project folder root."""
 
 
 def make_configuration(
-    servers: Iterable[TestServer], root: Path, *, host_keys: HostKeyPolicy = HostKeyPolicy.ACCEPT_NEW
+    servers: Iterable[Reachable], root: Path, *, host_keys: HostKeyPolicy = HostKeyPolicy.ACCEPT_NEW
 ) -> Config:
     """Configure servers as ``configs.yaml`` would, for the project folder root, which is made."""
     (root / ".remote").mkdir(parents=True, exist_ok=True)
@@ -62,7 +64,7 @@ def make_configuration(
         servers={
             server.name: Server(
                 name=server.name,
-                hostname="127.0.0.1",
+                hostname=server.address,
                 port=server.port,
                 username=server.username,
                 private_key=server.key,

@@ -13,12 +13,12 @@ import yaml
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from tests.sshd import TestServer
+    from tests.sshd import Reachable
 
 THIS_PYTHON = {"existing": sys.prefix}
 
 
-def make_project(root: Path, servers: Iterable[TestServer], **settings: object) -> Path:
+def make_project(root: Path, servers: Iterable[Reachable], **settings: object) -> Path:
     """Write a project with a configs.yaml for these servers; its environment is the Python that runs the tests."""
     root.mkdir(parents=True, exist_ok=True)
     write_configuration(root, servers, **settings)
@@ -26,7 +26,7 @@ def make_project(root: Path, servers: Iterable[TestServer], **settings: object) 
     return root
 
 
-def write_configuration(root: Path, servers: Iterable[TestServer], **settings: object) -> None:
+def write_configuration(root: Path, servers: Iterable[Reachable], **settings: object) -> None:
     """Write ``.remote/configs.yaml``."""
     (root / ".remote").mkdir(exist_ok=True)
     values: dict[str, object] = {
@@ -34,7 +34,7 @@ def write_configuration(root: Path, servers: Iterable[TestServer], **settings: o
         "environment": THIS_PYTHON,
         "servers": {
             server.name: {
-                "hostname": "127.0.0.1",
+                "hostname": server.address,
                 "port": server.port,
                 "username": server.username,
                 "private_key": str(server.key),

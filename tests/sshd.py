@@ -11,7 +11,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 
@@ -33,11 +33,34 @@ def make_key(path: Path, *, passphrase: str = "") -> Path:
     return path
 
 
+class Reachable(Protocol):
+    """What a configuration says of a server: one on loopback, or one in namespaces of its own."""
+
+    port: int
+
+    @property
+    def name(self) -> str:
+        """What the configuration calls it."""
+
+    @property
+    def address(self) -> str:
+        """Where its sshd listens."""
+
+    @property
+    def username(self) -> str:
+        """Who logs in."""
+
+    @property
+    def key(self) -> Path:
+        """What it accepts."""
+
+
 @dataclass
 class TestServer:
     """One sshd; ``home`` is the server's ``$HOME``."""
 
     __test__ = False
+    address = "127.0.0.1"
 
     name: str
     folder: Path
