@@ -41,7 +41,7 @@ def helper_torch_launch(  # noqa: PLR0913 - one parameter per option
         bool, typer.Option("--use-env", help="Accepted for labml_remote; torchrun always does so.")
     ] = False,
     max_restarts: Annotated[
-        int, typer.Option("--max-restarts", min=0, metavar="N", help="How often failed workers are started anew.")
+        int, typer.Option("--max-restarts", min=0, metavar="N", help="How often what failed is started anew.")
     ] = 0,
     no_sync: NoSync = False,
     follow_it: Follow = False,
