@@ -22,6 +22,7 @@ import pytest
 from remote_tool.supervisor import launch_watch
 from remote_tool.supervisor.launch_watch import Cause, read_cause, read_membership
 from remote_tool.supervisor.launch_wire import Gone, Session
+from remote_tool.supervisor.processes import find_alive
 from tests.sshd import free_port
 from tests.supervisor.conftest import wait_until
 
@@ -76,9 +77,8 @@ class Launch:
 
     def is_gone(self) -> bool:
         """Whether no process of it is left, not even a supervisor that waits for the others."""
-        return not any(self.server.members(job) for job in self.ids) and not any(
-            Path(f"/proc/{self.server.supervisor(job)}").exists() for job in self.ids
-        )
+        supervisors = [find_alive(self.server.record(job, "started")["supervisor"]) for job in self.ids]
+        return not any(supervisors) and not any(self.server.members(job) for job in self.ids)
 
 
 def received_bytes(pid: int, port: int) -> int:
