@@ -32,6 +32,7 @@ HOME = "/mnt/home"
 _MARK = re.compile(r"rt([0-9]+)n[0-9]+", re.ASCII)
 _NEVER = "/run/never"
 _START_SECONDS = 20.0
+_ALL = 100
 _KILL = 9
 _HANG_UP = 1
 _FAKE_TIME = ("/usr/lib/*/faketime/libfaketime.so.1", "/usr/lib*/faketime/libfaketime.so.1")
@@ -202,8 +203,8 @@ class NetworkHost:
     def drop(self, percent: float) -> None:
         """Lose packets at random, both ways."""
         for way in ("iifname", "oifname"):
-            lost = f"numgen random mod 10000 < {round(percent * 100)} drop"
-            self._network.add_rule({self.switch_port}, f'{way} "{self.switch_port}" {lost}')
+            some = "" if percent >= _ALL else f"numgen random mod 10000 < {round(percent * 100)}"
+            self._network.add_rule({self.switch_port}, f'{way} "{self.switch_port}" {some} drop')
 
     def block_port(self, port: int | str) -> None:
         """Drop what comes for a TCP port, or a range ``"1024-65535"``, as a firewall does."""

@@ -1,0 +1,190 @@
+"""Links that go silent: noticed within a bound, an error of their own kind, and never a result."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from remote_tool.errors import ConnectError, ConnectionLostError, HostKeyError, LoginError
+from remote_tool.transport import login_messages, ssh_host
+from remote_tool.transport.pool import HostPool, on_every
+from tests.figures import record_figure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from remote_tool.transport.host import Host
+    from tests.conftest import Configuration
+    from tests.network_hosts import Network, NetworkHost
+
+# A thirtieth of the real one.
+REAL_INTERVAL = ssh_host.KEEPALIVE_SECONDS
+INTERVAL = REAL_INTERVAL / 30
+# asyncssh asks when nothing came for an interval, and gives up when the answer to the last question is due.
+INTERVALS = ssh_host.KEEPALIVE_COUNT + 1
+SLACK = 1.5
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keepalive thirty times as fast."""
+    monkeypatch.setattr(ssh_host, "KEEPALIVE_SECONDS", INTERVAL)
+
+
+async def silent(host: Host, begun: Callable[[], None]) -> None:
+    """A command that says one thing, then nothing."""
+    async with host.open("echo begun; sleep 1000") as channel:
+        assert await channel.read() == b"begun\n"
+        begun()
+        await channel.wait()
+
+
+async def talking(host: Host, begun: Callable[[], None]) -> None:
+    """A command that never stops."""
+    async with host.open("while :; do echo line; sleep 0.01; done") as channel:
+        await channel.read()
+        begun()
+        while await channel.read():
+            pass
+
+
+async def listening(host: Host, begun: Callable[[], None]) -> None:
+    """A command that takes what we send."""
+    async with host.open("cat > /dev/null") as channel:
+        await channel.write(bytes(1000))
+        begun()
+        while True:
+            await channel.write(bytes(100_000))
+            await asyncio.sleep(0.01)
+
+
+async def to_its_end(host: Host, begun: Callable[[], None]) -> None:
+    """A command whose result somebody waits for."""
+    asyncio.get_running_loop().call_later(0.3, begun)
+    result = await host.run("echo half; sleep 1000", check=False)
+    pytest.fail(f"a lost link is no result: {result}")
+
+
+@pytest.mark.row(36, 43)
+@pytest.mark.slow
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("use", [silent, talking, listening, to_its_end], ids=lambda use: use.__name__)
+@pytest.mark.parametrize("fault", ["cut", "drop"])
+async def test_a_link_that_goes_silent_in_the_middle_is_an_error_in_time(
+    network: Network, configuration: Configuration, tmp_path: Path, use: Callable[..., object], fault: str
+) -> None:
+    host = network.host("far")
+    moments: list[float] = []
+
+    def begun() -> None:
+        moments.append(time.monotonic())
+        if fault == "cut":
+            host.cut()
+        else:
+            host.drop(100)
+
+    async with HostPool(configuration([host], tmp_path / "project")) as pool, asyncio.timeout(30):
+        far = await pool.host("far")
+        with pytest.raises(ConnectionLostError, match="the connection was lost"):
+            await use(far, begun)  # type: ignore[misc]
+        waited = time.monotonic() - moments[0]
+        assert waited < INTERVALS * INTERVAL + SLACK
+        record_figure(
+            "link silent until the error (s, scaled to a keepalive of 15 s)", waited / INTERVAL * REAL_INTERVAL
+        )
+        host.mend()
+        assert (await (await pool.host("far")).run("echo again")).stdout == b"again\n"
+
+
+@pytest.mark.row(43)
+@pytest.mark.usefixtures("impatient")
+async def test_a_slow_link_that_loses_packets_is_not_taken_for_a_dead_one(
+    network: Network, configuration: Configuration, tmp_path: Path
+) -> None:
+    host = network.host("far")
+    host.slow("4mbit")
+    host.drop(5)
+    async with HostPool(configuration([host], tmp_path / "project")) as pool, asyncio.timeout(60):
+        far = await pool.host("far")
+        result = await far.run("head -c 300000 /dev/zero; sleep 3; echo end")
+        assert result.stdout == bytes(300_000) + b"end\n"
+
+
+@pytest.mark.row(36)
+@pytest.mark.usefixtures("impatient")
+async def test_a_server_that_lost_its_power_in_the_middle_is_told_from_a_result(
+    network: Network, configuration: Configuration, tmp_path: Path
+) -> None:
+    host = network.host("far")
+    async with HostPool(configuration([host], tmp_path / "project")) as pool, asyncio.timeout(30):
+        far = await pool.host("far")
+        running = asyncio.create_task(to_its_end(far, host.reboot))
+        with pytest.raises(ConnectionLostError):
+            await running
+        assert (await (await pool.host("far")).run("echo again")).stdout == b"again\n"
+
+
+@pytest.mark.row(43)
+@pytest.mark.slow
+async def test_servers_that_cannot_be_reached_are_told_in_time_and_hold_up_no_other(
+    network: Network, configuration: Configuration, tmp_path: Path
+) -> None:
+    """With the real bounds: this is how long a user waits."""
+    off, cut, blocked, near = network.hosts("off", "cut", "blocked", "near")
+    off.power_off()
+    cut.cut()
+    blocked.block_port(22)
+    told: dict[str, float] = {}
+    began = time.monotonic()
+
+    async def ask(name: str) -> None:
+        try:
+            await (await pool.host(name)).run("true")
+        finally:
+            told[name] = time.monotonic() - began
+
+    async with HostPool(configuration([off, cut, blocked, near], tmp_path / "project")) as pool:
+        results = await on_every(["off", "cut", "blocked", "near"], ask)
+    assert set(results.errors) == {"off", "cut", "blocked"}
+    for error in results.errors.values():
+        assert type(error) is ConnectError
+        assert "does not answer within 15 s" in str(error)
+    assert told.pop("near") < 5
+    assert max(told.values()) < login_messages.CONNECT_SECONDS + SLACK
+    record_figure("server unreachable until the error (s)", max(told.values()))
+
+
+@pytest.mark.row(43, 44)
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["before the banner", "in the login"])
+async def test_a_login_into_silence_is_given_up(
+    network: Network, configuration: Configuration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    monkeypatch.setattr(login_messages, "LOGIN_SECONDS", 2.0)
+    monkeypatch.setattr(login_messages, "CONNECT_SECONDS", 1.0)
+    host = network.host("far")
+    cut_after(host, "connection_made" if stage == "before the banner" else "validate_host_public_key", monkeypatch)
+    async with HostPool(configuration([host], tmp_path / "project")) as pool, asyncio.timeout(20):
+        began = time.monotonic()
+        with pytest.raises(ConnectError) as raised:
+            await pool.host("far")
+        assert not isinstance(raised.value, LoginError | HostKeyError)
+        assert time.monotonic() - began < 3 + SLACK
+        host.mend()
+        monkeypatch.undo()
+        assert (await (await pool.host("far")).run("echo again")).stdout == b"again\n"
+
+
+def cut_after(host: NetworkHost, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pull the cable the next time that the SSH library gets to this step."""
+    original = getattr(ssh_host.Connection, step)
+
+    def then_cut(connection: ssh_host.Connection, *arguments: object) -> object:
+        host.cut()
+        return original(connection, *arguments)
+
+    monkeypatch.setattr(ssh_host.Connection, step, then_cut)
