@@ -169,6 +169,11 @@ def remove(folder: int, name: str) -> None:
         os.unlink(name, dir_fd=folder)
 
 
+def explain(what: str, error: OSError) -> str:
+    """Return what could not be written, why, and the number to search for."""
+    return f"{what}: {error.strerror} (errno {error.errno})"
+
+
 def write_all(file: int, data: bytes | memoryview) -> None:
     """Write every byte."""
     view = memoryview(data)

@@ -125,21 +125,17 @@ def _begin(jobs: int, folders: Folders, wanted: Wanted) -> Begun:
     try:
         plan = _prepare(jobs, folders, wanted)
     except OSError as error:
-        return Begun(job_id, None, None, _explain(f"{folders.jobs}/{job_id}", error))
+        return Begun(job_id, None, None, job_files.explain(f"{folders.jobs}/{job_id}", error))
     if plan is None:
         return Begun(job_id, job_files.open_folder(job_id, jobs), None)
     try:
         told = supervise.spawn(plan)
     except OSError as error:
         _remove_folder(jobs, job_id)
-        return Begun(job_id, None, None, _explain("The supervisor", error))
+        return Begun(job_id, None, None, job_files.explain("The supervisor", error))
     finally:
         os.close(plan.reserve)
     return Begun(job_id, plan.folder, told)
-
-
-def _explain(what: str, error: OSError) -> str:
-    return f"{what}: {error.strerror} (errno {error.errno})"
 
 
 def _prepare(jobs: int, folders: Folders, wanted: Wanted) -> Optional[supervise.Plan]:

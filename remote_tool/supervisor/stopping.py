@@ -180,4 +180,9 @@ class JobStop:
             "unkillable": left,
             "resources": None,
         }
-        job_files.write_record(self._folder, ENDED, ended)
+        try:
+            job_files.write_record(self._folder, ENDED, ended)
+        except OSError as error:
+            # Its processes are gone all the same: it counts as lost.
+            why = job_files.explain(f"{job_files.path_of(self._folder)}/{ENDED}", error)
+            self.answer["error"] = f"it was ended, but this could not be recorded: {why}"

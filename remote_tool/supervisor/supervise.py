@@ -251,7 +251,8 @@ class Supervisor:
         try:
             job_files.write_record(self._plan.folder, STARTED, record, replace=True)
         except OSError as error:
-            self._notes.append(f"the command could not be started: {self._plan.path}/{STARTED}: {error.strerror}")
+            why = job_files.explain(f"{self._plan.path}/{STARTED}", error)
+            self._notes.append(f"the command could not be started: {why}")
             return False
         # Whoever wished it to end after this look finds started.json, and knocks.
         if self._read_stop() is not None:

@@ -1,0 +1,35 @@
+"""Runs one case for each fault, several at a time, and counts those that went wrong."""
+
+from __future__ import annotations
+
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from tests.figures import record_figure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from .injection import Fault
+
+# Most of a case is waiting for processes.
+_AT_ONCE = 4
+_SHOWN = 3
+
+
+def sweep(name: str, faults: Sequence[Fault], run: Callable[[Fault], bool]) -> None:
+    """Run each fault; ``run`` tells whether it came, and raises when something is wrong after it."""
+
+    def attempt(fault: Fault) -> str:
+        try:
+            return "" if run(fault) else f"{fault}: never came"
+        except Exception:  # noqa: BLE001 - all cases are run, then all that went wrong are told
+            return f"{fault}: {traceback.format_exc()}"
+
+    assert faults
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        wrong = [text for text in pool.map(attempt, faults) if text]
+    record_figure(f"sweep of {name}: cases", len(faults))
+    record_figure(f"sweep of {name}: failures", len(wrong))
+    assert not wrong, f"{len(wrong)} of {len(faults)} cases\n" + "\n".join(wrong[:_SHOWN])

@@ -1,0 +1,163 @@
+"""A disk that is full or broken at every system call that writes, in the life of a job on its server.
+
+After each: nothing that was there is lost, no record is cut off, the message names the path and says why, and the
+end of a job is recorded as soon as it can be.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from .injection import WRITING, Call, Fault, Zygote, faults, wait_until
+from .job_case import CONTROL, SUPERVISOR, JobCase
+from .sweeping import sweep
+from .test_job_start import ENDS, STAYS, calls_of_start
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ERRORS = {"ENOSPC": "No space left on device (errno 28)", "EIO": "Input/output error (errno 5)"}
+each_error = pytest.mark.parametrize("error", ERRORS)
+
+
+def _writing(calls: list[Call], error: str) -> list[Fault]:
+    """One fault for each call that writes to a disk: the answer goes to a pipe, and the gate to a neighbour."""
+    found = faults(calls, f"error={error}", WRITING)
+    return [fault for fault in found if "/stdout-" not in fault.call.text and "<pipe:" not in fault.call.text]
+
+
+@pytest.mark.slow
+@pytest.mark.row(11, 29)
+@each_error
+def test_a_start_that_cannot_write_says_so_or_starts(zygote: Zygote, tmp_path: Path, error: str) -> None:
+    def run(fault: Fault) -> bool:
+        case = JobCase(zygote, tmp_path, STAYS)
+        try:
+            with case.open("start", fault=fault) as fork:
+                fork.go()
+                answer = case.answer(fork.wait(), fork.stderr())
+                assert fork.tracing is not None
+                fork.tracing.wait()
+                hit = fork.tracing.was_hit()
+            standing = case.check_standing(case.settled(stays=not answer.get("error")))
+            if answer.get("error"):
+                assert str(case.jobs) in answer["error"]
+                assert ERRORS[error].split(" (")[0] in answer["error"]
+                assert standing is None
+                assert not case.jobs.exists() or not list(case.jobs.iterdir())
+            else:
+                assert standing is not None
+                assert standing.state == "running"
+            case.check_retry(standing, stays=True)
+            case.check_stop()
+        finally:
+            case.clean()
+        return hit
+
+    sweep(f"start, {error}", _writing(calls_of_start(zygote, tmp_path, STAYS, CONTROL), error), run)
+
+
+@pytest.mark.slow
+@pytest.mark.row(11, 28)
+@each_error
+def test_a_supervisor_that_cannot_write_records_the_end_all_the_same(
+    zygote: Zygote, tmp_path: Path, error: str
+) -> None:
+    def run(fault: Fault) -> bool:
+        case = JobCase(zygote, tmp_path, ENDS)
+        try:
+            with case.open("start", generation=SUPERVISOR, fault=fault) as fork:
+                fork.go()
+                fork.wait()
+                assert fork.tracing is not None
+                fork.tracing.wait()
+                hit = fork.tracing.was_hit()
+            standing = case.check_standing(case.settled(stays=False))
+            assert standing is not None
+            assert standing.state == "failed"
+            assert standing.ended is not None
+            if case.lines():
+                assert standing.ended["exit_code"] == 3
+            else:
+                assert standing.ended["reason"].endswith(f"{case.folder}/started.json: {ERRORS[error]}")
+            case.check_retry(standing, stays=False)
+            case.check_stop()
+        finally:
+            case.clean()
+        return hit
+
+    sweep(f"a supervisor's life, {error}", _writing(calls_of_start(zygote, tmp_path, ENDS, SUPERVISOR), error), run)
+
+
+@pytest.mark.slow
+@pytest.mark.row(11, 28)
+@each_error
+def test_an_end_that_cannot_be_written_for_long_arrives_when_it_can(zygote: Zygote, tmp_path: Path, error: str) -> None:
+    calls = calls_of_start(zygote, tmp_path, ENDS, SUPERVISOR)
+    started = next(number for number, call in enumerate(calls) if call.name == "unlinkat")
+
+    def run(fault: Fault) -> bool:
+        case = JobCase(zygote, tmp_path, ENDS)
+        try:
+            with case.open("start", generation=SUPERVISOR, fault=fault) as fork:
+                fork.go()
+                fork.wait()
+                tracing = fork.tracing
+                assert tracing is not None
+                # Two in a row: it was tried again.
+                wait_until(lambda: tracing.hits() > 1, "the second try")
+                reality = case.reality()
+                assert reality.ours
+                standing = case.check_standing(reality)
+                assert standing is not None
+                assert standing.reason == "its command has ended, and its end is being recorded"
+                tracing.end()
+            standing = case.check_standing(case.settled(stays=False))
+            assert standing is not None
+            assert standing.ended is not None
+            assert standing.ended["exit_code"] == 3
+            case.check_stop()
+        finally:
+            case.clean()
+        return True
+
+    last = [fault for fault in _writing(calls[started:], error) if "reserve" in fault.call.text]
+    lasting = [Fault(fault.call, fault.effect, lasts=True) for fault in last if fault.call.name != "linkat"]
+    sweep(f"an end that cannot be written for long, {error}", lasting, run)
+
+
+@pytest.mark.slow
+@pytest.mark.row(11, 21)
+@each_error
+@pytest.mark.parametrize("supervised", [True, False])
+def test_a_stop_that_cannot_write_stops_all_the_same(
+    zygote: Zygote, tmp_path: Path, error: str, *, supervised: bool
+) -> None:
+    def run(fault: Fault | None) -> list[Call] | bool:
+        case = JobCase(zygote, tmp_path, STAYS)
+        try:
+            case.call("start")
+            reality = case.settled(stays=True)
+            if not supervised:
+                case.kill(reality.ours)
+            with case.open("stop", fault=fault) as fork:
+                fork.go()
+                answer = case.answer(fork.wait(), fork.stderr())
+                assert fork.tracing is not None
+                fork.tracing.wait()
+                hit, calls = fork.tracing.was_hit(), fork.tracing.calls()
+            standing = case.check_standing(case.settled(stays=False))
+            assert standing is not None
+            assert standing.state == "killed" or ERRORS[error] in answer["error"], answer
+            assert "error" not in answer or str(case.folder) in answer["error"]
+            case.check_stop()
+        finally:
+            case.clean()
+        return calls if fault is None else hit
+
+    calls = run(None)
+    assert isinstance(calls, list)
+    who = "with" if supervised else "without"
+    sweep(f"stop {who} a supervisor, {error}", _writing(calls, error), lambda fault: bool(run(fault)))
