@@ -29,7 +29,7 @@ mutants: system-test $(VENV)/stamp-test
 	$(BIN)/python -m tests.mutants.try_mutants -j $(WORKERS) $(MUTANTS)
 
 reference: $(VENV)/stamp-test
-	$(BIN)/python -m remote_tool.cli.reference > docs/reference.md.new && mv docs/reference.md.new docs/reference.md
+	$(BIN)/python -m remote_tool.cli.reference
 	$(BIN)/python -m tests.reliability
 
 clean:
