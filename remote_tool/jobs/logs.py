@@ -62,13 +62,23 @@ class LogFolder:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            raise JobError(f"Cannot write {path}: {error.strerror}", hint=f"df -h {self.folder}") from error
+            raise self._unwritable(path, error) from error
 
     def reset(self, stream: str) -> None:
-        """Forget a stream that the server has begun anew."""
+        """Forget a stream that the server has begun anew.
+
+        Raises:
+            JobError: The file cannot be written; the message names it and says why.
+        """
         path = self.path(stream)
         if path.is_file() and not path.is_symlink():
-            os.truncate(path, 0)
+            try:
+                os.truncate(path, 0)
+            except OSError as error:
+                raise self._unwritable(path, error) from error
+
+    def _unwritable(self, path: Path, error: OSError) -> JobError:
+        return JobError(f"Cannot write {path}: {error.strerror}", hint=f"df -h {self.folder}")
 
     def read(self, stream: str, start: int) -> Iterator[bytes]:
         """Yield what is here from an offset on, in pieces."""

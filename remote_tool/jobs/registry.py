@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -57,8 +57,8 @@ class Registry:
     def adopt(self, jobs: Iterable[Job]) -> list[Job]:
         """Record jobs that are new here, and give them keys; those already here stay as they are."""
         with self._locked():
-            key = self._last_key()
-            recorded = []
+            last = key = self._last_key()
+            recorded, new = [], []
             for job in jobs:
                 path = self._record(job.id)
                 if path.exists():
@@ -66,9 +66,23 @@ class Registry:
                     continue
                 key += 1
                 recorded.append(replace(job, key=key))
-                self._write(recorded[-1])
-            self._write_last_key(key)
+                new.append(recorded[-1])
+            if key != last:
+                # Before the records: whoever is killed in between leaves a gap, never two jobs with one key.
+                self._write_last_key(key)
+            self._write_all(new)
         return recorded
+
+    def _write_all(self, new: Sequence[Job]) -> None:
+        """Write records that were not there: all, or none when there is no room for them."""
+        try:
+            for job in new:
+                self._write(job)
+        except OSError:
+            for job in new:
+                with suppress(OSError):
+                    self._record(job.id).unlink()
+            raise
 
     def update(self, jobs: Iterable[Job]) -> list[Job]:
         """Record what was seen of jobs; a finished job is never changed again."""
