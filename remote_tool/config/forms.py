@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from remote_tool.supervisor.log_limit import SMALLEST_LIMIT
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -36,6 +38,7 @@ OLDEST_PYTHON = (3, 8)
 
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
 _PYTHON = re.compile(r"[0-9]{1,2}\.[0-9]{1,3}(\.[0-9]{1,3})?")
+_SIZE = re.compile(r"([0-9]{1,15}) ?(?:([KMGT])i?)?B?", re.IGNORECASE)
 _NO_OPTION = r"[A-Za-z0-9_][A-Za-z0-9._-]"
 
 
@@ -68,6 +71,15 @@ def _is_python(text: str) -> bool:
         return False
     major, minor = (int(number) for number in text.split(".")[:2])
     return OLDEST_PYTHON <= (major, minor) < (OLDEST_PYTHON[0] + 1, 0)
+
+
+def read_size(text: str) -> int | None:
+    """Return the bytes of a size such as 500MB or 4 GiB; None for what is no size."""
+    found = _SIZE.fullmatch(text)
+    if not found:
+        return None
+    power = " KMGT".index((found[2] or " ").upper())
+    return int(found[1]) << (10 * power)
 
 
 def _is_local_path(text: str) -> bool:
@@ -103,6 +115,7 @@ FOLDER_NAME = _like(
 SECRET = Form("a text in one line", lambda text: "\n" not in text and "\0" not in text, is_secret=True)
 VARIABLE = _like("the name of an environment variable", "[A-Za-z_][A-Za-z0-9_]{0,127}")
 PYTHON = Form('a version such as "3.11" or "3.11.7", 3.8 or newer', _is_python)
+LOG_LIMIT = Form("a size of 1MB or more, such as 500MB or 4GB", lambda text: (read_size(text) or 0) >= SMALLEST_LIMIT)
 PREFIX = Form("a path on the server, absolute or beginning with ~/", _is_prefix)
 # These two may hold a user, a password or a token.
 CHANNEL = _like("the name or address of a channel", r"[A-Za-z0-9_./][A-Za-z0-9_./:~%+@-]{0,500}", is_secret=True)

@@ -18,6 +18,7 @@ from remote_tool.config.model import (
 )
 from remote_tool.errors import ConfigError
 from remote_tool.paths import LocalPaths, RemotePaths
+from remote_tool.supervisor.log_limit import DEFAULT_LIMIT
 
 if TYPE_CHECKING:
     from remote_tool.config.forms import Form
@@ -28,6 +29,7 @@ TOP_KEYS = (
     "environment",
     "servers",
     "host_keys",
+    "log_limit",
     "scripts_folder",
     "logs_folder",
     "jobs_folder",
@@ -89,6 +91,7 @@ def _config(top: Place, root: Path) -> Config:
         host_keys=HostKeyPolicy(
             _text(values, "host_keys", forms.one_of(tuple(HostKeyPolicy))) or HostKeyPolicy.ACCEPT_NEW
         ),
+        log_limit=forms.read_size(_text(values, "log_limit", forms.LOG_LIMIT) or "") or DEFAULT_LIMIT,
     )
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from remote_tool.supervisor.log_limit import DEFAULT_LIMIT
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -100,6 +102,7 @@ class Config:
         python: As configured; None when it is not.
         environment: Which Python the servers get.
         host_keys: What happens at the first contact.
+        log_limit: Bytes that each output file of a job may have, on its server and here.
     """
 
     name: str
@@ -109,6 +112,7 @@ class Config:
     python: str | None = None
     environment: Environment = Environment()
     host_keys: HostKeyPolicy = HostKeyPolicy.ACCEPT_NEW
+    log_limit: int = DEFAULT_LIMIT
 
     @property
     def python_version(self) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
 from remote_tool.errors import JobError
 from remote_tool.jobs.records import STREAM
+from remote_tool.supervisor.log_limit import end_of_hole, give_back
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,6 +66,32 @@ class LogFolder:
         except OSError as error:
             raise self._unwritable(path, error) from error
 
+    def skip(self, stream: str, offset: int) -> None:
+        """Leave a hole up to an offset, where the server has one.
+
+        Raises:
+            JobError: The file cannot be written; the message names it and says why.
+        """
+        path = self.path(stream)
+        try:
+            descriptor = self._open(path)
+            try:
+                os.ftruncate(descriptor, max(offset, os.fstat(descriptor).st_size))
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise JobError(f"Cannot write {path}: {error.strerror}", hint=f"df -h {self.folder}") from error
+
+    def keep_within(self, stream: str, limit: int) -> None:
+        """Give the oldest part of a stream back to the disk when it has more than a limit, where the disk can."""
+        path = self.path(stream)
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                give_back(descriptor, limit)
+            finally:
+                os.close(descriptor)
+
     def reset(self, stream: str) -> None:
         """Forget a stream that the server has begun anew.
 
@@ -81,11 +109,12 @@ class LogFolder:
         return JobError(f"Cannot write {path}: {error.strerror}", hint=f"df -h {self.folder}")
 
     def read(self, stream: str, start: int) -> Iterator[bytes]:
-        """Yield what is here from an offset on, in pieces."""
+        """Yield what is here from an offset on, in pieces, without its holes."""
         try:
-            with self.path(stream).open("rb") as file:
-                file.seek(start)
-                while data := file.read(READ_SIZE):
+            with self.path(stream).open("rb", buffering=0) as file:
+                descriptor = file.fileno()
+                while data := os.pread(descriptor, READ_SIZE, _start_of_data(descriptor, start)):
+                    start = _start_of_data(descriptor, start) + len(data)
                     yield data
         except FileNotFoundError:
             return
@@ -114,13 +143,23 @@ class LogFolder:
             return os.open(path, flags, 0o600)
 
 
+def _start_of_data(descriptor: int, offset: int) -> int:
+    size = os.fstat(descriptor).st_size
+    return end_of_hole(descriptor, offset, size) if offset < size else offset
+
+
 def _start_of_last_lines(file: BinaryIO, lines: int) -> int:
     """Read backwards in pieces until enough line breaks were seen; the one that ends the file does not count."""
     position = end = file.seek(0, os.SEEK_END)
     wanted = lines + 1
     while position > 0 and lines > 0:
         size = min(READ_SIZE, position)
-        position -= size
+        data = end_of_hole(file.fileno(), position - size, position)
+        if data == position:
+            # What was dropped before has no lines.
+            return position
+        size = position - data
+        position = data
         file.seek(position)
         piece = file.read(size)
         if position + size == end and not piece.endswith(b"\n"):

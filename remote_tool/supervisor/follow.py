@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, NamedTuple, Optional, Union
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
 
 from . import job_files, states
+from .log_limit import end_of_hole
 from .records import ENDED, RecordError, is_job_id
 from .requests import Request, client_is_gone, is_list
 from .streams import find_streams, size_of, stream_sizes
@@ -132,9 +133,12 @@ class _FollowedJob:
         if not self._wait:
             # A file that grows faster than it is sent would never end.
             size = min(size, self._limits.setdefault(stream, size))
-        body = _read_piece(self._folder, self._paths[stream], offset, min(CHUNK, size - offset))
-        self._offsets[stream] = offset + len(body)
-        return [_Message({"stream": stream, "offset": offset}, body)] if body else []
+        skipped, body = _read_piece(self._folder, self._paths[stream], offset, size)
+        self._offsets[stream] = offset + skipped + len(body)
+        messages = [_Message({"stream": stream, "offset": offset + skipped, "skipped": skipped})] if skipped else []
+        if body:
+            messages.append(_Message({"stream": stream, "offset": offset + skipped}, body))
+        return messages
 
     def _status(self) -> _Message:
         standing = self._judge()
@@ -157,12 +161,14 @@ def _checked_offsets(offsets: object) -> Dict[str, int]:
     return {name: value for name, value in offsets.items() if type(value) is int and value >= 0}
 
 
-def _read_piece(folder: int, path: str, offset: int, size: int) -> bytes:
+def _read_piece(folder: int, path: str, offset: int, size: int) -> Tuple[int, bytes]:
+    """Read from an offset on, up to a size: how many bytes of a hole come first, then some bytes."""
     try:
         file = job_files.open_file_beneath(folder, path)
     except OSError:
-        return b""
+        return 0, b""
     try:
-        return os.pread(file, size, offset)
+        start = end_of_hole(file, offset, size)
+        return start - offset, os.pread(file, min(CHUNK, size - start), start)
     finally:
         os.close(file)

@@ -45,15 +45,16 @@ def path_of(folder: int) -> str:
     return os.readlink(f"/proc/self/fd/{folder}")
 
 
-def open_file_beneath(folder: int, path: str) -> int:
-    """Open a regular file somewhere below a folder for reading, following no symbolic link on the way."""
+def open_file_beneath(folder: int, path: str, *, for_writing: bool = False) -> int:
+    """Open a regular file somewhere below a folder, following no symbolic link on the way."""
     parts = path.split("/")
     opened = []
     try:
         for part in parts[:-1]:
             folder = open_folder(part, folder)
             opened.append(folder)
-        file = os.open(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        access = os.O_RDWR if for_writing else os.O_RDONLY
+        file = os.open(parts[-1], access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     finally:
         for descriptor in opened:
             os.close(descriptor)

@@ -11,6 +11,7 @@ from typing import Any, Dict, List, NamedTuple, Optional
 from . import activation, job_files, processes, states, supervise
 from .activation import Activation, ActivationError, Origin
 from .launch_watch import Membership, read_membership
+from .log_limit import DEFAULT_LIMIT, SMALLEST_LIMIT
 from .records import (
     COMMAND_LIMIT,
     ENDED,
@@ -40,6 +41,7 @@ class Wanted(NamedTuple):
     command: str
     environment: Dict[bytes, bytes]
     membership: Optional[Membership] = None
+    log_limit: int = DEFAULT_LIMIT
 
 
 class Begun(NamedTuple):
@@ -107,7 +109,10 @@ def _check_job(job: object, active: Activation, folders: Folders) -> Wanted:
         record = check_record(SPEC, spec, job["id"])
     except RecordError as error:
         raise RequestError(f"Job {job['id']}: {error}") from error
-    return Wanted(record, command, environment, _read_membership(job.get("watch"), record))
+    log_limit = job.get("log_limit") or DEFAULT_LIMIT
+    if type(log_limit) is not int or log_limit < SMALLEST_LIMIT:
+        raise RequestError(f"Job {job['id']}: its log_limit cannot be {log_limit!r:.40}")
+    return Wanted(record, command, environment, _read_membership(job.get("watch"), record), log_limit)
 
 
 def _read_membership(watch: Any, spec: Record) -> Optional[Membership]:  # noqa: ANN401 - from the request, checked here
@@ -169,6 +174,7 @@ def _prepare(jobs: int, folders: Folders, wanted: Wanted) -> Optional[supervise.
         grace=wanted.spec["grace"],
         place=wanted.spec["place"],
         membership=wanted.membership,
+        log_limit=wanted.log_limit,
     )
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, NoReturn
 
 from . import job_files, launch_watch, memory, processes
 from .launch_watch import FAILED, KILLED, Cause, Membership, Watch
+from .log_limit import DEFAULT_LIMIT, LogLimit
 from .records import ENDED, STARTED, STOP, RecordError, encode_record
 from .trees import Tree
 
@@ -52,6 +53,7 @@ class Plan(NamedTuple):
         grace: Seconds, when a request to stop does not say.
         place: This machine.
         membership: Its place in a launch of several nodes; None without one.
+        log_limit: Bytes that each of its output files may have.
     """
 
     job_id: str
@@ -64,6 +66,7 @@ class Plan(NamedTuple):
     grace: float
     place: Dict[str, str]
     membership: Optional[Membership] = None
+    log_limit: int = DEFAULT_LIMIT
 
 
 class End(NamedTuple):
@@ -147,6 +150,7 @@ class Supervisor:
         self._unkillable: List[Process] = []
         self._notes: List[str] = []
         self._watch: Optional[Watch] = None
+        self._log_limit = LogLimit(plan.folder, plan.log_limit)
         self._ended_with_launch = False
 
     def run(self) -> None:
@@ -271,7 +275,7 @@ class Supervisor:
             if self._watch is not None and self._watch.verdict is not None:
                 self._stop_with_launch(self._watch.verdict)
                 return
-            self._pause(_IDLE_SECONDS)
+            self._pause(min(_IDLE_SECONDS, self._log_limit.seconds))
 
     def _pause(self, seconds: float) -> None:
         """Wait for a signal, at most this long, then collect what has ended."""
@@ -282,6 +286,7 @@ class Supervisor:
         if received is not None and received.si_signo in _WISHES:
             self._wish = _WISHES[received.si_signo]
         self._reap()
+        self._log_limit.look_if_due()
 
     def _reap(self) -> None:
         while True:
@@ -402,6 +407,7 @@ class Supervisor:
             notes.insert(0, f"ended by {end.signal}{' (core dumped)' if end.core_dumped else ''}")
         if not self._killed and end.exit_code != 0 and self._command is not None:
             notes.append(memory.explain_kills(self._memory))
+        notes.append(self._log_limit.note)
         return "; ".join(note for note in notes if note)
 
 

@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from remote_tool.supervisor.framing import Frame
     from remote_tool.workflows.context import Context
 
+# More output files than this are no launch of ours.
+MOST_STREAMS = 4096
+LARGEST_LOG = 2**50
+# The local copy is compared with its limit after so many new bytes.
+CHECK_EVERY = 16 * 1024 * 1024
+
 
 @dataclass(frozen=True)
 class Listener:
@@ -63,7 +69,7 @@ async def stream_logs(
         JobError: The server does not do it, or says what cannot be.
     """
     host = await context.pool.host(server)
-    copies = {job.id: _Copy(job, LogFolder(context.registry.folder / job.id)) for job in jobs}
+    copies = {job.id: _Copy(job, LogFolder(context.registry.folder / job.id), context.config.log_limit) for job in jobs}
     request = {
         "jobs": [{"id": copy.job.id, "offsets": dict(copy.sizes)} for copy in copies.values()],
         "wait": wait,
@@ -80,8 +86,10 @@ async def stream_logs(
 class _Copy:
     """The local copy of one job's logs while it is followed."""
 
-    def __init__(self, job: Job, folder: LogFolder) -> None:
+    def __init__(self, job: Job, folder: LogFolder, limit: int) -> None:
         self.job = job
+        self._limit = limit
+        self._unchecked = 0
         self.folder = folder
         self.sizes: dict[str, int] = folder.sizes()
 
@@ -91,11 +99,29 @@ class _Copy:
         if header.get("reset"):
             self.folder.reset(stream)
             self.sizes[stream] = 0
-        elif header.get("offset") != self.sizes.get(stream, 0):
+        elif header.get("offset") != self.sizes.get(stream, 0) + skipped_bytes(header):
             raise JobError(f"{self.job.server}: sent bytes of job {self.job.id} that do not go on where ours end")
-        self.folder.write(stream, self.sizes.get(stream, 0), data)
-        self.sizes[stream] = self.sizes.get(stream, 0) + len(data)
+        if stream not in self.sizes and len(self.sizes) >= MOST_STREAMS:
+            raise JobError(f"{self.job.server}: job {self.job.id} has more than {MOST_STREAMS} output files")
+        offset = self.sizes.get(stream, 0) + skipped_bytes(header)
+        if skipped_bytes(header):
+            self.folder.skip(stream, offset)
+        self.folder.write(stream, offset, data)
+        self.sizes[stream] = offset + len(data)
+        self._keep_within_limit(stream, len(data))
         return stream
+
+    def _keep_within_limit(self, stream: str, count: int) -> None:
+        self._unchecked += count
+        if self._unchecked >= CHECK_EVERY:
+            self._unchecked = 0
+            self.folder.keep_within(stream, self._limit)
+
+
+def skipped_bytes(header: Mapping[str, object]) -> int:
+    """Return how many bytes the server has dropped before these; 0 for what cannot be meant."""
+    skipped = header.get("skipped")
+    return skipped if isinstance(skipped, int) and 0 < skipped < LARGEST_LOG else 0
 
 
 def _take(context: Context, copy: _Copy, frame: Frame, listener: Listener) -> None:
@@ -106,6 +132,9 @@ def _take(context: Context, copy: _Copy, frame: Frame, listener: Listener) -> No
         _take_loss(context, copy, str(frame.header["error"]), listener)
         return
     stream = copy.add(frame.header, frame.body)
+    if skipped := skipped_bytes(frame.header):
+        text = f"job {copy.job.key}: {skipped:,} bytes of older output ({stream}) were dropped by log_limit"
+        context.report(Notice(copy.job.server, text))
     if frame.body:
         listener.on_bytes(copy.job, stream, frame.body)
 

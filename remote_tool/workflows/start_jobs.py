@@ -96,7 +96,7 @@ async def start_specs(context: Context, specs: Sequence[JobSpec]) -> JobsAnswer:
 
 
 async def _start_on(context: Context, server: str, specs: Sequence[JobSpec]) -> list[Job]:
-    request = {"jobs": [_as_request(spec) for spec in specs]}
+    request = {"jobs": [{**_as_request(spec), "log_limit": context.config.log_limit} for spec in specs]}
     answer = await _call_until_answered(context, server, request)
     entries = answer.get("jobs")
     started, problems = [], []

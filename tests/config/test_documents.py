@@ -69,6 +69,7 @@ def test_the_defaults_on_the_page_are_the_real_ones() -> None:
     assert rows == {
         "environment": read("").environment.kind,
         "host_keys": read("").host_keys,
+        "log_limit": f"{read('').log_limit // 1024**3}GB",
         "channels": f"[{', '.join(read('').environment.channels)}]",
         "jobs_folder": local.jobs_folder,
         "logs_folder": local.logs_folder,

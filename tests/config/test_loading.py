@@ -169,7 +169,7 @@ servers:
 WRONG = [
     ("name: a\nname: b", "2: name: given twice, first on line 1"),
     ("pyhton: 3.11", "1: pyhton: unknown key; did you mean python?"),
-    ("x: 1", "1: x: unknown key; known are name, python, environment, servers, host_keys, scripts_folder"),
+    ("x: 1", "1: x: unknown key; known are name, python, environment, servers, host_keys, log_limit, scripts_folder"),
     ("hostname: a", "1: hostname: is a key of a server"),
     (
         "servers:\n  a:\n    hostname: h\n    user_name: u",
@@ -185,6 +185,8 @@ WRONG = [
     ("a", "1: must be a mapping (key: value), found 'a'"),
     ("name: 'a\n\n  b'", "1: name: must be a folder name"),
     ("name: [a]", "1: name: must be a folder name of letters, digits, . _ -"),
+    ("log_limit: 10", "1: log_limit: must be a size of 1MB or more, such as 500MB or 4GB, found '10'"),
+    ("log_limit: lots", "1: log_limit: must be a size of 1MB or more, such as 500MB or 4GB, found 'lots'"),
     ("host_keys: no", "1: host_keys: must be one of accept-new, strict, found 'no'"),
     ("environment: conda", "1: environment: must be one of miniconda, miniforge, uv, venv, or {existing: /path/to/pre"),
     ("environment: existing", "1: environment: must be one of"),

@@ -1,0 +1,170 @@
+"""The output of a job is bounded, the job is not held up, and what was dropped is said (rows 26 and 76)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from remote_tool.supervisor.log_limit import KEPT_BEGINNING, bytes_on_disk, end_of_hole, give_back
+from tests.figures import record_figure
+from tests.supervisor.conftest import PretendServer, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MIB = 1024 * 1024
+SECONDS = 8
+# Writes as fast as a disk does, and says so at the end.
+WRITER = f"""
+import os, sys, time
+line = b"y" * 1023 + b"\\n"
+began = time.monotonic()
+written = 0
+while time.monotonic() - began < {SECONDS}:
+    written += os.write(1, line * 256)
+    ahead = written / 300e6 - (time.monotonic() - began)
+    if ahead > 0:
+        time.sleep(ahead)
+os.write(2, b"%d" % written)
+"""
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path, installed: Path) -> Iterator[PretendServer]:
+    """A server whose home is a disk of 64 MB."""
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("a disk of its own needs root")
+    home = tmp_path / "small"
+    home.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(home)], check=False, capture_output=True, text=True
+    )
+    if made.returncode:
+        pytest.skip(f"this system mounts nothing: {made.stderr.strip()}")
+    server = PretendServer(home, installed)
+    try:
+        yield server
+        server.clean()
+    finally:
+        subprocess.run(["umount", "-l", str(home)], check=True)
+
+
+def memory_of(pid: int) -> int:
+    """Return the resident memory of a process in bytes."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0]) * 1024
+
+
+@pytest.mark.row(26)
+@pytest.mark.slow
+def test_a_job_that_prints_300_megabytes_a_second_fills_no_small_disk_and_is_not_held_up(
+    small_disk: PretendServer,
+) -> None:
+    job = small_disk.start_python(WRITER)
+    supervisor = small_disk.supervisor(job)
+    out = small_disk.jobs / job / "job.out"
+    memory, disk = [], []
+    while not (small_disk.jobs / job / "ended.json").exists():
+        memory.append(memory_of(supervisor) if Path(f"/proc/{supervisor}/status").exists() else 0)
+        disk.append(out.stat().st_blocks * 512)
+        time.sleep(0.02)
+    end = small_disk.record(job, "ended")
+    assert end["exit_code"] == 0, (small_disk.jobs / job / "job.err").read_text()
+    written = int((small_disk.jobs / job / "job.err").read_text())
+    assert written == out.stat().st_size
+    assert written > 100 * MIB
+    assert max(disk) < 60 * MIB
+    assert "bytes of older output were dropped by log_limit" in end["reason"]
+    record_figure("supervisor's memory under 300 MB/s of output (MB)", round(max(memory) / 1e6, 1))
+    record_figure("output of a job on a 64 MB disk (MB)", round(written / 1e6))
+    grown = max(memory) - memory[len(memory) // 4]
+    assert grown < 2 * MIB
+
+
+@pytest.mark.row(26)
+@pytest.mark.slow
+def test_yes_is_bounded_by_its_log_limit(server: PretendServer) -> None:
+    job = server.start("exec timeout 4 yes", log_limit=8 * MIB)
+    out = server.jobs / job / "job.out"
+    supervisor = server.supervisor(job)
+    memory = []
+    while not (server.jobs / job / "ended.json").exists():
+        if Path(f"/proc/{supervisor}/status").exists():
+            memory.append(memory_of(supervisor))
+        time.sleep(0.02)
+    assert server.record(job, "ended")["exit_code"] == 124
+    assert out.stat().st_size > 64 * MIB
+    # Beyond its limit by what is written between two looks.
+    wait_until(lambda: out.stat().st_blocks * 512 < out.stat().st_size / 2, "the hole")
+    record_figure("supervisor's memory under yes (MB)", round(max(memory) / 1e6, 1))
+    with out.open("rb") as file:
+        assert file.read(KEPT_BEGINNING) == b"y\n" * (KEPT_BEGINNING // 2)
+        file.seek(-4, os.SEEK_END)
+        assert file.read() in {b"y\ny\n", b"\ny\ny"}
+
+
+@pytest.mark.row(26)
+def test_a_follower_skips_what_was_dropped_and_gets_every_other_byte(server: PretendServer) -> None:
+    job = server.start("true")
+    server.wait(job)
+    out = server.jobs / job / "job.out"
+    content = os.urandom(4 * MIB)
+    out.write_bytes(content)
+    with out.open("rb+") as file:
+        dropped = give_back(file.fileno(), MIB)
+    assert dropped > 2 * MIB
+    with server.open("follow", jobs=[{"id": job, "offsets": {}}]) as call:
+        frames = [frame for frame in call.rest() if frame.header.get("stream") == "out"]
+    received = bytearray(len(content))
+    position = 0
+    for frame in frames:
+        assert frame.header["offset"] == position + frame.header.get("skipped", 0)
+        position = frame.header["offset"] + len(frame.body)
+        received[frame.header["offset"] : position] = frame.body
+    assert position == len(content)
+    (skipped,) = [frame for frame in frames if "skipped" in frame.header]
+    hole = slice(KEPT_BEGINNING, KEPT_BEGINNING + skipped.header["skipped"])
+    assert skipped.header["skipped"] == dropped
+    assert bytes(received[: hole.start]) == content[: hole.start]
+    assert bytes(received[hole.stop :]) == content[hole.stop :]
+
+
+@pytest.mark.row(76)
+def test_a_sparse_bomb_is_skipped_and_not_sent(server: PretendServer) -> None:
+    job = server.start("echo before; truncate -s 1T .jobs/$REMOTE_TOOL_JOB_ID/job.out; echo after")
+    server.wait(job)
+    with server.open("follow", jobs=[{"id": job, "offsets": {}}]) as call:
+        frames = [frame for frame in call.rest() if frame.header.get("stream") == "out"]
+    sent = b"".join(frame.body for frame in frames)
+    assert sent.startswith(b"before\n")
+    assert sent.endswith(b"after\n")
+    assert len(sent) < MIB
+    assert sum(frame.header.get("skipped", 0) for frame in frames) > 2**40 - MIB
+
+
+def test_the_beginning_and_the_newest_part_stay(tmp_path: Path) -> None:
+    content = os.urandom(6 * MIB)
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    with path.open("rb+") as file:
+        assert give_back(file.fileno(), 8 * MIB) == 0
+        dropped = give_back(file.fileno(), 2 * MIB)
+        assert bytes_on_disk(file.fileno()) <= 2 * MIB
+        assert path.stat().st_size == len(content)
+        assert file.read(KEPT_BEGINNING) == content[:KEPT_BEGINNING]
+        assert end_of_hole(file.fileno(), KEPT_BEGINNING, len(content)) == KEPT_BEGINNING + dropped
+        file.seek(KEPT_BEGINNING + dropped)
+        assert file.read() == content[KEPT_BEGINNING + dropped :]
+        assert give_back(file.fileno(), 2 * MIB) == 0
+
+
+@pytest.mark.parametrize("limit", ["8", 1.5, -1, True])
+def test_a_limit_that_can_not_be_meant_is_refused(server: PretendServer, limit: object) -> None:
+    answer = server.call("start", jobs=[server.new_job("true", log_limit=limit)])
+    assert "its log_limit cannot be" in answer["error"]
