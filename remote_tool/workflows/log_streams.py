@@ -69,7 +69,8 @@ async def stream_logs(
         JobError: The server does not do it, or says what cannot be.
     """
     host = await context.pool.host(server)
-    copies = {job.id: _Copy(job, LogFolder(context.registry.folder / job.id), context.config.log_limit) for job in jobs}
+    limit = context.config.log_limit
+    copies = {job.id: _Copy(job, LogFolder(context.registry.folder / job.id), limit, logs) for job in jobs}
     request = {
         "jobs": [{"id": copy.job.id, "offsets": dict(copy.sizes)} for copy in copies.values()],
         "wait": wait,
@@ -84,13 +85,14 @@ async def stream_logs(
 
 
 class _Copy:
-    """The local copy of one job's logs while it is followed."""
+    """The local copy of one job's logs while it is followed; unless they are wanted, nothing comes."""
 
-    def __init__(self, job: Job, folder: LogFolder, limit: int) -> None:
+    def __init__(self, job: Job, folder: LogFolder, limit: int, wanted: bool) -> None:
         self.job = job
         self._limit = limit
         self._unchecked = 0
         self.folder = folder
+        self.wanted = wanted
         self.sizes: dict[str, int] = folder.sizes()
 
     def add(self, header: Mapping[str, object], data: bytes) -> str:
@@ -143,7 +145,7 @@ def _take_status(context: Context, copy: _Copy, status: object, listener: Listen
     seen = parse_job(status, copy.job.server, time.time()).job
     if seen.id != copy.job.id:
         raise JobError(f"{copy.job.server}: answered about another job", server=copy.job.server)
-    recorded = context.registry.update([replace(seen, logs_complete=seen.state.is_finished)])
+    recorded = context.registry.update([replace(seen, logs_complete=seen.state.is_finished and copy.wanted)])
     if recorded and seen.state.is_finished:
         listener.on_end(recorded[0])
 

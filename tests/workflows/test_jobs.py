@@ -103,6 +103,15 @@ def test_the_last_lines_are_shown_and_the_rest_is_kept(workspace: Workspace) -> 
     assert log_of(workspace, job.id).count(b"\n") == 5000
 
 
+def test_what_a_job_wrote_is_brought_home_also_after_somebody_only_waited_for_its_end(workspace: Workspace) -> None:
+    job = begin(workspace, "first", "sleep 0.5; echo written")
+    assert job.state is JobState.RUNNING
+    assert job.wait(30) is JobState.SUCCEEDED
+    workspace.pull_logs(by_id(job.id))
+    assert log_of(workspace, job.id) == b"written\n"
+    assert list(job.tail()) == ["written"]
+
+
 @pytest.mark.row(1)
 def test_killing_ends_processes_that_left_the_session_and_the_environment(
     workspace: Workspace, shared_servers: tuple[TestServer, TestServer]
