@@ -10,6 +10,7 @@ from remote_tool.errors import JobError
 from remote_tool.jobs.job import Job, JobState
 from remote_tool.jobs.records import RemoteJob, parse_job
 from remote_tool.transport.pool import on_every
+from remote_tool.workflows.clocks import tell_skew
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.log_streams import bring_logs_home
 from remote_tool.workflows.selection import JobsAnswer, JobSelection, choose_jobs, choose_servers
@@ -61,15 +62,17 @@ async def refresh(context: Context, servers: Sequence[str]) -> dict[str, RemoteT
 
 async def _ask(context: Context, server: str, finished: Sequence[Job]) -> dict[str, RemoteJob]:
     host = await context.pool.host(server)
+    asked_at = time.time()
     try:
         answer = await call(host, context.config, "status", {"ids": None, "skip": [job.id for job in finished]})
     except NotPreparedError:
         return {}
+    tell_skew(context, server, answer, asked_at)
     return parse_jobs(context, server, answer)
 
 
 def parse_jobs(context: Context, server: str, answer: Mapping[str, Any]) -> dict[str, RemoteJob]:
-    """Read a server's jobs, by id; what is not a job is left out and named."""
+    """Read a server's jobs, by id, also those of machines that share its home; what is not a job is left out."""
     found: dict[str, RemoteJob] = {}
     entries = answer.get("jobs")
     for entry in entries if isinstance(entries, list) else []:
@@ -78,19 +81,26 @@ def parse_jobs(context: Context, server: str, answer: Mapping[str, Any]) -> dict
         except JobError as error:
             context.report(Notice(server, f"a job record was refused: {error}"))
             continue
-        if not remote.elsewhere:
-            found[remote.job.id] = remote
+        found[remote.job.id] = remote
     return found
 
 
 def _record(context: Context, server: str, known: Sequence[Job], remote: Mapping[str, RemoteJob]) -> None:
-    unfinished = {job.id for job in known if not job.state.is_finished}
-    everywhere = {job.id for job in context.registry.load()[0]} if set(remote) - unfinished else set()
-    new = [replace(each.job, server=server) for job_id, each in remote.items() if job_id not in everywhere]
-    context.registry.adopt(new)
-    seen = [remote[job_id].job for job_id in unfinished if job_id in remote]
-    vanished = [_vanished(job) for job in known if job.id in unfinished and job.id not in remote]
-    context.registry.update([*seen, *vanished])
+    unfinished = {job.id: job for job in known if not job.state.is_finished}
+    here = {job_id: each.job for job_id, each in remote.items() if not each.elsewhere}
+    everywhere = {job.id for job in context.registry.load()[0]} if here.keys() - unfinished.keys() else set()
+    context.registry.adopt(replace(job, server=server) for job_id, job in here.items() if job_id not in everywhere)
+    seen = [here[job_id] for job_id in unfinished if job_id in here]
+    astray = [_astray(job, remote[job_id]) for job_id, job in unfinished.items() if job_id in remote.keys() - here]
+    vanished = [_vanished(job) for job_id, job in unfinished.items() if job_id not in remote]
+    context.registry.update([*seen, *astray, *vanished])
+
+
+def _astray(job: Job, remote: RemoteJob) -> Job:
+    """What a job is when its server's name leads to another machine with the same home, which cannot judge it."""
+    if job.state is JobState.UNREACHABLE:
+        return job
+    return replace(job, state=JobState.UNREACHABLE, reason=f"last seen {job.state}; {remote.job.reason}")
 
 
 def _vanished(job: Job) -> Job:
@@ -104,7 +114,7 @@ def _vanished(job: Job) -> Job:
 
 
 def _as_reachable(job: Job, errors: Mapping[str, RemoteToolError]) -> Job:
-    if job.server not in errors or job.state.is_finished:
+    if job.server not in errors or job.state.is_finished or job.state is JobState.UNREACHABLE:
         return job
     age = f", {time.time() - job.seen_at:.0f} s ago" if job.seen_at else ""
     return replace(job, state=JobState.UNREACHABLE, reason=f"last seen {job.state}{age}")

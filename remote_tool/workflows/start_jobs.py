@@ -12,6 +12,7 @@ from remote_tool.errors import ConnectionLostError, JobError, RemoteToolError, U
 from remote_tool.jobs.job import Job, JobSpec, JobState, new_job_id
 from remote_tool.jobs.records import parse_job
 from remote_tool.transport.pool import on_every
+from remote_tool.workflows.clocks import tell_skew
 from remote_tool.workflows.selection import JobsAnswer, choose_servers
 from remote_tool.workflows.supervisor import call
 from remote_tool.workflows.sync import SyncOptions, sync
@@ -97,7 +98,9 @@ async def start_specs(context: Context, specs: Sequence[JobSpec]) -> JobsAnswer:
 
 async def _start_on(context: Context, server: str, specs: Sequence[JobSpec]) -> list[Job]:
     request = {"jobs": [{**_as_request(spec), "log_limit": context.config.log_limit} for spec in specs]}
+    asked_at = time.time()
     answer = await _call_until_answered(context, server, request)
+    tell_skew(context, server, answer, asked_at)
     entries = answer.get("jobs")
     started, problems = [], []
     for entry in entries if isinstance(entries, list) else []:

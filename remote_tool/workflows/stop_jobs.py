@@ -81,7 +81,8 @@ async def _stop_on(context: Context, server: str, jobs: Sequence[Job], signal: s
     within = (60.0 if grace is None else min(grace, LONGEST_GRACE)) + MARGIN
     answer = await call(host, context.config, "stop", {"ids": ids, "signal": signal, "grace": grace}, within=within)
     status = await call(host, context.config, "status", {"ids": ids, "skip": []})
-    context.registry.update([remote.job for remote in parse_jobs(context, server, status).values()])
+    seen = parse_jobs(context, server, status).values()
+    context.registry.update([remote.job for remote in seen if not remote.elsewhere])
     _raise_for_survivors(server, answer.get("jobs"))
 
 
