@@ -54,12 +54,18 @@ def record_of(host: NetworkHost, job: RunningJob, name: str) -> dict[str, Any]:
     return dict(json.loads((folder_of(host, job) / f"{name}.json").read_text()))
 
 
+def count_from(host: NetworkHost, pid: int) -> None:
+    """Let new processes have higher pids than this."""
+    host.run("sh", "-c", f"echo {pid} > {LAST_PID}")
+
+
 def occupy(host: NetworkHost, pids: Iterable[int]) -> set[int]:
     """Start innocent processes that have these pids, which are free; return those that came to be."""
     # Whatever starts them must not sit on such a pid itself.
-    host.run("sh", "-c", f"echo 30000 > {LAST_PID}")
+    count_from(host, 30000)
     each = "exec setsid sleep 1000 > /dev/null 2>&1 &"
     host.run("sh", "-c", "\n".join(f"echo {pid - 1} > {LAST_PID}; {each}" for pid in pids))
+    until(lambda: not any(command.startswith(("sh", "setsid")) for command in host.pids().values()))
     return {pid for pid, command in host.pids().items() if command == "sleep 1000"}
 
 
@@ -73,6 +79,7 @@ def test_a_job_whose_server_rebooted_is_lost_and_nobody_who_got_its_pid_is_signa
     job = begin(workspace, "first", "sleep 500")
     old = set(host.pids())
     host.reboot()
+    count_from(host, 20000)
     innocent = occupy(host, old)
     assert innocent >= {record_of(host, job, "started")["pid"]}
     assert job.state is JobState.LOST
@@ -160,6 +167,7 @@ def test_servers_that_share_a_home_do_not_judge_each_others_jobs(
 ) -> None:
     first = network.host("first")
     second = network.host("second", shares_home_with=first)
+    count_from(second, 20000)
     workspace = make_workspace(first, second)
     jobs = [begin(workspace, name, "sleep 500") for name in ("first", "second")]
     # The same pids mean others there.
