@@ -28,7 +28,7 @@ _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 # Nobody fills a disk faster than this, and the next look comes before it could be full.
 _BYTES_PER_SECOND = 2e9
 _SHORTEST, _LONGEST = 0.005, 1.0
-# While nothing grows, the next look waits for this long at least.
+# When nothing has grown for a second, the next look waits for this long at least.
 _CALM = 0.05
 
 
@@ -57,6 +57,7 @@ class LogLimit:
         self._problem = ""
         self._next_look = 0.0
         self._next_search = 0.0
+        self._last_growth = time.monotonic()
 
     @property
     def seconds(self) -> float:
@@ -82,8 +83,10 @@ class LogLimit:
         used = {path: self._keep_within(path, room.each) for path in self._paths.values()}
         left = min([room.free, *(room.each - bytes_used for bytes_used in used.values())])
         soonest = min(max(left / _BYTES_PER_SECOND, _SHORTEST), _LONGEST)
-        grows = any(bytes_used > self._used.get(path, 0) for path, bytes_used in used.items())
-        self._next_look = now + (soonest if grows else max(soonest, _CALM))
+        if any(bytes_used > self._used.get(path, 0) for path, bytes_used in used.items()):
+            self._last_growth = now
+        is_calm = now - self._last_growth > _LONGEST
+        self._next_look = now + (max(soonest, _CALM) if is_calm else soonest)
         if self._problem:
             self._next_look = now + _LONGEST
         self._used = used
