@@ -104,6 +104,7 @@ class Job:
         logs_complete: Whether everything that it wrote is here; only of a finished job.
         stopped_with_launch: Whether it was stopped because another node of its launch ended.
         lost_node: Node rank that its launch lost, and ended for; None without one.
+        taken_port: Port of its launch that another program had taken when it was to listen; None without one.
     """
 
     key: int
@@ -126,6 +127,7 @@ class Job:
     logs_complete: bool = False
     stopped_with_launch: bool = False
     lost_node: int | None = None
+    taken_port: int | None = None
 
     @property
     def program_exit_code(self) -> int:

@@ -74,6 +74,7 @@ def parse_job(data: object, server: str, now: float) -> RemoteJob:
         seen_at=now,
         stopped_with_launch=ended.get("stopped_with_launch") is True,
         lost_node=_optional_whole(ended.get("lost_node"), "lost_node", 100_000),
+        taken_port=_optional_whole(ended.get("taken_port"), "taken_port", 65_535),
     )
     return RemoteJob(job=job, elsewhere=state == ELSEWHERE, sizes=_sizes(entry.get("sizes") or {}))
 

@@ -152,9 +152,10 @@ _FIELDS: Dict[str, Dict[str, Callable[[object], bool]]] = {
         "duration": _or_none(_is_number),
         "leftovers": _is_count,
         "unkillable": _is_pids,
-        # Records of older supervisors lack these two.
+        # Records of older supervisors lack these three.
         "stopped_with_launch": _or_none(_is_flag),
         "lost_node": _or_none(_is_count),
+        "taken_port": _or_none(_is_count),
         "resources": _or_none(_is_resources),
     },
 }

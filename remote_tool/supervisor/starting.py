@@ -213,10 +213,16 @@ def _finish(begun: Begun, deadline: float) -> Dict[str, Any]:
             answer[key] = job_files.read_record(begun.folder, name, begun.job_id)
     except RecordError as error:
         answer["error"] = str(error)
+    if answer["ended"] is not None and _never_ran(answer["ended"]):
+        answer["state"], answer["reason"] = "failed", answer["ended"]["reason"]
     if answer["started"] is None and answer["ended"] is None and "error" not in answer:
         answer["error"] = "its supervisor has not started it"
     os.close(begun.folder)
     return answer
+
+
+def _never_ran(ended: Record) -> bool:
+    return not ended["killed"] and ended["exit_code"] is None and ended["signal"] is None
 
 
 def _wait_for_other(folder: int, job_id: str, deadline: float) -> None:

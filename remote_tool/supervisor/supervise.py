@@ -19,6 +19,7 @@ from . import job_files, launch_watch, memory, processes
 from .launch_watch import FAILED, KILLED, Cause, Membership, Watch
 from .log_limit import DEFAULT_LIMIT, LogLimit
 from .records import ENDED, STARTED, STOP, RecordError, encode_record
+from .taken_port import find_taken_port
 from .trees import Tree
 
 if TYPE_CHECKING:
@@ -152,6 +153,7 @@ class Supervisor:
         self._watch: Optional[Watch] = None
         self._log_limit = LogLimit(plan.folder, plan.log_limit)
         self._ended_with_launch = False
+        self._taken_port: Optional[int] = None
 
     def run(self) -> None:
         """Do all of it; the final record is written when this returns."""
@@ -163,6 +165,7 @@ class Supervisor:
             self._end_leftovers()
         else:
             self._start_watch()
+        self._look_for_taken_port()
         self._agree_on_cause()
         self._record()
         self._tell_started()
@@ -184,6 +187,7 @@ class Supervisor:
         except OSError as error:
             where = f"{membership.address} port {membership.port}"
             self._notes.append(f"the command could not be started: {where}: {error.strerror}")
+            self._taken_port = membership.port if error.errno == errno.EADDRINUSE else None
             return False
         return True
 
@@ -197,13 +201,22 @@ class Supervisor:
         if self._watch is not None and membership is not None:
             self._watch.report(Cause(membership.rank, kind, what, **how))
 
+    def _look_for_taken_port(self) -> None:
+        """The port was free when the launch was planned, and torchrun opened it some seconds later."""
+        if self._killed or self._ended_with_launch or decode_status(self._status).exit_code in {None, 0}:
+            return
+        self._taken_port = find_taken_port(self._plan.folder)
+        if self._taken_port is not None:
+            self._notes.append(f"another program had taken port {self._taken_port} when torchrun was to listen on it")
+
     def _agree_on_cause(self) -> None:
         """Have the record name what ended the launch first, when that was on another node."""
         end = decode_status(self._status)
         if self._watch is None or self._plan.membership is None or self._killed or end.exit_code == 0:
             return
         if not self._ended_with_launch:
-            self._report(FAILED, describe_end(end) if self._status is not None else "; ".join(self._notes))
+            is_explained = self._status is None or self._taken_port is not None
+            self._report(FAILED, "; ".join(self._notes) if is_explained else describe_end(end))
         cause = self._watch.wait_for_verdict()
         if cause is not None and cause.rank != self._plan.membership.rank and not self._ended_with_launch:
             self._notes.append(f"first {self._plan.membership.name(cause.rank)} {cause.what}")
@@ -371,6 +384,7 @@ class Supervisor:
             "unkillable": [process.pid for process in self._unkillable],
             "stopped_with_launch": self._ended_with_launch,
             "lost_node": self._lost_node(),
+            "taken_port": self._taken_port,
             "resources": {
                 "user_seconds": round(usage.ru_utime, 3),
                 "system_seconds": round(usage.ru_stime, 3),

@@ -22,6 +22,7 @@ from remote_tool.launchers.torch import (
     script_file,
 )
 from remote_tool.transport.pool import on_every
+from remote_tool.workflows.events import Notice
 from remote_tool.workflows.selection import JobsAnswer, choose_servers
 from remote_tool.workflows.start_jobs import send_project, start_specs
 from remote_tool.workflows.stop_jobs import stop_on_servers
@@ -48,11 +49,21 @@ async def launch_torch(context: Context, request: LaunchRequest) -> JobsAnswer:
     snapshots, errors = await send_project(context, servers, wanted=request.sync)
     JobsAnswer((), errors).raise_if_any_failed()
     plan = await make_plan(context, request, servers)
-    answer = await start_specs(context, make_specs(plan, request, snapshots))
-    if answer.errors:
-        started = [job for job in answer.jobs if not job.state.is_finished]
-        await stop_on_servers(context, started)
-    return answer
+    return await _all_or_none(context, await start_specs(context, make_specs(plan, request, snapshots)))
+
+
+async def _all_or_none(context: Context, answer: JobsAnswer) -> JobsAnswer:
+    """Stop the nodes that did start when one did not; the answer then has an error for each that did not."""
+    failed = {job.server: job for job in answer.jobs if job.server in answer.errors or job.state.is_finished}
+    if not failed:
+        return answer
+    for server, job in failed.items():
+        context.report(Notice(server, f"node {job.node_rank} did not start; stopping the rest of the launch"))
+    reasons = {server: JobError(f"{server}: {job.reason}", server=server) for server, job in failed.items()}
+    stopped = await stop_on_servers(context, [job for job in answer.jobs if not job.state.is_finished])
+    current = {job.id: job for job in context.registry.load()[0]}
+    jobs = tuple(current.get(job.id, job) for job in answer.jobs)
+    return JobsAnswer(jobs, {**reasons, **stopped.errors, **answer.errors})
 
 
 async def plan_torch(context: Context, request: LaunchRequest) -> LaunchPlan:
@@ -161,7 +172,9 @@ async def _find_rendezvous(context: Context, request: LaunchRequest, facts: Sequ
 async def _listening(context: Context, server: str, port: int, secret: str) -> AsyncIterator[tuple[int, int]]:
     """Have the first server listen on the two ports that the launch will use; yields them."""
     host = await context.pool.host(server)
-    async with converse(host, context.config, "listen", {"port": port, "secret": secret}) as frames:
+    request = {"port": port, "secret": secret}
+    # The ports are free again when this is left: torchrun and the supervisor listen there next.
+    async with converse(host, context.config, "listen", request, see_its_end=True) as frames:
         async with asyncio.timeout(CONNECT_SECONDS * 4):
             async for frame in frames:
                 numbers = frame.header.get("port"), frame.header.get("watch_port")

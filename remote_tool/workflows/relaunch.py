@@ -1,4 +1,7 @@
-"""--follow of a launch with --max-restarts: when a node was lost and is back, all nodes start again.
+"""--follow of a launch: it starts again when its port was taken, and with --max-restarts when it lost a node.
+
+A port that is free when a launch is planned may be taken when torchrun opens it. Nothing has run yet then, so a launch
+on another port does no harm.
 
 torchrun itself starts workers anew that fail. It cannot bring back a machine that rebooted, because nobody starts
 torchrun there. We can, for as long as we follow.
@@ -28,26 +31,34 @@ if TYPE_CHECKING:
 # A node that reaches the others again only after this long is not waited for.
 GIVE_UP_AFTER = 600.0
 PAUSE = 5.0
+# Whoever takes so many ports of ours in a row will take the next one as well.
+MOST_NEW_PORTS = 2
 
 
 async def follow_launch(
     context: Context, request: LaunchRequest, jobs: Sequence[Job], on_chunk: OnChunk
 ) -> FollowAnswer:
-    """Follow a launch to its end, and start it again as often as ``max_restarts`` says when it lost a node.
+    """Follow a launch to its end; start it again when its port was taken or, with ``max_restarts``, a node was lost.
 
     Raises:
         JobError: The nodes did not reach each other again in time.
         ConnectError: A server could not be reached again in time.
     """
-    restarts = 0
+    restarts = new_ports = 0
     while True:
         answer = await follow_jobs(context, jobs, on_chunk, FollowOptions())
-        lost = _find_lost(answer)
-        if lost is None or answer.errors or restarts >= request.max_restarts:
+        lost, without_port = _find_lost(answer), _find_without_port(answer)
+        if answer.errors:
             return answer
-        restarts += 1
-        count = f"restart {restarts} of {request.max_restarts}"
-        context.report(Notice(lost.server, f"job {lost.key} {lost.reason}; starting the launch again, {count}"))
+        if without_port is not None and request.master_port is None and new_ports < MOST_NEW_PORTS:
+            new_ports += 1
+            job, count = without_port, f"new port {new_ports} of {MOST_NEW_PORTS}"
+        elif lost is not None and restarts < request.max_restarts:
+            restarts += 1
+            job, count = lost, f"restart {restarts} of {request.max_restarts}"
+        else:
+            return answer
+        context.report(Notice(job.server, f"job {job.key}: {job.reason}; starting the launch again, {count}"))
         # Of a job whose supervisor is gone, processes may be left, and they would hold the GPUs.
         await stop_on_servers(context, answer.jobs)
         jobs = await _start_again(context, request)
@@ -58,6 +69,13 @@ def _find_lost(answer: FollowAnswer) -> Job | None:
     if any(job.state is JobState.KILLED for job in answer.jobs):
         return None
     return next((job for job in answer.jobs if job.state is JobState.LOST or job.lost_node is not None), None)
+
+
+def _find_without_port(answer: FollowAnswer) -> Job | None:
+    """Return the job whose torchrun found its port taken, so that no rank has run; None when that did not happen."""
+    if any(job.state is JobState.KILLED for job in answer.jobs):
+        return None
+    return next((job for job in answer.jobs if job.taken_port is not None), None)
 
 
 async def _start_again(context: Context, request: LaunchRequest) -> tuple[Job, ...]:

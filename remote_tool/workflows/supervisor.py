@@ -6,7 +6,7 @@ import asyncio
 import json
 import secrets
 import shlex
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from remote_tool.errors import JobError, RemoteCommandError
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 NO_PROJECT, NO_SUPERVISOR, NO_PYTHON = 96, 97, 98
 CHUNK = 256 * 1024
+# A listener ends at once when its client is done with it.
+END_SECONDS = 5.0
 
 # Reads {"name": "text"} from stdin and writes the files into the folder that is its argument.
 _UNPACK = """
@@ -123,13 +125,23 @@ def request_line(config: Config, operation: str, request: Mapping[str, Any], non
 
 @asynccontextmanager
 async def converse(
-    host: Host, config: Config, operation: str, request: Mapping[str, Any]
+    host: Host, config: Config, operation: str, request: Mapping[str, Any], *, see_its_end: bool = False
 ) -> AsyncIterator[AsyncIterator[Frame]]:
-    """Ask for an operation that answers in several frames; leaving the context ends it on the server."""
+    """Ask for an operation that answers in several frames; leaving the context ends it on the server.
+
+    With see_its_end, which is for one that sends nothing more, it has ended there when the context is left.
+    """
     nonce = secrets.token_hex(16)
     async with host.open(control_script(config), label=f"supervisor: {operation}") as channel:
         await channel.write(request_line(config, operation, request, nonce))
         yield Conversation(host, channel, nonce).frames()
+        if see_its_end:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(END_SECONDS):
+                    await channel.write_eof()
+                    while await channel.read():
+                        pass
+                    await channel.wait()
 
 
 async def call(

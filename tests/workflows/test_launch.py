@@ -4,21 +4,35 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
 import tempfile
+import time
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from remote_tool import JobState, Workspace
 from remote_tool.errors import JobError, UsageError
 from remote_tool.launchers.torch import LaunchRequest
+from remote_tool.workflows import launch
 from remote_tool.workflows.follow_jobs import Chunk, FollowOptions
 from remote_tool.workflows.selection import JobSelection
+from remote_tool.workflows.start_jobs import start_specs
 from tests.project import processes_of
 from tests.workflows.test_jobs import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from remote_tool.jobs.job import JobSpec
+    from remote_tool.workflows.context import Context
+    from remote_tool.workflows.selection import JobsAnswer
+    from tests.sshd import TestServer
 
 # Importing torch.distributed takes seconds on two cores; a worker that needs no tensors does without.
 RANKS = """
@@ -63,13 +77,21 @@ subprocess.Popen(["sleep", "1000"], start_new_session=True)
 print("up", flush=True)
 time.sleep(1000)
 """
+# The first rank is done at once, so its torchrun waits for the other one's, deaf to SIGTERM.
+UNEQUAL = """
+import os, time
+print("up", flush=True)
+if os.environ["RANK"] == "1":
+    time.sleep(1000)
+"""
 
 
 @pytest.fixture
 def trainer(shared_project: Path) -> Workspace:
     """The prepared workspace with the scripts of this file."""
-    for name, text in {"ranks.py": RANKS, "together.py": TOGETHER, "fails.py": FAILS, "stubborn.py": STUBBORN}.items():
-        (shared_project / name).write_text(text)
+    scripts = {"ranks": RANKS, "together": TOGETHER, "fails": FAILS, "stubborn": STUBBORN, "unequal": UNEQUAL}
+    for name, text in scripts.items():
+        (shared_project / f"{name}.py").write_text(text)
     return Workspace.find(shared_project)
 
 
@@ -137,6 +159,134 @@ def test_workers_that_ignore_the_end_and_their_children_die(trainer: Workspace) 
     assert stopped.errors == {}
     assert [job.state for job in stopped.jobs] == [JobState.KILLED] * 2
     assert [processes_of(job) for job in jobs] == [[], []]
+
+
+def workers_of(job_id: str) -> list[int]:
+    """Those processes of a job to which torchrun has given a rank."""
+    return [pid for pid in processes_of(job_id) if b"\0LOCAL_RANK=" in Path(f"/proc/{pid}/environ").read_bytes()]
+
+
+@pytest.mark.row(89)
+@pytest.mark.slow
+def test_a_torchrun_that_waits_for_the_others_and_ignores_sigterm_is_killed_after_the_grace(
+    trainer: Workspace, shared_servers: tuple[TestServer, TestServer]
+) -> None:
+    answer = trainer.launch(LaunchRequest("unequal.py"))
+    first, second = (job.id for job in answer.jobs)
+    ranks = shared_servers[0].home / "project" / ".jobs" / first / "ranks"
+    until(lambda: any(path.read_text() == "up\n" for path in ranks.rglob("stdout.log")) and not workers_of(first), 60)
+    assert processes_of(first)
+    assert workers_of(second)
+    begin = time.monotonic()
+    stopped = trainer.stop_jobs(selection([first]), grace=1)
+    assert time.monotonic() - begin < 20
+    (job,) = stopped.jobs
+    assert job.state is JobState.KILLED
+    assert "SIGKILL ended what was left" in job.reason
+    trainer.wait_jobs(selection([second]), timeout=30)
+    assert [processes_of(first), processes_of(second)] == [[], []]
+
+
+@contextmanager
+def no_jobs_folder(server: TestServer) -> Iterator[None]:
+    """Let nothing start on a server, which does everything else."""
+    folder = server.home / "project" / ".jobs"
+    folder.mkdir(exist_ok=True)
+    away = folder.rename(folder.with_name("jobs-away"))
+    folder.touch()
+    try:
+        yield
+    finally:
+        folder.unlink()
+        away.rename(folder)
+
+
+@pytest.mark.row(87)
+@pytest.mark.slow
+@pytest.mark.parametrize("broken", [0, 1])
+def test_when_one_server_cannot_start_its_part_the_others_are_stopped_and_it_is_named(
+    trainer: Workspace, shared_servers: tuple[TestServer, TestServer], broken: int
+) -> None:
+    with no_jobs_folder(shared_servers[broken]):
+        answer = trainer.launch(LaunchRequest("stubborn.py"), check=False)
+    bad, good = answer.jobs[broken], answer.jobs[1 - broken]
+    assert list(answer.errors) == [bad.server]
+    assert "no folder; jobs are kept in a plain folder" in str(answer.errors[bad.server])
+    assert answer.exit_code != 0
+    assert (bad.state, good.state) == (JobState.FAILED, JobState.KILLED)
+    assert [processes_of(bad.id), processes_of(good.id)] == [[], []]
+
+
+def take_ports(monkeypatch: pytest.MonkeyPatch, ports: ExitStack, option: str, times: int) -> list[int]:
+    """Have other programs take the ports of the next launches, after they were tested and before they are used."""
+    taken: list[int] = []
+
+    async def take_and_start(context: Context, specs: Sequence[JobSpec]) -> JobsAnswer:
+        if len(taken) < times:
+            squatter = ports.enter_context(socket.socket())
+            watch = specs[0].watch
+            assert watch is not None
+            match = re.search(r"--master-port (\d+)", specs[0].command)
+            assert match is not None
+            taken.append(watch.port if option == "watch" else int(match[1]))
+            squatter.bind(("0.0.0.0", taken[-1]))
+            squatter.listen()
+        return await start_specs(context, specs)
+
+    monkeypatch.setattr(launch, "start_specs", take_and_start)
+    return taken
+
+
+@pytest.mark.row(93)
+@pytest.mark.slow
+def test_a_launch_whose_port_is_taken_in_the_last_moment_goes_on_with_another(
+    trainer: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[Chunk] = []
+    request = LaunchRequest("ranks.py")
+    with ExitStack() as ports:
+        taken = take_ports(monkeypatch, ports, "master", 1)
+        jobs = trainer.launch(request).jobs
+        followed = trainer.follow_launch(request, jobs, shown.append)
+    assert followed.exit_code == 0, shown
+    assert not {job.id for job in jobs} & {job.id for job in followed.jobs}
+    before = trainer.list_jobs(selection([job.id for job in jobs])).jobs
+    assert [job.state for job in before] == [JobState.FAILED] * 2
+    assert before[0].taken_port == taken[0]
+    assert f"another program had taken port {taken[0]} when torchrun was to listen on it" in before[0].reason
+    assert f"first (node 0) another program had taken port {taken[0]}" in before[1].reason
+    assert [json.loads(chunk.data)["WORLD_SIZE"] for chunk in shown if chunk.data.startswith(b"{")] == ["2", "2"]
+
+
+@pytest.mark.row(93)
+@pytest.mark.slow
+@pytest.mark.parametrize(("chosen", "launches"), [(False, 3), (True, 1)])
+def test_a_port_that_is_taken_again_and_again_is_given_up_and_one_that_the_user_chose_at_once(
+    trainer: Workspace, monkeypatch: pytest.MonkeyPatch, *, chosen: bool, launches: int
+) -> None:
+    port = trainer.plan_torch(LaunchRequest("ranks.py")).rendezvous.port
+    request = LaunchRequest("ranks.py", master_port=port if chosen else None)
+    with ExitStack() as ports:
+        taken = take_ports(monkeypatch, ports, "master", 9)
+        followed = trainer.follow_launch(request, trainer.launch(request).jobs, lambda _chunk: None)
+    assert len(taken) == launches
+    assert followed.exit_code == 1
+    assert followed.first_failure is not None
+    assert followed.first_failure.server == "first"
+    assert f"another program had taken port {taken[-1]}" in followed.first_failure.message
+
+
+@pytest.mark.row(87, 93)
+def test_a_first_node_that_cannot_be_watched_for_want_of_its_port_stops_the_launch(
+    trainer: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ExitStack() as ports:
+        (port,) = [take_ports(monkeypatch, ports, "watch", 1)]
+        answer = trainer.launch(LaunchRequest("stubborn.py"), check=False)
+    assert list(answer.errors) == ["first"]
+    assert re.search(rf"could not be started: \S+ port {port[0]}: Address already in use", str(answer.errors["first"]))
+    assert [job.state for job in answer.jobs] == [JobState.FAILED, JobState.KILLED]
+    assert [processes_of(job.id) for job in answer.jobs] == [[], []]
 
 
 @pytest.mark.slow
