@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from remote_tool.supervisor import addresses, network
+from remote_tool.supervisor.requests import RequestError
 
 from .conftest import PretendServer, wait_until
 
@@ -72,6 +73,19 @@ def test_a_port_given_to_another_launch_is_not_given_again_until_long_after(
     (reserved,) = (tmp_path / ".cache" / "remote-tool" / "ports").iterdir()
     os.utime(reserved, (time.time() - 3600,) * 2)
     wait_until(lambda: network._reserve(23456))
+
+
+@pytest.mark.row(93)
+def test_a_port_that_was_given_is_not_chosen_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(network, "_LOWEST_PORT", 23456)
+    monkeypatch.setattr(network, "_HIGHEST_PORT", 23457)
+    monkeypatch.setattr(network, "_ephemeral_range", lambda: (1, 2))
+    listener, port = network._bind_free()
+    listener.close()
+    assert port == 23456
+    with pytest.raises(RequestError, match="No free port"):
+        network._bind_free()
 
 
 @pytest.mark.row(93)

@@ -276,6 +276,16 @@ def test_a_port_that_is_taken_again_and_again_is_given_up_and_one_that_the_user_
     assert f"another program had taken port {taken[-1]}" in followed.first_failure.message
 
 
+@pytest.mark.row(93)
+def test_the_ports_of_a_plan_are_free_when_it_is_made(trainer: Workspace) -> None:
+    """Else the launch would find them taken by the test of them."""
+    for _ in range(10):
+        rendezvous = trainer.plan_torch(LaunchRequest("ranks.py")).rendezvous
+        for port in (rendezvous.port, rendezvous.watch_port):
+            with socket.socket() as listener:
+                listener.bind(("0.0.0.0", port))
+
+
 @pytest.mark.row(87, 93)
 def test_a_first_node_that_cannot_be_watched_for_want_of_its_port_stops_the_launch(
     trainer: Workspace, monkeypatch: pytest.MonkeyPatch
