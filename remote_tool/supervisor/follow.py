@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
 
 from . import job_files, states
-from .log_limit import end_of_hole
+from .log_limit import read_stored
 from .records import ENDED, RecordError, is_job_id
 from .requests import Request, client_is_gone, is_list
 from .streams import find_streams, size_of, stream_sizes
@@ -168,7 +168,7 @@ def _read_piece(folder: int, path: str, offset: int, size: int) -> Tuple[int, by
     except OSError:
         return 0, b""
     try:
-        start = end_of_hole(file, offset, size)
-        return start - offset, os.pread(file, min(CHUNK, size - start), start)
+        start, body = read_stored(file, offset, size, CHUNK)
+        return start - offset, body
     finally:
         os.close(file)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from typing import Dict, NamedTuple
+from typing import Dict, NamedTuple, Tuple
 
 from . import job_files
 from .streams import find_streams
@@ -151,6 +151,23 @@ def end_of_hole(file: int, offset: int, size: int) -> int:
     except OSError as error:
         return size if error.errno == errno.ENXIO else offset
     return max(offset, min(found, size))
+
+
+def read_stored(file: int, offset: int, end: int, most: int) -> Tuple[int, bytes]:
+    """Read what is stored from an offset on: where it begins, and its bytes up to the next hole, or so many at most."""
+    while True:
+        start = end_of_hole(file, offset, end)
+        data = os.pread(file, min(most, end - start), start)
+        # Asked after the read: what was dropped meanwhile may have been read as zeros.
+        if end_of_hole(file, start, end) == start:
+            return start, data[: _start_of_hole(file, start, start + len(data)) - start]
+
+
+def _start_of_hole(file: int, offset: int, end: int) -> int:
+    try:
+        return min(os.lseek(file, offset, os.SEEK_HOLE), end)
+    except OSError:
+        return end
 
 
 def _punch_hole(file: int, start: int, length: int) -> None:

@@ -87,15 +87,18 @@ def test_what_a_command_leaves_behind_is_ended(server: PretendServer) -> None:
     assert server.members(job_id) == []
 
 
+@pytest.mark.row(17)
+@pytest.mark.slow
 def test_leftovers_that_ignore_sigterm_are_killed(server: PretendServer) -> None:
-    """Row 17: workers of a command that crashed, blocked and deaf."""
+    """Data loaders of a command that crashed: deaf, and blocked in a pipe that nobody reads."""
     assert supervise.LEFTOVER_GRACE == 5.0
     program = (
         "import os, signal, time\n"
         "for number in range(3):\n"
         "    if os.fork() == 0:\n"
         "        signal.signal(signal.SIGTERM, signal.SIG_IGN); os.setsid(); print('deaf', flush=True)\n"
-        "        while True: time.sleep(60)\n"
+        "        pipe = os.pipe()\n"
+        "        while True: os.write(pipe[1], bytes(4096))\n"
         "while open('out').read().count('deaf') < 3: time.sleep(0.01)\n"
         "os.kill(os.getpid(), 9)\n"
     )
@@ -177,9 +180,9 @@ def test_an_end_that_cannot_be_written_is_written_when_it_can_be(own_home: Prete
     assert own_home.status(job_id)["state"] == "failed"
 
 
+@pytest.mark.row(8)
 @pytest.mark.skipif(not os.access("/sys/fs/cgroup/memory", os.W_OK), reason="no memory control group can be made here")
 def test_a_job_that_the_kernel_kills_for_its_memory_says_so(server: PretendServer) -> None:
-    """Row 8."""
     group = Path(f"/sys/fs/cgroup/memory/remote-tool-test-{os.getpid()}")
     group.mkdir()
     try:

@@ -110,6 +110,35 @@ def test_yes_is_bounded_by_its_log_limit(server: PretendServer) -> None:
 
 
 @pytest.mark.row(26)
+@pytest.mark.slow
+def test_a_follower_gets_no_zeros_for_what_is_dropped_while_it_reads(server: PretendServer) -> None:
+    job = server.start("exec timeout 3 yes", log_limit=MIB)
+    position = 0
+    with server.open("follow", jobs=[{"id": job, "offsets": {}}]) as call:
+        while (frame := call.next()) is not None:
+            if frame.header.get("stream") != "out":
+                continue
+            assert frame.header["offset"] == position + frame.header.get("skipped", 0)
+            position = frame.header["offset"] + len(frame.body)
+            assert frame.body.count(b"y") + frame.body.count(b"\n") == len(frame.body)
+    assert position == (server.jobs / job / "job.out").stat().st_size > 64 * MIB
+
+
+@pytest.mark.row(26)
+def test_a_hole_in_the_middle_of_a_piece_is_not_sent_as_zeros(server: PretendServer) -> None:
+    job = server.start("true")
+    server.wait(job)
+    out = server.jobs / job / "job.out"
+    out.write_bytes(b"y" * 2 * MIB)
+    with out.open("rb+") as file:
+        give_back(file.fileno(), MIB)
+    with server.open("follow", jobs=[{"id": job, "offsets": {"out": KEPT_BEGINNING - 10}}]) as call:
+        frames = [frame for frame in call.rest() if frame.header.get("stream") == "out"]
+    assert frames[0].body == b"y" * 10
+    assert all(set(frame.body) <= set(b"y") for frame in frames)
+
+
+@pytest.mark.row(26)
 def test_a_follower_skips_what_was_dropped_and_gets_every_other_byte(server: PretendServer) -> None:
     job = server.start("true")
     server.wait(job)
