@@ -109,10 +109,10 @@ def faults(calls: Iterable[Call], effect: str, names: Sequence[str] = SWEPT) -> 
 class Tracing:
     """strace on one process, from now to that process's end."""
 
-    def __init__(self, pid: int, log: Path, fault: Fault | None, folder: Path | None) -> None:
+    def __init__(self, pid: int, log: Path, phase: Phase) -> None:
         self._log = log
-        self._fault = fault
-        options = ["-e", f"trace=?{',?'.join(SWEPT)}"] if fault is None else fault.options(folder)
+        self._fault = fault = phase.fault
+        options = ["-e", f"trace=?{',?'.join(SWEPT)}"] if fault is None else fault.options(phase.counted_in)
         self._strace = subprocess.Popen(
             [STRACE, "-y", "-s", "80", "-o", str(log), *options, "-p", str(pid)],
             stdin=subprocess.DEVNULL,
@@ -138,14 +138,15 @@ class Tracing:
 
     def calls(self) -> list[Call]:
         """Return every call of the process until now."""
-        counts: Counter[str] = Counter()
+        counts: Counter[tuple[str, ...]] = Counter()
         calls = []
         for line in self._log.read_text(errors="replace").splitlines():
             found = _CALL.match(line)
             if found:
-                name, folder, text = found[1], f"{found[1]} {found[2].partition(',')[0]}", found[2]
-                counts.update((name, folder))
-                calls.append(Call(name, counts[name], counts[folder], text))
+                name, text = found.groups()
+                kinds = (name,), (name, text.partition(",")[0])
+                counts.update(kinds)
+                calls.append(Call(name, counts[kinds[0]], counts[kinds[1]], text))
         return calls
 
     def has_stopped(self) -> bool:
@@ -176,7 +177,7 @@ class Phase:
         folder: Where it works, and where its standard streams are files.
         stdin: What it reads.
         environment: What it has beside that of the zygote.
-        generation: Which descendant is traced: 0 the fork itself, 1 its child and so on.
+        generation: Which descendant is traced: 0 the fork itself, 1 its child and so on, -1 its first thread.
         fault: What happens to that one.
         counted_in: The folder beneath which opened files are counted by themselves.
     """
@@ -236,7 +237,7 @@ class Fork:
     def go(self) -> None:
         """Trace whom the phase names, and let it through the gate."""
         if self._phase.traced:
-            self.tracing = Tracing(self.target, self._files["strace"], self._phase.fault, self._phase.counted_in)
+            self.tracing = Tracing(self.target, self._files["strace"], self._phase)
         self._open_gate()
 
     def wait(self, seconds: float = PATIENCE) -> bytes:
@@ -279,7 +280,7 @@ class Zygote:
             [sys.executable, str(Path(__file__).with_name("zygote.py")), *modules],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", name: value, **environment},
+            env={**_plain_environment(), "PYTHONPATH": str(ROOT), name: value, **environment},
             text=True,
         )
         assert self._process.stdin is not None
@@ -318,6 +319,12 @@ class Zygote:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _plain_environment() -> dict[str, str]:
+    """The environment of the tests without what leads to agents and settings of whoever runs them."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SSH_", "REMOTE_TOOL_", "XDG_"))}
+    return {**kept, "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .injection import Fault
 
 # Most of a case is waiting for processes.
-_AT_ONCE = 4
+AT_ONCE = 4
 _SHOWN = 3
 
 
@@ -28,7 +28,7 @@ def sweep(name: str, faults: Sequence[Fault], run: Callable[[Fault], bool]) -> N
             return f"{fault}: {traceback.format_exc()}"
 
     assert faults
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    with ThreadPoolExecutor(AT_ONCE) as pool:
         wrong = [text for text in pool.map(attempt, faults) if text]
     record_figure(f"sweep of {name}: cases", len(faults))
     record_figure(f"sweep of {name}: failures", len(wrong))

@@ -2,7 +2,7 @@
 
 It reads one JSON object per line, forks, and answers with the pid. The fork, and that descendant of it which is asked
 for, stop at the gate: they connect to a socket, say who they are, and go on when they are told to. So strace is there
-before the first call that counts.
+before the first call that counts. It may be asked for the first thread that the fork starts, too.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ import os
 import signal
 import socket
 import sys
+import threading
 from typing import Any, NoReturn
+
+FIRST_THREAD = -1
 
 
 def wait_at_gate(name: str, generation: int) -> None:
     """Say who has come, and wait to be let through."""
     with socket.socket(socket.AF_UNIX) as link:
         link.connect(f"\0{name}")
-        link.sendall(b"%d %d\n" % (os.getpid(), generation))
+        link.sendall(b"%d %d\n" % (threading.get_native_id(), generation))
         link.recv(1)
 
 
@@ -41,6 +44,8 @@ def _become(case: dict[str, Any]) -> NoReturn:
         os.environ.update(case["environment"])
         module, _, name = case["function"].partition(":")
         function = getattr(importlib.import_module(module), name)
+        if case["generation"] == FIRST_THREAD:
+            _stop_first_thread(case["gate"])
         os.register_at_fork(after_in_child=count_generations)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         wait_at_gate(case["gate"], 0)
@@ -53,6 +58,19 @@ def _become(case: dict[str, Any]) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+
+def _stop_first_thread(gate: str) -> None:
+    started: list[str] = []
+    run = threading.Thread.run
+
+    def run_after_gate(thread: threading.Thread) -> None:
+        if not started:
+            started.append(thread.name)
+            wait_at_gate(gate, FIRST_THREAD)
+        run(thread)
+
+    threading.Thread.run = run_after_gate  # type: ignore[method-assign,assignment]
 
 
 def _take_files(case: dict[str, Any]) -> None:
