@@ -13,10 +13,20 @@ if TYPE_CHECKING:
 
 _FILE = "TESTS_FIGURES_FILE"
 _MOST_SHOWN = 8
+_CASE = "a case that held"
 
 
 def record_figure(name: str, value: object) -> None:
     """Note a figure for the table at the end; one name may come many times, from any process of the run."""
+    _append(name, value)
+
+
+def record_case(name: str) -> None:
+    """Note one case of a sweep that held; the table says how many did."""
+    _append(name, _CASE)
+
+
+def _append(name: str, value: object) -> None:
     file = os.environ.get(_FILE)
     if file is None:
         return
@@ -57,6 +67,8 @@ def show_figures(reporter: pytest.TerminalReporter) -> None:
 
 
 def _summary(values: list[object]) -> str:
+    if all(value == _CASE for value in values):
+        return f"{len(values)} cases held"
     numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
     if len(values) <= _MOST_SHOWN or len(numbers) < len(values):
         return ", ".join(_text(value) for value in values)

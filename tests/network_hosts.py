@@ -200,6 +200,10 @@ class NetworkHost:
         self._network.add_rule({self.switch_port}, f'iifname "{self.switch_port}" oifname "laptop" drop')
         self._network.add_rule({self.switch_port}, f'iifname "laptop" oifname "{self.switch_port}" drop')
 
+    def mute(self) -> None:
+        """Drop what it says; what is said to it arrives."""
+        self._network.add_rule({self.switch_port}, f'iifname "{self.switch_port}" drop')
+
     def drop(self, percent: float) -> None:
         """Lose packets at random, both ways."""
         for way in ("iifname", "oifname"):
@@ -212,13 +216,13 @@ class NetworkHost:
 
     def slow(self, bits_per_second: str) -> None:
         """Let no more through than ``"2mbit"``, each way."""
-        filter_words = ["root", "tbf", "rate", bits_per_second, "burst", "16kb", "latency", "400ms"]
+        filter_words = ["root", "tbf", "rate", bits_per_second, "burst", "2kb", "latency", "400ms"]
         switch = self._network.switch
         _command("tc", "-n", switch, "qdisc", "replace", "dev", self.switch_port, *filter_words)
         _command("tc", "-n", self._namespace, "qdisc", "replace", "dev", "eth0", *filter_words)
 
     def mend(self) -> None:
-        """Undo :meth:`cut`, :meth:`cut_from`, :meth:`drop`, :meth:`block_port` and :meth:`slow`."""
+        """Undo all that was done to its network."""
         self._is_cut = False
         self._network.remove_rules(self.switch_port)
         if self._process is not None:

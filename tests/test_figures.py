@@ -16,10 +16,11 @@ def test_the_figures_of_all_workers_are_shown_once_at_the_end(tmp_path: Path) ->
     inner = tmp_path / "test_inner.py"
     inner.write_text(
         "import pytest\n"
-        "from tests.figures import record_figure\n"
+        "from tests.figures import record_case, record_figure\n"
         "@pytest.mark.parametrize('number', range(20))\n"
         "def test_it(number):\n"
         "    record_figure('many', number)\n"
+        "    record_case('sweep')\n"
         "    if number < 2:\n"
         "        record_figure('cases', f'{number + 1}.5 s')\n"
     )
@@ -29,5 +30,6 @@ def test_the_figures_of_all_workers_are_shown_once_at_the_end(tmp_path: Path) ->
     assert result.returncode == 0, result.stdout + result.stderr
     lines = result.stdout.splitlines()
     assert [line for line in lines if line.startswith("many")] == ["many   20 values, 0 .. 19, half below 10"]
+    assert [line for line in lines if line.startswith("sweep")] == ["sweep  20 cases held"]
     (cases,) = [line for line in lines if line.startswith("cases")]
     assert sorted(cases.removeprefix("cases  ").split(", ")) == ["1.5 s", "2.5 s"]

@@ -8,13 +8,13 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from remote_tool.errors import ConnectionLostError, JobError, RemoteToolError, UsageError
+from remote_tool.errors import ConnectError, ConnectionLostError, JobError, RemoteToolError, UsageError
 from remote_tool.jobs.job import Job, JobSpec, JobState, new_job_id
 from remote_tool.jobs.records import parse_job
 from remote_tool.transport.pool import on_every
 from remote_tool.workflows.clocks import tell_skew
 from remote_tool.workflows.selection import JobsAnswer, choose_servers
-from remote_tool.workflows.supervisor import call
+from remote_tool.workflows.supervisor import NoAnswerError, call
 from remote_tool.workflows.sync import SyncOptions, sync
 
 if TYPE_CHECKING:
@@ -117,16 +117,29 @@ async def _start_on(context: Context, server: str, specs: Sequence[JobSpec]) -> 
 
 
 async def _call_until_answered(context: Context, server: str, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Ask again when the link went before the answer: an id is started once, however often it is asked for."""
+    """Ask again when the link went before the answer: an id is started once, however often it is asked for.
+
+    Raises:
+        ConnectionLostError: It may have been started, also when the server could not be reached any more after that.
+    """
+    lost: ConnectionLostError | None = None
     for attempt in range(TRIES):
         try:
             host = await context.pool.host(server)
             return await call(host, context.config, "start", request)
-        except ConnectionLostError:
-            if attempt == TRIES - 1:
-                raise
+        except ConnectionLostError as error:
+            lost = error
             await asyncio.sleep(0.2 * 2**attempt)
-    raise AssertionError
+        except ConnectError as error:
+            if lost is None:
+                raise
+            raise _not_known(server, error) from None
+    raise _not_known(server, lost)
+
+
+def _not_known(server: str, error: ConnectError | None) -> ConnectionLostError:
+    message = f"The answer to a start on {server} was lost, so it may run: {error}"
+    return ConnectionLostError(message, hint="remote-tool job-list", server=server)
 
 
 def _as_request(spec: JobSpec) -> dict[str, Any]:
@@ -152,7 +165,7 @@ def _as_status(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _record_failed_start(context: Context, jobs: Sequence[Job], error: RemoteToolError) -> None:
-    if isinstance(error, ConnectionLostError):
+    if isinstance(error, ConnectionLostError | NoAnswerError):
         # It may have started: the next job-list asks the server.
         return
     now = time.time()

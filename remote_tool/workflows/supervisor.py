@@ -45,6 +45,10 @@ class SupervisorMissingError(JobError):
     """The server has no supervisor of our version; it can be sent."""
 
 
+class NoAnswerError(JobError):
+    """The server did not answer in time; what it did, or will still do, is not known."""
+
+
 class Conversation:
     """One open question to a supervisor."""
 
@@ -150,7 +154,8 @@ async def call(
     """Ask for an operation that has one answer, within some seconds; sends the supervisor where it is missing.
 
     Raises:
-        JobError: The server cannot do it, or does not answer in time.
+        JobError: The server cannot do it.
+        NoAnswerError: It does not answer in time; whether it was done is not known.
         ConnectionLostError: The link went; whether it was done is not known.
     """
     try:
@@ -162,7 +167,7 @@ async def call(
                 return await _call_once(host, config, operation, request)
     except TimeoutError:
         message = f"{host.name}: no answer to {operation!r} within {within:.0f} s"
-        raise JobError(message, server=host.name) from None
+        raise NoAnswerError(message, server=host.name) from None
 
 
 async def install_supervisor(host: Host, config: Config) -> None:

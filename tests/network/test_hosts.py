@@ -88,6 +88,15 @@ def test_a_host_cut_from_the_laptop_is_reached_by_another(network: Network) -> N
     assert reaches(near, far)
 
 
+def test_a_mute_host_hears_and_says_nothing(network: Network) -> None:
+    host = network.host("host")
+    with closing(greeted(host)) as link:
+        host.mute()
+        link.sendall(b"no SSH at all\r\n")
+        assert not answers(link)
+        wait_until(lambda: "no SSH at all" in host.log())
+
+
 def test_a_blocked_port_is_silent_and_the_others_are_not(network: Network) -> None:
     host = network.host("host")
     host.block_port(22)
