@@ -357,5 +357,5 @@ def test_a_port_that_is_taken_is_refused_before_anything_starts(trainer: Workspa
         squatter.bind(("0.0.0.0", 0))
         squatter.listen()
         port = squatter.getsockname()[1]
-        with pytest.raises(JobError, match=str(port)):
+        with pytest.raises(JobError, match=rf"Port {port} is in use"):
             trainer.plan_torch(LaunchRequest("ranks.py", master_port=port))
