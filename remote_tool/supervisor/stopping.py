@@ -85,14 +85,17 @@ class JobStop:
 
     def _end(self) -> Iterator[None]:
         standing = self._judge()
+        was_running = standing.state in {"running", "starting"}
         if standing.state == "elsewhere":
             self.answer["error"] = f"it cannot be stopped from here: {standing.reason}"
-        elif standing.state in {"running", "starting"}:
+        elif was_running:
             yield from self._let_supervisor_end(standing)
             standing = self._judge()
         elif not standing.members:
             self.answer["already"] = True
-        if standing.members and standing.supervisor is None:
+        # What a supervisor could not end just now, we cannot either.
+        has_been_tried = was_running and standing.ended is not None
+        if standing.members and standing.supervisor is None and not has_been_tried:
             yield from self._end_members(standing)
             standing = self._judge()
         if standing.state in {"running", "starting"}:

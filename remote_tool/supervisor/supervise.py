@@ -366,7 +366,8 @@ class Supervisor:
         self._unkillable = members[:_MOST_PIDS]
         stuck = " (uninterruptible sleep)" if any(process.is_stuck for process in members) else ""
         pids = ", ".join(str(process.pid) for process in members[:20])
-        self._notes.append(f"{_count(members)} do not die{stuck}: {pids}")
+        verb = "does" if len(members) == 1 else "do"
+        self._notes.append(f"{_count(members)} {verb} not die{stuck}: {pids}")
 
     def _record(self) -> None:
         end = decode_status(self._status)

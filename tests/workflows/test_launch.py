@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 RANKS = """
 import json, os
 names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "RUN_UUID"]
+names.append("OMP_NUM_THREADS")
 print(json.dumps({name: os.environ.get(name) for name in names}))
 """
 TOGETHER = """
@@ -99,10 +100,10 @@ def selection(jobs: list[str]) -> JobSelection:
     return JobSelection(jobs=tuple(jobs), stopped=True)
 
 
-@pytest.mark.row(99, 101)
+@pytest.mark.row(99, 101, 102)
 @pytest.mark.slow
 def test_every_rank_gets_its_place_and_its_own_log(trainer: Workspace) -> None:
-    request = LaunchRequest("ranks.py", processes=2, environment={"GLOO_SOCKET_IFNAME": "mine"})
+    request = LaunchRequest("ranks.py", processes=2, environment={"GLOO_SOCKET_IFNAME": "mine", "OMP_NUM_THREADS": "5"})
     answer = trainer.launch(request)
     shown: list[Chunk] = []
     followed = trainer.follow_jobs(selection([job.id for job in answer.jobs]), shown.append)
@@ -113,6 +114,7 @@ def test_every_rank_gets_its_place_and_its_own_log(trainer: Workspace) -> None:
     assert {values["WORLD_SIZE"] for values in said.values()} == {"4"}
     assert {values["GLOO_SOCKET_IFNAME"] for values in said.values()} == {"mine"}
     assert {values["NCCL_SOCKET_IFNAME"] for values in said.values()} == {"lo"}
+    assert {values["OMP_NUM_THREADS"] for values in said.values()} == {"5"}
     assert len({values["RUN_UUID"] for values in said.values()}) == 1
     assert [job.tags for job in answer.jobs] == [("master",), ()]
     one_rank: list[Chunk] = []
