@@ -46,6 +46,8 @@ class ServerFacts:
         machine: As uname tells it, like ``x86_64``.
         system: The kernel, like ``Linux``.
         uid: Ours; 0 needs no sudo.
+        username: Ours, as the server calls us.
+        ends_sessions: Whether systemd ends all that we run there when we log out.
         distribution: ID and ID_LIKE of os-release, like ``ubuntu debian``.
         libc: ``glibc`` or ``musl``.
         free_kilobytes: Space for us on the disk of ``$HOME``; None when it is not known.
@@ -70,6 +72,8 @@ class ServerFacts:
     machine: str
     system: str
     uid: int
+    username: str = ""
+    ends_sessions: bool = False
     distribution: str = ""
     libc: str = "glibc"
     free_kilobytes: int | None = None
@@ -153,6 +157,8 @@ def _facts(server: str, records: Mapping[str, list[str]], single: Mapping[str, s
         machine=single["machine"],
         system=single["system"],
         uid=int(single["uid"]),
+        username=single.get("username", ""),
+        ends_sessions=_ends_sessions(single.get("logind", ""), single.get("username", "")),
         distribution=single.get("distribution", "").strip(),
         libc=single["libc"],
         free_kilobytes=int(free) if free else None,
@@ -171,6 +177,14 @@ def _facts(server: str, records: Mapping[str, list[str]], single: Mapping[str, s
         has_supervisor=single.get("supervisor") == "yes",
         bad_folders=tuple(records.get("bad_folder", ())),
     )
+
+
+def _ends_sessions(logind: str, username: str) -> bool:
+    """Read logind.conf(5)'s KillUserProcesses and its exceptions."""
+    settings = dict(line.split("=", 1) for line in logind.splitlines() if "=" in line)
+    only, excluded = (settings.get(name, "").split() for name in ("KillOnlyUsers", "KillExcludeUsers"))
+    is_meant = username in only if only else username not in excluded
+    return settings.get("KillUserProcesses") == "yes" and is_meant
 
 
 def _interpreters(lines: Iterable[str]) -> Iterable[Interpreter]:
@@ -252,6 +266,11 @@ tell home "$HOME"
 tell machine "$(uname -m)"
 tell system "$(uname -s)"
 tell uid "$(id -u)"
+tell username "$(id -un 2>/dev/null)"
+if command -v loginctl >/dev/null && command -v timeout >/dev/null; then
+    tell logind "$(timeout 3 loginctl show-user -p KillUserProcesses -p KillOnlyUsers -p KillExcludeUsers 2>/dev/null \
+        </dev/null)"
+fi
 tell distribution "$( (. /etc/os-release && printf '%s %s' "$ID" "$ID_LIKE") 2>/dev/null)"
 libc=glibc; for loader in /lib/ld-musl-*; do [ -e "$loader" ] && libc=musl; done
 tell libc "$libc"

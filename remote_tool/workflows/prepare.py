@@ -143,6 +143,7 @@ async def ask_facts(host: Host, config: Config, *, probe: bool = False) -> Serve
 
 async def _set_up(work: ServerWork, options: PrepareOptions) -> None:
     """Make the environment that is wished, unless it is there."""
+    _tell_what_ends_jobs(work)
     if not options.force and is_fulfilled(work.config, work.facts):
         work.unchanged("environment", _named(work))
         return
@@ -159,6 +160,19 @@ async def _set_up(work: ServerWork, options: PrepareOptions) -> None:
             f"{work.server} made an environment that is not the wished one: {_named(work)}",
             hint=f"remote-tool setup --force --server {work.server}",
             server=work.server,
+        )
+
+
+def _tell_what_ends_jobs(work: ServerWork) -> None:
+    """Warn of a system that ends jobs when the connection closes: they would be lost, and nobody would know why."""
+    if work.facts.ends_sessions:
+        user = work.facts.username
+        work.report(
+            Notice(
+                work.server,
+                f"its systemd ends all processes of {user} at logout, jobs too (KillUserProcesses=yes); "
+                f"its administrator can add KillExcludeUsers={user} to /etc/systemd/logind.conf",
+            )
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import subprocess
 from typing import TYPE_CHECKING
@@ -228,3 +229,25 @@ def test_a_whole_answer_is_read() -> None:
 def test_an_answer_that_is_cut_or_strange_is_refused(answer: bytes) -> None:
     with pytest.raises(EnvironmentSetupError, match="first"):
         parse_facts("first", answer)
+
+
+@pytest.mark.row(15)
+@pytest.mark.parametrize(
+    ("settings", "ends"),
+    [
+        ("KillUserProcesses=yes", True),
+        ("KillUserProcesses=yes KillExcludeUsers=somebody", True),
+        ("KillUserProcesses=yes KillExcludeUsers='somebody {user}'", False),
+        ("KillUserProcesses=yes KillOnlyUsers=somebody", False),
+        ("KillUserProcesses=yes KillOnlyUsers={user}", True),
+        ("KillUserProcesses=no", False),
+    ],
+)
+def test_a_systemd_that_ends_processes_at_logout_is_known(
+    home: Path, tmp_path: Path, settings: str, *, ends: bool
+) -> None:
+    user = pwd.getpwuid(os.getuid()).pw_name
+    words = settings.format(user=user)
+    stub(tmp_path / "stubs", "loginctl", f'[ "$1" = show-user ] && for word in {words}; do echo "$word"; done')
+    facts = ask(home, config_for(tmp_path), path=f"{tmp_path / 'stubs'}:/bin:/usr/bin")
+    assert (facts.username, facts.ends_sessions) == (user, ends)

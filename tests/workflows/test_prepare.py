@@ -482,3 +482,18 @@ def lock_of(wheel: Path, url: str) -> str:
             "develop": {},
         }
     )
+
+
+@pytest.mark.row(15)
+async def test_a_server_that_ends_processes_at_logout_is_warned_of(make_server: MakeServer, tmp_path: Path) -> None:
+    stubs = tmp_path / "stubs"
+    stubs.mkdir()
+    (stubs / "loginctl").write_text("#!/bin/sh\necho KillUserProcesses=yes\n")
+    (stubs / "loginctl").chmod(0o755)
+    server = make_server(SetEnv=f"HOME={tmp_path}/servers/first/home PATH={stubs}:/usr/bin:/bin")
+    desk = desk_for([server], tmp_path / "project", EnvironmentKind.EXISTING, prefix=sys.prefix)
+    desk.wish(python=".".join(map(str, sys.version_info[:2])))
+    await desk.setup()
+    (warning,) = [event.text for event in desk.events if isinstance(event, Notice) and "logout" in event.text]
+    assert "jobs too (KillUserProcesses=yes)" in warning
+    assert f"KillExcludeUsers={server.username} to /etc/systemd/logind.conf" in warning
