@@ -96,8 +96,9 @@ def stub(folder: Path, name: str, text: str) -> Path:
     return file
 
 
+@pytest.mark.row(33)
 def test_what_calls_itself_python_is_asked_for_its_version(home: Path, tmp_path: Path) -> None:
-    """Row 33: an old one, one that fails, and a wrapper that asks are told from a Python."""
+    """An old one, one that fails, and a wrapper that asks are told from a Python."""
     stubs = tmp_path / "stubs"
     stub(stubs, "python3", "echo 'Install python3? [y/n]'; read answer")
     stub(stubs, "python3.8", "exit 1")

@@ -127,8 +127,8 @@ def test_uv_without_any_python_is_refused_with_another_way() -> None:
     assert "miniconda" in error.hint
 
 
+@pytest.mark.row(33)
 def test_a_python_too_old_for_the_supervisor_is_refused() -> None:
-    """Row 33."""
     assert "3.8" in refusal(config(EnvironmentKind.MINICONDA, "3.7"), BARE).message
     existing = replace(BARE, existing=Interpreter("/e/bin/python", "3.6.8", makes_environments=False))
     assert "3.6.8" in refusal(config(EnvironmentKind.EXISTING, None, prefix="/e"), existing).message

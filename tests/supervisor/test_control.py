@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -65,6 +66,21 @@ def test_the_archive_has_all_that_runs_and_a_hash_of_the_contents(installed: Pat
     assert "supervisor/sources.py" not in names
 
 
+@pytest.mark.row(34)
+def test_an_update_leaves_running_jobs_alone(server: PretendServer, tmp_path: Path) -> None:
+    """Another version starts, looks and stops, and the old one is even removed."""
+    old = tmp_path / "supervisor-old"
+    shutil.copytree(server.entry.parent, old)
+    new, server.entry = server.entry, old / "run_control.py"
+    ending, running = server.start("while [ ! -e go ]; do sleep 0.01; done; exit 6"), server.start("exec sleep 60")
+    server.entry = new
+    shutil.rmtree(old)
+    assert server.status(running)["state"] == "running"
+    assert server.stop(running)["state"] == "killed"
+    (server.project / "go").touch()
+    assert server.wait(ending)[ending]["exit_code"] == 6
+
+
 def test_the_program_needs_nothing_but_the_standard_library(installed: Path) -> None:
     program = (
         "import sys; sys.path.insert(0, sys.argv[1]); import supervisor.control; "
@@ -119,5 +135,5 @@ def test_a_server_with_python_3_8_starts_follows_stops_and_runs(oldest: PretendS
     with oldest.open("listen", port=0, secret="abc") as listening:
         frame = listening.next()
         assert frame is not None
-        answer = oldest.call("connect", candidates=["127.0.0.1"], port=frame.header["port"], secret="abc", timeout=5)
+        answer = oldest.call("connect", candidates=["127.0.0.1"], ports=[frame.header["port"]], secret="abc", timeout=5)
     assert answer["results"][0]["ok"]
