@@ -54,7 +54,7 @@ class Activation:
             if record["schema"] != SCHEMA:
                 return None
             return cls._of_record(record)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return None
 
     @classmethod

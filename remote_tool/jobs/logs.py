@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -16,7 +19,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 READ_SIZE = 256 * 1024
-_FOLLOWED_LINKS = "is a link; refusing to write through it"
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# A pipe that somebody has put in the place of a log must not hold us.
+_FILE_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @dataclass(frozen=True)
@@ -24,7 +29,8 @@ class LogFolder:
     """The logs in ``.remote/jobs/<id>/``.
 
     A stream has the supervisor's name: ``out``, ``err``, and for launches ``ranks/<attempt>/<local rank>/out``.
-    Bytes are written where they belong, so two programs that follow one job write the same file.
+    Bytes are written where they belong, so two programs that follow one job write the same file. The project may come
+    from somebody else, with links planted in it: none is followed, neither for writing nor for reading.
     """
 
     folder: Path
@@ -46,7 +52,11 @@ class LogFolder:
             stream = path.relative_to(self.folder).as_posix()
             if STREAM.fullmatch(stream):
                 found[stream] = path
-        return {stream: path.lstat().st_size for stream, path in found.items() if path.is_file()}
+        sizes = {}
+        for stream in found:
+            with contextlib.suppress(OSError, JobError), self._opened(stream, os.O_RDONLY) as descriptor:
+                sizes[stream] = os.fstat(descriptor).st_size
+        return sizes
 
     def write(self, stream: str, offset: int, data: bytes) -> None:
         """Put bytes at their place.
@@ -54,17 +64,10 @@ class LogFolder:
         Raises:
             JobError: The file cannot be written; the message names it and says why.
         """
-        path = self.path(stream)
-        try:
-            descriptor = self._open(path)
-            try:
-                while data:
-                    written = os.pwrite(descriptor, data, offset)
-                    data, offset = data[written:], offset + written
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            raise self._unwritable(path, error) from error
+        with self._written(stream) as descriptor:
+            while data:
+                written = os.pwrite(descriptor, data, offset)
+                data, offset = data[written:], offset + written
 
     def skip(self, stream: str, offset: int) -> None:
         """Leave a hole up to an offset, where the server has one.
@@ -72,25 +75,13 @@ class LogFolder:
         Raises:
             JobError: The file cannot be written; the message names it and says why.
         """
-        path = self.path(stream)
-        try:
-            descriptor = self._open(path)
-            try:
-                os.ftruncate(descriptor, max(offset, os.fstat(descriptor).st_size))
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            raise JobError(f"Cannot write {path}: {error.strerror}", hint=f"df -h {self.folder}") from error
+        with self._written(stream) as descriptor:
+            os.ftruncate(descriptor, max(offset, os.fstat(descriptor).st_size))
 
     def keep_within(self, stream: str, limit: int) -> None:
         """Give the oldest part of a stream back to the disk when it has more than a limit, where the disk can."""
-        path = self.path(stream)
-        with contextlib.suppress(OSError):
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                give_back(descriptor, limit)
-            finally:
-                os.close(descriptor)
+        with contextlib.suppress(OSError), self._opened(stream, os.O_RDWR) as descriptor:
+            give_back(descriptor, limit)
 
     def reset(self, stream: str) -> None:
         """Forget a stream that the server has begun anew.
@@ -98,21 +89,13 @@ class LogFolder:
         Raises:
             JobError: The file cannot be written; the message names it and says why.
         """
-        path = self.path(stream)
-        if path.is_file() and not path.is_symlink():
-            try:
-                os.truncate(path, 0)
-            except OSError as error:
-                raise self._unwritable(path, error) from error
-
-    def _unwritable(self, path: Path, error: OSError) -> JobError:
-        return JobError(f"Cannot write {path}: {error.strerror}", hint=f"df -h {self.folder}")
+        with self._written(stream) as descriptor:
+            os.ftruncate(descriptor, 0)
 
     def read(self, stream: str, start: int) -> Iterator[bytes]:
         """Yield what is here from an offset on, in pieces, without its holes."""
         try:
-            with self.path(stream).open("rb", buffering=0) as file:
-                descriptor = file.fileno()
+            with self._opened(stream, os.O_RDONLY) as descriptor:
                 while data := os.pread(descriptor, READ_SIZE, _start_of_data(descriptor, start)):
                     start = _start_of_data(descriptor, start) + len(data)
                     yield data
@@ -122,25 +105,55 @@ class LogFolder:
     def start_of_last_lines(self, stream: str, lines: int) -> int:
         """Return the offset at which the last lines begin; 0 for a stream that is not here."""
         try:
-            with self.path(stream).open("rb") as file:
+            with self._opened(stream, os.O_RDONLY) as descriptor, open(descriptor, "rb", closefd=False) as file:
                 return _start_of_last_lines(file, lines)
         except FileNotFoundError:
             return 0
 
-    def _open(self, path: Path) -> int:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        if self.folder.is_symlink():
-            raise JobError(f"{self.folder} {_FOLLOWED_LINKS}")
+    @contextmanager
+    def _written(self, stream: str) -> Iterator[int]:
+        """Open the file of a stream for writing; make it and its folders where they are missing."""
+        path = self.path(stream)
         try:
-            return os.open(path, flags, 0o600)
-        except FileNotFoundError:
-            folder = self.folder
-            for name in path.relative_to(self.folder).parts[:-1]:
-                folder = folder / name
-                if folder.is_symlink():
-                    raise JobError(f"{folder} {_FOLLOWED_LINKS}") from None
-                folder.mkdir(mode=0o700, exist_ok=True)
-            return os.open(path, flags, 0o600)
+            with self._opened(stream, os.O_WRONLY | os.O_CREAT) as descriptor:
+                yield descriptor
+        except OSError as error:
+            raise JobError(f"Cannot write {path}: {error.strerror}", hint=f"df -h {self.folder}") from error
+
+    @contextmanager
+    def _opened(self, stream: str, flags: int) -> Iterator[int]:
+        """Open the file of a stream, folder by folder, so that no link can lead elsewhere."""
+        path = self.path(stream)
+        *folders, name = path.relative_to(self.folder).parts
+        with ExitStack() as stack:
+            try:
+                parent = _open_beneath(stack, str(self.folder), None)
+                for folder in folders:
+                    if flags & os.O_CREAT:
+                        with contextlib.suppress(FileExistsError):
+                            os.mkdir(folder, 0o700, dir_fd=parent)
+                    parent = _open_beneath(stack, folder, parent)
+                descriptor = os.open(name, flags | _FILE_FLAGS, 0o600, dir_fd=parent)
+            except OSError as error:
+                if error.errno in {errno.ELOOP, errno.ENOTDIR, errno.ENXIO}:
+                    raise _not_plain(path) from None
+                raise
+            stack.callback(os.close, descriptor)
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise _not_plain(path)
+            yield descriptor
+
+
+def _open_beneath(stack: ExitStack, folder: str, parent: int | None) -> int:
+    descriptor = os.open(folder, _FOLDER_FLAGS, dir_fd=parent)
+    stack.callback(os.close, descriptor)
+    return descriptor
+
+
+def _not_plain(path: Path) -> JobError:
+    return JobError(
+        f"{path} is no plain file in a plain folder; links are not followed", hint=f"ls -ld {path.parent} {path}"
+    )
 
 
 def _start_of_data(descriptor: int, offset: int) -> int:

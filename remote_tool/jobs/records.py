@@ -90,6 +90,9 @@ def merge(known: Job, seen: Job) -> Job:
         server=known.server,
         command=known.command,
         tags=known.tags,
+        launch_id=known.launch_id,
+        node_rank=known.node_rank,
+        rank_offset=known.rank_offset,
         created_at=known.created_at,
         logs_complete=complete,
     )

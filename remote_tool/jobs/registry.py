@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields, replace
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from remote_tool.errors import JobError
 from remote_tool.jobs.job import Job, JobSpec, JobState
 from remote_tool.jobs.records import JOB_ID, merge
+from remote_tool.supervisor import strict_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
 RECORD = "job.yaml"
 SCHEMA = 1
 LOCK_TIMEOUT = 20.0
+# A command may have 4 MiB, and each character of it six in JSON.
+LARGEST_RECORD = 32 * 1024 * 1024
+# Of a pid, a rank, seconds since the epoch.
+LARGEST_NUMBER = 2**34
 _FIELDS = {each.name for each in fields(Job)}
 
 
@@ -171,7 +177,7 @@ def read_record(path: Path) -> Job:
         FileNotFoundError: There is none.
     """
     try:
-        values = dict(_pairs(path.read_bytes()))
+        values = _pairs(_read_whole(path))
         schema = values.pop("schema")
         if schema != SCHEMA:
             raise JobError(f"{path}: written by a newer version of remote-tool (schema {schema!r})")
@@ -179,7 +185,9 @@ def read_record(path: Path) -> Job:
         values["state"] = JobState(values["state"])
         values["tags"] = tuple(values["tags"])
         job = Job(**values) if values["id"] == path.parent.name and _well_typed(values) else None
-    except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
+    except FileNotFoundError:
+        raise
+    except (ValueError, KeyError, TypeError, OSError) as error:
         raise JobError(f"{path}: not a job record ({error})", hint=f"rm -r {path.parent}") from error
     if job is None:
         raise JobError(f"{path}: not the record of this job", hint=f"rm -r {path.parent}")
@@ -188,21 +196,47 @@ def read_record(path: Path) -> Job:
 
 def _well_typed(values: dict[str, Any]) -> bool:
     texts = ("id", "server", "command", "launch_id", "reason")
+    counts = ("node_rank", "rank_offset", "exit_code", "pid", "lost_node")
     moments = ("created_at", "started_at", "ended_at", "seen_at")
     return (
-        isinstance(values["key"], int)
+        _is_count(values["key"])
+        and all(values.get(name) is None or _is_count(values[name]) for name in counts)
+        and isinstance(values.get("signal") or "", str)
+        and all(isinstance(values.get(name, False), bool) for name in ("logs_complete", "stopped_with_launch"))
         and all(isinstance(values.get(name, ""), str) for name in texts)
         and all(isinstance(tag, str) for tag in values["tags"])
-        and all(isinstance(values.get(name) or 0.0, int | float) for name in moments)
+        and all(_is_moment(values.get(name) or 0.0) for name in moments)
     )
 
 
-def _pairs(text: bytes) -> Iterator[tuple[str, Any]]:
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LARGEST_NUMBER
+
+
+def _is_moment(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < LARGEST_NUMBER
+
+
+def _pairs(text: bytes) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     for line in text.decode().splitlines():
         name, separator, value = line.partition(": ")
-        if not separator:
-            raise ValueError(f"no value in {line[:40]!r}")
-        yield name, json.loads(value)
+        if not separator or name in found:
+            raise ValueError(f"{line[:40]!r} is no new name with a value")
+        found[name] = strict_json.parse(value.encode())
+    return found
+
+
+def _read_whole(path: Path) -> bytes:
+    """Read a plain file; no link is followed, and a pipe in its place does not hold us."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("not a plain file")
+        text = file.read(LARGEST_RECORD + 1)
+    if len(text) > LARGEST_RECORD:
+        raise ValueError(f"larger than {LARGEST_RECORD} bytes")
+    return text
 
 
 def _write_whole(path: Path, data: bytes) -> None:

@@ -10,6 +10,8 @@ import json
 import re
 from typing import Any, NamedTuple
 
+from . import strict_json
+
 NOISE_LIMIT = 16 * 1024 * 1024
 HEADER_LIMIT = 8 * 1024 * 1024
 BODY_LIMIT = 1024 * 1024
@@ -117,13 +119,9 @@ class FrameReader:
 
 def _parse_header(text: bytes) -> dict[str, Any]:
     try:
-        header = json.loads(text.decode("utf-8"), parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
+        header = strict_json.parse(text)
+    except ValueError as error:
         raise FramingError(f"The server sent an answer that is no JSON: {error}") from error
     if not isinstance(header, dict):
         raise FramingError(f"The server sent {type(header).__name__} where an object belongs")
     return header
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number")

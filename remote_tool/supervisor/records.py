@@ -12,6 +12,8 @@ import re
 import signal
 from typing import Any, Callable, Dict, Mapping
 
+from . import strict_json
+
 SCHEMA = 1
 # A longer command is cut in spec.json, so that a list of jobs stays small; the file "command" has it whole.
 COMMAND_LIMIT = 16 * 1024
@@ -187,21 +189,10 @@ def check_record(name: str, record: object, job_id: str) -> Record:
 def parse_record(name: str, text: bytes, job_id: str) -> Record:
     """Return the record in a file's bytes, checked; RecordError when it is malformed."""
     try:
-        record = json.loads(text.decode("utf-8"), parse_constant=_refuse, object_pairs_hook=_without_duplicates)
-    except (ValueError, RecursionError) as error:
+        record = strict_json.parse(text)
+    except ValueError as error:
         raise RecordError(f"{name}: is no JSON: {error}") from error
     return check_record(name, record, job_id)
-
-
-def _refuse(name: str) -> None:
-    raise ValueError(f"{name} is no number")
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> Record:
-    record = dict(pairs)
-    if len(record) != len(pairs):
-        raise ValueError("a key comes twice")
-    return record
 
 
 def _shown(value: object) -> str:

@@ -8,7 +8,7 @@ import socket
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from remote_tool.errors import RemoteToolError
+from remote_tool.errors import RemoteToolError, SyncError
 from remote_tool.transport.host import Stream
 from remote_tool.transport.rsync_shell import NO_ANSWER
 
@@ -21,6 +21,8 @@ CHUNK = 256 * 1024
 LONGEST_REQUEST = 256 * 1024
 LONGEST_ANSWER = 512 * 1024 * 1024
 LONGEST_ERRORS = 64 * 1024
+# With --checksum a project of hundreds of gigabytes is read before the first byte goes.
+LONGEST_SILENCE = 1800.0
 
 
 class Bridge:
@@ -55,6 +57,7 @@ class Bridge:
         self.exit: Exit | None = None
         self.error: RemoteToolError | None = None
         self.errors = b""
+        self._silence: asyncio.Timeout | None = None
 
     async def serve(self, connection: socket.socket) -> None:
         """Wait for the stand-in and do its work; ends when rsync has ended without one."""
@@ -77,12 +80,18 @@ class Bridge:
         async with self._host.open(script, label="rsync") as channel:
             tasks = [asyncio.create_task(self._keep_errors(channel))]
             try:
-                rest = await self._read_answer(channel)
-                tasks.append(asyncio.create_task(self._copy_up(source, channel)))
-                await _copy_down(channel, sink, rest)
-                await tasks[0]
-                return await channel.wait()
+                async with asyncio.timeout(LONGEST_SILENCE) as self._silence:
+                    rest = await self._read_answer(channel)
+                    tasks.append(asyncio.create_task(self._copy_up(source, channel)))
+                    await self._copy_down(channel, sink, rest)
+                    await tasks[0]
+                    return await channel.wait()
+            except TimeoutError:
+                raise SyncError(
+                    f"{self._host.name}: rsync said nothing for {LONGEST_SILENCE:.0f} s", server=self._host.name
+                ) from None
             finally:
+                self._silence = None
                 # The local rsync may have more to say, but nobody is there to hear it.
                 await _end(tasks)
 
@@ -93,31 +102,43 @@ class Bridge:
         while (found := answer.find(self._end_of_answer, start)) < 0:
             start = max(0, len(answer) - len(self._end_of_answer))
             data = await channel.read(size=CHUNK)
-            if not data or len(answer) > LONGEST_ANSWER:
+            if not data:
                 return b""
+            self._go_on()
             answer += data
+            if len(answer) > LONGEST_ANSWER:
+                raise SyncError(
+                    f"{self._host.name}: told more than {LONGEST_ANSWER} bytes before rsync began",
+                    server=self._host.name,
+                )
         await self._on_answer(bytes(answer[:found]))
         return bytes(answer[found + len(self._end_of_answer) :])
 
     async def _copy_up(self, source: _Descriptor, channel: Channel) -> None:
         while data := await source.read(CHUNK):
             await channel.write(data)
+            self._go_on()
             self._on_bytes(len(data))
             await asyncio.sleep(0)  # the other servers' turn
         await channel.write_eof()
 
+    async def _copy_down(self, channel: Channel, sink: _Descriptor, first: bytes) -> None:
+        # A local rsync that ended reads no more; its exit status says why.
+        with suppress(BrokenPipeError, ConnectionResetError):
+            await sink.write(first)
+            while data := await channel.read(size=CHUNK):
+                self._go_on()
+                await sink.write(data)
+        sink.close()
+
+    def _go_on(self) -> None:
+        """Something has come or gone, so the time of silence begins anew."""
+        if self._silence is not None and not self._silence.expired():
+            self._silence.reschedule(asyncio.get_running_loop().time() + LONGEST_SILENCE)
+
     async def _keep_errors(self, channel: Channel) -> None:
         while data := await channel.read(Stream.ERR):
             self.errors = (self.errors + data)[-LONGEST_ERRORS:]
-
-
-async def _copy_down(channel: Channel, sink: _Descriptor, first: bytes) -> None:
-    # A local rsync that ended reads no more; its exit status says why.
-    with suppress(BrokenPipeError, ConnectionResetError):
-        await sink.write(first)
-        while data := await channel.read(size=CHUNK):
-            await sink.write(data)
-    sink.close()
 
 
 async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:

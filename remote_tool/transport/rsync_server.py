@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -20,6 +21,8 @@ PARTIAL_FOLDER = "/remote-tool-partial"
 # Where rsync may lie when the short PATH of a session without a terminal does not have it.
 PLACES = ("/usr/local/bin", "/opt/homebrew/bin", "$HOME/.local/bin", "$HOME/miniconda3/bin", "$HOME/miniforge3/bin")
 COMPLETE = "complete"
+# Of a size or a time.
+_NUMBER = re.compile(rb"-?[0-9]{1,20}")
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ def parse_state(answer: bytes) -> SyncState:
     for record in rest.split(b"\0"):
         size, _, others = record.partition(b" ")
         modified, _, path = others.partition(b" ")
-        if size.isdigit() and modified.removeprefix(b"-").isdigit() and _is_inside(path):
+        if _NUMBER.fullmatch(size) and _NUMBER.fullmatch(modified) and _is_inside(path):
             sent[path] = (int(size), int(modified))
     return SyncState(name if word == COMPLETE else "", sent)
 

@@ -23,7 +23,8 @@ LONGEST_LINE = 300
 LONGEST_ERROR_FILE = 4 * 1024 * 1024
 _ERROR_STREAM = re.compile(r"ranks/([0-9]+)/([0-9]+)/error")
 _SUMMARY = re.compile(
-    r"host\s+: (?P<host>\S+)\s+rank\s+: (?P<rank>\d+) \(local_rank: (?P<local>\d+)\)\s+exitcode\s+: (?P<code>-?\d+)"
+    r"host\s+: (?P<host>\S+)\s+rank\s+: (?P<rank>[0-9]{1,7}) \(local_rank: (?P<local>[0-9]{1,6})\)"
+    r"\s+exitcode\s+: (?P<code>-?[0-9]{1,10})"
 )
 # What a rank says whose peer is gone: a consequence, not the cause.
 _CONSEQUENCE = re.compile(
@@ -134,14 +135,16 @@ def _global_rank(job: Job, local: int, summary: re.Match[str] | None) -> int:
 
 def _error_file(logs: LogFolder, stream: str) -> tuple[str, str, float | None]:
     """Read what torch's record decorator wrote: message, traceback, seconds since the epoch."""
-    text = b"".join(logs.read(stream, 0))[:LONGEST_ERROR_FILE]
+    if logs.sizes().get(stream, 0) > LONGEST_ERROR_FILE:
+        return "", "", None
+    text = b"".join(logs.read(stream, 0))
     try:
         message: Any = json.loads(text)["message"]
         if not isinstance(message, dict):
             return str(message), "", None
         extra = message["extraInfo"]
         return str(message["message"]), str(extra["py_callstack"]), float(extra["timestamp"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return "", "", None
 
 

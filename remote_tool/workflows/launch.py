@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import secrets
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -31,8 +32,10 @@ from remote_tool.workflows.supervisor import call, converse
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
+    from remote_tool.supervisor.framing import Frame
     from remote_tool.workflows.context import Context
 
+MOST_GPUS = 1024
 # How long a node tries to reach the first one; a firewall that drops packets is found within this.
 CONNECT_SECONDS = 5.0
 
@@ -129,18 +132,30 @@ async def _ask_facts(context: Context, servers: Sequence[str]) -> list[NodeFacts
 
 def _read_facts(server: str, answer: Mapping[str, Any]) -> NodeFacts:
     try:
-        pairs = [(str(each["address"]), str(each["interface"])) for each in answer["addresses"]]
-        seen = str(answer.get("ssh_server_address") or "")
+        pairs = [(_address(each["address"]), str(each["interface"])) for each in answer["addresses"]]
+        seen = _address(answer["ssh_server_address"]) if answer.get("ssh_server_address") else ""
         return NodeFacts(
             server=server,
             python=str(answer["python"]),
             torch=str(answer.get("torch") or ""),
-            gpus=int(answer["gpus"]),
+            gpus=_count(answer["gpus"], MOST_GPUS),
             addresses=_likeliest_first(seen, [address for address, _ in pairs]),
             interfaces=dict(pairs),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise JobError(f"{server}: its facts cannot be read ({error!r})", server=server) from error
+
+
+def _address(value: object) -> str:
+    """Return an address as it is: it becomes an argument on the other servers."""
+    ipaddress.ip_address(str(value))
+    return str(value)
+
+
+def _count(value: object, most: int, least: int = 0) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ValueError(f"{value!r:.40} is no number from {least} to {most}")
+    return value
 
 
 def _likeliest_first(seen: str, addresses: Sequence[str]) -> tuple[str, ...]:
@@ -175,13 +190,17 @@ async def _listening(context: Context, server: str, port: int, secret: str) -> A
     request = {"port": port, "secret": secret}
     # The ports are free again when this is left: torchrun and the supervisor listen there next.
     async with converse(host, context.config, "listen", request, see_its_end=True) as frames:
+        yield await _first_ports(server, frames)
+
+
+async def _first_ports(server: str, frames: AsyncIterator[Frame]) -> tuple[int, int]:
+    try:
         async with asyncio.timeout(CONNECT_SECONDS * 4):
             async for frame in frames:
-                numbers = frame.header.get("port"), frame.header.get("watch_port")
-                break
-        if not isinstance(numbers[0], int) or not isinstance(numbers[1], int):
-            raise JobError(f"{server}: no port to meet at", server=server)
-        yield numbers[0], numbers[1]
+                return _count(frame.header.get("port"), 65535, 1), _count(frame.header.get("watch_port"), 65535, 1)
+    except (TimeoutError, ValueError) as error:
+        raise JobError(f"{server}: no port to meet at ({error})", server=server) from error
+    raise JobError(f"{server}: no port to meet at", server=server)
 
 
 async def _connect_from_all(
@@ -189,16 +208,22 @@ async def _connect_from_all(
 ) -> dict[str, dict[str, Route]]:
     async def connect(server: str) -> dict[str, Route]:
         host = await context.pool.host(server)
-        answer = await call(host, context.config, "connect", probe, within=CONNECT_SECONDS * 4)
+        return _read_routes(server, await call(host, context.config, "connect", probe, within=CONNECT_SECONDS * 4))
+
+    results = await on_every([node.server for node in facts], connect)
+    results.raise_if_any_failed()
+    return {node.server: results.values[node.server] for node in facts}
+
+
+def _read_routes(server: str, answer: Mapping[str, Any]) -> dict[str, Route]:
+    try:
         return {
             str(each["address"]): Route(str(each.get("local_address") or ""), str(each.get("interface") or ""))
             for each in answer.get("results", [])
             if each.get("ok") is True
         }
-
-    results = await on_every([node.server for node in facts], connect)
-    results.raise_if_any_failed()
-    return {node.server: results.values[node.server] for node in facts}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise JobError(f"{server}: what it reaches cannot be read ({error!r})", server=server) from error
 
 
 def _reached_by_all(

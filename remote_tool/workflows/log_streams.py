@@ -12,8 +12,8 @@ from remote_tool.jobs.job import JobState
 from remote_tool.jobs.logs import LogFolder
 from remote_tool.jobs.records import parse_job
 from remote_tool.transport.pool import on_every
+from remote_tool.workflows import supervisor
 from remote_tool.workflows.events import Notice
-from remote_tool.workflows.supervisor import converse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -76,7 +76,9 @@ async def stream_logs(
         "wait": wait,
         "streams": logs,
     }
-    async with converse(host, context.config, "follow", request) as frames:
+    # A job that runs may write nothing for hours; but what is there already comes at once.
+    silence = None if wait else supervisor.LONGEST_SILENCE
+    async with supervisor.converse(host, context.config, "follow", request, silence=silence) as frames:
         async for frame in frames:
             copy = copies.get(str(frame.header.get("job")))
             if copy is None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from remote_tool.errors import JobError, UsageError
-from remote_tool.supervisor.framing import FrameReader
+from remote_tool.supervisor.framing import FrameReader, FramingError
 from remote_tool.transport.host import Stream
 from remote_tool.transport.pool import Results, on_every
 from remote_tool.workflows.selection import choose_servers
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 OnOutput = Callable[[str, Stream, bytes], None]
 CHUNK = 256 * 1024
 LONGEST_GREETING = 16 * 1024 * 1024
+BEGIN_SECONDS = 60.0
 SIGNALS = {"HUP": 1, "INT": 2, "QUIT": 3, "ILL": 4, "ABRT": 6, "FPE": 8, "KILL": 9, "SEGV": 11, "PIPE": 13, "TERM": 15}
 
 
@@ -84,23 +85,47 @@ class _Output:
 
     async def copy(self, stream: Stream) -> bool:
         """Pass on what follows the mark; return whether it came."""
-        began = False
+        first = await self._read_greeting(stream)
+        if first is None:
+            if stream is Stream.OUT:
+                self._raise_refusal()
+            return False
+        if first:
+            self._on_output(self._server, stream, first)
         while data := await self._channel.read(stream, CHUNK):
-            if began:
-                self._on_output(self._server, stream, data)
-                continue
-            before, mark, after = (self.greeting[stream] + data).partition(self._mark)
-            self.greeting[stream] = b"" if mark else before[:LONGEST_GREETING]
-            began = bool(mark)
-            if after:
-                self._on_output(self._server, stream, after)
-        if not began and stream is Stream.OUT:
-            self._raise_refusal()
-        return began
+            self._on_output(self._server, stream, data)
+        return True
+
+    async def _read_greeting(self, stream: Stream) -> bytes | None:
+        """Skip what comes before the mark; return what came behind it, None when it did not come."""
+        greeting, start = bytearray(), 0
+        try:
+            async with asyncio.timeout(BEGIN_SECONDS):
+                while data := await self._channel.read(stream, CHUNK):
+                    greeting += data
+                    found = greeting.find(self._mark, start)
+                    if found >= 0:
+                        return bytes(greeting[found + len(self._mark) :])
+                    start = max(0, len(greeting) - len(self._mark))
+                    if len(greeting) > LONGEST_GREETING:
+                        raise JobError(
+                            f"{self._server}: printed more than {LONGEST_GREETING} bytes before the command began",
+                            server=self._server,
+                        )
+        except TimeoutError:
+            message = f"{self._server}: the command did not begin within {BEGIN_SECONDS:.0f} s"
+            raise JobError(message, server=self._server) from None
+        self.greeting[stream] = bytes(greeting)
+        return None
 
     def _raise_refusal(self) -> None:
         """An answer in a frame instead of the mark says why the command was not started."""
-        for frame in FrameReader(self._nonce).feed(self.greeting[Stream.OUT]):
+        try:
+            frames = FrameReader(self._nonce).feed(self.greeting[Stream.OUT])
+        except FramingError as error:
+            message = f"{self._server}: not an answer of our supervisor: {error}"
+            raise JobError(message, server=self._server) from error
+        for frame in frames:
             if "error" in frame.header:
                 message, hint = str(frame.header["error"]), str(frame.header.get("hint", ""))
                 raise JobError(message, hint=hint, server=self._server)

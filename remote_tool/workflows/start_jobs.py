@@ -103,15 +103,19 @@ async def _start_on(context: Context, server: str, specs: Sequence[JobSpec]) -> 
     tell_skew(context, server, answer, asked_at)
     entries = answer.get("jobs")
     started, problems = [], []
+    asked = {spec.id for spec in specs}
     for entry in entries if isinstance(entries, list) else []:
-        if entry.get("error"):
+        if isinstance(entry, dict) and entry.get("error"):
             problems.append(str(entry["error"]))
-        else:
-            started.append(parse_job(_as_status(entry), server, time.time()).job)
+            continue
+        job = parse_job(_as_status(entry), server, time.time()).job
+        if job.id not in asked:
+            raise JobError(f"{server}: answered about another job", server=server)
+        started.append(job)
     recorded = context.registry.update(started)
     if problems:
         raise JobError(f"{server}: {'; '.join(problems)}", server=server)
-    if {job.id for job in started} != {spec.id for spec in specs}:
+    if {job.id for job in started} != asked:
         raise JobError(f"{server}: did not answer about every job", server=server, hint="remote-tool job-list")
     return recorded
 
@@ -159,8 +163,10 @@ def _as_request(spec: JobSpec) -> dict[str, Any]:
     }
 
 
-def _as_status(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _as_status(entry: object) -> object:
     """An answer to a start has no state: the job runs unless it has ended already."""
+    if not isinstance(entry, dict):
+        return entry
     return {**entry, "state": entry.get("state") or JobState.RUNNING.value}
 
 

@@ -82,17 +82,19 @@ async def _stop_on(context: Context, server: str, jobs: Sequence[Job], signal: s
     answer = await call(host, context.config, "stop", {"ids": ids, "signal": signal, "grace": grace}, within=within)
     status = await call(host, context.config, "status", {"ids": ids, "skip": []})
     seen = parse_jobs(context, server, status).values()
-    context.registry.update([remote.job for remote in seen if not remote.elsewhere])
+    context.registry.update([remote.job for remote in seen if remote.job.id in ids and not remote.elsewhere])
     _raise_for_survivors(server, answer.get("jobs"))
 
 
 def _raise_for_survivors(server: str, entries: object) -> None:
     problems = []
     for entry in entries if isinstance(entries, list) else []:
-        if entry.get("error"):
+        if not isinstance(entry, dict):
+            problems.append("the answer is not about a job")
+        elif entry.get("error"):
             problems.append(f"{entry.get('id')}: {entry['error']}")
-        elif entry.get("left"):
-            pids = ", ".join(str(pid) for pid in entry["left"][:20])
+        elif isinstance(left := entry.get("left"), list) and left:
+            pids = ", ".join(str(pid) for pid in left[:20])
             problems.append(f"some processes of {entry.get('id')} do not die: {pids}")
     if problems:
         raise JobError("; ".join(problems), server=server, hint=f"remote-tool run --server {server} --cmd 'ps aux'")

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from remote_tool.transport.host import Channel, Host
 
 NO_PROJECT, NO_SUPERVISOR, NO_PYTHON = 96, 97, 98
+# A server that is logged in to and then says nothing for so long is given up.
+LONGEST_SILENCE = 60.0
 CHUNK = 256 * 1024
 # A listener ends at once when its client is done with it.
 END_SECONDS = 5.0
@@ -57,14 +59,17 @@ class Conversation:
         self._channel = channel
         self._reader = FrameReader(nonce)
 
-    async def frames(self) -> AsyncIterator[Frame]:
+    async def frames(self, *, silence: float | None = None) -> AsyncIterator[Frame]:
         """Yield what the supervisor says until it has said all.
+
+        Args:
+            silence: Seconds after which one that says nothing is given up; None: it may wait for something itself.
 
         Raises:
             JobError: It could not do what was asked, or what came is not an answer.
             ConnectionLostError: The link went.
         """
-        while data := await self._channel.read(size=CHUNK):
+        while data := await self._read(silence):
             try:
                 frames = self._reader.feed(data)
             except FramingError as error:
@@ -77,6 +82,13 @@ class Conversation:
                     return
                 yield frame
         await self._explain_silence()
+
+    async def _read(self, silence: float | None) -> bytes:
+        try:
+            async with asyncio.timeout(silence):
+                return await self._channel.read(size=CHUNK)
+        except TimeoutError:
+            raise JobError(f"{self._host.name}: said nothing for {silence:.0f} s", server=self._host.name) from None
 
     def _raise_error(self, header: Mapping[str, Any]) -> None:
         if "error" in header and "job" not in header:
@@ -129,7 +141,13 @@ def request_line(config: Config, operation: str, request: Mapping[str, Any], non
 
 @asynccontextmanager
 async def converse(
-    host: Host, config: Config, operation: str, request: Mapping[str, Any], *, see_its_end: bool = False
+    host: Host,
+    config: Config,
+    operation: str,
+    request: Mapping[str, Any],
+    *,
+    silence: float | None = None,
+    see_its_end: bool = False,
 ) -> AsyncIterator[AsyncIterator[Frame]]:
     """Ask for an operation that answers in several frames; leaving the context ends it on the server.
 
@@ -138,7 +156,7 @@ async def converse(
     nonce = secrets.token_hex(16)
     async with host.open(control_script(config), label=f"supervisor: {operation}") as channel:
         await channel.write(request_line(config, operation, request, nonce))
-        yield Conversation(host, channel, nonce).frames()
+        yield Conversation(host, channel, nonce).frames(silence=silence)
         if see_its_end:
             with suppress(TimeoutError):
                 async with asyncio.timeout(END_SECONDS):
@@ -149,15 +167,23 @@ async def converse(
 
 
 async def call(
-    host: Host, config: Config, operation: str, request: Mapping[str, Any], *, within: float = 60.0
+    host: Host, config: Config, operation: str, request: Mapping[str, Any], *, within: float | None = None
 ) -> dict[str, Any]:
-    """Ask for an operation that has one answer, within some seconds; sends the supervisor where it is missing.
+    """Ask for an operation that has one answer; sends the supervisor where it is missing.
+
+    Args:
+        host: The server.
+        config: The configuration.
+        operation: What is asked for.
+        request: Its fields.
+        within: Seconds that it may take; None: as long as a silence.
 
     Raises:
         JobError: The server cannot do it.
         NoAnswerError: It does not answer in time; whether it was done is not known.
         ConnectionLostError: The link went; whether it was done is not known.
     """
+    within = LONGEST_SILENCE if within is None else within
     try:
         async with asyncio.timeout(within):
             try:

@@ -1,0 +1,39 @@
+"""JSON of somebody who is not trusted: what a parser may read in two ways, or only with a deep stack, is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, Dict, List, Tuple
+
+
+def parse(text: bytes) -> Any:  # noqa: ANN401 - any document
+    """Return what a document says.
+
+    Raises:
+        ValueError: It is no UTF-8 or no JSON, is nested too deep, has a key twice, or a number that is none.
+    """
+    try:
+        return json.loads(
+            text.decode("utf-8"), parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_without_duplicates
+        )
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is no number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError("a number is too large")
+    return number
+
+
+def _without_duplicates(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key comes twice")
+    return found
