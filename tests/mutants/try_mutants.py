@@ -2,7 +2,7 @@
 
 ``python -m tests.mutants.try_mutants [ROW…] [FILE…] [-j 2]``: all mutants, or those of some rows or files. Each is made
 in a copy of the project. A test that is not red without the answer is no proof of it, and one that is red with it
-neither, so each runs with the answer first. Ends with 1 when a mutant was not noticed.
+neither, so all run with the answers first. Ends with 1 when a mutant was not noticed.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+from xml.etree import ElementTree as ET
 
 from tests.mutants.entries import REPOSITORY, Mutant, all_mutants
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 PASSED, FAILED = 0, 1
 # A test that hangs for this long has noticed too.
 TEST_SECONDS = 180
+ALL_SECONDS = 3600
 _SET_CHILD_SUBREAPER = 36
 
 
@@ -53,7 +55,6 @@ class Copy:
         self.project = folder / "project"
         self.temporary = folder / "t"
         self.temporary.mkdir()
-        self._passed: set[str] = set()
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
             cwd=REPOSITORY,
@@ -66,18 +67,23 @@ class Copy:
                 shutil.copy2(REPOSITORY / name, self.project / name, follow_symlinks=False)
 
     def judge(self, mutant: Mutant) -> Verdict:
-        """Run the mutant's tests with the answer and without it."""
+        """Run the mutant's tests without the answer."""
         began = time.monotonic()
-        word, detail = self._compare(mutant)
+        word, detail = self._try(mutant)
         return Verdict(mutant, word, time.monotonic() - began, detail)
 
-    def _compare(self, mutant: Mutant) -> tuple[str, str]:
-        for test in mutant.tests:
-            if test not in self._passed:
-                word, detail = self._run(test)
-                if word != "green":
-                    return {"red": "red anyway"}.get(word, word), detail
-                self._passed.add(test)
+    def run_unchanged(self, tests: Iterable[str], workers: int) -> dict[str, str]:
+        """Run tests with all answers in place; return for each ``green``, ``red`` or ``skipped``."""
+        report = self.temporary / "report.xml"
+        self._pytest([*tests, "-n", str(workers), f"--junit-xml={report}"], timeout=ALL_SECONDS)
+        outcomes: dict[str, set[str]] = {}
+        # It was written by the pytest that we started.
+        for case in ET.parse(report).iter("testcase"):
+            name = f"{case.get('classname')}.{(case.get('name') or '').partition('[')[0]}"
+            outcomes.setdefault(name, set()).update({child.tag for child in case} or {"passed"})
+        return {test: _summary(outcomes.get(_dotted(test), set())) for test in tests}
+
+    def _try(self, mutant: Mutant) -> tuple[str, str]:
         file = self.project / mutant.file
         text = file.read_text()
         try:
@@ -94,25 +100,8 @@ class Copy:
 
     def _run(self, test: str) -> tuple[str, str]:
         """Return what the test's exit status means, and the end of what it printed."""
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-x", "-q", test]
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(self.project),
-            # What was compiled before the change might be taken for the change.
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "PYTEST_DEBUG_TEMPROOT": str(self.temporary),
-        }
         try:
-            ran = subprocess.run(
-                command,
-                cwd=self.project,
-                env=environment,
-                check=False,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                timeout=TEST_SECONDS,
-            )
+            ran = self._pytest(["-x", test], timeout=TEST_SECONDS)
         except subprocess.TimeoutExpired:
             return "red", "it hangs"
         finally:
@@ -121,6 +110,36 @@ class Copy:
             self.temporary.mkdir(exist_ok=True)
         output = ran.stdout.decode(errors="replace")
         return meaning_of(ran.returncode, output), output[-3000:]
+
+    def _pytest(self, words: Iterable[str], *, timeout: float) -> subprocess.CompletedProcess[bytes]:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(self.project),
+            # What was compiled before the change might be taken for the change.
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTEST_DEBUG_TEMPROOT": str(self.temporary),
+        }
+        return subprocess.run(
+            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", *words],
+            cwd=self.project,
+            env=environment,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=timeout,
+        )
+
+
+def _dotted(test: str) -> str:
+    """Name a test as a report does."""
+    return test.partition("[")[0].replace(".py::", ".").replace("/", ".").replace("::", ".")
+
+
+def _summary(outcomes: set[str]) -> str:
+    if outcomes & {"failure", "error"} or not outcomes:
+        return "red"
+    return "green" if "passed" in outcomes else "skipped"
 
 
 def meaning_of(status: int, output: str) -> str:
@@ -169,18 +188,37 @@ def main() -> int:
     options = parser.parse_args()
     mutants = chosen(options.wanted)
     bad: list[Verdict] = []
-    with (
-        tempfile.TemporaryDirectory(prefix="mutants", ignore_cleanup_errors=True) as folder,
-        ProcessPoolExecutor(options.workers, initializer=begin, initargs=(Path(folder),)) as workers,
-    ):
-        for done in as_completed([workers.submit(judge, mutant) for mutant in mutants]):
-            verdict = done.result()
+    with tempfile.TemporaryDirectory(prefix="mutants", ignore_cleanup_errors=True) as folder:
+        for verdict in verdicts(mutants, Path(folder), options.workers):
             say(f"{verdict.word:<10}  {verdict.seconds:5.1f} s  {verdict.mutant.name:<28}  {verdict.mutant.file}")
             bad += [] if verdict.is_good else [verdict]
     for verdict in bad:
         say(f"\n{verdict.word}: {verdict.mutant.name}: {verdict.detail}")
     say(f"\n{len(mutants) - len(bad)} of {len(mutants)} mutants are noticed")
     return 1 if bad or not mutants else 0
+
+
+def verdicts(mutants: list[Mutant], folder: Path, workers: int) -> Iterator[Verdict]:
+    """Run the tests of mutants as things are, then without each answer; those that are not green are no use."""
+    tests = sorted({function for mutant in mutants for function in mutant.functions})
+    before = in_copy(folder / "before", tests, workers)
+    with ProcessPoolExecutor(workers, initializer=begin, initargs=(folder,)) as pool:
+        tries = []
+        for mutant in mutants:
+            useless = [function for function in mutant.functions if before[function] != "green"]
+            if useless:
+                word = {"red": "red anyway"}.get(before[useless[0]], before[useless[0]])
+                yield Verdict(mutant, word, 0.0, ", ".join(useless))
+            else:
+                tries.append(pool.submit(judge, mutant))
+        for done in as_completed(tries):
+            yield done.result()
+
+
+def in_copy(folder: Path, tests: list[str], workers: int) -> dict[str, str]:
+    """Run tests in a copy of their own."""
+    folder.mkdir()
+    return Copy(folder).run_unchanged(tests, workers) if tests else {}
 
 
 def say(line: str) -> None:
