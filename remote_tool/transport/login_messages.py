@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from remote_tool.errors import ConnectError, HostKeyError, LoginError
+from remote_tool.errors import ConnectError, ConnectionLostError, HostKeyError, LoginError
 from remote_tool.transport.endpoint import printable
 
 if TYPE_CHECKING:
@@ -74,7 +74,8 @@ class Progress:
         endpoint = self.endpoint
         if self.stage >= Stage.LOGGING_IN:
             text = f"{self._where} hung up during the login as {endpoint.username}: {error}"
-            return self._error(text, f"Try: {endpoint.ssh_command}")
+            # A link that breaks just then is like one that breaks later: who can ask again does.
+            return ConnectionLostError(text, hint=f"Try: {endpoint.ssh_command}", server=endpoint.server)
         return HungUpError(
             f"{self._where} hung up before the login: {error}",
             hint="It may be busy with other logins (MaxStartups of sshd), or refuse us for a while after failed ones",

@@ -14,7 +14,7 @@ from remote_tool.workflows.clocks import tell_skew
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.log_streams import bring_logs_home
 from remote_tool.workflows.selection import JobsAnswer, JobSelection, choose_jobs, choose_servers
-from remote_tool.workflows.supervisor import NotPreparedError, call
+from remote_tool.workflows.supervisor import NotPreparedError, call_until_answered
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -61,10 +61,10 @@ async def refresh(context: Context, servers: Sequence[str]) -> dict[str, RemoteT
 
 
 async def _ask(context: Context, server: str, finished: Sequence[Job]) -> dict[str, RemoteJob]:
-    host = await context.pool.host(server)
     asked_at = time.time()
     try:
-        answer = await call(host, context.config, "status", {"ids": None, "skip": [job.id for job in finished]})
+        request = {"ids": None, "skip": [job.id for job in finished]}
+        answer = await call_until_answered(context.pool, context.config, server, "status", request)
     except NotPreparedError:
         return {}
     tell_skew(context, server, answer, asked_at)

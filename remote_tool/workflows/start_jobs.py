@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from remote_tool.errors import ConnectError, ConnectionLostError, JobError, RemoteToolError, UsageError
+from remote_tool.errors import ConnectionLostError, JobError, RemoteToolError, UsageError
 from remote_tool.jobs.job import Job, JobSpec, JobState, new_job_id
 from remote_tool.jobs.records import parse_job
 from remote_tool.transport.pool import on_every
 from remote_tool.workflows.clocks import tell_skew
 from remote_tool.workflows.selection import JobsAnswer, choose_servers
-from remote_tool.workflows.supervisor import NoAnswerError, call
+from remote_tool.workflows.supervisor import NoAnswerError, call_until_answered
 from remote_tool.workflows.sync import SyncOptions, sync
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from remote_tool.workflows.context import Context
-
-TRIES = 4
 
 
 @dataclass(frozen=True)
@@ -99,7 +96,7 @@ async def start_specs(context: Context, specs: Sequence[JobSpec]) -> JobsAnswer:
 async def _start_on(context: Context, server: str, specs: Sequence[JobSpec]) -> list[Job]:
     request = {"jobs": [{**_as_request(spec), "log_limit": context.config.log_limit} for spec in specs]}
     asked_at = time.time()
-    answer = await _call_until_answered(context, server, request)
+    answer = await call_until_answered(context.pool, context.config, server, "start", request)
     tell_skew(context, server, answer, asked_at)
     entries = answer.get("jobs")
     started, problems = [], []
@@ -118,32 +115,6 @@ async def _start_on(context: Context, server: str, specs: Sequence[JobSpec]) -> 
     if {job.id for job in started} != asked:
         raise JobError(f"{server}: did not answer about every job", server=server, hint="remote-tool job-list")
     return recorded
-
-
-async def _call_until_answered(context: Context, server: str, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Ask again when the link went before the answer: an id is started once, however often it is asked for.
-
-    Raises:
-        ConnectionLostError: It may have been started, also when the server could not be reached any more after that.
-    """
-    lost: ConnectionLostError | None = None
-    for attempt in range(TRIES):
-        try:
-            host = await context.pool.host(server)
-            return await call(host, context.config, "start", request)
-        except ConnectionLostError as error:
-            lost = error
-            await asyncio.sleep(0.2 * 2**attempt)
-        except ConnectError as error:
-            if lost is None:
-                raise
-            raise _not_known(server, error) from None
-    raise _not_known(server, lost)
-
-
-def _not_known(server: str, error: ConnectError | None) -> ConnectionLostError:
-    message = f"The answer to a start on {server} was lost, so it may run: {error}"
-    return ConnectionLostError(message, hint="remote-tool job-list", server=server)
 
 
 def _as_request(spec: JobSpec) -> dict[str, Any]:

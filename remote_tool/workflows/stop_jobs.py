@@ -11,7 +11,7 @@ from remote_tool.jobs.job import JobState
 from remote_tool.transport.pool import on_every
 from remote_tool.workflows.list_jobs import parse_jobs, recorded_jobs, refresh
 from remote_tool.workflows.selection import JobsAnswer, JobSelection, choose_jobs, choose_servers
-from remote_tool.workflows.supervisor import call
+from remote_tool.workflows.supervisor import call_until_answered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,12 +75,13 @@ async def stop_on_servers(
 
 
 async def _stop_on(context: Context, server: str, jobs: Sequence[Job], signal: str, grace: float | None) -> None:
-    host = await context.pool.host(server)
     ids = [job.id for job in jobs]
     # The server knows each job's own grace; without one given here the longest that we use bounds the wait.
     within = (60.0 if grace is None else min(grace, LONGEST_GRACE)) + MARGIN
-    answer = await call(host, context.config, "stop", {"ids": ids, "signal": signal, "grace": grace}, within=within)
-    status = await call(host, context.config, "status", {"ids": ids, "skip": []})
+    wish = {"ids": ids, "signal": signal, "grace": grace}
+    answer = await call_until_answered(context.pool, context.config, server, "stop", wish, within=within)
+    asked = {"ids": ids, "skip": []}
+    status = await call_until_answered(context.pool, context.config, server, "status", asked)
     seen = parse_jobs(context, server, status).values()
     context.registry.update([remote.job for remote in seen if remote.job.id in ids and not remote.elsewhere])
     _raise_for_survivors(server, answer.get("jobs"))

@@ -9,7 +9,7 @@ import shlex
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from remote_tool.errors import JobError, RemoteCommandError
+from remote_tool.errors import ConnectError, ConnectionLostError, JobError, RemoteCommandError
 from remote_tool.supervisor.framing import Frame, FrameReader, FramingError
 from remote_tool.supervisor.sources import source_archive
 from remote_tool.transport.host import Stream
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from remote_tool.config.model import Config
     from remote_tool.transport.host import Channel, Host
+    from remote_tool.transport.pool import HostPool
 
 NO_PROJECT, NO_SUPERVISOR, NO_PYTHON = 96, 97, 98
 # A server that is logged in to and then says nothing for so long is given up.
@@ -26,6 +27,8 @@ LONGEST_SILENCE = 60.0
 CHUNK = 256 * 1024
 # A listener ends at once when its client is done with it.
 END_SECONDS = 5.0
+# Before each next try when the link was lost, in seconds.
+PAUSES = (0.2, 0.4, 0.8)
 
 # Reads {"name": "text"} from stdin and writes the files into the folder that is its argument.
 _UNPACK = """
@@ -194,6 +197,38 @@ async def call(
     except TimeoutError:
         message = f"{host.name}: no answer to {operation!r} within {within:.0f} s"
         raise NoAnswerError(message, server=host.name) from None
+
+
+async def call_until_answered(
+    pool: HostPool, config: Config, server: str, operation: str, request: Mapping[str, Any], *, within: float = 60.0
+) -> dict[str, Any]:
+    """Ask for an operation, and ask again over a new connection when the link went before the answer.
+
+    For operations that may be asked for twice: to start a job that has an id, to stop it, to say how it is.
+
+    Raises:
+        JobError: The server cannot do it, or does not answer in time.
+        ConnectionLostError: It may have been done, also when the server could not be reached any more after that.
+        ConnectError: The server cannot be reached, and was not asked.
+    """
+    lost: ConnectionLostError | None = None
+    for pause in (*PAUSES, 0.0):
+        try:
+            return await call(await pool.host(server), config, operation, request, within=within)
+        except ConnectionLostError as error:
+            lost = error
+            await asyncio.sleep(pause)
+        except ConnectError as error:
+            if lost is None:
+                raise
+            raise _unanswered(server, operation, error) from None
+    assert lost is not None
+    raise _unanswered(server, operation, lost)
+
+
+def _unanswered(server: str, operation: str, error: ConnectError) -> ConnectionLostError:
+    message = f"The answer of {server} to {operation!r} was lost, so it may have been done: {error}"
+    return ConnectionLostError(message, hint="remote-tool job-list", server=server)
 
 
 async def install_supervisor(host: Host, config: Config) -> None:
