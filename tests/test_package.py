@@ -27,8 +27,9 @@ def requirements(package: str, extra: str = "") -> dict[str, Requirement]:
     }
 
 
+@pytest.mark.row(64)
 def test_only_an_ssh_library_without_known_holes_is_accepted() -> None:
-    """Row 64: 2.24.0 is the first release with all of them closed."""
+    """2.24.0 is the first release with all of them closed."""
     specifier = requirements("remote-tool")["asyncssh"].specifier
     assert "2.24.0" in specifier
     assert not any(old in specifier for old in ("2.14.2", "2.23.0", "2.23.1"))

@@ -58,8 +58,9 @@ def leaves_within(process: subprocess.Popen[bytes], seconds: float) -> tuple[byt
     return out, err
 
 
+@pytest.mark.row(61)
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_run_leaves_at_once_and_takes_its_command_along_row_61(
+def test_an_interrupted_run_leaves_at_once_and_takes_its_command_along(
     project: Path, marker: str, number: signal.Signals, status: int
 ) -> None:
     process = open_program("run", "--server", "first", "--cmd", f"echo up; sleep 1000; : {marker}", cwd=project)
@@ -72,7 +73,8 @@ def test_an_interrupted_run_leaves_at_once_and_takes_its_command_along_row_61(
         time.sleep(0.02)
 
 
-def test_ctrl_c_at_a_tail_leaves_the_job_alone_and_says_how_to_come_back_row_61(project: Path) -> None:
+@pytest.mark.row(61)
+def test_ctrl_c_at_a_tail_leaves_the_job_alone_and_says_how_to_come_back(project: Path) -> None:
     job = start(project, "echo up; sleep 1000")
     process = open_program("job-tail", "--job", job.id, cwd=project)
     assert process.stdout is not None
@@ -85,8 +87,9 @@ def test_ctrl_c_at_a_tail_leaves_the_job_alone_and_says_how_to_come_back_row_61(
     kill(project, job)
 
 
+@pytest.mark.row(61)
 @pytest.mark.parametrize("arguments", [("run", "--cmd", "yes"), ("run", "--server", "first", "--cmd", "yes")])
-def test_a_reader_that_goes_away_ends_the_program_silently_row_61(project: Path, arguments: tuple[str, ...]) -> None:
+def test_a_reader_that_goes_away_ends_the_program_silently(project: Path, arguments: tuple[str, ...]) -> None:
     process = open_program(*arguments, cwd=project)
     assert process.stdout is not None
     assert process.stdout.readline().endswith(b"y\n")
@@ -96,7 +99,8 @@ def test_a_reader_that_goes_away_ends_the_program_silently_row_61(project: Path,
     assert (process.returncode, err) == (141, b"")
 
 
-def test_a_tail_without_reader_leaves_the_job_alone_row_61(project: Path) -> None:
+@pytest.mark.row(61)
+def test_a_tail_without_reader_leaves_the_job_alone(project: Path) -> None:
     job = start(project, "while sleep 0.05; do echo line; done")
     process = open_program("job-tail", "--job", job.id, cwd=project)
     assert process.stdout is not None
@@ -109,7 +113,8 @@ def test_a_tail_without_reader_leaves_the_job_alone_row_61(project: Path) -> Non
     kill(project, job)
 
 
-def test_a_reader_of_stderr_that_goes_away_hangs_nothing_row_61(project: Path) -> None:
+@pytest.mark.row(61)
+def test_a_reader_of_stderr_that_goes_away_hangs_nothing(project: Path) -> None:
     process = open_program("prepare", "-v", cwd=project)
     assert process.stderr is not None
     process.stderr.readline()
@@ -119,6 +124,7 @@ def test_a_reader_of_stderr_that_goes_away_hangs_nothing_row_61(project: Path) -
     assert (process.returncode, out) == (141, b"")
 
 
+@pytest.mark.row(36)
 def test_a_lost_link_ends_a_run_with_an_error_and_no_traceback(make_server: MakeServer, tmp_path: Path) -> None:
     server = make_server("gpu1")
     root = tmp_path / "project"

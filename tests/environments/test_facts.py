@@ -81,8 +81,9 @@ def test_an_empty_home_has_nothing_of_ours(home: Path, tmp_path: Path) -> None:
     assert list(home.iterdir()) == []
 
 
+@pytest.mark.row(55)
 def test_programs_are_found_though_the_path_has_nothing(home: Path, tmp_path: Path) -> None:
-    """Row 55: a session without a terminal may have any PATH."""
+    """A session without a terminal may have any PATH."""
     facts = ask(home, config_for(tmp_path), path="/nonexistent")
     assert facts.rsync
     assert facts.pythons

@@ -76,6 +76,7 @@ def test_the_command_has_an_activated_environment_and_an_empty_stdin(server: Pre
     assert out == b"/prefix 0.1  first\n5\n"
 
 
+@pytest.mark.row(55)
 def test_a_long_command_with_a_secret_is_seen_by_nobody(server: PretendServer) -> None:
     """Rows 55 and 111: neither in arguments nor in a file that stays."""
     command = f"echo start; sleep 60; : canary-7391 {'x' * 300_000}"

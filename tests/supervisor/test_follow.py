@@ -80,8 +80,8 @@ def test_a_follow_goes_on_where_the_last_one_was(server: PretendServer) -> None:
         assert (frame.header["offset"], frame.body) == (4, b"456789")
 
 
+@pytest.mark.row(77)
 def test_a_file_that_became_shorter_is_sent_anew(server: PretendServer) -> None:
-    """Row 77."""
     job_id = server.start("printf 0123456789; while [ ! -e go ]; do sleep 0.01; done")
     server.wait_for_output(job_id, "9")
     with server.open("follow", jobs=[{"id": job_id, "offsets": {"out": 10}}], wait=True) as call:
@@ -203,8 +203,8 @@ def test_a_second_torchrun_of_a_job_counts_its_attempts_on(server: PretendServer
     }
 
 
+@pytest.mark.row(74)
 def test_links_out_of_the_job_are_not_followed(server: PretendServer, tmp_path: Path) -> None:
-    """Row 74."""
     job_id = server.start("true")
     server.wait(job_id)
     (tmp_path / "secret").write_text("secret")

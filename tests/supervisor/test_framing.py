@@ -84,8 +84,9 @@ def test_a_malformed_answer_is_refused(rest: bytes) -> None:
         FrameReader(NONCE).feed(MARKER + rest)
 
 
+@pytest.mark.row(52)
 def test_noise_is_skipped_and_counted_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row 52: a .bashrc may print, another call's frame included."""
+    """A .bashrc may print, another call's frame included."""
     reader = FrameReader(NONCE)
     noise = b"Welcome!\n" + encode("f" * 16, {"not": "ours"}) + MARKER[:-1]
     assert reader.feed(noise + encode(NONCE, {"ours": 1})) == [Frame({"ours": 1}, b"")]

@@ -120,6 +120,7 @@ def test_several_jobs_start_in_one_call(server: PretendServer) -> None:
     assert [ended[job["id"]]["exit_code"] for job in jobs] == list(range(5))
 
 
+@pytest.mark.row(55)
 def test_a_command_may_be_long_and_hold_any_character(server: PretendServer) -> None:
     """Rows 55 and 107: no argv limit, no quoting."""
     text = 'it\'s "$HOME" `x` !! \\ \u00e4 \U0001f600'

@@ -59,10 +59,10 @@ async def refused(log_in: LogIn, server: TestServer, **changes: Any) -> HostKeyE
     return caught.value
 
 
+@pytest.mark.row(39)
 async def test_a_new_host_is_accepted_and_recorded_once(
     server: TestServer, log_in: LogIn, told: Told, project_file: Path
 ) -> None:
-    """Row 39."""
     key = key_of(server.host_key)
     for _ in range(2):
         async with log_in(server) as host:
@@ -72,8 +72,9 @@ async def test_a_new_host_is_accepted_and_recorded_once(
     assert told.notices == [("first", f"new host key of 127.0.0.1:{server.port} accepted: {key.fingerprint}")]
 
 
+@pytest.mark.row(39)
 async def test_twenty_first_contacts_write_one_line(server: TestServer, tmp_path: Path) -> None:
-    """Row 39: of twenty pools at once, as of twenty commands."""
+    """Of twenty pools at once, as of twenty commands."""
     config = make_configuration([server], tmp_path)
 
     async def contact() -> None:
@@ -84,11 +85,12 @@ async def test_twenty_first_contacts_write_one_line(server: TestServer, tmp_path
     assert config.local.known_hosts.read_text().count("\n") == 1
 
 
+@pytest.mark.row(38, 39)
 @pytest.mark.parametrize("where", ["project", "user", "hashed", "another type"])
 async def test_a_changed_key_is_refused(
     where: str, server: TestServer, log_in: LogIn, ssh_folder: Path, project_file: Path, other_key: HostKey
 ) -> None:
-    """Rows 38 and 39: with both fingerprints, the line, and what to type; not even a login is begun."""
+    """With both fingerprints, the line, and what to type; not even a login is begun."""
     file = project_file if where == "project" else ssh_folder / "known_hosts"
     file.parent.mkdir(parents=True, exist_ok=True)
     if where == "another type":
@@ -109,6 +111,7 @@ async def test_a_changed_key_is_refused(
     assert file.read_bytes() == before
 
 
+@pytest.mark.row(38)
 async def test_the_hint_of_a_changed_key_helps(
     server: TestServer, log_in: LogIn, ssh_folder: Path, other_key: HostKey
 ) -> None:
@@ -119,8 +122,8 @@ async def test_the_hint_of_a_changed_key_helps(
         await host.run("true")
 
 
+@pytest.mark.row(38)
 async def test_no_password_is_sent_to_a_host_with_another_key(tmp_path: Path, other_key: HostKey) -> None:
-    """Row 38."""
     config = make_configuration([], tmp_path / "root")
     async with password_server(PasswordServer()) as door:
         config = replace(config, servers={"first": door.server(password=door.password)})
@@ -133,6 +136,7 @@ async def test_no_password_is_sent_to_a_host_with_another_key(tmp_path: Path, ot
     assert door.connections == 1
 
 
+@pytest.mark.row(39)
 async def test_the_known_one_of_several_keys_is_asked_for(
     make_server: MakeServer, log_in: LogIn, ssh_folder: Path, tmp_path: Path, told: Told
 ) -> None:
@@ -149,11 +153,12 @@ async def test_the_known_one_of_several_keys_is_asked_for(
     assert told.notices == []
 
 
+@pytest.mark.row(39, 51)
 @pytest.mark.parametrize("how", ["configs.yaml", "ssh_config", "ssh_config by host", "KnownHostsCommand"])
 async def test_an_unknown_host_is_refused_when_the_policy_is_strict(
     how: str, server: TestServer, tmp_path: Path, ssh_folder: Path
 ) -> None:
-    """Rows 39, 51 and M4: StrictHostKeyChecking of ssh_config counts, although asyncssh leaves it out."""
+    """StrictHostKeyChecking of ssh_config counts, although asyncssh leaves it out."""
     config = make_configuration([server], tmp_path / "project")
     settings = {
         "ssh_config": "StrictHostKeyChecking yes\n",
@@ -177,16 +182,18 @@ async def test_an_unknown_host_is_refused_when_the_policy_is_strict(
         await pool.host("first")
 
 
+@pytest.mark.row(51)
 async def test_strictness_for_other_hosts_does_not_count(server: TestServer, log_in: LogIn, ssh_folder: Path) -> None:
     (ssh_folder / "config").write_text("Host elsewhere\nStrictHostKeyChecking yes\n")
     async with log_in(server) as host:
         await host.run("true")
 
 
+@pytest.mark.row(40)
 async def test_the_files_of_ssh_config_are_asked(
     server: TestServer, log_in: LogIn, ssh_folder: Path, other_key: HostKey
 ) -> None:
-    """Row 40: with UserKnownHostsFile, ~/.ssh/known_hosts is not read, as ssh has it."""
+    """With UserKnownHostsFile, ~/.ssh/known_hosts is not read, as ssh has it."""
     (ssh_folder / "known_hosts").write_text(f"{name_of(server)} {key_of(server.host_key).text}\n")
     (ssh_folder / "mine").write_text(f"{name_of(server)} {other_key.text}\n")
     (ssh_folder / "config").write_text("UserKnownHostsFile ~/.ssh/none %d/.ssh/mine\n")
@@ -196,6 +203,7 @@ async def test_the_files_of_ssh_config_are_asked(
         await host.run("true")
 
 
+@pytest.mark.row(41)
 async def test_a_host_key_alias_is_looked_up_without_port(server: TestServer, log_in: LogIn, ssh_folder: Path) -> None:
     (ssh_folder / "config").write_text("HostKeyAlias Cluster\nStrictHostKeyChecking yes\n")
     (ssh_folder / "known_hosts").write_text(f"cluster {key_of(server.host_key).text}\n")
@@ -203,9 +211,10 @@ async def test_a_host_key_alias_is_looked_up_without_port(server: TestServer, lo
         await host.run("true")
 
 
+@pytest.mark.row(41, 51)
 @pytest.mark.parametrize("how", ["marker", "file"])
 async def test_a_revoked_key_is_refused(how: str, server: TestServer, log_in: LogIn, ssh_folder: Path) -> None:
-    """Rows 41 and 51: although another line trusts it."""
+    """Although another line trusts it."""
     key = key_of(server.host_key)
     lines = f"{name_of(server)} {key.text}\n"
     if how == "marker":
@@ -219,16 +228,17 @@ async def test_a_revoked_key_is_refused(how: str, server: TestServer, log_in: Lo
     assert key.fingerprint in str(error)
 
 
+@pytest.mark.row(51)
 async def test_unreadable_revocations_stop_everything(server: TestServer, log_in: LogIn, ssh_folder: Path) -> None:
-    """Row 51: never weaker than what ssh_config asks for."""
+    """Never weaker than what ssh_config asks for."""
     (ssh_folder / "config").write_text("RevokedHostKeys ~/.ssh/missing\n")
     assert "RevokedHostKeys" in str(await refused(log_in, server))
 
 
+@pytest.mark.row(42)
 async def test_bad_lines_are_named_and_do_no_harm(
     server: TestServer, log_in: LogIn, ssh_folder: Path, told: Told
 ) -> None:
-    """Row 42, M4."""
     content = f"caf\xe9 {key_of(server.host_key).text}\n{name_of(server)} {key_of(server.host_key).text}\nx\n"
     (ssh_folder / "known_hosts").write_bytes(content.encode("latin-1"))
     async with log_in(server) as host:
@@ -257,6 +267,7 @@ def certified(make_server: MakeServer, tmp_path: Path) -> tuple[TestServer, Host
     return server, key_of(authority)
 
 
+@pytest.mark.row(41)
 async def test_a_certificate_of_a_known_authority_is_enough(
     certified: tuple[TestServer, HostKey], log_in: LogIn, ssh_folder: Path
 ) -> None:
@@ -267,6 +278,7 @@ async def test_a_certificate_of_a_known_authority_is_enough(
         await host.run("true")
 
 
+@pytest.mark.row(41)
 @pytest.mark.parametrize(
     "lines",
     [
@@ -288,6 +300,7 @@ async def test_a_certificate_that_proves_nothing_is_refused(
     await refused(log_in, server)
 
 
+@pytest.mark.row(41)
 async def test_a_certificate_for_another_host_is_refused(
     certified: tuple[TestServer, HostKey], log_in: LogIn, ssh_folder: Path
 ) -> None:
@@ -297,6 +310,7 @@ async def test_a_certificate_for_another_host_is_refused(
     assert "not trusted" in str(error)
 
 
+@pytest.mark.row(41)
 async def test_a_certificate_does_not_hide_a_known_key(
     certified: tuple[TestServer, HostKey], log_in: LogIn, ssh_folder: Path
 ) -> None:
@@ -308,6 +322,7 @@ async def test_a_certificate_does_not_hide_a_known_key(
         await host.run("true")
 
 
+@pytest.mark.row(41)
 async def test_a_certificate_of_nobody_we_know_does_not_stop_a_first_contact(
     certified: tuple[TestServer, HostKey], log_in: LogIn, project_file: Path
 ) -> None:
@@ -328,10 +343,11 @@ def write_config(ssh_folder: Path) -> Callable[[str], None]:
     return write
 
 
+@pytest.mark.row(51)
 async def test_an_alias_brings_all_that_ssh_config_says(
     server: TestServer, log_in: LogIn, ssh_folder: Path, write_config: Callable[[str], None]
 ) -> None:
-    """Row 51: User, Port, IdentityFile, Include, Match."""
+    """User, Port, IdentityFile, Include, Match."""
     (ssh_folder / "more").mkdir()
     (ssh_folder / "more" / "gpu").write_text(f"Host gpu\nHostname 127.0.0.1\nPort {server.port}\n")
     write_config(
@@ -361,6 +377,7 @@ async def test_the_user_is_ubuntu_when_nothing_says_another(
         await host.run("true")
 
 
+@pytest.mark.row(51)
 @pytest.mark.parametrize("line", ["Port abc", 'Host "unclosed', "ProxyJump a:b:c:d"])
 async def test_a_wrong_ssh_config_is_named(
     line: str, server: TestServer, log_in: LogIn, write_config: Callable[[str], None]
@@ -395,11 +412,11 @@ def behind_jumps(make_server: MakeServer, tmp_path: Path, ssh_folder: Path) -> C
     return configure
 
 
+@pytest.mark.row(50)
 @pytest.mark.parametrize("jumps", [["bastion"], ["bastion", "inner"]])
 async def test_jump_hosts_are_gone_through_and_each_key_is_checked(
     jumps: list[str], behind_jumps: Callable[..., Config], told: Told
 ) -> None:
-    """Row 50."""
     config = behind_jumps(jumps, ["gpu1", "gpu2"])
     async with HostPool(config, report=told.notice) as pool:
         first, second = await asyncio.gather(pool.host("gpu1"), pool.host("gpu2"))
@@ -408,6 +425,7 @@ async def test_jump_hosts_are_gone_through_and_each_key_is_checked(
     assert len(config.local.known_hosts.read_text().splitlines()) == len(jumps) + 2
 
 
+@pytest.mark.row(50)
 async def test_servers_behind_one_jump_host_share_its_connection(
     behind_jumps: Callable[..., Config], tmp_path: Path
 ) -> None:
@@ -420,10 +438,10 @@ async def test_servers_behind_one_jump_host_share_its_connection(
     assert log.count("Accepted publickey") == 1
 
 
+@pytest.mark.row(50)
 async def test_a_changed_key_of_a_jump_host_is_refused_by_name(
     behind_jumps: Callable[..., Config], other_key: HostKey, tmp_path: Path
 ) -> None:
-    """Row 50."""
     config = behind_jumps(["bastion"], ["gpu1"])
     log = tmp_path / "servers" / "bastion" / "sshd.log"
     port = next(line.split()[1] for line in (Path.home() / ".ssh/config").read_text().splitlines() if "Port" in line)
@@ -434,10 +452,10 @@ async def test_a_changed_key_of_a_jump_host_is_refused_by_name(
     assert "Accepted" not in log.read_text()
 
 
+@pytest.mark.row(50)
 async def test_a_jump_host_that_cannot_reach_the_server_is_named(
     behind_jumps: Callable[..., Config], write_config: Callable[[str], None]
 ) -> None:
-    """Row 50."""
     config = behind_jumps(["bastion"], ["gpu1"])
     text = (Path.home() / ".ssh/config").read_text()
     write_config("Host gpu1\nPort 1\n" + text)
@@ -446,6 +464,7 @@ async def test_a_jump_host_that_cannot_reach_the_server_is_named(
             await pool.host("gpu1")
 
 
+@pytest.mark.row(50)
 async def test_jump_hosts_in_a_circle_are_an_error(server: TestServer, log_in: LogIn, ssh_folder: Path) -> None:
     (ssh_folder / "config").write_text("Host a\nProxyJump b\nHost b\nProxyJump a\n")
     with pytest.raises(ConnectError, match=r"ProxyJump of ~/\.ssh/config runs in a circle: b, a, b"):

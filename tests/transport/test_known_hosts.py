@@ -99,11 +99,12 @@ TABLE = {
 }
 
 
+@pytest.mark.row(41, 42)
 @pytest.mark.parametrize("case", TABLE)
 def test_the_answer_is_the_one_of_openssh(
     case: str, server: TestServer, keys: tuple[HostKey, HostKey], tmp_path: Path
 ) -> None:
-    """Rows 41 and 42: known or not, by the real ssh and by us, with one file."""
+    """Known or not, by the real ssh and by us, with one file."""
     good, bad = key_of(server.host_key), keys[0]
     name = f"[127.0.0.1]:{server.port}"
     content = TABLE[case]
@@ -137,8 +138,9 @@ def _ssh_logs_in(server: TestServer, file: Path, policy: str) -> bool:
     return subprocess.run([*command, "127.0.0.1", "true"], capture_output=True, check=False).returncode == 0
 
 
+@pytest.mark.row(39)
 def test_a_host_known_by_another_type_of_key_is_not_new(keys: tuple[HostKey, HostKey], tmp_path: Path) -> None:
-    """Row 39: stricter than OpenSSH, which would take the second type at the first contact."""
+    """Stricter than OpenSSH, which would take the second type at the first contact."""
     path = tmp_path / "ecdsa"
     subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-N", "", "-f", str(path)], check=True)
     assert verdict(f"host {key_of(path).text}", "host", 22, keys[0], tmp_path) is Verdict.CHANGED
@@ -151,8 +153,9 @@ def test_names_are_written_as_openssh_does() -> None:
     assert lookup_names("host", 2222, "Alias") == ("alias",)
 
 
+@pytest.mark.row(42)
 def test_each_bad_line_is_named_once_and_the_others_count(keys: tuple[HostKey, HostKey], tmp_path: Path) -> None:
-    """Row 42, M4: file and line, and why."""
+    """File and line, and why."""
     good = keys[0]
     file = tmp_path / "known_hosts"
     lines = [
@@ -191,8 +194,8 @@ def test_a_changed_file_is_read_again(keys: tuple[HostKey, HostKey], tmp_path: P
     assert reader.read([file]).check(("host",), keys[0]).verdict is Verdict.KNOWN
 
 
+@pytest.mark.row(39)
 def test_an_accepted_key_is_one_line_for_us_alone(keys: tuple[HostKey, HostKey], tmp_path: Path) -> None:
-    """Row 39."""
     file = tmp_path / "new" / "known_hosts"
     assert accept(file, "[host]:2222", keys[0]).verdict is Verdict.NEW
     assert accept(file, "[host]:2222", keys[0]).verdict is Verdict.KNOWN
@@ -209,8 +212,9 @@ def test_a_line_without_newline_is_not_glued_to_the_next(keys: tuple[HostKey, Ho
     assert file.read_text().splitlines() == [f"one {keys[0].text}", f"two {keys[1].text}"]
 
 
+@pytest.mark.row(39)
 def test_twenty_first_connects_at_once_write_one_line(keys: tuple[HostKey, HostKey], tmp_path: Path) -> None:
-    """Row 39: each opens the file for itself, so the lock is as between processes."""
+    """Each opens the file for itself, so the lock is as between processes."""
     file = tmp_path / "known_hosts"
     ready = threading.Barrier(20)
 
@@ -224,8 +228,9 @@ def test_twenty_first_connects_at_once_write_one_line(keys: tuple[HostKey, HostK
     assert file.read_text() == f"host {keys[0].text}\n"
 
 
+@pytest.mark.row(109)
 def test_a_link_in_place_of_the_file_is_not_followed(keys: tuple[HostKey, HostKey], tmp_path: Path) -> None:
-    """Row 109: a project from elsewhere may hold one."""
+    """A project from elsewhere may hold one."""
     other = tmp_path / "authorized_keys"
     other.write_text("")
     file = tmp_path / "known_hosts"
@@ -235,9 +240,10 @@ def test_a_link_in_place_of_the_file_is_not_followed(keys: tuple[HostKey, HostKe
     assert other.read_text() == ""
 
 
+@pytest.mark.row(29)
 @pytest.mark.skipif(os.geteuid() != 0, reason="a small file system needs a mount")
 def test_a_full_disk_leaves_no_half_line(keys: tuple[HostKey, HostKey], tmp_path: Path) -> None:
-    """Row 29: a file system with room for nothing more."""
+    """A file system with room for nothing more."""
     folder = tmp_path / "small"
     folder.mkdir()
     mounted = subprocess.run(
@@ -256,8 +262,9 @@ def test_a_full_disk_leaves_no_half_line(keys: tuple[HostKey, HostKey], tmp_path
         subprocess.run(["umount", str(folder)], check=True)
 
 
+@pytest.mark.row(51)
 def test_revoked_keys_of_a_file(keys: tuple[HostKey, HostKey], tmp_path: Path) -> None:
-    """Row 51: RevokedHostKeys is honoured, or refused where we cannot read it; never left out."""
+    """RevokedHostKeys is honoured, or refused where we cannot read it; never left out."""
     file = tmp_path / "revoked"
     file.write_text(f"# gone\n{keys[0].text} remark\n")
     assert read_revoked(file) == {keys[0]}

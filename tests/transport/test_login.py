@@ -81,8 +81,9 @@ async def test_a_password_may_come_from_a_variable(tmp_path: Path, monkeypatch: 
         assert await reach(door.server(password_env="MY_PASSWORD"), tmp_path) == b"in\n"
 
 
+@pytest.mark.row(47, 49)
 async def test_a_wrong_password_is_tried_once(tmp_path: Path) -> None:
-    """Rows 47 and 49: not again by another method, and not by a second use of the pool."""
+    """Not again by another method, and not by a second use of the pool."""
     async with (
         password_server(PasswordServer(methods=["keyboard-interactive", "password"])) as door,
         HostPool(configured(door.server(password="wrong one"), tmp_path)) as pool,
@@ -96,6 +97,7 @@ async def test_a_wrong_password_is_tried_once(tmp_path: Path) -> None:
     assert "wrong one" not in str(caught.value)
 
 
+@pytest.mark.row(62)
 @pytest.mark.parametrize("method", ["password", "keyboard-interactive"])
 async def test_a_password_is_asked_for_on_a_terminal(method: str, tmp_path: Path) -> None:
     user = Answers("mistyped", SECRET)
@@ -112,6 +114,7 @@ async def test_a_user_who_gives_up_is_not_asked_again(tmp_path: Path) -> None:
     assert len(user.prompts) == 1
 
 
+@pytest.mark.row(62)
 async def test_nobody_is_asked_without_a_terminal(tmp_path: Path) -> None:
     async with password_server(PasswordServer(methods=["password", "publickey"])) as door:
         began = time.monotonic()
@@ -123,8 +126,9 @@ async def test_nobody_is_asked_without_a_terminal(tmp_path: Path) -> None:
     assert door.attempts == []
 
 
+@pytest.mark.row(62, 110)
 async def test_a_second_factor_is_asked_with_the_servers_own_words(tmp_path: Path) -> None:
-    """Rows 62 and 110: what steers a terminal is taken out of them."""
+    """What steers a terminal is taken out of them."""
     user = Answers("123456")
     door = PasswordServer("123456", ["keyboard-interactive"], "Verification code\x1b]0;x\x07: ")
     async with password_server(door):
@@ -144,8 +148,9 @@ async def test_the_time_to_type_is_not_counted(tmp_path: Path, monkeypatch: pyte
         assert await reach(door.server(), tmp_path, slow) == b"in\n"
 
 
+@pytest.mark.row(61)
 async def test_a_question_does_not_hold_up_ctrl_c(tmp_path: Path) -> None:
-    """Row 61: the thread that waits for the terminal is left behind."""
+    """The thread that waits for the terminal is left behind."""
 
     def never(prompt: str) -> str:
         del prompt
@@ -179,8 +184,9 @@ async def test_questions_of_several_servers_come_one_after_the_other(tmp_path: P
             await asyncio.gather(*(pool.host(name) for name in servers))
 
 
+@pytest.mark.row(111)
 async def test_a_password_is_in_no_text(tmp_path: Path) -> None:
-    """Row 111: not in what shows a server, a connection or a host."""
+    """Not in what shows a server, a connection or a host."""
     told: list[str] = []
     async with password_server(PasswordServer()) as door:
         config = configured(door.server(password=SECRET), tmp_path)
@@ -194,10 +200,11 @@ async def test_a_password_is_in_no_text(tmp_path: Path) -> None:
 # Keys (rows 48 and 49)
 
 
+@pytest.mark.row(48)
 async def test_only_the_configured_key_is_offered(
     server: TestServer, tmp_path: Path, own_home: Path, log_in: LogIn
 ) -> None:
-    """Row 48: nine keys of an agent would be nine failures, and the server allows six."""
+    """Nine keys of an agent would be nine failures, and the server allows six."""
     with agent_with(*(make_key(tmp_path / f"other{number}") for number in range(9))):
         (own_home / ".ssh").mkdir()
         make_key(own_home / ".ssh" / "id_ed25519")
@@ -206,10 +213,10 @@ async def test_only_the_configured_key_is_offered(
     assert "Failed publickey" not in server.log()
 
 
+@pytest.mark.row(48)
 async def test_too_many_agent_keys_are_named(
     server: TestServer, tmp_path: Path, config_of: Callable[..., Config]
 ) -> None:
-    """Row 48."""
     wrong = config_of(server, private_key=None).servers["first"]
     with agent_with(*(make_key(tmp_path / f"other{number}") for number in range(9))):
         error = await refusal(wrong, tmp_path / "root")
@@ -239,6 +246,7 @@ async def test_without_a_configured_key_the_usual_ones_are_used(
         assert (await host.run("echo in")).stdout == b"in\n"
 
 
+@pytest.mark.row(49)
 async def test_a_refused_key_names_user_methods_and_key(server: TestServer, tmp_path: Path, config_of: Any) -> None:
     key = make_key(tmp_path / "wrong")
     error = await refusal(config_of(server, private_key=key).servers["first"], tmp_path / "root")
@@ -251,16 +259,19 @@ async def test_a_refused_key_names_user_methods_and_key(server: TestServer, tmp_
     assert server.log().count("Connection from") == 2  # ours, and the one that saw it start
 
 
+@pytest.mark.row(49)
 async def test_an_unknown_user_is_refused_alike(server: TestServer, tmp_path: Path, config_of: Any) -> None:
     error = await refusal(config_of(server, username="no-such-user").servers["first"], tmp_path / "root")
     assert "as no-such-user" in str(error)
 
 
+@pytest.mark.row(49)
 async def test_a_missing_key_is_named(server: TestServer, tmp_path: Path, config_of: Any) -> None:
     error = await refusal(config_of(server, private_key=tmp_path / "none").servers["first"], tmp_path / "root")
     assert str(error) == f"first: the private key {tmp_path}/none does not exist"
 
 
+@pytest.mark.row(49)
 async def test_a_file_that_is_no_key_is_named(server: TestServer, tmp_path: Path, config_of: Any) -> None:
     (tmp_path / "text").write_text("hello\n")
     (tmp_path / "text").chmod(0o600)
@@ -268,8 +279,9 @@ async def test_a_file_that_is_no_key_is_named(server: TestServer, tmp_path: Path
     assert f"first: {tmp_path}/text is not a private key" in str(error)
 
 
+@pytest.mark.row(49)
 async def test_a_key_that_others_can_read_is_not_used(server: TestServer, tmp_path: Path, config_of: Any) -> None:
-    """Row 49: as ssh has it; and the mode stays as it is."""
+    """As ssh has it; and the mode stays as it is."""
     key = tmp_path / "key"
     key.write_bytes(server.key.read_bytes())
     key.chmod(0o644)
@@ -308,6 +320,7 @@ async def test_the_agent_may_hold_the_configured_key(
     assert "Failed publickey" not in server.log()
 
 
+@pytest.mark.row(49)
 async def test_a_passphrase_without_a_terminal_is_an_error(
     server: TestServer, locked: Path, tmp_path: Path, config_of: Any
 ) -> None:
@@ -328,10 +341,10 @@ async def test_a_locked_default_key_is_opened_when_no_other_fits(
     assert len(user.prompts) == 1
 
 
+@pytest.mark.row(49)
 async def test_a_dead_agent_is_told_when_it_would_have_helped(
     server: TestServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config_of: Any
 ) -> None:
-    """Row 49."""
     monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "gone"))
     error = await refusal(config_of(server, private_key=None).servers["first"], tmp_path / "root")
     assert f"the ssh agent at {tmp_path}/gone does not answer" in str(error)
@@ -378,8 +391,9 @@ async def test_a_closed_port_is_named(hostname: str, tmp_path: Path) -> None:
     assert "sshd" in error.hint
 
 
+@pytest.mark.row(43)
 async def test_no_answer_is_a_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row 43: a full backlog answers nothing, as a firewall that drops."""
+    """A full backlog answers nothing, as a firewall that drops."""
     monkeypatch.setattr(login_messages, "CONNECT_SECONDS", 0.3)
     with full_backlog() as port:
         error = await refusal(plain(port), tmp_path)
@@ -429,8 +443,8 @@ async def fake_server(serve: Callable[[asyncio.StreamReader, asyncio.StreamWrite
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+@pytest.mark.row(44)
 async def test_a_server_that_never_speaks_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row 44."""
     monkeypatch.setattr(login_messages, "LOGIN_SECONDS", 0.3)
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -442,9 +456,10 @@ async def test_a_server_that_never_speaks_is_given_up(tmp_path: Path, monkeypatc
     assert f"127.0.0.1:{port} took the connection, but the login was not done within 0.3 s" in str(error)
 
 
+@pytest.mark.row(44)
 @pytest.mark.parametrize("line", [b"x" * 200 + b"\r\n", b"x" * 65536], ids=["many lines", "one long line"])
 async def test_an_endless_banner_is_given_up(tmp_path: Path, line: bytes) -> None:
-    """Row 44: within bounds of time and memory."""
+    """Within bounds of time and memory."""
     sent = 0
 
     async def talkative(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -463,6 +478,7 @@ async def test_an_endless_banner_is_given_up(tmp_path: Path, line: bytes) -> Non
     assert time.monotonic() - began < 5
 
 
+@pytest.mark.row(44)
 async def test_a_web_server_is_no_ssh_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ssh_host, "CONNECT_ATTEMPTS", 2)
 
@@ -479,9 +495,10 @@ async def test_a_web_server_is_no_ssh_server(tmp_path: Path, monkeypatch: pytest
 # A busy server
 
 
+@pytest.mark.row(45)
 @pytest.mark.slow
 async def test_sixty_logins_at_one_server_all_succeed(make_server: MakeServer, tmp_path: Path) -> None:
-    """Row 45, M6: a stock sshd drops some of more than ten at once."""
+    """A stock sshd drops some of more than ten at once."""
     server = make_server(MaxStartups="10:30:100")
     one = make_configuration([server], tmp_path / "root")
     config = replace(
@@ -493,8 +510,9 @@ async def test_sixty_logins_at_one_server_all_succeed(make_server: MakeServer, t
     assert [answer.stdout for answer in answers] == [b"in\n"] * 60
 
 
+@pytest.mark.row(45)
 async def test_no_more_than_eight_log_in_at_one_server_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row 45: a stock sshd begins to drop at ten."""
+    """A stock sshd begins to drop at ten."""
     monkeypatch.setattr(login_messages, "LOGIN_SECONDS", 0.2)
     present = most = 0
 
@@ -515,8 +533,9 @@ async def test_no_more_than_eight_log_in_at_one_server_at_once(tmp_path: Path, m
     assert most == 8
 
 
+@pytest.mark.row(45)
 async def test_a_dropped_login_is_tried_again(tmp_path: Path, server: TestServer, told: Told) -> None:
-    """Row 45: a busy server hangs up before it says anything."""
+    """A busy server hangs up before it says anything."""
     drops = 2
 
     async def busy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -543,8 +562,9 @@ async def test_a_dropped_login_is_tried_again(tmp_path: Path, server: TestServer
     assert drops == 0
 
 
+@pytest.mark.row(47)
 async def test_a_login_that_is_cut_off_later_is_not_tried_again(tmp_path: Path) -> None:
-    """Row 47: the server may have counted a failure."""
+    """The server may have counted a failure."""
     async with password_server(PasswordServer(hangs_up=True)) as door:
         error = await refusal(door.server(password=SECRET), tmp_path)
     assert f"first: 127.0.0.1:{door.port} hung up during the login as someone" in str(error)

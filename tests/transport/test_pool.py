@@ -54,8 +54,9 @@ async def test_an_unknown_server_is_a_wrong_request(config: Config) -> None:
     assert caught.value.hint == "The servers are: first"
 
 
+@pytest.mark.row(60)
 async def test_a_lost_connection_is_made_again_at_the_next_use(config: Config, server: TestServer) -> None:
-    """Row 60: for a new use, never for a command that may have run."""
+    """For a new use, never for a command that may have run."""
     async with HostPool(config) as pool:
         host = await pool.host("first")
         async with host.open("sleep 60") as channel:
@@ -88,10 +89,11 @@ async def test_one_caller_that_gives_up_does_not_end_the_others(config: Config) 
             await impatient
 
 
+@pytest.mark.row(61)
 async def test_closing_ends_logins_that_are_under_way(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Row 61: at once, and nothing is left of them."""
+    """At once, and nothing is left of them."""
     monkeypatch.setattr(ssh_host, "CONNECT_ATTEMPTS", 1)
     gone = asyncio.Event()
 
@@ -142,9 +144,10 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.row(61)
 @pytest.mark.slow
 def test_ctrl_c_leaves_within_a_second(server: TestServer, tmp_path: Path) -> None:
-    """Row 61: without a word of asyncio."""
+    """Without a word of asyncio."""
     arguments = [server.username, str(server.port), str(server.key), str(tmp_path)]
     program = subprocess.Popen(
         [sys.executable, "-X", "dev", "-c", PROGRAM, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -20,6 +20,7 @@ def pem(kind: str) -> str:
     return f"-----{'BEGIN'} {kind}-----{BODY}-----END {kind}-----\n"
 
 
+@pytest.mark.row(112)
 @pytest.mark.parametrize(
     ("name", "secret"),
     [
@@ -56,11 +57,12 @@ def pem(kind: str) -> str:
         (b"train.py", None),
     ],
 )
-def test_secret_names_at_any_depth_row_112(name: bytes, secret: bytes | None) -> None:
+def test_secret_names_at_any_depth(name: bytes, secret: bytes | None) -> None:
     found = secret_in(name)
     assert (found.name if found else None) == secret
 
 
+@pytest.mark.row(112)
 @pytest.mark.parametrize("name", ["deploy.pem", "tls.key", "deploy", "my_key.txt", "id_deploy", "backup.asc"])
 @pytest.mark.parametrize(
     "text",
@@ -74,7 +76,7 @@ def test_secret_names_at_any_depth_row_112(name: bytes, secret: bytes | None) ->
         "PuTTY-User-Key-File-3: ssh-ed25519\nEncryption: none\nComment: xxxxxxxxxxxxxxxxxxxxxxxxxx\n",
     ],
 )
-def test_private_keys_are_known_by_their_text_row_112(tmp_path: Path, name: str, text: str) -> None:
+def test_private_keys_are_known_by_their_text(tmp_path: Path, name: str, text: str) -> None:
     assert is_key(tmp_path / name, text)
 
 
@@ -93,7 +95,8 @@ def test_other_files_are_no_keys(tmp_path: Path, name: str, text: str) -> None:
     assert not is_key(tmp_path / name, text)
 
 
-def test_a_file_that_nobody_else_may_read_is_looked_into_whatever_its_name_row_112(tmp_path: Path) -> None:
+@pytest.mark.row(112)
+def test_a_file_that_nobody_else_may_read_is_looked_into_whatever_its_name(tmp_path: Path) -> None:
     file = tmp_path / "notes.csv"
     assert not is_key(file, pem("OPENSSH PRIVATE KEY"))
     file.chmod(0o600)

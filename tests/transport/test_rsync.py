@@ -148,7 +148,8 @@ async def test_a_dry_run_says_what_it_would_do_and_changes_nothing(desk: Desk) -
     assert (desk.copy / "a.py").read_text() == "text\n"
 
 
-async def test_an_edit_arrives_although_the_servers_file_is_newer_row_65(desk: Desk) -> None:
+@pytest.mark.row(65)
+async def test_an_edit_arrives_although_the_servers_file_is_newer(desk: Desk) -> None:
     desk.write("a.py")
     await desk.sync()
     later = 4_000_000_000
@@ -159,7 +160,8 @@ async def test_an_edit_arrives_although_the_servers_file_is_newer_row_65(desk: D
     assert (desk.copy / "a.py").read_text() == "edited\n"
 
 
-async def test_checksum_finds_an_edit_of_the_same_size_and_time_row_66(desk: Desk) -> None:
+@pytest.mark.row(66)
+async def test_checksum_finds_an_edit_of_the_same_size_and_time(desk: Desk) -> None:
     path = desk.write("a.py", "aaa\n")
     os.utime(path, (1_700_000_000, 1_700_000_000))
     await desk.sync()
@@ -170,7 +172,8 @@ async def test_checksum_finds_an_edit_of_the_same_size_and_time_row_66(desk: Des
     assert (desk.copy / "a.py").read_text() == "bbb\n"
 
 
-async def test_what_jobs_made_on_the_server_stays_row_67(desk: Desk) -> None:
+@pytest.mark.row(67)
+async def test_what_jobs_made_on_the_server_stays(desk: Desk) -> None:
     desk.write("a.py")
     desk.write("old/stale.py")
     await desk.sync()
@@ -185,7 +188,8 @@ async def test_what_jobs_made_on_the_server_stays_row_67(desk: Desk) -> None:
     assert desk.names() == {"a.py", "checkpoints", "checkpoints/last.pt", "old", "old/output.txt", ".jobs", ".jobs/x"}
 
 
-async def test_a_stale_file_and_its_empty_folders_go_row_67(desk: Desk) -> None:
+@pytest.mark.row(67)
+async def test_a_stale_file_and_its_empty_folders_go(desk: Desk) -> None:
     desk.write("a.py")
     desk.write("one/two/stale.py")
     desk.write("one/two/second $(name)\n'.py")
@@ -199,7 +203,8 @@ async def test_a_stale_file_and_its_empty_folders_go_row_67(desk: Desk) -> None:
     assert desk.names() == {"a.py"}
 
 
-async def test_a_stale_file_that_the_server_changed_since_stays_row_67(desk: Desk) -> None:
+@pytest.mark.row(67)
+async def test_a_stale_file_that_the_server_changed_since_stays(desk: Desk) -> None:
     desk.write("a.py")
     desk.write("notes.txt")
     await desk.sync()
@@ -209,7 +214,8 @@ async def test_a_stale_file_that_the_server_changed_since_stays_row_67(desk: Des
     assert (desk.copy / "notes.txt").exists()
 
 
-async def test_a_stale_file_behind_a_folder_that_became_a_link_stays_row_67(desk: Desk) -> None:
+@pytest.mark.row(67)
+async def test_a_stale_file_behind_a_folder_that_became_a_link_stays(desk: Desk) -> None:
     desk.write("a.py")
     path = desk.write("data/set.txt")
     await desk.sync()
@@ -231,7 +237,8 @@ async def test_a_link_that_is_gone_here_goes_there(desk: Desk) -> None:
     assert desk.names() == {"a.py"}
 
 
-async def test_an_empty_project_removes_nothing_row_68(desk: Desk) -> None:
+@pytest.mark.row(68)
+async def test_an_empty_project_removes_nothing(desk: Desk) -> None:
     path = desk.write("a.py")
     await desk.sync()
     path.unlink()

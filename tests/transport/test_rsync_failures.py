@@ -69,9 +69,8 @@ async def failure(desk: Desk) -> RemoteToolError:
     return (await desk.results()).errors["first"]
 
 
-async def test_a_server_without_rsync_says_how_to_get_it_rows_55_69(
-    server_without_rsync: TestServer, tmp_path: Path
-) -> None:
+@pytest.mark.row(55, 69)
+async def test_a_server_without_rsync_says_how_to_get_it(server_without_rsync: TestServer, tmp_path: Path) -> None:
     desk = desk_for(server_without_rsync, tmp_path)
     error = await failure(desk)
     assert isinstance(error, SyncError)
@@ -81,13 +80,15 @@ async def test_a_server_without_rsync_says_how_to_get_it_rows_55_69(
     assert not desk.copy.exists()
 
 
-async def test_rsync_of_a_miniconda_is_found_row_55(server_without_rsync: TestServer, tmp_path: Path) -> None:
+@pytest.mark.row(55)
+async def test_rsync_of_a_miniconda_is_found(server_without_rsync: TestServer, tmp_path: Path) -> None:
     desk = desk_for(server_without_rsync, tmp_path)
     fake_rsync(desk, f'exec {shutil.which("rsync")} "$@"')
     await desk.sync()
     assert desk.names() == {"a.py"}
 
 
+@pytest.mark.row(69)
 @pytest.mark.parametrize(
     ("program", "expected"),
     [
@@ -99,7 +100,7 @@ async def test_rsync_of_a_miniconda_is_found_row_55(server_without_rsync: TestSe
         ("exit 0", "ended before the end"),
     ],
 )
-async def test_how_the_servers_rsync_ended_is_one_sentence_row_69(
+async def test_how_the_servers_rsync_ended_is_one_sentence(
     server_without_rsync: TestServer, tmp_path: Path, program: str, expected: str
 ) -> None:
     desk = desk_for(server_without_rsync, tmp_path)
@@ -113,7 +114,8 @@ async def test_how_the_servers_rsync_ended_is_one_sentence_row_69(
     assert desk.state.startswith("incomplete ")
 
 
-async def test_a_file_that_cannot_be_written_is_named_row_69(make_server: MakeServer, tmp_path: Path) -> None:
+@pytest.mark.row(69)
+async def test_a_file_that_cannot_be_written_is_named(make_server: MakeServer, tmp_path: Path) -> None:
     desk = desk_for(make_server(), tmp_path)
     (desk.copy / "a.py").mkdir(parents=True)
     (desk.copy / "a.py" / "output").write_text("a job's")
@@ -125,19 +127,19 @@ async def test_a_file_that_cannot_be_written_is_named_row_69(make_server: MakeSe
     assert (desk.copy / "a.py" / "output").exists()
 
 
+@pytest.mark.row(52, 69)
 @pytest.mark.parametrize(
     "noise", ["echo Welcome", "printf 'no newline'", "head -c 300000 /dev/zero | tr '\\0' x; echo"]
 )
-async def test_what_bashrc_prints_does_not_disturb_rows_52_69(
-    make_server: MakeServer, tmp_path: Path, noise: str
-) -> None:
+async def test_what_bashrc_prints_does_not_disturb(make_server: MakeServer, tmp_path: Path, noise: str) -> None:
     desk = desk_for(make_server(), tmp_path)
     (desk.server.home / ".bashrc").write_text(noise + "\n")
     await desk.sync()
     assert desk.names() == {"a.py"}
 
 
-async def test_a_project_folder_that_is_a_file_is_said_row_69(make_server: MakeServer, tmp_path: Path) -> None:
+@pytest.mark.row(69)
+async def test_a_project_folder_that_is_a_file_is_said(make_server: MakeServer, tmp_path: Path) -> None:
     desk = desk_for(make_server(), tmp_path)
     desk.copy.write_text("no folder")
     error = await failure(desk)
@@ -191,8 +193,9 @@ def when_half_is_there(desk: Desk, action: Callable[[], None]) -> Callable[[Even
     return report
 
 
+@pytest.mark.row(70)
 @pytest.mark.slow
-async def test_a_link_that_goes_in_the_middle_leaves_a_copy_known_as_half_and_the_next_sync_mends_row_70(
+async def test_a_link_that_goes_in_the_middle_leaves_a_copy_known_as_half_and_the_next_sync_mends(
     make_server: MakeServer, tmp_path: Path
 ) -> None:
     desk = large_desk(make_server(), tmp_path)
@@ -212,8 +215,9 @@ async def test_a_link_that_goes_in_the_middle_leaves_a_copy_known_as_half_and_th
         assert (desk.copy / name).read_bytes() == (desk.project / name).read_bytes()
 
 
+@pytest.mark.row(61)
 @pytest.mark.slow
-async def test_ctrl_c_in_the_middle_ends_both_rsyncs_row_61(make_server: MakeServer, tmp_path: Path) -> None:
+async def test_ctrl_c_in_the_middle_ends_both_rsyncs(make_server: MakeServer, tmp_path: Path) -> None:
     desk = large_desk(make_server(), tmp_path)
     async with HostPool(desk.config) as pool:
         half = asyncio.Event()

@@ -55,10 +55,11 @@ def plant_harmless(desk: Desk) -> None:
     desk.write(".env.example", "TOKEN=\n")
 
 
+@pytest.mark.row(83, 112)
 @pytest.mark.parametrize(
     "rules", [None, b"", b"+ .env\n+ .env.*\n+ id_*\n+ .git\n+ .git/**\n+ *\n", b"!\n", b"+ .env\r\n!\r\n", b"+ **\n"]
 )
-async def test_secrets_never_leave_whatever_exclude_txt_says_rows_83_112(desk: Desk, rules: bytes | None) -> None:
+async def test_secrets_never_leave_whatever_exclude_txt_says(desk: Desk, rules: bytes | None) -> None:
     plant_harmless(desk)
     plant_secrets(desk)
     if rules is not None:
@@ -71,7 +72,8 @@ async def test_secrets_never_leave_whatever_exclude_txt_says_rows_83_112(desk: D
     assert "not sent: sub/my_key is a private key" in desk.notices
 
 
-async def test_the_configured_private_key_stays_whatever_its_name_row_112(desk: Desk) -> None:
+@pytest.mark.row(112)
+async def test_the_configured_private_key_stays_whatever_its_name(desk: Desk) -> None:
     key = desk.config.servers["first"].private_key
     assert key is not None
     desk.write("a.py")
@@ -84,7 +86,8 @@ async def test_the_configured_private_key_stays_whatever_its_name_row_112(desk: 
     assert desk.names() == {"a.py"}
 
 
-async def test_the_users_patterns_hold_inside_folders_too_row_83(desk: Desk) -> None:
+@pytest.mark.row(83)
+async def test_the_users_patterns_hold_inside_folders_too(desk: Desk) -> None:
     for name in ("a.py", "sub/b.py", "sub/big.bin", "sub/deep/big.bin", "data/x", "sub/data/keep", "kept/x", "kept/y"):
         desk.write(name)
     desk.exclude(b"\xef\xbb\xbf# comment\r\n*.bin\r\n/data/  \r\n+ kept/x\nkept/*\n")
@@ -97,7 +100,8 @@ async def test_the_users_patterns_hold_inside_folders_too_row_83(desk: Desk) -> 
     }
 
 
-async def test_a_pattern_of_any_bytes_is_taken_row_83(desk: Desk) -> None:
+@pytest.mark.row(83)
+async def test_a_pattern_of_any_bytes_is_taken(desk: Desk) -> None:
     desk.write("a.py")
     desk.write(b"caf\xe9.txt")
     desk.write("tea.txt")
@@ -145,7 +149,8 @@ ODD_NAMES = (
 )
 
 
-async def test_any_name_arrives_as_it_is_and_goes_again_row_84(desk: Desk) -> None:
+@pytest.mark.row(84)
+async def test_any_name_arrives_as_it_is_and_goes_again(desk: Desk) -> None:
     desk.write("a.py")
     for name in ODD_NAMES:
         desk.write(name)
@@ -162,7 +167,8 @@ async def test_any_name_arrives_as_it_is_and_goes_again_row_84(desk: Desk) -> No
     assert b"\x1b" not in desk.step_output
 
 
-async def test_links_that_lead_out_are_named_and_not_sent_row_72(desk: Desk) -> None:
+@pytest.mark.row(72)
+async def test_links_that_lead_out_are_named_and_not_sent(desk: Desk) -> None:
     outside = desk.project.parent / "outside"
     outside.mkdir()
     (outside / "secret").write_text("canary")
@@ -185,7 +191,8 @@ async def test_links_that_lead_out_are_named_and_not_sent_row_72(desk: Desk) -> 
     assert "not sent: root is a link that leads out of the project" in desk.notices
 
 
-async def test_what_is_no_file_is_named_and_harms_nothing_row_73(desk: Desk) -> None:
+@pytest.mark.row(73)
+async def test_what_is_no_file_is_named_and_harms_nothing(desk: Desk) -> None:
     desk.write("a.py")
     os.mkfifo(desk.project / "pipe")
     (desk.project / "dangling").symlink_to("nowhere")
@@ -199,7 +206,8 @@ async def test_what_is_no_file_is_named_and_harms_nothing_row_73(desk: Desk) -> 
     assert (await desk.sync()).sent == ()
 
 
-async def test_setuid_and_owner_do_not_arrive_row_80(desk: Desk) -> None:
+@pytest.mark.row(80)
+async def test_setuid_and_owner_do_not_arrive(desk: Desk) -> None:
     path = desk.write("tool")
     path.chmod(0o6755)
     if os.geteuid() == 0:

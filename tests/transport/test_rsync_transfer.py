@@ -71,8 +71,9 @@ def programs(folder: Path) -> list[int]:
     return found
 
 
+@pytest.mark.row(107)
 @pytest.mark.parametrize("name", ["it's a project", '"quoted" $(touch injected)', "-rf", "deep/er/project", "b\\s*[x]"])
-async def test_the_project_may_have_any_name_row_107(desk: Desk, name: str) -> None:
+async def test_the_project_may_have_any_name(desk: Desk, name: str) -> None:
     desk.config = replace(desk.config, name=name, remote=RemotePaths(name))
     assert (await desk.sync(dry_run=True)).sent == ("a.py",)
     await desk.sync()
@@ -98,14 +99,16 @@ async def test_folders_of_ours_with_other_names_are_not_sent_nor_written_to(desk
     assert (desk.copy / "scripts" / "sync").read_text().startswith("complete ")
 
 
-async def test_our_folder_is_closed_to_others_row_113(desk: Desk) -> None:
+@pytest.mark.row(113)
+async def test_our_folder_is_closed_to_others(desk: Desk) -> None:
     await desk.sync()
     scripts = desk.copy / ".remote-scripts"
     assert stat.S_IMODE(scripts.stat().st_mode) == 0o700
     assert stat.S_IMODE((scripts / "sent").stat().st_mode) == 0o600
 
 
-async def test_owner_and_setuid_do_not_travel_row_80(desk: Desk) -> None:
+@pytest.mark.row(80)
+async def test_owner_and_setuid_do_not_travel(desk: Desk) -> None:
     path = desk.write("tool")
     if os.geteuid() == 0:
         os.chown(path, 12345, 12345)
@@ -144,7 +147,8 @@ async def test_a_folder_may_become_a_file_and_a_file_a_folder(desk: Desk) -> Non
     assert desk.state == f"complete {result.snapshot}\n"
 
 
-async def test_what_is_excluded_now_stays_there_and_goes_when_it_is_gone_here_row_67(desk: Desk) -> None:
+@pytest.mark.row(67)
+async def test_what_is_excluded_now_stays_there_and_goes_when_it_is_gone_here(desk: Desk) -> None:
     desk.write("data/big.bin")
     await desk.sync()
     desk.exclude(b"/data\n")
@@ -154,7 +158,8 @@ async def test_what_is_excluded_now_stays_there_and_goes_when_it_is_gone_here_ro
     assert (await desk.sync()).removed == ("data/big.bin",)
 
 
-async def test_the_list_of_sent_files_comes_from_the_server_and_is_not_trusted_row_67(desk: Desk) -> None:
+@pytest.mark.row(67)
+async def test_the_list_of_sent_files_comes_from_the_server_and_is_not_trusted(desk: Desk) -> None:
     outside = desk.server.home / "outside.txt"
     await desk.sync()
     outside.write_text("mine")
@@ -169,7 +174,8 @@ async def test_the_list_of_sent_files_comes_from_the_server_and_is_not_trusted_r
     assert outside.exists()
 
 
-async def test_two_syncs_at_once_both_end_well_row_85(desk: Desk) -> None:
+@pytest.mark.row(85)
+async def test_two_syncs_at_once_both_end_well(desk: Desk) -> None:
     for number in range(200):
         desk.write(f"sub/{number}.py", f"{number}\n")
     async with HostPool(desk.config) as pool:
@@ -194,8 +200,9 @@ async def test_a_sync_with_nothing_to_do_is_one_command_on_the_server(desk: Desk
         assert labels == ["rsync", "rsync", "remember what was sent"]
 
 
+@pytest.mark.row(78)
 @pytest.mark.slow
-async def test_an_interrupted_large_file_is_taken_up_again_row_78(desk: Desk) -> None:
+async def test_an_interrupted_large_file_is_taken_up_again(desk: Desk) -> None:
     size = 48 * 1024 * 1024
     (desk.project / "big").write_bytes(os.urandom(size))
     dropped: list[bool] = []
@@ -218,6 +225,7 @@ async def test_an_interrupted_large_file_is_taken_up_again_row_78(desk: Desk) ->
     assert not partial.exists()
 
 
+@pytest.mark.row(69)
 @pytest.mark.slow
 async def test_a_link_that_goes_once_is_made_again(desk: Desk) -> None:
     (desk.project / "big").write_bytes(os.urandom(32 * 1024 * 1024))
@@ -232,8 +240,9 @@ async def test_a_link_that_goes_once_is_made_again(desk: Desk) -> None:
     assert (desk.copy / "big").read_bytes() == (desk.project / "big").read_bytes()
 
 
+@pytest.mark.row(61)
 @pytest.mark.slow
-async def test_no_program_is_left_after_an_interruption_row_61(desk: Desk) -> None:
+async def test_no_program_is_left_after_an_interruption(desk: Desk) -> None:
     (desk.project / "big").write_bytes(os.urandom(48 * 1024 * 1024))
     async with HostPool(desk.config) as pool:
         host = await pool.host("first")
@@ -254,6 +263,7 @@ async def test_no_program_is_left_after_an_interruption_row_61(desk: Desk) -> No
         await until(lambda: not programs(desk.project) and not programs(desk.server.home))
 
 
+@pytest.mark.row(69)
 @pytest.mark.slow
 async def test_a_local_rsync_that_is_killed_is_said_and_ends_the_other(desk: Desk) -> None:
     (desk.project / "big").write_bytes(os.urandom(48 * 1024 * 1024))
@@ -272,8 +282,9 @@ async def test_a_local_rsync_that_is_killed_is_said_and_ends_the_other(desk: Des
     assert desk.state.startswith("incomplete ")
 
 
+@pytest.mark.row(69)
 @pytest.mark.slow
-async def test_a_file_that_vanishes_while_others_are_sent_is_a_warning_row_69(desk: Desk) -> None:
+async def test_a_file_that_vanishes_while_others_are_sent_is_a_warning(desk: Desk) -> None:
     for name in ("big", "z"):
         (desk.project / name).write_bytes(os.urandom(24 * 1024 * 1024))
     wanted = await take_snapshot(desk.project, selection_rules(desk.config))
@@ -290,6 +301,7 @@ async def test_a_file_that_vanishes_while_others_are_sent_is_a_warning_row_69(de
     assert desk.state == f"complete {wanted.id}\n"
 
 
+@pytest.mark.row(70)
 async def test_a_copy_that_was_whole_is_not_so_after_a_failure(desk: Desk) -> None:
     """The server's own rsync ends well when a file cannot be read here, so the server must be told."""
     desk.write("b.py")
@@ -331,9 +343,8 @@ done
 """
 
 
-async def test_openrsync_of_macos_gets_only_options_that_it_knows_row_81(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.row(81)
+async def test_openrsync_of_macos_gets_only_options_that_it_knows(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     program = desk.project.parent / "tools" / "rsync"
     program.parent.mkdir()
     program.write_text(OPENRSYNC + f'exec {RSYNC} --protocol=29 "$@"\n')
@@ -347,6 +358,7 @@ async def test_openrsync_of_macos_gets_only_options_that_it_knows_row_81(
     assert (await desk.sync()).sent == ()
 
 
+@pytest.mark.row(81)
 @pytest.mark.parametrize(
     ("banner", "expected"),
     [
@@ -361,7 +373,8 @@ def test_versions(banner: bytes, expected: tuple[int, ...]) -> None:
     assert local_rsync._parse_version(banner) == expected
 
 
-def test_a_project_with_an_unreadable_file_and_folder_is_sent_without_them_row_73() -> None:
+@pytest.mark.row(73)
+def test_a_project_with_an_unreadable_file_and_folder_is_sent_without_them() -> None:
     """Root reads everything, so this runs as somebody else, who may not read this Python's modules any more."""
     script = """
 import asyncio, concurrent.futures.thread, json, os, sys
@@ -401,12 +414,14 @@ def plain_environment() -> dict[str, str]:
     return {"PATH": os.environ["PATH"], "PYTHONPATH": root, "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": "/tmp"}
 
 
-async def test_a_project_folder_that_is_not_there_is_said_row_68(tmp_path: Path) -> None:
+@pytest.mark.row(68)
+async def test_a_project_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(SyncError, match="is not there"):
         await take_snapshot(tmp_path / "gone", SelectionRules(tmp_path / "none"))
 
 
-async def test_exclude_txt_of_another_editor_is_understood_row_83(desk: Desk) -> None:
+@pytest.mark.row(83)
+async def test_exclude_txt_of_another_editor_is_understood(desk: Desk) -> None:
     for name in ("a.bin", "b b.txt", "c.txt"):
         desk.write(name)
     desk.exclude(b"\xef\xbb\xbf*.bin\rb b.txt\t \r\n!\0x\n")
@@ -414,7 +429,8 @@ async def test_exclude_txt_of_another_editor_is_understood_row_83(desk: Desk) ->
     assert desk.names() == {"a.py", "c.txt"}
 
 
-async def test_a_configured_key_that_does_not_look_like_one_stays_row_112(desk: Desk) -> None:
+@pytest.mark.row(112)
+async def test_a_configured_key_that_does_not_look_like_one_stays(desk: Desk) -> None:
     desk.write("key.der", "binary")
     server = replace(desk.config.servers["first"], private_key=desk.project / "key.der")
     rules = selection_rules(replace(desk.config, servers={"first": server}))
@@ -423,19 +439,22 @@ async def test_a_configured_key_that_does_not_look_like_one_stays_row_112(desk: 
     assert wanted.skipped == (("key.der", "is a private key"),)
 
 
-async def test_exclude_txt_that_cannot_be_read_is_said_row_83(tmp_path: Path) -> None:
+@pytest.mark.row(83)
+async def test_exclude_txt_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     with pytest.raises(SyncError, match="cannot be read: Is a directory"):
         await take_snapshot(tmp_path, SelectionRules(tmp_path))
 
 
+@pytest.mark.row(69)
 @pytest.mark.parametrize("status", sorted({1, 2, 3, 5, 10, 11, 12, 13, 14, 20, 22, 23, 30, 35, 127, 255}))
-def test_each_exit_status_is_one_clear_cause_row_69(status: int) -> None:
+def test_each_exit_status_is_one_clear_cause(status: int) -> None:
     error = Ending("first", status, Exit(0), b"", b"").failure()
     assert error is not None
     assert error.message == f"first: the project was not sent: {CAUSES[status]}"
     assert error.hint
 
 
+@pytest.mark.row(69)
 @pytest.mark.parametrize(
     ("local", "remote", "expected"),
     [
@@ -452,12 +471,13 @@ def test_each_exit_status_is_one_clear_cause_row_69(status: int) -> None:
         (12, None, CAUSES[12]),
     ],
 )
-def test_the_end_that_tells_more_is_the_cause_row_69(local: int, remote: Exit | None, expected: str | None) -> None:
+def test_the_end_that_tells_more_is_the_cause(local: int, remote: Exit | None, expected: str | None) -> None:
     error = Ending("first", local, remote, b"", b"").failure()
     assert (error.message.removeprefix("first: the project was not sent: ") if error else None) == expected
 
 
-async def test_a_secret_that_appears_after_the_listing_stays_too_rows_72_112(desk: Desk) -> None:
+@pytest.mark.row(72, 112)
+async def test_a_secret_that_appears_after_the_listing_stays_too(desk: Desk) -> None:
     wanted = await take_snapshot(desk.project, selection_rules(desk.config))
     for name in (".env", "sub/.env.local", "id_rsa", ".aws/credentials", ".env.example"):
         desk.write(name)

@@ -78,8 +78,9 @@ def stopped(server: TestServer) -> Iterator[None]:
 # Output, input and status
 
 
+@pytest.mark.row(37)
 async def test_both_outputs_and_the_status_come_back_as_bytes(host: Host) -> None:
-    """Row 37: bytes that are no UTF-8 change nothing."""
+    """Bytes that are no UTF-8 change nothing."""
     completed = await host.run("cat; cat /dev/null; printf 'bad \\377' >&2; exit 7", stdin=ALL_BYTES, check=False)
 
     assert completed.stdout == ALL_BYTES
@@ -94,6 +95,7 @@ async def test_the_exit_status_is_the_commands_own(host: Host, status: int) -> N
     assert (await host.run(f"exit {status}", check=False)).exit == Exit(status)
 
 
+@pytest.mark.row(36)
 async def test_a_signal_is_told_apart_from_a_status(host: Host) -> None:
     assert (await host.run("kill -TERM $$", check=False)).exit == Exit(None, "TERM")
     with pytest.raises(RemoteCommandError, match="was ended by SIGTERM") as caught:
@@ -110,8 +112,9 @@ async def test_a_failed_command_is_an_error_with_the_end_of_what_it_said(host: H
     assert (caught.value.server, caught.value.command, caught.value.exit_status) == ("first", "look for a thing", 3)
 
 
+@pytest.mark.row(58, 107)
 async def test_a_script_may_hold_any_character(host: Host) -> None:
-    """Row 58, 107: quotes, newlines, exclamation marks, percent signs, backslashes, and bytes that are no UTF-8."""
+    """Quotes, newlines, exclamation marks, percent signs, backslashes, and bytes that are no UTF-8."""
     text = "".join(chr(number) for number in range(1, 128)) + "äöü€\udcff"
     script = "cat <<'END OF IT'\n" + text + "\nEND OF IT\n"
     assert (await host.run(script)).stdout == text.encode("utf-8", "surrogateescape") + b"\n"
@@ -122,15 +125,17 @@ async def test_a_script_with_a_nul_is_refused_here(host: Host) -> None:
         await host.run("echo \0")
 
 
+@pytest.mark.row(56)
 @pytest.mark.parametrize("size", [100, 10_000, 128 * 1024, 1_000_000])
 async def test_a_script_may_be_of_any_length(host: Host, size: int) -> None:
-    """Row 56: nothing of it is in argv, and stdin after it is the command's own."""
+    """Nothing of it is in argv, and stdin after it is the command's own."""
     script = f"text='{'x' * size}'\nprintf %s \"$text\" | wc -c\ncat"
     assert (await host.run(script, stdin=b"the rest")).stdout.split() == [str(size).encode(), b"the", b"rest"]
 
 
+@pytest.mark.row(111)
 async def test_a_script_is_not_seen_in_the_list_of_processes(host: Host) -> None:
-    """Row 111: secrets travel in stdin."""
+    """Secrets travel in stdin."""
     seen = (await host.run("secret=canary4711; cat /proc/*/cmdline 2>/dev/null | tr '\\0' '\\n'; true")).stdout
     assert b"eval" in seen
     assert b"canary4711" not in seen
@@ -173,14 +178,16 @@ async def test_keys_are_exchanged_again_in_the_middle(make_server: MakeServer, l
         assert (await host.run("echo alive")).stdout == b"alive\n"
 
 
+@pytest.mark.row(37)
 async def test_a_slow_reader_slows_the_command_down(host: Host) -> None:
-    """Row 37: what nobody reads stays on the server."""
+    """What nobody reads stays on the server."""
     async with host.open("head -c 200000000 /dev/zero; echo done >&2") as channel:
         await channel.read(size=1)
         await asyncio.sleep(0.3)
         assert len(channel._outputs[Stream.OUT].data) < 20 * MEBIBYTE  # type: ignore[attr-defined]
 
 
+@pytest.mark.row(37)
 async def test_one_stream_can_be_read_while_the_other_is_full(host: Host) -> None:
     async with host.open("head -c 10000000 /dev/zero >&2; echo now") as channel:
         assert await channel.read() == b"now\n"
@@ -224,8 +231,9 @@ async def fail_after_reading(host: Host, script: str) -> int:
     return pids[0]
 
 
+@pytest.mark.row(46)
 async def test_a_command_that_was_given_up_is_hung_up(tmp_path: Path) -> None:
-    """Row 46: else it would keep its session, and the eleventh command would wait for the first."""
+    """Else it would keep its session, and the eleventh command would wait for the first."""
     async with password_server(PasswordServer()) as door:
         config = replace(make_configuration([], tmp_path), servers={"first": door.server(password=door.password)})
         async with HostPool(config) as pool:
@@ -242,14 +250,16 @@ async def test_commands_that_were_given_up_end_on_the_server(host: Host) -> None
     assert await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
 
 
+@pytest.mark.row(14)
 async def test_what_was_set_free_outlives_a_hang_up(host: Host) -> None:
-    """Row 14: jobs live in sessions of their own."""
+    """Jobs live in sessions of their own."""
     pid = await fail_after_reading(host, "setsid sleep 30 >/dev/null 2>&1 </dev/null & echo $!; sleep 5")
     assert (await host.run("echo alive")).ok
     assert Path(f"/proc/{pid}").exists()
     os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.row(37)
 async def test_a_command_that_says_too_much_is_given_up(host: Host) -> None:
     with pytest.raises(RemoteCommandError, match="flood: said more than 100000 bytes"):
         await host.run("yes", limit=100_000, label="flood")
@@ -264,10 +274,11 @@ async def test_leaving_the_context_ends_stdin_and_frees_the_place(host: Host, se
     assert await until((server.home / "mark").exists)
 
 
+@pytest.mark.row(61)
 async def test_cancelling_leaves_the_connection_usable_and_no_task_behind(
     host: Host, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Row 61: also where the session is only just being opened."""
+    """Also where the session is only just being opened."""
 
     async def hold() -> None:
         async with host.open("cat") as channel:
@@ -288,10 +299,11 @@ async def test_cancelling_leaves_the_connection_usable_and_no_task_behind(
     assert "never retrieved" not in caplog.text
 
 
+@pytest.mark.row(61)
 async def test_a_session_that_nobody_wants_any_more_is_closed_when_it_opens(
     make_server: MakeServer, log_in: LogIn
 ) -> None:
-    """Row 61: the library forgets it, and the server would go on counting it."""
+    """The library forgets it, and the server would go on counting it."""
     server = make_server(MaxSessions="1")
     async with log_in(server) as host:
         with stopped(server):
@@ -314,26 +326,28 @@ async def test_a_reader_is_woken_when_its_channel_is_closed(host: Host) -> None:
 # The number of sessions
 
 
+@pytest.mark.row(46)
 @pytest.mark.parametrize("allowed", [1, 2, 10])
 async def test_more_commands_than_sessions_wait_for_each_other(
     make_server: MakeServer, log_in: LogIn, allowed: int
 ) -> None:
-    """Row 46: a server with MaxSessions 1 does all of them, one by one."""
+    """A server with MaxSessions 1 does all of them, one by one."""
     async with log_in(make_server(MaxSessions=str(allowed))) as host:
         answers = await asyncio.gather(*(host.run(f"sleep 0.02; echo {number}") for number in range(15)))
     assert [answer.stdout for answer in answers] == [b"%d\n" % number for number in range(15)]
 
 
+@pytest.mark.row(46)
 async def test_a_given_up_session_makes_room_when_its_command_ends(make_server: MakeServer, log_in: LogIn) -> None:
-    """Row 46: sshd counts a session until its command has ended."""
+    """A session counts for sshd until its command has ended."""
     async with log_in(make_server(MaxSessions="1")) as host:
         async with host.open("trap '' PIPE HUP; echo begun; sleep 0.5") as channel:
             await read_some(channel, b"begun")
         assert (await host.run("echo next")).stdout == b"next\n"
 
 
+@pytest.mark.row(46)
 async def test_a_server_without_sessions_is_a_clear_error(make_server: MakeServer, log_in: LogIn) -> None:
-    """Row 46."""
     async with log_in(make_server(MaxSessions="0")) as host:
         with pytest.raises(ConnectError, match="first: the server opens no session: open failed") as caught:
             await host.run("true")
@@ -343,6 +357,7 @@ async def test_a_server_without_sessions_is_a_clear_error(make_server: MakeServe
 # Noise and login shells
 
 
+@pytest.mark.row(52, 53)
 @pytest.mark.parametrize(
     "noise",
     [
@@ -356,7 +371,7 @@ async def test_a_server_without_sessions_is_a_clear_error(make_server: MakeServe
 async def test_what_the_login_shell_prints_is_cut_off(
     make_server: MakeServer, log_in: LogIn, told: Told, noise: str
 ) -> None:
-    """Rows 52 and 53: only what follows this call's own mark is an answer."""
+    """Only what follows this call's own mark is an answer."""
     shell = make_server(ForceCommand=f'{noise}; eval "$SSH_ORIGINAL_COMMAND"')
     async with log_in(shell) as host:
         completed = await host.run("echo answer; echo problem >&2; cat", stdin=b"input")
@@ -366,15 +381,17 @@ async def test_what_the_login_shell_prints_is_cut_off(
     assert "bytes of noise before it" in told.traces[-1][1]
 
 
+@pytest.mark.row(52)
 async def test_endless_noise_is_an_error(make_server: MakeServer, log_in: LogIn) -> None:
-    """Row 52: within bounds of memory."""
+    """Within bounds of memory."""
     async with log_in(make_server(ForceCommand="yes")) as host:
         with pytest.raises(RemoteCommandError, match="printed more than 16777216 bytes before it began"):
             await host.run("echo answer")
 
 
+@pytest.mark.row(54)
 async def test_a_login_shell_that_lets_nobody_in_is_named(make_server: MakeServer, log_in: LogIn) -> None:
-    """Row 54: nologin ends with status 1, or with 0, but never runs anything."""
+    """Nologin ends with status 1, or with 0, but never runs anything."""
     for status in (0, 1):
         command = f"echo This account is currently not available.; exit {status}"
         async with log_in(make_server(f"shell{status}", ForceCommand=command)) as host:
@@ -386,9 +403,10 @@ async def test_a_login_shell_that_lets_nobody_in_is_named(make_server: MakeServe
                     await channel.wait()
 
 
+@pytest.mark.row(54)
 @pytest.mark.parametrize("shell", ["sh", "dash", "bash", "zsh", "fish", "tcsh", "csh", "ksh", "mksh"])
 async def test_every_login_shell_runs_our_scripts(make_server: MakeServer, log_in: LogIn, shell: str) -> None:
-    """Row 54: sshd starts a login shell with -c and the command; here the command hands on to another one."""
+    """A login shell is started by sshd with -c and the command; here the command hands on to another one."""
     program = shutil.which(shell)
     if program is None:
         pytest.skip(f"{shell} is not installed")
@@ -396,11 +414,12 @@ async def test_every_login_shell_runs_our_scripts(make_server: MakeServer, log_i
         await check_every_verb(host)
 
 
+@pytest.mark.row(33)
 @pytest.mark.parametrize("program", ["busybox", "bash", "dash"])
 async def test_every_kind_of_sh_runs_our_scripts(
     make_server: MakeServer, log_in: LogIn, tmp_path: Path, program: str
 ) -> None:
-    """Row 33: /bin/sh may be busybox or bash."""
+    """/bin/sh may be busybox or bash."""
     found = shutil.which(program)
     if found is None:
         pytest.skip(f"{program} is not installed")
@@ -425,10 +444,11 @@ async def check_every_verb(host: Host) -> None:
         assert await read_to_end(channel) == b"typed\n"
 
 
+@pytest.mark.row(57, 117)
 async def test_no_variable_and_no_agent_goes_along(
     host: Host, monkeypatch: pytest.MonkeyPatch, log_in: LogIn, server: TestServer
 ) -> None:
-    """Rows 57 and 117: nothing rests on AcceptEnv, and the server cannot use our keys."""
+    """Nothing rests on AcceptEnv, and the server cannot use our keys."""
     monkeypatch.setenv("LC_CANARY", "4711")
     monkeypatch.setenv("SSH_AUTH_SOCK", "/nonexistent")
     Path.home().joinpath(".ssh").mkdir()
@@ -456,8 +476,9 @@ async def test_a_file_appears_whole_with_its_mode(host: Host, server: TestServer
     assert sorted(path.name for path in (server.home / ".scripts").iterdir()) == ["deep", "run"]
 
 
+@pytest.mark.row(36)
 async def test_an_upload_that_breaks_off_leaves_the_old_file(server: TestServer, log_in: LogIn) -> None:
-    """Row 36: stdin ends early when the link goes; half a file must not take the name."""
+    """Stdin ends early when the link goes; half a file must not take the name."""
     async with log_in(server) as host:
         await host.upload(b"old", "file")
         uploading = asyncio.create_task(host.upload(os.urandom(40 * MEBIBYTE), "file"))
@@ -480,8 +501,9 @@ async def test_a_file_cannot_replace_a_folder(host: Host, server: TestServer) ->
 # The link
 
 
+@pytest.mark.row(36)
 async def test_a_lost_link_is_an_error_never_a_result(server: TestServer, log_in: LogIn) -> None:
-    """Row 36, M1: half an output with no exit status is not success."""
+    """Half an output with no exit status is not success."""
     async with log_in(server) as host:
         async with host.open("echo begun; sleep 60") as channel:
             await read_some(channel, b"begun\n")
@@ -500,8 +522,8 @@ async def test_a_lost_link_is_an_error_never_a_result(server: TestServer, log_in
     assert caught.value.hint
 
 
+@pytest.mark.row(36, 46)
 async def test_commands_that_wait_for_a_session_hear_of_a_lost_link(server: TestServer, log_in: LogIn) -> None:
-    """Rows 36 and 46."""
     async with log_in(server) as host:
         running = [asyncio.create_task(host.run("sleep 5")) for _ in range(35)]
         await asyncio.sleep(0.2)
@@ -511,6 +533,7 @@ async def test_commands_that_wait_for_a_session_hear_of_a_lost_link(server: Test
     assert {type(result) for result in results} == {ConnectionLostError}
 
 
+@pytest.mark.row(36)
 async def test_what_came_before_the_link_went_is_still_read(server: TestServer, log_in: LogIn) -> None:
     async with log_in(server) as host, host.open("printf 12345; sleep 60") as channel:
         assert await channel.read(size=1) == b"1"
@@ -522,8 +545,9 @@ async def test_what_came_before_the_link_went_is_still_read(server: TestServer, 
             await channel.read()
 
 
+@pytest.mark.row(36)
 async def test_a_session_killed_on_the_server_is_no_success(host: Host, server: TestServer) -> None:
-    """Row 36: the shell dies by a signal that sshd reports; the status is never taken for 0."""
+    """The shell dies by a signal that sshd reports; the status is never taken for 0."""
     async with host.open("echo $$; exec sleep 60") as channel:
         pid = int((await channel.read()).split()[0])
         os.kill(pid, signal.SIGKILL)
@@ -531,8 +555,9 @@ async def test_a_session_killed_on_the_server_is_no_success(host: Host, server: 
     assert server.session_pids()
 
 
+@pytest.mark.row(43, 61)
 async def test_a_dead_peer_does_not_hold_up_the_end(server: TestServer, log_in: LogIn) -> None:
-    """Rows 43 and 61: the pool closes within a bound although the server says nothing any more."""
+    """The pool closes within a bound although the server says nothing any more."""
     with ExitStack() as stack:
         async with log_in(server) as host:
             await host.run("true")
@@ -546,11 +571,12 @@ async def test_a_dead_peer_does_not_hold_up_the_end(server: TestServer, log_in: 
         assert time.monotonic() - began < 3
 
 
+@pytest.mark.row(43)
 @pytest.mark.slow
 async def test_a_silent_link_is_noticed_by_keepalive(
     server: TestServer, log_in: LogIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Row 43, M5: also in the middle of a command; the real interval is 15 s, four times."""
+    """Also in the middle of a command; the real interval is 15 s, four times."""
     monkeypatch.setattr(ssh_host, "KEEPALIVE_SECONDS", 0.2)
     async with log_in(server) as host:
         running = asyncio.create_task(host.run("sleep 60"))
@@ -559,13 +585,15 @@ async def test_a_silent_link_is_noticed_by_keepalive(
             await asyncio.wait_for(running, 10)
 
 
+@pytest.mark.row(43)
 def test_keepalive_is_on_by_default() -> None:
-    """Row 43: asyncssh has it off."""
+    """The library has it off."""
     assert (ssh_host.KEEPALIVE_SECONDS, ssh_host.KEEPALIVE_COUNT) == (15, 4)
 
 
+@pytest.mark.row(64)
 def test_the_ssh_library_has_no_known_holes() -> None:
-    """Row 64: older ones have holes in key exchange, SCP and packet sizes."""
+    """Older ones have holes in key exchange, SCP and packet sizes."""
     wanted = [Requirement(text) for text in requires("remote-tool") or []]
     (asyncssh,) = [requirement for requirement in wanted if requirement.name == "asyncssh"]
     assert not list(asyncssh.specifier.filter(["2.14.1", "2.23.1", "2.23.99"]))

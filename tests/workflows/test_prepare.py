@@ -206,8 +206,9 @@ async def test_one_failing_server_does_not_stop_the_others(
     assert imported_version(servers[1]) == "1.0"
 
 
+@pytest.mark.row(55)
 async def test_nothing_is_found_by_the_path_alone(make_server: MakeServer, tmp_path: Path, wheels: Path) -> None:
-    """Row 55: a server whose sessions have a PATH without a single program."""
+    """A server whose sessions have a PATH without a single program."""
     server = make_server(SetEnv=f"HOME={tmp_path}/servers/first/home PATH=/nonexistent")
     desk = with_packages(desk_at(tmp_path, wheels, server))
     await desk.prepare()

@@ -99,7 +99,8 @@ async def test_a_server_that_is_away_is_an_error_of_its_own(
     assert set(results.values) == {"first"}
 
 
-async def test_what_stays_here_is_told_once_and_not_without_end_row_112(config: Config) -> None:
+@pytest.mark.row(112)
+async def test_what_stays_here_is_told_once_and_not_without_end(config: Config) -> None:
     for number in range(15):
         (config.local.root / f"link{number:02}").symlink_to("/")
     (config.local.root / ".env").write_text("TOKEN=canary\n")
