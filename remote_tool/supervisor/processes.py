@@ -1,8 +1,9 @@
 """Processes: who they are, which belong to a job, and how to end them.
 
 A process is known by (boot id, pid namespace, pid, start time), never by its pid alone. It belongs to a job when its
-environment has the job's marker, when its output goes into the job's folder, or when it descends from such a process
-or from the job's supervisor. Only what has thrown away all three is not found once the supervisor is dead.
+environment has the job's marker, when its output goes into the job's folder, when it is the recorded command, or when
+it descends from such a process or from the job's supervisor. Only what has thrown away all of these is not found once
+the supervisor is dead.
 """
 
 from __future__ import annotations
@@ -114,6 +115,7 @@ class Owner(NamedTuple):
     job_id: str
     folder: str
     supervisor: int
+    command: Optional[Mapping[str, Any]]
 
 
 class Snapshot:
@@ -128,15 +130,18 @@ class Snapshot:
                 if process is not None:
                     self.processes[process.pid] = process
 
-    def members(self, job_id: str, folder: str, supervisor: int = 0) -> "list[Process]":
+    def members(
+        self, job_id: str, folder: str, supervisor: int = 0, command: Optional[Mapping[str, Any]] = None
+    ) -> "list[Process]":
         """Return the living processes of a job, but its supervisor.
 
         Args:
             job_id: Whose.
             folder: The job's folder, absolute and without links; empty when it has none.
             supervisor: Pid of the living supervisor, 0 when it has gone.
+            command: The record ``{"pid", "start_time"}`` of its command, when that is of this boot.
         """
-        owner = Owner(job_id, folder, supervisor)
+        owner = Owner(job_id, folder, supervisor, command)
         others = (process for process in self.processes.values() if process.is_alive and process.pid != supervisor)
         return [process for process in others if self._belongs(process, owner)]
 
@@ -145,7 +150,7 @@ class Snapshot:
         current: Optional[Process] = process
         while current is not None and current.pid not in seen:
             seen.add(current.pid)
-            if current.pid == owner.supervisor:
+            if current.pid == owner.supervisor or current.as_record() == owner.command:
                 return True
             is_supervisor, marker = self._marker(current)
             # What a job starts through remote-tool is another job's, or nobody's: its neighbour is not touched.

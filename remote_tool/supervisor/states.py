@@ -109,7 +109,7 @@ def _judge_ended(folder: int, records: Records, here: Here) -> Standing:
     assert ended is not None
     members: List[Process] = []
     if ended["unkillable"] and started is not None and _is_here(started["place"], here.place):
-        members = here.snapshot.members(spec["id"], job_files.path_of(folder))
+        members = here.snapshot.members(spec["id"], job_files.path_of(folder), command=started["command"])
     return Standing(spec, started, ended, state_of_ended(ended), ended["reason"], None, tuple(members))
 
 
@@ -122,7 +122,8 @@ def _judge_unended(folder: int, records: Records, here: Here) -> Standing:
     if started is None:
         return _starting(folder, spec, here)
     supervisor = processes.find_alive(started["supervisor"])
-    members = here.snapshot.members(spec["id"], job_files.path_of(folder), supervisor.pid if supervisor else 0)
+    pid = supervisor.pid if supervisor else 0
+    members = here.snapshot.members(spec["id"], job_files.path_of(folder), pid, started["command"])
     if supervisor is not None:
         ending = processes.find_alive(started["command"]) is None
         reason = "its command has ended, and its end is being recorded" if ending else ""

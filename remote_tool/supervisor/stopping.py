@@ -66,6 +66,7 @@ class JobStop:
         self._job_id = str(job_id)
         self._wish = wish
         self._folder = -1
+        self._command: Optional[Dict[str, Any]] = None
 
     def steps(self) -> Iterator[None]:
         """Go on to the end, with a pause wherever there is something to wait for."""
@@ -105,7 +106,9 @@ class JobStop:
         self.answer["left"] = [process.pid for process in standing.members]
 
     def _judge(self) -> Standing:
-        return states.judge(self._folder, self._job_id, states.look())
+        standing = states.judge(self._folder, self._job_id, states.look())
+        self._command = standing.started["command"] if standing.started is not None else None
+        return standing
 
     def _grace(self, standing: Standing) -> float:
         return float(standing.spec["grace"] if self._wish.grace is None else self._wish.grace)
@@ -166,7 +169,7 @@ class JobStop:
             self._record(count)
 
     def _members(self) -> List[Process]:
-        return Snapshot().members(self._job_id, job_files.path_of(self._folder))
+        return Snapshot().members(self._job_id, job_files.path_of(self._folder), command=self._command)
 
     def _record(self, count: int) -> None:
         left = [process.pid for process in self._members()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from tests.figures import record_figure
 
@@ -17,19 +17,31 @@ if TYPE_CHECKING:
 AT_ONCE = 4
 _SHOWN = 3
 
+Case = TypeVar("Case")
+
 
 def sweep(name: str, faults: Sequence[Fault], run: Callable[[Fault], bool]) -> None:
     """Run each fault; ``run`` tells whether it came, and raises when something is wrong after it."""
 
-    def attempt(fault: Fault) -> str:
-        try:
-            return "" if run(fault) else f"{fault}: never came"
-        except Exception:  # noqa: BLE001 - all cases are run, then all that went wrong are told
-            return f"{fault}: {traceback.format_exc()}"
+    def came(fault: Fault) -> None:
+        assert run(fault), "it never came"
 
     assert faults
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        wrong = [text for text in pool.map(attempt, faults) if text]
+    wrong = run_all(faults, came)
     record_figure(f"sweep of {name}: cases", len(faults))
     record_figure(f"sweep of {name}: failures", len(wrong))
     assert not wrong, f"{len(wrong)} of {len(faults)} cases\n" + "\n".join(wrong[:_SHOWN])
+
+
+def run_all(cases: Sequence[Case], run: Callable[[Case], object]) -> list[str]:
+    """Run all cases, several at a time; returns what went wrong."""
+
+    def attempt(case: Case) -> str:
+        try:
+            run(case)
+        except Exception:  # noqa: BLE001 - all cases are run, then all that went wrong are told
+            return f"{case}: {traceback.format_exc()}"
+        return ""
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return [text for text in pool.map(attempt, cases) if text]
