@@ -159,8 +159,9 @@ def read_stored(file: int, offset: int, end: int, most: int) -> Tuple[int, bytes
         start = end_of_hole(file, offset, end)
         data = os.pread(file, min(most, end - start), start)
         # Asked after the read: what was dropped meanwhile may have been read as zeros.
-        if end_of_hole(file, start, end) == start:
-            return start, data[: _start_of_hole(file, start, start + len(data)) - start]
+        stored = data[: _start_of_hole(file, start, start + len(data)) - start]
+        if stored or not data:
+            return start, stored
 
 
 def _start_of_hole(file: int, offset: int, end: int) -> int:
