@@ -230,6 +230,18 @@ class NetworkHost:
                 _try("tc", "-n", namespace, "qdisc", "del", "dev", device, "root")
             self._network.in_switch(f"link set {self.switch_port} up")
 
+    def add_interface(self, name: str, address: str) -> None:
+        """Give it a cable into another switch, with an address like ``192.168.7.2/24``; until its power goes."""
+        port, bridge = f"{self.switch_port}{name}", f"switch-{name}"
+        _try("ip", "-n", self._network.switch, "link", "add", bridge, "type", "bridge", "mcast_snooping", "0")
+        self._network.in_switch(
+            f"link set {bridge} up",
+            f"link add {port} type veth peer name {name} netns {self._namespace}",
+            f"link set {port} master {bridge}",
+            f"link set {port} up",
+        )
+        _batch(self._namespace, f"addr add {address} dev {name}", f"link set {name} up")
+
     # What happens to the machine
 
     def reboot(self) -> None:

@@ -66,6 +66,7 @@ class NodeFacts:
         gpus: How many GPUs it has.
         addresses: Its own addresses, the likeliest to be reached first.
         interfaces: The name of the interface of each address.
+        place: Which machine and which folder on it; the same for two names of one; empty when it does not say.
     """
 
     server: str
@@ -74,6 +75,7 @@ class NodeFacts:
     gpus: int
     addresses: tuple[str, ...] = ()
     interfaces: Mapping[str, str] = field(default_factory=dict)
+    place: str = ""
 
 
 @dataclass(frozen=True)
@@ -175,8 +177,9 @@ def check_nodes(facts: Sequence[NodeFacts]) -> None:
     """Refuse servers that cannot train together.
 
     Raises:
-        JobError: torch is missing on one, or torch or Python differ between them.
+        JobError: Two are one machine, torch is missing on one, or torch or Python differ between them.
     """
+    _refuse_one_machine(facts)
     for node in facts:
         if not node.torch:
             raise JobError(
@@ -305,6 +308,19 @@ def _refuse_twice(servers: Sequence[str]) -> None:
     twice = [server for server, count in Counter(servers).items() if count > 1]
     if twice:
         raise UsageError(f"{twice[0]} is named twice; each server runs one torchrun")
+
+
+def _refuse_one_machine(facts: Sequence[NodeFacts]) -> None:
+    """Refuse one machine by two names: its GPUs would be given away twice."""
+    by_place: dict[str, str] = {}
+    for node in facts:
+        other = by_place.setdefault(node.place or node.server, node.server)
+        if other != node.server:
+            raise JobError(
+                f"{other} and {node.server} are the same machine",
+                hint=f"Choose with --server, or take {node.server} out of .remote/configs.yaml",
+                server=node.server,
+            )
 
 
 def _bracketed(address: str) -> str:

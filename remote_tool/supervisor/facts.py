@@ -44,6 +44,7 @@ def facts(request: Request) -> None:
         "hostname": socket.gethostname(),
         "machine": platform.machine(),
         "identity": processes.place(),
+        "project": os.path.realpath(folders.project),
         "addresses": addresses.list_addresses(),
         "ssh_server_address": _ssh_server_address(),
         "now": time.time(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import json
 import secrets
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -141,6 +142,7 @@ def _read_facts(server: str, answer: Mapping[str, Any]) -> NodeFacts:
             gpus=_count(answer["gpus"], MOST_GPUS),
             addresses=_likeliest_first(seen, [address for address, _ in pairs]),
             interfaces=dict(pairs),
+            place=json.dumps([answer.get("identity"), answer.get("project")]),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise JobError(f"{server}: its facts cannot be read ({error!r})", server=server) from error
