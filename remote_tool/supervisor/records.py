@@ -176,8 +176,10 @@ def check_record(name: str, record: object, job_id: str) -> Record:
     """
     if not isinstance(record, dict):
         raise RecordError(f"{name}: must be an object, found {type(record).__name__}")
-    if type(record.get("schema")) is not int or record["schema"] != SCHEMA:
-        raise RecordError(f"{name}: schema must be {SCHEMA}, found {_shown(record.get('schema'))}")
+    schema = record.get("schema")
+    if type(schema) is not int or schema != SCHEMA:
+        remedy = "; a newer remote-tool wrote it, so update this one" if type(schema) is int and schema > SCHEMA else ""
+        raise RecordError(f"{name}: schema must be {SCHEMA}, found {_shown(schema)}{remedy}")
     for field, check in _FIELDS[name].items():
         if not check(record.get(field)):
             raise RecordError(f"{name}: {field} cannot be {_shown(record.get(field))}")

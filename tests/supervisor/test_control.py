@@ -81,6 +81,44 @@ def test_an_update_leaves_running_jobs_alone(server: PretendServer, tmp_path: Pa
     assert server.wait(ending)[ending]["exit_code"] == 6
 
 
+@pytest.mark.row(34)
+def test_jobs_of_the_first_version_are_listed_followed_and_stopped(server: PretendServer) -> None:
+    """Its records had fewer fields; what was added since has to do without."""
+    ended, running = server.start("echo old; exit 5"), server.start("echo old; exec sleep 60")
+    server.wait(ended)
+    server.wait_for_output(running, "old")
+    for path, new in (
+        (server.jobs / running / "spec.json", ["log_limit"]),
+        (server.jobs / ended / "spec.json", ["log_limit"]),
+        (server.jobs / ended / "ended.json", ["stopped_with_launch", "lost_node", "taken_port"]),
+    ):
+        record = json.loads(path.read_text())
+        path.write_text(json.dumps({name: value for name, value in record.items() if name not in new}))
+    assert (server.status(ended)["state"], server.status(running)["state"]) == ("failed", "running")
+    with server.open("follow", jobs=[{"id": ended, "offsets": {}}]) as call:
+        assert [frame.body for frame in call.rest() if frame.body] == [b"old\n"]
+    assert server.stop(running)["state"] == "killed"
+
+
+@pytest.mark.row(34, 130)
+def test_a_job_of_a_newer_version_is_left_alone_and_the_remedy_is_told(server: PretendServer) -> None:
+    job_id = server.start("exec sleep 60")
+    spec = server.jobs / job_id / "spec.json"
+    of_ours = spec.read_text()
+    newer = json.dumps({**json.loads(of_ours), "schema": 2})
+    spec.write_text(newer)
+    before = sorted(path.name for path in spec.parent.iterdir())
+    told = [server.call("status", ids=[job_id])["bad"][0]["why"], server.stop(job_id)["error"]]
+    with server.open("follow", jobs=[{"id": job_id, "offsets": {}}]) as call:
+        told += [frame.header["error"] for frame in call.rest() if "error" in frame.header]
+    assert told == ["spec.json: schema must be 1, found 2; a newer remote-tool wrote it, so update this one"] * 3
+    assert server.members(job_id) != []
+    assert spec.read_text() == newer
+    assert sorted(path.name for path in spec.parent.iterdir()) == before
+    spec.write_text(of_ours)
+    assert server.stop(job_id)["state"] == "killed"
+
+
 def test_the_program_needs_nothing_but_the_standard_library(installed: Path) -> None:
     program = (
         "import sys; sys.path.insert(0, sys.argv[1]); import supervisor.control; "
