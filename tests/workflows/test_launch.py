@@ -55,6 +55,21 @@ if os.environ["RANK"] == "2":
     raise ValueError("rank two had enough")
 time.sleep(1000)
 """
+# Rank 0 fails as well, but only because it is stopped.
+FAILS_LATER = """
+import os, pathlib, signal, tempfile, time
+up = pathlib.Path(tempfile.gettempdir(), os.environ["RUN_UUID"])
+def stop(*_):
+    raise RuntimeError("rank zero does not like to be stopped")
+if os.environ["RANK"] == "0":
+    signal.signal(signal.SIGTERM, stop)
+    up.touch()
+    time.sleep(1000)
+while not up.exists():
+    time.sleep(0.02)
+up.unlink()
+raise ValueError("rank one had enough")
+"""
 # A restarted node counts its own failures only, so files say that both ran and that the first try is over.
 ONCE = """
 import os, pathlib, sys, tempfile, time
@@ -90,7 +105,14 @@ if os.environ["RANK"] == "1":
 @pytest.fixture
 def trainer(shared_project: Path) -> Workspace:
     """The prepared workspace with the scripts of this file."""
-    scripts = {"ranks": RANKS, "together": TOGETHER, "fails": FAILS, "stubborn": STUBBORN, "unequal": UNEQUAL}
+    scripts = {
+        "later": FAILS_LATER,
+        "ranks": RANKS,
+        "together": TOGETHER,
+        "fails": FAILS,
+        "stubborn": STUBBORN,
+        "unequal": UNEQUAL,
+    }
     for name, text in scripts.items():
         (shared_project / f"{name}.py").write_text(text)
     return Workspace.find(shared_project)
@@ -149,6 +171,20 @@ def test_a_failing_rank_stops_the_launch_and_is_named(trainer: Workspace) -> Non
     assert "stopped because second (node 1) ended with exit code 1" in stopped.reason
     assert followed.exit_code == 1
     assert [processes_of(job) for job in jobs] == [[], []]
+
+
+@pytest.mark.row(100)
+@pytest.mark.slow
+def test_a_rank_that_fails_because_it_is_stopped_is_not_the_first(trainer: Workspace) -> None:
+    request = LaunchRequest("later.py", servers=("first",), processes=2)
+    (job,) = trainer.launch(request).jobs
+    followed = trainer.follow_jobs(selection([job.id]), lambda _chunk: None, FollowOptions())
+    failure = followed.first_failure
+    assert failure is not None
+    assert (failure.server, failure.rank, failure.exit_code) == ("first", 1, 1)
+    assert failure.message == "ValueError: rank one had enough"
+    assert "raise ValueError" in failure.traceback
+    assert b"rank zero does not like" in (trainer.config.local.job(job.id) / "ranks" / "0" / "0" / "err").read_bytes()
 
 
 @pytest.mark.row(1, 2, 89)
