@@ -258,7 +258,42 @@ def _lock(descriptor: int, folder: Path) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > deadline:
-                raise JobError(f"Another remote-tool holds {folder / 'lock'} since {LOCK_TIMEOUT:.0f} s") from None
+                raise _held_by_another(descriptor, folder / "lock") from None
             time.sleep(0.01)
         else:
             return
+
+
+def _held_by_another(descriptor: int, lock: Path) -> JobError:
+    holders = _holders(descriptor)
+    who = f" (process {', '.join(map(str, holders))})" if holders else ""
+    hint = f"ps -fp {','.join(map(str, holders))}" if holders else f"fuser -v {lock}"
+    return JobError(f"Another remote-tool{who} holds {lock} for more than {LOCK_TIMEOUT:.0f} s", hint=hint)
+
+
+def _holders(descriptor: int) -> list[int]:
+    """Return the processes that hold a lock on an open file, where the kernel tells."""
+    inode = str(os.fstat(descriptor).st_ino)
+    try:
+        with open("/proc/locks", encoding="ascii", errors="replace") as file:  # noqa: PTH123 - Path is for annotations here
+            locks = [line.split() for line in file]
+    except OSError:
+        return []
+    # 1: FLOCK  ADVISORY  WRITE 4711 08:01:1234 0 EOF
+    pids = [fields[4] for fields in locks if fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == inode]
+    return [int(pid) for pid in pids if _has_open(pid, descriptor)]
+
+
+def _has_open(pid: str, descriptor: int) -> bool:
+    """Whether a process has the same file open: another file system may have the same number for another file."""
+    wanted = os.fstat(descriptor)
+    with suppress(OSError):
+        names = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208 - Path is for annotations here
+        return any(_is_same(f"/proc/{pid}/fd/{name}", wanted) for name in names)
+    return False
+
+
+def _is_same(path: str, wanted: os.stat_result) -> bool:
+    with suppress(OSError):
+        return os.path.samestat(os.stat(path), wanted)  # noqa: PTH116 - the same
+    return False

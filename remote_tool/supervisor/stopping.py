@@ -14,7 +14,7 @@ from .requests import Request, is_list
 from .trees import KILL_SECONDS, deliver
 
 if TYPE_CHECKING:
-    from .states import Standing
+    from .states import Here, Standing
 
 # Beyond the grace, for SIGKILL and for the record.
 _EXTRA_SECONDS = 15.0
@@ -43,14 +43,33 @@ def stop(request: Request) -> None:
         request.get("grace", lambda value: value is None or is_grace(value)),
     )
     jobs = job_files.open_jobs_folder(folders.jobs)
-    stops = [JobStop(jobs, job_id, wish) for job_id in ids]
+    looks = Looks()
+    stops = [JobStop(jobs, job_id, wish, looks) for job_id in ids]
     going = [job.steps() for job in stops]
     pause = 0.02
     while going:
+        looks.forget()
         going = [steps for steps in going if next(steps, _DONE) is not _DONE]
         time.sleep(pause if going else 0.0)
         pause = min(pause * 1.3, 0.2)
     request.answer({"jobs": [job.answer for job in stops], "now": time.time()})
+
+
+class Looks:
+    """One look at the machine for all jobs of a round: each takes as long as there are processes."""
+
+    def __init__(self) -> None:
+        self._here: Optional[Here] = None
+
+    def forget(self) -> None:
+        """Begin a round."""
+        self._here = None
+
+    def look(self) -> "Here":
+        """Return the look of this round."""
+        if self._here is None:
+            self._here = states.look()
+        return self._here
 
 
 class JobStop:
@@ -60,16 +79,17 @@ class JobStop:
         answer: What is known of it; complete when the steps have ended.
     """
 
-    def __init__(self, jobs: Optional[int], job_id: object, wish: Wish) -> None:
+    def __init__(self, jobs: Optional[int], job_id: object, wish: Wish, looks: Looks) -> None:
         self.answer: Dict[str, Any] = {"id": job_id, "state": None, "ended": None, "left": [], "already": False}
         self._jobs = jobs
         self._job_id = str(job_id)
         self._wish = wish
+        self._looks = looks
         self._folder = -1
         self._command: Optional[Dict[str, Any]] = None
 
     def steps(self) -> Iterator[None]:
-        """Go on to the end, with a pause wherever there is something to wait for."""
+        """Go on to the end; a new round wherever there is something to wait for, or to look at anew."""
         try:
             if self._jobs is None or not is_job_id(self._job_id):
                 raise FileNotFoundError
@@ -91,6 +111,7 @@ class JobStop:
             self.answer["error"] = f"it cannot be stopped from here: {standing.reason}"
         elif was_running:
             yield from self._let_supervisor_end(standing)
+            yield
             standing = self._judge()
         elif not standing.members:
             self.answer["already"] = True
@@ -98,6 +119,7 @@ class JobStop:
         has_been_tried = was_running and standing.ended is not None
         if standing.members and standing.supervisor is None and not has_been_tried:
             yield from self._end_members(standing)
+            yield
             standing = self._judge()
         if standing.state in {"running", "starting"}:
             self.answer["error"] = "its supervisor did not end it in time"
@@ -106,7 +128,7 @@ class JobStop:
         self.answer["left"] = [process.pid for process in standing.members]
 
     def _judge(self) -> Standing:
-        standing = states.judge(self._folder, self._job_id, states.look())
+        standing = states.judge(self._folder, self._job_id, self._looks.look())
         self._command = standing.started["command"] if standing.started is not None else None
         return standing
 
@@ -118,6 +140,7 @@ class JobStop:
         grace = self._grace(standing)
         written = self._write_wish(grace)
         # Only a look after the wish is on disk tells whether the supervisor has seen it by itself.
+        yield
         standing = self._judge()
         if standing.supervisor is not None:
             deliver(standing.supervisor, self._knock(written=written))

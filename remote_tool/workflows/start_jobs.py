@@ -113,7 +113,7 @@ async def _start_on(context: Context, server: str, specs: Sequence[JobSpec]) -> 
     if problems:
         raise JobError(f"{server}: {'; '.join(problems)}", server=server)
     if {job.id for job in started} != asked:
-        raise JobError(f"{server}: did not answer about every job", server=server, hint="remote-tool job-list")
+        raise NoAnswerError(f"{server}: did not answer about every job", server=server, hint="remote-tool job-list")
     return recorded
 
 

@@ -51,7 +51,7 @@ class SupervisorMissingError(JobError):
 
 
 class NoAnswerError(JobError):
-    """The server did not answer in time; what it did, or will still do, is not known."""
+    """No answer came, or not in time; what the server did, or will still do, is not known."""
 
 
 class Conversation:
@@ -69,14 +69,15 @@ class Conversation:
             silence: Seconds after which one that says nothing is given up; None: it may wait for something itself.
 
         Raises:
-            JobError: It could not do what was asked, or what came is not an answer.
+            JobError: It could not do what was asked.
+            NoAnswerError: What came is not an answer.
             ConnectionLostError: The link went.
         """
         while data := await self._read(silence):
             try:
                 frames = self._reader.feed(data)
             except FramingError as error:
-                raise JobError(
+                raise NoAnswerError(
                     f"{self._host.name}: not an answer of our supervisor: {error}", server=self._host.name
                 ) from error
             for frame in frames:
@@ -103,9 +104,8 @@ class Conversation:
         raise_for_status(self._host.name, status)
         if status != 0:
             tail = stderr.decode(errors="replace").strip()[-2000:]
-            raise JobError(
-                f"{self._host.name}: the supervisor ended with status {status}: {tail}", server=self._host.name
-            )
+            message = f"{self._host.name}: the supervisor ended with status {status}: {tail}"
+            raise NoAnswerError(message, server=self._host.name)
 
 
 def raise_for_status(server: str, status: int | None) -> None:
@@ -183,7 +183,7 @@ async def call(
 
     Raises:
         JobError: The server cannot do it.
-        NoAnswerError: It does not answer in time; whether it was done is not known.
+        NoAnswerError: It does not answer, or not in time; whether it was done is not known.
         ConnectionLostError: The link went; whether it was done is not known.
     """
     within = LONGEST_SILENCE if within is None else within
@@ -256,4 +256,4 @@ async def _call_once(host: Host, config: Config, operation: str, request: Mappin
     async with converse(host, config, operation, request) as frames:
         async for frame in frames:
             return dict(frame.header)
-    raise JobError(f"{host.name}: the supervisor gave no answer", server=host.name)
+    raise NoAnswerError(f"{host.name}: the supervisor gave no answer", server=host.name)

@@ -27,8 +27,9 @@ def victim() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
+@pytest.mark.row(4)
 def test_a_process_with_the_pid_but_another_start_time_is_not_signalled(victim: subprocess.Popen[bytes]) -> None:
-    """Row 4: a reused pid."""
+    """A reused pid."""
     process = read_process(victim.pid)
     assert process is not None
     assert not send_signal(process._replace(start_time=process.start_time - 1), signal.SIGKILL)
@@ -37,10 +38,11 @@ def test_a_process_with_the_pid_but_another_start_time_is_not_signalled(victim: 
     assert victim.wait(10) == -signal.SIGKILL
 
 
+@pytest.mark.row(4)
 def test_without_descriptors_of_processes_the_start_time_decides_as_well(
     victim: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Row 4, on Python 3.8 and old kernels."""
+    """On Python 3.8 and old kernels."""
     monkeypatch.delattr(os, "pidfd_open")
     process = read_process(victim.pid)
     assert process is not None

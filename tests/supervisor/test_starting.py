@@ -58,8 +58,9 @@ def test_a_job_has_the_signals_of_a_fresh_process(server: PretendServer) -> None
     assert sets == [0, 0]
 
 
+@pytest.mark.row(9)
 def test_a_second_start_of_an_id_finds_the_first(server: PretendServer) -> None:
-    """Row 9: a retry after a lost answer starts nothing."""
+    """A retry after a lost answer starts nothing."""
     job = server.new_job("echo once >> counted; sleep 60")
     first = server.call("start", jobs=[job])["jobs"][0]
     second = server.call("start", jobs=[job])["jobs"][0]
@@ -96,9 +97,10 @@ def test_a_retry_that_finds_a_torn_folder_says_so_and_starts_the_other_jobs(serv
     assert answer[1]["started"]
 
 
+@pytest.mark.row(10)
 @pytest.mark.slow
 def test_of_twenty_starts_at_once_exactly_one_runs(server: PretendServer) -> None:
-    """Row 10."""
+    """Its folder appears once, whoever makes it."""
     job = server.new_job("echo once >> counted; exec sleep 60")
     calls = [server.open("start", jobs=[job]) for _ in range(20)]
     with ThreadPoolExecutor(20) as pool:
@@ -247,8 +249,9 @@ def test_what_a_killed_start_left_beside_the_jobs_goes_after_an_hour(server: Pre
     assert sorted(path.name for path in server.jobs.glob(".*")) == [".starting-new"]
 
 
+@pytest.mark.row(20)
 def test_a_job_that_a_job_starts_is_not_ended_with_it(server: PretendServer) -> None:
-    """Row 20: the inner start finds the outer job's mark in its own environment and drops it."""
+    """The inner start finds the outer job's mark in its own environment and drops it."""
     inner = server.new_job("exec sleep 61")
     request = {"nonce": "0" * 16, "op": "start", **server.folders, "jobs": [inner]}
     (server.project / "start.py").write_text(
@@ -266,8 +269,8 @@ def test_a_job_that_a_job_starts_is_not_ended_with_it(server: PretendServer) -> 
     assert server.members(inner["id"]) == [survivor]
 
 
+@pytest.mark.row(20)
 def test_two_jobs_are_ended_one_by_one(server: PretendServer) -> None:
-    """Row 20."""
     first, second = server.start("exec sleep 60"), server.start("exec sleep 60")
     server.stop(first)
     assert server.status(second)["state"] == "running"

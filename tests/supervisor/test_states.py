@@ -109,9 +109,10 @@ def test_a_job_that_vanished_without_a_record_is_lost(server: PretendServer) -> 
     assert server.stop(job_id)["already"]
 
 
+@pytest.mark.row(5)
 @pytest.mark.parametrize("started", [True, False])
 def test_after_a_reboot_a_job_is_lost(server: PretendServer, started: bool) -> None:
-    """Row 5: the same machine with another boot id; also a job that was just starting."""
+    """The same machine with another boot id; also a job that was just starting."""
     job_id = server.start("exec sleep 60")
     place = {"place": {"boot_id": "00000000-0000-0000-0000-000000000000"}}
     change(server.jobs / job_id / "spec.json", **place)
@@ -168,9 +169,10 @@ def test_a_job_of_another_container_is_elsewhere_while_its_supervisor_lives_and_
     assert (status["state"], status["reason"]) == ("lost", "the container that it ran in has ended")
 
 
+@pytest.mark.row(5)
 @pytest.mark.slow
 def test_a_container_that_ends_leaves_its_jobs_lost(server: PretendServer, tmp_path: Path) -> None:
-    """Row 5, with a pid namespace whose first process is killed."""
+    """With a pid namespace whose first process is killed."""
     unshare = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
     if subprocess.run([*unshare, "true"], check=False, capture_output=True).returncode != 0:
         pytest.skip("making a pid namespace is not allowed here")

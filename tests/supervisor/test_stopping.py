@@ -264,11 +264,12 @@ def _final_state(server: PretendServer, job_id: str) -> str:
     return "" if state == "running" else state
 
 
+@pytest.mark.row(4, 5)
 @pytest.mark.parametrize("field", ["start_time", "boot_id", "pid_namespace"])
 def test_a_stop_signals_nobody_who_only_has_the_pid(
     server: PretendServer, victim: subprocess.Popen[bytes], field: str
 ) -> None:
-    """Rows 4 and 5: the pid of the record is now somebody else's, after a long time or a reboot."""
+    """The pid of the record is now somebody else's, after a long time or a reboot."""
     job_id = server.start("exit 0")
     server.wait(job_id)
     folder = server.jobs / job_id

@@ -136,7 +136,8 @@ def test_a_checkpoint_can_be_written_before_the_end(
     assert (shared_servers[0].home / "project" / "saved.txt").read_text() == "saved\n"
 
 
-def test_killing_one_job_leaves_its_neighbour_alone_row_20(workspace: Workspace) -> None:
+@pytest.mark.row(20)
+def test_killing_one_job_leaves_its_neighbour_alone(workspace: Workspace) -> None:
     victim, neighbour = (begin(workspace, "first", "sleep 1000") for _ in range(2))
     victim.kill()
     assert neighbour.state is JobState.RUNNING
@@ -161,7 +162,8 @@ def test_nothing_is_killed_without_a_selection_row_127(workspace: Workspace) -> 
     job.kill()
 
 
-def test_one_id_is_started_once_however_often_it_is_asked_for_row_9(workspace: Workspace) -> None:
+@pytest.mark.row(9)
+def test_one_id_is_started_once_however_often_it_is_asked_for(workspace: Workspace) -> None:
     spec = JobSpec(new_job_id(), "first", "echo started >> once.txt; sleep 1000")
 
     async def start_twice() -> None:
