@@ -88,7 +88,7 @@ def test_host_names_that_lead_nowhere_do_not_matter(
     assert train(workspace, static, elastic) == ["sum 2 eth0"] * 4
 
 
-@pytest.mark.row(91, 92)
+@pytest.mark.row(90, 91, 92)
 @pytest.mark.slow
 def test_a_cluster_network_that_the_laptop_does_not_know_is_found(
     network: Network, trainer: Callable[..., Workspace]
