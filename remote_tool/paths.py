@@ -101,8 +101,18 @@ class RemotePaths:
 
     @property
     def sync_state(self) -> str:
-        """``complete <snapshot>`` or ``incomplete <snapshot>``."""
+        """``complete <snapshot>`` or ``incomplete <snapshot> <mark of the sync>``."""
         return f"{self.scripts}/sync"
+
+    @property
+    def sync_lock(self) -> str:
+        """Locked while somebody sends."""
+        return f"{self.scripts}/sync-lock"
+
+    @property
+    def sync_owner(self) -> str:
+        """Who sends, and since when: ``<seconds since the epoch> <user>@<host>``."""
+        return f"{self.scripts}/sync-owner"
 
     @property
     def sent_files(self) -> str:

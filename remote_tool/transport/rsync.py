@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 import os
 import secrets
 import signal
@@ -16,10 +17,11 @@ from typing import TYPE_CHECKING
 
 from remote_tool.errors import ConnectError, RemoteCommandError, SyncError
 from remote_tool.transport import rsync_server, rsync_shell
+from remote_tool.transport.endpoint import printable
 from remote_tool.transport.local_rsync import environment, find_local_rsync
 from remote_tool.transport.rsync_bridge import Bridge
 from remote_tool.transport.rsync_failures import SOME_VANISHED, Ending
-from remote_tool.transport.rsync_server import Leftovers, SyncState
+from remote_tool.transport.rsync_server import Attempt, Leftovers, SyncState
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 MEBIBYTE = 1024 * 1024
 STATE_LIMIT = 512 * MEBIBYTE
 LONG_STEP_SECONDS = 600.0
+LONGEST_NOTICE = 300
+SHOWN_JOBS = 3
 
 
 @dataclass(frozen=True)
@@ -58,10 +62,12 @@ class PushOptions:
     Attributes:
         dry_run: Change nothing on the server, only say what would change.
         checksum: Compare contents, not sizes and times.
+        on_waiting: Told for whom, when somebody else sends to the same place.
     """
 
     dry_run: bool = False
     checksum: bool = False
+    on_waiting: Callable[[str], None] = lambda _text: None
 
 
 @dataclass(frozen=True)
@@ -130,7 +136,7 @@ class _Push:
         self._options = options
         self._on_progress = on_progress
         self._on_output = on_output
-        self._mark = secrets.token_hex(16)
+        self._attempt = Attempt(snapshot.id, secrets.token_hex(16), _own_name())
         self._state = SyncState()
         self._leftovers = Leftovers()
         self._files_total = snapshot.file_count
@@ -162,9 +168,9 @@ class _Push:
         return self._state.complete == self._snapshot.id
 
     async def _refuse_to_remove_all(self) -> None:
-        script = rsync_server.state_script(self._remote, "", self._mark)
+        script = rsync_server.state_script(self._remote, "", self._attempt.mark)
         answer = await self._host.run(script, label="what was sent", limit=STATE_LIMIT)
-        state = rsync_server.parse_state(answer.stdout.partition(rsync_server.end_of_state(self._mark))[0])
+        state = rsync_server.parse_state(answer.stdout.partition(rsync_server.end_of_state(self._attempt.mark))[0])
         gone = rsync_server.find_leftovers(state, self._snapshot).stale_files
         if gone:
             raise SyncError(
@@ -178,7 +184,12 @@ class _Push:
         """Run both rsyncs to their ends and say what went wrong, if something did."""
         rsync = await find_local_rsync()
         bridge = Bridge(
-            self._host, self._receive_script, rsync_server.end_of_state(self._mark), self._take_state, self._count_bytes
+            self._host,
+            self._receive_script,
+            rsync_server.end_of_state(self._attempt.mark),
+            self._take_state,
+            self._count_bytes,
+            self._hear,
         )
         local, errors = await self._run_rsync(rsync, bridge)
         self._on_output(errors + bridge.errors)
@@ -192,9 +203,7 @@ class _Push:
 
     def _receive_script(self, arguments: Sequence[str]) -> str:
         # The first is the word "rsync".
-        return rsync_server.receive_script(
-            self._remote, self._snapshot.id, self._mark, arguments[1:], dry_run=self._options.dry_run
-        )
+        return rsync_server.receive_script(self._remote, self._attempt, arguments[1:], dry_run=self._options.dry_run)
 
     async def _take_state(self, answer: bytes) -> None:
         """Take what the server says was sent; make room where a file must go that was a folder."""
@@ -202,7 +211,7 @@ class _Push:
         if self._leftovers.blocking and not self._options.dry_run:
             records = rsync_server.stale_records(self._state, self._leftovers.stale)
             script = rsync_server.remove_script(self._remote)
-            self._removed += await self._remove(script, records, "remove stale files")
+            self._removed += rsync_server.parse_finish(await self._run(script, records, "remove stale files"))[0]
             self._leftovers = Leftovers(kept=self._leftovers.kept)
 
     def _compare(self, answer: bytes) -> tuple[SyncState, Leftovers]:
@@ -214,10 +223,14 @@ class _Push:
         kept = rsync_server.stale_records(self._state, self._leftovers.kept)
         sent = self._snapshot.sent_list + kept
         stale = rsync_server.stale_records(self._state, self._leftovers.stale)
-        script = rsync_server.finish_script(self._remote, self._snapshot.id, len(sent), len(stale))
-        self._removed += await self._remove(script, sent + stale, "remember what was sent")
+        script = rsync_server.finish_script(self._remote, self._attempt, len(sent), len(stale))
+        answer = await self._run(script, sent + stale, "remember what was sent")
+        removed, running = rsync_server.parse_finish(answer)
+        self._removed += removed
+        if running and (self._sent or self._removed):
+            self._warnings.append(_tell_running(running))
 
-    async def _remove(self, script: str, stdin: bytes, label: str) -> list[str]:
+    async def _run(self, script: str, stdin: bytes, label: str) -> bytes:
         try:
             answer = await self._host.run(
                 script, stdin=stdin, timeout=LONG_STEP_SECONDS, limit=STATE_LIMIT, label=label
@@ -228,15 +241,21 @@ class _Push:
                 hint=f"remote-tool rsync --server {self._host.name}",
                 server=self._host.name,
             ) from error
-        return [os.fsdecode(name) for name in answer.stdout.split(b"\0") if name]
+        return answer.stdout
 
     async def _note_unfinished(self, bridge: Bridge) -> None:
         """Tell the server that its copy is not whole, when it could not know: it was, and its rsync ended well."""
         if self._options.dry_run or not self._was_whole or bridge.exit is None or bridge.exit.status != 0:
             return
         with suppress(RemoteCommandError, ConnectError):
-            script = rsync_server.unfinished_script(self._remote, self._snapshot.id)
+            script = rsync_server.unfinished_script(self._remote, self._attempt)
             await self._host.run(script, label="remember what was not sent")
+
+    def _hear(self, data: bytes) -> None:
+        # It is one short write of the server's shell, before rsync begins.
+        for line in data.decode(errors="replace").splitlines():
+            if line.startswith(rsync_server.WAITING):
+                self._options.on_waiting(printable(line)[:LONGEST_NOTICE])
 
     def _count_bytes(self, count: int) -> None:
         self._bytes += count
@@ -317,6 +336,17 @@ class _Push:
             if item is not None and not item.is_folder:
                 self._sent.append(os.fsdecode(item.name))
                 self._tell_progress()
+
+
+def _own_name() -> str:
+    """Who we are, for others who have to wait."""
+    return printable(f"{getpass.getuser()}@{socket.gethostname()}")
+
+
+def _tell_running(ids: Sequence[str]) -> str:
+    listed = ", ".join(sorted(ids)[:SHOWN_JOBS]) + (", …" if len(ids) > SHOWN_JOBS else "")
+    what = "a job runs" if len(ids) == 1 else f"{len(ids)} jobs run"
+    return f"{what} in the folder whose files were changed: what is loaded there from now on is new ({listed})"
 
 
 def _quoted(word: str) -> str:

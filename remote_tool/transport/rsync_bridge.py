@@ -34,6 +34,7 @@ class Bridge:
         end_of_answer: What the script prints before the first byte of rsync.
         on_answer: Given what came before that; may take its time, rsync waits.
         on_bytes: Told how many bytes went to the server.
+        on_errors: Told what came on stderr, as it comes.
 
     Attributes:
         exit: How the script ended; None when it did not.
@@ -48,12 +49,14 @@ class Bridge:
         end_of_answer: bytes,
         on_answer: Callable[[bytes], Awaitable[None]],
         on_bytes: Callable[[int], None],
+        on_errors: Callable[[bytes], None],
     ) -> None:
         self._host = host
         self._make_script = make_script
         self._end_of_answer = end_of_answer
         self._on_answer = on_answer
         self._on_bytes = on_bytes
+        self._on_errors = on_errors
         self.exit: Exit | None = None
         self.error: RemoteToolError | None = None
         self.errors = b""
@@ -139,6 +142,7 @@ class Bridge:
     async def _keep_errors(self, channel: Channel) -> None:
         while data := await channel.read(Stream.ERR):
             self.errors = (self.errors + data)[-LONGEST_ERRORS:]
+            self._on_errors(data)
 
 
 async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from remote_tool.errors import SyncError
-from remote_tool.transport.rsync_server import CANNOT_USE, CANNOT_WRITE, NO_RSYNC
+from remote_tool.transport.rsync_server import CANNOT_USE, CANNOT_WRITE, LOCKED, NO_RSYNC, PATIENCE
 from remote_tool.transport.rsync_shell import NO_ANSWER
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ CAUSES = {
     124: "the server could not run rsync",
     125: "the server's rsync was ended",
     126: "the server's rsync cannot be run",
+    LOCKED: f"somebody else has been sending there for {PATIENCE // 60} minutes",
     NO_RSYNC: "it has no rsync",
     NO_ANSWER: "the connection to the server was given up",
 }

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from remote_tool.supervisor.records import is_job_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +19,13 @@ if TYPE_CHECKING:
 NO_RSYNC = 127
 CANNOT_USE = 3
 CANNOT_WRITE = 11
+# Of our scripts, where rsync has no status.
+OVERTAKEN, LOCKED = 94, 95
+WAITING = "waiting: "
+# Another sync is waited for this long, in seconds.
+PATIENCE = 600
+# Between the end of rsync and the last script of the same sync the lock is held for this long at most.
+_HELD_SECONDS = 15
 # Where the local rsync says it keeps half a file; the server's script puts the real folder in its place.
 PARTIAL_FOLDER = "/remote-tool-partial"
 # Where rsync may lie when the short PATH of a session without a terminal does not have it.
@@ -36,6 +46,25 @@ class SyncState:
 
     complete: str = ""
     sent: Mapping[bytes, tuple[int, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One sync.
+
+    Attributes:
+        snapshot_id: What is sent.
+        mark: Random; ends the answer to the first question, and tells this sync from every other.
+        owner: Who sends, for others who wait.
+    """
+
+    snapshot_id: str
+    mark: str
+    owner: str = ""
+
+    @property
+    def incomplete(self) -> str:
+        return f"incomplete {self.snapshot_id} {self.mark}"
 
 
 @dataclass(frozen=True)
@@ -112,16 +141,15 @@ def _is_inside(name: bytes) -> bool:
     return bool(name) and not name.startswith(b"/") and b".." not in name.split(b"/")
 
 
-def receive_script(remote: RemotePaths, snapshot_id: str, mark: str, arguments: Sequence[str], *, dry_run: bool) -> str:
-    """Return the script that tells what was sent and then runs the receiving rsync.
+def receive_script(remote: RemotePaths, attempt: Attempt, arguments: Sequence[str], *, dry_run: bool) -> str:
+    """Return the script that tells what was sent and then runs the receiving rsync, alone on this server.
 
     Until rsync has ended well the state is not complete, and every start of a job may know it. A copy that was whole
     and is of the wanted snapshot is so again at once; any other becomes whole by :func:`finish_script`.
 
     Args:
         remote: The folders.
-        snapshot_id: What is sent.
-        mark: Ends the answer, before the first byte of rsync.
+        attempt: This sync.
         arguments: As the local rsync gives them: options, a point, the destination.
         dry_run: Change nothing, make no folder.
     """
@@ -130,18 +158,26 @@ def receive_script(remote: RemotePaths, snapshot_id: str, mark: str, arguments: 
     partial = f'"$HOME"/{shlex.quote(remote.scripts + "/partial")}'
     words = [partial if each == PARTIAL_FOLDER else shlex.quote(each) for each in arguments[:-1]]
     places = " ".join(f'"{place}"' for place in PLACES) + f' "$HOME"/{shlex.quote(remote.environment)}/bin'
-    before = [
+    alone = [
         f"mkdir -p -- {project} && (umask 077 && mkdir -p -- {scripts}) || exit {CANNOT_USE}",
-        f"echo 'incomplete {snapshot_id}' > {state} || exit {CANNOT_WRITE}",
+        *_wait_for_others(remote, attempt),
     ]
-    after = ['[ "$status" != 0 ] || [ "$state" != "$wanted" ] || echo "$wanted" > ' + state]
+    before = [f"echo '{attempt.incomplete}' > {state} || exit {CANNOT_WRITE}"]
+    after = [
+        'if [ "$status" = 0 ]; then',
+        f'  if [ "$state" = "$wanted" ]; then echo "$wanted" > {state}; else',
+        *_hold_lock(remote, attempt),
+        "  fi",
+        "fi",
+    ]
     return "\n".join(
         [
             f'cd "$HOME" || exit {CANNOT_USE}',
             "rsync=$(command -v rsync)",
             f'for place in {places}; do [ -n "$rsync" ] || {{ [ -x "$place/rsync" ] && rsync=$place/rsync; }}; done',
             f'[ -n "$rsync" ] || exit {NO_RSYNC}',
-            *_tell_state(remote, snapshot_id, mark),
+            *([] if dry_run else alone),
+            *_tell_state(remote, attempt.snapshot_id, attempt.mark),
             *([] if dry_run else before),
             f'"$rsync" {" ".join(words)} "$HOME"/{project}/',
             "status=$?",
@@ -152,9 +188,40 @@ def receive_script(remote: RemotePaths, snapshot_id: str, mark: str, arguments: 
     )
 
 
-def unfinished_script(remote: RemotePaths, snapshot_id: str) -> str:
+def _wait_for_others(remote: RemotePaths, attempt: Attempt) -> list[str]:
+    """Lock; whoever waits is told for whom. rsync inherits the lock, so also one that outlives its client has it."""
+    lock, owner = (f'"$HOME"/{shlex.quote(path)}' for path in (remote.sync_lock, remote.sync_owner))
+    return [
+        f"(umask 077; : >> {lock}) && exec 9>>{lock} || exit {CANNOT_WRITE}",
+        "if command -v flock >/dev/null; then",
+        "  began=$(date +%s)",
+        "  if ! flock -n 9; then",
+        f"    since=$began who=somebody; {{ read -r since who < {owner}; }} 2>/dev/null",
+        f'    echo "{WAITING}$who has been sending here for $((began - since)) s" >&2',
+        f"    until flock -n 9; do [ $(($(date +%s) - began)) -lt {PATIENCE} ] || exit {LOCKED}; sleep 0.2; done",
+        "  fi",
+        "fi",
+        f'echo "$(date +%s) "{shlex.quote(attempt.owner)} > {owner}',
+    ]
+
+
+def _hold_lock(remote: RemotePaths, attempt: Attempt) -> list[str]:
+    """Keep the lock for :func:`finish_script`, which removes the file that says so, for a few seconds at most."""
+    held = f'"$HOME"/{shlex.quote(_held(remote, attempt))}'
+    return [
+        f"  : > {held}",
+        f"  (n=0; while [ -e {held} ] && [ $n -lt {_HELD_SECONDS * 10} ]; do n=$((n + 1)); sleep 0.1; done",
+        f"  rm -f {held}) </dev/null >/dev/null 2>&1 &",
+    ]
+
+
+def _held(remote: RemotePaths, attempt: Attempt) -> str:
+    return f"{remote.sync_lock}.{attempt.mark}"
+
+
+def unfinished_script(remote: RemotePaths, attempt: Attempt) -> str:
     """Return the script that says that the copy is not whole after all."""
-    return f"cd \"$HOME\" && echo 'incomplete {snapshot_id}' > {shlex.quote(f'./{remote.sync_state}')}\n"
+    return f"cd \"$HOME\" && echo '{attempt.incomplete}' > {shlex.quote(f'./{remote.sync_state}')}\n"
 
 
 # Each argument is "size time name" as sent. What is no longer as we sent it, or lies behind a link, stays.
@@ -190,24 +257,45 @@ def stale_records(state: SyncState, stale: Iterable[bytes]) -> bytes:
     return b"".join(b"%d %d %b\0" % (*state.sent[name], name) for name in stale)
 
 
-def finish_script(remote: RemotePaths, snapshot_id: str, sent_size: int, stale_size: int) -> str:
+def finish_script(remote: RemotePaths, attempt: Attempt, sent_size: int, stale_size: int) -> str:
     """Return the script that removes what is stale, remembers what was sent, and says that the copy is whole.
 
-    Its stdin is the list of sent files and then the stale records, with these sizes; it prints what it removed.
+    Its stdin is the list of sent files and then the stale records, with these sizes; :func:`parse_finish` reads what it
+    prints. It refuses when another sync has begun since.
     """
     project, scripts = shlex.quote(remote.project), shlex.quote(remote.scripts)
-    sent, state = (shlex.quote(path.rpartition("/")[2]) for path in (remote.sent_files, remote.sync_state))
+    files = (remote.sent_files, remote.sync_state, remote.sync_owner, _held(remote, attempt))
+    sent, state, owner, held = (shlex.quote(path.rpartition("/")[2]) for path in files)
     return "\n".join(
         [
             f'umask 077; cd "$HOME"/{scripts} || exit 1',
             # The link may go in the middle, and then stdin ends early: the size tells.
-            'all=.sent.$$; trap \'rm -f "$all" "$all.new" "$all.stale"\' EXIT; trap \'exit 1\' HUP PIPE TERM',
+            f"all=.sent.$$; held={held}",
+            'trap \'rm -f "$all" "$all.new" "$all.stale" "$held"\' EXIT; trap \'exit 1\' HUP PIPE TERM',
             'cat > "$all" || exit 1',
+            f"now=; {{ IFS= read -r now < {state}; }} 2>/dev/null",
+            f"if [ \"$now\" != '{attempt.incomplete}' ]; then",
+            f"  since= who=somebody; {{ read -r since who < {owner}; }} 2>/dev/null",
+            f'  echo "$who has begun to send here meanwhile" >&2; exit {OVERTAKEN}',
+            "fi",
             f'[ "$(wc -c < "$all")" -eq {sent_size + stale_size} ] || {{ echo "not all of it came" >&2; exit 1; }}',
             f'head -c {sent_size} "$all" > "$all.new" && tail -c +{sent_size + 1} "$all" > "$all.stale" || exit 1',
             f'[ ! -s "$all.stale" ] || (cd "$HOME"/{project} && {_remove_from("""< "$OLDPWD/$all.stale" """)})',
             f'mv -f "$all.new" {sent} || exit 1',
-            f"rm -rf partial; echo '{COMPLETE} {snapshot_id}' > {state}",
+            f"rm -rf partial; echo '{COMPLETE} {attempt.snapshot_id}' > {state}",
+            # A job has this file, and its supervisor has it locked, until its end is recorded.
+            f'for reserve in "$HOME"/{shlex.quote(remote.jobs)}/*/reserve; do',
+            '  if [ -e "$reserve" ] && ! flock -n "$reserve" true 2>/dev/null; then',
+            '    job=${reserve%/reserve}; printf "/%s\\0" "${job##*/}"',
+            "  fi",
+            "done",
             "",
         ]
     )
+
+
+def parse_finish(answer: bytes) -> tuple[list[str], list[str]]:
+    """Read what :func:`finish_script` prints: the names of removed files, and the ids of jobs that run here."""
+    names = [os.fsdecode(name) for name in answer.split(b"\0") if name]
+    removed = [name for name in names if not name.startswith("/")]
+    return removed, [name[1:] for name in names if is_job_id(name[1:]) and name.startswith("/")]

@@ -133,7 +133,11 @@ async def send_project(
         try:
             snapshot = await project.get()
             log.write(b"".join(f"not sent: {name} {why}\n".encode(errors="replace") for name, why in snapshot.skipped))
-            wanted = PushOptions(dry_run=options.dry_run, checksum=options.checksum)
+            wanted = PushOptions(
+                dry_run=options.dry_run,
+                checksum=options.checksum,
+                on_waiting=lambda text: report(Notice(host.name, text)),
+            )
             result = await push(host, config.remote, snapshot, wanted, on_progress, on_output)
         except BaseException as error:
             report(StepEnded(host.name, STEP, Outcome.FAILED, _first_line(error), time.monotonic() - began))

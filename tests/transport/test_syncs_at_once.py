@@ -1,0 +1,152 @@
+"""Two syncs to one place, and a sync while jobs run there (rows 70, 71 and 85)."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from remote_tool.errors import SyncError
+from remote_tool.transport import rsync_server
+from remote_tool.transport.pool import HostPool
+from remote_tool.transport.rsync import PushOptions, PushResult, push
+from remote_tool.transport.snapshot import take_snapshot
+from remote_tool.workflows.sync import selection_rules
+from tests.conftest import make_configuration
+from tests.transport.test_rsync import Desk
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.conftest import MakeServer
+
+JOB = "20261121-053000-0123456789abcdef0123456789abcdef"
+
+
+@pytest.fixture
+def laptops(make_server: MakeServer, tmp_path: Path) -> tuple[Desk, Desk]:
+    """Two checkouts of one project that are sent to one server."""
+    server = make_server()
+    desks = (
+        Desk(make_configuration([server], tmp_path / "a"), server),
+        Desk(make_configuration([server], tmp_path / "b"), server),
+    )
+    for number, desk in enumerate(desks):
+        for name in range(50):
+            desk.write(f"file_{name}.py", f"{number}" * (1000 + number))
+    return desks
+
+
+async def send(desk: Desk, waiting: list[str] | None = None) -> PushResult:
+    wanted = await take_snapshot(desk.project, selection_rules(desk.config))
+    said = waiting if waiting is not None else []
+    async with HostPool(desk.config) as pool:
+        host = await pool.host("first")
+        return await push(host, desk.config.remote, wanted, PushOptions(on_waiting=said.append))
+
+
+def content(desk: Desk) -> set[str]:
+    return {path.read_text() for path in desk.copy.glob("file_*.py")}
+
+
+@pytest.mark.row(70, 85)
+async def test_of_many_syncs_at_once_one_after_the_other_is_whole(laptops: tuple[Desk, Desk]) -> None:
+    waiting: list[str] = []
+    results = await asyncio.gather(*(send(desk, waiting) for desk in laptops * 3))
+    last = {(desk.copy.parent / "project" / ".remote-scripts" / "sync").read_text() for desk in laptops}
+    assert last <= {f"complete {result.snapshot}\n" for result in results}
+    assert len(last) == 1
+    # No mixture of the two.
+    assert len(content(laptops[0])) == 1
+    assert waiting
+    assert all(text.startswith("waiting: ") for text in waiting)
+
+
+@pytest.mark.row(85)
+async def test_who_has_to_wait_is_told_for_whom(laptops: tuple[Desk, Desk]) -> None:
+    first, second = laptops
+    waiting: list[str] = []
+    scripts = first.copy / ".remote-scripts"
+    await send(first)
+    owner = (scripts / "sync-owner").read_text()
+    with (scripts / "sync-lock").open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        sending = asyncio.create_task(send(second, waiting))
+        async with asyncio.timeout(10):
+            while not waiting:  # noqa: ASYNC110 - another program's doing
+                await asyncio.sleep(0.01)
+        assert not sending.done()
+    assert (await sending).changed
+    (text,) = waiting
+    assert owner.split()[1] in text
+    assert "has been sending here for" in text
+
+
+@pytest.mark.row(85)
+async def test_a_lock_is_not_waited_for_for_ever(laptops: tuple[Desk, Desk], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rsync_server, "PATIENCE", 1)
+    await send(laptops[0])
+    with (laptops[0].copy / ".remote-scripts" / "sync-lock").open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(SyncError, match="somebody else has been sending there") as caught:
+            await send(laptops[1])
+    assert "has been sending here for" in str(caught.value)
+
+
+@pytest.mark.row(70, 85)
+async def test_a_sync_that_was_overtaken_does_not_say_that_the_copy_is_whole(
+    laptops: tuple[Desk, Desk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the server has no flock nobody waits."""
+    await send(laptops[0])
+    state = laptops[0].copy / ".remote-scripts" / "sync"
+    original = rsync_server.finish_script
+
+    def overtaken(*arguments: object) -> str:
+        state.write_text("incomplete other mark\n")
+        return original(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(rsync_server, "finish_script", overtaken)
+    with pytest.raises(SyncError, match="has begun to send here meanwhile"):
+        await send(laptops[1])
+    assert state.read_text() == "incomplete other mark\n"
+
+
+@pytest.mark.row(85)
+async def test_the_lock_is_free_at_once_after_a_sync(laptops: tuple[Desk, Desk]) -> None:
+    await send(laptops[0])
+    scripts = laptops[0].copy / ".remote-scripts"
+    async with asyncio.timeout(2):
+        while True:
+            with (scripts / "sync-lock").open("rb") as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    await asyncio.sleep(0.01)
+    assert not list(scripts.glob("sync-lock.*"))
+
+
+@pytest.mark.row(71)
+async def test_a_change_under_a_running_job_is_told(laptops: tuple[Desk, Desk]) -> None:
+    first, _ = laptops
+    await send(first)
+    reserve = first.copy / ".jobs" / JOB / "reserve"
+    reserve.parent.mkdir(parents=True)
+    reserve.write_text("")
+    ended = first.copy / ".jobs" / JOB.replace("0123", "4567") / "reserve"
+    ended.parent.mkdir()
+    ended.write_text("")
+    with reserve.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert (await send(first)).warnings == ()
+        first.write("file_1.py", "changed")
+        (warning,) = (await send(first)).warnings
+    assert "a job runs in the folder whose files were changed" in warning
+    assert JOB in warning
+    assert ended.parent.name not in warning
+    os.utime(first.project / "file_2.py", (1, 1))
+    assert (await send(first)).warnings == ()
