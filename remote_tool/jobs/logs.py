@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from remote_tool.errors import JobError
 from remote_tool.jobs.records import STREAM
-from remote_tool.supervisor.log_limit import end_of_hole, give_back
+from remote_tool.supervisor.log_limit import end_of_hole, give_back, read_stored
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -96,8 +96,9 @@ class LogFolder:
         """Yield what is here from an offset on, in pieces, without its holes."""
         try:
             with self._opened(stream, os.O_RDONLY) as descriptor:
-                while data := os.pread(descriptor, READ_SIZE, _start_of_data(descriptor, start)):
-                    start = _start_of_data(descriptor, start) + len(data)
+                while start < (size := os.fstat(descriptor).st_size):
+                    begin, data = read_stored(descriptor, start, size, READ_SIZE)
+                    start = begin + len(data)
                     yield data
         except FileNotFoundError:
             return
@@ -154,11 +155,6 @@ def _not_plain(path: Path) -> JobError:
     return JobError(
         f"{path} is no plain file in a plain folder; links are not followed", hint=f"ls -ld {path.parent} {path}"
     )
-
-
-def _start_of_data(descriptor: int, offset: int) -> int:
-    size = os.fstat(descriptor).st_size
-    return end_of_hole(descriptor, offset, size) if offset < size else offset
 
 
 def _start_of_last_lines(file: BinaryIO, lines: int) -> int:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import stat
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from .job_files import ERR, OUT, RANKS, open_folder
 
+# More are no launch of ours; whoever makes a million files gets the first of them looked after.
+MOST_STREAMS = 4096
 _ATTEMPT = re.compile(r"attempt_([0-9]{1,6})", re.ASCII)
 _LOCAL_RANK = re.compile(r"[0-9]{1,6}", re.ASCII)
 _RANK_FILES = {"stdout.log": "out", "stderr.log": "err", "error.json": "error"}
@@ -27,17 +30,25 @@ def find_streams(folder: int) -> Dict[str, str]:
     """Return the path below the job's folder of every stream that there is.
 
     ``out`` and ``err`` always; of torchrun's ``--log-dir`` the streams ``ranks/<attempt>/<local rank>/out``, ``err``
-    and ``error``. A job that runs torchrun several times has the attempts of all of them, counted on.
+    and ``error``. A job that runs torchrun several times has the attempts of all of them, counted on. What is more
+    than MOST_STREAMS is left out.
     """
     streams = {"out": OUT, "err": ERR}
+    for stream, path in _rank_streams(folder):
+        if len(streams) >= MOST_STREAMS:
+            break
+        streams[stream] = path
+    return streams
+
+
+def _rank_streams(folder: int) -> Iterator[Tuple[str, str]]:
     for number, path in _number_attempts(_find_attempts(folder)):
         for rank in _list(folder, path):
             if not _LOCAL_RANK.fullmatch(rank):
                 continue
             for name in _list(folder, f"{path}/{rank}"):
                 if name in _RANK_FILES:
-                    streams[f"ranks/{number}/{int(rank)}/{_RANK_FILES[name]}"] = f"{path}/{rank}/{name}"
-    return streams
+                    yield f"ranks/{number}/{int(rank)}/{_RANK_FILES[name]}", f"{path}/{rank}/{name}"
 
 
 def stream_sizes(folder: int) -> Dict[str, int]:
@@ -55,29 +66,27 @@ def size_of(folder: int, path: str) -> Optional[int]:
 
 
 def _find_attempts(folder: int) -> List[Attempt]:
-    attempts = []
+    attempts: List[Attempt] = []
     for run in _list(folder, RANKS):
         for name in _list(folder, f"{RANKS}/{run}"):
             found = _ATTEMPT.fullmatch(name)
             path = f"{RANKS}/{run}/{name}"
-            if found:
+            if found and len(attempts) < MOST_STREAMS:
                 attempts.append(Attempt(_born(folder, path), run, int(found.group(1)), path))
     return attempts
 
 
 def _number_attempts(attempts: List[Attempt]) -> List[Tuple[int, str]]:
+    runs: Dict[str, List[Attempt]] = {}
+    for attempt in attempts:
+        runs.setdefault(attempt.run, []).append(attempt)
     numbered = []
     first = 0
     # The runs in the order of their first attempts, each counting on where the one before it ended.
-    for run in sorted({attempt.run for attempt in attempts}, key=lambda run: _first(attempts, run)):
-        of_run = [attempt for attempt in attempts if attempt.run == run]
-        numbered += [(first + attempt.number, attempt.path) for attempt in of_run]
-        first += 1 + max(attempt.number for attempt in of_run)
+    for run in sorted(runs, key=lambda run: (min(attempt.born for attempt in runs[run]), run)):
+        numbered += [(first + attempt.number, attempt.path) for attempt in runs[run]]
+        first += 1 + max(attempt.number for attempt in runs[run])
     return numbered
-
-
-def _first(attempts: List[Attempt], run: str) -> Tuple[int, str]:
-    return min(attempt.born for attempt in attempts if attempt.run == run), run
 
 
 def _born(folder: int, path: str) -> int:
@@ -95,7 +104,8 @@ def _list(folder: int, path: str) -> List[str]:
         for part in path.split("/"):
             folder = open_folder(part, folder)
             opened.append(folder)
-        return sorted(os.listdir(folder))
+        with os.scandir(folder) as entries:
+            return sorted(entry.name for entry in itertools.islice(entries, MOST_STREAMS))
     except OSError:
         return []
     finally:

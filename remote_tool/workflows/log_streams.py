@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from remote_tool.errors import JobError
 from remote_tool.jobs.job import JobState
 from remote_tool.jobs.logs import LogFolder
 from remote_tool.jobs.records import parse_job
+from remote_tool.supervisor.streams import MOST_STREAMS
 from remote_tool.transport.pool import on_every
 from remote_tool.workflows import supervisor
 from remote_tool.workflows.events import Notice
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
     from remote_tool.supervisor.framing import Frame
     from remote_tool.workflows.context import Context
 
-# More output files than this are no launch of ours.
-MOST_STREAMS = 4096
 LARGEST_LOG = 2**50
+# What is there at one moment is not more than its limit, by far.
+MOST_LIMITS = 2
 # The local copy is compared with its limit after so many new bytes.
 CHECK_EVERY = 16 * 1024 * 1024
 
@@ -70,7 +71,10 @@ async def stream_logs(
     """
     host = await context.pool.host(server)
     limit = context.config.log_limit
-    copies = {job.id: _Copy(job, LogFolder(context.registry.folder / job.id), limit, logs) for job in jobs}
+    copies = {
+        job.id: _Copy(job, LogFolder(context.registry.folder / job.id), _Bounds(limit, wanted=logs, endless=wait))
+        for job in jobs
+    }
     request = {
         "jobs": [{"id": copy.job.id, "offsets": dict(copy.sizes)} for copy in copies.values()],
         "wait": wait,
@@ -86,15 +90,25 @@ async def stream_logs(
             _take(context, copy, frame, listener)
 
 
+@dataclass(frozen=True)
+class _Bounds:
+    """How much of a job's output is taken: bytes per stream, whether any, and whether it may go on for ever."""
+
+    limit: int
+    wanted: bool
+    endless: bool
+
+
 class _Copy:
     """The local copy of one job's logs while it is followed; unless they are wanted, nothing comes."""
 
-    def __init__(self, job: Job, folder: LogFolder, limit: int, wanted: bool) -> None:
+    def __init__(self, job: Job, folder: LogFolder, bounds: _Bounds) -> None:
         self.job = job
-        self._limit = limit
-        self._unchecked = 0
+        self._bounds = bounds
+        self._unchecked: Counter[str] = Counter()
+        self._received: Counter[str] = Counter()
         self.folder = folder
-        self.wanted = wanted
+        self.wanted = bounds.wanted
         self.sizes: dict[str, int] = folder.sizes()
 
     def add(self, header: Mapping[str, object], data: bytes) -> str:
@@ -116,10 +130,18 @@ class _Copy:
         return stream
 
     def _keep_within_limit(self, stream: str, count: int) -> None:
-        self._unchecked += count
-        if self._unchecked >= CHECK_EVERY:
-            self._unchecked = 0
-            self.folder.keep_within(stream, self._limit)
+        self._unchecked[stream] += count
+        self._received[stream] += count
+        if self._unchecked[stream] >= CHECK_EVERY:
+            self._unchecked[stream] = 0
+            self.folder.keep_within(stream, self._bounds.limit)
+        if not self._bounds.endless and self._received[stream] > MOST_LIMITS * self._bounds.limit:
+            raise JobError(
+                f"{self.job.server}: sends more of job {self.job.key} than log_limit allows; what came is kept, and the"
+                f" rest of {stream} is not brought home",
+                hint="Set log_limit in .remote/configs.yaml",
+                server=self.job.server,
+            )
 
 
 def skipped_bytes(header: Mapping[str, object]) -> int:
@@ -144,9 +166,13 @@ def _take(context: Context, copy: _Copy, frame: Frame, listener: Listener) -> No
 
 
 def _take_status(context: Context, copy: _Copy, status: object, listener: Listener) -> None:
-    seen = parse_job(status, copy.job.server, time.time()).job
+    remote = parse_job(status, copy.job.server, time.time())
+    seen = remote.job
     if seen.id != copy.job.id:
         raise JobError(f"{copy.job.server}: answered about another job", server=copy.job.server)
+    if copy.wanted and len(remote.sizes) >= MOST_STREAMS:
+        text = f"job {copy.job.key}: only {MOST_STREAMS} of its output files are brought home"
+        context.report(Notice(copy.job.server, text))
     recorded = context.registry.update([replace(seen, logs_complete=seen.state.is_finished and copy.wanted)])
     if recorded and seen.state.is_finished:
         listener.on_end(recorded[0])
