@@ -355,9 +355,15 @@ def wait_until(condition: Any, what: str, seconds: float = PATIENCE) -> Any:
 
 
 def can_trace() -> bool:
-    """Whether strace is here and may look at processes of ours."""
-    try:
-        done = subprocess.run([STRACE, "-o", "/dev/null", "true"], capture_output=True, check=False)
-    except FileNotFoundError:
-        return False
-    return done.returncode == 0
+    """Whether strace is here and may look at processes that it did not start."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        try:
+            tracer = subprocess.Popen([STRACE, "-o", "/dev/null", "-p", str(process.pid)], stderr=subprocess.PIPE)
+        except FileNotFoundError:
+            return False
+        else:
+            with tracer:
+                assert tracer.stderr is not None
+                return b"attached" in tracer.stderr.readline()
+        finally:
+            process.kill()
