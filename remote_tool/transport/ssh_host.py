@@ -43,7 +43,11 @@ if TYPE_CHECKING:
 
 KEEPALIVE_SECONDS = 15.0
 KEEPALIVE_COUNT = 4
-CONNECT_ATTEMPTS = 6
+# Before each further try, in seconds; a login that a busy server dropped is often taken at once. An sshd that refuses
+# us after failed logins (PerSourcePenalties) does so for 5 to 15 s at first, and all of these together are longer.
+PAUSES = (0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 6.4)
+JITTER = (0.85, 1.5)
+TOLD_PAUSE = 1.0
 CLOSE_SECONDS = 1.0
 REFUSED_SECONDS = 3.0
 WINDOW_BYTES = 8 * MEBIBYTE
@@ -543,15 +547,17 @@ async def _log_in_through(jumps: Sequence[Endpoint], endpoint: Endpoint, surroun
 
 
 async def _log_in_patiently(endpoint: Endpoint, surroundings: Surroundings, tunnel: Connection | None) -> Connection:
-    """Log in; try again only where a busy server hung up before it knew who we are (MaxStartups)."""
-    for attempt in range(1, CONNECT_ATTEMPTS + 1):
+    """Log in; try again only where the server hung up before it knew who we are: it is busy, or refuses us a while."""
+    for pause in (*PAUSES, None):
         connection = Connection(endpoint, surroundings)
         try:
             await connection.log_in(tunnel)
         except HungUpError as error:
-            if attempt == CONNECT_ATTEMPTS:
+            if pause is None:
                 raise ConnectError(error.message, hint=error.hint, server=error.server) from None
-            await asyncio.sleep(min(0.1 * 2**attempt, 3.0) * random.uniform(0.5, 1.5))  # noqa: S311 - only a delay
+            if pause > TOLD_PAUSE:
+                surroundings.rules.notice(endpoint.server, f"{error.message}; {error.hint}; trying again")
+            await asyncio.sleep(pause * random.uniform(*JITTER))  # noqa: S311 - only a delay
         else:
             return connection
     raise AssertionError

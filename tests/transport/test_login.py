@@ -480,7 +480,7 @@ async def test_an_endless_banner_is_given_up(tmp_path: Path, line: bytes) -> Non
 
 @pytest.mark.row(44)
 async def test_a_web_server_is_no_ssh_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ssh_host, "CONNECT_ATTEMPTS", 2)
+    monkeypatch.setattr(ssh_host, "PAUSES", (0.1,))
 
     async def web(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()
@@ -533,6 +533,21 @@ async def test_no_more_than_eight_log_in_at_one_server_at_once(tmp_path: Path, m
     assert most == 8
 
 
+async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int) -> None:
+    """Be the server at another port."""
+
+    async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        while data := await source.read(65536):
+            sink.write(data)
+        sink.close()
+
+    inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        await asyncio.gather(pump(reader, inner_writer), pump(inner_reader, writer))
+    finally:
+        inner_writer.transport.abort()
+
+
 @pytest.mark.row(45)
 async def test_a_dropped_login_is_tried_again(tmp_path: Path, server: TestServer, told: Told) -> None:
     """A busy server hangs up before it says anything."""
@@ -543,16 +558,7 @@ async def test_a_dropped_login_is_tried_again(tmp_path: Path, server: TestServer
         if drops:
             drops -= 1
             return
-        inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", server.port)
-        try:
-            await asyncio.gather(pump(reader, inner_writer), pump(inner_reader, writer))
-        finally:
-            inner_writer.transport.abort()
-
-    async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        while data := await source.read(65536):
-            sink.write(data)
-        sink.close()
+        await pass_on(reader, writer, server.port)
 
     async with fake_server(busy) as port:
         config = make_configuration([server], tmp_path / "root")
@@ -569,3 +575,69 @@ async def test_a_login_that_is_cut_off_later_is_not_tried_again(tmp_path: Path) 
         error = await refusal(door.server(password=SECRET), tmp_path)
     assert f"first: 127.0.0.1:{door.port} hung up during the login as someone" in str(error)
     assert door.connections == 1
+
+
+@pytest.mark.row(47)
+async def test_a_server_that_refuses_us_for_a_while_is_waited_for_and_it_is_said_why(
+    tmp_path: Path, server: TestServer, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As sshd 9.8 and newer do after failed logins; none was at hand, so this one hangs up as its source does.
+
+    It says one line and closes, before its version; here the pauses are short.
+    """
+    monkeypatch.setattr(ssh_host, "PAUSES", (0.01, 0.02, 0.04))
+    monkeypatch.setattr(ssh_host, "TOLD_PAUSE", 0.03)
+    connections: list[bytes] = []
+
+    async def penalising(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(connections) == 3:
+            await pass_on(reader, writer, server.port)
+            return
+        writer.write(b"Not allowed at this time\r\n")
+        connections.append(await reader.readline())
+
+    async with fake_server(penalising) as port:
+        config = make_configuration([server], tmp_path / "root")
+        config = replace(config, servers={"first": replace(config.servers["first"], port=port)})
+        async with HostPool(config, report=told.notice) as pool:
+            assert (await (await pool.host("first")).run("echo in")).stdout == b"in\n"
+    assert all(line.startswith(b"SSH-2.0-") for line in connections), "no connection that asks for nothing"
+    tellings = [text for _, text in told.notices if "hung up before the login" in text]
+    assert len(tellings) == 1, "a short pause is nothing to tell"
+    assert "refuse us for a while after failed ones" in tellings[0]
+    assert tellings[0].endswith("trying again")
+
+
+@pytest.mark.row(47)
+async def test_a_server_that_goes_on_refusing_is_given_up_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ssh_host, "PAUSES", (0.01,) * len(ssh_host.PAUSES))
+    connections = 0
+
+    async def penalising(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        del reader, writer
+        connections += 1
+
+    async with fake_server(penalising) as port:
+        error = await refusal(plain(port), tmp_path)
+    assert connections == len(ssh_host.PAUSES) + 1
+    assert "or refuse us for a while after failed ones" in error.hint
+
+
+@pytest.mark.row(47)
+def test_the_pauses_are_longer_than_a_first_penalty_and_not_endless() -> None:
+    """A refused login costs 5 s there, and the refusals begin at 15 s (sshd_config(5), PerSourcePenalties)."""
+    assert sum(ssh_host.PAUSES) * ssh_host.JITTER[0] > 15
+    assert sum(ssh_host.PAUSES) * ssh_host.JITTER[1] < 60
+
+
+@pytest.mark.row(47)
+async def test_every_connection_to_a_server_logs_in(server: TestServer, log_in: LogIn) -> None:
+    """One that only looks whether the port is open would be counted against us."""
+    before = server.log().count("Connection from")
+    async with log_in(server) as host:
+        await host.run("true")
+    log = server.log()
+    assert log.count("Connection from") - before == log.count("Accepted publickey") == 1

@@ -94,7 +94,7 @@ async def test_closing_ends_logins_that_are_under_way(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At once, and nothing is left of them."""
-    monkeypatch.setattr(ssh_host, "CONNECT_ATTEMPTS", 1)
+    monkeypatch.setattr(ssh_host, "PAUSES", ())
     gone = asyncio.Event()
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
