@@ -14,6 +14,7 @@ from remote_tool.errors import RemoteToolError
 from remote_tool.jobs.registry import Registry
 from remote_tool.launchers.torch import LaunchPlan, LaunchRequest
 from remote_tool.paths import find_root
+from remote_tool.transport.left_threads import Loop
 from remote_tool.transport.pool import HostPool, Results
 from remote_tool.workflows import follow_jobs as following
 from remote_tool.workflows import launch, list_jobs, prepare, relaunch, run, start_jobs, stop_jobs, sync
@@ -329,7 +330,7 @@ def _background_loop() -> asyncio.AbstractEventLoop:
     """One loop on a thread of its own: the caller may itself run in an event loop, as in a notebook."""
     with _loop_lock:
         if not _loops:
-            loop = asyncio.new_event_loop()
+            loop = Loop()
             threading.Thread(target=loop.run_forever, name="remote-tool", daemon=True).start()
             _loops.append(loop)
         return _loops[0]

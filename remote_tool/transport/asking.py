@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import threading
+from functools import partial
 from typing import TYPE_CHECKING
+
+from remote_tool.transport.left_threads import in_left_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,32 +28,8 @@ class Asker:
         if self._ask is None:
             return None
         async with self._one_at_a_time:
-            return await _in_daemon_thread(self._ask, prompt)
-
-
-async def _in_daemon_thread(ask: Callable[[str], str | None], prompt: str) -> str | None:
-    """Wait for a thread that the end of the program does not wait for: Ctrl-C must not need an Enter after it."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[str | None] = loop.create_future()
-
-    def hand_over(answer: str | None, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(answer)
-        else:
-            future.set_exception(error)
-
-    def work() -> None:
-        answer, error = None, None
-        try:
-            answer = ask(prompt)
-        except (EOFError, OSError):
-            answer = None
-        except Exception as problem:  # noqa: BLE001 - raised again where it was asked
-            error = problem
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(hand_over, answer, error)
-
-    threading.Thread(target=work, name="ask", daemon=True).start()
-    return await future
+            try:
+                # Ctrl-C must not need an Enter after it.
+                return await in_left_thread(partial(self._ask, prompt), name="ask")
+            except (EOFError, OSError):
+                return None

@@ -11,11 +11,11 @@ import time
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
+import asyncssh
 import pytest
 
 from remote_tool.errors import HostKeyError
 from remote_tool.paths import RemotePaths
-from remote_tool.transport import ssh_host
 from remote_tool.transport.pool import HostPool
 from remote_tool.transport.rsync import PushOptions, push
 from remote_tool.transport.snapshot import SelectionRules, take_snapshot
@@ -77,13 +77,13 @@ async def test_gssapi_is_off_whatever_ssh_config_says(
     (own_home / ".ssh").mkdir(exist_ok=True)
     (own_home / ".ssh" / "config").write_text("GSSAPIAuthentication yes\nGSSAPIKeyExchange yes\n")
     seen: dict[str, object] = {}
-    connect = ssh_host.asyncssh.connect
+    connect = asyncssh.connect
 
     async def watched(*arguments: Any, **options: Any) -> Any:
         seen.update(options)
         return await connect(*arguments, **options)
 
-    monkeypatch.setattr(ssh_host.asyncssh, "connect", watched)
+    monkeypatch.setattr(asyncssh, "connect", watched)
     async with log_in(server) as host:
         assert (await host.run("echo in")).stdout == b"in\n"
     assert (seen["gss_auth"], seen["gss_kex"], seen["gss_host"]) == (False, False, None)
