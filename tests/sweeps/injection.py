@@ -358,12 +358,14 @@ def can_trace() -> bool:
     """Whether strace is here and may look at processes that it did not start."""
     with subprocess.Popen(["sleep", "60"]) as process:
         try:
-            tracer = subprocess.Popen([STRACE, "-o", "/dev/null", "-p", str(process.pid)], stderr=subprocess.PIPE)
-        except FileNotFoundError:
-            return False
-        else:
-            with tracer:
+            with subprocess.Popen(
+                [STRACE, "-o", "/dev/null", "-p", str(process.pid)], stderr=subprocess.PIPE
+            ) as tracer:
                 assert tracer.stderr is not None
-                return b"attached" in tracer.stderr.readline()
-        finally:
+                said = tracer.stderr.readline()
+                # It goes when there is nothing left to trace.
+                process.kill()
+        except FileNotFoundError:
             process.kill()
+            return False
+    return b"attached" in said
