@@ -120,7 +120,8 @@ def test_completion_is_silent_outside_of_a_workspace(tmp_path: Path) -> None:
     assert complete("remote-tool job-kill --job ", tmp_path) == []
 
 
-def test_a_variable_is_two_words_row_111() -> None:
+@pytest.mark.row(111)
+def test_a_variable_is_two_words() -> None:
     words = ["--cmd", "x", "--env", "A", "1 2", "--env", "B=b=c", "--env", "EMPTY", "", "--", "--env", "C", "3"]
     joined = join_pairs(words)
     assert joined == ["--cmd", "x", "--env", "A=1 2", "--env", "B=b=c", "--env", "EMPTY=", "--", "--env", "C", "3"]

@@ -80,9 +80,8 @@ def test_an_empty_list_says_so_on_stderr(make_server: MakeServer, tmp_path: Path
     assert (tail.returncode, tail.stderr) == (2, "error: There are no jobs\nhint: remote-tool job-run --cmd '…'\n")
 
 
-def test_a_server_out_of_reach_shows_the_last_state_and_is_named_row_125(
-    make_server: MakeServer, tmp_path: Path
-) -> None:
+@pytest.mark.row(125)
+def test_a_server_out_of_reach_shows_the_last_state_and_is_named(make_server: MakeServer, tmp_path: Path) -> None:
     server = make_server("gpu1")
     root = make_project(tmp_path / "project", [server])
     Workspace.find(root).prepare()
@@ -96,7 +95,8 @@ def test_a_server_out_of_reach_shows_the_last_state_and_is_named_row_125(
     kill(root, job)
 
 
-def test_tail_shows_exact_bytes_and_says_how_the_job_ended_row_128(project: Path) -> None:
+@pytest.mark.row(128)
+def test_tail_shows_exact_bytes_and_says_how_the_job_ended(project: Path) -> None:
     job = start(project, "printf 'a\\n\\tb'; echo warning >&2; exit 3")
     shown = remote_tool("job-tail", "--job", job.id[:30], cwd=project)
     assert (shown.returncode, shown.stdout) == (0, "a\n\tb")
@@ -129,7 +129,8 @@ def test_tail_of_several_jobs_labels_whole_lines(project: Path) -> None:
     }
 
 
-def test_following_a_start_ends_as_the_job_does_row_129(project: Path) -> None:
+@pytest.mark.row(129)
+def test_following_a_start_ends_as_the_job_does(project: Path) -> None:
     words = ("job-run", "--server", "first", "--follow", "--no-sync", "--cmd")
     failed = remote_tool(*words, "echo out; exit 7", cwd=project)
     assert (failed.returncode, failed.stdout) == (7, "out\n")
@@ -145,7 +146,8 @@ def test_following_as_json_is_refused(project: Path) -> None:
     assert refused.stderr.startswith("error: --json and --follow both write to stdout\nhint: ")
 
 
-def test_nothing_is_killed_without_a_selection_when_nobody_can_be_asked_row_127(project: Path) -> None:
+@pytest.mark.row(127)
+def test_nothing_is_killed_without_a_selection_when_nobody_can_be_asked(project: Path) -> None:
     job = start(project, "sleep 1000")
     for words in (["job-kill"], ["job-kill", "--yes"]):
         refused = remote_tool(*words, cwd=project)
@@ -158,7 +160,8 @@ def test_nothing_is_killed_without_a_selection_when_nobody_can_be_asked_row_127(
     assert processes_of(job.id) == []
 
 
-def test_kill_asks_which_on_a_terminal_and_no_means_no_row_127(project: Path) -> None:
+@pytest.mark.row(127)
+def test_kill_asks_which_on_a_terminal_and_no_means_no(project: Path) -> None:
     job, other = start(project, "sleep 1000"), start(project, "sleep 1001")
     with Terminal("job-kill", "--grace", "0", cwd=project) as terminal:
         terminal.until("Which (keys, or all): ")

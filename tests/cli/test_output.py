@@ -44,8 +44,9 @@ CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u20
 PASSING = re.compile(r"\x1b\[[0-9;:]{0,40}m")
 
 
+@pytest.mark.row(110)
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
-def test_what_steers_a_terminal_is_written_out_row_110(text: str) -> None:
+def test_what_steers_a_terminal_is_written_out(text: str) -> None:
     assert CONTROLS.search(visible(text)) is None
     assert CONTROLS.search(one_line(text)) is None
     assert CONTROLS.search(PASSING.sub("", harmless_line(text))) is None
@@ -112,7 +113,8 @@ def test_of_a_progress_bar_the_last_state_is_shown_when_several_speak(
     assert capfdbinary.readouterr().err == b"a | 100%\n"
 
 
-def test_a_line_without_end_fills_no_memory_row_128(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+@pytest.mark.row(128)
+def test_a_line_without_end_fills_no_memory(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     output = LabelledOutput()
     for _ in range(64):
         output.write("a", 1, b"x" * LONGEST_LINE)
@@ -164,7 +166,8 @@ LONG = Job(
 )
 
 
-def test_rows_in_a_pipe_have_no_empty_column_and_no_escape_row_110(
+@pytest.mark.row(110)
+def test_rows_in_a_pipe_have_no_empty_column_and_no_escape(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(time, "time", lambda: 7300.0)
@@ -202,7 +205,8 @@ def test_the_rank_that_failed_first_is_named_with_its_traceback(capfd: pytest.Ca
     )
 
 
-def test_what_steps_tell_is_a_line_each_in_a_pipe_and_harmless_row_110(capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.row(110)
+def test_what_steps_tell_is_a_line_each_in_a_pipe_and_harmless(capfd: pytest.CaptureFixture[str]) -> None:
     with Console(show_output=True, activity="connecting") as console:
         console.report(StepStarted("gpu1", "setup"))
         console.report(StepProgress("gpu1", "setup", "half\x1b[2J"))
@@ -226,7 +230,8 @@ def test_what_steps_tell_is_a_line_each_in_a_pipe_and_harmless_row_110(capfd: py
     ]
 
 
-def test_errors_are_clear_without_colour_and_a_hint_stands_once_row_110(capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.row(110)
+def test_errors_are_clear_without_colour_and_a_hint_stands_once(capfd: pytest.CaptureFixture[str]) -> None:
     errors = {name: ConnectError(f"{name} \x1b[2J is away", hint="ping it") for name in ("gpu1", "gpu2")}
     errors["gpu3"] = ConnectError("does not answer")
     show_error(SomeServersFailedError(errors, []))
@@ -254,7 +259,8 @@ def test_a_table_fits_a_terminal_of_80_columns_and_keeps_the_reason(tmp_path: Pa
     assert re.fullmatch(r"123456  gpu-server-…  failed +SIGKILL +\d+d  a-tag,a…  python .*…", lines[-1])
 
 
-def test_a_program_on_a_terminal_cannot_steer_it_row_110(project: Path) -> None:
+@pytest.mark.row(110)
+def test_a_program_on_a_terminal_cannot_steer_it(project: Path) -> None:
     hostile = r"printf 'a\033]0;owned\007b\033[2Jc\2332J\033[31mred\n10%%\r\033[K20%%'"
     with Terminal("run", "--server", "first", "--cmd", hostile, cwd=project) as terminal:
         assert terminal.end() == 0

@@ -71,7 +71,8 @@ def test_a_dry_run_lists_what_would_be_sent_and_sends_nothing(
     assert not (servers[0].home / "project" / name).exists()
 
 
-def test_run_passes_on_exact_bytes_and_the_status_row_129(project: Path) -> None:
+@pytest.mark.row(129)
+def test_run_passes_on_exact_bytes_and_the_status(project: Path) -> None:
     command = "printf 'a\\tb'; printf 'warning' >&2; exit 7"
     ran = remote_tool("run", "--server", "first", "--cmd", command, cwd=project)
     assert (ran.returncode, ran.stdout, ran.stderr) == (7, "a\tb", "warning")
@@ -95,8 +96,9 @@ def test_run_in_silence_and_as_json(project: Path) -> None:
     }
 
 
+@pytest.mark.row(129)
 @pytest.mark.slow
-def test_some_servers_failing_is_3_and_all_failing_is_4_row_129(away: Path) -> None:
+def test_some_servers_failing_is_3_and_all_failing_is_4(away: Path) -> None:
     some = remote_tool("run", "--cmd", "echo hello", cwd=away)
     assert (some.returncode, some.stdout) == (3, "first | hello\n")
     (error, hint) = [line for line in some.stderr.splitlines() if not line.startswith("first: new host key")]
@@ -120,8 +122,9 @@ def test_all_problems_of_a_configuration_are_shown_at_once(tmp_path: Path) -> No
     assert any("configs.yaml:4: servers.a.port" in line for line in problems)
 
 
+@pytest.mark.row(111)
 @pytest.mark.parametrize("place", [("-v", "run"), ("run", "-v")])
-def test_verbose_shows_remote_commands_and_no_secret_row_111(place: tuple[str, ...], project: Path) -> None:
+def test_verbose_shows_remote_commands_and_no_secret(place: tuple[str, ...], project: Path) -> None:
     canary = f"canary-{new_job_id()}"
     ran = remote_tool(*place, "--server", "first", "--cmd", "echo hello", "--env", "TOKEN", canary, cwd=project)
     assert (ran.returncode, ran.stdout) == (0, "hello\n")
@@ -129,7 +132,8 @@ def test_verbose_shows_remote_commands_and_no_secret_row_111(place: tuple[str, .
     assert canary not in ran.stderr
 
 
-def test_twice_verbose_shows_the_log_of_the_ssh_library_without_secrets_row_111(project: Path) -> None:
+@pytest.mark.row(111)
+def test_twice_verbose_shows_the_log_of_the_ssh_library_without_secrets(project: Path) -> None:
     canary = f"canary-{new_job_id()}"
     ran = remote_tool("run", "-vv", "--server", "first", "--cmd", "true", "--env", "TOKEN", canary, cwd=project)
     assert "asyncssh: [conn=0] Connection to 127.0.0.1 port" in ran.stderr or "asyncssh: Opening" in ran.stderr

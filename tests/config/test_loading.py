@@ -130,8 +130,9 @@ def test_a_file_without_servers_is_read(text: str) -> None:
     assert read(text).servers == {}
 
 
+@pytest.mark.row(114)
 @pytest.mark.parametrize("name", ["no", "1e3", "y", "null", "12", "3.10", "2020-01-01", "0x1f", "on", "1_000"])
-def test_a_name_is_what_stands_in_the_file_row_114(name: str) -> None:
+def test_a_name_is_what_stands_in_the_file(name: str) -> None:
     """YAML's own types would make False, 1000.0, None of them."""
     config = read(f"name: {name if name != 'null' else 'x'}\nservers: {{{name}: {{hostname: {name}x}}}}")
     assert list(config.servers) == [name]
@@ -229,8 +230,9 @@ WRONG = [
 ]
 
 
+@pytest.mark.row(114)
 @pytest.mark.parametrize(("text", "problem"), WRONG)
-def test_a_problem_is_named_with_line_and_key_row_114(text: str | bytes, problem: str) -> None:
+def test_a_problem_is_named_with_line_and_key(text: str | bytes, problem: str) -> None:
     assert any(each.startswith(problem) for each in problems(text)), problems(text)
 
 
@@ -330,8 +332,9 @@ def yaml_text(text: str) -> str:
     return f'"{"".join(escaped)}"'
 
 
+@pytest.mark.row(108)
 @pytest.mark.parametrize("host", [*BAD_HOSTS, "a\nb", "a\n", "a\rb", "a\tb", "a\x7fb", "a\x9bb", "a\u2028b", "\x00"])
-def test_a_host_that_ssh_could_misunderstand_is_refused_row_108(host: str) -> None:
+def test_a_host_that_ssh_could_misunderstand_is_refused(host: str) -> None:
     assert any("servers.first" in each for each in problems(server(hostname=yaml_text(host))))
     if host:
         assert any("servers.first.address" in each for each in problems(server(address=yaml_text(host))))
@@ -353,8 +356,9 @@ def test_addresses_names_and_aliases_are_hosts(written: str, host: str) -> None:
     assert read(server(hostname=written)).servers["first"].hostname == host
 
 
+@pytest.mark.row(108)
 @pytest.mark.parametrize("user", ["-l", "a;b", "a b", "a%r", "a$b", "a\nb", "a'b", "a\\", "a\x1b", "a/b", "a:b", "é"])
-def test_a_user_that_ssh_could_misunderstand_is_refused_row_108(user: str) -> None:
+def test_a_user_that_ssh_could_misunderstand_is_refused(user: str) -> None:
     assert any("servers.first.username" in each for each in problems(server(username=yaml_text(user))))
 
 
@@ -379,22 +383,25 @@ def test_a_version_is_like_3_11_and_3_8_or_newer(version: str) -> None:
 NAMES = ["..", ".", "-rf", ".ssh", "a/b", "/etc", "a b", "~", "a;b", "$HOME", "a'b", "é", "a\nb", "a\0", "a" * 200]
 
 
+@pytest.mark.row(107, 109)
 @pytest.mark.parametrize("name", NAMES)
-def test_names_come_from_an_allow_list_rows_107_and_109(name: str) -> None:
+def test_names_come_from_an_allow_list(name: str) -> None:
     assert any("name: must be" in each for each in problems(f"name: {yaml_text(name)}"))
     found = problems(f"servers:\n  {yaml_text(name)}: {{hostname: a}}")
     assert any("the name of a server must be made of letters" in each for each in found)
 
 
+@pytest.mark.row(109)
 @pytest.mark.parametrize("key", ["jobs_folder", "logs_folder", "scripts_folder", "exclude_file"])
 @pytest.mark.parametrize("path", ["..", "a/../../b", "/etc", "~/x", ".", "./", "a\0b", "a\x1bb"])
-def test_folders_here_stay_in_the_project_row_109(key: str, path: str) -> None:
+def test_folders_here_stay_in_the_project(key: str, path: str) -> None:
     assert any(f"{key}: must be a path inside the project" in each for each in problems(f"{key}: {yaml_text(path)}"))
 
 
+@pytest.mark.row(109)
 @pytest.mark.parametrize("key", ["remote_jobs_folder_name", "remote_scripts_folder_name"])
 @pytest.mark.parametrize("name", ["..", ".", "a/b", "/etc", "-rf", "a b", "~"])
-def test_folders_on_the_server_stay_in_the_project_row_109(key: str, name: str) -> None:
+def test_folders_on_the_server_stay_in_the_project(key: str, name: str) -> None:
     assert any(f"{key}: must be the name of a folder" in each for each in problems(f"{key}: {yaml_text(name)}"))
 
 
@@ -405,6 +412,7 @@ def test_a_key_file_has_a_plain_path(path: str) -> None:
     )
 
 
+@pytest.mark.row(98)
 @pytest.mark.parametrize(
     "second",
     [
@@ -413,7 +421,7 @@ def test_a_key_file_has_a_plain_path(path: str) -> None:
         "{<<: *one}",
     ],
 )
-def test_one_machine_under_two_names_is_refused_row_98(second: str) -> None:
+def test_one_machine_under_two_names_is_refused(second: str) -> None:
     found = problems(f"servers:\n  a: &one {{hostname: gpu.lab}}\n  b: {second}")
     assert found == ["3: servers.b: is the same machine as a (same hostname, port and username)"]
 
@@ -426,6 +434,7 @@ def test_other_ports_and_users_are_other_servers(second: str) -> None:
 SECRET = "hunter2canary"
 
 
+@pytest.mark.row(111)
 @pytest.mark.parametrize(
     "line",
     [
@@ -450,7 +459,7 @@ SECRET = "hunter2canary"
     ],
 )
 @pytest.mark.parametrize("loader", [yaml.SafeLoader, document._LOADER], ids=["python", "libyaml"])
-def test_a_password_is_in_no_message_row_111(line: str, loader: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_password_is_in_no_message(line: str, loader: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(document, "_LOADER", loader)
     text = f"servers:\n  first:\n    {line}\n    port: abc\n"
     assert problems(text)
@@ -459,7 +468,8 @@ def test_a_password_is_in_no_message_row_111(line: str, loader: object, monkeypa
     assert SECRET not in f"{caught.value} {caught.value.hint} {caught.value!r}"
 
 
-def test_a_password_is_not_in_the_text_of_a_configuration_row_111() -> None:
+@pytest.mark.row(111)
+def test_a_password_is_not_in_the_text_of_a_configuration() -> None:
     config = read(server(password=SECRET))
     assert config.servers["first"].password == SECRET
     assert SECRET not in f"{config} {config!r}"
@@ -478,9 +488,10 @@ TAGS = [
 ]
 
 
+@pytest.mark.row(114, 115)
 @pytest.mark.parametrize("tag", TAGS)
 @pytest.mark.parametrize("place", ["{}", "name: {}", "servers: {}", "servers: {{a: {}}}", "? {}\n: a", "x: [{} ]"])
-def test_tags_are_refused_and_nothing_runs_rows_114_and_115(tag: str, place: str, tmp_path: Path) -> None:
+def test_tags_are_refused_and_nothing_runs(tag: str, place: str, tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     if place.startswith("servers: {{"):
         text = "servers:\n  a: " + tag.format(canary=canary)
@@ -490,8 +501,9 @@ def test_tags_are_refused_and_nothing_runs_rows_114_and_115(tag: str, place: str
     assert not canary.exists()
 
 
+@pytest.mark.row(115)
 @pytest.mark.parametrize("key", ["proxy_command", "ProxyCommand", "proxyjump", "local_command", "command", "setup"])
-def test_no_key_runs_a_command_row_115(key: str) -> None:
+def test_no_key_runs_a_command(key: str) -> None:
     assert any("unknown key" in each for each in problems(f"{key}: touch x"))
     assert any("unknown key" in each for each in problems(server(**{key: "touch x"})))
 
@@ -527,9 +539,10 @@ BOMBS = {
 }
 
 
+@pytest.mark.row(114)
 @pytest.mark.parametrize("name", BOMBS)
 @pytest.mark.parametrize("loader", [yaml.SafeLoader, document._LOADER], ids=["python", "libyaml"])
-def test_a_bomb_is_refused_in_a_moment_row_114(name: str, loader: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bomb_is_refused_in_a_moment(name: str, loader: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(document, "_LOADER", loader)
     text, problem = BOMBS[name]
     began = time.process_time()
@@ -537,7 +550,8 @@ def test_a_bomb_is_refused_in_a_moment_row_114(name: str, loader: object, monkey
     assert time.process_time() - began < 5
 
 
-def test_deep_nesting_does_not_end_the_program_row_114() -> None:
+@pytest.mark.row(114)
+def test_deep_nesting_does_not_end_the_program() -> None:
     """The composer of libyaml calls itself: without our bound the whole program dies of a full stack."""
     code = (
         "from pathlib import Path\n"
@@ -576,12 +590,13 @@ def read_or_refuse(text: bytes) -> Config | None:
     return None
 
 
+@pytest.mark.row(114)
 @settings(deadline=None)
 @given(st.binary(max_size=200))
 @example(b"\xef\xbb\xbf\xef\xbb\xbf")
 @example(b"%YAML 9.9\n---\n")
 @example(b"%TAG ! tag:a,2000:\n---\n!a b")
-def test_any_bytes_are_a_configuration_or_refused_row_114(text: bytes) -> None:
+def test_any_bytes_are_a_configuration_or_refused(text: bytes) -> None:
     read_or_refuse(text)
 
 
@@ -596,10 +611,11 @@ WORDS = st.sampled_from(
 )
 
 
+@pytest.mark.row(114)
 @pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(st.lists(st.tuples(WORDS, st.sampled_from(["", " ", ": ", "\n", "\n  ", "\n    ", "\n- "])), max_size=25))
-def test_words_of_yaml_in_any_order_are_a_configuration_or_refused_row_114(words: list[tuple[str, str]]) -> None:
+def test_words_of_yaml_in_any_order_are_a_configuration_or_refused(words: list[tuple[str, str]]) -> None:
     read_or_refuse("".join(word + gap for word, gap in words).encode())
 
 
@@ -629,10 +645,11 @@ TOPS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.row(107, 108, 109)
 @pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(TOPS)
-def test_any_values_are_a_configuration_or_refused_rows_107_to_109(tree: object) -> None:
+def test_any_values_are_a_configuration_or_refused(tree: object) -> None:
     """And what is accepted can harm neither ssh nor a path."""
     config = read_or_refuse(flow(tree).encode("utf-8", "replace"))
     if config is None:

@@ -175,8 +175,9 @@ def test_a_link_to_a_removed_environment_is_no_environment(home: Path, tmp_path:
     assert ask(home, config_for(tmp_path)).environment_python == ""
 
 
+@pytest.mark.row(113)
 def test_a_link_in_the_place_of_our_folder_is_named(home: Path, tmp_path: Path) -> None:
-    """Row 113: what it leads to stays as it is."""
+    """What it leads to stays as it is."""
     (home / "project").mkdir()
     (home / "elsewhere").mkdir(mode=0o755)
     (home / "project" / ".remote-scripts").symlink_to(home / "elsewhere")
@@ -190,8 +191,9 @@ def test_a_project_may_be_a_link_to_a_larger_disk(home: Path, tmp_path: Path) ->
     assert ask(home, config_for(tmp_path)).bad_folders == ()
 
 
+@pytest.mark.row(113)
 def test_our_folders_are_closed_to_others(home: Path, tmp_path: Path) -> None:
-    """Row 113: nobody else may write to the project, nor look into what is ours in it."""
+    """Nobody else may write to the project, nor look into what is ours in it."""
     scripts = home / "project" / ".remote-scripts"
     scripts.mkdir(parents=True)
     scripts.chmod(0o755)
@@ -201,9 +203,9 @@ def test_our_folders_are_closed_to_others(home: Path, tmp_path: Path) -> None:
     assert scripts.parent.stat().st_mode & 0o777 == 0o775
 
 
+@pytest.mark.row(113)
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make a folder of another user")
 def test_a_folder_of_another_user_is_named(home: Path, tmp_path: Path) -> None:
-    """Row 113."""
     (home / "project" / ".remote-scripts").mkdir(parents=True)
     os.chown(home / "project" / ".remote-scripts", 12345, 12345)
     assert ask(home, config_for(tmp_path)).bad_folders == ("owner:project/.remote-scripts",)

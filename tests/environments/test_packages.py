@@ -98,8 +98,8 @@ def test_another_environment_changes_the_fingerprint(tmp_path: Path) -> None:
     assert len({print_of(tmp_path, activation) for activation in [ACTIVATION, *others]}) == 4
 
 
+@pytest.mark.row(119)
 def test_hashes_in_any_file_are_required_of_all(tmp_path: Path) -> None:
-    """Row 119."""
     (tmp_path / "requirements.txt").write_text("-r more.txt\n")
     (tmp_path / "more.txt").write_text("a==1 --hash=sha256:00\n")
     file = find_package_file(tmp_path, EnvironmentKind.VENV)

@@ -57,10 +57,11 @@ def test_no_channels_but_the_configured_ones_are_asked() -> None:
     assert "--override-channels -c conda-forge -c 'my channel' python=3.11" in plan.steps[-1].script
 
 
+@pytest.mark.row(118)
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 @pytest.mark.parametrize("kind", [EnvironmentKind.MINICONDA, EnvironmentKind.MINIFORGE])
 def test_pinned_installers_are_exact_https_and_have_a_checksum(kind: EnvironmentKind, machine: str) -> None:
-    """Row 118: no ``latest``."""
+    """No ``latest``."""
     installer = choose_installer(Environment(kind), replace(BARE, machine=machine))
     assert installer.url.startswith("https://")
     assert "latest" not in installer.url
@@ -68,8 +69,8 @@ def test_pinned_installers_are_exact_https_and_have_a_checksum(kind: Environment
     assert len(installer.sha256) == 64
 
 
+@pytest.mark.row(118)
 def test_a_download_by_https_stays_https() -> None:
-    """Row 118."""
     step = plan_download(choose_installer(Environment(), BARE))
     assert "protocols==https\n" in step.script
 
@@ -151,8 +152,9 @@ def test_an_existing_prefix_is_recorded_and_nothing_in_it_is_changed() -> None:
     assert "rm -rf" not in plan.steps[0].script
 
 
+@pytest.mark.row(119)
 def test_no_plan_needs_root() -> None:
-    """Row 119: sudo is a word of hints only."""
+    """Sudo is a word of hints only."""
     for kind in (EnvironmentKind.MINICONDA, EnvironmentKind.MINIFORGE, EnvironmentKind.VENV, EnvironmentKind.UV):
         for step in plan_environment(config(kind), replace(BARE, pythons=(PYTHON,))).steps:
             assert "sudo" not in step.script
@@ -167,9 +169,9 @@ def test_a_server_without_rsync_is_told_how_to_get_it() -> None:
     )
 
 
+@pytest.mark.row(113)
 @pytest.mark.parametrize("reason", ["link", "file", "owner"])
 def test_a_folder_that_is_a_trap_is_refused(reason: str) -> None:
-    """Row 113."""
     with pytest.raises(EnvironmentSetupError, match=r"project/\.remote-scripts"):
         require_own_folders(replace(BARE, bad_folders=(f"{reason}:project/.remote-scripts",)))
 

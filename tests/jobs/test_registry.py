@@ -35,7 +35,8 @@ def test_keys_count_up_and_survive_reopening(tmp_path: Path) -> None:
     assert [job.key for job in first + second] == [1, 2, 3]
 
 
-def test_a_record_is_yaml_without_secrets_row_111(tmp_path: Path) -> None:
+@pytest.mark.row(111)
+def test_a_record_is_yaml_without_secrets(tmp_path: Path) -> None:
     job = Registry(tmp_path).create([spec(tags=("a: b", "é\x1b"))])[0]
     path = tmp_path / job.id / "job.yaml"
     assert yaml.safe_load(path.read_text())["command"] == "python train.py"
@@ -54,7 +55,8 @@ def test_a_finished_job_never_changes_again(tmp_path: Path) -> None:
     assert registry.load()[0][0].exit_code == 3
 
 
-def test_twenty_programs_at_once_lose_no_job_and_share_no_key_row_122(tmp_path: Path) -> None:
+@pytest.mark.row(122)
+def test_twenty_programs_at_once_lose_no_job_and_share_no_key(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from remote_tool.jobs.registry import Registry;"
         "from remote_tool.jobs.job import JobSpec, new_job_id\n"
@@ -67,8 +69,9 @@ def test_twenty_programs_at_once_lose_no_job_and_share_no_key_row_122(tmp_path: 
     assert not bad
 
 
+@pytest.mark.row(123)
 @pytest.mark.parametrize("cut", [0, 1, 10, 40, 200])
-def test_a_damaged_record_is_named_and_hides_no_other_row_123(tmp_path: Path, cut: int) -> None:
+def test_a_damaged_record_is_named_and_hides_no_other(tmp_path: Path, cut: int) -> None:
     registry = Registry(tmp_path)
     good, damaged = registry.create([spec(), spec()])
     path = tmp_path / damaged.id / "job.yaml"
@@ -95,7 +98,8 @@ def test_a_record_of_a_newer_version_is_refused(tmp_path: Path) -> None:
         read_record(path)
 
 
-def test_nothing_is_written_through_a_link_row_109(tmp_path: Path) -> None:
+@pytest.mark.row(109)
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     registry, one = Registry(tmp_path / "jobs"), spec()
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -108,6 +112,7 @@ def test_nothing_is_written_through_a_link_row_109(tmp_path: Path) -> None:
     assert not list(elsewhere.iterdir())
 
 
+@pytest.mark.row(74, 75)
 def test_a_log_that_is_a_link_is_not_written_through(tmp_path: Path) -> None:
     (tmp_path / "job.out").symlink_to(tmp_path / "victim")
     with pytest.raises(JobError, match="links are not followed"):
@@ -115,8 +120,9 @@ def test_a_log_that_is_a_link_is_not_written_through(tmp_path: Path) -> None:
     assert not (tmp_path / "victim").exists()
 
 
-@pytest.mark.parametrize("stream", ["../out", "ranks/0/../../x", "/etc/passwd", "ranks/0/0/out/..", "", "out\n"])
-def test_names_of_logs_cannot_leave_the_folder_row_109(tmp_path: Path, stream: str) -> None:
+@pytest.mark.row(74, 75, 109)
+@pytest.mark.parametrize("stream", ["job.yaml", "../out", "ranks/0/../../x", "/etc/passwd", "ranks/0/0/out/..", "", "out\n"])
+def test_names_of_logs_cannot_leave_the_folder(tmp_path: Path, stream: str) -> None:
     with pytest.raises(JobError):
         LogFolder(tmp_path).write(stream, 0, b"x")
 
@@ -157,6 +163,7 @@ def test_a_servers_answer_becomes_a_job() -> None:
     assert (job.state, job.exit_code, job.pid, job.seen_at) == (JobState.FAILED, 3, 5, 9.0)
 
 
+@pytest.mark.row(106)
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -175,7 +182,7 @@ def test_a_servers_answer_becomes_a_job() -> None:
         {"started": {"pid": 2**40}},
     ],
 )
-def test_a_crafted_answer_is_refused_row_106(wrong: dict[str, object]) -> None:
+def test_a_crafted_answer_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(JobError):
         parse_job(answer(**wrong), "a", 0.0)
 
@@ -184,8 +191,9 @@ FIELDS = st.sampled_from(["id", "spec", "state", "ended", "started", "sizes", "t
 VALUES = st.none() | st.booleans() | st.floats() | st.text() | st.integers()
 
 
+@pytest.mark.row(106)
 @given(st.recursive(VALUES, lambda inner: st.lists(inner) | st.dictionaries(FIELDS, inner)))
-def test_any_answer_is_a_job_or_a_job_error_row_106(data: object) -> None:
+def test_any_answer_is_a_job_or_a_job_error(data: object) -> None:
     try:
         parse_job(data, "a", 0.0)
     except JobError:

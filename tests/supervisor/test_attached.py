@@ -76,9 +76,10 @@ def test_the_command_has_an_activated_environment_and_an_empty_stdin(server: Pre
     assert out == b"/prefix 0.1  first\n5\n"
 
 
+@pytest.mark.row(55, 111)
 @pytest.mark.row(55)
 def test_a_long_command_with_a_secret_is_seen_by_nobody(server: PretendServer) -> None:
-    """Rows 55 and 111: neither in arguments nor in a file that stays."""
+    """Neither in arguments nor in a file that stays."""
     command = f"echo start; sleep 60; : canary-7391 {'x' * 300_000}"
     with server.open("run", command=command, environment={}) as call:
         wait_until(lambda: b"start" in os.read(call.stdout.fileno(), 4096))
@@ -123,9 +124,9 @@ def test_a_background_process_does_not_hold_the_answer(server: PretendServer, ma
     assert members(marked) == []
 
 
+@pytest.mark.row(17)
 @pytest.mark.slow
 def test_a_deaf_tree_is_killed_after_a_grace(server: PretendServer, marked: Path) -> None:
-    """Row 17."""
     command = f"echo $REMOTE_TOOL_JOB_ID > '{marked}'; trap '' TERM; echo ready; while :; do sleep 0.05; done"
     with server.open("run", command=command, environment={}) as call:
         wait_until(lambda: b"ready" in os.read(call.stdout.fileno(), 4096))

@@ -32,6 +32,7 @@ def test_what_is_no_request_gets_no_answer_but_a_plain_word(server: PretendServe
     assert b"no request came" in ended.stderr
 
 
+@pytest.mark.row(109)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -43,7 +44,6 @@ def test_what_is_no_request_gets_no_answer_but_a_plain_word(server: PretendServe
     ],
 )
 def test_a_request_out_of_the_home_is_refused(server: PretendServer, changes: dict[str, Any], message: str) -> None:
-    """Row 109."""
     fields = {"op": "status", **server.folders, "ids": None, **changes}
     op = fields.pop("op")
     assert message in server.call(str(op), **fields)["error"]

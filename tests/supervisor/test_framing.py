@@ -59,6 +59,7 @@ def test_bytes_after_the_marker_give_a_frame_or_a_framing_error_and_nothing_else
     assert all(isinstance(frame.header, dict) for frame in received)
 
 
+@pytest.mark.row(106)
 @pytest.mark.parametrize(
     "rest",
     [
@@ -79,12 +80,12 @@ def test_bytes_after_the_marker_give_a_frame_or_a_framing_error_and_nothing_else
     ],
 )
 def test_a_malformed_answer_is_refused(rest: bytes) -> None:
-    """Row 106: what a server sends is checked."""
+    """What a server sends is checked."""
     with pytest.raises(FramingError):
         FrameReader(NONCE).feed(MARKER + rest)
 
 
-@pytest.mark.row(52)
+@pytest.mark.row(52, 53)
 def test_noise_is_skipped_and_counted_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A .bashrc may print, another call's frame included."""
     reader = FrameReader(NONCE)

@@ -65,8 +65,9 @@ def test_a_write_that_fails_leaves_the_record_before_it_and_no_litter(
     assert os.listdir(folder) == [ENDED]
 
 
+@pytest.mark.row(109)
 def test_links_and_pipes_are_not_read(folder: int, tmp_path: Path) -> None:
-    """Row 109: a planted link leads nowhere, and a pipe does not block."""
+    """A planted link leads nowhere, and a pipe does not block."""
     (tmp_path / "secret.json").write_text("{}")
     (tmp_path / "job" / ENDED).symlink_to(tmp_path / "secret.json")
     (tmp_path / "job" / "folder").symlink_to(tmp_path)
@@ -85,8 +86,8 @@ def test_a_huge_record_is_not_read(folder: int, tmp_path: Path) -> None:
         job_files.read_record(folder, ENDED, JOB)
 
 
+@pytest.mark.row(113)
 def test_files_and_folders_are_private_whatever_the_umask(tmp_path: Path) -> None:
-    """Row 113."""
     for umask in (0o000, 0o277):
         before = os.umask(umask)
         try:
@@ -100,8 +101,8 @@ def test_files_and_folders_are_private_whatever_the_umask(tmp_path: Path) -> Non
         os.close(jobs)
 
 
+@pytest.mark.row(113)
 def test_an_open_jobs_folder_is_closed_to_others(tmp_path: Path) -> None:
-    """Row 113."""
     (tmp_path / "jobs").mkdir(mode=0o755)
     jobs = job_files.open_jobs_folder(str(tmp_path / "jobs"))
     assert jobs is not None
@@ -109,17 +110,17 @@ def test_an_open_jobs_folder_is_closed_to_others(tmp_path: Path) -> None:
     assert (tmp_path / "jobs").stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.row(113)
 def test_a_jobs_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
-    """Row 113."""
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "jobs").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(FolderError, match="symbolic link"):
         job_files.open_jobs_folder(str(tmp_path / "jobs"), create=True)
 
 
+@pytest.mark.row(113)
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a folder of another user")
 def test_a_jobs_folder_of_another_user_is_refused(tmp_path: Path) -> None:
-    """Row 113."""
     (tmp_path / "jobs").mkdir()
     os.chown(tmp_path / "jobs", 12345, 12345)
     with pytest.raises(FolderError, match="belongs to user 12345"):

@@ -97,9 +97,10 @@ def test_a_record_needs_every_field(name: str) -> None:
             check_record(name, record, JOB)
 
 
+@pytest.mark.row(106)
 @given(st.sampled_from(list(RECORDS)), st.data(), json_values)
 def test_any_value_in_any_field_is_accepted_or_refused_by_name(name: str, data: st.DataObject, value: object) -> None:
-    """Row 106: types, depth and not-a-number."""
+    """Types, depth and not-a-number."""
     field = data.draw(st.sampled_from(["schema", *RECORDS[name]]))
     named = ""
     try:
@@ -136,18 +137,18 @@ def test_what_is_no_record_is_refused(text: bytes) -> None:
         parse_record(ENDED, text, JOB)
 
 
+@pytest.mark.row(109)
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "../x", "a/b", "/a", "-rf", ".hidden", "a\n", "a\0", "é", "a" * 129, 7]
 )
 def test_what_could_leave_the_folder_is_no_job_id(name: object) -> None:
-    """Row 109."""
     assert not is_job_id(name)
     assert is_job_id(JOB)
 
 
+@pytest.mark.row(107)
 @pytest.mark.parametrize("name", ["", "1A", "A-B", "A=B", "A\n", "Ä", None])
 def test_variable_names_are_of_letters_digits_and_underscores(name: object) -> None:
-    """Row 107."""
     assert not is_variable_name(name)
     assert is_variable_name("_LR2")
 

@@ -87,8 +87,8 @@ def test_nothing_starts_on_half_a_project(server: PretendServer) -> None:
     server.start("true")
 
 
+@pytest.mark.row(123)
 def test_a_retry_that_finds_a_torn_folder_says_so_and_starts_the_other_jobs(server: PretendServer) -> None:
-    """Row 123."""
     torn, good = server.new_job("true"), server.new_job("true")
     (server.jobs / torn["id"]).mkdir(parents=True)
     answer = server.call("start", jobs=[torn, good])["jobs"]
@@ -122,9 +122,10 @@ def test_several_jobs_start_in_one_call(server: PretendServer) -> None:
     assert [ended[job["id"]]["exit_code"] for job in jobs] == list(range(5))
 
 
+@pytest.mark.row(55, 107)
 @pytest.mark.row(55)
 def test_a_command_may_be_long_and_hold_any_character(server: PretendServer) -> None:
-    """Rows 55 and 107: no argv limit, no quoting."""
+    """No argv limit, no quoting."""
     text = 'it\'s "$HOME" `x` !! \\ \u00e4 \U0001f600'
     job_id = server.start(f"cat <<'END'\n{text}\nEND\n: {'x' * 400_000}\n")
     assert server.wait(job_id)[job_id]["exit_code"] == 0
@@ -133,8 +134,8 @@ def test_a_command_may_be_long_and_hold_any_character(server: PretendServer) -> 
     assert len(spec["command"]) < spec["command_length"]
 
 
+@pytest.mark.row(113)
 def test_files_of_a_job_are_private_and_the_job_has_the_umask_of_the_login(server: PretendServer) -> None:
-    """Row 113."""
     before = os.umask(0o002)
     try:
         job_id = server.start("umask; touch made")
@@ -183,8 +184,9 @@ def test_output_is_not_buffered_and_survives_a_hard_end(server: PretendServer) -
     assert server.output(job_id) == "first\nlast\n"
 
 
+@pytest.mark.row(111)
 def test_values_of_the_environment_are_written_nowhere_and_shown_to_nobody(server: PretendServer) -> None:
-    """Row 111: neither in a file nor in any argument list."""
+    """Neither in a file nor in any argument list."""
     secret = secrets.token_hex(16)
     job_id = server.start("sleep 60; : $TOKEN", environment={"TOKEN": secret})
     assert server.record(job_id, "spec")["environment_names"] == ["TOKEN"]
@@ -195,6 +197,7 @@ def test_values_of_the_environment_are_written_nowhere_and_shown_to_nobody(serve
             assert secret.encode() not in _read(f"/proc/{process.pid}/cmdline")
 
 
+@pytest.mark.row(107)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -211,7 +214,6 @@ def test_values_of_the_environment_are_written_nowhere_and_shown_to_nobody(serve
 def test_a_request_that_cannot_be_meant_is_refused_and_starts_nothing(
     server: PretendServer, changes: dict[str, Any], message: str
 ) -> None:
-    """Row 107."""
     answer = server.call("start", jobs=[server.new_job("touch started"), server.new_job("true", **changes)])
     assert message in answer["error"]
     assert not server.jobs.exists()
@@ -223,8 +225,8 @@ def test_without_an_environment_the_answer_says_what_to_type(server: PretendServ
     assert answer == {"error": "The environment is not set up on this server", "hint": "remote-tool setup"}
 
 
+@pytest.mark.row(113)
 def test_a_jobs_folder_that_is_a_link_is_not_used(server: PretendServer, tmp_path: Path) -> None:
-    """Row 113."""
     (tmp_path / "other").mkdir()
     server.jobs.symlink_to(tmp_path / "other")
     assert "symbolic link" in server.call("start", jobs=[server.new_job("true")])["error"]

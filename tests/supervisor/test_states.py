@@ -51,8 +51,9 @@ def test_without_a_jobs_folder_there_are_no_jobs(server: PretendServer) -> None:
     assert not server.jobs.exists()
 
 
+@pytest.mark.row(106, 123)
 def test_a_folder_that_cannot_be_read_is_named_and_hides_no_other(server: PretendServer) -> None:
-    """Rows 106 and 123: no file is trusted."""
+    """No file is trusted."""
     good = server.start("exit 0")
     server.wait(good)
     names: dict[str, Callable[[Path], object]] = {

@@ -41,6 +41,7 @@ def test_a_server_is_read_from_an_option(text: str, answer: ServerAnswer) -> Non
     assert parse_server_option(text) == answer
 
 
+@pytest.mark.row(108)
 @pytest.mark.parametrize(
     ("text", "why"),
     [
@@ -68,7 +69,7 @@ def test_a_server_is_read_from_an_option(text: str, answer: ServerAnswer) -> Non
         ("a=b\nc", "the host must be"),
     ],
 )
-def test_an_option_that_is_no_server_says_why_row_108(text: str, why: str) -> None:
+def test_an_option_that_is_no_server_says_why(text: str, why: str) -> None:
     with pytest.raises(UsageError, match=why) as caught:
         parse_server_option(text)
     assert "--server NAME=USER@HOST:PORT" in caught.value.hint

@@ -152,7 +152,8 @@ def test_killing_twice_and_killing_what_ended_changes_nothing(workspace: Workspa
     assert (answer.jobs[0].state, answer.jobs[0].exit_code, answer.errors) == (JobState.FAILED, 3, {})
 
 
-def test_nothing_is_killed_without_a_selection_row_127(workspace: Workspace) -> None:
+@pytest.mark.row(127)
+def test_nothing_is_killed_without_a_selection(workspace: Workspace) -> None:
     job = begin(workspace, "first", "sleep 1000")
     with pytest.raises(UsageError, match="Nothing is selected"):
         workspace.stop_jobs(JobSelection())
@@ -245,7 +246,8 @@ def test_a_killed_supervisor_makes_a_lost_job_that_can_still_be_stopped(
     assert processes_of(job.id) == []
 
 
-def test_a_server_that_cannot_be_reached_shows_the_last_state_with_its_age_row_125(
+@pytest.mark.row(125)
+def test_a_server_that_cannot_be_reached_shows_the_last_state_with_its_age(
     make_server: MakeServer, tmp_path: Path
 ) -> None:
     server = make_server("away")
@@ -263,7 +265,8 @@ def test_a_server_that_cannot_be_reached_shows_the_last_state_with_its_age_row_1
     assert processes_of(job.id) == []
 
 
-def test_variables_reach_the_job_and_are_written_nowhere_row_111(
+@pytest.mark.row(111)
+def test_variables_reach_the_job_and_are_written_nowhere(
     workspace: Workspace, shared_servers: tuple[TestServer, TestServer]
 ) -> None:
     secret = "canary-" + new_job_id()

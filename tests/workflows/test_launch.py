@@ -337,8 +337,9 @@ def test_a_first_node_that_cannot_be_watched_for_want_of_its_port_stops_the_laun
     assert [processes_of(job.id) for job in answer.jobs] == [[], []]
 
 
+@pytest.mark.row(17)
 @pytest.mark.slow
-def test_a_dead_agent_does_not_leave_its_workers_row_17(trainer: Workspace) -> None:
+def test_a_dead_agent_does_not_leave_its_workers(trainer: Workspace) -> None:
     answer = trainer.launch(LaunchRequest("stubborn.py", servers=("first",), processes=2))
     (job,) = answer.jobs
     until(lambda: len(processes_of(job.id)) >= 5, 60)

@@ -136,10 +136,10 @@ async def test_changed_requirements_are_installed_and_nothing_else_is_done(
     assert (done["environment"], done["packages"]) == (Outcome.UNCHANGED, Outcome.DONE)
 
 
+@pytest.mark.row(119)
 async def test_packages_that_fail_stop_the_run_say_why_and_are_done_again(
     make_server: MakeServer, tmp_path: Path, wheels: Path
 ) -> None:
-    """Row 119."""
     server = make_server()
     desk = with_packages(desk_at(tmp_path, wheels, server), "tiny_package==1.0\nno_such_package\n")
     with pytest.raises(EnvironmentSetupError) as caught:
@@ -169,10 +169,10 @@ async def test_after_packages_that_failed_the_earlier_ones_are_done_again(
     assert done["packages"] is Outcome.DONE
 
 
+@pytest.mark.row(119)
 async def test_a_package_with_another_hash_is_not_installed(
     make_server: MakeServer, tmp_path: Path, wheels: Path
 ) -> None:
-    """Row 119."""
     server = make_server()
     desk = with_packages(desk_at(tmp_path, wheels, server), f"tiny_package==1.0 --hash=sha256:{'0' * 64}\n")
     with pytest.raises(EnvironmentSetupError, match=r"(?i)hash"):
@@ -180,8 +180,9 @@ async def test_a_package_with_another_hash_is_not_installed(
     assert imported_version(server) == ""
 
 
+@pytest.mark.row(119)
 async def test_one_hash_makes_uv_require_all(make_server: MakeServer, tmp_path: Path, wheels: Path) -> None:
-    """Row 119: pip does so by itself."""
+    """With pip it is so without our help."""
     server = make_server()
     give_uv(server)
     digest = hashlib.sha256(make_wheel(wheels, "other").read_bytes()).hexdigest()

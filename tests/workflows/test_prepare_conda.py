@@ -76,10 +76,11 @@ async def until(condition: object, what: str) -> None:
     pytest.fail(f"not within 15 seconds: {what}")
 
 
+@pytest.mark.row(118)
 async def test_a_bare_server_gets_conda_and_an_environment_and_keeps_them(
     make_server: MakeServer, site: Site, tmp_path: Path
 ) -> None:
-    """Row 118: downloaded, checked, installed beside, visible at the end; from the configured channel only."""
+    """Downloaded, checked, installed beside, visible at the end; from the configured channel only."""
     server = make_server()
     desk = desk_with(site, tmp_path, server)
     await desk.setup()
@@ -123,10 +124,10 @@ async def test_variables_of_the_user_are_part_of_the_activation(
     assert all(name.isidentifier() for name in variables), "an exported function is no variable for us"
 
 
+@pytest.mark.row(118)
 async def test_one_flipped_byte_is_refused_and_nothing_is_executed(
     make_server: MakeServer, site: Site, tmp_path: Path
 ) -> None:
-    """Row 118."""
     server = make_server()
     desk = desk_with(site, tmp_path, server)
     expected = hashlib.sha256((site.folder / FILE).read_bytes()).hexdigest()
@@ -145,10 +146,11 @@ async def test_one_flipped_byte_is_refused_and_nothing_is_executed(
     assert record_of(server)["kind"] == "miniconda"
 
 
+@pytest.mark.row(118)
 async def test_a_file_changed_between_download_and_execution_is_refused(
     make_server: MakeServer, site: Site, tmp_path: Path
 ) -> None:
-    """Row 118: what is executed is what is checked, also when it has lain there since an earlier try."""
+    """What is executed is what is checked, also when it has lain there since an earlier try."""
     server = make_server()
     desk = desk_with(site, tmp_path, server)
     data = (site.folder / FILE).read_bytes()
@@ -160,10 +162,11 @@ async def test_a_file_changed_between_download_and_execution_is_refused(
     assert record_of(server)["kind"] == "miniconda"
 
 
+@pytest.mark.row(118)
 async def test_what_was_changed_after_the_download_is_not_executed(
     make_server: MakeServer, site: Site, tmp_path: Path
 ) -> None:
-    """Row 118: the checksum is compared right before the execution."""
+    """The checksum is compared right before the execution."""
     server = make_server()
     desk = desk_with(site, tmp_path, server)
 
@@ -191,8 +194,8 @@ async def test_a_server_that_cannot_keep_the_installer_says_so(
         await desk.setup()
 
 
+@pytest.mark.row(118)
 async def test_a_cut_download_is_refused(make_server: MakeServer, site: Site, tmp_path: Path) -> None:
-    """Row 118."""
     server = make_server()
     desk = desk_with(site, tmp_path, server)
     site.cut.add(FILE)
@@ -203,8 +206,8 @@ async def test_a_cut_download_is_refused(make_server: MakeServer, site: Site, tm
     assert list(user_cache_folder().iterdir()) == []
 
 
+@pytest.mark.row(118)
 async def test_a_redirect_is_followed_to_the_same_checksum(make_server: MakeServer, site: Site, tmp_path: Path) -> None:
-    """Row 118."""
     server = make_server()
     desk = desk_with(site, tmp_path, server, url=f"{site.url}/elsewhere/Tiny.sh")
     site.redirects["elsewhere/Tiny.sh"] = FILE
@@ -240,8 +243,8 @@ async def test_an_installer_from_a_file_is_sent(make_server: MakeServer, site: S
     assert FILE not in site.requests
 
 
+@pytest.mark.row(118)
 async def test_a_file_with_another_checksum_is_not_sent(make_server: MakeServer, site: Site, tmp_path: Path) -> None:
-    """Row 118."""
     server = make_server()
     desk = desk_with(site, tmp_path, server)
     file = tmp_path / "installer.sh"
@@ -252,10 +255,11 @@ async def test_a_file_with_another_checksum_is_not_sent(make_server: MakeServer,
     assert executed(server) == []
 
 
+@pytest.mark.row(118)
 async def test_an_installation_that_was_cut_off_is_invisible_and_done_again(
     make_server: MakeServer, site: Site, tmp_path: Path
 ) -> None:
-    """Row 118: the connection goes while the installer runs; its processes end, and its half is removed."""
+    """The connection goes while the installer runs; its processes end, and its half is removed."""
     server = make_server()
     go_on = tmp_path / "go on"
     desk = desk_with(site, tmp_path, server, sha256=build_installer(site.folder / FILE, wait_for=go_on))

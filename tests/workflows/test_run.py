@@ -44,18 +44,21 @@ def test_a_signal_becomes_128_and_its_number(workspace: Workspace) -> None:
     assert collect(workspace, "kill -KILL $$", servers=["first"])[0] == {"first": 137}
 
 
-def test_a_command_of_a_megabyte_runs_row_56(workspace: Workspace) -> None:
+@pytest.mark.row(56)
+def test_a_command_of_a_megabyte_runs(workspace: Workspace) -> None:
     word = "x" * 1_000_000
     _, output = collect(workspace, f"echo {word} | wc -c", servers=["first"])
     assert output["first", Stream.OUT].strip() == b"1000001"
 
 
-def test_variables_do_not_depend_on_what_sshd_accepts_row_57(workspace: Workspace) -> None:
+@pytest.mark.row(57)
+def test_variables_do_not_depend_on_what_sshd_accepts(workspace: Workspace) -> None:
     _, output = collect(workspace, 'echo "$A"', servers=["first"], env={"A": 'it\'s $(x) "y"\n!'})
     assert output["first", Stream.OUT] == b'it\'s $(x) "y"\n!\n'
 
 
-def test_what_bashrc_prints_is_not_taken_for_output_row_52(make_server: MakeServer, tmp_path: Path) -> None:
+@pytest.mark.row(52)
+def test_what_bashrc_prints_is_not_taken_for_output(make_server: MakeServer, tmp_path: Path) -> None:
     server = make_server("noisy")
     workspace = Workspace.find(make_project(tmp_path / "project", [server]))
     workspace.prepare()
@@ -75,7 +78,8 @@ def test_an_empty_command_is_refused(workspace: Workspace) -> None:
         workspace.run("  ")
 
 
-def test_ctrl_c_ends_the_remote_command_row_61(workspace: Workspace, tmp_path: Path) -> None:
+@pytest.mark.row(61)
+def test_ctrl_c_ends_the_remote_command(workspace: Workspace, tmp_path: Path) -> None:
     mark = tmp_path / "pid"
     program = subprocess.Popen(
         [sys.executable, "-m", "remote_tool", "run", "--server", "first", "--cmd", f"echo $$ > {mark}; sleep 1000"],
