@@ -121,7 +121,9 @@ def test_a_log_that_is_a_link_is_not_written_through(tmp_path: Path) -> None:
 
 
 @pytest.mark.row(74, 75, 109)
-@pytest.mark.parametrize("stream", ["job.yaml", "../out", "ranks/0/../../x", "/etc/passwd", "ranks/0/0/out/..", "", "out\n"])
+@pytest.mark.parametrize(
+    "stream", ["job.yaml", "../out", "ranks/0/../../x", "/etc/passwd", "ranks/0/0/out/..", "", "out\n"]
+)
 def test_names_of_logs_cannot_leave_the_folder(tmp_path: Path, stream: str) -> None:
     with pytest.raises(JobError):
         LogFolder(tmp_path).write(stream, 0, b"x")
