@@ -105,6 +105,8 @@ class Job:
         stopped_with_launch: Whether it was stopped because another node of its launch ended.
         lost_node: Node rank that its launch lost, and ended for; None without one.
         taken_port: Port of its launch that another program had taken when it was to listen; None without one.
+        stop_signal: It is to be stopped with this signal as soon as its server answers; empty when nobody wants that.
+        stop_grace: Seconds until SIGKILL then; None: as it was started with.
     """
 
     key: int
@@ -128,6 +130,8 @@ class Job:
     stopped_with_launch: bool = False
     lost_node: int | None = None
     taken_port: int | None = None
+    stop_signal: str = ""
+    stop_grace: float | None = None
 
     @property
     def program_exit_code(self) -> int:

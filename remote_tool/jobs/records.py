@@ -95,6 +95,8 @@ def merge(known: Job, seen: Job) -> Job:
         rank_offset=known.rank_offset,
         created_at=known.created_at,
         logs_complete=complete,
+        stop_signal=seen.stop_signal or known.stop_signal,
+        stop_grace=seen.stop_grace if seen.stop_signal else known.stop_grace,
     )
 
 

@@ -195,9 +195,9 @@ def read_record(path: Path) -> Job:
 
 
 def _well_typed(values: dict[str, Any]) -> bool:
-    texts = ("id", "server", "command", "launch_id", "reason")
+    texts = ("id", "server", "command", "launch_id", "reason", "stop_signal")
     counts = ("node_rank", "rank_offset", "exit_code", "pid", "lost_node")
-    moments = ("created_at", "started_at", "ended_at", "seen_at")
+    moments = ("created_at", "started_at", "ended_at", "seen_at", "stop_grace")
     return (
         _is_count(values["key"])
         and all(values.get(name) is None or _is_count(values[name]) for name in counts)

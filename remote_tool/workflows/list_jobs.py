@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 # A start takes a moment to reach its server; until then a job that the server does not know is still starting.
 START_WINDOW = 60.0
+LONGEST_GRACE = 24 * 3600.0
+# What the server may take beyond the grace: SIGKILL, the scan that proves it, and writing the end.
+STOP_MARGIN = 30.0
 
 
 async def list_jobs(context: Context, selection: JobSelection, *, logs: bool = False) -> JobsAnswer:
@@ -54,10 +57,31 @@ async def refresh(context: Context, servers: Sequence[str]) -> dict[str, RemoteT
     known, _ = context.registry.load()
 
     async def ask(server: str) -> None:
+        await _stop_as_wished(context, [job for job in known if job.server == server and job.stop_signal])
         remote = await _ask(context, server, [job for job in known if job.server == server and job.state.is_finished])
         _record(context, server, [job for job in known if job.server == server], remote)
 
     return dict((await on_every(servers, ask)).errors)
+
+
+async def _stop_as_wished(context: Context, jobs: Sequence[Job]) -> None:
+    """Stop what was to be stopped while its server did not answer."""
+    for job in jobs:
+        if job.state.is_finished:
+            continue
+        wish = {"ids": [job.id], "signal": job.stop_signal, "grace": job.stop_grace}
+        within = longest_stop(job.stop_grace)
+        try:
+            await call_until_answered(context.pool, context.config, job.server, "stop", wish, within=within)
+        except JobError as error:
+            context.report(Notice(job.server, f"job {job.key}: {error}"))
+        else:
+            context.report(Notice(job.server, f"job {job.key} was stopped now, as asked while the server was away"))
+
+
+def longest_stop(grace: float | None) -> float:
+    """Return how long a server may take to stop jobs; it knows each one's own grace, of which 45 s is the longest."""
+    return (60.0 if grace is None else min(grace, LONGEST_GRACE)) + STOP_MARGIN
 
 
 async def _ask(context: Context, server: str, finished: Sequence[Job]) -> dict[str, RemoteJob]:

@@ -6,22 +6,19 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from remote_tool.errors import JobError, UsageError
+from remote_tool.errors import ConnectError, JobError, UsageError
 from remote_tool.jobs.job import JobState
 from remote_tool.transport.pool import on_every
-from remote_tool.workflows.list_jobs import parse_jobs, recorded_jobs, refresh
+from remote_tool.workflows.events import Notice
+from remote_tool.workflows.list_jobs import longest_stop, parse_jobs, recorded_jobs, refresh
 from remote_tool.workflows.selection import JobsAnswer, JobSelection, choose_jobs, choose_servers
-from remote_tool.workflows.supervisor import call_until_answered
+from remote_tool.workflows.supervisor import NoAnswerError, call_until_answered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from remote_tool.jobs.job import Job
     from remote_tool.workflows.context import Context
-
-LONGEST_GRACE = 24 * 3600.0
-# What the server may take beyond the grace: SIGKILL, the scan that proves it, and writing the end.
-MARGIN = 30.0
 
 
 async def stop_jobs(
@@ -45,7 +42,10 @@ async def stop_jobs(
     jobs = choose_jobs(context.registry.load()[0], selection)
     if not jobs:
         raise UsageError("No running job is selected, so nothing is stopped", hint="remote-tool job-list")
-    stopped = await stop_on_servers(context, jobs, signal=signal, grace=grace)
+    away = {name for name, error in errors.items() if isinstance(error, ConnectError)}
+    reachable = [job for job in jobs if job.server not in away]
+    stopped = await stop_on_servers(context, reachable, signal=signal, grace=grace)
+    _wish_for_later(context, [job for job in jobs if job.server in away], signal, grace)
     chosen = replace(selection, jobs=tuple(job.id for job in jobs), running=True, stopped=True)
     relevant = {name: error for name, error in errors.items() if any(job.server == name for job in jobs)}
     return recorded_jobs(context, chosen, {**relevant, **stopped.errors})
@@ -66,6 +66,8 @@ async def stop_on_servers(
 
     configured = [name for name in by_server if name in context.config.servers]
     results = await on_every(configured, stop)
+    unanswered = [name for name, error in results.errors.items() if isinstance(error, ConnectError | NoAnswerError)]
+    _wish_for_later(context, [job for name in unanswered for job in by_server[name]], signal, grace)
     gone = {
         name: JobError(f"{name} is no longer in the configuration, so its jobs cannot be stopped", server=name)
         for name in by_server
@@ -74,11 +76,17 @@ async def stop_on_servers(
     return JobsAnswer((), {**results.errors, **gone})
 
 
+def _wish_for_later(context: Context, jobs: Sequence[Job], signal: str, grace: float | None) -> None:
+    """Remember what could not be stopped now: it is stopped when its server is asked the next time."""
+    context.registry.update(replace(job, stop_signal=signal, stop_grace=grace) for job in jobs)
+    for job in jobs:
+        context.report(Notice(job.server, f"job {job.key} is stopped when the server answers again"))
+
+
 async def _stop_on(context: Context, server: str, jobs: Sequence[Job], signal: str, grace: float | None) -> None:
     ids = [job.id for job in jobs]
-    # The server knows each job's own grace; without one given here the longest that we use bounds the wait.
-    within = (60.0 if grace is None else min(grace, LONGEST_GRACE)) + MARGIN
     wish = {"ids": ids, "signal": signal, "grace": grace}
+    within = longest_stop(grace)
     answer = await call_until_answered(context.pool, context.config, server, "stop", wish, within=within)
     asked = {"ids": ids, "skip": []}
     status = await call_until_answered(context.pool, context.config, server, "status", asked)
