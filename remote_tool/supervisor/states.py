@@ -126,9 +126,23 @@ def _judge_unended(folder: int, records: Records, here: Here) -> Standing:
     members = here.snapshot.members(spec["id"], job_files.path_of(folder), pid, started["command"])
     if supervisor is not None:
         ending = processes.find_alive(started["command"]) is None
-        reason = "its command has ended, and its end is being recorded" if ending else ""
+        reason = _ending_reason(folder) if ending else ""
         return Standing(spec, started, None, "running", reason, supervisor, tuple(members))
     return Standing(spec, started, None, "lost", _lost_reason(members), None, tuple(members))
+
+
+def _ending_reason(folder: int) -> str:
+    reason = "its command has ended, and its end is being recorded"
+    return f"{reason}, but the disk is full" if _is_full(folder) else reason
+
+
+def _is_full(folder: int) -> bool:
+    try:
+        room = os.fstatvfs(folder)
+    except OSError:
+        return False
+    # Some file systems make inodes as they need them, and count none.
+    return room.f_bavail == 0 or (room.f_files > 0 and room.f_favail == 0)
 
 
 def _lost_reason(members: List[Process]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +11,7 @@ from .injection import Zygote, can_trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 @pytest.fixture(scope="session")
@@ -27,3 +29,17 @@ def zygote(tracing: None) -> Iterator[Zygote]:
     environment = {"REMOTE_TOOL_SUPERVISOR": "1", "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
     with Zygote("remote_tool.supervisor.control", "ctypes", **environment) as process:
         yield process
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, with room for little."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    options = "size=128k,nr_inodes=40,mode=0700"
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True, check=False
+    ).returncode:
+        pytest.skip("mounting a file system is not allowed here")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)

@@ -6,6 +6,7 @@ end of a job is recorded as soon as it can be.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -126,6 +127,33 @@ def test_an_end_that_cannot_be_written_for_long_arrives_when_it_can(zygote: Zygo
     last = [fault for fault in _writing(calls[started:], error) if "reserve" in fault.call.text]
     lasting = [Fault(fault.call, fault.effect, lasts=True) for fault in last if fault.call.name != "linkat"]
     sweep(f"an end that cannot be written for long, {error}", lasting, run)
+
+
+@pytest.mark.row(11)
+def test_an_end_that_a_full_disk_holds_up_is_told_so(zygote: Zygote, tmp_path: Path, small_disk: Path) -> None:
+    calls = calls_of_start(zygote, tmp_path, ENDS, SUPERVISOR)
+    last = [fault for fault in _writing(calls, "ENOSPC") if "/reserve>" in fault.call.text]
+    case = JobCase(zygote, small_disk, ENDS)
+    try:
+        with case.open("start", generation=SUPERVISOR, fault=Fault(last[0].call, "error=ENOSPC", lasts=True)) as fork:
+            fork.go()
+            fork.wait()
+            tracing = fork.tracing
+            assert tracing is not None
+            wait_until(lambda: tracing.hits() > 1, "the second try")
+            with (small_disk / "filler").open("ab", buffering=0) as filler, suppress(OSError):
+                while True:
+                    filler.write(b"x" * 4096)
+            standing = case.standing()
+            assert standing is not None
+            assert standing.state == "running"
+            assert standing.reason == "its command has ended, and its end is being recorded, but the disk is full"
+            tracing.end()
+        standing = case.check_standing(case.settled(stays=False))
+        assert standing is not None
+        assert standing.state == "failed"
+    finally:
+        case.clean()
 
 
 @pytest.mark.slow

@@ -150,20 +150,6 @@ def test_a_program_that_cannot_write_says_where_and_loses_nothing(zygote: Zygote
     sweep(f"the registry, {error}", relevant, run)
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own, with room for little."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    options = "size=64k,nr_inodes=40,mode=0700"
-    if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True, check=False
-    ).returncode:
-        pytest.skip("mounting a file system is not allowed here")
-    yield folder
-    subprocess.run(["umount", "--lazy", folder], check=True)
-
-
 @pytest.mark.row(124)
 def test_a_full_disk_is_named_and_what_was_recorded_stays(small_disk: Path) -> None:
     registry = Registry(small_disk / "jobs")
