@@ -53,7 +53,7 @@ class LogLimit:
         self._limit = max(limit, SMALLEST_LIMIT)
         self._paths: Dict[str, str] = {}
         self._used: Dict[str, int] = {}
-        self._dropped = 0
+        self._holes: Dict[str, int] = {}
         self._problem = ""
         self._next_look = 0.0
         self._next_search = 0.0
@@ -69,7 +69,8 @@ class LogLimit:
         """What happened, for the record of the job; empty when nothing did."""
         if self._problem:
             return f"its output is larger than log_limit, and nothing of it could be dropped: {self._problem}"
-        return f"{self._dropped} bytes of older output were dropped by log_limit" if self._dropped else ""
+        dropped = sum(self._holes.values())
+        return f"{dropped:,} bytes of older output were dropped by log_limit" if dropped else ""
 
     def look_if_due(self) -> None:
         """Give back what is too much, when it is time to look."""
@@ -114,7 +115,8 @@ class LogLimit:
         try:
             file = job_files.open_file_beneath(self._folder, path, for_writing=True)
             try:
-                self._dropped += give_back(file, limit)
+                # One that the job began anew has lost less than before.
+                self._holes[path] = max(give_back(file, limit), self._holes.get(path, 0))
             finally:
                 os.close(file)
         except OSError as error:
@@ -127,7 +129,7 @@ def bytes_on_disk(file: int) -> int:
 
 
 def give_back(file: int, limit: int) -> int:
-    """Make a hole in a file that has more than a limit, behind its beginning; returns the bytes given back.
+    """Make a hole in a file that has more than a limit, behind its beginning; returns how long it is, 0 for none.
 
     Args:
         file: A descriptor for writing.
@@ -141,7 +143,7 @@ def give_back(file: int, limit: int) -> int:
     if used <= limit or end <= KEPT_BEGINNING:
         return 0
     _punch_hole(file, KEPT_BEGINNING, end - KEPT_BEGINNING)
-    return max(0, used - bytes_on_disk(file))
+    return end - KEPT_BEGINNING
 
 
 def end_of_hole(file: int, offset: int, size: int) -> int:
