@@ -17,6 +17,8 @@ SOME_NOT_SENT = 23
 SOME_VANISHED = 24
 STREAM_BROKE = 12
 SHOWN_LINES = 8
+# The two lost each other, which may not happen again; all other causes would be the same a second time.
+WORTH_ANOTHER_TRY = frozenset({10, STREAM_BROKE, 30, 35})
 FIRST_SIGNAL = 128  # a shell's status when signal N ended the program: 128 + N
 
 # rsync(1), "EXIT VALUES".
@@ -50,6 +52,10 @@ CAUSES = {
 }
 
 
+class BrokenSyncError(SyncError):
+    """The two rsyncs lost each other; the same again may work."""
+
+
 @dataclass(frozen=True)
 class Ending:
     """How both rsyncs ended.
@@ -81,7 +87,8 @@ class Ending:
         text = (self.errors + self.remote_errors).decode(errors="replace")
         tail = "\n".join([line for line in text.splitlines() if line.strip()][-SHOWN_LINES:])
         message = f"{self.server}: the project was not sent: {self._cause()}"
-        return SyncError(message + (f"\n{tail}" if tail else ""), hint=self._hint(), server=self.server)
+        kind = BrokenSyncError if self.status in WORTH_ANOTHER_TRY else SyncError
+        return kind(message + (f"\n{tail}" if tail else ""), hint=self._hint(), server=self.server)
 
     def _cause(self) -> str:
         if self.remote is not None and self.remote.signal:

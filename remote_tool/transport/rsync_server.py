@@ -156,6 +156,7 @@ def receive_script(remote: RemotePaths, attempt: Attempt, arguments: Sequence[st
     project, scripts = shlex.quote(remote.project), shlex.quote(remote.scripts)
     state = f'"$HOME"/{shlex.quote(remote.sync_state)}'
     partial = f'"$HOME"/{shlex.quote(remote.scripts + "/partial")}'
+    # The first is --server.
     words = [partial if each == PARTIAL_FOLDER else shlex.quote(each) for each in arguments[:-1]]
     places = " ".join(f'"{place}"' for place in PLACES) + f' "$HOME"/{shlex.quote(remote.environment)}/bin'
     alone = [
@@ -179,13 +180,29 @@ def receive_script(remote: RemotePaths, attempt: Attempt, arguments: Sequence[st
             *([] if dry_run else alone),
             *_tell_state(remote, attempt.snapshot_id, attempt.mark),
             *([] if dry_run else before),
-            f'"$rsync" {" ".join(words)} "$HOME"/{project}/',
+            *_receive(words, partial, f'"$HOME"/{project}/', dry_run=dry_run),
             "status=$?",
             *([] if dry_run else after),
             'exit "$status"',
             "",
         ]
     )
+
+
+def _receive(words: Sequence[str], partial: str, destination: str, *, dry_run: bool) -> list[str]:
+    """Run rsync; what it writes grows in our folder, so that one that is killed leaves nothing in the project."""
+    beside = [
+        'case $("$rsync" --version 2>/dev/null) in',
+        "  *openrsync*) ;;",
+        f"  *) (umask 077; mkdir -p {partial}) && set -- --temp-dir={partial};;",
+        "esac",
+    ]
+    return [
+        "set --",
+        *([] if dry_run else beside),
+        f'"$rsync" {words[0]} "$@" {" ".join(words[1:])} {destination}',
+        f'(status=$?; [ "$#" -eq 0 ] || rmdir {partial} 2>/dev/null; exit "$status")',
+    ]
 
 
 def _wait_for_others(remote: RemotePaths, attempt: Attempt) -> list[str]:

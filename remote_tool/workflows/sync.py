@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from remote_tool.errors import ConnectionLostError
 from remote_tool.transport.pool import on_every
 from remote_tool.transport.rsync import Progress, PushOptions, PushResult, push
+from remote_tool.transport.rsync_failures import BrokenSyncError
 from remote_tool.transport.snapshot import SelectionRules, Snapshot, take_snapshot
 from remote_tool.workflows.events import Notice, Outcome, StepEnded, StepOutput, StepProgress, StepStarted
 from remote_tool.workflows.selection import choose_servers
@@ -138,7 +139,11 @@ async def send_project(
                 checksum=options.checksum,
                 on_waiting=lambda text: report(Notice(host.name, text)),
             )
-            result = await push(host, config.remote, snapshot, wanted, on_progress, on_output)
+            try:
+                result = await push(host, config.remote, snapshot, wanted, on_progress, on_output)
+            except BrokenSyncError as error:
+                report(Notice(host.name, f"{_first_line(error)}; trying again"))
+                result = await push(host, config.remote, snapshot, wanted, on_progress, on_output)
         except BaseException as error:
             report(StepEnded(host.name, STEP, Outcome.FAILED, _first_line(error), time.monotonic() - began))
             raise

@@ -114,6 +114,48 @@ async def test_how_the_servers_rsync_ended_is_one_sentence(
     assert desk.state.startswith("incomplete ")
 
 
+ONCE = """
+case $1$2 in --version) exec REAL "$@";; esac
+echo one >> "$HOME/tries"
+[ "$(wc -l < "$HOME/tries")" -gt 1 ] || exit STATUS
+exec REAL "$@"
+"""
+
+
+@pytest.mark.row(69)
+@pytest.mark.parametrize("status", [10, 12, 30, 35])
+async def test_two_rsyncs_that_lost_each_other_are_tried_once_more(
+    server_without_rsync: TestServer, tmp_path: Path, status: int
+) -> None:
+    desk = desk_for(server_without_rsync, tmp_path)
+    fake_rsync(desk, ONCE.replace("REAL", shutil.which("rsync") or "").replace("STATUS", str(status)))
+    await desk.sync()
+    assert desk.names() == {"a.py"}
+    assert "trying again" in desk.notices
+    assert desk.state.startswith("complete ")
+
+
+@pytest.mark.row(69)
+@pytest.mark.parametrize("status", [1, 2, 5, 11, 14, 20, 22, 23, 25, 77, 126, 127])
+async def test_what_would_fail_again_is_not_tried_again(
+    server_without_rsync: TestServer, tmp_path: Path, status: int
+) -> None:
+    desk = desk_for(server_without_rsync, tmp_path)
+    fake_rsync(desk, ONCE.replace("REAL", shutil.which("rsync") or "").replace("STATUS", str(status)))
+    assert isinstance(await failure(desk), SyncError)
+    assert (desk.server.home / "tries").read_text() == "one\n"
+
+
+@pytest.mark.row(69)
+async def test_two_rsyncs_that_lose_each_other_again_are_given_up(
+    server_without_rsync: TestServer, tmp_path: Path
+) -> None:
+    desk = desk_for(server_without_rsync, tmp_path)
+    fake_rsync(desk, 'case $1$2 in --version) exit;; esac; echo one >> "$HOME/tries"; exit 12')
+    assert "ended before the end" in str(await failure(desk))
+    assert (desk.server.home / "tries").read_text() == "one\n" * 2
+
+
 @pytest.mark.row(69)
 async def test_a_file_that_cannot_be_written_is_named(make_server: MakeServer, tmp_path: Path) -> None:
     desk = desk_for(make_server(), tmp_path)

@@ -234,7 +234,7 @@ async def test_a_link_that_goes_once_is_made_again(desk: Desk) -> None:
     async with HostPool(desk.config) as pool:
         report = desk.events.append
         task = asyncio.create_task(sync(pool, desk.config, ("first",), SyncOptions(), report))
-        await until(lambda: any(desk.copy.glob(".big.*")))
+        await until(lambda: any((desk.copy / ".remote-scripts" / "partial").glob("big.*")))
         desk.server.drop_connections()
         results = await task
     assert results.errors == {}
@@ -487,3 +487,24 @@ async def test_a_secret_that_appears_after_the_listing_stays_too(desk: Desk) -> 
     async with HostPool(desk.config) as pool:
         await push(await pool.host("first"), desk.config.remote, wanted, PushOptions())
     assert desk.names() == {"a.py", "sub", ".env.example"}
+
+
+@pytest.mark.row(78)
+@pytest.mark.slow
+async def test_what_a_killed_rsync_of_the_server_leaves_is_not_in_the_project_and_goes(desk: Desk) -> None:
+    (desk.project / "big").write_bytes(os.urandom(48 * 1024 * 1024))
+    new = desk.copy / ".remote-scripts" / "partial"
+
+    def kill(progress: Progress) -> None:
+        if progress.bytes > 8_000_000:
+            for pid in programs(desk.server.home):
+                os.kill(pid, signal.SIGKILL)
+
+    async with HostPool(desk.config) as pool:
+        with pytest.raises(SyncError, match=r"KILL|ended before the end"):
+            await push_of(desk, await pool.host("first"), kill)
+    assert list(new.iterdir()), "what it was writing"
+    assert desk.names() <= {"a.py"}
+    await desk.sync()
+    assert desk.names() == {"a.py", "big"}
+    assert not new.exists()

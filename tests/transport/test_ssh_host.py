@@ -381,6 +381,17 @@ async def test_what_the_login_shell_prints_is_cut_off(
     assert "bytes of noise before it" in told.traces[-1][1]
 
 
+@pytest.mark.row(53)
+async def test_an_old_answer_that_is_played_again_is_not_taken(make_server: MakeServer, log_in: LogIn) -> None:
+    """The server keeps all that it ever said to us, and says it first the next time."""
+    command = 'cat "$HOME/said" 2>/dev/null; eval "$SSH_ORIGINAL_COMMAND" | tee -a "$HOME/said"'
+    server = make_server(ForceCommand=command)
+    async with log_in(server) as host:
+        assert (await host.run("echo one")).stdout == b"one\n"
+        assert b"\none\n" in (server.home / "said").read_bytes()
+        assert (await host.run("echo two")).stdout == b"two\n"
+
+
 @pytest.mark.row(52)
 async def test_endless_noise_is_an_error(make_server: MakeServer, log_in: LogIn) -> None:
     """Within bounds of memory."""
