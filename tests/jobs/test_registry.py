@@ -202,6 +202,7 @@ def test_any_answer_is_a_job_or_a_job_error(data: object) -> None:
         return
 
 
+@pytest.mark.row(75)
 def test_what_the_server_says_cannot_rename_a_job() -> None:
     known = Job(1, new_job_id(), "a", "python x.py", JobState.RUNNING, tags=("mine",))
     seen = Job(0, known.id, "b", "rm -rf /", JobState.FAILED, tags=("theirs",), exit_code=1)
