@@ -168,6 +168,26 @@ def test_a_follower_skips_what_was_dropped_and_gets_every_other_byte(server: Pre
     assert bytes(received[hole.stop :]) == content[hole.stop :]
 
 
+@pytest.mark.row(26)
+@pytest.mark.slow
+def test_where_a_file_system_makes_no_holes_the_output_stays_whole_and_this_is_said(server: PretendServer) -> None:
+    """Such as NFS before 4.2; the answer of such a one is put into the calls of the supervisor."""
+    if shutil.which("strace") is None:
+        pytest.skip("strace is missing")
+    wrapper = server.home / "python"
+    refuse = "strace -D -f --seccomp-bpf -qq -o /dev/null -e trace=fallocate -e inject=fallocate:error=EOPNOTSUPP"
+    wrapper.write_text(f'#!/bin/sh\nexec {refuse} {server.python} "$@"\n')
+    wrapper.chmod(0o700)
+    server.python = str(wrapper)
+    job = server.start(f"head -c {4 * MIB} /dev/zero | tr '\\0' y; sleep 2.5", log_limit=MIB)
+    end = server.wait(job)[job]
+    assert end["exit_code"] == 0
+    assert end["reason"] == (
+        "its output is larger than log_limit, and nothing of it could be dropped: Operation not supported"
+    )
+    assert server.output(job) == "y" * 4 * MIB
+
+
 @pytest.mark.row(76)
 def test_a_sparse_bomb_is_skipped_and_not_sent(server: PretendServer) -> None:
     job = server.start("echo before; truncate -s 1T .jobs/$REMOTE_TOOL_JOB_ID/job.out; echo after")
