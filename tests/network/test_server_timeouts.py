@@ -73,6 +73,6 @@ def test_a_silent_job_is_followed_through_every_session_that_the_server_closes(
     job = workspace.start("first", "echo one; sleep 5; echo two", sync=False)
     shown: list[Chunk] = []
     answer = workspace.follow_jobs(JobSelection(jobs=(job.id,), stopped=True), shown.append)
-    assert answer.exit_code == 0
+    assert answer.exit_code == 0, answer.jobs
     assert b"".join(chunk.data for chunk in shown) == b"one\ntwo\n"
     assert any("trying again" in notice for notice in notices)
