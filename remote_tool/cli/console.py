@@ -13,7 +13,7 @@ from rich.text import Text
 
 import remote_tool
 from remote_tool.cli import streams
-from remote_tool.cli.plain import one_line, visible
+from remote_tool.cli.plain import one_line, paragraph, visible
 from remote_tool.cli.progress import RunningSteps, standard_error
 from remote_tool.cli.terminal import ask_hidden, restore_terminal
 from remote_tool.errors import ConfigError, RemoteToolError, SomeServersFailedError
@@ -59,7 +59,7 @@ def show_error(error: RemoteToolError) -> None:
         show_failures(error.failures)
         return
     for message in error.problems if isinstance(error, ConfigError) else [error.message]:
-        say(Text.assemble(("error", "bold red"), f": {visible(message)}"))
+        say(Text.assemble(("error", "bold red"), f": {paragraph(message)}"))
     _show_hints([error.hint])
 
 
@@ -67,14 +67,14 @@ def show_failures(failures: Mapping[str, RemoteToolError]) -> None:
     """Name every server that failed, with its error; the same hint only once."""
     for server, error in failures.items():
         prefix = "" if server in error.message else f"{server}: "
-        say(Text.assemble(("error", "bold red"), f": {visible(prefix + error.message)}"))
+        say(Text.assemble(("error", "bold red"), f": {paragraph(prefix + error.message)}"))
     _show_hints([error.hint for error in failures.values()])
 
 
 def _show_hints(hints: list[str]) -> None:
     for hint in dict.fromkeys(hints):
         if hint:
-            say(Text.assemble(("hint", "bold"), f": {visible(hint)}"))
+            say(Text.assemble(("hint", "bold"), f": {one_line(hint)}"))
 
 
 def leave_unless_ok(exit_code: int) -> None:
@@ -184,7 +184,7 @@ class Console:
                     say(Text(f"{one_line(server)} | {visible(line)}", style="dim"))
             case Notice(server, text):
                 prefix = f"{server}: " if server and server not in text else ""
-                say(Text(visible(f"{prefix}{text}"), style="yellow"))
+                say(Text(paragraph(f"{prefix}{text}"), style="yellow"))
 
 
 def _ended_line(event: StepEnded) -> Text:
@@ -194,7 +194,7 @@ def _ended_line(event: StepEnded) -> Text:
     return Text.assemble(
         f"{one_line(event.server)}: {one_line(event.step)}: ",
         (event.outcome.value, STYLES[event.outcome]),
-        visible(f"{seconds}{detail}"),
+        one_line(f"{seconds}{detail}"),
     )
 
 

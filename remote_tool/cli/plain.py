@@ -12,12 +12,18 @@ _COLOUR = r"\x1b\[[0-9;:]{0,40}m"
 _ERASE = r"\x1b\[[0-2]?K"
 _HOSTILE_IN_LINE = re.compile(f"({_COLOUR})|{_ERASE}|[\x00-\x08\x0b-\x1f{_STEERING}]")
 _HOSTILE_IN_STREAM = re.compile(f"({_COLOUR}|{_ERASE})|[\x00-\x08\x0b\x0c\x0e-\x1f{_STEERING}]")
+_UNINDENTED = re.compile(r"\n(?!  )")
 _BEGINNING = re.compile(r"\x1b(\[[0-9;:]{0,40})?\Z")
 
 
 def visible(text: str) -> str:
     r"""Return a text with every control character but tab and line feed written out, such as ``\\x1b``."""
     return _HOSTILE.sub(lambda found: _written(found[0]), text)
+
+
+def paragraph(text: str) -> str:
+    """Return a text harmless, its lines after the first indented: none looks like a line of ours."""
+    return _UNINDENTED.sub("\n  ", visible(text))
 
 
 def one_line(text: str) -> str:

@@ -27,6 +27,7 @@ START_WINDOW = 60.0
 LONGEST_GRACE = 24 * 3600.0
 # What the server may take beyond the grace: SIGKILL, the scan that proves it, and writing the end.
 STOP_MARGIN = 30.0
+SHOWN_REFUSALS = 3
 
 
 async def list_jobs(context: Context, selection: JobSelection, *, logs: bool = False) -> JobsAnswer:
@@ -98,14 +99,19 @@ async def _ask(context: Context, server: str, finished: Sequence[Job]) -> dict[s
 def parse_jobs(context: Context, server: str, answer: Mapping[str, Any]) -> dict[str, RemoteJob]:
     """Read a server's jobs, by id, also those of machines that share its home; what is not a job is left out."""
     found: dict[str, RemoteJob] = {}
+    refused = 0
     entries = answer.get("jobs")
     for entry in entries if isinstance(entries, list) else []:
         try:
             remote = parse_job(entry, server, time.time())
         except JobError as error:
-            context.report(Notice(server, f"a job record was refused: {error}"))
+            refused += 1
+            if refused <= SHOWN_REFUSALS:
+                context.report(Notice(server, f"a job record was refused: {error}"))
             continue
         found[remote.job.id] = remote
+    if refused > SHOWN_REFUSALS:
+        context.report(Notice(server, f"{refused} job records were refused"))
     return found
 
 

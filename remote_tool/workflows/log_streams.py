@@ -87,6 +87,8 @@ async def stream_logs(
             copy = copies.get(str(frame.header.get("job")))
             if copy is None:
                 raise JobError(f"{server}: sent output of a job that was not asked for", server=server)
+            if copy.is_over:
+                raise JobError(f"{server}: goes on about job {copy.job.id} after its end", server=server)
             _take(context, copy, frame, listener)
 
 
@@ -109,6 +111,7 @@ class _Copy:
         self._received: Counter[str] = Counter()
         self.folder = folder
         self.wanted = bounds.wanted
+        self.is_over = False
         self.sizes: dict[str, int] = folder.sizes()
 
     def add(self, header: Mapping[str, object], data: bytes) -> str:
@@ -151,6 +154,7 @@ def skipped_bytes(header: Mapping[str, object]) -> int:
 
 
 def _take(context: Context, copy: _Copy, frame: Frame, listener: Listener) -> None:
+    copy.is_over = "status" in frame.header or "error" in frame.header
     if "status" in frame.header:
         _take_status(context, copy, frame.header["status"], listener)
         return

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from remote_tool.workflows.context import Context
 
+LONGEST_PROBLEM = 2000
+
 
 @dataclass(frozen=True)
 class StartRequest:
@@ -103,7 +105,7 @@ async def _start_on(context: Context, server: str, specs: Sequence[JobSpec]) -> 
     asked = {spec.id for spec in specs}
     for entry in entries if isinstance(entries, list) else []:
         if isinstance(entry, dict) and entry.get("error"):
-            problems.append(str(entry["error"]))
+            problems.append(str(entry["error"])[:LONGEST_PROBLEM])
             continue
         job = parse_job(_as_status(entry), server, time.time()).job
         if job.id not in asked:
@@ -111,7 +113,7 @@ async def _start_on(context: Context, server: str, specs: Sequence[JobSpec]) -> 
         started.append(job)
     recorded = context.registry.update(started)
     if problems:
-        raise JobError(f"{server}: {'; '.join(problems)}", server=server)
+        raise JobError(f"{server}: {'; '.join(problems[: len(specs)])}", server=server)
     if {job.id for job in started} != asked:
         raise NoAnswerError(f"{server}: did not answer about every job", server=server, hint="remote-tool job-list")
     return recorded

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from remote_tool.jobs.job import Job
     from remote_tool.workflows.context import Context
 
+SHOWN_PROBLEMS = 20
+
 
 async def stop_jobs(
     context: Context, selection: JobSelection, *, signal: str = "SIGTERM", grace: float | None = None
@@ -106,4 +108,8 @@ def _raise_for_survivors(server: str, entries: object) -> None:
             pids = ", ".join(str(pid) for pid in left[:20])
             problems.append(f"some processes of {entry.get('id')} do not die: {pids}")
     if problems:
-        raise JobError("; ".join(problems), server=server, hint=f"remote-tool run --server {server} --cmd 'ps aux'")
+        raise JobError(
+            "; ".join(problems[:SHOWN_PROBLEMS]),
+            server=server,
+            hint=f"remote-tool run --server {server} --cmd 'ps aux'",
+        )
