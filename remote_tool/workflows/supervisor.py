@@ -200,7 +200,13 @@ async def call(
 
 
 async def call_until_answered(
-    pool: HostPool, config: Config, server: str, operation: str, request: Mapping[str, Any], *, within: float = 60.0
+    pool: HostPool,
+    config: Config,
+    server: str,
+    operation: str,
+    request: Mapping[str, Any],
+    *,
+    within: float | None = None,
 ) -> dict[str, Any]:
     """Ask for an operation, and ask again over a new connection when the link went before the answer.
 
