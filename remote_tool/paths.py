@@ -55,6 +55,10 @@ class LocalPaths:
     def job(self, job_id: str) -> Path:
         return self.jobs / job_id
 
+    def begun_sync(self, server: str) -> Path:
+        """What a sync of a server that did not finish may have sent."""
+        return self.logs / f"{server}.begun-sync"
+
 
 @dataclass(frozen=True)
 class RemotePaths:

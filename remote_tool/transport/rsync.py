@@ -11,12 +11,12 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from remote_tool.errors import ConnectError, RemoteCommandError, SyncError
-from remote_tool.transport import rsync_server, rsync_shell
+from remote_tool.transport import begun, rsync_server, rsync_shell
 from remote_tool.transport.endpoint import printable
 from remote_tool.transport.local_rsync import environment, find_local_rsync
 from remote_tool.transport.rsync_bridge import Bridge
@@ -63,11 +63,13 @@ class PushOptions:
         dry_run: Change nothing on the server, only say what would change.
         checksum: Compare contents, not sizes and times.
         on_waiting: Told for whom, when somebody else sends to the same place.
+        begun: Where it is noted what is being sent, until the server has noted it.
     """
 
     dry_run: bool = False
     checksum: bool = False
     on_waiting: Callable[[str], None] = lambda _text: None
+    begun: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -216,6 +218,11 @@ class _Push:
 
     def _compare(self, answer: bytes) -> tuple[SyncState, Leftovers]:
         state = rsync_server.parse_state(answer)
+        file = self._options.begun
+        if file is not None and not self._options.dry_run and state.complete != self._snapshot.id:
+            earlier = begun.recall(file)
+            state = replace(state, begun=rsync_server.parse_records(earlier))
+            begun.note(file, earlier + self._snapshot.sent_list)
         return state, rsync_server.find_leftovers(state, self._snapshot)
 
     async def _finish(self) -> None:
@@ -225,6 +232,8 @@ class _Push:
         stale = rsync_server.stale_records(self._state, self._leftovers.stale)
         script = rsync_server.finish_script(self._remote, self._attempt, len(sent), len(stale))
         answer = await self._run(script, sent + stale, "remember what was sent")
+        if self._options.begun is not None:
+            begun.forget(self._options.begun)
         removed, running = rsync_server.parse_finish(answer)
         self._removed += removed
         if running and (self._sent or self._removed):

@@ -42,10 +42,21 @@ class SyncState:
     Attributes:
         complete: The snapshot that it has whole; empty when the last sync did not finish or there was none.
         sent: Size and time of what we sent, by name; empty when the copy is whole and of the wanted snapshot.
+        begun: The same of a sync from here that was cut off; what of it the server has, nobody knows.
     """
 
     complete: str = ""
     sent: Mapping[bytes, tuple[int, int]] = field(default_factory=dict)
+    begun: Mapping[bytes, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def names(self) -> Iterable[bytes]:
+        """All that may be there because of us."""
+        return self.sent.keys() | self.begun.keys()
+
+    def versions(self, name: bytes) -> set[tuple[int, int]]:
+        """Size and time that a file of ours may have."""
+        return {known[name] for known in (self.sent, self.begun) if name in known}
 
 
 @dataclass(frozen=True)
@@ -90,7 +101,7 @@ def find_leftovers(state: SyncState, snapshot: Snapshot) -> Leftovers:
     """Compare what was sent with what is to be sent, and with what is here."""
     present = snapshot.names
     stale, kept, blocking = [], [], False
-    for name in state.sent:
+    for name in state.names:
         if name in present:
             continue
         replaced = name.endswith(b"/") and name[:-1] in present
@@ -128,13 +139,18 @@ def parse_state(answer: bytes) -> SyncState:
     """Read the answer of :func:`state_script`; what is malformed counts as never sent."""
     first, _, rest = answer.partition(b"\n")
     word, _, name = first.decode(errors="replace").partition(" ")
+    return SyncState(name if word == COMPLETE else "", parse_records(rest))
+
+
+def parse_records(text: bytes) -> dict[bytes, tuple[int, int]]:
+    """Read a list of sent files; what is malformed, or lies outside of the project, is left out."""
     sent = {}
-    for record in rest.split(b"\0"):
+    for record in text.split(b"\0"):
         size, _, others = record.partition(b" ")
         modified, _, path = others.partition(b" ")
         if _NUMBER.fullmatch(size) and _NUMBER.fullmatch(modified) and _is_inside(path):
             sent[path] = (int(size), int(modified))
-    return SyncState(name if word == COMPLETE else "", sent)
+    return sent
 
 
 def _is_inside(name: bytes) -> bool:
@@ -271,7 +287,7 @@ def _remove_from(source: str) -> str:
 
 def stale_records(state: SyncState, stale: Iterable[bytes]) -> bytes:
     """Return the stdin of :func:`remove_script`."""
-    return b"".join(b"%d %d %b\0" % (*state.sent[name], name) for name in stale)
+    return b"".join(b"%d %d %b\0" % (*version, name) for name in stale for version in state.versions(name))
 
 
 def finish_script(remote: RemotePaths, attempt: Attempt, sent_size: int, stale_size: int) -> str:

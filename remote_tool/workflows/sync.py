@@ -138,6 +138,7 @@ async def send_project(
                 dry_run=options.dry_run,
                 checksum=options.checksum,
                 on_waiting=lambda text: report(Notice(host.name, text)),
+                begun=config.local.begun_sync(host.name),
             )
             try:
                 result = await push(host, config.remote, snapshot, wanted, on_progress, on_output)

@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +28,7 @@ from remote_tool.transport.rsync_failures import CAUSES, Ending
 from remote_tool.transport.snapshot import SelectionRules, take_snapshot
 from remote_tool.workflows.sync import SyncOptions, selection_rules, sync
 from tests.conftest import make_configuration
+from tests.figures import record_figure
 from tests.transport.test_rsync import Desk
 
 if TYPE_CHECKING:
@@ -508,3 +510,99 @@ async def test_what_a_killed_rsync_of_the_server_leaves_is_not_in_the_project_an
     await desk.sync()
     assert desk.names() == {"a.py", "big"}
     assert not new.exists()
+
+
+@pytest.mark.row(78)
+@pytest.mark.slow
+async def test_a_file_of_a_sync_that_was_cut_off_goes_when_it_is_gone_here(desk: Desk) -> None:
+    """Though the server never heard what all was to be sent; what somebody else has there stays."""
+    desk.write("b.py", "half way")
+    (desk.project / "big").write_bytes(os.urandom(24 * 1024 * 1024))
+    (desk.project / "z.py").write_text("as here")
+    desk.copy.mkdir()
+    (desk.copy / "z.py").write_text("a job's own")
+    os.utime(desk.copy / "z.py", (1, 1))
+    async with HostPool(desk.config) as pool:
+        task = asyncio.create_task(sync(pool, desk.config, ("first",), SyncOptions(), desk.events.append))
+        await until(lambda: any((desk.copy / ".remote-scripts" / "partial").glob("big.*")))
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert {"a.py", "b.py", "z.py"} <= desk.names()
+    await until(lambda: not programs(desk.server.home))
+    for name in ("b.py", "big", "z.py"):
+        (desk.project / name).unlink()
+    assert (await desk.sync()).removed == ("b.py",)
+    assert desk.names() == {"a.py", "z.py"}
+    assert not desk.config.local.begun_sync("first").exists()
+
+
+@pytest.mark.row(78)
+async def test_the_note_of_a_sync_that_was_cut_off_holds_only_names_in_the_project(desk: Desk) -> None:
+    """The project may come from somebody else, with a note in it."""
+    outside = desk.server.home / "outside.txt"
+    outside.write_text("mine")
+    found = outside.stat()
+    file = desk.config.local.begun_sync("first")
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"%d %d ../outside.txt\0%d %d %b\0" % (*(found.st_size, int(found.st_mtime)) * 2, bytes(outside)))
+    assert (await desk.sync()).removed == ()
+    assert outside.exists()
+    file.symlink_to(outside)
+    desk.write("b.py")
+    await desk.sync()
+    assert outside.read_text() == "mine"
+    assert not file.is_symlink()
+
+
+@pytest.mark.row(79)
+@pytest.mark.slow
+async def test_files_that_grow_and_change_meanwhile_do_not_stop_a_sync_and_the_next_one_has_all(desk: Desk) -> None:
+    (desk.project / "growing").write_bytes(os.urandom(24 * 1024 * 1024))
+    changes = 0
+
+    def change(progress: Progress) -> None:
+        nonlocal changes
+        if progress.bytes > 1_000_000 and changes < 20:
+            changes += 1
+            with (desk.project / "growing").open("ab") as growing:
+                growing.write(b"more" * 1000)
+            desk.write("a.py", "changed " * changes)
+            desk.write(f"new{changes}.py")
+
+    async with HostPool(desk.config) as pool:
+        host = await pool.host("first")
+        await push_of(desk, host, change)
+        assert changes
+        await push_of(desk, host)
+    for path in desk.project.glob("*.py"):
+        assert (desk.copy / path.name).read_bytes() == path.read_bytes()
+    assert (desk.copy / "growing").read_bytes() == (desk.project / "growing").read_bytes()
+    assert desk.state.startswith("complete ")
+
+
+@pytest.mark.row(86)
+@pytest.mark.slow
+async def test_twenty_thousand_small_files_cost_few_bytes_when_nothing_changed(desk: Desk) -> None:
+    """The budget of docs/reliability.md: one command, and less than 100 bytes a file on the wire."""
+    count = 20_000
+    for number in range(count):
+        path = desk.project / f"package{number % 100}" / f"module_{number}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"x = {number}\n")
+    labels: list[str] = []
+    began = time.monotonic()
+    first = await desk.sync()
+    record_figure("20,000 small files, first sync, seconds", round(time.monotonic() - began, 1))
+    assert len(first.sent) == count + 1
+    async with HostPool(desk.config, trace=lambda _server, label, _seconds: labels.append(label)) as pool:
+        host = await pool.host("first")
+        labels.clear()
+        began = time.monotonic()
+        wanted = await take_snapshot(desk.project, selection_rules(desk.config))
+        result = await push(host, desk.config.remote, wanted, PushOptions())
+        record_figure("20,000 small files, nothing changed, seconds", round(time.monotonic() - began, 1))
+    record_figure("20,000 small files, nothing changed, bytes to the server", result.bytes)
+    assert labels == ["rsync"]
+    assert result.sent == ()
+    assert result.bytes < 100 * count
+    assert first.bytes < 300 * count
