@@ -10,7 +10,7 @@ from typing import Any, Dict, List, NamedTuple, Optional
 
 from . import activation, job_files, processes, states, supervise
 from .activation import Activation, ActivationError, Origin
-from .launch_watch import Membership, read_membership
+from .launch_cause import Membership, read_membership
 from .log_limit import DEFAULT_LIMIT, SMALLEST_LIMIT
 from .records import (
     COMMAND_LIMIT,

@@ -15,14 +15,15 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, NoReturn, Optional, Tuple
 
-from . import job_files, launch_watch, memory, processes
-from .launch_watch import FAILED, KILLED, Cause, Membership, Watch
+from . import job_files, memory, processes
+from .launch_cause import FAILED, KILLED, LOST, Cause, Membership
 from .log_limit import DEFAULT_LIMIT, LogLimit
 from .records import ENDED, STARTED, STOP, RecordError, encode_record
 from .taken_port import find_taken_port
 from .trees import Tree
 
 if TYPE_CHECKING:
+    from .launch_watch import Watch
     from .processes import Process
 
 RESERVED_BYTES = 16 * 1024
@@ -182,6 +183,8 @@ class Supervisor:
         membership = self._plan.membership
         if membership is None:
             return True
+        from . import launch_watch  # noqa: PLC0415 - only launches need threads and sockets
+
         try:
             self._watch = launch_watch.make_watch(membership, self._plan.folder)
         except OSError as error:
@@ -401,7 +404,7 @@ class Supervisor:
 
     def _lost_node(self) -> Optional[int]:
         cause = self._watch.verdict if self._watch is not None else None
-        return cause.rank if cause is not None and cause.kind == launch_watch.LOST else None
+        return cause.rank if cause is not None and cause.kind == LOST else None
 
     def _try_to_record(self, record: Mapping[str, Any]) -> bool:
         """Write ended.json into the space kept for it; True when it is there, or when nobody can ever read it."""

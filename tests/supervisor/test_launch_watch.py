@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from remote_tool.supervisor import launch_watch
-from remote_tool.supervisor.launch_watch import Cause, read_cause, read_membership
+from remote_tool.supervisor.launch_cause import Cause, read_cause, read_membership
 from remote_tool.supervisor.launch_wire import Gone, Session
 from remote_tool.supervisor.processes import find_alive
 from tests.sshd import free_port
