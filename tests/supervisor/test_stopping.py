@@ -54,7 +54,7 @@ def victim() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-@pytest.mark.row(1)
+@pytest.mark.row(1, 17)
 def test_a_stop_ends_every_process_before_it_says_killed(server: PretendServer) -> None:
     job_id = start_workers(server)
     answer = server.stop(job_id)
