@@ -66,6 +66,16 @@ cat {_NEVER} &
 while :; do wait || :; done
 """
 
+# Whether the kernel has all of it, and lets us.
+_PROBE = """
+ip netns add "$1"
+ip -n "$1" link add switch type bridge
+ip -n "$1" link set switch up
+tc -n "$1" qdisc replace dev switch root tbf rate 1mbit burst 2kb latency 400ms
+ip netns exec "$1" nft 'table bridge faults { chain forward { type filter hook forward priority 0; }; }'
+unshare --mount --uts --ipc --pid --fork --kill-child --mount-proc mount -t tmpfs tmpfs /mnt
+"""
+
 _SSHD_CONFIG = """
 Port 22
 AddressFamily any
@@ -92,9 +102,9 @@ def missing() -> str | None:
     if absent:
         return f"servers in namespaces of their own need {', '.join(absent)}"
     name = f"rt{os.getpid()}n0"
-    tried = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
-    subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
-    return f"this system allows no network namespaces: {tried.stderr.strip()}" if tried.returncode else None
+    tried = subprocess.run(["/bin/sh", "-ec", _PROBE, "probe", name], capture_output=True, text=True, check=False)
+    _try("ip", "netns", "del", name)
+    return f"this system allows no servers in namespaces: {tried.stderr.strip()}" if tried.returncode else None
 
 
 class NetworkHost:
