@@ -3,7 +3,7 @@
 The hosts of a test are plugged into one switch, a bridge in a network namespace; the test itself is the laptop, on
 the same switch. A host can lose its cable, be slow, lose packets, lose its power and come back with a new boot id.
 Everything has a name that begins with ``rt``, the pid of the test's process and ``n``: what a killed run has left is
-found by the pid that is no more. Needs root; start hosts from the main thread, for they end with the thread.
+found by the pid that is no more. Needs root.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -37,6 +38,8 @@ _KILL = 9
 _HANG_UP = 1
 _FAKE_TIME = ("/usr/lib/*/faketime/libfaketime.so.1", "/usr/lib*/faketime/libfaketime.so.1")
 _numbers = itertools.count(1)
+# A host ends with the thread that started it, so that nothing outlives a killed run: this one lives as long as we do.
+_launcher = ThreadPoolExecutor(1, thread_name_prefix="hosts")
 
 # The first process of a host. Its arguments are folders under /tmp that Python needs, such as the environment.
 _INIT = f"""
@@ -80,7 +83,7 @@ _SSHD_CONFIG = """
 Port 22
 AddressFamily any
 HostKey /mnt/host/host_key
-PidFile none
+PidFile /mnt/host/sshd.pid
 AuthorizedKeysFile /mnt/host/authorized_keys
 StrictModes no
 UsePAM no
@@ -282,13 +285,14 @@ class NetworkHost:
         where = ["setpriv", "--pdeathsig", "KILL", "nsenter", f"--net=/run/netns/{self._namespace}", "--"]
         namespaces = ["unshare", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"]
         with (self.folder / "init.log").open("wb") as log:
-            self._process = subprocess.Popen(
+            self._process = _launcher.submit(
+                subprocess.Popen,
                 [*where, *namespaces, "--", "/bin/sh", "-c", _INIT, "init", *_kept_folders()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env=os.environ | values,
-            )
+            ).result()
         if wait:
             self.wait_until_up()
 
@@ -296,7 +300,7 @@ class NetworkHost:
         """Wait until its sshd listens, seen from inside: its cable may be cut."""
         assert self._process is not None
         deadline = time.monotonic() + _START_SECONDS
-        while "Server listening on 0.0.0.0" not in self.log():
+        while not self._sshd_is_up():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"{self.name} did not start: {(self.folder / 'init.log').read_text()}{self.log()}")
             time.sleep(0.005)
@@ -306,10 +310,11 @@ class NetworkHost:
     def reload_sshd(self) -> None:
         """Let sshd take its configuration anew; open connections stay."""
         self._write_sshd_config()
-        before = self.log().count("Server listening on 0.0.0.0")
-        os.kill(self._listening_sshd(), _HANG_UP)
+        listening = self._listening_sshd()
+        self._pid_file.unlink()
+        os.kill(listening, _HANG_UP)
         deadline = time.monotonic() + _START_SECONDS
-        while self.log().count("Server listening on 0.0.0.0") == before:
+        while not self._sshd_is_up():
             if time.monotonic() > deadline:
                 raise RuntimeError(f"sshd of {self.name} did not come back: {self.log()}")
             time.sleep(0.005)
@@ -352,7 +357,16 @@ class NetworkHost:
             (self.folder / "passwd").write_text(_passwd())
         (self.folder / "boot_id").write_text(f"{uuid.uuid4()}\n")
         (self.folder / "sshd.log").write_text("")
+        self._pid_file.unlink(missing_ok=True)
         self._write_sshd_config()
+
+    @property
+    def _pid_file(self) -> Path:
+        return self.folder / "sshd.pid"
+
+    def _sshd_is_up(self) -> bool:
+        # It is written when sshd listens and takes signals.
+        return self._pid_file.exists() and bool(self._pid_file.read_text().strip())
 
     def _write_sshd_config(self) -> None:
         more = "".join(f"{key} {value}\n" for key, value in self.options.items())

@@ -124,6 +124,9 @@ class Console:
         self._began = time.monotonic()
         if verbose >= SSH_LOG_VERBOSITY:
             _show_ssh_log()
+        else:
+            # It warns of sockets and programs that end under it, which our own errors are about.
+            logging.getLogger("asyncio").setLevel(logging.ERROR)
 
     @property
     def hooks(self) -> remote_tool.Hooks:
