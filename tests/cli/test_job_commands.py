@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +14,8 @@ import pytest
 from remote_tool import Workspace
 from remote_tool.cli.job_commands import signal_name
 from remote_tool.errors import UsageError
+from remote_tool.jobs.job import Job, JobState, new_job_id
+from remote_tool.jobs.registry import Registry
 from tests.cli.conftest import kill, start
 from tests.cli.terminal import Terminal
 from tests.project import make_project, processes_of, remote_tool
@@ -20,7 +23,6 @@ from tests.project import make_project, processes_of, remote_tool
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from remote_tool import Job
     from tests.conftest import MakeServer
 
 # Each runs the program several times.
@@ -253,3 +255,13 @@ def test_a_number_of_processes_that_cannot_be_is_refused(number: str, project: P
     refused = remote_tool("helper-torch-launch", "--cmd", "x.py", f"--nproc-per-node={number}", cwd=project)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr.startswith("error: --nproc-per-node must be ")
+
+
+@pytest.mark.row(126)
+def test_jobs_of_a_server_that_was_removed_are_listed_and_a_stop_says_why_it_cannot(away: Path) -> None:
+    job = Job(0, new_job_id(), "removed", "python train.py", JobState.RUNNING, created_at=time.time())
+    Registry(away / ".remote" / "jobs").adopt([job])
+    assert "python train.py" in remote_tool("job-list", cwd=away).stdout
+    stopped = remote_tool("job-kill", "--job", job.id, "--yes", cwd=away)
+    assert stopped.returncode != 0
+    assert "error: removed is no longer in the configuration" in stopped.stderr

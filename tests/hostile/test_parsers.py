@@ -9,6 +9,7 @@ import json
 import random
 import tracemalloc
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -96,6 +97,10 @@ def read_frames(text: bytes, _folder: Path) -> None:
     FrameReader(NONCE).feed(text)
 
 
+def read_record_of_a_server(name: str, text: bytes, _folder: Path) -> None:
+    parse_record(name, text, RECORDS[name]["id"])
+
+
 def read_local_record(text: bytes, folder: Path) -> None:
     file = folder / ID / "job.yaml"
     file.parent.mkdir(exist_ok=True)
@@ -129,7 +134,7 @@ def read_errors(text: bytes, folder: Path) -> None:
 READERS: dict[str, tuple[bytes, Callable[[bytes, Path], object], tuple[type[Exception], ...]]] = {
     "frames": (encode(NONCE, {"job": ID, "offset": 0}, b"bytes") * 2, read_frames, (FramingError,)),
     **{
-        name: (encode_record(record), lambda text, _, name=name: parse_record(name, text, record["id"]), (RecordError,))  # type: ignore[misc]
+        name: (encode_record(record), partial(read_record_of_a_server, name), (RecordError,))
         for name, record in RECORDS.items()
     },
     "answer about a job": (json.dumps(entry(ID)).encode(), read_answer, (JobError, ValueError)),

@@ -122,7 +122,7 @@ async def test_the_hint_of_a_changed_key_helps(
         await host.run("true")
 
 
-@pytest.mark.row(38)
+@pytest.mark.row(38, 116)
 async def test_no_password_is_sent_to_a_host_with_another_key(tmp_path: Path, other_key: HostKey) -> None:
     config = make_configuration([], tmp_path / "root")
     async with password_server(PasswordServer()) as door:
@@ -153,7 +153,7 @@ async def test_the_known_one_of_several_keys_is_asked_for(
     assert told.notices == []
 
 
-@pytest.mark.row(39, 51)
+@pytest.mark.row(39, 51, 116)
 @pytest.mark.parametrize("how", ["configs.yaml", "ssh_config", "ssh_config by host", "KnownHostsCommand"])
 async def test_an_unknown_host_is_refused_when_the_policy_is_strict(
     how: str, server: TestServer, tmp_path: Path, ssh_folder: Path
@@ -438,7 +438,7 @@ async def test_servers_behind_one_jump_host_share_its_connection(
     assert log.count("Accepted publickey") == 1
 
 
-@pytest.mark.row(50)
+@pytest.mark.row(50, 116)
 async def test_a_changed_key_of_a_jump_host_is_refused_by_name(
     behind_jumps: Callable[..., Config], other_key: HostKey, tmp_path: Path
 ) -> None:
