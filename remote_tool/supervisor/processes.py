@@ -123,6 +123,7 @@ class Snapshot:
 
     def __init__(self) -> None:
         self.processes: Dict[int, Process] = {}
+        self._outputs: Dict[int, Tuple[str, ...]] = {}
         self._markers: Dict[int, Tuple[bool, Optional[str]]] = {}
         for name in os.listdir("/proc"):
             if name.isdigit():
@@ -158,10 +159,16 @@ class Snapshot:
                 return False
             if marker is not None:
                 return marker == owner.job_id
-            if owner.folder and _writes_into(current.pid, owner.folder):
+            if owner.folder and self._writes_into(current, owner.folder):
                 return True
             current = self.processes.get(current.parent)
         return False
+
+    def _writes_into(self, process: Process, folder: str) -> bool:
+        """Whether the stdout or stderr of a process is a file below a folder."""
+        if process.pid not in self._outputs:
+            self._outputs[process.pid] = tuple(_link(f"/proc/{process.pid}/fd/{number}") for number in (1, 2))
+        return any(output.startswith(f"{folder}/") for output in self._outputs[process.pid])
 
     def _marker(self, process: Process) -> Tuple[bool, Optional[str]]:
         if process.pid not in self._markers:
@@ -184,11 +191,6 @@ def _read_marker(pid: int) -> Tuple[bool, Optional[str]]:
     start += len(marker)
     end = text.find(b"\0", start)
     return is_supervisor, text[start : end if end >= 0 else len(text)].decode("utf-8", "replace")
-
-
-def _writes_into(pid: int, folder: str) -> bool:
-    """Whether the stdout or stderr of a process is a file below a folder."""
-    return any(_link(f"/proc/{pid}/fd/{number}").startswith(f"{folder}/") for number in (1, 2))
 
 
 def become_subreaper() -> bool:
