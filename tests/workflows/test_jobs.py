@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -316,3 +317,13 @@ def test_the_older_shape_of_the_api_works(workspace: Workspace, monkeypatch: pyt
 
 async def test_the_api_works_where_an_event_loop_runs_as_in_a_notebook(workspace: Workspace) -> None:
     assert begin(workspace, "first", "exit 5").wait(30) is JobState.FAILED
+
+
+@pytest.mark.row(24)
+@pytest.mark.slow
+def test_many_threads_start_jobs_at_once_and_none_hangs(workspace: Workspace) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        jobs = list(pool.map(lambda number: begin(workspace, ("first", "second")[number % 2], "echo one"), range(24)))
+    answer = workspace.wait_jobs(by_id(*(job.id for job in jobs)), timeout=60)
+    assert len({job.key for job in answer.jobs}) == 24
+    assert {(job.state, job.exit_code) for job in answer.jobs} == {(JobState.SUCCEEDED, 0)}
