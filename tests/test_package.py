@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import distribution, requires
 from pathlib import Path
 
@@ -30,9 +32,21 @@ def requirements(package: str, extra: str = "") -> dict[str, Requirement]:
 @pytest.mark.row(64)
 def test_only_an_ssh_library_without_known_holes_is_accepted() -> None:
     """2.24.0 is the first release with all of them closed."""
-    specifier = requirements("remote-tool")["asyncssh"].specifier
-    assert "2.24.0" in specifier
-    assert not any(old in specifier for old in ("2.14.2", "2.23.0", "2.23.1"))
+    with (REPOSITORY / "pyproject.toml").open("rb") as file:
+        wanted = [Requirement(text) for text in tomllib.load(file)["project"]["dependencies"]]
+    for each in (requirements("remote-tool")["asyncssh"], *[each for each in wanted if each.name == "asyncssh"]):
+        assert "2.24.0" in each.specifier
+        assert not any(old in each.specifier for old in ("2.14.2", "2.23.0", "2.23.1"))
+
+
+@pytest.mark.row(64)
+def test_the_scp_and_sftp_of_the_ssh_library_are_not_used() -> None:
+    """Servers have named files outside of the target in it; ours come by rsync one way, and by our protocol the other.
+
+    What is used of the library is in one module, as the import contracts have it.
+    """
+    text = (REPOSITORY / "remote_tool" / "transport" / "ssh_host.py").read_text()
+    assert not re.search(r"\b(scp|sftp|start_sftp_client)\b", text, re.IGNORECASE)
 
 
 def test_torch_is_needed_for_the_sample_only() -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import asyncssh
 import pytest
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from remote_tool.config.model import Config
+    from remote_tool.transport.ssh_host import SshHost
+    from tests.conftest import MakeServer
     from tests.sshd import TestServer
 
 
@@ -66,6 +68,36 @@ async def test_a_lost_connection_is_made_again_at_the_next_use(config: Config, s
         again = await pool.host("first")
         assert again is not host
         assert (await again.run("echo in")).stdout == b"in\n"
+
+
+@pytest.mark.row(60)
+@pytest.mark.slow
+async def test_a_connection_that_the_server_closed_for_its_idleness_is_made_again(
+    make_server: MakeServer, tmp_path: Path
+) -> None:
+    server = make_server(UnusedConnectionTimeout="1s")
+    async with HostPool(make_configuration([server], tmp_path)) as pool:
+        host = await pool.host("first")
+        assert (await host.run("echo one")).stdout == b"one\n"
+        async with asyncio.timeout(60):
+            while cast("SshHost", host).alive:  # noqa: ASYNC110 - sshd looks once in a while
+                await asyncio.sleep(0.05)
+        assert (await (await pool.host("first")).run("echo two")).stdout == b"two\n"
+    assert "terminating inactive connection" in server.log()
+
+
+@pytest.mark.row(60)
+@pytest.mark.slow
+async def test_a_command_that_the_server_closed_for_its_silence_is_an_error_and_not_started_again(
+    make_server: MakeServer, tmp_path: Path
+) -> None:
+    """It may have done its work, so only whoever asked for it can tell."""
+    server = make_server(ChannelTimeout="session:command=1s")
+    async with HostPool(make_configuration([server], tmp_path)) as pool:
+        host = await pool.host("first")
+        with pytest.raises(RemoteToolError):
+            await host.run('echo started >> "$HOME/starts"; sleep 50')
+    assert (server.home / "starts").read_text() == "started\n"
 
 
 async def test_a_server_that_was_off_may_be_tried_again(config: Config, server: TestServer) -> None:

@@ -362,6 +362,28 @@ async def test_openrsync_of_macos_gets_only_options_that_it_knows(desk: Desk, mo
     assert (await desk.sync()).sent == ()
 
 
+@pytest.mark.row(82)
+@pytest.mark.parametrize("version", ["2.6.9  protocol version 29", "3.1.3  protocol version 31", "v3.4.2  protocol 32"])
+async def test_nothing_rests_on_the_version_of_rsync(desk: Desk, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    """Its known holes are on the side that receives from a stranger; we receive nothing by rsync, whatever it is."""
+    program = desk.project.parent / "tools" / "rsync"
+    program.parent.mkdir()
+    seen = desk.project.parent / "arguments"
+    program.write_text(
+        f"#!/bin/sh\n[ \"$1\" != --version ] || {{ echo 'rsync  version {version}'; exit; }}\n"
+        f'echo "$*" >> {seen}\nexec {RSYNC} "$@"\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    desk.write(".env", "SECRET=1")
+    (desk.project / "out").symlink_to("/")
+    assert (await desk.sync()).sent == ("a.py",)
+    assert desk.names() == {"a.py"}
+    *_, last = seen.read_text().splitlines()
+    assert last.endswith(f"{desk.project}/ server:."), "from here to there, never the other way"
+    assert "--safe-links" in last
+
+
 @pytest.mark.row(81)
 @pytest.mark.parametrize(
     ("banner", "expected"),
