@@ -28,7 +28,7 @@ INTERMEDIATE = 1
 
 
 @pytest.mark.slow
-@pytest.mark.row(9, 10, 12)
+@pytest.mark.row(9, 12)
 @pytest.mark.parametrize(("who", "generation"), [("start", CONTROL), ("the fork between", INTERMEDIATE)])
 def test_a_start_that_is_killed_anywhere_starts_once_or_not(
     zygote: Zygote, tmp_path: Path, who: str, generation: int
