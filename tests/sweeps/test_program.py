@@ -44,7 +44,10 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     folder = tmp_path_factory.mktemp("servers")
     some = Servers(folder, make_key(folder / "id_ed25519"), AT_ONCE)
     try:
-        some.start(folder / "project")
+        with pytest.MonkeyPatch.context() as patch:
+            # Made before each test's home is.
+            patch.setenv("HOME", str(folder))
+            some.start(folder / "project")
         yield some
     finally:
         some.stop()
