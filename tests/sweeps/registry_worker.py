@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from remote_tool.jobs import registry
 from remote_tool.jobs.job import Job, JobSpec, JobState, new_job_id
 from remote_tool.jobs.registry import RECORD, Registry, read_record
 
@@ -71,8 +72,10 @@ class Worker:
             assert not job.state.is_finished or again.exit_code == job.exit_code
 
     def _some(self) -> Sequence[Job]:
-        jobs = self._registry.load()[0]
-        return self._chance.sample(jobs, min(len(jobs), 3))
+        ids = sorted(self._registry._names())
+        chosen = [self._registry.folder / job_id / RECORD for job_id in self._chance.sample(ids, min(len(ids), 3))]
+        # A folder is there a moment before its record.
+        return [read_record(path) for path in chosen if path.exists()]
 
 
 def _tell(what: str, *deeds: object) -> None:
@@ -81,4 +84,6 @@ def _tell(what: str, *deeds: object) -> None:
 
 
 if __name__ == "__main__":
+    # On a busy machine it takes a while until each has had its turn, and that is not what is tried here.
+    registry.LOCK_TIMEOUT = 80.0
     Worker(Path(sys.argv[1]), int(sys.argv[2])).run(holds=sys.argv[3:] == ["holds"])
