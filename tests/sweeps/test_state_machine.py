@@ -454,7 +454,7 @@ def machine(tmp_path: Path, ssh_key: Path) -> Iterator[Machine]:
         yield machine
 
 
-@pytest.mark.row(3, 4, 5, 9, 10, 20, 21, 22)
+@pytest.mark.row(5, 22)
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_whatever_happens_in_whatever_order(machine: Machine, tmp_path: Path) -> None:
