@@ -11,7 +11,7 @@ import remote_tool
 from remote_tool.cli import streams
 from remote_tool.cli.console import Console, ask, can_ask, confirm, inform, leave_unless_ok, show_failures
 from remote_tool.cli.following import follow
-from remote_tool.cli.json_output import jobs_document, print_json
+from remote_tool.cli.json_output import jobs_document, print_json, started_document
 from remote_tool.cli.options import (
     AsJson,
     Command,
@@ -176,7 +176,7 @@ def job_rsync(
 def show_started(workspace: Workspace, answer: JobsAnswer, *, json: bool) -> None:
     """Say which jobs were started."""
     if json:
-        print_json(jobs_document(answer.jobs, answer.errors, workspace.config.local.jobs))
+        print_json(started_document(answer, workspace.config.local.jobs))
     for job in () if json else answer.jobs:
         inform(f"job {job.key} on {job.server}: {how_it_ended(job)}")
     _show_problems(answer)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from remote_tool.errors import RemoteToolError
+    from remote_tool.workflows.selection import JobsAnswer
 
 
 def job_as_json(job: Job, jobs_folder: Path) -> dict[str, Any]:
@@ -48,6 +49,13 @@ def jobs_document(
 ) -> dict[str, list[dict[str, Any]]]:
     """What every command about jobs prints."""
     return {"jobs": [job_as_json(job, jobs_folder) for job in jobs], "errors": errors_as_json(errors)}
+
+
+def started_document(answer: JobsAnswer, jobs_folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """What commands that start jobs print; the warnings only where there are any, as other readers know two keys."""
+    document = jobs_document(answer.jobs, answer.errors, jobs_folder)
+    warnings = [{"server": server, "message": text} for server, text in answer.warnings]
+    return {**document, "warnings": warnings} if warnings else document
 
 
 def servers_document(

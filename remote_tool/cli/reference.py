@@ -38,8 +38,8 @@ Data goes to stdout, everything else to stderr. In a pipe, and with `NO_COLOR`, 
 `run`, `job-wait` and `--follow` end with the job's own status, 128+N for signal N.
 
 `--json` prints one document: `{"jobs": […], "errors": […]}` of commands about jobs, `{"servers": […], "errors": […]}`
-of the others. An error of a server, `{"server", "message"}`, is in it and on stderr too; an error before any server was
-asked is on stderr only, and stdout stays empty.
+of the others. A start adds `"warnings": […]` where there are any. An error of a server, `{"server", "message"}`, is
+in it and on stderr too; an error before any server was asked is on stderr only, and stdout stays empty.
 
 `-v` may stand before the command or after it. It never shows the values of `--env`.
 """

@@ -7,6 +7,7 @@ import ipaddress
 import json
 import secrets
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from remote_tool.errors import JobError, UsageError
@@ -50,10 +51,11 @@ async def launch_torch(context: Context, request: LaunchRequest) -> JobsAnswer:
     """
     servers = choose_servers(context.config, request.servers)
     _find_script(context, request)
-    snapshots, errors = await send_project(context, servers, wanted=request.sync)
-    JobsAnswer((), errors).raise_if_any_failed()
+    sent = await send_project(context, servers, wanted=request.sync)
+    JobsAnswer((), sent.errors).raise_if_any_failed()
     plan = await make_plan(context, request, servers)
-    return await _all_or_none(context, await start_specs(context, make_specs(plan, request, snapshots)))
+    started = await start_specs(context, make_specs(plan, request, sent.snapshots))
+    return replace(await _all_or_none(context, started), warnings=sent.warnings)
 
 
 async def _all_or_none(context: Context, answer: JobsAnswer) -> JobsAnswer:

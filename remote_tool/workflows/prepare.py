@@ -52,12 +52,14 @@ class PreparedServer:
         steps: In their order, also those that had nothing to do.
         changed: Whether anything was done.
         seconds: From the first question to the last step.
+        warnings: What is worth knowing, such as a sync that changed files under a running job.
     """
 
     server: str
     steps: tuple[StepResult, ...]
     changed: bool
     seconds: float
+    warnings: tuple[str, ...] = ()
 
 
 async def prepare(
@@ -125,7 +127,7 @@ async def _on_all(
         await action(work)
         steps = tuple(work.results)
         changed = any(step.outcome is not Outcome.UNCHANGED for step in steps)
-        return PreparedServer(server, steps, changed, time.monotonic() - started)
+        return PreparedServer(server, steps, changed, time.monotonic() - started, tuple(work.warnings))
 
     return await on_every(choose_servers(config, servers), on_one)
 
@@ -180,6 +182,7 @@ async def _send_project(work: ServerWork, project: ProjectSnapshot) -> None:
     """Send what changed."""
     began = time.monotonic()
     result = await send_project(work.host, work.config, project, SyncOptions(), work.report)
+    work.warnings += result.warnings
     outcome = Outcome.DONE if result.changed else Outcome.UNCHANGED
     work.results.append(StepResult("rsync", outcome, describe(result, SyncOptions()), time.monotonic() - began))
 

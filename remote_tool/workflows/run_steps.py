@@ -68,6 +68,7 @@ class ServerWork:
         facts: What the server had when it was asked last.
         one_download: Shared by all servers: what is fetched here is fetched once.
         results: How the steps ended so far.
+        warnings: What was no failure.
     """
 
     host: Host
@@ -76,6 +77,7 @@ class ServerWork:
     facts: ServerFacts
     one_download: asyncio.Lock
     results: list[StepResult] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
 
     @property

@@ -47,11 +47,13 @@ class JobsAnswer:
         jobs: The jobs, as they are now.
         errors: The error of each server that could not answer.
         bad: A sentence for each record that cannot be read.
+        warnings: Server and sentence for what is no failure, such as a sync that changed files under a running job.
     """
 
     jobs: tuple[Job, ...]
     errors: Mapping[str, RemoteToolError] = field(default_factory=dict)
     bad: tuple[str, ...] = ()
+    warnings: tuple[tuple[str, str], ...] = ()
 
     @property
     def exit_code(self) -> int:

@@ -51,7 +51,7 @@ class StartRequest:
 async def start_jobs(context: Context, request: StartRequest) -> JobsAnswer:
     """Start one job per server; a server whose sync fails starts nothing."""
     servers = choose_servers(context.config, request.servers)
-    snapshots, errors = await send_project(context, servers, wanted=request.sync)
+    sent = await send_project(context, servers, wanted=request.sync)
     specs = [
         JobSpec(
             id=new_job_id(),
@@ -59,23 +59,40 @@ async def start_jobs(context: Context, request: StartRequest) -> JobsAnswer:
             command=request.command,
             environment=request.environment,
             tags=request.tags,
-            snapshot=snapshots[server],
+            snapshot=sent.snapshots[server],
         )
         for server in servers
-        if server not in errors
+        if server not in sent.errors
     ]
     answer = await start_specs(context, specs)
-    return JobsAnswer(answer.jobs, {**errors, **answer.errors})
+    return JobsAnswer(answer.jobs, {**sent.errors, **answer.errors}, warnings=sent.warnings)
 
 
-async def send_project(
-    context: Context, servers: Sequence[str], *, wanted: bool
-) -> tuple[dict[str, str], dict[str, RemoteToolError]]:
-    """Send changed files; return the snapshot that each server has, and the servers that failed."""
+@dataclass(frozen=True)
+class Sent:
+    """What became of a sync before a start.
+
+    Attributes:
+        snapshots: What each server has.
+        errors: Of the servers that failed.
+        warnings: Server and sentence.
+    """
+
+    snapshots: Mapping[str, str]
+    errors: Mapping[str, RemoteToolError] = field(default_factory=dict)
+    warnings: tuple[tuple[str, str], ...] = ()
+
+
+async def send_project(context: Context, servers: Sequence[str], *, wanted: bool) -> Sent:
+    """Send changed files."""
     if not wanted:
-        return dict.fromkeys(servers, ""), {}
+        return Sent(dict.fromkeys(servers, ""))
     results = await sync(context.pool, context.config, servers, SyncOptions(), context.report)
-    return {server: result.snapshot for server, result in results.values.items()}, dict(results.errors)
+    return Sent(
+        {server: result.snapshot for server, result in results.values.items()},
+        results.errors,
+        tuple((server, text) for server, result in results.values.items() for text in result.warnings),
+    )
 
 
 async def start_specs(context: Context, specs: Sequence[JobSpec]) -> JobsAnswer:

@@ -16,6 +16,7 @@ from remote_tool.cli.job_commands import signal_name
 from remote_tool.errors import UsageError
 from remote_tool.jobs.job import Job, JobState, new_job_id
 from remote_tool.jobs.registry import Registry
+from remote_tool.workflows.selection import JobSelection
 from tests.cli.conftest import kill, start
 from tests.cli.terminal import Terminal
 from tests.project import make_project, processes_of, remote_tool
@@ -265,3 +266,29 @@ def test_jobs_of_a_server_that_was_removed_are_listed_and_a_stop_says_why_it_can
     stopped = remote_tool("job-kill", "--job", job.id, "--yes", cwd=away)
     assert stopped.returncode != 0
     assert "error: removed is no longer in the configuration" in stopped.stderr
+
+
+@pytest.mark.row(71)
+def test_a_change_under_a_running_job_is_told_by_every_command_that_sends(project: Path) -> None:
+    """As a line for people and in the document for programs."""
+
+    def send(*words: str) -> tuple[dict[str, Any], str]:
+        (project / "changed.py").write_text(f"x = {time.monotonic()}\n")
+        ended = remote_tool(*words, "--json", cwd=project)
+        assert ended.returncode == 0
+        return json.loads(ended.stdout), ended.stderr
+
+    first, _ = send("job-run", "--server", "first", "--cmd", "sleep 100")
+    job_id = first["jobs"][0]["id"]
+    try:
+        for words in (
+            ("job-run", "--server", "first", "--cmd", "true"),
+            ("rsync", "--server", "first"),
+            ("prepare", "--server", "first"),
+        ):
+            document, said = send(*words)
+            (warning,) = document["warnings"] if "jobs" in document else document["servers"][0]["warnings"]
+            assert job_id in (warning["message"] if isinstance(warning, dict) else warning)
+            assert job_id in said
+    finally:
+        Workspace.find(project).stop_jobs(JobSelection(jobs=(job_id,)), signal="SIGKILL")
