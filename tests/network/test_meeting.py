@@ -15,6 +15,7 @@ from tests.project import write_configuration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from remote_tool import Workspace
     from remote_tool.launchers.torch import LaunchPlan
@@ -124,6 +125,25 @@ def test_the_configured_address_is_the_one_that_is_used(network: Network, traine
     chosen = plan(type(workspace).find(workspace.root))
     assert chosen.rendezvous.address == "192.168.7.1"
     assert chosen.rendezvous.routes["second"].interface == "ib0"
+
+
+@pytest.mark.row(50, 91)
+@pytest.mark.slow
+def test_nodes_behind_a_jump_host_meet_by_themselves(
+    network: Network, trainer: Callable[..., Workspace], own_home: Path
+) -> None:
+    jump, first, second = network.hosts("jump", "first", "second")
+    for host in (first, second):
+        host.cut_from_laptop()
+    (own_home / ".ssh").mkdir()
+    (own_home / ".ssh" / "config").write_text(
+        f"Host jump\nHostName {jump.address}\nUser root\nIdentityFile {jump.key}\n"
+        f"Host {first.address} {second.address}\nProxyJump jump\n"
+    )
+    workspace = trainer(first, second)
+    found = plan(workspace).rendezvous
+    assert found.address == first.address
+    assert found.routes["second"].local_address == second.address
 
 
 @pytest.mark.row(94)
