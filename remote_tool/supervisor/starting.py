@@ -216,7 +216,8 @@ def _finish(begun: Begun, deadline: float) -> Dict[str, Any]:
     if answer["ended"] is not None and _never_ran(answer["ended"]):
         answer["state"], answer["reason"] = "failed", answer["ended"]["reason"]
     if answer["started"] is None and answer["ended"] is None and "error" not in answer:
-        answer["error"] = "its supervisor has not started it"
+        # A slow machine; it may yet start, so nothing else can be said.
+        answer["state"] = "starting"
     os.close(begun.folder)
     return answer
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 import signal
 import stat
 import subprocess
@@ -19,6 +20,24 @@ from .conftest import PretendServer, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+@pytest.mark.row(9, 21)
+def test_a_start_that_takes_longer_than_its_answer_is_not_called_failed(tmp_path: Path, installed: Path) -> None:
+    impatient = tmp_path / "impatient"
+    shutil.copytree(installed, impatient)
+    module = impatient / "supervisor" / "starting.py"
+    text = module.read_text()
+    assert "_START_SECONDS = 10.0" in text
+    module.write_text(text.replace("_START_SECONDS = 10.0", "_START_SECONDS = 0.0"))
+    server = PretendServer(tmp_path / "home", impatient)
+    jobs = [server.new_job("exec sleep 60") for _ in range(5)]
+    answers = server.call("start", jobs=jobs)["jobs"]
+    assert [answer for answer in answers if "error" in answer] == []
+    assert "starting" in {answer.get("state") for answer in answers}
+    ids = [str(job["id"]) for job in jobs]
+    wait_until(lambda: {server.status(job)["state"] for job in ids} == {"running"}, "the start of all")
+    server.clean()
 
 
 @pytest.mark.row(13, 14)
