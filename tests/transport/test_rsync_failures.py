@@ -88,7 +88,7 @@ async def test_rsync_of_a_miniconda_is_found(server_without_rsync: TestServer, t
     assert desk.names() == {"a.py"}
 
 
-@pytest.mark.row(69)
+@pytest.mark.row(69, 70)
 @pytest.mark.parametrize(
     ("program", "expected"),
     [
