@@ -72,7 +72,7 @@ async def test_a_server_behind_jump_hosts_is_reached_and_every_key_is_kept(
         assert (host.folder / "host_key.pub").read_text().split()[1] in keys
 
 
-@pytest.mark.row(50, 38, 116)
+@pytest.mark.row(38, 50, 116)
 @pytest.mark.parametrize("changed", [0, 1, 2], ids=NAMES)
 async def test_a_changed_key_anywhere_on_the_way_is_refused_by_name(
     chain: list[NetworkHost], through: Callable[..., Config], changed: int

@@ -128,7 +128,7 @@ async def test_a_server_that_lost_its_power_in_the_middle_is_told_from_a_result(
         assert (await (await pool.host("far")).run("echo again")).stdout == b"again\n"
 
 
-@pytest.mark.row(43)
+@pytest.mark.row(43, 120)
 @pytest.mark.slow
 async def test_servers_that_cannot_be_reached_are_told_in_time_and_hold_up_no_other(
     network: Network, configuration: Configuration, tmp_path: Path

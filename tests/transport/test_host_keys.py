@@ -85,7 +85,7 @@ async def test_twenty_first_contacts_write_one_line(server: TestServer, tmp_path
     assert config.local.known_hosts.read_text().count("\n") == 1
 
 
-@pytest.mark.row(38, 39)
+@pytest.mark.row(38, 39, 116)
 @pytest.mark.parametrize("where", ["project", "user", "hashed", "another type"])
 async def test_a_changed_key_is_refused(
     where: str, server: TestServer, log_in: LogIn, ssh_folder: Path, project_file: Path, other_key: HostKey

@@ -286,7 +286,7 @@ async def test_a_local_rsync_that_is_killed_is_said_and_ends_the_other(desk: Des
     assert desk.state.startswith("incomplete ")
 
 
-@pytest.mark.row(69)
+@pytest.mark.row(69, 79)
 @pytest.mark.slow
 async def test_a_file_that_vanishes_while_others_are_sent_is_a_warning(desk: Desk) -> None:
     for name in ("big", "z"):

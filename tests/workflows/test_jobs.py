@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -232,6 +233,21 @@ def test_a_second_laptop_sees_and_stops_the_same_jobs(workspace: Workspace, tmp_
     assert seen[job.id].command == "sleep 1000"
     other.stop_jobs(by_id(job.id))
     assert job.state is JobState.KILLED
+
+
+@pytest.mark.row(126)
+def test_a_job_of_a_server_that_is_no_longer_configured_is_listed_and_a_stop_says_why_not(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    (tmp_path / ".remote").mkdir()
+    (tmp_path / ".remote" / "configs.yaml").write_bytes(workspace.config.local.config_file.read_bytes())
+    mine = Workspace.find(tmp_path)
+    registry = Registry(mine.config.local.jobs)
+    (job,) = registry.create([JobSpec(new_job_id(), "removed", "sleep 1000")])
+    registry.update([replace(job, state=JobState.RUNNING)])
+    assert [each.id for each in mine.list_jobs().jobs] == [job.id]
+    answer = mine.stop_jobs(by_id(job.id))
+    assert str(answer.errors["removed"]) == ("removed is no longer in the configuration, so its jobs cannot be stopped")
 
 
 @pytest.mark.row(3)
