@@ -7,6 +7,7 @@ import pytest
 from tests.marked import all_tests
 from tests.mutants.entries import REPOSITORY, Mutant, all_mutants
 from tests.mutants.try_mutants import meaning_of
+from tests.reliability import FILE, rows_in
 
 TESTS = all_tests()
 
@@ -18,6 +19,11 @@ def test_a_mutant_can_be_made_and_names_tests_of_its_row(mutant: Mutant) -> None
     for function in mutant.functions:
         assert function in TESTS, f"there is no {function}"
         assert mutant.row in TESTS[function].rows, f"{function} is not marked with row {mutant.row}"
+
+
+def test_every_row_of_the_first_priority_has_a_mutant() -> None:
+    rows = {row.number for row in rows_in(FILE.read_text()) if row.priority == "P0"}
+    assert rows - {mutant.row for mutant in all_mutants()} == set()
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,15 @@ def test_what_a_row_names_exists_and_is_marked_with_it(row: Row) -> None:
         )
 
 
+@pytest.mark.parametrize("row", LINES, ids=lambda row: str(row.number))
+def test_every_row_has_tests_or_the_reason_why_it_cannot_apply(row: Row) -> None:
+    assert row.tests or row.why_not
+
+
+def test_the_page_is_written_from_the_markers() -> None:
+    assert FILE.read_text() == with_tests(FILE.read_text()), "make reference"
+
+
 def test_no_test_is_marked_with_a_row_that_does_not_exist() -> None:
     wrong = {test.name: test.rows for test in all_tests().values() if not test.rows <= set(ROWS)}
     assert wrong == {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +15,6 @@ from remote_tool.workflows import sync as workflow
 from remote_tool.workflows.events import Notice, Outcome, StepEnded, StepOutput, StepProgress, StepStarted
 from remote_tool.workflows.sync import ProjectSnapshot, SyncOptions, readable_size, sync
 from tests.conftest import make_configuration
-from tests.figures import record_figure
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
     from remote_tool.transport.pool import Results
     from remote_tool.transport.rsync import PushResult
     from remote_tool.workflows.events import Event
-    from tests.conftest import MakeServer
     from tests.sshd import TestServer
 
 
@@ -148,23 +145,3 @@ async def test_a_dry_run_says_would(config: Config, two_servers: tuple[TestServe
 )
 def test_sizes_are_readable(size: int, text: str) -> None:
     assert readable_size(size) == text
-
-
-@pytest.mark.row(86)
-@pytest.mark.slow
-async def test_ten_thousand_files_are_compared_in_bounded_time(make_server: MakeServer, tmp_path: Path) -> None:
-    config = make_configuration([make_server()], tmp_path / "project")
-    for number in range(10):
-        folder = config.local.root / f"folder {number}"
-        folder.mkdir()
-        for each in range(1000):
-            os.close(os.open(folder / f"file {each}", os.O_CREAT, 0o644))
-    began = time.monotonic()
-    assert len((await run(config)).values["first"].sent) == 10_000
-    first = time.monotonic() - began
-    began = time.monotonic()
-    assert not (await run(config)).values["first"].changed
-    again = time.monotonic() - began
-    record_figure("seconds of a first sync of 10,000 empty files", round(first, 1))
-    record_figure("seconds of a sync of 10,000 files of which none changed", round(again, 1))
-    assert again < 60
