@@ -56,31 +56,37 @@ class Sampler(threading.Thread):
 
     def __init__(self, canary: Canary) -> None:
         super().__init__(daemon=True)
-        self.found: set[str] = set()
         self.samples = 0
         # The user's own command lines, and what they export, are theirs.
         self.own: set[int] = {os.getpid()}
         self._canary = canary
+        self._seen: set[tuple[int, int, str]] = set()
         self._is_over = threading.Event()
+
+    @property
+    def found(self) -> set[str]:
+        """Where it was seen; a program of the user's, or a fork of it, may be seen before it is known as such."""
+        return {where for pid, parent, where in self._seen if not {pid, parent} & self.own - {os.getpid()}}
 
     def run(self) -> None:
         while not self._is_over.wait(0.01):
             self.samples += 1
             for entry in os.scandir("/proc"):
                 if entry.name.isdigit() and int(entry.name) not in self.own:
-                    self._look(entry.path)
+                    self._look(int(entry.name), entry.path)
 
-    def _look(self, path: str) -> None:
+    def _look(self, pid: int, path: str) -> None:
         try:
             words = Path(path, "cmdline").read_bytes()
+            parent = int(Path(path, "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
             # The larger part, which lives as long as its process: less often.
             variables = Path(path, "environ").read_bytes() if self.samples % 8 == 0 else b""
         except OSError:
             return
         if self._canary.is_in(words):
-            self.found.add(f"command line {words!r}")
+            self._seen.add((pid, parent, f"command line {words!r}"))
         if MARKER not in variables and self._canary.is_in(variables):
-            self.found.add(f"variables of {words!r}")
+            self._seen.add((pid, parent, f"variables of {words!r}"))
 
     def __enter__(self) -> Self:
         self.start()
