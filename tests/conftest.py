@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from remote_tool.config.model import Config, HostKeyPolicy, Server
 from remote_tool.paths import LocalPaths, RemotePaths
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.sshd import Reachable
 
 # A busy machine is slow now and then; a test that hangs is ended by its timeout.
-settings.register_profile("patient", deadline=None)
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
 

@@ -22,6 +22,7 @@ from remote_tool.config.model import Server
 from remote_tool.jobs.job import JobSpec, LaunchWatch
 from remote_tool.launchers.torch import LaunchRequest
 from remote_tool.workflows.start_jobs import StartRequest
+from tests.below import files_below
 from tests.figures import record_figure
 from tests.project import make_project
 from tests.transport.password_server import PasswordServer, password_server
@@ -130,7 +131,7 @@ class Journey:
 
 
 def everything_below(*folders: Path) -> list[Path]:
-    return [path for folder in folders for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    return [path for path in files_below(*folders) if not path.is_symlink()]
 
 
 @pytest.mark.row(111)

@@ -17,7 +17,7 @@ from remote_tool.environments.wish import is_fulfilled
 from remote_tool.errors import EnvironmentSetupError
 from remote_tool.paths import LocalPaths, RemotePaths
 
-BARE = ServerFacts("gpu1", "/home/u", "x86_64", "Linux", 1000, "ubuntu debian", free_kilobytes=10_000_000)
+BARE = ServerFacts("gpu1", "/home/u", "x86_64", "Linux", 1000, distribution="ubuntu debian", free_kilobytes=10_000_000)
 PYTHON = Interpreter("/usr/bin/python3.11", "3.11.2", makes_environments=True)
 
 

@@ -9,7 +9,7 @@ from remote_tool.environments.system_packages import hint_from_output, install_c
 
 
 def facts(distribution: str, uid: int = 1000) -> ServerFacts:
-    return ServerFacts("gpu1", "/home/u", "x86_64", "Linux", uid, distribution)
+    return ServerFacts("gpu1", "/home/u", "x86_64", "Linux", uid, distribution=distribution)
 
 
 @pytest.mark.parametrize(

@@ -66,8 +66,8 @@ class Stage:
         self._fault = fault
         self.happened.clear()
         self._patience.setattr(ssh_host, "KEEPALIVE_SECONDS", 0.3)
-        self._patience.setattr(login_messages, "CONNECT_SECONDS", 1.5)
-        self._patience.setattr(login_messages, "LOGIN_SECONDS", 1.5)
+        self._patience.setattr(login_messages, "CONNECT_SECONDS", 4.0)
+        self._patience.setattr(login_messages, "LOGIN_SECONDS", 4.0)
 
     def strike(self) -> None:
         """Let it happen now; only the first time."""
@@ -89,8 +89,10 @@ class Stage:
         def watch() -> None:
             deadline = time.monotonic() + LONGEST
             while time.monotonic() < deadline and self._fault:
-                if condition():
-                    self.strike()
+                # What is looked at may be renamed or removed just then.
+                with suppress(FileNotFoundError):
+                    if condition():
+                        self.strike()
                 time.sleep(0.001)
 
         self._start(watch)

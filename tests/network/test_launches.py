@@ -16,6 +16,7 @@ import pytest
 from remote_tool import JobSelection, Workspace
 from remote_tool.jobs.job import JobState
 from remote_tool.launchers.torch import LaunchRequest
+from tests.below import contents_below
 from tests.figures import record_figure
 from tests.project import make_project
 
@@ -55,7 +56,7 @@ def jobs_folder(host: NetworkHost) -> Path:
 
 def has_trained(host: NetworkHost, word: bytes = b"step 3\n") -> bool:
     """Whether a rank of the host's jobs has printed this."""
-    return any(word in file.read_bytes() for file in jobs_folder(host).rglob("stdout.log"))
+    return any(word in text for file, text in contents_below(jobs_folder(host)) if file.name == "stdout.log")
 
 
 def has_ended(host: NetworkHost) -> bool:

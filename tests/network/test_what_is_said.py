@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.below import files_below
 from tests.project import remote_tool
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.network.conftest import MakeWorkspace
     from tests.network_hosts import Network, NetworkHost
 
@@ -41,8 +45,14 @@ def reboot_in_the_middle(host: NetworkHost) -> None:
     """Take its power when a megabyte has come."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
-        sizes = [path.stat().st_size for path in host.home.rglob("*big*") if path.is_file()]
-        if any(size > 1_000_000 for size in sizes):
+        if any("big" in path.name and size_of(path) > 1_000_000 for path in files_below(host.home)):
             break
         time.sleep(0.01)
     host.reboot()
+
+
+def size_of(path: Path) -> int:
+    """Return the size, 0 when it has gone: rsync renames what has come whole."""
+    with suppress(FileNotFoundError):
+        return path.stat().st_size
+    return 0

@@ -23,6 +23,7 @@ from remote_tool.supervisor import launch_watch
 from remote_tool.supervisor.launch_cause import Cause, read_cause, read_membership
 from remote_tool.supervisor.launch_wire import Gone, Session
 from remote_tool.supervisor.processes import find_alive
+from tests.below import contents_below
 from tests.sshd import free_port
 from tests.supervisor.conftest import wait_until
 
@@ -269,9 +270,9 @@ def test_the_secret_is_in_no_file_and_no_process_shows_it(start: Callable[..., L
             for name in ("cmdline", "environ"):
                 assert secret not in Path(f"/proc/{pid}/{name}").read_bytes()
     launch.end(0, 1, 2)
-    files = [path for path in launch.server.home.rglob("*") if path.is_file()]
+    files = dict(contents_below(launch.server.home))
     assert files
-    assert not [path for path in files if secret in path.read_bytes()]
+    assert not [path for path, content in files.items() if secret in content]
 
 
 @pytest.mark.row(93, 88)
