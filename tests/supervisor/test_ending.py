@@ -51,7 +51,7 @@ def test_a_signal_is_recorded_by_name_and_apart_from_an_exit_code(server: Preten
 @pytest.mark.row(7)
 def test_a_core_dump_is_recorded(server: PretendServer) -> None:
     crash = "ulimit -c unlimited; kill -SEGV $$; sleep 60"
-    pid = os.posix_spawn("/bin/sh", ["sh", "-c", crash], os.environ)
+    pid = os.posix_spawn("/bin/sh", ["sh", "-c", f"cd {server.home}; {crash}"], os.environ)
     truth = os.WCOREDUMP(os.waitpid(pid, 0)[1])
     job_id = server.start(crash)
     record = server.wait(job_id)[job_id]
