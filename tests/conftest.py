@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Protocol
 
@@ -26,7 +27,9 @@ settings.load_profile("patient")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make room for what the tests measure; see :mod:`tests.figures`."""
+    """Make room for what the tests measure; see :mod:`tests.figures`. And let Ctrl-C reach what the tests start."""
+    # Whoever starts the tests in the background of a script has them ignore it, and so all their children.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     figures.open_figures(config)
 
 

@@ -19,6 +19,7 @@ from remote_tool.workflows.context import Context
 from remote_tool.workflows.events import ignore
 from remote_tool.workflows.selection import JobSelection
 from remote_tool.workflows.start_jobs import start_specs
+from tests.supervisor.conftest import wait_until
 
 if TYPE_CHECKING:
     from remote_tool import Workspace
@@ -86,7 +87,8 @@ def test_a_launch_listens_on_the_address_where_its_nodes_meet_and_nowhere_else(
             socket.create_connection((address, PORT), timeout=5)
         assert stranger.run("bash", "-c", f"exec 3<> /dev/tcp/{address}/{PORT}").returncode != 0
     workspace.stop_jobs(JobSelection(jobs=jobs), signal="SIGKILL")
-    assert listeners(first) == set()
+    # The answer comes when the job has ended; its supervisor closes what it had just after that.
+    wait_until(lambda: listeners(first) == set())
 
 
 @pytest.mark.row(105)

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from contextlib import contextmanager
@@ -79,6 +80,8 @@ def test_nothing_that_a_job_needs_lies_in_tmp(installed: Path) -> None:
     unshare = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o ro tmpfs /tmp && exec "$@"', "sh"]
     if subprocess.run([*unshare, "true"], check=False, capture_output=True).returncode != 0:
         pytest.skip("making a mount namespace is not allowed here")
+    if Path(sys.executable).is_relative_to("/tmp"):
+        pytest.skip("the Python of these tests is in /tmp itself")
     with tempfile.TemporaryDirectory(prefix="remote-tool-test-", dir="/var/tmp") as name:
         folder = Path(name)
         shutil.copytree(installed, folder / "scripts")

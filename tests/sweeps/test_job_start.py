@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 STAYS = "exec sleep 60"
+# It does not end between two signals, so that each run makes the same calls.
+STUBBORN = "trap '' TERM; exec sleep 60"
 # Has to be killed.
 DEAF = "trap '' TERM; exec sleep 60"
 ENDS = "exit 3"
@@ -156,7 +158,7 @@ def test_a_stop_that_is_killed_anywhere_can_be_asked_for_again(
     zygote: Zygote, tmp_path: Path, *, supervised: bool
 ) -> None:
     def run(fault: Fault | None) -> list[Call] | bool:
-        case = JobCase(zygote, tmp_path, STAYS)
+        case = JobCase(zygote, tmp_path, STAYS if supervised else STUBBORN)
         try:
             case.call("start")
             reality = case.settled(stays=True)
