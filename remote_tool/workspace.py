@@ -204,7 +204,9 @@ class Workspace:
 
     def select_local(self, selection: JobSelection) -> list[Job]:
         """Return jobs from the records here, without asking a server."""
-        return choose_jobs(self._registry.load()[0], selection)
+        registry = self._registry
+        jobs, _ = registry.load() if selection.may_have_ended else registry.load_unfinished()
+        return choose_jobs(jobs, selection)
 
     def _on_servers(
         self,

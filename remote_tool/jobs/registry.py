@@ -5,40 +5,46 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import stat
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from remote_tool.errors import JobError
+from remote_tool.jobs.index import FIELDS, RECORD, Index, values_of
 from remote_tool.jobs.job import Job, JobSpec, JobState
 from remote_tool.jobs.records import JOB_ID, merge
+from remote_tool.jobs.whole_files import read_whole, write_whole
 from remote_tool.supervisor import strict_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-RECORD = "job.yaml"
 SCHEMA = 1
 LOCK_TIMEOUT = 20.0
 # A command may have 4 MiB, and each character of it six in JSON.
 LARGEST_RECORD = 32 * 1024 * 1024
 # Of a pid, a rank, seconds since the epoch.
 LARGEST_NUMBER = 2**34
-_FIELDS = {each.name for each in fields(Job)}
 
 
 class Registry:
     """The records under ``.remote/jobs``.
 
     A record is YAML of one ``name: value`` per line, each value JSON (which YAML includes): people and YAML readers
-    can read it, and ten thousand of them load in a moment. It is written beside and renamed. Writers hold a lock.
+    can read it. It is written beside and renamed. Writers hold a lock. Finished jobs have a line in an index too.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._index = Index(folder)
+        self._ended: dict[str, str] = {}
+
+    @property
+    def ended(self) -> Mapping[str, str]:
+        """The servers of the jobs, by id, that were seen to have ended: they never change again."""
+        return self._ended
 
     def create(self, specs: Sequence[JobSpec]) -> list[Job]:
         """Record jobs that are about to be started, and give them keys."""
@@ -103,25 +109,69 @@ class Registry:
                 new = merge(known, seen)
                 if new != known:
                     self._write(new)
+                self._note_end(new)
                 merged.append(new)
         return merged
 
     def load(self) -> tuple[list[Job], list[str]]:
         """Return all jobs by key, and a sentence for each record that cannot be read."""
+        names = self._names()
+        lines = self._index.lines(names)
+        jobs, bad = self._read(name for name in names if name not in lines)
+        try:
+            jobs += [_as_job(values) for values in values_of(lines)]
+        except (ValueError, KeyError, TypeError):
+            # Somebody has made the index up.
+            jobs, bad = self._read(names)
+        for job in jobs:
+            self._note_end(job)
+        self._index.keep(names)
+        return sorted(jobs, key=lambda job: job.key), bad
+
+    def load_unfinished(self) -> tuple[list[Job], list[str]]:
+        """As :meth:`load`, without the jobs that have ended; :attr:`ended` has those."""
+        everything = self._names()
+        for name in self._ended.keys() - set(everything):
+            del self._ended[name]
+        names = [name for name in everything if name not in self._ended]
+        lines = self._index.lines(names)
+        self._ended.update((name, line.server) for name, line in lines.items())
+        jobs, bad = self._read(name for name in names if name not in lines)
+        for job in jobs:
+            self._note_end(job)
+        self._index.keep(everything)
+        return sorted((job for job in jobs if not job.state.is_finished), key=lambda job: job.key), bad
+
+    def load_newest(self, count: int) -> list[Job]:
+        """Return the jobs that were made last, by key, as far as their records can be read."""
+        return sorted(self._read(sorted(self._names())[-count:])[0], key=lambda job: job.key)
+
+    def find(self, ids: Collection[str]) -> dict[str, Job]:
+        """Return these jobs by id, as far as there are records that can be read."""
+        return {job.id: job for job in self._read(ids)[0]}
+
+    def _read(self, names: Iterable[str]) -> tuple[list[Job], list[str]]:
         jobs, bad = [], []
-        for name in self._names():
-            path = self._record(name)
+        for name in names:
             try:
-                jobs.append(read_record(path))
+                job, state = _read_record(f"{self.folder}/{name}/{RECORD}", name)
             except FileNotFoundError:
                 continue
             except JobError as error:
                 bad.append(error.message)
-        return sorted(jobs, key=lambda job: job.key), bad
+                continue
+            jobs.append(job)
+            if job.state.is_finished:
+                self._index.add(job, state)
+        return jobs, bad
+
+    def _note_end(self, job: Job) -> None:
+        if job.state.is_finished:
+            self._ended[job.id] = job.server
 
     def _names(self) -> list[str]:
         try:
-            return [entry.name for entry in os.scandir(self.folder) if JOB_ID.fullmatch(entry.name)]
+            return [name for name in os.listdir(self.folder) if JOB_ID.fullmatch(name)]  # noqa: PTH208 - no stat each
         except FileNotFoundError:
             return []
 
@@ -135,7 +185,7 @@ class Registry:
         if path.parent.is_symlink():
             raise JobError(f"{path.parent} is a link; refusing to write through it", hint=f"rm {path.parent}")
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _write_whole(path, format_record(job))
+        write_whole(path, format_record(job))
 
     def _last_key(self) -> int:
         try:
@@ -145,7 +195,7 @@ class Registry:
             return max((job.key for job in jobs), default=0)
 
     def _write_last_key(self, key: int) -> None:
-        _write_whole(self.folder / "last_key", f"{key}\n".encode())
+        write_whole(self.folder / "last_key", f"{key}\n".encode())
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -176,22 +226,34 @@ def read_record(path: Path) -> Job:
         JobError: It is not a record, or of a newer version; the message names the file.
         FileNotFoundError: There is none.
     """
+    return _read_record(str(path), path.parent.name)[0]
+
+
+def _read_record(path: str, job_id: str) -> tuple[Job, os.stat_result]:
+    """Read the record of a job, and tell which file that was."""
+    folder = os.path.dirname(path)  # noqa: PTH120 - ten thousand of them
     try:
-        values = _pairs(_read_whole(path))
+        text, state = read_whole(path, LARGEST_RECORD)
+        values = _pairs(text)
         schema = values.pop("schema")
         if schema != SCHEMA:
             raise JobError(f"{path}: written by a newer version of remote-tool (schema {schema!r})")
-        values = {name: value for name, value in values.items() if name in _FIELDS}
-        values["state"] = JobState(values["state"])
-        values["tags"] = tuple(values["tags"])
-        job = Job(**values) if values["id"] == path.parent.name and _well_typed(values) else None
+        job = _as_job({name: values[name] for name in FIELDS if name in values})
     except FileNotFoundError:
         raise
     except (ValueError, KeyError, TypeError, OSError) as error:
-        raise JobError(f"{path}: not a job record ({error})", hint=f"rm -r {path.parent}") from error
-    if job is None:
-        raise JobError(f"{path}: not the record of this job", hint=f"rm -r {path.parent}")
-    return job
+        raise JobError(f"{path}: not a job record ({error})", hint=f"rm -r {folder}") from error
+    if job.id != job_id:
+        raise JobError(f"{path}: not the record of this job", hint=f"rm -r {folder}")
+    return job, state
+
+
+def _as_job(values: dict[str, Any]) -> Job:
+    if not _well_typed(values):
+        raise ValueError("a value is of the wrong type")
+    values["state"] = JobState(values["state"])
+    values["tags"] = tuple(values["tags"])
+    return Job(**values)
 
 
 def _well_typed(values: dict[str, Any]) -> bool:
@@ -218,37 +280,13 @@ def _is_moment(value: object) -> bool:
 
 
 def _pairs(text: bytes) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for line in text.decode().splitlines():
-        name, separator, value = line.partition(": ")
-        if not separator or name in found:
-            raise ValueError(f"{line[:40]!r} is no new name with a value")
-        found[name] = strict_json.parse(value.encode())
-    return found
-
-
-def _read_whole(path: Path) -> bytes:
-    """Read a plain file; no link is followed, and a pipe in its place does not hold us."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ValueError("not a plain file")
-        text = file.read(LARGEST_RECORD + 1)
-    if len(text) > LARGEST_RECORD:
-        raise ValueError(f"larger than {LARGEST_RECORD} bytes")
-    return text
-
-
-def _write_whole(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    """Read ``name: value`` lines; all values at once, which is much faster than one by one."""
+    lines = [line.partition(b": ") for line in text.splitlines()]
+    names = [name.decode() for name, _, _ in lines]
+    values = strict_json.parse(b"[%s]" % b",".join(value for _, _, value in lines))
+    if len(values) != len(names) or len(set(names)) != len(names):
+        raise ValueError("not one name and value a line")
+    return dict(zip(names, values, strict=True))
 
 
 def _lock(descriptor: int, folder: Path) -> None:

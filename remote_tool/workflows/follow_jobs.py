@@ -16,7 +16,7 @@ from remote_tool.jobs.logs import LogFolder
 from remote_tool.transport.pool import on_every
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.failures import RankFailure, first_failure
-from remote_tool.workflows.list_jobs import recorded_jobs, refresh
+from remote_tool.workflows.list_jobs import load_meant, recorded_jobs, refresh
 from remote_tool.workflows.log_streams import Listener, bring_logs_home, stream_logs
 from remote_tool.workflows.selection import (
     JobsAnswer,
@@ -148,7 +148,7 @@ async def wait_for_jobs(context: Context, selection: JobSelection, *, timeout: f
         JobError: They have not within the timeout, in seconds.
     """
     errors = await refresh(context, choose_servers(context.config, selection.servers))
-    jobs = choose_jobs(context.registry.load()[0], selection)
+    jobs = choose_jobs(load_meant(context, selection)[0], selection)
     waiting = [job for job in jobs if not job.state.is_finished and job.server not in errors]
     try:
         async with asyncio.timeout(timeout):
@@ -252,5 +252,5 @@ class _Patience:
 
 
 def _current(context: Context, jobs: Sequence[Job]) -> list[Job]:
-    known = {job.id: job for job in context.registry.load()[0]}
+    known = context.registry.find([job.id for job in jobs])
     return [known.get(job.id, job) for job in jobs]

@@ -67,7 +67,7 @@ async def _all_or_none(context: Context, answer: JobsAnswer) -> JobsAnswer:
         context.report(Notice(server, f"node {job.node_rank} did not start; stopping the rest of the launch"))
     reasons = {server: JobError(f"{server}: {job.reason}", server=server) for server, job in failed.items()}
     stopped = await stop_on_servers(context, [job for job in answer.jobs if not job.state.is_finished])
-    current = {job.id: job for job in context.registry.load()[0]}
+    current = context.registry.find([job.id for job in answer.jobs])
     jobs = tuple(current.get(job.id, job) for job in answer.jobs)
     return JobsAnswer(jobs, {**reasons, **stopped.errors, **answer.errors})
 

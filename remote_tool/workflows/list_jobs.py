@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,7 @@ async def list_jobs(context: Context, selection: JobSelection, *, logs: bool = F
     errors = await refresh(context, servers)
     if logs:
         reached = replace(selection, servers=tuple(name for name in servers if name not in errors))
-        chosen = choose_jobs(context.registry.load()[0], reached) if reached.servers else []
+        chosen = choose_jobs(load_meant(context, selection)[0], reached) if reached.servers else []
         errors |= await bring_logs_home(context, chosen)
     return recorded_jobs(context, selection, errors)
 
@@ -48,19 +49,29 @@ async def pull_logs(context: Context, selection: JobSelection) -> JobsAnswer:
 
 def recorded_jobs(context: Context, selection: JobSelection, errors: Mapping[str, RemoteToolError]) -> JobsAnswer:
     """Return the selected jobs as they are recorded; those on servers that cannot be reached say so."""
-    jobs, bad = context.registry.load()
+    jobs, bad = load_meant(context, selection)
     chosen = choose_jobs([_as_reachable(job, errors) for job in jobs], selection)
     return JobsAnswer(tuple(chosen), dict(errors), tuple(bad))
 
 
+def load_meant(context: Context, selection: JobSelection) -> tuple[list[Job], list[str]]:
+    """Return all recorded jobs that a selection may mean, and a sentence for each record that cannot be read."""
+    return context.registry.load() if selection.may_have_ended else context.registry.load_unfinished()
+
+
 async def refresh(context: Context, servers: Sequence[str]) -> dict[str, RemoteToolError]:
     """Ask all servers at once about their jobs, adopt those of other laptops, and record what changed."""
-    known, _ = context.registry.load()
+    unfinished: dict[str, list[Job]] = defaultdict(list)
+    for job in context.registry.load_unfinished()[0]:
+        unfinished[job.server].append(job)
+    ended: dict[str, list[str]] = defaultdict(list)
+    for job_id, server in context.registry.ended.items():
+        ended[server].append(job_id)
 
     async def ask(server: str) -> None:
-        await _stop_as_wished(context, [job for job in known if job.server == server and job.stop_signal])
-        remote = await _ask(context, server, [job for job in known if job.server == server and job.state.is_finished])
-        _record(context, server, [job for job in known if job.server == server], remote)
+        await _stop_as_wished(context, [job for job in unfinished[server] if job.stop_signal])
+        remote = await _ask(context, server, ended[server])
+        _record(context, server, unfinished[server], remote)
 
     return dict((await on_every(servers, ask)).errors)
 
@@ -68,8 +79,6 @@ async def refresh(context: Context, servers: Sequence[str]) -> dict[str, RemoteT
 async def _stop_as_wished(context: Context, jobs: Sequence[Job]) -> None:
     """Stop what was to be stopped while its server did not answer."""
     for job in jobs:
-        if job.state.is_finished:
-            continue
         wish = {"ids": [job.id], "signal": job.stop_signal, "grace": job.stop_grace}
         within = longest_stop(job.stop_grace)
         try:
@@ -85,10 +94,10 @@ def longest_stop(grace: float | None) -> float:
     return (60.0 if grace is None else min(grace, LONGEST_GRACE)) + STOP_MARGIN
 
 
-async def _ask(context: Context, server: str, finished: Sequence[Job]) -> dict[str, RemoteJob]:
+async def _ask(context: Context, server: str, ended: Sequence[str]) -> dict[str, RemoteJob]:
     asked_at = time.time()
     try:
-        request = {"ids": None, "skip": [job.id for job in finished]}
+        request = {"ids": None, "skip": list(ended)}
         answer = await call_until_answered(context.pool, context.config, server, "status", request)
     except NotPreparedError:
         return {}
@@ -116,10 +125,11 @@ def parse_jobs(context: Context, server: str, answer: Mapping[str, Any]) -> dict
 
 
 def _record(context: Context, server: str, known: Sequence[Job], remote: Mapping[str, RemoteJob]) -> None:
-    unfinished = {job.id: job for job in known if not job.state.is_finished}
+    unfinished = {job.id: job for job in known}
     here = {job_id: each.job for job_id, each in remote.items() if not each.elsewhere}
-    everywhere = {job.id for job in context.registry.load()[0]} if here.keys() - unfinished.keys() else set()
-    context.registry.adopt(replace(job, server=server) for job_id, job in here.items() if job_id not in everywhere)
+    others = here.keys() - unfinished.keys() - context.registry.ended.keys()
+    new = others - context.registry.find(others).keys()
+    context.registry.adopt(replace(here[job_id], server=server) for job_id in here if job_id in new)
     seen = [here[job_id] for job_id in unfinished if job_id in here]
     astray = [_astray(job, remote[job_id]) for job_id, job in unfinished.items() if job_id in remote.keys() - here]
     vanished = [_vanished(job) for job_id, job in unfinished.items() if job_id not in remote]

@@ -38,6 +38,11 @@ class JobSelection:
     def is_explicit(self) -> bool:
         return bool(self.jobs or self.tags or self.servers)
 
+    @property
+    def may_have_ended(self) -> bool:
+        """Whether jobs that ended can be among those that are meant."""
+        return self.stopped or bool(self.jobs)
+
 
 @dataclass(frozen=True)
 class JobsAnswer:

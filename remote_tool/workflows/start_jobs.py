@@ -108,7 +108,7 @@ async def start_specs(context: Context, specs: Sequence[JobSpec]) -> JobsAnswer:
     results = await on_every(by_server, start)
     for server, error in results.errors.items():
         _record_failed_start(context, [jobs[spec.id] for spec in by_server[server]], error)
-    current = {job.id: job for job in context.registry.load()[0]}
+    current = context.registry.find(jobs)
     return JobsAnswer(tuple(current.get(spec.id, jobs[spec.id]) for spec in specs), dict(results.errors))
 
 
@@ -165,7 +165,8 @@ def _record_failed_start(context: Context, jobs: Sequence[Job], error: RemoteToo
         # It may have started: the next job-list asks the server.
         return
     now = time.time()
-    starting = {job.id for job in context.registry.load()[0] if job.state is JobState.STARTING}
+    known = context.registry.find([job.id for job in jobs]).values()
+    starting = {job.id for job in known if job.state is JobState.STARTING}
     context.registry.update(
         replace(job, state=JobState.FAILED, reason=f"not started: {error}", ended_at=now)
         for job in jobs

@@ -10,7 +10,7 @@ from remote_tool.errors import ConnectError, JobError, UsageError
 from remote_tool.jobs.job import JobState
 from remote_tool.transport.pool import on_every
 from remote_tool.workflows.events import Notice
-from remote_tool.workflows.list_jobs import longest_stop, parse_jobs, recorded_jobs, refresh
+from remote_tool.workflows.list_jobs import load_meant, longest_stop, parse_jobs, recorded_jobs, refresh
 from remote_tool.workflows.selection import JobsAnswer, JobSelection, choose_jobs, choose_servers
 from remote_tool.workflows.supervisor import NoAnswerError, call_until_answered
 
@@ -41,7 +41,7 @@ async def stop_jobs(
         raise UsageError("Nothing is selected, so nothing is stopped", hint="remote-tool job-kill --job KEY")
     servers = choose_servers(context.config, selection.servers)
     errors = await refresh(context, servers)
-    jobs = choose_jobs(context.registry.load()[0], selection)
+    jobs = choose_jobs(load_meant(context, selection)[0], selection)
     if not jobs:
         raise UsageError("No running job is selected, so nothing is stopped", hint="remote-tool job-list")
     away = {name for name, error in errors.items() if isinstance(error, ConnectError)}

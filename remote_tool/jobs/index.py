@@ -1,0 +1,141 @@
+"""What the records of finished jobs say, in one file: ten thousand of them are one read and a look at each.
+
+The records stay the truth. A line counts as long as its record is the very file that it was made of; without the index,
+or with a damaged one, all records are read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import zlib
+from contextlib import suppress
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from remote_tool.jobs.job import Job
+from remote_tool.jobs.whole_files import read_whole, write_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+NAME = ".index"
+RECORD = "job.yaml"
+FIELDS = tuple(each.name for each in fields(Job))
+# Of another version of ours, or of another kind of record: not understood, so not used.
+_TITLE = f"remote-tool 1 {' '.join(FIELDS)}".encode()
+_LARGEST = 256 * 1024 * 1024
+# A job with a longer command is read from its record.
+_LONGEST_LINE = 16 * 1024
+# A file system may count time in steps of up to two seconds: a file may change within one and look as before.
+SETTLED_SECONDS = 2.0
+# So many jobs have to end before the index is written anew.
+WORTH_WRITING = 100
+
+
+class Line(NamedTuple):
+    """A finished job.
+
+    Attributes:
+        stamp: Tells its record from every other file that may come in its place.
+        server: Its name.
+        values: The fields of the job, as a JSON list.
+    """
+
+    stamp: str
+    server: str
+    values: str
+
+
+class Index:
+    """The lines that this program has read, or will write."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lines: dict[str, Line] | None = None
+        self._new: dict[str, Line] = {}
+
+    def lines(self, names: Iterable[str]) -> dict[str, Line]:
+        """Return the lines of those jobs whose records are as they were."""
+        if self._lines is None:
+            self._lines = _read(self._folder / NAME)
+        known = self._lines
+        if not known:
+            return {}
+        found = {}
+        with suppress(OSError):
+            folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                for name in names:
+                    if name in known and known[name].stamp == _stamp_at(f"{name}/{RECORD}", folder):
+                        found[name] = known[name]
+            finally:
+                os.close(folder)
+        return found
+
+    def add(self, job: Job, record: os.stat_result) -> None:
+        """Note what a finished job's record says, and which file that was."""
+        values = json.dumps([getattr(job, name) for name in FIELDS])
+        if len(values) <= _LONGEST_LINE and _is_settled(record):
+            self._new[job.id] = Line(_stamp(record), job.server, values)
+
+    def keep(self, names: Sequence[str]) -> None:
+        """Write the lines of these jobs when there are enough new ones; a disk that takes none does not matter."""
+        if len(self._new) < WORTH_WRITING:
+            return
+        lines = {**(self._lines or {}), **self._new}
+        self._lines, self._new = {name: lines[name] for name in names if name in lines}, {}
+        with suppress(OSError):
+            write_whole(self._folder / NAME, _format(self._lines))
+
+
+def values_of(lines: Mapping[str, Line]) -> list[dict[str, Any]]:
+    """Return the fields of the jobs of some lines.
+
+    Raises:
+        ValueError: A line is not of its job.
+    """
+    try:
+        rows = json.loads(f"[{','.join(line.values for line in lines.values())}]")
+    except RecursionError:
+        raise ValueError("a line that is nested too deep") from None
+    found = [dict(zip(FIELDS, row, strict=True)) for row in rows]
+    if [values["id"] for values in found] != list(lines):
+        raise ValueError("a line of another job")
+    return found
+
+
+def _read(path: Path) -> dict[str, Line]:
+    try:
+        data, _ = read_whole(path, _LARGEST)
+        title, checksum, text = data.split(b"\n", 2)
+        if title != _TITLE or int(checksum, 16) != zlib.crc32(text):
+            return {}
+        rows = [row.split("\t") for row in text.decode().splitlines()]
+        return {name: Line(stamp, json.loads(server), values) for name, stamp, server, values in rows}
+    except (OSError, ValueError):
+        return {}
+
+
+def _format(lines: Mapping[str, Line]) -> bytes:
+    # JSON has no tab and no line break of its own.
+    rows = [f"{name}\t{line.stamp}\t{json.dumps(line.server)}\t{line.values}\n" for name, line in lines.items()]
+    text = "".join(rows).encode()
+    return b"%s\n%08x\n%s" % (_TITLE, zlib.crc32(text), text)
+
+
+def _stamp_at(path: str, folder: int) -> str:
+    try:
+        return _stamp(os.stat(path, dir_fd=folder, follow_symlinks=False))
+    except OSError:
+        return ""
+
+
+def _stamp(state: os.stat_result) -> str:
+    return f"{state.st_ino} {state.st_size} {state.st_mtime_ns} {state.st_ctime_ns}"
+
+
+def _is_settled(state: os.stat_result) -> bool:
+    return time.time() - max(state.st_mtime, state.st_ctime) > SETTLED_SECONDS
