@@ -18,21 +18,23 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import asyncssh
-from asyncssh.config import SSHClientConfig
-
 from remote_tool.errors import ConnectError, HostKeyError, LoginError, RemoteCommandError, RemoteToolError
 from remote_tool.transport import login_messages
 from remote_tool.transport.endpoint import Endpoint, Identity, Trust, printable
 from remote_tool.transport.host import MEBIBYTE, Completed, Exit
 from remote_tool.transport.host_key_check import HostKeyCheck, HostKeyRules
 from remote_tool.transport.known_hosts import DEFAULT_PORT, HostKey, lookup_names
+from remote_tool.transport.library_search import quick_library_search
 from remote_tool.transport.login_messages import HungUpError, Progress, Stage
 from remote_tool.transport.passwords import ATTEMPTS, LoginClock, Passwords
 from remote_tool.transport.script import REMOTE_COMMAND, first_line, new_mark
 from remote_tool.transport.session_limit import SessionLimit
 from remote_tool.transport.shared import Shared
 from remote_tool.transport.ssh_channel import SshChannel, lost
+
+with quick_library_search():
+    import asyncssh
+    from asyncssh.config import SSHClientConfig
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
