@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from remote_tool.jobs import registry
+from remote_tool.jobs.index import RECORD
 from remote_tool.jobs.job import Job, JobSpec, JobState, new_job_id
-from remote_tool.jobs.registry import RECORD, Registry, read_record
+from remote_tool.jobs.registry import Registry, read_record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
