@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, NamedTuple, Optiona
 from . import job_files, states
 from .log_limit import read_stored
 from .records import ENDED, RecordError, is_job_id
-from .requests import Request, client_is_gone, is_list
+from .requests import Request, is_list
+from .rhythm import Rhythm
 from .streams import find_streams, size_of, stream_sizes
 
 if TYPE_CHECKING:
+    from .changes import Changes
     from .states import Standing
 
 CHUNK = 256 * 1024
-_SHORTEST_PAUSE = 0.01
-_LONGEST_PAUSE = 0.05
 # New rank files are looked for this often, and whether a job is lost this often.
 _SEARCH_SECONDS = 0.25
 _JUDGE_SECONDS = 1.0
@@ -35,26 +35,42 @@ def follow(request: Request) -> None:
     wait = request.get("wait", lambda value: isinstance(value, bool), default=True)
     output = request.get("streams", lambda value: isinstance(value, bool), default=True)
     jobs = job_files.open_jobs_folder(folders.jobs)
-    followed = [_FollowedJob(jobs, job, wait=wait, output=output) for job in asked]
-    pause = 0.0
-    while followed:
-        if client_is_gone(pause):
-            return
-        sent = False
-        for job in followed:
-            for message in job.advance():
-                request.answer({"job": job.job_id, **message.header}, message.body)
-                sent = True
+    followed = [FollowedJob(jobs, job, wait=wait, output=output) for job in asked]
+    due: Optional[List[FollowedJob]] = followed
+    rhythm = Rhythm()
+    while due is not None:
+        sent = [job for job in due if _send(request, job)]
         followed = [job for job in followed if not job.is_done]
-        pause = 0.0 if sent else min(max(pause * 1.3, _SHORTEST_PAUSE), _LONGEST_PAUSE)
-    request.answer({"done": True})
+        if not followed:
+            request.answer({"done": True})
+            return
+        due = rhythm.wait(followed, sent)
 
 
-class _FollowedJob:
+def _send(request: Request, job: FollowedJob) -> bool:
+    """Send what is new of a job; whether there was something."""
+    sent = False
+    for message in job.advance():
+        request.answer({"job": job.job_id, **message.header}, message.body)
+        sent = True
+    return sent
+
+
+class FollowedJob:
+    """One job while it is followed.
+
+    Attributes:
+        job_id: Its id; anything when the client asked for nonsense.
+        is_done: Whether all of it was sent, and its end.
+        is_behind: Whether there was more to send when it was looked at last.
+    """
+
     def __init__(self, jobs: Optional[int], asked: object, *, wait: bool, output: bool) -> None:
         fields = asked if isinstance(asked, dict) else {}
         self.job_id = str(fields.get("id"))
         self.is_done = False
+        self.is_behind = False
+        self._changes: Optional[Changes] = None
         self._offsets: Dict[str, int] = {}
         self._paths: Dict[str, str] = {}
         self._limits: Dict[str, int] = {}
@@ -68,6 +84,17 @@ class _FollowedJob:
             self._offsets = _checked_offsets(fields.get("offsets"))
             self._folder = _open(self.job_id, jobs)
 
+    def watch(self, changes: Changes) -> None:
+        """Have changes tell of this job from now on."""
+        if self._folder is not None:
+            changes.watch(self._folder, self.job_id)
+            self._changes = changes
+            self.expect_streams()
+
+    def expect_streams(self) -> None:
+        """Look for new files the next time."""
+        self._next_search = 0.0
+
     def advance(self) -> Iterator[_Message]:
         """Send at most one piece of every stream; the status when all of it is sent and the job has ended."""
         if self._folder is None:
@@ -77,11 +104,13 @@ class _FollowedJob:
         # Looked at before the last read: what is written before the end is read after this.
         self._ended = self._ended or self._has_ended()
         self._search()
-        sent = False
+        self.is_behind = sent = False
         for stream in list(self._paths):
             for message in self._read(stream):
                 yield message
                 sent = True
+        # What was written while the end came may be there now.
+        self.is_behind = self.is_behind or (sent and self._ended)
         if not sent and (self._ended or not self._wait):
             yield self._status()
             self._finish()
@@ -98,6 +127,8 @@ class _FollowedJob:
         if not self._wait or time.monotonic() < self._next_judge:
             return False
         self._next_judge = time.monotonic() + _JUDGE_SECONDS
+        if states.is_supervised(self._folder, self.job_id):
+            return False
         standing = self._judge()
         return isinstance(standing, str) or standing.state not in {"running", "starting", "elsewhere"}
 
@@ -114,12 +145,17 @@ class _FollowedJob:
             return
         if self._paths and not self._ended and time.monotonic() < self._next_search:
             return
+        self._next_search = time.monotonic() + _SEARCH_SECONDS
         known = set(self._paths.values())
-        for stream, path in find_streams(self._folder).items():
+        for stream, path in find_streams(self._folder, self._watch_folder).items():
             if path not in known:
                 # A file keeps the name under which it was first seen.
                 self._paths.setdefault(stream, path)
-        self._next_search = time.monotonic() + _SEARCH_SECONDS
+
+    def _watch_folder(self, folder: int) -> None:
+        """Hear of what is written below a folder, too; before it is searched, so that nothing comes in between."""
+        if self._changes is not None:
+            self._changes.watch(folder, self.job_id)
 
     def _read(self, stream: str) -> List[_Message]:
         assert self._folder is not None
@@ -129,6 +165,7 @@ class _FollowedJob:
             return []
         if size < offset:
             self._offsets[stream] = 0
+            self.is_behind = True
             return [_Message({"stream": stream, "reset": True})]
         if not self._wait:
             # A file that grows faster than it is sent would never end.
@@ -138,6 +175,7 @@ class _FollowedJob:
         messages = [_Message({"stream": stream, "offset": offset + skipped, "skipped": skipped})] if skipped else []
         if body:
             messages.append(_Message({"stream": stream, "offset": offset + skipped}, body))
+        self.is_behind = self.is_behind or (bool(messages) and self._offsets[stream] < size)
         return messages
 
     def _status(self) -> _Message:

@@ -93,10 +93,10 @@ def read_request() -> Optional[Request]:
     return Request(fields)
 
 
-def client_is_gone(seconds: float) -> bool:
-    """Wait at most this long for the end of stdin; whether it came."""
-    ready = select.select([0], [], [], seconds)[0]
-    return bool(ready) and not os.read(0, 65536)
+def client_is_gone(seconds: float, *wakers: int) -> bool:
+    """Wait at most this long for the end of stdin, or until one of some descriptors can be read; whether it ended."""
+    ready = select.select([0, *wakers], [], [], seconds)[0]
+    return 0 in ready and not os.read(0, 65536)
 
 
 def is_list(value: object) -> bool:

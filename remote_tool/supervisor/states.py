@@ -104,6 +104,17 @@ def judge(folder: int, job_id: str, here: Here) -> Standing:
     return standing
 
 
+def is_supervised(folder: int, job_id: str) -> bool:
+    """Whether a job's supervisor lives on this machine, which :func:`judge` tells after a look at every process."""
+    try:
+        started = job_files.read_record(folder, STARTED, job_id)
+    except (RecordError, OSError):
+        return False
+    if started is None or not _is_here(started["place"], processes.place()):
+        return False
+    return processes.find_alive(started["supervisor"]) is not None
+
+
 def _judge_ended(folder: int, records: Records, here: Here) -> Standing:
     spec, started, ended = records
     assert ended is not None

@@ -6,7 +6,7 @@ import itertools
 import os
 import re
 import stat
-from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from .job_files import ERR, OUT, RANKS, open_folder
 
@@ -26,27 +26,31 @@ class Attempt(NamedTuple):
     path: str
 
 
-def find_streams(folder: int) -> Dict[str, str]:
+def _see_nothing(_folder: int) -> None:
+    """Let folders pass."""
+
+
+def find_streams(folder: int, visit: Callable[[int], None] = _see_nothing) -> Dict[str, str]:
     """Return the path below the job's folder of every stream that there is.
 
     ``out`` and ``err`` always; of torchrun's ``--log-dir`` the streams ``ranks/<attempt>/<local rank>/out``, ``err``
     and ``error``. A job that runs torchrun several times has the attempts of all of them, counted on. What is more
-    than MOST_STREAMS is left out.
+    than MOST_STREAMS is left out. Each folder that is searched for them is visited before, open, by its descriptor.
     """
     streams = {"out": OUT, "err": ERR}
-    for stream, path in _rank_streams(folder):
+    for stream, path in _rank_streams(folder, visit):
         if len(streams) >= MOST_STREAMS:
             break
         streams[stream] = path
     return streams
 
 
-def _rank_streams(folder: int) -> Iterator[Tuple[str, str]]:
-    for number, path in _number_attempts(_find_attempts(folder)):
-        for rank in _list(folder, path):
+def _rank_streams(folder: int, visit: Callable[[int], None]) -> Iterator[Tuple[str, str]]:
+    for number, path in _number_attempts(_find_attempts(folder, visit)):
+        for rank in _list(folder, path, visit):
             if not _LOCAL_RANK.fullmatch(rank):
                 continue
-            for name in _list(folder, f"{path}/{rank}"):
+            for name in _list(folder, f"{path}/{rank}", visit):
                 if name in _RANK_FILES:
                     yield f"ranks/{number}/{int(rank)}/{_RANK_FILES[name]}", f"{path}/{rank}/{name}"
 
@@ -65,10 +69,10 @@ def size_of(folder: int, path: str) -> Optional[int]:
     return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
-def _find_attempts(folder: int) -> List[Attempt]:
+def _find_attempts(folder: int, visit: Callable[[int], None]) -> List[Attempt]:
     attempts: List[Attempt] = []
-    for run in _list(folder, RANKS):
-        for name in _list(folder, f"{RANKS}/{run}"):
+    for run in _list(folder, RANKS, visit):
+        for name in _list(folder, f"{RANKS}/{run}", visit):
             found = _ATTEMPT.fullmatch(name)
             path = f"{RANKS}/{run}/{name}"
             if found and len(attempts) < MOST_STREAMS:
@@ -97,13 +101,14 @@ def _born(folder: int, path: str) -> int:
         return 0
 
 
-def _list(folder: int, path: str) -> List[str]:
+def _list(folder: int, path: str, visit: Callable[[int], None]) -> List[str]:
     """List a folder below the job's, following no symbolic link on the way; empty when there is none."""
     opened: List[int] = []
     try:
         for part in path.split("/"):
             folder = open_folder(part, folder)
             opened.append(folder)
+        visit(folder)
         with os.scandir(folder) as entries:
             return sorted(entry.name for entry in itertools.islice(entries, MOST_STREAMS))
     except OSError:

@@ -1,18 +1,23 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import shutil
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from remote_tool.supervisor.follow import CHUNK
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from .conftest import PretendServer, wait_until
 
-    from .conftest import Call, PretendServer
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .conftest import Call
 
 
 def collect(
@@ -201,6 +206,128 @@ def test_a_second_torchrun_of_a_job_counts_its_attempts_on(server: PretendServer
         "ranks/1/0/out": b"first again",
         "ranks/2/0/out": b"second",
     }
+
+
+@pytest.mark.row(27, 101)
+def test_what_comes_in_small_pieces_into_many_files_comes_once(server: PretendServer) -> None:
+    """Files that appear while it is followed, in folders that appear, written to before anybody could look at them."""
+    job_id = server.start_python(_MANY_PIECES, environment={"JOB": str(server.jobs)})
+    received, states = follow(server, job_id)
+    ranks = server.jobs / job_id / "ranks" / "none_k3xyz"
+    expected = {(job_id, "out"): (server.jobs / job_id / "job.out").read_bytes()}
+    for attempt, rank in ((attempt, rank) for attempt in range(3) for rank in range(2)):
+        content = (ranks / f"attempt_{attempt}" / str(rank) / "stdout.log").read_bytes()
+        assert content.count(b"\n") == 200
+        expected[job_id, f"ranks/{attempt}/{rank}/out"] = content
+    assert received == expected
+    assert states[job_id]["state"] == "succeeded"
+
+
+_MANY_PIECES = """
+import os, pathlib, random, time
+job = pathlib.Path(os.environ["JOB"], os.environ["REMOTE_TOOL_JOB_ID"])
+for attempt in range(3):
+    files = []
+    for rank in range(2):
+        folder = job / "ranks" / "none_k3xyz" / f"attempt_{attempt}" / str(rank)
+        folder.mkdir(parents=True)
+        files.append(open(folder / "stdout.log", "ab", buffering=0))
+    for number in range(200):
+        for file in files:
+            file.write(b"%d %d\\n" % (attempt, number))
+        print(attempt, number, flush=True)
+        if random.random() < 0.05:
+            time.sleep(0.01)
+"""
+
+
+@pytest.mark.row(25)
+def test_a_follow_of_a_silent_job_sleeps_until_the_kernel_tells(server: PretendServer) -> None:
+    job_id = server.start("echo first; while [ ! -e go ]; do sleep 0.05; done; echo second; exec sleep 60")
+    with server.open("follow", jobs=[{"id": job_id, "offsets": {}}], wait=True) as call:
+        first = call.next()
+        assert first is not None
+        wait_until(lambda: "anon_inode:inotify" in _opened(call.process.pid), "inotify")
+        before = _woken(call.process.pid)
+        time.sleep(1)
+        # Looking again and again would be 20 times and more.
+        assert _woken(call.process.pid) - before < 12
+        (server.project / "go").touch()
+        second = call.next()
+        assert second is not None
+        assert second.body == b"second\n"
+
+
+def _opened(pid: int) -> set[str]:
+    found = set()
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.add(str(path.readlink()))
+    return found
+
+
+def _woken(pid: int) -> int:
+    """How often a process has gone to sleep by itself."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("voluntary_ctxt_switches")).split()[1])
+
+
+@pytest.fixture
+def changed_server(tmp_path: Path, installed: Path) -> Iterator[PretendServer]:
+    """A server with a copy of the program that a test changes."""
+    copy = tmp_path / "program"
+    shutil.copytree(installed, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    pretend = PretendServer(tmp_path / "home", copy)
+    yield pretend
+    pretend.clean()
+
+
+def test_without_inotify_it_looks_again_and_again(changed_server: PretendServer) -> None:
+    """Some Pythons lack ctypes, some systems inotify, and a user may have used up what he may watch."""
+    (changed_server.entry.parent / "supervisor" / "changes.py").unlink()
+    job_id = changed_server.start("exec sleep 60")
+    with changed_server.open("follow", jobs=[{"id": job_id, "offsets": {}}], wait=True) as call:
+        _check_that_lines_come(call, changed_server.jobs / job_id / "job.out")
+
+
+@pytest.mark.row(25)
+def test_where_the_kernel_does_not_tell_it_looks_again_and_again(changed_server: PretendServer) -> None:
+    """As on a network disk that another machine writes to."""
+    mark = changed_server.home / "deaf"
+    mark.touch()
+    (changed_server.entry.parent / "supervisor" / "changes.py").write_text(_DEAF.format(mark=str(mark)))
+    job_id = changed_server.start("exec sleep 60")
+    with changed_server.open("follow", jobs=[{"id": job_id, "offsets": {}}], wait=True) as call:
+        wait_until(lambda: str(mark) in _opened(call.process.pid), "listening")
+        _check_that_lines_come(call, changed_server.jobs / job_id / "job.out")
+        wait_until(lambda: str(mark) not in _opened(call.process.pid), "the end of the listening")
+
+
+_DEAF = """
+import os
+class Changes:
+    is_complete = True
+    def __init__(self):
+        self.descriptor, self._end = os.pipe()
+        self._mark = os.open({mark!r}, os.O_RDONLY)
+    def watch(self, folder, owner):
+        pass
+    def take(self):
+        return {{}}
+    def close(self):
+        for descriptor in (self.descriptor, self._end, self._mark):
+            os.close(descriptor)
+"""
+
+
+def _check_that_lines_come(call: Call, output: Path) -> None:
+    """Write six lines, each when the one before has come."""
+    for number in range(6):
+        with output.open("ab") as stream:
+            stream.write(b"%d\n" % number)
+        frame = call.next()
+        assert frame is not None
+        assert frame.body == b"%d\n" % number
 
 
 @pytest.mark.row(74)

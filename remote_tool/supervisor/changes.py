@@ -1,0 +1,79 @@
+"""Waiting for folders to change: the kernel tells (inotify), where it has that and Python can ask for it."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+from typing import Dict, Iterator, Optional, Set, Tuple
+
+_EVENT = struct.Struct("iIII")
+_MODIFIED, _MOVED_IN, _CREATED = 0x2, 0x80, 0x100
+_OVERFLOW = 0x4000
+_ONLY_FOLDERS = 0x1000000
+_READ_SIZE = 64 * 1024
+_GONE = {errno.ENOENT, errno.ENOTDIR}
+
+
+class Changes:
+    """What changed in some folders, each of which somebody owns.
+
+    Attributes:
+        descriptor: Readable when something changed.
+        is_complete: Whether every folder is watched; the kernel allows a user so many and no more.
+    """
+
+    def __init__(self) -> None:
+        """Begin; OSError or AttributeError where the system has no inotify."""
+        self._library = ctypes.CDLL(None, use_errno=True)
+        self._owners: Dict[int, Set[str]] = {}
+        self.is_complete = True
+        self.descriptor = self._library.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        if self.descriptor < 0:
+            raise _last_error()
+
+    def watch(self, folder: int, owner: str) -> None:
+        """Tell of what is written into the files of an open folder, and of the names that appear there."""
+        # By its descriptor: no link can lead elsewhere.
+        path = b"/proc/self/fd/%d" % folder
+        watch = self._library.inotify_add_watch(
+            self.descriptor, path, ctypes.c_uint32(_MODIFIED | _MOVED_IN | _CREATED | _ONLY_FOLDERS)
+        )
+        if watch >= 0:
+            self._owners.setdefault(watch, set()).add(owner)
+        elif ctypes.get_errno() not in _GONE:
+            self.is_complete = False
+
+    def take(self) -> Optional[Dict[str, bool]]:
+        """Return in whose folders something changed, and whether names appeared; None when that was too much to tell.
+
+        Asked again, it tells what changed since.
+        """
+        changed: Dict[str, bool] = {}
+        for watch, mask in self._events():
+            if mask & _OVERFLOW:
+                return None
+            for owner in self._owners.get(watch, ()):
+                changed[owner] = changed.get(owner, False) or bool(mask & (_MOVED_IN | _CREATED))
+        return changed
+
+    def close(self) -> None:
+        """Watch no more."""
+        os.close(self.descriptor)
+
+    def _events(self) -> Iterator[Tuple[int, int]]:
+        try:
+            data = os.read(self.descriptor, _READ_SIZE)
+        except BlockingIOError:
+            return
+        position = 0
+        while position < len(data):
+            watch, mask, _, length = _EVENT.unpack_from(data, position)
+            position += _EVENT.size + length
+            yield watch, mask
+
+
+def _last_error() -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number))
