@@ -161,9 +161,12 @@ class Workspace:
         )
         return [RunningJob(self, job) for job in self.launch(request).jobs]
 
-    def start_jobs(self, request: StartRequest, *, check: bool = True) -> JobsAnswer:
-        """Start a command as one job on each of some servers."""
-        return _checked(self._work(lambda context: start_jobs.start_jobs(context, request)), check=check)
+    def start_jobs(self, *requests: StartRequest, check: bool = True) -> JobsAnswer:
+        """Start each command as one job on each of its servers; the jobs come in the order of the requests.
+
+        Each server is sent the project once and asked once, however many jobs it gets.
+        """
+        return _checked(self._work(lambda context: start_jobs.start_jobs(context, requests)), check=check)
 
     def plan_torch(self, request: LaunchRequest) -> LaunchPlan:
         """Say what a launch would start; start nothing."""

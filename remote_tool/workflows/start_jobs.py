@@ -48,10 +48,14 @@ class StartRequest:
             raise UsageError("--cmd is empty", hint="remote-tool job-run --cmd 'python train.py'")
 
 
-async def start_jobs(context: Context, request: StartRequest) -> JobsAnswer:
-    """Start one job per server; a server whose sync fails starts nothing."""
-    servers = choose_servers(context.config, request.servers)
-    sent = await send_project(context, servers, wanted=request.sync)
+async def start_jobs(context: Context, requests: Sequence[StartRequest]) -> JobsAnswer:
+    """Start every request as one job on each of its servers; a server whose sync fails starts nothing.
+
+    Whatever their number, each server is sent the project once and asked once.
+    """
+    wanted = [(request, choose_servers(context.config, request.servers)) for request in requests]
+    receivers = list(dict.fromkeys(server for request, servers in wanted if request.sync for server in servers))
+    sent = await send_project(context, receivers, wanted=bool(receivers))
     specs = [
         JobSpec(
             id=new_job_id(),
@@ -59,8 +63,9 @@ async def start_jobs(context: Context, request: StartRequest) -> JobsAnswer:
             command=request.command,
             environment=request.environment,
             tags=request.tags,
-            snapshot=sent.snapshots[server],
+            snapshot=sent.snapshots.get(server, ""),
         )
+        for request, servers in wanted
         for server in servers
         if server not in sent.errors
     ]

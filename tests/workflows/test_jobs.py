@@ -24,6 +24,7 @@ from remote_tool.workflows.events import ignore
 from remote_tool.workflows.follow_jobs import Chunk, FollowOptions
 from remote_tool.workflows.selection import JobSelection
 from remote_tool.workflows.start_jobs import StartRequest, start_specs
+from remote_tool.workspace import Hooks
 from tests.below import contents_below
 from tests.project import make_project, processes_of, write_configuration
 
@@ -324,6 +325,25 @@ def test_a_start_on_several_servers_gives_each_its_own_job(workspace: Workspace)
     workspace.wait_jobs(by_id(*(job.id for job in answer.jobs)), timeout=30)
     workspace.list_jobs(by_id(*(job.id for job in answer.jobs)), logs=True)
     assert [log_of(workspace, job.id) for job in answer.jobs] == [b"on first\n", b"on second\n"]
+
+
+def test_many_jobs_start_with_one_question_per_server(workspace: Workspace) -> None:
+    """Each server is logged in to once, asked once, and gets its jobs in the order of the requests."""
+    traced: list[tuple[str, str]] = []
+    hooks = Hooks(trace=lambda server, what, _seconds: traced.append((server, what)))
+    requests = [
+        *(StartRequest("echo $N", environment={"N": str(number)}, tags=("many",)) for number in range(4)),
+        StartRequest("echo alone", servers=("second",), sync=False),
+    ]
+    answer = Workspace(workspace.config, hooks).start_jobs(*requests)
+    assert [job.server for job in answer.jobs] == ["first", "second"] * 4 + ["second"]
+    selection = by_id(*(job.id for job in answer.jobs))
+    workspace.wait_jobs(selection, timeout=30)
+    workspace.list_jobs(selection, logs=True)
+    expected = [b"%d\n" % number for number in range(4) for _ in range(2)]
+    assert [log_of(workspace, job.id) for job in answer.jobs] == [*expected, b"alone\n"]
+    for label in ("log in to", "supervisor: start"):
+        assert sorted(server for server, what in traced if what.startswith(label)) == ["first", "second"], traced
 
 
 def test_the_older_shape_of_the_api_works(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
