@@ -196,6 +196,7 @@ def test_a_job_is_starting_while_its_starter_holds_the_lock_and_lost_after(serve
     job_id = server.start("exit 0")
     server.wait(job_id)
     folder = server.jobs / job_id
+    wait_until(lambda: not (folder / "reserve").exists(), "the last thing that its supervisor does")
     for name in ("started.json", "ended.json"):
         (folder / name).unlink()
     with (folder / "reserve").open("w") as reserve:
