@@ -9,22 +9,16 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from remote_tool import workflows
 from remote_tool.config.loading import load
 from remote_tool.errors import RemoteToolError
 from remote_tool.jobs.registry import Registry
-from remote_tool.launchers.torch import LaunchPlan, LaunchRequest
 from remote_tool.paths import find_root
 from remote_tool.transport.left_threads import Loop
 from remote_tool.transport.pool import HostPool, Results
-from remote_tool.workflows import follow_jobs as following
-from remote_tool.workflows import launch, list_jobs, prepare, relaunch, run, start_jobs, stop_jobs, sync
 from remote_tool.workflows.context import Context
 from remote_tool.workflows.events import Notice, Report, ignore
-from remote_tool.workflows.follow_jobs import Chunk, FollowAnswer, FollowOptions, OnChunk
-from remote_tool.workflows.prepare import PreparedServer, PrepareOptions
 from remote_tool.workflows.selection import JobsAnswer, JobSelection, choose_jobs, choose_servers
-from remote_tool.workflows.start_jobs import StartRequest
-from remote_tool.workflows.sync import SyncOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +26,12 @@ if TYPE_CHECKING:
 
     from remote_tool.config.model import Config
     from remote_tool.jobs.job import Job, JobState
+    from remote_tool.launchers.torch import LaunchPlan, LaunchRequest
     from remote_tool.transport.rsync import PushResult
+    from remote_tool.workflows.follow_jobs import Chunk, FollowAnswer, FollowOptions, OnChunk
+    from remote_tool.workflows.prepare import PreparedServer
+    from remote_tool.workflows.run import OnOutput
+    from remote_tool.workflows.start_jobs import StartRequest
 
 T = TypeVar("T")
 ServerWorkflow = Callable[..., Coroutine[Any, Any, Results[T]]]
@@ -86,24 +85,24 @@ class Workspace:
         self, servers: Sequence[str] = (), *, force: bool = False, check: bool = True
     ) -> Results[PreparedServer]:
         """Install the environment, send the project and install its packages; do only what is missing."""
-        return self._on_servers(prepare.prepare, servers, PrepareOptions(force=force), check=check)
+        return self._prepared(workflows.prepare.prepare, servers, force=force, check=check)
 
     def setup(self, servers: Sequence[str] = (), *, force: bool = False, check: bool = True) -> Results[PreparedServer]:
         """Install the environment."""
-        return self._on_servers(prepare.setup, servers, PrepareOptions(force=force), check=check)
+        return self._prepared(workflows.prepare.setup, servers, force=force, check=check)
 
     def update_packages(
         self, servers: Sequence[str] = (), *, force: bool = False, check: bool = True
     ) -> Results[PreparedServer]:
         """Install the packages that the project names."""
-        return self._on_servers(prepare.update_packages, servers, PrepareOptions(force=force), check=check)
+        return self._prepared(workflows.prepare.update_packages, servers, force=force, check=check)
 
     def rsync(
         self, servers: Sequence[str] = (), *, dry_run: bool = False, checksum: bool = False, check: bool = True
     ) -> Results[PushResult]:
         """Send what changed in the project."""
-        options = SyncOptions(dry_run=dry_run, checksum=checksum)
-        return self._on_servers(sync.sync, servers, options, check=check)
+        options = workflows.sync.SyncOptions(dry_run=dry_run, checksum=checksum)
+        return self._on_servers(workflows.sync.sync, servers, options, check=check)
 
     def run(
         self,
@@ -111,13 +110,13 @@ class Workspace:
         servers: Sequence[str] = (),
         *,
         env: Mapping[str, str] | None = None,
-        on_output: run.OnOutput | None = None,
+        on_output: OnOutput | None = None,
         check: bool = True,
     ) -> Results[int]:
         """Run a command in the environment; return the exit status of each server."""
 
         async def work(context: Context) -> Results[int]:
-            return await run.run_command(context, command, servers, env or {}, on_output or _drop)
+            return await workflows.run.run_command(context, command, servers, env or {}, on_output or _drop)
 
         return _checked(self._work(work), check=check)
 
@@ -137,7 +136,7 @@ class Workspace:
             JobError: It could not be started.
             ConnectError: The server cannot be reached.
         """
-        request = StartRequest(command, (server,), dict(env or {}), tuple(tags), sync=sync)
+        request = workflows.start_jobs.StartRequest(command, (server,), dict(env or {}), tuple(tags), sync=sync)
         return RunningJob(self, self.start_jobs(request).jobs[0])
 
     def launch_torch(
@@ -151,6 +150,8 @@ class Workspace:
         max_restarts: int = 0,
     ) -> list[RunningJob]:
         """Send what changed and start one torchrun per server; return the jobs by node rank."""
+        from remote_tool.launchers.torch import LaunchRequest  # noqa: PLC0415 - only a launch needs it
+
         request = LaunchRequest(
             command=command,
             servers=tuple(servers),
@@ -166,50 +167,60 @@ class Workspace:
 
         Each server is sent the project once and asked once, however many jobs it gets.
         """
-        return _checked(self._work(lambda context: start_jobs.start_jobs(context, requests)), check=check)
+        return _checked(self._work(lambda context: workflows.start_jobs.start_jobs(context, requests)), check=check)
 
     def plan_torch(self, request: LaunchRequest) -> LaunchPlan:
         """Say what a launch would start; start nothing."""
-        return self._work(lambda context: launch.plan_torch(context, request))
+        return self._work(lambda context: workflows.launch.plan_torch(context, request))
 
     def launch(self, request: LaunchRequest, *, check: bool = True) -> JobsAnswer:
         """Start one torchrun per server."""
-        return _checked(self._work(lambda context: launch.launch_torch(context, request)), check=check)
+        return _checked(self._work(lambda context: workflows.launch.launch_torch(context, request)), check=check)
 
     def follow_launch(self, request: LaunchRequest, jobs: Sequence[Job], on_chunk: OnChunk) -> FollowAnswer:
         """Hand on what a launch writes until it ends; with ``max_restarts``, start it again when it lost a node."""
-        return self._work(lambda context: relaunch.follow_launch(context, request, jobs, on_chunk))
+        return self._work(lambda context: workflows.relaunch.follow_launch(context, request, jobs, on_chunk))
 
     def list_jobs(self, selection: JobSelection | None = None, *, logs: bool = False) -> JobsAnswer:
         """Return jobs as their servers see them; with logs, bring home what they wrote."""
         chosen = selection or JobSelection()
-        return self._work(lambda context: list_jobs.list_jobs(context, chosen, logs=logs))
+        return self._work(lambda context: workflows.list_jobs.list_jobs(context, chosen, logs=logs))
 
     def follow_jobs(
         self, selection: JobSelection, on_chunk: OnChunk, options: FollowOptions | None = None
     ) -> FollowAnswer:
         """Hand on what jobs write until they end; the callback is called on another thread."""
-        chosen = options or FollowOptions()
-        return self._work(lambda context: following.follow_selected(context, selection, on_chunk, chosen))
+        chosen = options or workflows.follow_jobs.FollowOptions()
+        return self._work(lambda context: workflows.follow_jobs.follow_selected(context, selection, on_chunk, chosen))
 
     def stop_jobs(self, selection: JobSelection, *, signal: str = "SIGTERM", grace: float | None = None) -> JobsAnswer:
         """Stop jobs, every process of them."""
-        return self._work(lambda context: stop_jobs.stop_jobs(context, selection, signal=signal, grace=grace))
+        return self._work(lambda context: workflows.stop_jobs.stop_jobs(context, selection, signal=signal, grace=grace))
 
     def wait_jobs(self, selection: JobSelection, *, timeout: float | None = None) -> JobsAnswer:
         """Wait until jobs have ended; timeout in seconds."""
-        return self._work(lambda context: following.wait_for_jobs(context, selection, timeout=timeout))
+        return self._work(lambda context: workflows.follow_jobs.wait_for_jobs(context, selection, timeout=timeout))
 
     def pull_logs(self, selection: JobSelection | None = None) -> JobsAnswer:
         """Bring home what jobs wrote."""
         chosen = selection or JobSelection()
-        return self._work(lambda context: list_jobs.pull_logs(context, chosen))
+        return self._work(lambda context: workflows.list_jobs.pull_logs(context, chosen))
 
     def select_local(self, selection: JobSelection) -> list[Job]:
         """Return jobs from the records here, without asking a server."""
         registry = self._registry
         jobs, _ = registry.load() if selection.may_have_ended else registry.load_unfinished()
         return choose_jobs(jobs, selection)
+
+    def _prepared(
+        self,
+        workflow: Callable[..., Coroutine[Any, Any, Results[PreparedServer]]],
+        servers: Sequence[str],
+        *,
+        force: bool,
+        check: bool,
+    ) -> Results[PreparedServer]:
+        return self._on_servers(workflow, servers, workflows.prepare.PrepareOptions(force=force), check=check)
 
     def _on_servers(
         self,

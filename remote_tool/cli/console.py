@@ -6,15 +6,13 @@ import logging
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 import typer
-from rich.text import Text
 
 import remote_tool
 from remote_tool.cli import streams
 from remote_tool.cli.plain import one_line, paragraph, visible
-from remote_tool.cli.progress import RunningSteps, standard_error
 from remote_tool.cli.terminal import ask_hidden, restore_terminal
 from remote_tool.errors import ConfigError, RemoteToolError, SomeServersFailedError
 from remote_tool.workflows.events import (
@@ -42,15 +40,17 @@ def print_data(text: str) -> None:
 
 def inform(text: str) -> None:
     """Say something that is no data."""
-    say(Text(visible(text)))
+    say(visible(text))
 
 
-def say(text: Text) -> None:
-    """Print a harmless text on stderr; colours only on a terminal."""
+def say(*parts: str | tuple[str, str]) -> None:
+    """Print harmless text on stderr; a part may have a style, which shows on a terminal."""
     if streams.is_terminal(streams.ERR):
-        standard_error().print(text)
+        from remote_tool.cli.progress import print_styled  # noqa: PLC0415 - in a pipe Rich need not load
+
+        print_styled(*parts)
     else:
-        streams.write_text(streams.ERR, text.plain + "\n")
+        streams.write_text(streams.ERR, "".join(part if isinstance(part, str) else part[0] for part in parts) + "\n")
 
 
 def show_error(error: RemoteToolError) -> None:
@@ -59,7 +59,7 @@ def show_error(error: RemoteToolError) -> None:
         show_failures(error.failures)
         return
     for message in error.problems if isinstance(error, ConfigError) else [error.message]:
-        say(Text.assemble(("error", "bold red"), f": {paragraph(message)}"))
+        say(("error", "bold red"), f": {paragraph(message)}")
     _show_hints([error.hint])
 
 
@@ -67,14 +67,14 @@ def show_failures(failures: Mapping[str, RemoteToolError]) -> None:
     """Name every server that failed, with its error; the same hint only once."""
     for server, error in failures.items():
         prefix = "" if server in error.message else f"{server}: "
-        say(Text.assemble(("error", "bold red"), f": {paragraph(prefix + error.message)}"))
+        say(("error", "bold red"), f": {paragraph(prefix + error.message)}")
     _show_hints([error.hint for error in failures.values()])
 
 
 def _show_hints(hints: list[str]) -> None:
     for hint in dict.fromkeys(hints):
         if hint:
-            say(Text.assemble(("hint", "bold"), f": {one_line(hint)}"))
+            say(("hint", "bold"), f": {one_line(hint)}")
 
 
 def leave_unless_ok(exit_code: int) -> None:
@@ -119,7 +119,7 @@ class Console:
     def __init__(self, *, verbose: int = 0, show_output: bool = False, activity: str = "") -> None:
         self._verbose = verbose
         self._show_output = show_output
-        self._steps = RunningSteps(activity)
+        self._steps = _running_steps(activity)
         self._lock = threading.Lock()
         self._began = time.monotonic()
         if verbose >= SSH_LOG_VERBOSITY:
@@ -161,7 +161,7 @@ class Console:
 
     def trace(self, server: str, label: str, seconds: float) -> None:
         """Show a remote command and the time it took."""
-        say(Text(f"[{one_line(server)}] {seconds:.3f} s  {one_line(label)[:LONGEST_LABEL]}", style="dim"))
+        say((f"[{one_line(server)}] {seconds:.3f} s  {one_line(label)[:LONGEST_LABEL]}", "dim"))
 
     def ask_password(self, prompt: str) -> str | None:
         """Ask for a secret on the terminal; None when there is no answer."""
@@ -181,20 +181,48 @@ class Console:
                 self._steps.tell(server, text)
             case StepEnded(server):
                 self._steps.end(server)
-                say(_ended_line(event))
+                say(*_ended_line(event))
             case StepOutput(server, _, data) if self._show_output:
                 for line in data.decode(errors="replace").replace("\r", "\n").splitlines():
-                    say(Text(f"{one_line(server)} | {visible(line)}", style="dim"))
+                    say((f"{one_line(server)} | {visible(line)}", "dim"))
             case Notice(server, text):
                 prefix = f"{server}: " if server and server not in text else ""
-                say(Text(paragraph(f"{prefix}{text}"), style="yellow"))
+                say((paragraph(f"{prefix}{text}"), "yellow"))
 
 
-def _ended_line(event: StepEnded) -> Text:
+class Steps(Protocol):
+    """Shows which step of which server goes on."""
+
+    def show(self) -> None: ...
+    def hide(self) -> None: ...
+    def start(self, server: str, step: str) -> None: ...
+    def tell(self, server: str, text: str) -> None: ...
+    def end(self, server: str) -> None: ...
+
+
+class _NoSteps:
+    """A pipe shows no step that goes on."""
+
+    def show(self) -> None: ...
+    def hide(self) -> None: ...
+    def start(self, server: str, step: str) -> None: ...
+    def tell(self, server: str, text: str) -> None: ...
+    def end(self, server: str) -> None: ...
+
+
+def _running_steps(activity: str) -> Steps:
+    if not streams.is_terminal(streams.ERR):
+        return _NoSteps()
+    from remote_tool.cli.progress import RunningSteps  # noqa: PLC0415 - in a pipe Rich need not load
+
+    return RunningSteps(activity)
+
+
+def _ended_line(event: StepEnded) -> tuple[str | tuple[str, str], ...]:
     """``gpu1: rsync: done (0.3 s), sent 3 files``."""
     seconds = "" if event.outcome is Outcome.UNCHANGED else f" ({event.seconds:.1f} s)"
     detail = f", {event.detail}" if event.detail else ""
-    return Text.assemble(
+    return (
         f"{one_line(event.server)}: {one_line(event.step)}: ",
         (event.outcome.value, STYLES[event.outcome]),
         one_line(f"{seconds}{detail}"),
@@ -205,7 +233,7 @@ class _SshLog(logging.Handler):
     """The log of the SSH library quotes what servers send."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        say(Text(one_line(f"{record.name}: {record.getMessage()}"), style="dim"))
+        say((one_line(f"{record.name}: {record.getMessage()}"), "dim"))
 
 
 def _show_ssh_log() -> None:

@@ -1,4 +1,4 @@
-"""The lines that change on a terminal: what each server is doing just now."""
+"""What is written on a terminal: lines with colours, and those that change: what each server is doing just now."""
 
 from __future__ import annotations
 
@@ -22,8 +22,13 @@ def standard_error() -> RichConsole:
     return RichConsole(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
+def print_styled(*parts: str | tuple[str, str]) -> None:
+    """Print a line of text; a part may have a style."""
+    standard_error().print(Text.assemble(*parts))
+
+
 class RunningSteps:
-    """A line for each server whose step goes on; nothing at all in a pipe.
+    """A line for each server whose step goes on.
 
     Args:
         activity: What is said while no step goes on; empty: nothing.

@@ -5,32 +5,15 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from rich.cells import cell_len
-from rich.console import Console as RichConsole
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
 from remote_tool.cli import streams
 from remote_tool.cli.plain import one_line
-from remote_tool.jobs.job import Job, JobState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-STYLES = {
-    JobState.STARTING: "cyan",
-    JobState.RUNNING: "green",
-    JobState.SUCCEEDED: "",
-    JobState.FAILED: "bold red",
-    JobState.KILLED: "yellow",
-    JobState.LOST: "red",
-    JobState.UNREACHABLE: "magenta",
-}
+    from remote_tool.jobs.job import Job
+
 GAP = 2
-# What these columns are cut to when a terminal is narrow; the others keep their width, the command takes the rest.
-NARROW = {"SERVER": 12, "TAGS": 8}
-LEAST_COMMAND = 30
 NOTHING = "-"
 LONGEST_COMMAND = 500
 MINUTE, HOUR, DAY = 60, 3600, 86400
@@ -41,8 +24,9 @@ def print_jobs(jobs: Sequence[Job], descriptor: int = streams.OUT) -> None:
     now = time.time()
     rows = [_row(job, now) for job in jobs]
     if streams.is_terminal(descriptor):
-        console = RichConsole(stderr=descriptor == streams.ERR, highlight=False, markup=False, emoji=False)
-        console.print(_table(jobs, rows, console.width))
+        from remote_tool.cli.drawn_table import draw  # noqa: PLC0415 - in a pipe Rich need not load
+
+        draw(jobs, rows, descriptor)
     else:
         streams.write_text(descriptor, _plain_rows(rows))
 
@@ -82,40 +66,21 @@ def _row(job: Job, now: float) -> dict[str, str]:
     }
 
 
-def _table(jobs: Sequence[Job], rows: Sequence[dict[str, str]], room: int) -> Table:
-    """Columns that say nothing are left out; a reason stands under its command."""
-    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold", expand=True)
-    widths = {
-        name: max(cell_len(text) for text in (name, *(row[name] for row in rows)))
-        for name in rows[0]
-        if name not in {"REASON", "COMMAND"} and any(row[name] for row in rows)
-    }
-    if sum(widths.values()) + GAP * len(widths) + LEAST_COMMAND > room:
-        widths = {name: min(width, NARROW.get(name, width)) for name, width in widths.items()}
-    for name, width in widths.items():
-        right = name in {"KEY", "AGE"}
-        table.add_column(name, width=width, no_wrap=True, overflow="ellipsis", justify="right" if right else "left")
-    table.add_column("COMMAND", ratio=1, no_wrap=True, overflow="ellipsis")
-    for job, row in zip(jobs, rows, strict=True):
-        table.add_row(*(_cell(job, name, row) for name in (*widths, "COMMAND")))
-    return table
-
-
-def _cell(job: Job, name: str, row: dict[str, str]) -> RenderableType:
-    if name == "STATE":
-        return Text(row[name], style=STYLES[job.state])
-    if name == "COMMAND" and row["REASON"]:
-        reason = Text(row["REASON"], style="dim italic", overflow="fold", no_wrap=False)
-        return Group(Text(row[name], no_wrap=True, overflow="ellipsis"), reason)
-    return Text(row[name])
-
-
 def _plain_rows(rows: Sequence[dict[str, str]]) -> str:
     """Every column is there and none is empty, so that a script can count on its place; the command comes last."""
     lines = [list(rows[0]), *([value or NOTHING for value in row.values()] for row in rows)]
-    widths = [max(cell_len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    widths = [max(_width(line[column]) for line in lines) for column in range(len(lines[0]))]
     return "".join((" " * GAP).join(map(_padded, line, widths)).rstrip() + "\n" for line in lines)
 
 
 def _padded(text: str, width: int) -> str:
-    return text + " " * (width - cell_len(text))
+    return text + " " * (width - _width(text))
+
+
+def _width(text: str) -> int:
+    """How many columns a text takes."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len  # noqa: PLC0415 - most texts need no table of widths
+
+    return cell_len(text)

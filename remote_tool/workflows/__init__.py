@@ -1,0 +1,29 @@
+"""The journeys, one module each; ``workflows.run`` is imported when it is first used: a command needs few of them."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from remote_tool.workflows import (
+        follow_jobs,
+        launch,
+        list_jobs,
+        prepare,
+        relaunch,
+        run,
+        start_jobs,
+        stop_jobs,
+        sync,
+    )
+
+__all__ = ["follow_jobs", "launch", "list_jobs", "prepare", "relaunch", "run", "start_jobs", "stop_jobs", "sync"]
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_module(f"{__name__}.{name}")

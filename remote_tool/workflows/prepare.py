@@ -14,7 +14,6 @@ from remote_tool.environments.wish import is_fulfilled
 from remote_tool.errors import EnvironmentSetupError
 from remote_tool.supervisor.sources import source_archive
 from remote_tool.transport.pool import on_every
-from remote_tool.workflows.bring_installer import bring_installer
 from remote_tool.workflows.events import Notice, Outcome
 from remote_tool.workflows.run_steps import ServerWork, StepResult
 from remote_tool.workflows.selection import choose_servers
@@ -153,6 +152,8 @@ async def _set_up(work: ServerWork, options: PrepareOptions) -> None:
         work.facts = await ask_facts(work.host, work.config, probe=True)
     plan = plan_environment(work.config, work.facts, force=options.force)
     if plan.installer is not None:
+        from remote_tool.workflows.bring_installer import bring_installer  # noqa: PLC0415 - HTTP is seldom needed
+
         await bring_installer(work, plan.installer)
     for step in plan.steps:
         await work.run(step)

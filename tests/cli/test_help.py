@@ -15,6 +15,7 @@ from remote_tool.cli.options import join_pairs, read_environment
 from remote_tool.cli.reference import reference
 from remote_tool.errors import UsageError
 from tests.project import remote_tool
+from tests.sshd import free_port
 
 REPOSITORY = Path(__file__).parent.parent.parent
 INTERFACE = [
@@ -25,17 +26,17 @@ WITH_JSON = ["helper-torch-launch", "job-kill", "job-list", "job-run", "job-wait
 HEAVY = ("asyncssh", "yaml", "rich", "remote_tool.workflows", "remote_tool.workspace", "remote_tool.config")
 
 
-def modules_of(*arguments: str, cwd: Path, **environment: str) -> list[str]:
-    """Run the program; return the modules that it imported."""
+def modules_of(*arguments: str, cwd: Path, ends: int = 0, **environment: str) -> list[str]:
+    """Run the program; return the modules that it imported. It ends with a status."""
     ran = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "remote_tool", *arguments],
         cwd=cwd,
         check=False,
         capture_output=True,
         text=True,
-        env={"PATH": "/usr/bin:/bin", **environment},
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY), **environment},
     )
-    assert ran.returncode == 0, ran.stderr
+    assert ran.returncode == ends, ran.stderr
     return [line.rpartition("|")[2].strip() for line in ran.stderr.splitlines() if line.startswith("import time:")]
 
 
@@ -64,6 +65,27 @@ def test_help_of_a_command_does_not_load_the_ssh_library(tmp_path: Path) -> None
     modules = modules_of("job-list", "--help", cwd=tmp_path)
     assert "remote_tool.cli.tables" in modules
     assert [module for module in modules if module.startswith(("asyncssh", "remote_tool.workspace"))] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [
+        (("run", "--cmd", "true"), set()),
+        (("job-list",), {"log_streams", "clocks"}),
+        (("prepare",), {"run_steps", "step_logs", "sync"}),
+    ],
+)
+def test_a_command_in_a_pipe_loads_only_what_it_needs(tmp_path: Path, words: tuple[str, ...], needed: set[str]) -> None:
+    (tmp_path / ".remote").mkdir()
+    (tmp_path / ".remote" / "configs.yaml").write_text(
+        f"name: p\nservers: {{a: {{hostname: 127.0.0.1, port: {free_port()}}}}}"
+    )
+    modules = modules_of(*words, cwd=tmp_path, ends=4, HOME=str(tmp_path))
+    assert "asyncssh" in modules
+    # Python's list lacks the workflow itself, which is imported by its name.
+    loaded = {module.rpartition(".")[2] for module in modules if module.startswith("remote_tool.workflows.")}
+    assert loaded == needed | {"context", "events", "selection", "supervisor"}
+    assert [module for module in modules if module.startswith(("rich", "http"))] == []
 
 
 def test_help_lists_the_commands_of_the_interface(tmp_path: Path) -> None:
