@@ -26,7 +26,7 @@ WITH_JSON = ["helper-torch-launch", "job-kill", "job-list", "job-run", "job-wait
 HEAVY = ("asyncssh", "yaml", "rich", "remote_tool.workflows", "remote_tool.workspace", "remote_tool.config")
 
 
-def modules_of(*arguments: str, cwd: Path, ends: int = 0, **environment: str) -> list[str]:
+def modules_of(*arguments: str, cwd: Path, ends: int = 0, environment: dict[str, str] | None = None) -> list[str]:
     """Run the program; return the modules that it imported. It ends with a status."""
     ran = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "remote_tool", *arguments],
@@ -34,7 +34,7 @@ def modules_of(*arguments: str, cwd: Path, ends: int = 0, **environment: str) ->
         check=False,
         capture_output=True,
         text=True,
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY), **environment},
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY), **(environment or {})},
     )
     assert ran.returncode == ends, ran.stderr
     return [line.rpartition("|")[2].strip() for line in ran.stderr.splitlines() if line.startswith("import time:")]
@@ -55,7 +55,7 @@ def test_help_and_the_names_of_commands_load_nothing_heavy(tmp_path: Path) -> No
     for modules in (
         modules_of("--help", cwd=tmp_path),
         modules_of("--version", cwd=tmp_path),
-        modules_of(cwd=tmp_path, **completing),
+        modules_of(cwd=tmp_path, environment=completing),
     ):
         assert "remote_tool.cli.app" in modules
         assert [module for module in modules if module.startswith(HEAVY)] == []
@@ -80,7 +80,7 @@ def test_a_command_in_a_pipe_loads_only_what_it_needs(tmp_path: Path, words: tup
     (tmp_path / ".remote" / "configs.yaml").write_text(
         f"name: p\nservers: {{a: {{hostname: 127.0.0.1, port: {free_port()}}}}}"
     )
-    modules = modules_of(*words, cwd=tmp_path, ends=4, HOME=str(tmp_path))
+    modules = modules_of(*words, cwd=tmp_path, ends=4, environment={"HOME": str(tmp_path)})
     assert "asyncssh" in modules
     # Python's list lacks the workflow itself, which is imported by its name.
     loaded = {module.rpartition(".")[2] for module in modules if module.startswith("remote_tool.workflows.")}
