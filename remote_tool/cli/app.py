@@ -5,9 +5,12 @@ A command's module is imported when the command runs: ``--help`` and completion 
 
 from __future__ import annotations
 
+import errno
 import importlib
+import resource
 import signal
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 
 PROGRAM = "remote-tool"
 INTERRUPTED = 128 + signal.SIGINT
+# macOS allows 10,240.
+MOST_FILES = 8192
 
 # name: (module, what it does)
 COMMANDS = {
@@ -108,6 +113,7 @@ def main() -> NoReturn:
     signal.signal(signal.SIGTERM, _leave)
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    _allow_many_servers()
     try:
         make_program()(prog_name=PROGRAM)
     except RemoteToolError as error:
@@ -115,9 +121,27 @@ def main() -> NoReturn:
 
         show_error(error)
         sys.exit(error.exit_code if isinstance(error, SomeServersFailedError) else error.program_exit_code)
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        from remote_tool.cli.console import show_error  # noqa: PLC0415 - --help does without
+
+        show_error(
+            RemoteToolError("Too many files are open for this number of servers", hint=f"ulimit -n {MOST_FILES}")
+        )
+        sys.exit(RemoteToolError.program_exit_code)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     sys.exit(0)
+
+
+def _allow_many_servers() -> None:
+    """Open as many files as the system lets us: a shell's usual 1024, or 256, are 10 for each of few servers only."""
+    usual, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if most == resource.RLIM_INFINITY else min(MOST_FILES, most)
+    if usual != resource.RLIM_INFINITY and usual < wanted:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def _leave(number: int, _frame: FrameType | None) -> NoReturn:

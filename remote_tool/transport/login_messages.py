@@ -67,7 +67,8 @@ class Progress:
         if number == errno.ECONNREFUSED:
             return self._error(f"{self._where} refuses connections", f"Is sshd running there? {check}")
         reason = os.strerror(number) if number else printable(str(error))
-        return self._error(f"{self._where} cannot be reached: {reason}", check)
+        hint = "ulimit -n 8192" if number == errno.EMFILE else check
+        return self._error(f"{self._where} cannot be reached: {reason}", hint)
 
     def hung_up(self, error: Exception) -> ConnectError:
         """Explain a connection that the server closed."""

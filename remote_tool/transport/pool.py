@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-LOGINS_AT_ONCE = 8  # to one address: a stock sshd begins to drop at 10
-
 
 class HostPool:
     """Connects to each server at its first use, once, and closes all connections at the end.
@@ -48,7 +46,6 @@ class HostPool:
             trace=trace or _ignore_trace,
         )
         self._hosts: Shared[str, SshHost] = Shared()
-        self._logins: dict[tuple[str, int | None], asyncio.Semaphore] = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -74,9 +71,7 @@ class HostPool:
         if server is None:
             known = ", ".join(self._config.servers)
             raise UsageError(f"Unknown server {name!r}", hint=f"The servers are: {known}")
-        limit = self._logins.setdefault((server.hostname, server.port), asyncio.Semaphore(LOGINS_AT_ONCE))
-        async with limit:
-            return await connect(server, self._surroundings)
+        return await connect(server, self._surroundings)
 
 
 @dataclass

@@ -54,6 +54,7 @@ CLOSE_SECONDS = 1.0
 REFUSED_SECONDS = 3.0
 WINDOW_BYTES = 8 * MEBIBYTE
 PACKET_BYTES = 128 * 1024
+LOGINS_AT_ONCE = 8  # to one address: a stock sshd begins to drop at 10
 DEFAULT_USERNAME = "ubuntu"
 DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa", "id_ed25519_sk", "id_ecdsa_sk")
 TIMED_OUT_STATUS = 124  # as timeout(1) has it
@@ -89,12 +90,14 @@ class Surroundings:
         asker: Asks the user for secrets.
         trace: Tells ``-v`` how long something took, in seconds, on a server.
         jumps: The connections to jump hosts; servers behind the same one share it.
+        logins: How many may log in at once, for each address as seen from its jump host; several names may lead there.
     """
 
     rules: HostKeyRules
     asker: Asker
     trace: Callable[[str, str, float], None]
     jumps: Shared[tuple[str, ...], Connection] = field(default_factory=Shared)
+    logins: dict[tuple[Connection | None, str], asyncio.Semaphore] = field(default_factory=dict)
 
 
 async def connect(server: Server, surroundings: Surroundings) -> SshHost:
@@ -550,10 +553,12 @@ async def _log_in_through(jumps: Sequence[Endpoint], endpoint: Endpoint, surroun
 
 async def _log_in_patiently(endpoint: Endpoint, surroundings: Surroundings, tunnel: Connection | None) -> Connection:
     """Log in; try again only where the server hung up before it knew who we are: it is busy, or refuses us a while."""
+    turn = surroundings.logins.setdefault((tunnel, endpoint.address), asyncio.Semaphore(LOGINS_AT_ONCE))
     for pause in (*PAUSES, None):
         connection = Connection(endpoint, surroundings)
         try:
-            await connection.log_in(tunnel)
+            async with turn:
+                await connection.log_in(tunnel)
         except HungUpError as error:
             if pause is None:
                 raise ConnectError(error.message, hint=error.hint, server=error.server) from None

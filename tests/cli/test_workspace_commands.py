@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -211,3 +213,19 @@ def test_a_failing_server_is_named_at_the_end(tmp_path: Path, make_server: MakeS
     assert failed.returncode == 1
     assert failed.stderr.splitlines()[-1].startswith("1 of 1 server failed after ")
     assert re.search(r"(?m)^error: bare .*/no/such/prefix", failed.stderr)
+
+
+@pytest.mark.parametrize("limit", ["-S -n 12", "-n 12"])
+def test_more_files_than_the_shell_allows_are_opened_where_the_system_lets_us(project: Path, limit: str) -> None:
+    """Many servers need many: a shell's limit of 1024, or of 256, is raised; one of the system is named."""
+    command = f'ulimit {limit}; exec "$0" -m remote_tool rsync --server first'
+    ran = subprocess.run(
+        ["/bin/bash", "-c", command, sys.executable], cwd=project, check=False, capture_output=True, text=True
+    )
+    if limit.startswith("-S"):
+        assert ran.returncode == 0, ran.stderr
+    else:
+        assert ran.returncode != 0
+        assert "oo many" in ran.stderr
+        assert "hint: ulimit -n 8192" in ran.stderr
+        assert "Traceback" not in ran.stderr

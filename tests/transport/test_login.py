@@ -9,6 +9,7 @@ import subprocess
 import time
 from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,7 +25,6 @@ from tests.transport.password_server import PasswordServer, password_server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
-    from pathlib import Path
 
     from remote_tool.errors import RemoteToolError
     from remote_tool.transport.host import Host
@@ -511,8 +511,11 @@ async def test_sixty_logins_at_one_server_all_succeed(make_server: MakeServer, t
 
 
 @pytest.mark.row(45)
-async def test_no_more_than_eight_log_in_at_one_server_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stock sshd begins to drop at ten."""
+@pytest.mark.parametrize("aliases", [False, True], ids=["one name", "many names"])
+async def test_no_more_than_eight_log_in_at_one_server_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aliases: bool
+) -> None:
+    """A stock sshd begins to drop at ten, whatever the names in ssh_config that lead there."""
     monkeypatch.setattr(login_messages, "LOGIN_SECONDS", 0.2)
     present = most = 0
 
@@ -526,6 +529,10 @@ async def test_no_more_than_eight_log_in_at_one_server_at_once(tmp_path: Path, m
 
     async with fake_server(silent) as port:
         servers = {str(number): replace(plain(port), name=str(number)) for number in range(20)}
+        if aliases:
+            (Path.home() / ".ssh").mkdir(exist_ok=True)
+            (Path.home() / ".ssh" / "config").write_text("Host alias*\nHostName 127.0.0.1\n")
+            servers = {name: replace(server, hostname=f"alias{name}") for name, server in servers.items()}
         config = replace(configured(plain(port), tmp_path), servers=servers)
         async with HostPool(config) as pool:
             answers = await asyncio.gather(*(pool.host(name) for name in servers), return_exceptions=True)
