@@ -145,6 +145,8 @@ def test_a_link_that_breaks_at_any_moment_of_a_start_starts_one_job_once(
                 there = case.at_rest()
                 assert len(there) <= 1
                 assert not succeeded or [each.state for each in there.values()] == ["running"]
+                # A shell that was let go writes its line when it comes to it.
+                wait_until(lambda: len(case.lines()) >= len(there), "every job's line")
                 assert len(case.lines()) == len(there)
                 case.check_list()
                 case.check_stop()

@@ -134,7 +134,8 @@ async def test_200_starts_and_200_kills_with_a_cut_each(laptop: Laptop) -> None:
         # What was not confirmed is asked for again, as a user would.
         assert await laptop.do(laptop.server.port, lambda context, ids=ids: stop_again(context, ids)) is None  # type: ignore[misc]
         assert [pid for job in ids for pid in processes_of(job)] == []
-        assert {job.state for job in laptop.jobs() if job.id in ids} == {JobState.KILLED}
+        ends = {(job.state, job.reason) for job in laptop.jobs() if job.id in ids}
+        assert {state for state, _ in ends} == {JobState.KILLED}, ends
     assert started == [COUNT, 0]
     assert killed[0] > COUNT * 0.8
     assert killed[1] == 0
