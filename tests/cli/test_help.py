@@ -88,6 +88,18 @@ def test_a_command_in_a_pipe_loads_only_what_it_needs(tmp_path: Path, words: tup
     assert [module for module in modules if module.startswith(("rich", "http"))] == []
 
 
+def test_no_garbage_is_looked_for_when_the_program_ends(tmp_path: Path) -> None:
+    """What is registered first is called last."""
+    code = """if True:
+        import atexit, gc, runpy, sys
+        atexit.register(lambda: print(gc.get_freeze_count() > 1000, gc.get_count()[0] < 1000))
+        sys.argv = ["remote-tool", "--version"]
+        runpy.run_module("remote_tool", run_name="__main__")
+    """
+    ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert ran.stdout.splitlines()[-1] == "True True"
+
+
 def test_help_lists_the_commands_of_the_interface(tmp_path: Path) -> None:
     shown = remote_tool("--help", cwd=tmp_path).stdout
     listed = re.findall(r"(?m)^  ([a-z-]+)  +[A-Z]", shown.partition("Commands:")[2])
