@@ -9,9 +9,10 @@ import sys
 import time
 from typing import Dict, NoReturn, Optional
 
-from . import activation, job_files, processes
+from . import activation, job_files
 from .activation import Origin
 from .requests import Request, RequestError, client_is_gone, is_text
+from .subreaper import become_subreaper
 from .supervise import LEFTOVER_GRACE, SETTLE_SECONDS, decode_status, restore_signals, run_shell
 from .trees import Tree
 
@@ -73,7 +74,7 @@ class _Attached:
 
     def run(self, script: int, environment: Dict[bytes, bytes]) -> int:
         """Run the command and end its whole tree with it, or with the client."""
-        processes.become_subreaper()
+        become_subreaper()
         self._child = os.fork()
         if self._child == 0:
             _become_command(script, environment)

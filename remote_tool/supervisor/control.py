@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
-from typing import Callable, Dict, NoReturn
 
-from . import attached, facts, follow, job_files, network, starting, status, stopping
+from . import job_files
 from .activation import ActivationError
 from .framing import FramingError
 from .processes import JOB_MARKER, SUPERVISOR_MARKER
 from .requests import Request, RequestError, read_request
 
-_OPS: Dict[str, Callable[[Request], None]] = {
-    "start": starting.start,
-    "status": status.status,
-    "stop": stopping.stop,
-    "follow": follow.follow,
-    "run": attached.run,
-    "facts": facts.facts,
-    "listen": network.listen,
-    "connect": network.connect,
+# Each in a module of its own, of which one is loaded: to load all takes longer than most of them do.
+_OPS = {
+    "start": "starting",
+    "status": "status",
+    "stop": "stopping",
+    "follow": "follow",
+    "run": "attached",
+    "facts": "facts",
+    "listen": "network",
+    "connect": "network",
 }
 _NO_REQUEST = 2
 
@@ -56,7 +57,7 @@ def _leave_other_job(entry: str) -> None:
 
 def _answer(request: Request) -> int:
     try:
-        _OPS.get(request.op, _refuse)(request)
+        _carry_out(request)
     except RequestError as error:
         request.answer({"error": str(error), "hint": error.hint})
     except (job_files.FolderError, ActivationError, FramingError) as error:
@@ -71,5 +72,8 @@ def _answer(request: Request) -> int:
     return 1
 
 
-def _refuse(request: Request) -> NoReturn:
-    raise RequestError(f"This server's control program does not know {request.op!r:.40}")
+def _carry_out(request: Request) -> None:
+    module = _OPS.get(request.op)
+    if module is None:
+        raise RequestError(f"This server's control program does not know {request.op!r:.40}")
+    getattr(importlib.import_module(f".{module}", __package__), request.op)(request)

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
 JOB_MARKER = "REMOTE_TOOL_JOB_ID"
 SUPERVISOR_MARKER = "REMOTE_TOOL_SUPERVISOR"
 _ENVIRONMENT_LIMIT = 8 * 1024 * 1024
-_PR_SET_CHILD_SUBREAPER = 36
 _STAT_FIELDS = 20
 
 
@@ -51,7 +49,7 @@ class Process(NamedTuple):
 def place() -> Dict[str, str]:
     """Where processes are known: this machine, this boot, this pid namespace."""
     return {
-        "hostname": socket.gethostname(),
+        "hostname": os.uname().nodename,
         "machine_id": _first_line("/etc/machine-id"),
         "boot_id": _first_line("/proc/sys/kernel/random/boot_id"),
         "pid_namespace": _link("/proc/self/ns/pid"),
@@ -191,16 +189,6 @@ def _read_marker(pid: int) -> Tuple[bool, Optional[str]]:
     start += len(marker)
     end = text.find(b"\0", start)
     return is_supervisor, text[start : end if end >= 0 else len(text)].decode("utf-8", "replace")
-
-
-def become_subreaper() -> bool:
-    """Make orphans below this process its children; whether the system allowed it."""
-    try:
-        import ctypes  # noqa: PLC0415 - some Pythons lack it, and then a job runs all the same
-
-        return bool(ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
-    except (ImportError, OSError, AttributeError):
-        return False
 
 
 def _first_line(path: str) -> str:

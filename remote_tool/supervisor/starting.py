@@ -6,7 +6,7 @@ import fcntl
 import os
 import select
 import time
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, NoReturn, Optional
 
 from . import activation, job_files, processes, states, supervise
 from .activation import Activation, ActivationError, Origin
@@ -28,6 +28,9 @@ from .requests import Folders, Request, RequestError, is_list
 
 # The answer waits this long for the command to run.
 _START_SECONDS = 10.0
+# How the process that begins a job ends, when it did not.
+_FAILED = 11
+_ALREADY = 12
 _TEMPORARY = ".starting-"
 _TEMPORARY_SECONDS = 3600.0
 _SPEC_FIELDS = ("server", "tags", "launch_id", "node_rank", "rank_offset", "grace", "snapshot", "created_at")
@@ -45,11 +48,17 @@ class Wanted(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """A job whose start has been asked for, and its supervisor's descriptor when this process forked it."""
+    """A job whose start has been asked for.
+
+    Attributes:
+        starter: Pid of the process that begins it.
+        told: A descriptor that ends when the command runs, or is known not to; before, it says what went wrong.
+        error: Why there is no such process.
+    """
 
     job_id: str
-    folder: Optional[int]
-    told: Optional[int]
+    starter: int = 0
+    told: int = -1
     error: str = ""
 
 
@@ -70,7 +79,7 @@ def start(request: Request) -> None:
     _remove_abandoned(jobs)
     begun = [_begin(jobs, folders, job) for job in wanted]
     deadline = time.monotonic() + _START_SECONDS
-    request.answer({"jobs": [_finish(job, deadline) for job in begun], "now": time.time()})
+    request.answer({"jobs": [_finish(jobs, folders, job, deadline) for job in begun], "now": time.time()})
 
 
 def _refuse_half_a_project(jobs: int, folders: Folders, wanted: List[Wanted]) -> None:
@@ -126,21 +135,48 @@ def _read_membership(watch: Any, spec: Record) -> Optional[Membership]:  # noqa:
 
 
 def _begin(jobs: int, folders: Folders, wanted: Wanted) -> Begun:
-    job_id = wanted.spec["id"]
+    """Fork a process that begins the job: so all jobs wait for the disk together."""
+    told, tell = os.pipe()
     try:
-        plan = _prepare(jobs, folders, wanted)
+        starter = os.fork()
     except OSError as error:
-        return Begun(job_id, None, None, job_files.explain(f"{folders.jobs}/{job_id}", error))
-    if plan is None:
-        return Begun(job_id, job_files.open_folder(job_id, jobs), None)
-    try:
-        told = supervise.spawn(plan)
-    except OSError as error:
-        _remove_folder(jobs, job_id)
-        return Begun(job_id, None, None, job_files.explain("The supervisor", error))
+        os.close(told)
+        return Begun(wanted.spec["id"], error=job_files.explain("The supervisor", error))
+    else:
+        if starter == 0:
+            _become_starter(jobs, folders, wanted, tell)
+        return Begun(wanted.spec["id"], starter, told)
     finally:
-        os.close(plan.reserve)
-    return Begun(job_id, plan.folder, told)
+        os.close(tell)
+
+
+def _become_starter(jobs: int, folders: Folders, wanted: Wanted, tell: int) -> NoReturn:
+    """In the fork between: make the job's folder, fork its supervisor away, and end."""
+    status = _FAILED
+    what = f"{folders.jobs}/{wanted.spec['id']}"
+    try:
+        os.setsid()
+        plan = _prepare(jobs, folders, wanted)
+        if plan is None:
+            status = _ALREADY
+        else:
+            what = "The supervisor"
+            _spawn(jobs, plan, tell)
+            status = 0
+    except OSError as error:
+        os.write(tell, job_files.explain(what, error).encode("utf-8", "replace"))
+    except BaseException as error:  # noqa: BLE001 - it is told to the client, and this must never return
+        os.write(tell, f"{what}: {error!r:.500}".encode("utf-8", "replace"))
+    finally:
+        os._exit(status)
+
+
+def _spawn(jobs: int, plan: supervise.Plan, tell: int) -> None:
+    try:
+        supervise.spawn(plan, tell)
+    except OSError:
+        _remove_folder(jobs, plan.job_id)
+        raise
 
 
 def _prepare(jobs: int, folders: Folders, wanted: Wanted) -> Optional[supervise.Plan]:
@@ -197,20 +233,38 @@ def _fill_folder(folder: int, reserve: int, wanted: Wanted) -> None:
     job_files.sync_folder(folder)
 
 
-def _finish(begun: Begun, deadline: float) -> Dict[str, Any]:
+def _finish(jobs: int, folders: Folders, begun: Begun, deadline: float) -> Dict[str, Any]:
     """Wait until a job runs, or is known not to, and return what its folder says."""
     answer: Dict[str, Any] = {"id": begun.job_id, "spec": None, "started": None, "ended": None, "already": False}
-    if begun.folder is None:
+    if begun.error:
         return {**answer, "error": begun.error}
-    answer["already"] = begun.told is None
+    status = os.waitpid(begun.starter, 0)[1]
+    # Any other end of it says nothing about the supervisor.
+    code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 0
+    answer["already"] = code == _ALREADY
     try:
-        if begun.told is None:
-            _wait_for_other(begun.folder, begun.job_id, deadline)
+        if code == _FAILED:
+            return {**answer, "error": os.read(begun.told, 4096).decode("utf-8", "replace")}
+        folder = job_files.open_folder(begun.job_id, jobs)
+        try:
+            _wait_until_told(folder, begun, answer, deadline)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        answer["error"] = job_files.explain(f"{folders.jobs}/{begun.job_id}", error)
+    finally:
+        os.close(begun.told)
+    return answer
+
+
+def _wait_until_told(folder: int, begun: Begun, answer: Dict[str, Any], deadline: float) -> None:
+    try:
+        if answer["already"]:
+            _wait_for_other(folder, begun.job_id, deadline)
         else:
             select.select([begun.told], [], [], max(0.0, deadline - time.monotonic()))
-            os.close(begun.told)
         for key, name in (("spec", SPEC), ("ended", ENDED), ("started", STARTED)):
-            answer[key] = job_files.read_record(begun.folder, name, begun.job_id)
+            answer[key] = job_files.read_record(folder, name, begun.job_id)
     except RecordError as error:
         answer["error"] = str(error)
     if answer["ended"] is not None and _never_ran(answer["ended"]):
@@ -218,8 +272,6 @@ def _finish(begun: Begun, deadline: float) -> Dict[str, Any]:
     if answer["started"] is None and answer["ended"] is None and "error" not in answer:
         # A slow machine; it may yet start, so nothing else can be said.
         answer["state"] = "starting"
-    os.close(begun.folder)
-    return answer
 
 
 def _never_ran(ended: Record) -> bool:

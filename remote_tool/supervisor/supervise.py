@@ -12,10 +12,9 @@ import os
 import resource
 import signal
 import time
-import traceback
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, NoReturn, Optional, Tuple
 
-from . import job_files, memory, processes
+from . import job_files, memory, processes, subreaper
 from .launch_cause import FAILED, KILLED, LOST, Cause, Membership
 from .log_limit import DEFAULT_LIMIT, LogLimit
 from .records import ENDED, STARTED, STOP, RecordError, encode_record
@@ -35,7 +34,6 @@ SETTLE_SECONDS = 0.5
 _IDLE_SECONDS = 10.0
 _RECORD_RETRY_SECONDS = 86400.0
 _MOST_PIDS = 500
-_CANNOT_FORK = 11
 _SIGNALS = {signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 # On a full disk stop.json cannot be written, and the signal itself is the wish.
 _WISHES: Dict[int, str] = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "SIGTERM", signal.SIGUSR2: "SIGKILL"}
@@ -79,41 +77,26 @@ class End(NamedTuple):
     core_dumped: bool = False
 
 
-def spawn(plan: Plan) -> int:
-    """Fork a supervisor away; the descriptor returned ends when the command runs, or is known not to."""
-    told, tell = os.pipe()
-    try:
-        child = os.fork()
-    except OSError:
-        os.close(told)
-        os.close(tell)
-        raise
-    if child == 0:
-        _detach(plan, tell)
-    os.close(tell)
-    status = os.waitpid(child, 0)[1]
-    # Any other end of this child says nothing about the supervisor.
-    if os.WIFEXITED(status) and os.WEXITSTATUS(status) == _CANNOT_FORK:
-        os.close(told)
-        raise OSError(errno.EAGAIN, "cannot fork")
-    return told
+def spawn(plan: Plan, tell: int) -> None:
+    """Fork a supervisor away; tell is closed when the command runs, or is known not to.
+
+    This process has a session of its own and ends now, so that nobody is the supervisor's parent, and it no leader.
+    """
+    if os.fork() == 0:
+        _become_supervisor(plan, tell)
 
 
-def _detach(plan: Plan, tell: int) -> NoReturn:
-    status = _CANNOT_FORK
+def _become_supervisor(plan: Plan, tell: int) -> NoReturn:
     try:
-        os.setsid()
-        if os.fork() == 0:
-            status = 1
-            umask = os.umask(0o077)
-            _close_descriptors({plan.folder, plan.reserve, tell})
-            os.chdir("/")
-            Supervisor(plan, tell, umask).run()
-        status = 0
+        umask = os.umask(0o077)
+        _close_descriptors({plan.folder, plan.reserve, tell})
+        os.chdir("/")
+        Supervisor(plan, tell, umask).run()
     except BaseException:  # noqa: BLE001 - nobody above could show it, and this must never return into the caller
         _note_crash(plan)
+        os._exit(1)
     finally:
-        os._exit(status)
+        os._exit(0)
 
 
 def _close_descriptors(keep: "set[int]") -> None:
@@ -128,6 +111,8 @@ def _close_descriptors(keep: "set[int]") -> None:
 
 
 def _note_crash(plan: Plan) -> None:
+    import traceback  # noqa: PLC0415 - it is for a bug, and costs what all the rest does
+
     # The job counts as lost then, which is what it is.
     with contextlib.suppress(OSError):
         job_files.write_file(plan.folder, "supervisor.log", traceback.format_exc().encode("utf-8", "replace"))
@@ -140,7 +125,7 @@ class Supervisor:
         self._plan = plan
         self._tell = tell
         self._umask = umask
-        self._subreaper = processes.become_subreaper()
+        self._subreaper = subreaper.become_subreaper()
         self._memory = memory.count_kills()
         self._tree = Tree(plan.job_id, job_files.path_of(plan.folder), self._pause)
         self._command: Optional[Process] = None

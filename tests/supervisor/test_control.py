@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -53,6 +55,27 @@ def test_a_request_out_of_the_home_is_refused(server: PretendServer, changes: di
 def test_an_error_of_the_system_names_path_and_number(server: PretendServer) -> None:
     server.jobs.parent.joinpath(".jobs").write_text("a file")
     assert "no folder" in server.call("status", ids=None)["error"]
+
+
+@pytest.mark.parametrize("op", ["status", "start", "follow"])
+def test_an_operation_loads_what_it_needs_and_no_more(server: PretendServer, op: str) -> None:
+    """Each answer waits for what is loaded before it."""
+    job_id = server.start("true")
+    server.wait(job_id)
+    wrapper = server.home / "python"
+    wrapper.write_text(f'#!/bin/sh\nexec {server.python} -v "$@"\n')
+    wrapper.chmod(0o700)
+    server.python = str(wrapper)
+    with server.open(op, ids=None, jobs=[{"id": job_id}] if op == "follow" else [], wait=False) as call:
+        call.rest()
+        said = (call.process.stderr or io.BytesIO()).read().decode()
+    loaded = set(re.findall(r"^import '([^']+)'", said, re.MULTILINE))
+    ours = {name.removeprefix("supervisor.") for name in loaded if name.startswith("supervisor.")}
+    assert {"control", "job_files", {"start": "starting"}.get(op, op)} <= ours
+    others = {"status", "starting", "follow", "stopping", "attached", "network", "facts"} - ours
+    assert len(others) == 6
+    dear = {"socket", "threading", "traceback", "platform", "subprocess", "ctypes"} & loaded
+    assert dear == ({"ctypes"} if op == "start" else set())
 
 
 @pytest.mark.row(34)

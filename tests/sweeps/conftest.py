@@ -27,7 +27,8 @@ def zygote(tracing: None) -> Iterator[Zygote]:
     del tracing
     # One folder with a bash, so that the search for it is short.
     environment = {"REMOTE_TOOL_SUPERVISOR": "1", "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
-    with Zygote("remote_tool.supervisor.control", "ctypes", **environment) as process:
+    modules = (f"remote_tool.supervisor.{name}" for name in ("control", "starting", "stopping"))
+    with Zygote(*modules, "ctypes", **environment) as process:
         yield process
 
 

@@ -199,6 +199,7 @@ class Fork:
     def __init__(self, zygote: Zygote, phase: Phase) -> None:
         self.name = secrets.token_hex(4)
         self.tracing: Tracing | None = None
+        self._others: list[socket.socket] = []
         self._phase = phase
         self._files = {kind: phase.folder / f"{kind}-{self.name}" for kind in ("stdin", "stdout", "stderr", "strace")}
         self._files["stdin"].write_bytes(phase.stdin)
@@ -229,6 +230,13 @@ class Fork:
         self.target = int(link.recv(64).split()[0])
         return link
 
+    def see_another(self) -> int:
+        """Wait until another process of the generation stands at the gate; returns its pid. Our close lets it go."""
+        link, _ = self._gate.accept()
+        self._others.append(link)
+        link.settimeout(PATIENCE)
+        return int(link.recv(64).split()[0])
+
     def _open_gate(self) -> None:
         assert self._waiting is not None
         self._waiting.close()
@@ -255,8 +263,9 @@ class Fork:
 
     def close(self) -> None:
         """Let go of everything; what still runs goes on."""
-        if self._waiting is not None:
-            self._waiting.close()
+        for link in (*self._others, self._waiting):
+            if link is not None:
+                link.close()
         if self.tracing is not None:
             self.tracing.end()
         os.close(self._life)

@@ -20,7 +20,7 @@ from .injection import Descendant, Fault, Fork, Phase, Zygote, wait_until
 if TYPE_CHECKING:
     from pathlib import Path
 
-CONTROL, SUPERVISOR, COMMAND = 0, 2, 3
+CONTROL, STARTER, SUPERVISOR, COMMAND = 0, 1, 2, 3
 PROJECT = "project"
 FOLDERS = {"project": PROJECT, "jobs_folder": f"{PROJECT}/.jobs", "scripts_folder": f"{PROJECT}/.remote-scripts"}
 _RECORDS = ("spec.json", "started.json", "stop.json", "ended.json")
@@ -59,9 +59,12 @@ class JobCase:
             "created_at": time.time(),
         }
 
-    def open(self, op: str, *, generation: int = CONTROL, fault: Fault | None = None, traced: bool = True) -> Fork:
-        """Call the control program, held at the gate."""
-        fields = {"jobs": [self._job]} if op == "start" else {"ids": [self.id]}
+    def open(
+        self, op: str, *, generation: int = CONTROL, fault: Fault | None = None, traced: bool = True, jobs: int = 1
+    ) -> Fork:
+        """Call the control program, held at the gate; a start may be of more jobs, each with an id of its own."""
+        others = [{**self._job, "id": f"{self.id}-{number}"} for number in range(1, jobs)]
+        fields = {"jobs": [self._job, *others]} if op == "start" else {"ids": [self.id]}
         request = {"nonce": self._nonce, "op": op, **FOLDERS, **fields}
         phase = Phase(
             function="remote_tool.supervisor.control:main",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from .injection import WRITING, Call, Fault, Zygote, faults, wait_until
-from .job_case import CONTROL, SUPERVISOR, JobCase
+from .job_case import CONTROL, STARTER, SUPERVISOR, JobCase
 from .sweeping import sweep
 from .test_job_start import ENDS, STAYS, calls_of_start
 
@@ -32,11 +32,14 @@ def _writing(calls: list[Call], error: str) -> list[Fault]:
 @pytest.mark.slow
 @pytest.mark.row(11, 29)
 @each_error
-def test_a_start_that_cannot_write_says_so_or_starts(zygote: Zygote, tmp_path: Path, error: str) -> None:
+@pytest.mark.parametrize("generation", [CONTROL, STARTER])
+def test_a_start_that_cannot_write_says_so_or_starts(
+    zygote: Zygote, tmp_path: Path, error: str, generation: int
+) -> None:
     def run(fault: Fault) -> bool:
         case = JobCase(zygote, tmp_path, STAYS)
         try:
-            with case.open("start", fault=fault) as fork:
+            with case.open("start", generation=generation, fault=fault) as fork:
                 fork.go()
                 answer = case.answer(fork.wait(), fork.stderr())
                 assert fork.tracing is not None
@@ -57,7 +60,8 @@ def test_a_start_that_cannot_write_says_so_or_starts(zygote: Zygote, tmp_path: P
             case.clean()
         return hit
 
-    sweep(f"start, {error}", _writing(calls_of_start(zygote, tmp_path, STAYS, CONTROL), error), run)
+    who = "start" if generation == CONTROL else "the process that begins a job"
+    sweep(f"{who}, {error}", _writing(calls_of_start(zygote, tmp_path, STAYS, generation), error), run)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from .injection import Call, Fault, Fork, Zygote, faults, wait_until
-from .job_case import COMMAND, CONTROL, SUPERVISOR, JobCase
+from .job_case import COMMAND, CONTROL, STARTER, SUPERVISOR, JobCase
 from .sweeping import sweep
 
 if TYPE_CHECKING:
@@ -26,12 +26,11 @@ STUBBORN = "trap '' TERM; exec sleep 60"
 DEAF = "trap '' TERM; exec sleep 60"
 ENDS = "exit 3"
 KILL = "signal=KILL"
-INTERMEDIATE = 1
 
 
 @pytest.mark.slow
 @pytest.mark.row(9, 12)
-@pytest.mark.parametrize(("who", "generation"), [("start", CONTROL), ("the fork between", INTERMEDIATE)])
+@pytest.mark.parametrize(("who", "generation"), [("start", CONTROL), ("the process that begins a job", STARTER)])
 def test_a_start_that_is_killed_anywhere_starts_once_or_not(
     zygote: Zygote, tmp_path: Path, who: str, generation: int
 ) -> None:
@@ -52,17 +51,21 @@ def test_a_start_that_is_killed_anywhere_starts_once_or_not(
 
 @pytest.mark.slow
 @pytest.mark.row(9, 10)
-def test_a_second_start_comes_at_any_moment_of_the_first(zygote: Zygote, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("who", "generation"), [("one", CONTROL), ("the process that begins a job", STARTER)])
+def test_a_second_start_comes_at_any_moment_of_the_first(
+    zygote: Zygote, tmp_path: Path, who: str, generation: int
+) -> None:
     def run(fault: Fault) -> bool:
         case = JobCase(zygote, tmp_path, STAYS)
         try:
-            with case.open("start", fault=fault) as first, case.open("start", traced=False) as second:
+            opened = case.open("start", generation=generation, fault=fault)
+            with opened as first, case.open("start", traced=False) as second:
                 first.go()
                 assert first.tracing is not None
                 wait_until(first.tracing.has_stopped, "SIGSTOP")
                 second.go()
                 second.has_ended(0.05)
-                os.kill(first.pid, signal.SIGCONT)
+                os.kill(first.target, signal.SIGCONT)
                 answers = [case.answer(fork.wait()) for fork in (first, second)]
             assert case.settled(stays=True).runs == 1
             assert sorted(answer["already"] for answer in answers) == [False, True]
@@ -73,8 +76,20 @@ def test_a_second_start_comes_at_any_moment_of_the_first(zygote: Zygote, tmp_pat
             case.clean()
         return True
 
-    calls = [call for call in calls_of_start(zygote, tmp_path, STAYS, CONTROL) if call.name != "exit_group"]
-    sweep("two starts, one held", faults(calls, "signal=STOP"), run)
+    calls = [call for call in calls_of_start(zygote, tmp_path, STAYS, generation) if call.name != "exit_group"]
+    sweep(f"two starts, {who} held", faults(calls, "signal=STOP"), run)
+
+
+def test_the_jobs_of_one_call_begin_together(zygote: Zygote, tmp_path: Path) -> None:
+    """Each waits for the disk by itself: one that is held up holds up no other."""
+    case = JobCase(zygote, tmp_path, STAYS)
+    try:
+        with case.open("start", generation=STARTER, traced=False, jobs=3) as fork:
+            starters = (fork.target, fork.see_another(), fork.see_another())
+            assert len(set(starters)) == 3
+            case.kill((fork.pid, *starters))
+    finally:
+        case.clean()
 
 
 @pytest.mark.slow

@@ -8,7 +8,8 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from remote_tool.supervisor.processes import Process, Snapshot, become_subreaper, send_signal
+from remote_tool.supervisor.processes import Process, Snapshot, send_signal
+from remote_tool.supervisor.subreaper import become_subreaper
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
