@@ -105,12 +105,16 @@ def judge(folder: int, job_id: str, here: Here) -> Standing:
 
 
 def is_supervised(folder: int, job_id: str) -> bool:
-    """Whether a job's supervisor lives on this machine, which :func:`judge` tells after a look at every process."""
+    """Whether a job's supervisor lives on this machine, and its records can be read.
+
+    It is what :func:`judge` tells after a look at every process.
+    """
     try:
+        spec = job_files.read_record(folder, SPEC, job_id)
         started = job_files.read_record(folder, STARTED, job_id)
     except (RecordError, OSError):
         return False
-    if started is None or not _is_here(started["place"], processes.place()):
+    if spec is None or started is None or not _is_here(started["place"], processes.place()):
         return False
     return processes.find_alive(started["supervisor"]) is not None
 
