@@ -59,6 +59,10 @@ class LocalPaths:
         """What a sync of a server that did not finish may have sent."""
         return self.logs / f"{server}.begun-sync"
 
+    def known_copy(self, server: str) -> Path:
+        """What the last sync from here left on a server."""
+        return self.logs / f"{server}.known-copy"
+
 
 @dataclass(frozen=True)
 class RemotePaths:

@@ -15,19 +15,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from remote_tool.errors import ConnectError, RemoteCommandError, SyncError
-from remote_tool.transport import begun, rsync_server, rsync_shell
+from remote_tool.errors import RemoteCommandError, SyncError
+from remote_tool.transport import begun, known_copy, rsync_server, rsync_shell
 from remote_tool.transport.endpoint import printable
 from remote_tool.transport.local_rsync import environment, find_local_rsync
 from remote_tool.transport.rsync_bridge import Bridge
-from remote_tool.transport.rsync_failures import SOME_VANISHED, Ending
+from remote_tool.transport.rsync_failures import SOME_VANISHED, STREAM_BROKE, Ending
 from remote_tool.transport.rsync_server import Attempt, Leftovers, SyncState
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
     from remote_tool.paths import RemotePaths
-    from remote_tool.transport.host import Host
+    from remote_tool.transport.host import Exit, Host
+    from remote_tool.transport.known_copy import KnownCopy
     from remote_tool.transport.local_rsync import LocalRsync
     from remote_tool.transport.snapshot import Snapshot
 
@@ -36,6 +37,7 @@ STATE_LIMIT = 512 * MEBIBYTE
 LONG_STEP_SECONDS = 600.0
 LONGEST_NOTICE = 300
 SHOWN_JOBS = 3
+MOMENT = 0.01
 
 
 @dataclass(frozen=True)
@@ -64,12 +66,14 @@ class PushOptions:
         checksum: Compare contents, not sizes and times.
         on_waiting: Told for whom, when somebody else sends to the same place.
         begun: Where it is noted what is being sent, until the server has noted it.
+        known: Where it is noted what the server has.
     """
 
     dry_run: bool = False
     checksum: bool = False
     on_waiting: Callable[[str], None] = lambda _text: None
     begun: Path | None = None
+    known: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -142,6 +146,8 @@ class _Push:
         self._state = SyncState()
         self._leftovers = Leftovers()
         self._files_total = snapshot.file_count
+        # What rsync is to send; None: whatever it finds.
+        self._wanted: list[bytes] | None = None
         self._sent: list[str] = []
         self._removed: list[str] = []
         self._bytes = 0
@@ -153,8 +159,6 @@ class _Push:
         await self._transfer()
         if self._options.dry_run:
             self._removed = [os.fsdecode(name) for name in self._leftovers.stale_files]
-        elif not self._was_whole:
-            await self._finish()
         return PushResult(
             server=self._host.name,
             snapshot=self._snapshot.id,
@@ -169,8 +173,12 @@ class _Push:
     def _was_whole(self) -> bool:
         return self._state.complete == self._snapshot.id
 
+    @property
+    def _is_so(self) -> bool:
+        return self._was_whole and self._state.same
+
     async def _refuse_to_remove_all(self) -> None:
-        script = rsync_server.state_script(self._remote, "", self._attempt.mark)
+        script = rsync_server.state_script(self._remote, self._attempt.mark)
         answer = await self._host.run(script, label="what was sent", limit=STATE_LIMIT)
         state = rsync_server.parse_state(answer.stdout.partition(rsync_server.end_of_state(self._attempt.mark))[0])
         gone = rsync_server.find_leftovers(state, self._snapshot).stale_files
@@ -183,55 +191,91 @@ class _Push:
             )
 
     async def _transfer(self) -> None:
-        """Run both rsyncs to their ends and say what went wrong, if something did."""
-        rsync = await find_local_rsync()
-        bridge = Bridge(
-            self._host,
-            self._receive_script,
-            rsync_server.end_of_state(self._attempt.mark),
-            self._take_state,
-            self._count_bytes,
-            self._hear,
+        """Learn what the server has, have rsync send what it lacks, and say what went wrong, if something did."""
+        expected = await asyncio.to_thread(self._expect)
+        script = rsync_server.receive_script(
+            self._remote, self._attempt, [*expected.values()], dry_run=self._options.dry_run
         )
-        local, errors = await self._run_rsync(rsync, bridge)
-        self._on_output(errors + bridge.errors)
-        ending = Ending(self._host.name, local, bridge.exit, errors, bridge.errors)
-        failure = bridge.error or ending.failure()
-        if failure is not None:
-            await self._note_unfinished(bridge)
-            raise failure
-        if ending.status == SOME_VANISHED:
-            self._warnings.append("some files were gone here before they were sent")
+        mark = rsync_server.end_of_state(self._attempt.mark)
+        async with self._host.open(script, label="rsync") as channel:
+            bridge = Bridge(self._host.name, channel, mark, self._count_bytes, self._hear)
+            async with bridge.attended():
+                answer = await bridge.read_answer()
+                if answer is None:
+                    self._fail_of(bridge, STREAM_BROKE, await bridge.end(), b"")
+                else:
+                    await self._take_state(answer, expected)
+                    await self._make_so(bridge)
 
-    def _receive_script(self, arguments: Sequence[str]) -> str:
-        # The first is the word "rsync".
-        return rsync_server.receive_script(self._remote, self._attempt, arguments[1:], dry_run=self._options.dry_run)
+    def _expect(self) -> dict[str, KnownCopy]:
+        """Return how the copy may look, by snapshot."""
+        if self._options.checksum:
+            return {}
+        wanted = known_copy.of_snapshot(self._snapshot)
+        earlier = known_copy.recall(self._options.known) if self._options.known else None
+        return {wanted.snapshot_id: wanted} | ({earlier.snapshot_id: earlier} if earlier else {})
 
-    async def _take_state(self, answer: bytes) -> None:
-        """Take what the server says was sent; make room where a file must go that was a folder."""
-        self._state, self._leftovers = await asyncio.to_thread(self._compare, answer)
+    async def _take_state(self, answer: bytes, expected: Mapping[str, KnownCopy]) -> None:
+        """Take what the server says it has; make room where a file must go that was a folder."""
+        await asyncio.to_thread(self._compare, answer, expected)
         if self._leftovers.blocking and not self._options.dry_run:
             records = rsync_server.stale_records(self._state, self._leftovers.stale)
             script = rsync_server.remove_script(self._remote)
             self._removed += rsync_server.parse_finish(await self._run(script, records, "remove stale files"))[0]
             self._leftovers = Leftovers(kept=self._leftovers.kept)
 
-    def _compare(self, answer: bytes) -> tuple[SyncState, Leftovers]:
+    def _compare(self, answer: bytes, expected: Mapping[str, KnownCopy]) -> None:
         state = rsync_server.parse_state(answer)
+        if state.same and state.complete in expected:
+            self._wanted, gone = expected[state.complete].changes(self._snapshot)
+            state = replace(state, sent={**state.sent, **rsync_server.parse_records(gone)})
         file = self._options.begun
-        if file is not None and not self._options.dry_run and state.complete != self._snapshot.id:
+        if state.complete == self._snapshot.id:
+            state = replace(state, sent={})
+        elif file is not None and not self._options.dry_run:
             earlier = begun.recall(file)
             state = replace(state, begun=rsync_server.parse_records(earlier))
             begun.note(file, earlier + self._snapshot.sent_list)
-        return state, rsync_server.find_leftovers(state, self._snapshot)
+        self._state, self._leftovers = state, rsync_server.find_leftovers(state, self._snapshot)
 
-    async def _finish(self) -> None:
-        """Remove what is stale, remember what was sent, and say that the copy is whole."""
-        kept = rsync_server.stale_records(self._state, self._leftovers.kept)
-        sent = self._snapshot.sent_list + kept
-        stale = rsync_server.stale_records(self._state, self._leftovers.stale)
-        script = rsync_server.finish_script(self._remote, self._attempt, len(sent), len(stale))
-        answer = await self._run(script, sent + stale, "remember what was sent")
+    async def _make_so(self, bridge: Bridge) -> None:
+        """Send what is wanted, and have the server remember it."""
+        if self._is_so:
+            await bridge.end()
+            return
+        errors = b""
+        if self._wanted == []:
+            await bridge.have_nothing_sent(rsync_server.receive_words([]))
+            self._fail_of(bridge, 0, bridge.exit, b"")
+        else:
+            rsync = await find_local_rsync()
+            if not rsync.is_original:
+                self._wanted = None
+            local, errors = await self._run_rsync(rsync, bridge)
+            self._on_output(errors + bridge.errors)
+            self._fail_of(bridge, local, bridge.exit, errors)
+        if not self._options.dry_run:
+            await self._finish(bridge)
+
+    def _fail_of(self, bridge: Bridge, local: int, remote: Exit | None, errors: bytes) -> None:
+        """Raise what went wrong, if something did."""
+        ending = Ending(self._host.name, local, remote, errors, bridge.errors)
+        failure = bridge.error or ending.failure()
+        if failure is not None:
+            raise failure
+        if ending.status == SOME_VANISHED:
+            self._warnings.append("some files were gone here before they were sent")
+
+    async def _finish(self, bridge: Bridge) -> None:
+        """Have the server remove what is stale, remember what was sent, and know that the copy is whole."""
+        sent, stale = b"", b""
+        if not self._was_whole:
+            sent = self._snapshot.sent_list + rsync_server.stale_records(self._state, self._leftovers.kept)
+            stale = rsync_server.stale_records(self._state, self._leftovers.stale)
+        words = rsync_server.whole_words(self._attempt, None if self._was_whole else len(sent), len(stale))
+        answer = await self._say_last(bridge, words + sent + stale)
+        if self._options.known is not None:
+            known_copy.note(self._options.known, known_copy.of_snapshot(self._snapshot))
         if self._options.begun is not None:
             begun.forget(self._options.begun)
         removed, running = rsync_server.parse_finish(answer)
@@ -239,26 +283,28 @@ class _Push:
         if running and (self._sent or self._removed):
             self._warnings.append(_tell_running(running))
 
+    async def _say_last(self, bridge: Bridge, words: bytes) -> bytes:
+        if not bridge.script_stays:
+            script = rsync_server.finish_script(self._remote, self._attempt)
+            return await self._run(script, words, "remember what was sent")
+        answer = await bridge.say_last(words)
+        if (await bridge.end()).status != 0:
+            raise self._not_all(bridge.errors.decode(errors="replace").strip().rpartition("\n")[2])
+        return answer
+
     async def _run(self, script: str, stdin: bytes, label: str) -> bytes:
         try:
             answer = await self._host.run(
                 script, stdin=stdin, timeout=LONG_STEP_SECONDS, limit=STATE_LIMIT, label=label
             )
         except RemoteCommandError as error:
-            raise SyncError(
-                f"The project was sent, but not all that belongs to it: {error}",
-                hint=f"remote-tool rsync --server {self._host.name}",
-                server=self._host.name,
-            ) from error
+            raise self._not_all(str(error)) from error
         return answer.stdout
 
-    async def _note_unfinished(self, bridge: Bridge) -> None:
-        """Tell the server that its copy is not whole, when it could not know: it was, and its rsync ended well."""
-        if self._options.dry_run or not self._was_whole or bridge.exit is None or bridge.exit.status != 0:
-            return
-        with suppress(RemoteCommandError, ConnectError):
-            script = rsync_server.unfinished_script(self._remote, self._attempt)
-            await self._host.run(script, label="remember what was not sent")
+    def _not_all(self, why: str) -> SyncError:
+        server = self._host.name
+        message = f"{server}: the project was sent, but not all that belongs to it: {why}"
+        return SyncError(message, hint=f"remote-tool rsync --server {server}", server=server)
 
     def _hear(self, data: bytes) -> None:
         # It is one short write of the server's shell, before rsync begins.
@@ -291,9 +337,16 @@ class _Push:
                     pass_fds=(theirs.fileno(),),
                     start_new_session=True,
                 )
+
+            async def ended_well() -> bool:
+                # The stand-in still has its streams, for which the process's own wait would wait.
+                while process.returncode is None:  # noqa: ASYNC110 - another program's doing
+                    await asyncio.sleep(MOMENT)
+                return process.returncode in {0, SOME_VANISHED}
+
             try:
                 async with asyncio.TaskGroup() as group:
-                    group.create_task(bridge.serve(ours))
+                    group.create_task(bridge.serve(ours, rsync_server.receive_words, ended_well))
                     errors = group.create_task(self._attend(rsync, process))
             except BaseExceptionGroup as problems:
                 raise problems.exceptions[0] from None
@@ -308,7 +361,7 @@ class _Push:
         shell = " ".join(_quoted(word) for word in (sys.executable, "-I", "-S", str(Path(rsync_shell.__file__))))
         return [
             rsync.program,
-            *("-rlptO", "--safe-links", "-0", "--exclude-from=-", "-e", shell),
+            *self._selection(shell),
             # Interrupted files are taken up again.
             f"--partial-dir={rsync_server.PARTIAL_FOLDER}",
             *rsync.item_options,
@@ -319,6 +372,11 @@ class _Push:
             f"{self._snapshot.root}/",
             "server:.",
         ]
+
+    def _selection(self, shell: str) -> Sequence[str]:
+        if self._wanted is not None:
+            return ("-lptO", "--safe-links", "-0", "--files-from=-", "-e", shell)
+        return (*("-rlptO", "--safe-links", "-0", "--exclude-from=-", "-e", shell),)
 
     async def _attend(self, rsync: LocalRsync, process: asyncio.subprocess.Process) -> bytes:
         assert process.stdin is not None
@@ -334,7 +392,8 @@ class _Push:
     async def _feed(self, stdin: asyncio.StreamWriter) -> None:
         # rsync that ends early leaves the rest unread; its exit status says why.
         with suppress(BrokenPipeError, ConnectionResetError):
-            stdin.write(self._snapshot.rules)
+            chosen = None if self._wanted is None else b"".join(name.rstrip(b"/") + b"\0" for name in self._wanted)
+            stdin.write(self._snapshot.rules if chosen is None else chosen)
             await stdin.drain()
         stdin.close()
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from remote_tool.errors import RemoteToolError, SyncError
-from remote_tool.transport.host import Stream
+from remote_tool.transport.host import Exit, Stream
 from remote_tool.transport.rsync_shell import NO_ANSWER
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 
-    from remote_tool.transport.host import Channel, Exit, Host
+    from remote_tool.transport.host import Channel
 
 CHUNK = 256 * 1024
 LONGEST_REQUEST = 256 * 1024
@@ -23,48 +24,97 @@ LONGEST_ANSWER = 512 * 1024 * 1024
 LONGEST_ERRORS = 64 * 1024
 # With --checksum a project of hundreds of gigabytes is read before the first byte goes.
 LONGEST_SILENCE = 1800.0
+_STATUS = re.compile(rb"[0-9]{1,3}")
 
 
 class Bridge:
-    """Serves the stand-in of ssh that one local rsync starts.
+    """Serves the stand-in of ssh that a local rsync starts, and speaks with the script that runs the other one.
 
     Args:
-        host: Where the other rsync runs.
-        make_script: Returns the script that runs it with these arguments.
-        end_of_answer: What the script prints before the first byte of rsync.
-        on_answer: Given what came before that; may take its time, rsync waits.
+        server: The server's name.
+        channel: The script, which has begun.
+        mark: What the script prints, up to the end of a line, before the first byte of rsync and after the last.
         on_bytes: Told how many bytes went to the server.
         on_errors: Told what came on stderr, as it comes.
 
     Attributes:
-        exit: How the script ended; None when it did not.
+        exit: How the other rsync, or the script, ended; None when it did not.
         error: Why there is no channel any more.
+        script_stays: Whether the script waits for our last words.
         errors: The end of what the script and rsync said on stderr.
     """
 
     def __init__(
         self,
-        host: Host,
-        make_script: Callable[[Sequence[str]], str],
-        end_of_answer: bytes,
-        on_answer: Callable[[bytes], Awaitable[None]],
+        server: str,
+        channel: Channel,
+        mark: bytes,
         on_bytes: Callable[[int], None],
         on_errors: Callable[[bytes], None],
     ) -> None:
-        self._host = host
-        self._make_script = make_script
-        self._end_of_answer = end_of_answer
-        self._on_answer = on_answer
+        self._server = server
+        self._channel = channel
+        self._mark = mark
         self._on_bytes = on_bytes
         self._on_errors = on_errors
         self.exit: Exit | None = None
         self.error: RemoteToolError | None = None
         self.errors = b""
+        self.script_stays = False
+        self._listening: asyncio.Task[None] | None = None
         self._silence: asyncio.Timeout | None = None
+        self._rest = b""
 
-    async def serve(self, connection: socket.socket) -> None:
-        """Wait for the stand-in and do its work; ends when rsync has ended without one."""
-        loop = asyncio.get_running_loop()
+    @asynccontextmanager
+    async def attended(self) -> AsyncIterator[None]:
+        """Take what comes on stderr meanwhile, and end it when nothing comes or goes for too long.
+
+        Raises:
+            SyncError: So it was.
+        """
+        self._listening = asyncio.create_task(self._keep_errors())
+        try:
+            async with asyncio.timeout(LONGEST_SILENCE) as self._silence:
+                yield
+        except TimeoutError:
+            raise SyncError(
+                f"{self._server}: rsync said nothing for {LONGEST_SILENCE:.0f} s", server=self._server
+            ) from None
+        finally:
+            self._silence = None
+            await _end([self._listening])
+
+    async def read_answer(self) -> bytes | None:
+        """Return what the script tells before rsync begins; None when it ended instead."""
+        answer = bytearray()
+        start = 0
+        while (found := answer.find(self._mark, start)) < 0 or (end := answer.find(b"\n", found)) < 0:
+            start = found if found >= 0 else max(0, len(answer) - len(self._mark))
+            data = await self._channel.read(size=CHUNK)
+            if not data:
+                return None
+            self._go_on()
+            answer += data
+            if len(answer) > LONGEST_ANSWER:
+                raise SyncError(
+                    f"{self._server}: told more than {LONGEST_ANSWER} bytes before rsync began", server=self._server
+                )
+        self._rest = bytes(answer[end + 1 :])
+        return bytes(answer[:found])
+
+    async def serve(
+        self,
+        connection: socket.socket,
+        words: Callable[[Sequence[str]], bytes],
+        ended_well: Callable[[], Awaitable[bool]],
+    ) -> None:
+        """Wait for the stand-in and do its work; ends when rsync has ended without one.
+
+        Args:
+            connection: To the stand-in.
+            words: Returns what the script is told, given the arguments for the other rsync.
+            ended_well: Waits for the end of the local rsync.
+        """
         connection.setblocking(False)
         arguments, descriptors = await _receive(connection)
         if len(descriptors) != len((0, 1)):
@@ -72,77 +122,101 @@ class Bridge:
         status = NO_ANSWER
         with _Descriptor.owned(descriptors[0]) as source, _Descriptor.owned(descriptors[1]) as sink:
             try:
-                self.exit = await self._run(self._make_script(arguments), source, sink)
+                # The first is the word "rsync".
+                await self._channel.write(words(arguments[1:]))
+                self.exit = await self._run(source, sink, ended_well)
                 status = NO_ANSWER if self.exit.status is None else self.exit.status
             except RemoteToolError as error:
                 self.error = error
         with suppress(OSError):
-            await loop.sock_sendall(connection, bytes([status]))
+            await asyncio.get_running_loop().sock_sendall(connection, bytes([status]))
 
-    async def _run(self, script: str, source: _Descriptor, sink: _Descriptor) -> Exit:
-        async with self._host.open(script, label="rsync") as channel:
-            tasks = [asyncio.create_task(self._keep_errors(channel))]
-            try:
-                async with asyncio.timeout(LONGEST_SILENCE) as self._silence:
-                    rest = await self._read_answer(channel)
-                    tasks.append(asyncio.create_task(self._copy_up(source, channel)))
-                    await self._copy_down(channel, sink, rest)
-                    await tasks[0]
-                    return await channel.wait()
-            except TimeoutError:
-                raise SyncError(
-                    f"{self._host.name}: rsync said nothing for {LONGEST_SILENCE:.0f} s", server=self._host.name
-                ) from None
-            finally:
-                self._silence = None
-                # The local rsync may have more to say, but nobody is there to hear it.
-                await _end(tasks)
+    async def have_nothing_sent(self, words: bytes) -> None:
+        """Have the script do without rsync."""
+        await self._channel.write(words)
+        self.exit = await self._ending(None)
 
-    async def _read_answer(self, channel: Channel) -> bytes:
-        """Take what the script tells before rsync begins; return the bytes of rsync that came with it."""
-        answer = bytearray()
-        start = 0
-        while (found := answer.find(self._end_of_answer, start)) < 0:
-            start = max(0, len(answer) - len(self._end_of_answer))
-            data = await channel.read(size=CHUNK)
-            if not data:
-                return b""
+    async def say_last(self, data: bytes) -> bytes:
+        """Send the last words to the script, and return all that it prints yet."""
+        await self._channel.write(data)
+        await self._channel.write_eof()
+        rest = bytearray(self._rest)
+        while data := await self._channel.read(size=CHUNK):
             self._go_on()
-            answer += data
-            if len(answer) > LONGEST_ANSWER:
-                raise SyncError(
-                    f"{self._host.name}: told more than {LONGEST_ANSWER} bytes before rsync began",
-                    server=self._host.name,
-                )
-        await self._on_answer(bytes(answer[:found]))
-        return bytes(answer[found + len(self._end_of_answer) :])
+            rest += data
+            if len(rest) > LONGEST_ANSWER:
+                raise SyncError(f"{self._server}: told more than {LONGEST_ANSWER} bytes", server=self._server)
+        return bytes(rest)
 
-    async def _copy_up(self, source: _Descriptor, channel: Channel) -> None:
+    async def end(self) -> Exit:
+        """Return how the script ended, after all of its errors have come."""
+        if self._listening is not None:
+            await self._listening
+        return await self._channel.wait()
+
+    async def _run(self, source: _Descriptor, sink: _Descriptor, ended_well: Callable[[], Awaitable[bool]]) -> Exit:
+        upward = asyncio.create_task(self._copy_up(source, ended_well))
+        try:
+            return await self._ending(sink)
+        finally:
+            # The local rsync may have more to say, but nobody is there to hear it.
+            await _end([upward])
+
+    async def _ending(self, sink: _Descriptor | None) -> Exit:
+        status = await self._copy_down(sink)
+        return await self.end() if status is None else Exit(status)
+
+    async def _copy_up(self, source: _Descriptor, ended_well: Callable[[], Awaitable[bool]]) -> None:
         while data := await source.read(CHUNK):
-            await channel.write(data)
+            await self._channel.write(data)
             self._go_on()
             self._on_bytes(len(data))
             await asyncio.sleep(0)  # the other servers' turn
-        await channel.write_eof()
+        # After a good end the other one knows that no more comes, and the script has yet to hear our last words.
+        if not await ended_well():
+            await self._channel.write_eof()
 
-    async def _copy_down(self, channel: Channel, sink: _Descriptor, first: bytes) -> None:
-        # A local rsync that ended reads no more; its exit status says why.
-        with suppress(BrokenPipeError, ConnectionResetError):
-            await sink.write(first)
-            while data := await channel.read(size=CHUNK):
-                self._go_on()
-                await sink.write(data)
-        sink.close()
+    async def _copy_down(self, sink: _Descriptor | None) -> int | None:
+        """Hand on what the other rsync says; return the status with which it ended, None when nothing told it."""
+        data, before = self._rest, b""
+        while True:
+            window = before + data
+            found = window.find(self._mark)
+            end = window.find(b"\n", found + len(self._mark)) if found >= 0 else -1
+            if end >= 0:
+                data = data[: max(0, found - len(before))]
+            # A local rsync that ended reads no more; its exit status says why.
+            if sink is not None and not await _handed_on(sink, data):
+                sink = None
+            if end >= 0:
+                self._rest = window[end + 1 :]
+                status, _, word = window[found + len(self._mark) : end].partition(b" ")
+                self.script_stays = bool(word.strip())
+                return int(status) if _STATUS.fullmatch(status) else NO_ANSWER
+            # What may be the mark's beginning was handed on too: rsync reads nothing behind its end.
+            before = window[found:] if found >= 0 else window[-len(self._mark) :]
+            data = await self._channel.read(size=CHUNK)
+            if not data:
+                return None
+            self._go_on()
 
     def _go_on(self) -> None:
         """Something has come or gone, so the time of silence begins anew."""
         if self._silence is not None and not self._silence.expired():
             self._silence.reschedule(asyncio.get_running_loop().time() + LONGEST_SILENCE)
 
-    async def _keep_errors(self, channel: Channel) -> None:
-        while data := await channel.read(Stream.ERR):
+    async def _keep_errors(self) -> None:
+        while data := await self._channel.read(Stream.ERR):
             self.errors = (self.errors + data)[-LONGEST_ERRORS:]
             self._on_errors(data)
+
+
+async def _handed_on(sink: _Descriptor, data: bytes) -> bool:
+    try:
+        await sink.write(data)
+    except (BrokenPipeError, ConnectionResetError):
+        return False
+    return True
 
 
 async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:

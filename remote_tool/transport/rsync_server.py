@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from remote_tool.supervisor.records import is_job_id
+from remote_tool.transport.known_copy import look_script
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from remote_tool.paths import RemotePaths
+    from remote_tool.transport.known_copy import KnownCopy
     from remote_tool.transport.snapshot import Snapshot
 
 NO_RSYNC = 127
@@ -24,13 +26,14 @@ OVERTAKEN, LOCKED = 94, 95
 WAITING = "waiting: "
 # Another sync is waited for this long, in seconds.
 PATIENCE = 600
-# Between the end of rsync and the last script of the same sync the lock is held for this long at most.
-_HELD_SECONDS = 15
 # Where the local rsync says it keeps half a file; the server's script puts the real folder in its place.
 PARTIAL_FOLDER = "/remote-tool-partial"
 # Where rsync may lie when the short PATH of a session without a terminal does not have it.
 PLACES = ("/usr/local/bin", "/opt/homebrew/bin", "$HOME/.local/bin", "$HOME/miniconda3/bin", "$HOME/miniforge3/bin")
 COMPLETE = "complete"
+# Where Linux lets a program open its own streams once more.
+STREAMS = "/proc/self/fd"
+STAYS = "stays"
 # Of a size or a time.
 _NUMBER = re.compile(rb"-?[0-9]{1,20}")
 
@@ -41,11 +44,13 @@ class SyncState:
 
     Attributes:
         complete: The snapshot that it has whole; empty when the last sync did not finish or there was none.
-        sent: Size and time of what we sent, by name; empty when the copy is whole and of the wanted snapshot.
+        same: Whether all of that is there as it was sent; false when nobody looked.
+        sent: Size and time of what we sent, by name; less what we know, and nothing for the wanted snapshot.
         begun: The same of a sync from here that was cut off; what of it the server has, nobody knows.
     """
 
     complete: str = ""
+    same: bool = False
     sent: Mapping[bytes, tuple[int, int]] = field(default_factory=dict)
     begun: Mapping[bytes, tuple[int, int]] = field(default_factory=dict)
 
@@ -114,32 +119,43 @@ def find_leftovers(state: SyncState, snapshot: Snapshot) -> Leftovers:
     return Leftovers(tuple(stale), tuple(kept), blocking)
 
 
-def state_script(remote: RemotePaths, snapshot_id: str, mark: str) -> str:
+def state_script(remote: RemotePaths, mark: str) -> str:
     """Return the script that tells what was sent; :func:`parse_state` reads what comes before the mark."""
-    return "\n".join(['cd "$HOME" || exit', *_tell_state(remote, snapshot_id, mark), ""])
+    tell = [*_read_state(remote), *_tell_state(remote, mark, ["same=0 wanted=-"])]
+    return "\n".join(['cd "$HOME" || exit', *tell, ""])
 
 
 def end_of_state(mark: str) -> bytes:
-    """Return what ends the answer: no list of names has two NULs in a row."""
-    return b"\0\0" + mark.encode() + b"\n"
+    """Return what ends the answer, and later what rsync says: no list of names has two NULs in a row."""
+    return b"\0\0" + mark.encode() + b" "
 
 
-def _tell_state(remote: RemotePaths, snapshot_id: str, mark: str) -> list[str]:
-    state, sent = shlex.quote(f"./{remote.sync_state}"), shlex.quote(f"./{remote.sent_files}")
+def _read_state(remote: RemotePaths) -> list[str]:
+    state = shlex.quote(f"./{remote.sync_state}")
+    return ["state=", f"{{ IFS= read -r state < {state}; }} 2>/dev/null"]
+
+
+def _tell_state(remote: RemotePaths, mark: str, look: Sequence[str]) -> list[str]:
+    """Tell the state, whether the copy is as it says, and of the list of sent files what may be of use."""
+    sent = shlex.quote(f"./{remote.sent_files}")
     return [
-        f"wanted='{COMPLETE} {snapshot_id}'; state=",
-        f"{{ IFS= read -r state < {state}; }} 2>/dev/null",
-        "printf '%s\\n' \"$state\"",
-        f'[ "$state" = "$wanted" ] || cat {sent} 2>/dev/null',
-        f"printf '\\000\\000%s\\n' {mark}",
+        *look,
+        'printf \'%s\\n%s\\n\' "$state" "$same"',
+        'case "$same $state" in',
+        '  1*) tail -c "+$((size + 1))" ' + f"{sent};;",
+        '  "0 $wanted") ;;',
+        f"  *) cat {sent};;",
+        "esac 2>/dev/null",
+        f"printf '\\000\\000%s \\n' {mark}",
     ]
 
 
 def parse_state(answer: bytes) -> SyncState:
     """Read the answer of :func:`state_script`; what is malformed counts as never sent."""
     first, _, rest = answer.partition(b"\n")
+    same, _, records = rest.partition(b"\n")
     word, _, name = first.decode(errors="replace").partition(" ")
-    return SyncState(name if word == COMPLETE else "", parse_records(rest))
+    return SyncState(name if word == COMPLETE else "", same == b"1", parse_records(records))
 
 
 def parse_records(text: bytes) -> dict[bytes, tuple[int, int]]:
@@ -157,35 +173,25 @@ def _is_inside(name: bytes) -> bool:
     return bool(name) and not name.startswith(b"/") and b".." not in name.split(b"/")
 
 
-def receive_script(remote: RemotePaths, attempt: Attempt, arguments: Sequence[str], *, dry_run: bool) -> str:
-    """Return the script that tells what was sent and then runs the receiving rsync, alone on this server.
+def receive_script(remote: RemotePaths, attempt: Attempt, known: Sequence[KnownCopy], *, dry_run: bool) -> str:
+    """Return the script of a sync, alone on this server: it tells what is there, receives, and remembers what it has.
 
-    Until rsync has ended well the state is not complete, and every start of a job may know it. A copy that was whole
-    and is of the wanted snapshot is so again at once; any other becomes whole by :func:`finish_script`.
+    It tells of the state first, and ends when the copy is as it should be. Then it reads one line: the options of
+    rsync, see :func:`receive_words`, or an empty one. It tells how rsync ended and, when that was well, reads another
+    line, see :func:`whole_words`: only then the copy is whole, which every start of a job may know.
 
     Args:
         remote: The folders.
         attempt: This sync.
-        arguments: As the local rsync gives them: options, a point, the destination.
+        known: How the copy may look, by what we know: first that of the wanted snapshot.
         dry_run: Change nothing, make no folder.
     """
     project, scripts = shlex.quote(remote.project), shlex.quote(remote.scripts)
     state = f'"$HOME"/{shlex.quote(remote.sync_state)}'
-    partial = f'"$HOME"/{shlex.quote(remote.scripts + "/partial")}'
-    # The first is --server.
-    words = [partial if each == PARTIAL_FOLDER else shlex.quote(each) for each in arguments[:-1]]
     places = " ".join(f'"{place}"' for place in PLACES) + f' "$HOME"/{shlex.quote(remote.environment)}/bin'
     alone = [
         f"mkdir -p -- {project} && (umask 077 && mkdir -p -- {scripts}) || exit {CANNOT_USE}",
         *_wait_for_others(remote, attempt),
-    ]
-    before = [f"echo '{attempt.incomplete}' > {state} || exit {CANNOT_WRITE}"]
-    after = [
-        'if [ "$status" = 0 ]; then',
-        f'  if [ "$state" = "$wanted" ]; then echo "$wanted" > {state}; else',
-        *_hold_lock(remote, attempt),
-        "  fi",
-        "fi",
     ]
     return "\n".join(
         [
@@ -194,30 +200,72 @@ def receive_script(remote: RemotePaths, attempt: Attempt, arguments: Sequence[st
             f'for place in {places}; do [ -n "$rsync" ] || {{ [ -x "$place/rsync" ] && rsync=$place/rsync; }}; done',
             f'[ -n "$rsync" ] || exit {NO_RSYNC}',
             *([] if dry_run else alone),
-            *_tell_state(remote, attempt.snapshot_id, attempt.mark),
-            *([] if dry_run else before),
-            *_receive(words, partial, f'"$HOME"/{project}/', dry_run=dry_run),
-            "status=$?",
-            *([] if dry_run else after),
+            f"wanted='{COMPLETE} {attempt.snapshot_id}'",
+            *_read_state(remote),
+            *_tell_state(remote, attempt.mark, look_script(remote, known)),
+            '[ "$same $state" != "1 $wanted" ] || exit 0',
+            "IFS= read -r words || exit 1",
+            *([] if dry_run else [f"echo '{attempt.incomplete}' > {state} || exit {CANNOT_WRITE}"]),
+            *_receive(remote, dry_run=dry_run),
+            f'printf \'\\000\\000%s %s %s\\n\' {attempt.mark} "$status" "$stays"',
+            *([] if dry_run else ['[ -n "$stays" ] || exit "$status"', *_finish(remote, attempt)]),
             'exit "$status"',
             "",
         ]
     )
 
 
-def _receive(words: Sequence[str], partial: str, destination: str, *, dry_run: bool) -> list[str]:
+def finish_script(remote: RemotePaths, attempt: Attempt) -> str:
+    """Return the script that does the end of a sync where that of :func:`receive_script` could not stay."""
+    before = f"cd \"$HOME\" || exit 1; status=0 wanted='{COMPLETE} {attempt.snapshot_id}'"
+    return "\n".join([before, *_finish(remote, attempt), ""])
+
+
+def receive_words(arguments: Sequence[str]) -> bytes:
+    """Return the line that has the script receive.
+
+    Args:
+        arguments: As the local rsync gives them: --server, options, a point, the destination; none for no rsync.
+    """
+    words = ['"$partial"' if each == PARTIAL_FOLDER else shlex.quote(each) for each in arguments[:-1]]
+    return " ".join(words).encode() + b"\n"
+
+
+def whole_words(attempt: Attempt, sent_size: int | None, stale_size: int) -> bytes:
+    """Return the line that says that rsync ended well here too; the list of sent files and stale records follow.
+
+    Args:
+        attempt: This sync.
+        sent_size: Bytes of the list; None to leave the one that is there.
+        stale_size: Bytes of the records.
+    """
+    size = "-" if sent_size is None else str(sent_size)
+    # rsync may have left some bytes of its own unread.
+    return f"\nwhole {attempt.mark} {size} {stale_size}\n".encode()
+
+
+def _receive(remote: RemotePaths, *, dry_run: bool) -> list[str]:
     """Run rsync; what it writes grows in our folder, so that one that is killed leaves nothing in the project."""
     beside = [
-        'case $("$rsync" --version 2>/dev/null) in',
-        "  *openrsync*) ;;",
-        f"  *) (umask 077; mkdir -p {partial}) && set -- --temp-dir={partial};;",
-        "esac",
+        '  case $("$rsync" --version 2>/dev/null) in',
+        "    *openrsync*) ;;",
+        '    *) (umask 077; mkdir -p "$partial") && beside=--temp-dir=$partial;;',
+        "  esac",
     ]
     return [
-        "set --",
+        f'partial="$HOME"/{shlex.quote(remote.scripts + "/partial")} beside= status=0',
+        # rsync leaves its streams so that no shell can read from them: it gets such as are its own.
+        f"if (: < {STREAMS}/0 && : > {STREAMS}/1) 2>/dev/null; then stays={STAYS}; else stays=; fi",
+        'if [ -n "$words" ]; then',
         *([] if dry_run else beside),
-        f'"$rsync" {words[0]} "$@" {" ".join(words[1:])} {destination}',
-        f'(status=$?; [ "$#" -eq 0 ] || rmdir {partial} 2>/dev/null; exit "$status")',
+        '  eval "set -- $words"',
+        # The first is --server.
+        "  first=$1; shift",
+        f'  set -- "$first" ${{beside:+"$beside"}} "$@" "$HOME"/{shlex.quote(remote.project)}/',
+        f'  if [ -n "$stays" ]; then "$rsync" "$@" < {STREAMS}/0 > {STREAMS}/1; else "$rsync" "$@"; fi',
+        "  status=$?",
+        '  [ -z "$beside" ] || rmdir "$partial" 2>/dev/null',
+        "fi",
     ]
 
 
@@ -236,25 +284,6 @@ def _wait_for_others(remote: RemotePaths, attempt: Attempt) -> list[str]:
         "fi",
         f'echo "$(date +%s) "{shlex.quote(attempt.owner)} > {owner}',
     ]
-
-
-def _hold_lock(remote: RemotePaths, attempt: Attempt) -> list[str]:
-    """Keep the lock for :func:`finish_script`, which removes the file that says so, for a few seconds at most."""
-    held = f'"$HOME"/{shlex.quote(_held(remote, attempt))}'
-    return [
-        f"  : > {held}",
-        f"  (n=0; while [ -e {held} ] && [ $n -lt {_HELD_SECONDS * 10} ]; do n=$((n + 1)); sleep 0.1; done",
-        f"  rm -f {held}) </dev/null >/dev/null 2>&1 &",
-    ]
-
-
-def _held(remote: RemotePaths, attempt: Attempt) -> str:
-    return f"{remote.sync_lock}.{attempt.mark}"
-
-
-def unfinished_script(remote: RemotePaths, attempt: Attempt) -> str:
-    """Return the script that says that the copy is not whole after all."""
-    return f"cd \"$HOME\" && echo '{attempt.incomplete}' > {shlex.quote(f'./{remote.sync_state}')}\n"
 
 
 # Each argument is "size time name" as sent. What is no longer as we sent it, or lies behind a link, stays.
@@ -290,45 +319,47 @@ def stale_records(state: SyncState, stale: Iterable[bytes]) -> bytes:
     return b"".join(b"%d %d %b\0" % (*version, name) for name in stale for version in state.versions(name))
 
 
-def finish_script(remote: RemotePaths, attempt: Attempt, sent_size: int, stale_size: int) -> str:
-    """Return the script that removes what is stale, remembers what was sent, and says that the copy is whole.
+def _finish(remote: RemotePaths, attempt: Attempt) -> list[str]:
+    """Remove what is stale, remember what was sent, and say that the copy is whole.
 
-    Its stdin is the list of sent files and then the stale records, with these sizes; :func:`parse_finish` reads what it
-    prints. It refuses when another sync has begun since.
+    Prints what :func:`parse_finish` reads. Refuses when another sync has begun since.
     """
     project, scripts = shlex.quote(remote.project), shlex.quote(remote.scripts)
-    files = (remote.sent_files, remote.sync_state, remote.sync_owner, _held(remote, attempt))
-    sent, state, owner, held = (shlex.quote(path.rpartition("/")[2]) for path in files)
-    return "\n".join(
-        [
-            f'umask 077; cd "$HOME"/{scripts} || exit 1',
-            # The link may go in the middle, and then stdin ends early: the size tells.
-            f"all=.sent.$$; held={held}",
-            'trap \'rm -f "$all" "$all.new" "$all.stale" "$held"\' EXIT; trap \'exit 1\' HUP PIPE TERM',
-            'cat > "$all" || exit 1',
-            f"now=; {{ IFS= read -r now < {state}; }} 2>/dev/null",
-            f"if [ \"$now\" != '{attempt.incomplete}' ]; then",
-            f"  since= who=somebody; {{ read -r since who < {owner}; }} 2>/dev/null",
-            f'  echo "$who has begun to send here meanwhile" >&2; exit {OVERTAKEN}',
-            "fi",
-            f'[ "$(wc -c < "$all")" -eq {sent_size + stale_size} ] || {{ echo "not all of it came" >&2; exit 1; }}',
-            f'head -c {sent_size} "$all" > "$all.new" && tail -c +{sent_size + 1} "$all" > "$all.stale" || exit 1',
-            f'[ ! -s "$all.stale" ] || (cd "$HOME"/{project} && {_remove_from("""< "$OLDPWD/$all.stale" """)})',
-            f'mv -f "$all.new" {sent} || exit 1',
-            f"rm -rf partial; echo '{COMPLETE} {attempt.snapshot_id}' > {state}",
-            # A job has this file, and its supervisor has it locked, until its end is recorded.
-            f'for reserve in "$HOME"/{shlex.quote(remote.jobs)}/*/reserve; do',
-            '  if [ -e "$reserve" ] && ! flock -n "$reserve" true 2>/dev/null; then',
-            '    job=${reserve%/reserve}; printf "/%s\\0" "${job##*/}"',
-            "  fi",
-            "done",
-            "",
-        ]
-    )
+    files = (remote.sent_files, remote.sync_state, remote.sync_owner)
+    sent, state, owner = (shlex.quote(path.rpartition("/")[2]) for path in files)
+    return [
+        # 24: some files had gone before they were sent.
+        'case $status in 0 | 24) status=0;; *) exit "$status";; esac',
+        'word=; while [ "$word" != ' + f"'whole {attempt.mark}'" + " ]; do",
+        '  read -r word mark sent_size stale_size || exit 1; word="$word $mark"',
+        "done",
+        f'umask 077; cd "$HOME"/{scripts} || exit 1',
+        # The link may go in the middle, and then stdin ends early: the size tells.
+        'all=.sent.$$; trap \'rm -f "$all" "$all.new" "$all.stale"\' EXIT; trap \'exit 1\' HUP PIPE TERM',
+        'cat > "$all" || exit 1',
+        f"now=; {{ IFS= read -r now < {state}; }} 2>/dev/null",
+        f"if [ \"$now\" != '{attempt.incomplete}' ]; then",
+        f"  since= who=somebody; {{ read -r since who < {owner}; }} 2>/dev/null",
+        f'  echo "$who has begun to send here meanwhile" >&2; exit {OVERTAKEN}',
+        "fi",
+        'if [ "$sent_size" != - ]; then',
+        '  [ "$(wc -c < "$all")" -eq $((sent_size + stale_size)) ] || { echo "not all of it came" >&2; exit 1; }',
+        '  head -c "$sent_size" "$all" > "$all.new" && tail -c "+$((sent_size + 1))" "$all" > "$all.stale" || exit 1',
+        f'  [ ! -s "$all.stale" ] || (cd "$HOME"/{project} && {_remove_from("""< "$OLDPWD/$all.stale" """)})',
+        f'  mv -f "$all.new" {sent} || exit 1',
+        "fi",
+        'rm -rf partial; echo "$wanted" > ' + state,
+        # A job has this file, and its supervisor has it locked, until its end is recorded.
+        f'for reserve in "$HOME"/{shlex.quote(remote.jobs)}/*/reserve; do',
+        '  if [ -e "$reserve" ] && ! flock -n "$reserve" true 2>/dev/null; then',
+        '    job=${reserve%/reserve}; printf "/%s\\0" "${job##*/}"',
+        "  fi",
+        "done",
+    ]
 
 
 def parse_finish(answer: bytes) -> tuple[list[str], list[str]]:
-    """Read what :func:`finish_script` prints: the names of removed files, and the ids of jobs that run here."""
+    """Read what a sync prints at its end: the names of removed files, and the ids of jobs that run here."""
     names = [os.fsdecode(name) for name in answer.split(b"\0") if name]
     removed = [name for name in names if not name.startswith("/")]
     return removed, [name[1:] for name in names if is_job_id(name[1:]) and name.startswith("/")]

@@ -10,6 +10,7 @@ import secrets
 import stat
 import tempfile
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from remote_tool.errors import SyncError
@@ -24,6 +25,9 @@ VANISHED_HERE = (23, 24)
 _NOT_REGULAR = re.compile(rb'skipping non-regular file "(.*)"', re.DOTALL)
 _COMPLAINT = re.compile(rb"rsync: (?:\[\w+\] )?(.*)", re.DOTALL)
 _LINE_END = re.compile(rb"\r\n|\n|\r")
+# Of the permission bits: setuid, setgid and sticky do not travel.
+_ARRIVING = 0o777
+_LINK = stat.S_IFLNK | 0o777
 _TRAILING_BLANKS = re.compile(rb"(?<!\\)[ \t]+\Z")
 
 
@@ -35,12 +39,14 @@ class Entry(NamedTuple):
         size: Bytes; of a link, the length of its target; of a folder, 0.
         modified: Seconds since the epoch; of a folder, 0.
         mode: Permission bits.
+        target: Where a link leads; empty for what is none.
     """
 
     name: bytes
     size: int
     modified: int
     mode: int
+    target: bytes = b""
 
     @property
     def is_folder(self) -> bool:
@@ -50,6 +56,15 @@ class Entry(NamedTuple):
     def record(self) -> bytes:
         """As the server's list of sent files has it, ended by NUL."""
         return b"%d %d %b\0" % (self.size, self.modified, self.name)
+
+    @property
+    def look(self) -> bytes:
+        """What the server tells of it once it has arrived as it is here, ended by NUL; see :mod:`known_copy`."""
+        if self.is_folder:
+            return b"%x ./%b\0" % (stat.S_IFDIR | stat.S_IRWXU | self.mode & _ARRIVING, self.name[:-1])
+        if self.target:
+            return b"%x %d %d ./%b -> %b\0" % (_LINK, self.size, self.modified, self.name, self.target)
+        return b"%x %d %d ./%b\0" % (stat.S_IFREG | self.mode & _ARRIVING, self.size, self.modified, self.name)
 
 
 @dataclass(frozen=True)
@@ -70,15 +85,20 @@ class Snapshot:
     skipped: tuple[tuple[str, str], ...]
     id: str
 
-    @property
+    @cached_property
     def sent_list(self) -> bytes:
         return b"".join(entry.record for entry in self.entries)
 
-    @property
+    @cached_property
+    def look(self) -> bytes:
+        """What the server tells of all entries when it has them as they are here."""
+        return b"".join(entry.look for entry in self.entries)
+
+    @cached_property
     def names(self) -> frozenset[bytes]:
         return frozenset(entry.name for entry in self.entries)
 
-    @property
+    @cached_property
     def file_count(self) -> int:
         return sum(not entry.is_folder for entry in self.entries)
 
@@ -231,7 +251,8 @@ class _Look:
         path = self.base + name
         try:
             found = os.lstat(path)
-            why = self._reason_to_skip(name, path, found)
+            target = os.readlink(path) if stat.S_ISLNK(found.st_mode) else b""
+            why = self._reason_to_skip(name, path, found, target)
         except OSError:
             return  # gone since rsync saw it
         if why:
@@ -240,7 +261,7 @@ class _Look:
             self.entries.append(Entry(name + b"/", 0, 0, stat.S_IMODE(found.st_mode)))
         else:
             seconds = found.st_mtime_ns // 1_000_000_000
-            self.entries.append(Entry(name, found.st_size, seconds, stat.S_IMODE(found.st_mode)))
+            self.entries.append(Entry(name, found.st_size, seconds, stat.S_IMODE(found.st_mode), target))
 
     def _skip(self, name: bytes, why: str) -> None:
         shown = os.fsdecode(name)
@@ -248,9 +269,9 @@ class _Look:
             self.skipped[shown] = why
             self.left_out.append(name)
 
-    def _reason_to_skip(self, name: bytes, path: bytes, found: os.stat_result) -> str:
+    def _reason_to_skip(self, name: bytes, path: bytes, found: os.stat_result, target: bytes) -> str:
         if stat.S_ISLNK(found.st_mode):
-            return "" if _stays_inside(name, os.readlink(path)) else "is a link that leads out of the project"
+            return "" if _stays_inside(name, target) else "is a link that leads out of the project"
         if stat.S_ISDIR(found.st_mode):
             return ""
         if not stat.S_ISREG(found.st_mode):

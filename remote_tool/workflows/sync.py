@@ -139,6 +139,7 @@ async def send_project(
                 checksum=options.checksum,
                 on_waiting=lambda text: report(Notice(host.name, text)),
                 begun=config.local.begun_sync(host.name),
+                known=config.local.known_copy(host.name),
             )
             try:
                 result = await push(host, config.remote, snapshot, wanted, on_progress, on_output)

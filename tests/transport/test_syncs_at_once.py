@@ -21,6 +21,7 @@ from tests.transport.test_rsync import Desk
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from remote_tool.transport.rsync_server import Attempt
     from tests.conftest import MakeServer
 
 JOB = "20261121-053000-0123456789abcdef0123456789abcdef"
@@ -103,13 +104,13 @@ async def test_a_sync_that_was_overtaken_does_not_say_that_the_copy_is_whole(
     """Where the server has no flock nobody waits."""
     await send(laptops[0])
     state = laptops[0].copy / ".remote-scripts" / "sync"
-    original = rsync_server.finish_script
+    original = rsync_server.whole_words
 
-    def overtaken(*arguments: object) -> str:
+    def overtaken(attempt: Attempt, sent_size: int | None, stale_size: int) -> bytes:
         state.write_text("incomplete other mark\n")
-        return original(*arguments)  # type: ignore[arg-type]
+        return original(attempt, sent_size, stale_size)
 
-    monkeypatch.setattr(rsync_server, "finish_script", overtaken)
+    monkeypatch.setattr(rsync_server, "whole_words", overtaken)
     with pytest.raises(SyncError, match="has begun to send here meanwhile"):
         await send(laptops[1])
     assert state.read_text() == "incomplete other mark\n"

@@ -1,0 +1,94 @@
+"""What the last sync left on a server, kept here: whether the server still has exactly that is one short answer.
+
+The server looks at every file that we sent, as rsync would: its kind, size, time, permissions, and where a link leads.
+Of what it sees it tells a hash only. When that is the one that we expect, rsync need not compare anything: it sends
+what is not the same here any more. When the server tells anything else, or lacks a tool for it, rsync compares all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from remote_tool.transport import begun
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from remote_tool.paths import RemotePaths
+    from remote_tool.transport.snapshot import Snapshot
+
+_SNAPSHOT = re.compile(rb"[0-9a-f]{32}")
+# Kind, permissions, size, time and name of what the list names; a folder's size and time are its own.
+_LOOK = r"""
+tell() {
+  head -c "$1" sent | LC_ALL=C sed -z 's:^[^ ]* [^ ]* :./:; s:/$::' |
+  (cd "$HOME"/PROJECT && LC_ALL=C QUOTING_STYLE=literal xargs -0 stat --printf '%f %s %Y %N\0' --) |
+  LC_ALL=C sed -z 's/^\(4[0-9a-f]*\) [0-9]* -*[0-9]* /\1 /' | sha256sum
+}
+"""
+
+
+@dataclass(frozen=True)
+class KnownCopy:
+    """What a server had.
+
+    Attributes:
+        snapshot_id: Of the project then.
+        sent: The list of sent files, as the server keeps it.
+        look: What the server tells of them, in the same order, as long as they are as they were sent.
+    """
+
+    snapshot_id: str
+    sent: bytes
+    look: bytes
+
+    @cached_property
+    def digest(self) -> str:
+        return hashlib.sha256(self.look).hexdigest()
+
+    def changes(self, snapshot: Snapshot) -> tuple[list[bytes], bytes]:
+        """Return the names that are to be sent now, and the records of what is not in the snapshot as it was."""
+        before, now = frozenset(self.look.split(b"\0")), frozenset(snapshot.look.split(b"\0"))
+        wanted = [entry.name for entry in snapshot.entries if entry.look[:-1] not in before]
+        pairs = zip(self.sent.split(b"\0"), self.look.split(b"\0"), strict=False)
+        return wanted, b"".join(record + b"\0" for record, look in pairs if look not in now)
+
+
+def of_snapshot(snapshot: Snapshot) -> KnownCopy:
+    """Return what a server has when a sync has ended well."""
+    return KnownCopy(snapshot.id, snapshot.sent_list, snapshot.look)
+
+
+def recall(file: Path) -> KnownCopy | None:
+    """Return what the last sync left, as far as we know."""
+    head, _, rest = begun.recall(file).partition(b"\n")
+    name, _, size = head.partition(b" ")
+    if not _SNAPSHOT.fullmatch(name) or not size.isdigit():
+        return None
+    return KnownCopy(name.decode(), rest[: int(size)], rest[int(size) :])
+
+
+def note(file: Path, known: KnownCopy) -> None:
+    """Remember it."""
+    head = b"%b %d\n" % (known.snapshot_id.encode(), len(known.sent))
+    begun.note(file, head + known.sent + known.look)
+
+
+def look_script(remote: RemotePaths, known: Sequence[KnownCopy]) -> list[str]:
+    """Return the lines that set ``same`` to 1 when the server has what ``$state`` says, and ``size`` to its list's."""
+    cases = [f"  'complete {each.snapshot_id}') size={len(each.sent)} hash={each.digest};;" for each in known]
+    scripts = shlex.quote(remote.scripts)
+    return [
+        *_LOOK.replace("PROJECT", shlex.quote(remote.project)).strip().splitlines(),
+        "same=0 size=0 hash=",
+        'case "$state" in',
+        *cases,
+        "esac",
+        f'[ -z "$hash" ] || [ "$(cd "$HOME"/{scripts} && tell "$size" 2>/dev/null)" != "$hash  -" ] || same=1',
+    ]
