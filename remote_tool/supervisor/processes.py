@@ -130,7 +130,13 @@ class Snapshot:
                     self.processes[process.pid] = process
 
     def members(
-        self, job_id: str, folder: str, supervisor: int = 0, command: Optional[Mapping[str, Any]] = None
+        self,
+        job_id: str,
+        folder: str,
+        supervisor: int = 0,
+        command: Optional[Mapping[str, Any]] = None,
+        *,
+        since: int = 0,
     ) -> "list[Process]":
         """Return the living processes of a job, but its supervisor.
 
@@ -139,9 +145,11 @@ class Snapshot:
             folder: The job's folder, absolute and without links; empty when it has none.
             supervisor: Pid of the living supervisor, 0 when it has gone.
             command: The record ``{"pid", "start_time"}`` of its command, when that is of this boot.
+            since: Start time of what started it all: an older process cannot be of it, and is not looked into.
         """
         owner = Owner(job_id, folder, supervisor, command)
-        others = (process for process in self.processes.values() if process.is_alive and process.pid != supervisor)
+        young = (process for process in self.processes.values() if process.start_time >= since)
+        others = (process for process in young if process.is_alive and process.pid != supervisor)
         return [process for process in others if self._belongs(process, owner)]
 
     def _belongs(self, process: Process, owner: Owner) -> bool:

@@ -7,7 +7,7 @@ import signal
 import time
 from typing import Callable, List
 
-from .processes import Process, Snapshot, find_alive, send_signal
+from .processes import Process, Snapshot, find_alive, read_process, send_signal
 
 # SIGKILL is repeated for this long; what is left then does not die.
 KILL_SECONDS = 10.0
@@ -29,10 +29,13 @@ class Tree:
         self._job_id = job_id
         self._folder = folder
         self._pause = pause
+        this = read_process(os.getpid())
+        # What writes into a job's folder may be older than this process.
+        self._since = this.start_time if this is not None and not folder else 0
 
     def members(self) -> List[Process]:
         """Return those that live."""
-        members = Snapshot().members(self._job_id, self._folder, os.getpid())
+        members = Snapshot().members(self._job_id, self._folder, os.getpid(), since=self._since)
         self._pause(0)
         return [process for process in members if find_alive(process.as_record())]
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
+from unittest import mock
 
 import pytest
 
@@ -129,3 +130,30 @@ def test_a_place_is_this_boot_and_this_namespace() -> None:
     place = processes.place()
     assert place["boot_id"]
     assert place["pid_namespace"].startswith("pid:[")
+
+
+def test_what_is_older_than_a_run_is_not_looked_into(victim: subprocess.Popen[bytes]) -> None:
+    """It cannot be of the run, and a machine has many such processes."""
+    old = read_process(victim.pid)
+    assert old is not None
+    environment = {**os.environ, processes.JOB_MARKER: "run-1"}
+    started = []
+
+    def start_a_younger_one() -> bool:
+        started.append(subprocess.Popen(["sleep", "600"], env=environment))
+        young = read_process(started[-1].pid)
+        return young is not None and young.start_time > old.start_time
+
+    try:
+        wait_until(start_a_younger_one)
+        young = read_process(started[-1].pid)
+        assert young is not None
+        with mock.patch.object(processes, "_read_marker", wraps=processes._read_marker) as look:
+            found = Snapshot().members("run-1", "", since=young.start_time)
+        assert young.pid in {process.pid for process in found}
+        assert mock.call(victim.pid) not in look.mock_calls
+        assert young.pid in {process.pid for process in Snapshot().members("run-1", "")}
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
