@@ -11,6 +11,7 @@ from .log_limit import read_stored
 from .records import ENDED, RecordError, is_job_id
 from .requests import Request, is_list
 from .rhythm import Rhythm
+from .states import Looks
 from .streams import find_streams, size_of, stream_sizes
 
 if TYPE_CHECKING:
@@ -35,10 +36,12 @@ def follow(request: Request) -> None:
     wait = request.get("wait", lambda value: isinstance(value, bool), default=True)
     output = request.get("streams", lambda value: isinstance(value, bool), default=True)
     jobs = job_files.open_jobs_folder(folders.jobs)
-    followed = [FollowedJob(jobs, job, wait=wait, output=output) for job in asked]
+    looks = Looks()
+    followed = [FollowedJob(jobs, job, looks, wait=wait, output=output) for job in asked]
     due: Optional[List[FollowedJob]] = followed
     rhythm = Rhythm()
     while due is not None:
+        looks.forget()
         sent = [job for job in due if _send(request, job)]
         followed = [job for job in followed if not job.is_done]
         if not followed:
@@ -65,11 +68,12 @@ class FollowedJob:
         is_behind: Whether there was more to send when it was looked at last.
     """
 
-    def __init__(self, jobs: Optional[int], asked: object, *, wait: bool, output: bool) -> None:
+    def __init__(self, jobs: Optional[int], asked: object, looks: Looks, *, wait: bool, output: bool) -> None:
         fields = asked if isinstance(asked, dict) else {}
         self.job_id = str(fields.get("id"))
         self.is_done = False
         self.is_behind = False
+        self._looks = looks
         self._changes: Optional[Changes] = None
         self._offsets: Dict[str, int] = {}
         self._paths: Dict[str, str] = {}
@@ -135,7 +139,7 @@ class FollowedJob:
     def _judge(self) -> Union[Standing, str]:
         assert self._folder is not None
         try:
-            return states.judge(self._folder, self.job_id, states.look())
+            return states.judge(self._folder, self.job_id, self._looks.look())
         except (RecordError, OSError) as error:
             return str(error)
 

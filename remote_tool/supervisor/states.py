@@ -35,6 +35,23 @@ def look() -> Here:
     return Here(processes.place(), Snapshot(), time.time())
 
 
+class Looks:
+    """One look at the machine for all jobs of a round: each takes as long as there are processes."""
+
+    def __init__(self) -> None:
+        self._here: Optional[Here] = None
+
+    def forget(self) -> None:
+        """Begin a round."""
+        self._here = None
+
+    def look(self) -> Here:
+        """Return the look of this round."""
+        if self._here is None:
+            self._here = look()
+        return self._here
+
+
 class Records(NamedTuple):
     """The records of a job, checked."""
 

@@ -11,10 +11,11 @@ from . import job_files, processes, states
 from .processes import Process, Snapshot
 from .records import ENDED, STOP, RecordError, is_grace, is_job_id, is_signal
 from .requests import Request, is_list
+from .states import Looks
 from .trees import KILL_SECONDS, deliver
 
 if TYPE_CHECKING:
-    from .states import Here, Standing
+    from .states import Standing
 
 # Beyond the grace, for SIGKILL and for the record.
 _EXTRA_SECONDS = 15.0
@@ -53,23 +54,6 @@ def stop(request: Request) -> None:
         time.sleep(pause if going else 0.0)
         pause = min(pause * 1.3, 0.2)
     request.answer({"jobs": [job.answer for job in stops], "now": time.time()})
-
-
-class Looks:
-    """One look at the machine for all jobs of a round: each takes as long as there are processes."""
-
-    def __init__(self) -> None:
-        self._here: Optional[Here] = None
-
-    def forget(self) -> None:
-        """Begin a round."""
-        self._here = None
-
-    def look(self) -> "Here":
-        """Return the look of this round."""
-        if self._here is None:
-            self._here = states.look()
-        return self._here
 
 
 class JobStop:

@@ -330,6 +330,30 @@ def _check_that_lines_come(call: Call, output: Path) -> None:
         assert frame.body == b"%d\n" % number
 
 
+def test_many_jobs_that_run_are_told_after_one_look_at_the_machine(changed_server: PretendServer) -> None:
+    """A look takes as long as there are processes."""
+    jobs = [changed_server.new_job("echo hello; exec sleep 60") for _ in range(5)]
+    changed_server.call("start", jobs=jobs)
+    for job in jobs:
+        changed_server.wait_for_output(job["id"], "hello")
+    looks = changed_server.home / "looks"
+    with (changed_server.entry.parent / "supervisor" / "states.py").open("a") as module:
+        module.write(_COUNTING.format(looks=str(looks)))
+    _, told = follow(changed_server, *(job["id"] for job in jobs), wait=False)
+    assert {state["state"] for state in told.values()} == {"running"}
+    assert len(told) == 5
+    assert looks.read_text() == "one\n"
+
+
+_COUNTING = """
+_look = look
+def look():
+    with open({looks!r}, "a") as file:
+        file.write("one\\n")
+    return _look()
+"""
+
+
 @pytest.mark.row(74)
 def test_links_out_of_the_job_are_not_followed(server: PretendServer, tmp_path: Path) -> None:
     job_id = server.start("true")
