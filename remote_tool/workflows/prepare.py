@@ -70,13 +70,20 @@ async def prepare(
     async def prepare_one(work: ServerWork) -> None:
         require_rsync(work.facts)
         await _set_up(work, options)
+        if any(step.outcome is not Outcome.UNCHANGED for step in work.results):
+            # That took its time, and somebody may have worked on the project meanwhile.
+            project.renew()
         await _send_project(work, project)
         await _install_packages(work, options)
         await _bring_supervisor(work)
 
-    results = await _on_all(pool, config, servers, prepare_one, report)
-    if results.values:
-        await tell_skipped(project, report)
+    project.begin()
+    try:
+        results = await _on_all(pool, config, servers, prepare_one, report)
+        if results.values:
+            await tell_skipped(project, report)
+    finally:
+        project.cancel()
     return results
 
 

@@ -52,15 +52,25 @@ class ProjectSnapshot:
         self._config = config
         self._task: asyncio.Task[Snapshot] | None = None
 
+    def begin(self) -> asyncio.Task[Snapshot]:
+        """Take it now, while something else goes on."""
+        if self._task is None:
+            self._task = asyncio.create_task(take_snapshot(self._config.local.root, selection_rules(self._config)))
+            # Whoever wants it hears of its error; where every login fails, nobody does.
+            self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return self._task
+
     async def get(self) -> Snapshot:
         """Return it.
 
         Raises:
             SyncError: The project cannot be listed.
         """
-        if self._task is None:
-            self._task = asyncio.create_task(take_snapshot(self._config.local.root, selection_rules(self._config)))
-        return await asyncio.shield(self._task)
+        return await asyncio.shield(self.begin())
+
+    def renew(self) -> None:
+        """Take it anew for those who want it from now on: time has passed."""
+        self._task = None
 
     def cancel(self) -> None:
         """Stop listing it, if nobody waits for it any more."""

@@ -18,12 +18,16 @@ import pytest
 from remote_tool.config.model import Environment, EnvironmentKind
 from remote_tool.errors import EnvironmentSetupError, RemoteToolError, SomeServersFailedError
 from remote_tool.transport.pool import HostPool
-from remote_tool.workflows.events import Notice, Outcome
-from remote_tool.workflows.prepare import PrepareOptions, update_packages
+from remote_tool.transport.snapshot import take_snapshot
+from remote_tool.workflows.events import Notice, Outcome, StepEnded
+from remote_tool.workflows.prepare import PrepareOptions, prepare, update_packages
 from tests.environments.files_over_http import serve
 from tests.workflows.servers import Desk, desk_for, keep_offline, make_wheel, record_of, scripts_of
 
 if TYPE_CHECKING:
+    from remote_tool.transport.host import Host
+    from remote_tool.transport.snapshot import SelectionRules, Snapshot
+    from remote_tool.workflows.events import Event
     from tests.conftest import MakeServer
     from tests.sshd import TestServer
 
@@ -120,6 +124,43 @@ async def test_a_bare_server_is_prepared_and_the_second_time_nothing_is_done(
     async with HostPool(desk.config, trace=lambda _server, label, _seconds: labels.append(label)) as pool:
         await update_packages(pool, desk.config, (), PrepareOptions(), desk.events.append)
     assert [label for label in labels if "log in" not in label] == ["what is there"], "one question is all"
+
+
+class PatientPool(HostPool):
+    """Logs in when the project is being listed, and not before."""
+
+    listing = asyncio.Event()
+
+    async def host(self, name: str) -> Host:
+        async with asyncio.timeout(20):
+            await self.listing.wait()
+        return await super().host(name)
+
+
+async def test_the_project_is_listed_during_the_login_and_again_after_something_was_made(
+    make_server: MakeServer, tmp_path: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = make_server()
+    desk = desk_at(tmp_path, wheels, server)
+    listed = 0
+
+    async def list_it(root: Path, rules: SelectionRules) -> Snapshot:
+        nonlocal listed
+        listed += 1
+        PatientPool.listing.set()
+        return await take_snapshot(root, rules)
+
+    def report(event: Event) -> None:
+        if isinstance(event, StepEnded) and event.step == "environment":
+            (desk.project / "late.py").touch()
+
+    monkeypatch.setattr("remote_tool.workflows.sync.take_snapshot", list_it)
+    PatientPool.listing = asyncio.Event()
+    for expected in (2, 3):
+        async with PatientPool(desk.config) as pool:
+            (await prepare(pool, desk.config, (), PrepareOptions(), report)).raise_if_any_failed()
+        assert (server.home / desk.config.remote.project / "late.py").exists()
+        assert listed == expected
 
 
 async def test_changed_requirements_are_installed_and_nothing_else_is_done(
