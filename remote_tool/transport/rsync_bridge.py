@@ -258,11 +258,16 @@ class _Descriptor:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                return os.read(self._number, size)
+                data = os.read(self._number, size)
             except BlockingIOError:
                 await _ready(lambda wake: loop.add_reader(self._number, wake), lambda: loop.remove_reader(self._number))
             except ConnectionResetError:
                 return b""
+            else:
+                # rsync has often written more meanwhile, and a full packet costs no more than a small one.
+                with suppress(BlockingIOError, ConnectionResetError):
+                    data += os.read(self._number, size - len(data)) if 0 < len(data) < size else b""
+                return data
 
     async def write(self, data: bytes) -> None:
         """Write all of it."""
