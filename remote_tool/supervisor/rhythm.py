@@ -20,7 +20,7 @@ _LOOK_SECONDS = 0.5
 _MOST_SURPRISES = 2
 # What comes in quick succession is sent together, the first of it at once.
 _SHORTEST_REST = 0.001
-_LONGEST_REST = 0.008
+_LONGEST_REST = 0.004
 
 
 class Rhythm:
