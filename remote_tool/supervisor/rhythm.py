@@ -18,6 +18,8 @@ _LONGEST_PAUSE = 0.05
 _LOOK_SECONDS = 0.5
 # It is relied on no more when so many looks in a row find what it had not told of.
 _MOST_SURPRISES = 2
+# A line and its end, which Python's print() writes one after the other, are sent together.
+_GATHER_SECONDS = 0.0005
 # What comes in quick succession is sent together, the first of it at once.
 _SHORTEST_REST = 0.001
 _LONGEST_REST = 0.004
@@ -108,7 +110,7 @@ class _Listening:
             return True
         is_quiet = time.monotonic() - begin > self._rest
         self._rest = _SHORTEST_REST if is_quiet else min(self._rest * 2, _LONGEST_REST)
-        return False
+        return client_is_gone(_GATHER_SECONDS)
 
     def _count_surprises(self, surprising: AbstractSet[str], sent: Sequence[FollowedJob]) -> None:
         if surprising:

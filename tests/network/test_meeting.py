@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import pytest
@@ -55,10 +56,12 @@ def train(workspace: Workspace, *requests: LaunchRequest) -> list[str]:
     shown: list[Chunk] = []
     answer = workspace.follow_jobs(JobSelection(jobs=tuple(jobs), stopped=True), shown.append)
     assert answer.exit_code == 0, b"".join(chunk.data for chunk in shown).decode()
-    said = [
-        chunk.data.decode() for chunk in shown if chunk.stream.startswith("ranks") and chunk.data.startswith(b"sum")
-    ]
-    return sorted(line for text in said for line in text.splitlines())
+    said: dict[tuple[str, str], bytes] = defaultdict(bytes)
+    for chunk in shown:
+        if chunk.stream.startswith("ranks"):
+            said[chunk.job.id, chunk.stream] += chunk.data
+    lines = [line.decode() for text in said.values() for line in text.splitlines()]
+    return sorted(line for line in lines if line.startswith("sum"))
 
 
 def plan(workspace: Workspace, **changes: object) -> LaunchPlan:

@@ -122,6 +122,20 @@ def selection(jobs: list[str]) -> JobSelection:
     return JobSelection(jobs=tuple(jobs), stopped=True)
 
 
+def joined(shown: list[Chunk]) -> dict[tuple[str, str], bytes]:
+    """Return what came of each label and stream: a chunk may end anywhere."""
+    found: dict[tuple[str, str], bytes] = {}
+    for chunk in shown:
+        key = (chunk.label, chunk.stream)
+        found[key] = found.get(key, b"") + chunk.data
+    return found
+
+
+def lines_of(shown: list[Chunk], beginning: bytes) -> list[bytes]:
+    """Return all lines with a beginning."""
+    return [line for text in joined(shown).values() for line in text.splitlines() if line.startswith(beginning)]
+
+
 @pytest.mark.row(99, 101, 102)
 @pytest.mark.slow
 def test_every_rank_gets_its_place_and_its_own_log(trainer: Workspace) -> None:
@@ -130,8 +144,7 @@ def test_every_rank_gets_its_place_and_its_own_log(trainer: Workspace) -> None:
     shown: list[Chunk] = []
     followed = trainer.follow_jobs(selection([job.id for job in answer.jobs]), shown.append)
     assert followed.exit_code == 0, shown
-    outputs = [chunk for chunk in shown if chunk.stream.startswith("ranks") and chunk.stream.endswith("out")]
-    said = {chunk.label: json.loads(chunk.data) for chunk in outputs}
+    said = {label: json.loads(text) for (label, stream), text in joined(shown).items() if stream.endswith("/out")}
     assert sorted(said) == ["first:0", "first:1", "second:2", "second:3"]
     assert {values["WORLD_SIZE"] for values in said.values()} == {"4"}
     assert {values["GLOO_SOCKET_IFNAME"] for values in said.values()} == {"mine"}
@@ -152,7 +165,7 @@ def test_two_launches_at_once_never_become_one(trainer: Workspace) -> None:
     shown: list[Chunk] = []
     followed = trainer.follow_jobs(selection(jobs), shown.append)
     assert followed.exit_code == 0, shown
-    assert [chunk.data for chunk in shown if chunk.data.startswith(b"sum")] == [b"sum 2\n"] * 4
+    assert lines_of(shown, b"sum") == [b"sum 2"] * 4
 
 
 @pytest.mark.row(88, 100)
@@ -293,7 +306,7 @@ def test_a_launch_whose_port_is_taken_in_the_last_moment_goes_on_with_another(
     assert before[0].taken_port == taken[0]
     assert f"another program had taken port {taken[0]} when torchrun was to listen on it" in before[0].reason
     assert f"first (node 0) another program had taken port {taken[0]}" in before[1].reason
-    assert [json.loads(chunk.data)["WORLD_SIZE"] for chunk in shown if chunk.data.startswith(b"{")] == ["2", "2"]
+    assert [json.loads(line)["WORLD_SIZE"] for line in lines_of(shown, b"{")] == ["2", "2"]
 
 
 @pytest.mark.row(93)
@@ -385,7 +398,7 @@ def test_restarts_use_torchruns_elastic_rendezvous_and_keep_every_attempt(traine
     shown: list[Chunk] = []
     followed = trainer.follow_jobs(selection([job.id for job in answer.jobs]), shown.append)
     assert followed.exit_code == 0, shown
-    assert [chunk.data for chunk in shown if chunk.data.startswith(b"again")] == [b"again as one of 2\n"] * 2
+    assert lines_of(shown, b"again") == [b"again as one of 2"] * 2
     assert any(chunk.stream == "ranks/1/0/out" for chunk in shown)
     shutil.rmtree(Path(tempfile.gettempdir(), answer.jobs[0].launch_id))
 
