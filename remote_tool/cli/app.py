@@ -48,6 +48,36 @@ COMMANDS = {
 }
 
 
+class AsGiven:
+    """Takes the value of an option as it is where nothing is to be converted or checked.
+
+    Typer loads pydantic for any value, which takes a quarter of a short command; so it does now for what is no text.
+    A version of Typer that does not ask here works as it likes.
+    """
+
+    def __init__(self, parameter: Any) -> None:  # noqa: ANN401 - Typer's own type is private
+        self._parameter = parameter
+
+    @classmethod
+    def put_before(cls, parameter: Any) -> Any:  # noqa: ANN401
+        """Have a parameter ask here first; return it."""
+        if parameter is not None:
+            parameter._runtime_param = cls(parameter)  # noqa: SLF001 - what is lost without it is time
+        return parameter
+
+    def coerce(self, value: Any, *, param: Any, ctx: Any) -> Any:  # noqa: ANN401
+        """Return what a command gets for a value."""
+        if value is None:
+            return () if getattr(param, "multiple", False) else None
+        kind = param.type_descriptor.annotation
+        if (kind is str and isinstance(value, str)) or (kind is int and getattr(param, "count", False)):
+            return value
+        if kind == list[str] and isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
+            return list(value)
+        self._parameter._runtime_param = None  # noqa: SLF001
+        return self._parameter.get_runtime_param().coerce(value, param=param, ctx=ctx)
+
+
 class Command(TyperCommand):
     """A command whose ``--env`` takes two words, and whose ``-v`` may stand before its name too."""
 
@@ -58,9 +88,17 @@ class Command(TyperCommand):
             ctx.params["verbose"] += ctx.obj
         return rest
 
+    def get_help_option(self, ctx: Any) -> Any:  # noqa: ANN401
+        """Return ``--help``."""
+        return AsGiven.put_before(super().get_help_option(ctx))
+
 
 class TableOfContents(TyperGroup):
     """Lists commands without importing them."""
+
+    def get_help_option(self, ctx: Any) -> Any:  # noqa: ANN401
+        """Return ``--help``."""
+        return AsGiven.put_before(super().get_help_option(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401 - Typer's own types are private
         """Import the command that is meant."""
@@ -75,6 +113,8 @@ def load_command(name: str) -> TyperCommand:
     single.command(name, cls=Command)(getattr(module, name.replace("-", "_")))
     command = typer.main.get_command(single)
     assert isinstance(command, TyperCommand)
+    for parameter in command.params:
+        AsGiven.put_before(parameter)
     return command
 
 
@@ -84,6 +124,8 @@ def make_program() -> TyperGroup:
     app.callback()(options)
     program = typer.main.get_command(app)
     assert isinstance(program, TyperGroup)
+    for parameter in program.params:
+        AsGiven.put_before(parameter)
     for name, (_, summary) in COMMANDS.items():
         program.add_command(TyperCommand(name, help=summary), name)
     return program

@@ -23,7 +23,7 @@ INTERFACE = [
     *("job-list", "job-tail", "job-kill", "job-wait", "job-rsync", "demo"),
 ]
 WITH_JSON = ["helper-torch-launch", "job-kill", "job-list", "job-run", "job-wait", "prepare", "rsync", "run"]
-HEAVY = ("asyncssh", "yaml", "rich", "remote_tool.workflows", "remote_tool.workspace", "remote_tool.config")
+HEAVY = ("pydantic", "asyncssh", "yaml", "rich", "remote_tool.workflows", "remote_tool.workspace", "remote_tool.config")
 
 
 def modules_of(*arguments: str, cwd: Path, ends: int = 0, environment: dict[str, str] | None = None) -> list[str]:
@@ -85,7 +85,7 @@ def test_a_command_in_a_pipe_loads_only_what_it_needs(tmp_path: Path, words: tup
     # Python's list lacks the workflow itself, which is imported by its name.
     loaded = {module.rpartition(".")[2] for module in modules if module.startswith("remote_tool.workflows.")}
     assert loaded == needed | {"context", "events", "selection", "supervisor"}
-    assert [module for module in modules if module.startswith(("rich", "http"))] == []
+    assert [module for module in modules if module.startswith(("rich", "http", "pydantic"))] == []
 
 
 def test_no_garbage_is_looked_for_when_the_program_ends(tmp_path: Path) -> None:
