@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from remote_tool.transport.snapshot import Snapshot
 
 _SNAPSHOT = re.compile(rb"[0-9a-f]{32}")
+# The first line has the sizes of all parts but the last.
+_SIZES = 2
 # Kind, permissions, size, time and name of what the list names; a folder's size and time are its own.
 _LOOK = r"""
 tell() {
@@ -42,11 +44,13 @@ class KnownCopy:
         snapshot_id: Of the project then.
         sent: The list of sent files, as the server keeps it.
         look: What the server tells of them, in the same order, as long as they are as they were sent.
+        fractions: The nanoseconds of their times here, in the same order: two edits may fall into one second.
     """
 
     snapshot_id: str
     sent: bytes
     look: bytes
+    fractions: bytes
 
     @cached_property
     def digest(self) -> str:
@@ -54,30 +58,34 @@ class KnownCopy:
 
     def changes(self, snapshot: Snapshot) -> tuple[list[bytes], bytes]:
         """Return the names that are to be sent now, and the records of what is not in the snapshot as it was."""
-        before, now = frozenset(self.look.split(b"\0")), frozenset(snapshot.look.split(b"\0"))
-        wanted = [entry.name for entry in snapshot.entries if entry.look[:-1] not in before]
+        before = frozenset(zip(self.look.split(b"\0"), self.fractions.split(b"\0"), strict=False))
+        now = frozenset(snapshot.look.split(b"\0"))
+        wanted = [
+            entry.name for entry in snapshot.entries if (entry.look[:-1], b"%d" % entry.nanoseconds) not in before
+        ]
         pairs = zip(self.sent.split(b"\0"), self.look.split(b"\0"), strict=False)
         return wanted, b"".join(record + b"\0" for record, look in pairs if look not in now)
 
 
 def of_snapshot(snapshot: Snapshot) -> KnownCopy:
     """Return what a server has when a sync has ended well."""
-    return KnownCopy(snapshot.id, snapshot.sent_list, snapshot.look)
+    return KnownCopy(snapshot.id, snapshot.sent_list, snapshot.look, snapshot.fractions)
 
 
 def recall(file: Path) -> KnownCopy | None:
     """Return what the last sync left, as far as we know."""
     head, _, rest = begun.recall(file).partition(b"\n")
-    name, _, size = head.partition(b" ")
-    if not _SNAPSHOT.fullmatch(name) or not size.isdigit():
+    name, *sizes = head.split(b" ")
+    if not _SNAPSHOT.fullmatch(name) or len(sizes) != _SIZES or not all(size.isdigit() for size in sizes):
         return None
-    return KnownCopy(name.decode(), rest[: int(size)], rest[int(size) :])
+    first, second = int(sizes[0]), int(sizes[0]) + int(sizes[1])
+    return KnownCopy(name.decode(), rest[:first], rest[first:second], rest[second:])
 
 
 def note(file: Path, known: KnownCopy) -> None:
     """Remember it."""
-    head = b"%b %d\n" % (known.snapshot_id.encode(), len(known.sent))
-    begun.note(file, head + known.sent + known.look)
+    head = b"%b %d %d\n" % (known.snapshot_id.encode(), len(known.sent), len(known.look))
+    begun.note(file, head + known.sent + known.look + known.fractions)
 
 
 def look_script(remote: RemotePaths, known: Sequence[KnownCopy]) -> list[str]:

@@ -375,7 +375,8 @@ class _Push:
 
     def _selection(self, shell: str) -> Sequence[str]:
         if self._wanted is not None:
-            return ("-lptO", "--safe-links", "-0", "--files-from=-", "-e", shell)
+            # What is named is not as it was: rsync's own look, by size and second, may miss that.
+            return ("-lptO", "-I", "--safe-links", "-0", "--files-from=-", "-e", shell)
         return (*("-rlptO", "--safe-links", "-0", "--exclude-from=-", "-e", shell),)
 
     async def _attend(self, rsync: LocalRsync, process: asyncio.subprocess.Process) -> bytes:

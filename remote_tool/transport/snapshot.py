@@ -40,6 +40,7 @@ class Entry(NamedTuple):
         modified: Seconds since the epoch; of a folder, 0.
         mode: Permission bits.
         target: Where a link leads; empty for what is none.
+        nanoseconds: The part of its time below a second, which rsync and servers do not compare.
     """
 
     name: bytes
@@ -47,6 +48,7 @@ class Entry(NamedTuple):
     modified: int
     mode: int
     target: bytes = b""
+    nanoseconds: int = 0
 
     @property
     def is_folder(self) -> bool:
@@ -93,6 +95,11 @@ class Snapshot:
     def look(self) -> bytes:
         """What the server tells of all entries when it has them as they are here."""
         return b"".join(entry.look for entry in self.entries)
+
+    @cached_property
+    def fractions(self) -> bytes:
+        """The nanoseconds of all entries, each ended by NUL."""
+        return b"".join(b"%d\0" % entry.nanoseconds for entry in self.entries)
 
     @cached_property
     def names(self) -> frozenset[bytes]:
@@ -235,7 +242,7 @@ class _Look:
     def snapshot(self, rules: bytes) -> Snapshot:
         digest = hashlib.sha256()
         for entry in self.entries:
-            digest.update(b"%o " % entry.mode + entry.record)
+            digest.update(b"%o %d " % (entry.mode, entry.nanoseconds) + entry.record)
         return Snapshot(self.root, rules, tuple(self.entries), tuple(self.skipped.items()), digest.hexdigest()[:32])
 
     def _read_other(self, line: bytes) -> None:
@@ -260,8 +267,8 @@ class _Look:
         elif stat.S_ISDIR(found.st_mode):
             self.entries.append(Entry(name + b"/", 0, 0, stat.S_IMODE(found.st_mode)))
         else:
-            seconds = found.st_mtime_ns // 1_000_000_000
-            self.entries.append(Entry(name, found.st_size, seconds, stat.S_IMODE(found.st_mode), target))
+            seconds, rest = divmod(found.st_mtime_ns, 1_000_000_000)
+            self.entries.append(Entry(name, found.st_size, seconds, stat.S_IMODE(found.st_mode), target, rest))
 
     def _skip(self, name: bytes, why: str) -> None:
         shown = os.fsdecode(name)

@@ -221,3 +221,14 @@ async def test_a_note_that_is_nonsense_is_none(desk: Desk) -> None:
         desk.write("a.py", f"changed {text!r}\n")
         assert (await desk.sync()).sent == ("a.py",)
         assert known_copy.recall(file) is not None
+
+
+@pytest.mark.row(86)
+async def test_an_edit_in_the_second_of_the_last_one_is_sent(desk: Desk) -> None:
+    """Of the same size too: a script that edits, starts and edits again is quicker than rsync's look."""
+    path = desk.project / "a.py"
+    for number in range(3):
+        path.write_text(f"rate = {number}\n")
+        os.utime(path, ns=(0, 1_700_000_000_000_000_000 + number))
+        await desk.sync()
+        assert (desk.copy / "a.py").read_text() == f"rate = {number}\n"
