@@ -10,7 +10,10 @@ WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 PYTEST_OPTIONS ?=
 TORCH := torch==2.13.0
 
-.PHONY: demo test check mutants reference clean system-demo system-test
+BENCH := .cache/bench
+WORKS ?=
+
+.PHONY: demo test check bench mutants reference clean system-demo system-test
 
 demo: system-demo $(VENV)/stamp-demo
 	$(BIN)/remote-tool demo
@@ -23,6 +26,10 @@ check: $(VENV)/stamp-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Side by side with doing it by hand and with labml_remote; WORKS='sync-one run-8' chooses, BENCH_OPTIONS adds to it.
+bench: system-test $(VENV)/stamp-bench $(BENCH)/stamp
+	$(BIN)/python -m benchmarks --labml $(CURDIR)/$(BENCH)/bin/python $(BENCH_OPTIONS) $(WORKS)
 
 # Takes each answer out of a copy of the code, and looks whether its tests go red: MUTANTS='36 wire' chooses.
 mutants: system-test $(VENV)/stamp-test
@@ -59,6 +66,16 @@ $(VENV)/stamp-demo: pyproject.toml $(VENV)/stamp-torch
 
 $(VENV)/stamp-test: pyproject.toml $(VENV)/stamp-torch
 	$(BIN)/pip install -q --disable-pip-version-check -e '.[test,check]'
+	@touch $@
+
+$(VENV)/stamp-bench: pyproject.toml $(VENV)/stamp-test
+	$(BIN)/pip install -q --disable-pip-version-check -e '.[bench]'
+	@touch $@
+
+# labml_remote has needs of its own, so it gets an environment of its own.
+$(BENCH)/stamp: $(VENV)/stamp-test
+	$(BIN)/python -m venv $(BENCH)
+	$(BENCH)/bin/pip install -q --disable-pip-version-check labml-remote==0.1.1
 	@touch $@
 
 # The journey test installs the sample's packages on its servers from these files, without the network.

@@ -1,0 +1,112 @@
+"""The page: the table of ratios, the machine, and the curves."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import distance
+from benchmarks.contest import BY_HAND, LABML, OURS, PARALLEL_SSH
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+BEGIN, END = "<!-- begin: {} (make bench writes this) -->", "<!-- end: {} -->"
+
+
+def machine() -> dict[str, object]:
+    """Say where it was measured: what decides the figures, and nothing that names the machine."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "cores": os.cpu_count(),
+        "memory_gb": round(memory / 1e9),
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "processor": _processor(),
+    }
+
+
+def write(file: Path, text: str) -> None:
+    """Write a whole file or nothing."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    beside = file.with_name(file.name + ".new")
+    beside.write_text(text)
+    beside.replace(file)
+
+
+def write_page(page: Path, results: Mapping[str, Any]) -> None:
+    """Put tables and curves between the marks of the page; the prose around them is written by hand."""
+    text = page.read_text()
+    for name, part in (
+        ("machine", _machine_line(results["machine"])),
+        ("works", works_table(results.get("works", {}))),
+        ("scale", scale_table(results.get("scale", {}))),
+        ("distance", distance.table(results.get("distance", {}))),
+    ):
+        before, begin, rest = text.partition(BEGIN.format(name))
+        _, end, after = rest.partition(END.format(name))
+        if not begin or not end:
+            raise ValueError(f"{page} has no place for {name!r}")
+        text = f"{before}{begin}\n{part}\n{end}{after}"
+    write(page, text)
+
+
+def works_table(works: Mapping[str, Any]) -> str:
+    """Return the ratios as Markdown: one row per work, 1.0 is what it is compared with."""
+    lines = [
+        "| work | goal | remote_tool | by hand | labml_remote | parallel-ssh | seconds of ours (quartiles) |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for work in works.values():
+        shown = [_ratio(work, name) for name in (OURS, BY_HAND, LABML, PARALLEL_SSH)]
+        lines.append(f"| {work['title']} | {work['goal']} | {' | '.join(shown)} | {_spread(work)} |")
+    return "\n".join(lines)
+
+
+def scale_table(scale: Mapping[str, Any]) -> str:
+    """Return seconds by number of servers as Markdown."""
+    counts = scale.get("counts", [])
+    lines = ["| | " + " | ".join(str(count) for count in counts) + " |", "|---|" + "---|" * len(counts)]
+    for name, costs in scale.get("seconds", {}).items():
+        lines.append(f"| {name}, s | " + " | ".join(f"{cost:.2f}" for cost in costs) + " |")
+    for name, costs in scale.get("megabytes", {}).items():
+        lines.append(f"| {name}, MB | " + " | ".join(f"{cost:.0f}" for cost in costs) + " |")
+    return "\n".join(lines)
+
+
+def _ratio(work: Mapping[str, Any], name: str) -> str:
+    found = work["contenders"].get(name)
+    if found is None:
+        return "–"
+    if found["ratio"] is None:
+        return f"{found['median']:.3g} {work['unit']}"
+    shown = f"{found['ratio']:.2f}"
+    return f"**{shown}**" if name == OURS else shown
+
+
+def _spread(work: Mapping[str, Any]) -> str:
+    costs = work["contenders"][OURS]["costs"]
+    if len(costs) < 2:
+        return f"{costs[0]:.3g} {work['unit']}"
+    low, middle, high = statistics.quantiles(costs, n=4, method="inclusive")
+    unit = "" if work["unit"] == "s" else f" {work['unit']}"
+    return f"{middle:.3g}{unit} ({low:.3g}–{high:.3g})"
+
+
+def _machine_line(values: Mapping[str, Any]) -> str:
+    return (
+        f"{values['cores']} cores ({values['processor']}), {values['memory_gb']} GB, {values['system']},"
+        f" Python {values['python']}; the servers are on the same machine."
+    )
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

@@ -1,0 +1,88 @@
+"""How time and memory grow with the number of servers: 1 to 64 real ones, and a picture of it."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.field import Field, Spent, small_files
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+COUNTS = (1, 2, 4, 8, 16, 32, 64)
+PICTURE = Path(__file__).parent.parent / "docs" / "benchmarks"
+FILES = 200
+
+
+def measure(rounds: int) -> dict[str, Any]:
+    """Run each command on 1 to 64 servers and draw the curves."""
+    seconds: dict[str, list[float]] = {}
+    megabytes: dict[str, list[float]] = {}
+    for count in COUNTS:
+        folder = Path(tempfile.mkdtemp(prefix="remote-tool-bench-"))
+        try:
+            with Field(folder / "field", count) as field:
+                field.fill(small_files(FILES))
+                field.tool("prepare")
+                for name, command in _commands(field).items():
+                    spent = [command() for _ in range(rounds)]
+                    seconds.setdefault(name, []).append(statistics.median(each.seconds for each in spent))
+                    megabytes.setdefault(name, []).append(max(each.largest for each in spent) / 1e6)
+                    print(f"  {count:>2} servers, {name}: {seconds[name][-1]:.2f} s", flush=True)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    result = {"counts": list(COUNTS), "seconds": seconds, "megabytes": megabytes}
+    draw(result)
+    return result
+
+
+def _commands(field: Field) -> dict[str, Callable[[], Spent]]:
+    start = ("job-run", "--no-sync", "--cmd", "exec sleep 600", *_servers(field))
+    return {
+        "ssh in parallel, by hand": lambda: field.everywhere("true"),
+        "run": lambda: field.tool("run", "--cmd", "true"),
+        "rsync, nothing changed": lambda: field.tool("rsync"),
+        "prepare, nothing changed": lambda: field.tool("prepare"),
+        "job-run": lambda: field.tool(*start),
+        "job-list": lambda: field.tool("job-list"),
+        "job-kill": lambda: field.tool("job-kill", "--yes", check=False),
+    }
+
+
+def _servers(field: Field) -> list[str]:
+    return [word for server in field.servers for word in ("--server", server.name)]
+
+
+def draw(scale: Mapping[str, Any]) -> None:
+    """Draw seconds and memory by number of servers, as PNG and SVG."""
+    import matplotlib as mpl  # noqa: PLC0415 - only drawing needs it
+    from matplotlib import pyplot as plt  # noqa: PLC0415 - the same
+
+    mpl.use("agg")
+    figure, (time_axes, memory_axes) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
+    for name, costs in scale["seconds"].items():
+        style = {"color": "black", "linestyle": "--"} if "by hand" in name else {}
+        time_axes.plot(scale["counts"], costs, marker="o", markersize=3, label=name, **style)
+    for name, sizes in scale["megabytes"].items():
+        if "by hand" not in name:
+            memory_axes.plot(scale["counts"], sizes, marker="o", markersize=3, label=name)
+    for axes, title in ((time_axes, "seconds, whole program"), (memory_axes, "MB of memory, whole program")):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(scale["counts"], [str(count) for count in scale["counts"]])
+        axes.set_xlabel("servers")
+        axes.set_title(title)
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+    time_axes.set_yscale("log")
+    time_axes.set_ylim(bottom=0.1)
+    time_axes.legend(fontsize=8)
+    PICTURE.mkdir(parents=True, exist_ok=True)
+    # Neither date nor random names: the same figures give the same files.
+    mpl.rcParams["svg.hashsalt"] = "remote_tool"
+    figure.savefig(PICTURE / "scale.svg", metadata={"Date": None})
+    figure.savefig(PICTURE / "scale.png", dpi=130)
+    plt.close(figure)
