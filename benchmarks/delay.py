@@ -21,15 +21,15 @@ class LongWire:
         self.round_trip = round_trip
         self._target = target
         self._loop = asyncio.new_event_loop()
-        self._ready = threading.Event()
+        self._writers: list[asyncio.StreamWriter] = []
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
-        server = asyncio.run_coroutine_threadsafe(
+        self._server = asyncio.run_coroutine_threadsafe(
             asyncio.start_server(self._accept, "127.0.0.1", 0), self._loop
         ).result()
-        self.port = server.sockets[0].getsockname()[1]
+        self.port = self._server.sockets[0].getsockname()[1]
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -38,6 +38,11 @@ class LongWire:
             for task in others:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
+            self._server.close()
+            for writer in self._writers:
+                writer.transport.abort()
+            # They close in the next turn of the loop.
+            await asyncio.sleep(0)
 
         asyncio.run_coroutine_threadsafe(end(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -48,6 +53,7 @@ class LongWire:
         # A connection is there after a round trip, as TCP has it.
         await asyncio.sleep(self.round_trip)
         there, back = await asyncio.open_connection("127.0.0.1", self._target)
+        self._writers += [writer, back]
         await asyncio.gather(self._carry(reader, back), self._carry(there, writer))
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
