@@ -7,7 +7,7 @@ START_JOBS = """
 import sys
 from remote_tool import StartRequest, Workspace
 workspace = Workspace.find()
-workspace.start_jobs(StartRequest(sys.argv[2], sync=False, copies=int(sys.argv[1])))
+workspace.start_jobs(*[StartRequest(sys.argv[2], sync=False)] * int(sys.argv[1]))
 """
 
 # Arguments: how many on each server, the command, the servers. Its jobs are no shell: sh is.
