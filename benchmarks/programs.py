@@ -66,13 +66,14 @@ print("end", flush=True)
 time.sleep(1)
 """
 
-# Argument: how many megabytes.
+# Argument: how many megabytes, of which it writes a hundred in a second when nobody holds it up.
 PRINT = """
 import sys, time
 megabyte = (b"x" * 99 + b"\\n") * 10000
 begin = time.perf_counter()
-for _ in range(int(sys.argv[1])):
+for number in range(int(sys.argv[1])):
     sys.stdout.buffer.write(megabyte)
-sys.stdout.flush()
+    sys.stdout.flush()
+    time.sleep(max(0.0, begin + number / 100 - time.perf_counter()))
 open("seconds", "w").write(str(time.perf_counter() - begin))
 """

@@ -331,13 +331,13 @@ def show_help(field: Field) -> Work:
 
 
 def print_much(field: Field) -> Work:
-    """Print as fast as it can: 1 GB, in lines."""
+    """Print 100 MB in a second, for five."""
     (server,) = field.servers
     field.fill({"print_much.py": programs.PRINT.encode()})
     field.tool("prepare")
     (server.home / "hand").mkdir(exist_ok=True)
     (server.home / "hand" / "print_much.py").write_text(programs.PRINT)
-    program = f"exec {sys.executable} print_much.py 1000"
+    program = f"exec {sys.executable} print_much.py 500"
 
     def by_hand() -> float:
         field.everywhere(f"cd {field.there(server, 'hand')} && rm -f log && {{ {program}; }} > log")
@@ -352,7 +352,7 @@ def print_much(field: Field) -> Work:
         return float((server.home / "ours" / "seconds").read_text())
 
     contenders = (Contender(BY_HAND, by_hand), Contender(OURS, ours))
-    return Work("print", "a job printing 1 GB, until it has written it", contenders, "≤ 1.0", rounds=5)
+    return Work("print", "a job printing 100 MB/s for 5 s, until it has written that", contenders, "≤ 1.0", rounds=5)
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 120.0) -> None:
