@@ -183,7 +183,7 @@ class Field:
         )
 
     def _environment(self) -> dict[str, str]:
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("SSH_", "REMOTE_TOOL_"))}
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("SSH_", "REMOTE_TOOL_", "PYTHON"))}
         here = str(Path(__file__).parent.parent)
         return {**kept, "HOME": str(self.home), "PYTHONPATH": here, "PYTHONUNBUFFERED": "1"}
 
