@@ -183,7 +183,8 @@ class Field:
         )
 
     def _environment(self) -> dict[str, str]:
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("SSH_", "REMOTE_TOOL_", "PYTHON"))}
+        others = ("SSH_", "REMOTE_TOOL_", "PYTHON")
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(others)}
         here = str(Path(__file__).parent.parent)
         return {**kept, "HOME": str(self.home), "PYTHONPATH": here, "PYTHONUNBUFFERED": "1"}
 
