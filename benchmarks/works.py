@@ -250,8 +250,9 @@ def _tail(field: Field, part: Callable[[list[float]], float], key: str, title: s
     program = f"exec {sys.executable} speak.py {count}"
 
     def ours() -> float:
-        field.tool("job-run", "--server", server.name, "--no-sync", "--tag", "tail", "--cmd", program)
-        words = [sys.executable, "-m", "remote_tool", "job-tail", "--tag", "tail"]
+        tag = f"tail-{time.time_ns()}"
+        field.tool("job-run", "--server", server.name, "--no-sync", "--tag", tag, "--cmd", program)
+        words = [sys.executable, "-m", "remote_tool", "job-tail", "--tag", tag]
         return part(_delays(field, words, field.ours))
 
     def by_hand() -> float:

@@ -292,3 +292,6 @@ def test_a_change_under_a_running_job_is_told_by_every_command_that_sends(projec
             assert job_id in said
     finally:
         Workspace.find(project).stop_jobs(JobSelection(jobs=(job_id,)), signal="SIGKILL")
+        # Other tests share this project, and find it as it was.
+        (project / "changed.py").unlink()
+        Workspace.find(project).prepare()
