@@ -24,7 +24,7 @@ from remote_tool.transport.rsync_failures import SOME_VANISHED, STREAM_BROKE, En
 from remote_tool.transport.rsync_server import Attempt, Leftovers, SyncState
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from remote_tool.paths import RemotePaths
     from remote_tool.transport.host import Exit, Host
@@ -399,12 +399,14 @@ class _Push:
         stdin.close()
 
     async def _read_items(self, rsync: LocalRsync, stdout: asyncio.StreamReader) -> None:
-        async for line in _lines(stdout):
-            self._on_output(line)
-            item = rsync.parse_item(line)
-            if item is not None and not item.is_folder:
-                self._sent.append(os.fsdecode(item.name))
-                self._tell_progress()
+        """Take a block of lines at a time: of a first sync there are as many lines as files, for each server."""
+        rest = b""
+        while data := await stdout.read(MEBIBYTE):
+            self._on_output(data)
+            *lines, rest = (rest + data).split(b"\n")
+            items = filter(None, map(rsync.parse_item, lines))
+            self._sent += [os.fsdecode(item.name) for item in items if not item.is_folder]
+            self._tell_progress()
 
 
 def _own_name() -> str:
@@ -421,16 +423,3 @@ def _tell_running(ids: Sequence[str]) -> str:
 def _quoted(word: str) -> str:
     """Quote a word for ``rsync -e``, which doubles a quote inside of quotes."""
     return '"' + word.replace('"', '""') + '"'
-
-
-async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """Read lines; one that is too long for the buffer comes in pieces."""
-    while True:
-        try:
-            yield await stream.readuntil(b"\n")
-        except asyncio.LimitOverrunError as error:
-            yield await stream.readexactly(error.consumed)
-        except asyncio.IncompleteReadError as error:
-            if error.partial:
-                yield error.partial
-            return
