@@ -98,10 +98,16 @@ class Workspace:
         return self._prepared(workflows.prepare.update_packages, servers, force=force, check=check)
 
     def rsync(
-        self, servers: Sequence[str] = (), *, dry_run: bool = False, checksum: bool = False, check: bool = True
+        self,
+        servers: Sequence[str] = (),
+        *,
+        dry_run: bool = False,
+        checksum: bool = False,
+        relay: bool = False,
+        check: bool = True,
     ) -> Results[PushResult]:
-        """Send what changed in the project."""
-        options = workflows.sync.SyncOptions(dry_run=dry_run, checksum=checksum)
+        """Send what changed in the project; with relay to one server, and from there to the others."""
+        options = workflows.sync.SyncOptions(dry_run=dry_run, checksum=checksum, relay=relay)
         return self._on_servers(workflows.sync.sync, servers, options, check=check)
 
     def run(

@@ -61,19 +61,22 @@ def update_packages(
     _show_results(results, console)
 
 
-def rsync(
+def rsync(  # noqa: PLR0913 - one parameter per option
     *,
     server: Servers = None,
     show_output: ShowOutput = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would change, and change nothing.")] = False,
     checksum: Annotated[bool, typer.Option("--checksum", help="Compare contents, not sizes and times.")] = False,
+    relay: Annotated[
+        bool, typer.Option("--relay", help="Send to one server, which hands it on to the others: for a slow line.")
+    ] = False,
     json: AsJson = False,
     verbose: Verbose = 0,
 ) -> None:
     """Send what changed in the project; removes on the server only what was sent earlier and is gone here."""
     with Console(verbose=verbose, show_output=show_output, activity=CONNECTING) as console:
         workspace = console.find_workspace()
-        results = workspace.rsync(server or (), dry_run=dry_run, checksum=checksum, check=False)
+        results = workspace.rsync(server or (), dry_run=dry_run, checksum=checksum, relay=relay, check=False)
     if dry_run and not json:
         _list_changes(results)
     _show_results(results, console, json=json)

@@ -23,6 +23,8 @@ _OPS = {
     "facts": "facts",
     "listen": "network",
     "connect": "network",
+    "share": "relay_share",
+    "fetch": "relay_fetch",
 }
 _NO_REQUEST = 2
 

@@ -19,6 +19,7 @@ from remote_tool.errors import RemoteCommandError, SyncError
 from remote_tool.transport import begun, known_copy, rsync_server, rsync_shell
 from remote_tool.transport.endpoint import printable
 from remote_tool.transport.local_rsync import environment, find_local_rsync
+from remote_tool.transport.relayed import Asking, Relayed
 from remote_tool.transport.rsync_bridge import Bridge
 from remote_tool.transport.rsync_failures import SOME_VANISHED, STREAM_BROKE, Ending
 from remote_tool.transport.rsync_server import Attempt, Leftovers, SyncState
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from remote_tool.transport.host import Exit, Host
     from remote_tool.transport.known_copy import KnownCopy
     from remote_tool.transport.local_rsync import LocalRsync
+    from remote_tool.transport.relayed import Relay
     from remote_tool.transport.snapshot import Snapshot
 
 MEBIBYTE = 1024 * 1024
@@ -67,6 +69,7 @@ class PushOptions:
         on_waiting: Told for whom, when somebody else sends to the same place.
         begun: Where it is noted what is being sent, until the server has noted it.
         known: Where it is noted what the server has.
+        relay: Brings from another server what this one lacks, before rsync compares.
     """
 
     dry_run: bool = False
@@ -74,6 +77,7 @@ class PushOptions:
     on_waiting: Callable[[str], None] = lambda _text: None
     begun: Path | None = None
     known: Path | None = None
+    relay: Relay | None = None
 
 
 @dataclass(frozen=True)
@@ -85,9 +89,11 @@ class PushResult:
         snapshot: Which state of the project the server has now.
         sent: Names of files and links that were sent, or whose permissions were set.
         removed: Names of files that were sent earlier, are gone here, and were removed there.
-        bytes: On the wire, to the server.
+        bytes: On the wire, from here to the server.
         skipped: What was left out though no rule of the user says so: name and why.
         warnings: What is worth knowing.
+        relayed: Bytes of the sent files that came from another server.
+        relayed_by: That server; empty for none.
     """
 
     server: str
@@ -97,6 +103,8 @@ class PushResult:
     bytes: int = 0
     skipped: tuple[tuple[str, str], ...] = ()
     warnings: tuple[str, ...] = ()
+    relayed: int = 0
+    relayed_by: str = ""
 
     @property
     def changed(self) -> bool:
@@ -151,6 +159,7 @@ class _Push:
         self._sent: list[str] = []
         self._removed: list[str] = []
         self._bytes = 0
+        self._relayed = Relayed()
         self._warnings: list[str] = []
 
     async def run(self) -> PushResult:
@@ -167,6 +176,8 @@ class _Push:
             bytes=self._bytes,
             skipped=self._snapshot.skipped,
             warnings=tuple(self._warnings),
+            relayed=self._relayed.size,
+            relayed_by=self._relayed.source,
         )
 
     @property
@@ -193,8 +204,9 @@ class _Push:
     async def _transfer(self) -> None:
         """Learn what the server has, have rsync send what it lacks, and say what went wrong, if something did."""
         expected = await asyncio.to_thread(self._expect)
+        dry_run, relayed = self._options.dry_run, self._options.relay is not None
         script = rsync_server.receive_script(
-            self._remote, self._attempt, [*expected.values()], dry_run=self._options.dry_run
+            self._remote, self._attempt, [*expected.values()], dry_run=dry_run, relayed=relayed
         )
         mark = rsync_server.end_of_state(self._attempt.mark)
         async with self._host.open(script, label="rsync") as channel:
@@ -205,6 +217,7 @@ class _Push:
                     self._fail_of(bridge, STREAM_BROKE, await bridge.end(), b"")
                 else:
                     await self._take_state(answer, expected)
+                    await self._have_relayed(bridge)
                     await self._make_so(bridge)
 
     def _expect(self) -> dict[str, KnownCopy]:
@@ -237,6 +250,29 @@ class _Push:
             state = replace(state, begun=rsync_server.parse_records(earlier))
             begun.note(file, earlier + self._snapshot.sent_list)
         self._state, self._leftovers = state, rsync_server.find_leftovers(state, self._snapshot)
+
+    async def _have_relayed(self, bridge: Bridge) -> None:
+        """Have another server bring what this one lacks: what is in its place then, rsync need not send."""
+
+        async def ask(words: bytes) -> bytes:
+            answer = await bridge.ask(words)
+            if answer is None:
+                self._fail_of(bridge, STREAM_BROKE, await bridge.end(), b"")
+            return answer or b""
+
+        if self._options.relay is None or self._options.dry_run:
+            return
+        self._relayed = await self._options.relay(Asking(ask, bridge.unhurried), self._snapshot, self._lacking_bytes())
+        self._sent += sorted(os.fsdecode(name) for name in self._relayed.names)
+        if self._wanted is not None:
+            self._wanted = [name for name in self._wanted if name not in self._relayed.names]
+
+    def _lacking_bytes(self) -> int:
+        """Return how much the server lacks; all, when nobody knows what it has."""
+        if self._is_so:
+            return 0
+        wanted = None if self._wanted is None else frozenset(self._wanted)
+        return sum(entry.size for entry in self._snapshot.entries if wanted is None or entry.name in wanted)
 
     async def _make_so(self, bridge: Bridge) -> None:
         """Send what is wanted, and have the server remember it."""

@@ -102,6 +102,21 @@ class Bridge:
         self._rest = bytes(answer[end + 1 :])
         return bytes(answer[:found])
 
+    async def ask(self, words: bytes) -> bytes | None:
+        """Have the script do something before rsync begins, and return what it tells of it; None when it ended."""
+        await self._channel.write(words)
+        return await self.read_answer()
+
+    @contextmanager
+    def unhurried(self) -> Iterator[None]:
+        """Wait for something else than this server: its silence does not count meanwhile."""
+        if self._silence is not None:
+            self._silence.reschedule(None)
+        try:
+            yield
+        finally:
+            self._go_on()
+
     async def serve(
         self,
         connection: socket.socket,

@@ -34,6 +34,7 @@ COMPLETE = "complete"
 # Where Linux lets a program open its own streams once more.
 STREAMS = "/proc/self/fd"
 STAYS = "stays"
+RELAY = "relay"
 # Of a size or a time.
 _NUMBER = re.compile(rb"-?[0-9]{1,20}")
 
@@ -173,7 +174,9 @@ def _is_inside(name: bytes) -> bool:
     return bool(name) and not name.startswith(b"/") and b".." not in name.split(b"/")
 
 
-def receive_script(remote: RemotePaths, attempt: Attempt, known: Sequence[KnownCopy], *, dry_run: bool) -> str:
+def receive_script(
+    remote: RemotePaths, attempt: Attempt, known: Sequence[KnownCopy], *, dry_run: bool, relayed: bool = False
+) -> str:
     """Return the script of a sync, alone on this server: it tells what is there, receives, and remembers what it has.
 
     It tells of the state first, and ends when the copy is as it should be. Then it reads one line: the options of
@@ -185,6 +188,7 @@ def receive_script(remote: RemotePaths, attempt: Attempt, known: Sequence[KnownC
         attempt: This sync.
         known: How the copy may look, by what we know: first that of the wanted snapshot.
         dry_run: Change nothing, make no folder.
+        relayed: Before rsync, the control program may be asked to bring files, see :func:`relay_words`.
     """
     project, scripts = shlex.quote(remote.project), shlex.quote(remote.scripts)
     state = f'"$HOME"/{shlex.quote(remote.sync_state)}'
@@ -207,6 +211,7 @@ def receive_script(remote: RemotePaths, attempt: Attempt, known: Sequence[KnownC
             '[ "$same $state" != "1 $wanted" ] || exit 0',
             "IFS= read -r words || exit 1",
             *([] if dry_run else [f"echo '{attempt.incomplete}' > {state} || exit {CANNOT_WRITE}"]),
+            *(_relay(remote, attempt) if relayed else []),
             *_receive(remote, dry_run=dry_run),
             f'printf \'\\000\\000%s %s %s\\n\' {attempt.mark} "$status" "$stays"',
             *([] if dry_run else ['[ -n "$stays" ] || exit "$status"', *_finish(remote, attempt)]),
@@ -214,6 +219,28 @@ def receive_script(remote: RemotePaths, attempt: Attempt, known: Sequence[KnownC
             "",
         ]
     )
+
+
+def relay_words(version: str, request: bytes) -> bytes:
+    """Return the lines that have the script ask the control program of this version; it answers up to the mark."""
+    return f"{RELAY}\nsupervisor-{version}\n".encode() + request
+
+
+def _relay(remote: RemotePaths, attempt: Attempt) -> list[str]:
+    """Ask the control program, alone on this server and after the copy is called incomplete, as rsync is."""
+    scripts = shlex.quote(remote.scripts)
+    return [
+        f'while [ "$words" = {RELAY} ]; do',
+        "  IFS= read -r program || exit 1",
+        f'  if [ -x {scripts}/python ] && [ -d {scripts}/"$program" ]; then',
+        f'    (cd {scripts} && REMOTE_TOOL_SUPERVISOR=1 exec ./python -I -S "$program"/run_control.py)',
+        "  else",
+        "    IFS= read -r request || exit 1",
+        "  fi",
+        f"  printf '\\000\\000%s \\n' {attempt.mark}",
+        "  IFS= read -r words || exit 1",
+        "done",
+    ]
 
 
 def finish_script(remote: RemotePaths, attempt: Attempt) -> str:

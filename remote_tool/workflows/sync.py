@@ -13,16 +13,18 @@ from remote_tool.transport.rsync import Progress, PushOptions, PushResult, push
 from remote_tool.transport.rsync_failures import BrokenSyncError
 from remote_tool.transport.snapshot import SelectionRules, Snapshot, take_snapshot
 from remote_tool.workflows.events import Notice, Outcome, StepEnded, StepOutput, StepProgress, StepStarted
+from remote_tool.workflows.relay import Exchange
 from remote_tool.workflows.selection import choose_servers
 from remote_tool.workflows.step_logs import StepLog
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from remote_tool.config.model import Config
     from remote_tool.errors import RemoteToolError
     from remote_tool.transport.host import Host
     from remote_tool.transport.pool import HostPool, Results
+    from remote_tool.transport.relayed import Relay
     from remote_tool.workflows.events import Report
 
 STEP = "rsync"
@@ -39,10 +41,12 @@ class SyncOptions:
     Attributes:
         dry_run: Say what would be sent and removed, and change nothing.
         checksum: Compare contents: finds an edit that kept size and time.
+        relay: Send to one server, and from there to the others, where there is enough to send.
     """
 
     dry_run: bool = False
     checksum: bool = False
+    relay: bool = False
 
 
 class ProjectSnapshot:
@@ -94,23 +98,48 @@ async def sync(
 ) -> Results[PushResult]:
     """Send the project to all servers at once; a server whose link goes in the middle is tried once more."""
     project = ProjectSnapshot(config)
+    chosen = choose_servers(config, servers)
 
-    async def send(server: str) -> PushResult:
+    async def send(server: str, relay: Relay | None = None) -> PushResult:
         # Logging in and listing the project take about as long, so they go on together.
         host, _ = await asyncio.gather(pool.host(server), project.get())
         try:
-            return await send_project(host, config, project, options, report)
+            return await send_project(host, config, project, options, report, relay)
         except ConnectionLostError as error:
             report(Notice(server, f"{error}; trying again"))
-            return await send_project(await pool.host(server), config, project, options, report)
+            return await send_project(await pool.host(server), config, project, options, report, relay)
 
     try:
-        results = await on_every(choose_servers(config, servers), send)
+        if options.relay and not options.dry_run and len(chosen) > 1:
+            results = await _relay(Exchange(pool, config, chosen, report, checksum=options.checksum), chosen, send)
+            tell_relayed(results, report)
+        else:
+            results = await on_every(chosen, send)
         if results.values:
             await tell_skipped(project, report)
     finally:
         project.cancel()
     return results
+
+
+async def _relay(
+    exchange: Exchange, servers: Sequence[str], send: Callable[[str, Relay], Awaitable[PushResult]]
+) -> Results[PushResult]:
+    async def send_one(server: str) -> PushResult:
+        with exchange.attended(server):
+            result = await send(server, exchange.relay_to(server))
+            exchange.has(server, result.snapshot)
+        return result
+
+    async with exchange:
+        return await on_every(servers, send_one)
+
+
+def tell_relayed(results: Results[PushResult], report: Report) -> None:
+    """Tell what went over the line from here, and what did not have to."""
+    sent = sum(result.bytes for result in results.values.values())
+    relayed = sum(result.relayed for result in results.values.values())
+    report(Notice("", f"{readable_size(sent)} sent from here, {readable_size(relayed)} from server to server"))
 
 
 async def tell_skipped(project: ProjectSnapshot, report: Report) -> None:
@@ -123,7 +152,12 @@ async def tell_skipped(project: ProjectSnapshot, report: Report) -> None:
 
 
 async def send_project(
-    host: Host, config: Config, project: ProjectSnapshot, options: SyncOptions, report: Report
+    host: Host,
+    config: Config,
+    project: ProjectSnapshot,
+    options: SyncOptions,
+    report: Report,
+    relay: Relay | None = None,
 ) -> PushResult:
     """Send the project to one server, told and logged as a step."""
     report(StepStarted(host.name, STEP))
@@ -150,6 +184,7 @@ async def send_project(
                 on_waiting=lambda text: report(Notice(host.name, text)),
                 begun=config.local.begun_sync(host.name),
                 known=config.local.known_copy(host.name),
+                relay=relay,
             )
             try:
                 result = await push(host, config.remote, snapshot, wanted, on_progress, on_output)
@@ -173,6 +208,8 @@ def describe(result: PushResult, options: SyncOptions) -> str:
     would = "would send" if options.dry_run else "sent"
     removed = f", {'would remove' if options.dry_run else 'removed'} {len(result.removed)}" if result.removed else ""
     size = "" if options.dry_run else f" ({readable_size(result.bytes)})"
+    if result.relayed:
+        size = f" ({readable_size(result.bytes)} from here, {readable_size(result.relayed)} from {result.relayed_by})"
     files = "1 file" if len(result.sent) == 1 else f"{len(result.sent)} files"
     return f"{would} {files}{size}{removed}"
 
