@@ -95,8 +95,9 @@ class _Receiver:
             found = os.lstat(path)
         except OSError:
             return False
-        # As rsync compares.
-        same = (found.st_size, found.st_mtime_ns // 10**9) == (entry.size, entry.modified // 10**9)
+        # A file system or an old rsync may have kept the seconds only.
+        kept = found.st_mtime_ns in (entry.modified, entry.modified // 10**9 * 10**9)
+        same = kept and found.st_size == entry.size
         if not stat.S_ISREG(found.st_mode) or not same:
             return False
         return not compare or self._hash(entry) == entry.sha256

@@ -19,7 +19,7 @@ except ImportError:  # a Python that was built without it
     ssl = None  # type: ignore[assignment]
 
 # A link that says nothing for so long is given up, in seconds.
-SILENCE = 60.0
+SILENCE = 20.0
 _HANDSHAKE_SECONDS = 10.0
 # What a pipe takes without a reader on every system.
 _LARGEST_PEM = 4096

@@ -62,6 +62,7 @@ class Source:
         request: What another server is asked, to fetch from it.
         files: What it hands on.
         free: To how many more it can send now.
+        trusted: Whether the last one that asked got something.
     """
 
     server: str
@@ -69,6 +70,7 @@ class Source:
     request: Mapping[str, Any] = field(repr=False)
     files: FileList = field(repr=False)
     free: int = LINKS
+    trusted: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ class Exchange:
         self._tasks: set[asyncio.Task[None]] = set()
         self._files: dict[str, asyncio.Task[FileList]] = {}
         self._pair: KeyPair | None = None
+        self._order = {server: number for number, server in enumerate(servers)}
         # Each server is at one place: not heard of, at work, waiting, or a holder.
         self._silent = set(servers)
         self._at_work: set[str] = set()
@@ -193,8 +196,10 @@ class Exchange:
                 source.free -= 1
                 self._end_wait(waiter, source)
         self._open_more()
-        if self._waiting and not self._may_come(self._waiting[0].snapshot):
-            self._end_wait(self._waiting[0], None)
+        if self._waiting:
+            first = min(self._waiting, key=lambda waiter: self._order[waiter.server])
+            if not self._may_come(first.snapshot):
+                self._end_wait(first, None)
 
     def _end_wait(self, waiter: _Waiter, source: Source | None) -> None:
         self._waiting.remove(waiter)
@@ -277,8 +282,17 @@ class Exchange:
         if problem:
             rest = "the rest" if names else "the project"
             self._report(Notice(server, f"{rest} is sent from here, not fetched from {source.server}: {problem}"))
+            self._doubt(source, came=bool(names))
+        else:
+            source.trusted = True
         size = sum(entry.size for entry in snapshot.entries if entry.name in names)
         return Relayed(names, size, source.server if names else "")
+
+    def _doubt(self, source: Source, *, came: bool) -> None:
+        """Give a source up that nobody gets anything from, so that not all try it in turn."""
+        if not came and not source.trusted and source in self._sources:
+            self._sources.remove(source)
+        source.trusted = came
 
     async def _fetch(self, asking: Asking, server: str, source: Source) -> Mapping[str, Any]:
         nonce = secrets.token_hex(16)

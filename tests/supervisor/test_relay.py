@@ -108,8 +108,10 @@ def test_what_differs_as_rsync_compares_is_brought_and_with_checksum_by_what_it_
     write(other, "a.py", b"print(2)\n")
     with sharing(server, pair, entries[:1]) as (_, port):
         assert fetch(other, pair, entries[:1], port)["names"] == set()
+        os.utime(other.project / "a.py", (SECOND, SECOND))
+        assert fetch(other, pair, entries[:1], port)["names"] == set()
         assert fetch(other, pair, entries[:1], port, checksum=True)["names"] == {"a.py"}
-        os.utime(other.project / "a.py", (1, 1))
+        os.utime(other.project / "a.py", ns=(0, SECOND * 10**9 + 6))
         assert fetch(other, pair, entries[:1], port)["names"] == {"a.py"}
     assert (other.project / "a.py").read_bytes() == b"print(1)\n"
 
