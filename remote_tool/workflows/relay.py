@@ -234,7 +234,7 @@ class Exchange:
                 request = await self._share(await self._pool.host(server), files)
         except (RemoteToolError, TimeoutError, ValueError) as error:
             self._opening.discard(server)
-            self._report(Notice(server, f"cannot hand the project on: {error or 'it does not answer'}"))
+            self._report(Notice(server, f"cannot hand the project on: {str(error) or 'it does not answer'}"))
             if not self._sources and not self._opening:
                 # Nor, most likely, can the others: all at once is sooner than one after the other.
                 self._send_to_all()

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -46,9 +47,9 @@ def state(host: NetworkHost) -> str:
     return (host.home / "project" / ".remote-scripts" / "sync").read_text().split()[0]
 
 
-def ours(host: NetworkHost) -> list[str]:
-    """What runs there of us: neither a share nor a fetch may stay."""
-    return [command for command in host.pids().values() if "run_control" in command or "rsync" in command]
+def is_idle(host: NetworkHost) -> bool:
+    """Whether nothing of us runs there: neither a share nor a fetch may stay."""
+    return not [command for command in host.pids().values() if "run_control" in command or "rsync" in command]
 
 
 def fill(workspace: Workspace) -> dict[str, str]:
@@ -76,7 +77,7 @@ def test_it_goes_between_machines_and_to_one_that_cannot_be_reached_from_the_fir
     else:
         assert results["three"].relayed_by == "two"
     for host in hosts:
-        wait_until(lambda host=host: not ours(host), "the end of what was opened")
+        wait_until(partial(is_idle, host), "the end of what was opened")
 
 
 def test_a_cut_in_the_middle_leaves_what_the_next_sync_mends(network: Network, make_workspace: MakeWorkspace) -> None:
@@ -101,7 +102,7 @@ def test_a_cut_in_the_middle_leaves_what_the_next_sync_mends(network: Network, m
         program.wait()
     for host in hosts:
         host.mend()
-        wait_until(lambda host=host: not ours(host), "the end of what was opened")
+        wait_until(partial(is_idle, host), "the end of what was opened")
     assert [state(host) for host in hosts] == ["complete", "incomplete", "incomplete"]
     results = workspace.rsync().values
     assert [digests(host.home / "project") for host in hosts] == [wanted] * 3

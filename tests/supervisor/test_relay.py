@@ -56,7 +56,7 @@ def entries(server: PretendServer) -> list[Entry]:
     return [write(server, name, content) for name, content in zip(NAMES, contents, strict=True)]
 
 
-def keys(pair: KeyPair) -> dict[str, str]:
+def keys(pair: KeyPair) -> dict[str, Any]:
     return {"certificate": pair.certificate, "key": pair.key}
 
 
