@@ -13,7 +13,6 @@ from remote_tool.transport.rsync import Progress, PushOptions, PushResult, push
 from remote_tool.transport.rsync_failures import BrokenSyncError
 from remote_tool.transport.snapshot import SelectionRules, Snapshot, take_snapshot
 from remote_tool.workflows.events import Notice, Outcome, StepEnded, StepOutput, StepProgress, StepStarted
-from remote_tool.workflows.relay import Exchange
 from remote_tool.workflows.selection import choose_servers
 from remote_tool.workflows.step_logs import StepLog
 
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from remote_tool.transport.pool import HostPool, Results
     from remote_tool.transport.relayed import Relay
     from remote_tool.workflows.events import Report
+    from remote_tool.workflows.relay import Exchange
 
 STEP = "rsync"
 # A line per this many seconds is enough for eyes.
@@ -111,6 +111,8 @@ async def sync(
 
     try:
         if options.relay and not options.dry_run and len(chosen) > 1:
+            from remote_tool.workflows.relay import Exchange  # noqa: PLC0415 - a relay is seldom asked for
+
             results = await _relay(Exchange(pool, config, chosen, report, checksum=options.checksum), chosen, send)
             tell_relayed(results, report)
         else:
