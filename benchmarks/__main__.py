@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import distance, report, scale
+from benchmarks import distance, relay, report, scale
 from benchmarks.contest import hold
 from benchmarks.field import Field
 from benchmarks.works import PLANS
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 DOCUMENTS = Path(__file__).parent.parent / "docs"
 RESULTS = DOCUMENTS / "benchmarks"
-CURVES = {"scale": scale.measure, "distance": distance.measure}
+CURVES = {"scale": scale.measure, "distance": distance.measure, "relay": relay.measure}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

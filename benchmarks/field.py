@@ -47,12 +47,14 @@ class Field:
     Attributes:
         folder: For files of this run.
         servers: In namespaces of their own where we may make them, else on loopback.
+        network: What the former are plugged into.
         ours, hand, labml: The same project, once for each contender.
     """
 
     def __init__(self, folder: Path, count: int, *, namespaces: bool | None = None, labml: Path | None = None) -> None:
         self.folder = folder
         self.servers: list[NetworkHost] | list[TestServer] = []
+        self.network: Network | None = None
         self.ours, self.hand, self.labml = (folder / name for name in ("ours", "hand", "labml"))
         self.home = folder / "user"
         self._count = count
@@ -197,8 +199,8 @@ class Field:
         )
         names = [f"s{number:02}" for number in range(1, self._count + 1)]
         if self._namespaces:
-            network = self._stack.enter_context(Network(self.folder / "servers", self._key))
-            self.servers = network.hosts(*names)
+            self.network = self._stack.enter_context(Network(self.folder / "servers", self._key))
+            self.servers = self.network.hosts(*names)
         else:
             self.servers = [
                 self._stack.enter_context(TestServer(name, self.folder / "servers" / name, self._key)) for name in names

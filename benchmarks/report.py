@@ -8,7 +8,7 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import distance
+from benchmarks import distance, relay
 from benchmarks.contest import BY_HAND, LABML, OURS, PARALLEL_SSH
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def write_page(page: Path, results: Mapping[str, Any]) -> None:
         ("works", works_table(results.get("works", {}))),
         ("scale", scale_table(results.get("scale", {}))),
         ("distance", distance.table(results.get("distance", {}))),
+        ("relay", relay.table(results.get("relay", {}), results.get("distance", {}))),
     ):
         before, begin, rest = text.partition(BEGIN.format(name))
         _, end, after = rest.partition(END.format(name))

@@ -456,6 +456,16 @@ class Network:
             host.wait_until_up()
         return hosts
 
+    def slow_laptop(self, bits_per_second: str) -> None:
+        """Let no more through than ``"20mbit"`` between the test and all hosts, each way; not among them."""
+        filter_words = ["root", "tbf", "rate", bits_per_second, "burst", "32kb", "latency", "100ms"]
+        _command("tc", "qdisc", "replace", "dev", self.name, *filter_words)
+        _command("tc", "-n", self.switch, "qdisc", "replace", "dev", "laptop", *filter_words)
+
+    def bytes_sent(self) -> int:
+        """Return how many bytes the test has sent to the hosts so far."""
+        return int(Path(f"/sys/class/net/{self.name}/statistics/tx_bytes").read_text())
+
     def close(self) -> None:
         """Remove everything."""
         for host in self._hosts:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import distance, report
+from benchmarks import distance, relay, report
 from benchmarks.contest import BY_HAND, OURS, Contender, Work, hold
 from benchmarks.delay import LongWire
 from benchmarks.works import PLANS
@@ -62,12 +62,22 @@ def test_the_page_gets_its_tables_and_keeps_its_prose(tmp_path: Path) -> None:
     work = {"title": "a work", "goal": "≤ 0.8", "unit": "s", "contenders": costs}
     measured = {"run": {"1": [0.3, 0.5, 1.8], "8": [0.4, 0.6, 1.9]}}
     scale = {"counts": [1, 2], "seconds": {"run": [0.3, 0.4]}, "megabytes": {"run": [40, 41]}}
-    results = {"machine": report.machine(), "works": {"a": work}, "scale": scale, "distance": measured}
+    ways = {"to each from here": [40.0, 41.0, 42.0], "relayed": [10.0, 10.25, 10.5]}
+    sent = {"to each from here": 92e6, "relayed": 23e6}
+    relayed = {"bytes": 23e6, "seconds": {"4": ways, "8": ways}, "sent": {"4": sent, "8": sent}}
+    results = {
+        "machine": report.machine(),
+        "works": {"a": work},
+        "scale": scale,
+        "distance": measured,
+        "relay": relayed,
+    }
     for _ in range(2):
         report.write_page(page, results)
     text = page.read_text()
     assert text.count("| a work | ≤ 0.8 | **0.50** | 1.00 | – | – | 1 s |") == 1
     assert "| run, s | 0.30 | 0.40 |" in text
+    assert text.count("| 4 | 41.0 | 10.2 | 0.25 | 92.0 | 23.0 |") == 1
     assert "labml_remote* is version 0.1.1" in text
 
 
@@ -76,6 +86,16 @@ def test_round_trips_are_the_slope_over_the_delay() -> None:
     assert distance.round_trips(measured) == pytest.approx(10.0)
     assert distance.predict(measured, 1, 0.150) == pytest.approx(1.8)
     assert distance.predict(measured, 101, 0.001) == pytest.approx(1.31)
+
+
+def test_a_relay_on_paper_pays_the_line_once_and_a_step_for_each_tripling() -> None:
+    unchanged = {"1": [0.3, 0.3, 0.3], "8": [0.3, 0.3, 0.3]}
+    assert relay.predict(unchanged, 0, 81, 0.0, relayed=False) == pytest.approx(0.3 + 81 * 40)
+    assert relay.predict(unchanged, 0, 81, 0.0, relayed=True) == pytest.approx(0.3 + 40 + 4 * 1.6)
+    assert relay.predict(unchanged, 25e3, 100, 0.1, relayed=True) == pytest.approx(0.3 + 40 + 1 + 5 * (1.6 + 0.3))
+    ways = {"4": {"relayed": 30e6}, "8": {"relayed": 30.4e6}}
+    assert relay.each_costs({"sent": ways}) == pytest.approx(1e5)
+    assert "| relayed | " in "\n".join(relay.paper(unchanged, 1e5))
 
 
 def test_what_goes_through_a_long_wire_arrives_whole_and_no_sooner() -> None:
