@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 BEGIN, END = "<!-- begin: {} (make bench writes this) -->", "<!-- end: {} -->"
 
+PICTURE = "\n\n![Seconds and memory by number of servers](benchmarks/scale.svg)"
+
 
 def machine() -> dict[str, object]:
     """Say where it was measured: what decides the figures, and nothing that names the machine."""
@@ -41,9 +43,9 @@ def write_page(page: Path, results: Mapping[str, Any]) -> None:
     """Put tables and curves between the marks of the page; the prose around them is written by hand."""
     text = page.read_text()
     for name, part in (
-        ("machine", _machine_line(results["machine"])),
+        ("machine", f"{_machine_line(results['machine'])} All values: [results.json](benchmarks/results.json)."),
         ("works", works_table(results.get("works", {}))),
-        ("scale", scale_table(results.get("scale", {}))),
+        ("scale", scale_table(results.get("scale", {})) + PICTURE if "scale" in results else ""),
         ("distance", distance.table(results.get("distance", {}))),
         ("relay", relay.table(results.get("relay", {}), results.get("distance", {}))),
     ):
