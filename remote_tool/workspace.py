@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from remote_tool.config.model import Config
     from remote_tool.jobs.job import Job, JobState
     from remote_tool.launchers.torch import LaunchPlan, LaunchRequest
+    from remote_tool.supervisor.artifact_patterns import ArtifactPattern
     from remote_tool.transport.rsync import PushResult
     from remote_tool.workflows.follow_jobs import Chunk, FollowAnswer, FollowOptions, OnChunk
     from remote_tool.workflows.prepare import PreparedServer
@@ -134,15 +135,26 @@ class Workspace:
         tags: Sequence[str] = (),
         *,
         sync: bool = True,
+        artifacts: Sequence[str | ArtifactPattern] = (),
     ) -> RunningJob:
         """Send what changed and start a job on one server; without sync, as its project folder is.
+
+        Args:
+            server: Its name.
+            command: For the shell.
+            env: Variables of the job; written nowhere.
+            tags: Free words.
+            sync: Whether changed files are sent first.
+            artifacts: Globs of files that it writes and that come home, besides those of the configuration.
 
         Raises:
             SyncError: The project could not be sent; nothing was started.
             JobError: It could not be started.
             ConnectError: The server cannot be reached.
         """
-        request = workflows.start_jobs.StartRequest(command, (server,), dict(env or {}), tuple(tags), sync=sync)
+        request = workflows.start_jobs.StartRequest(
+            command, (server,), dict(env or {}), tuple(tags), sync, tuple(artifacts)
+        )
         return RunningJob(self, self.start_jobs(request).jobs[0])
 
     def launch_torch(

@@ -13,6 +13,7 @@ from remote_tool.cli.console import Console, ask, can_ask, confirm, inform, leav
 from remote_tool.cli.following import follow
 from remote_tool.cli.json_output import jobs_document, print_json, started_document
 from remote_tool.cli.options import (
+    Artifacts,
     AsJson,
     Command,
     Environment,
@@ -41,6 +42,7 @@ def job_run(  # noqa: PLR0913 - one parameter per option
     server: Servers = None,
     env: Environment = None,
     tag: Tags = None,
+    artifact: Artifacts = None,
     no_sync: NoSync = False,
     follow_it: Follow = False,
     json: AsJson = False,
@@ -51,7 +53,14 @@ def job_run(  # noqa: PLR0913 - one parameter per option
     variables = read_environment(env)
     with Console(verbose=verbose, activity="starting") as console:
         workspace = console.find_workspace()
-        request = remote_tool.StartRequest(cmd, tuple(server or ()), variables, tags=tuple(tag or ()), sync=not no_sync)
+        request = remote_tool.StartRequest(
+            cmd,
+            tuple(server or ()),
+            variables,
+            tags=tuple(tag or ()),
+            sync=not no_sync,
+            artifacts=tuple(artifact or ()),
+        )
         answer = workspace.start_jobs(request, check=False)
     show_started(workspace, answer, json=json)
     if follow_it:

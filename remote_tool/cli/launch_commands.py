@@ -11,6 +11,7 @@ from remote_tool.cli.following import show_until_end
 from remote_tool.cli.job_commands import select_started, show_started
 from remote_tool.cli.json_output import print_json
 from remote_tool.cli.options import (
+    Artifacts,
     AsJson,
     Environment,
     Follow,
@@ -34,6 +35,7 @@ def helper_torch_launch(  # noqa: PLR0913 - one parameter per option
     server: Servers = None,
     env: Environment = None,
     tag: Tags = None,
+    artifact: Artifacts = None,
     master_port: Annotated[
         int | None, typer.Option("--master-port", metavar="PORT", help="On the first server; default: a free one.")
     ] = None,
@@ -61,6 +63,7 @@ def helper_torch_launch(  # noqa: PLR0913 - one parameter per option
         use_env=use_env,
         max_restarts=max_restarts,
         sync=not no_sync,
+        artifacts=tuple(artifact or ()),
     )
     console = Console(verbose=verbose, activity="starting")
     if dry_run:

@@ -40,6 +40,10 @@ Tags = Annotated[
     list[str] | None,
     typer.Option("--tag", metavar="TAG", help="A tag; may be repeated.", autocompletion=_offer("tag")),
 ]
+Artifacts = Annotated[
+    list[str] | None,
+    typer.Option("--artifact", metavar="GLOB", help="Files that it writes, to bring home; may be repeated."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Force = Annotated[bool, typer.Option("--force", help="Do it anew, though it is done.")]
 ShowOutput = Annotated[bool, typer.Option("--show-output", help="Show what the steps print.")]

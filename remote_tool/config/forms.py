@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from remote_tool.supervisor.artifact_patterns import MOST_NEWEST, is_glob
 from remote_tool.supervisor.log_limit import SMALLEST_LIMIT
 
 if TYPE_CHECKING:
@@ -66,6 +67,10 @@ def _is_port(text: str) -> bool:
     return re.fullmatch("[0-9]{1,5}", text) is not None and 1 <= int(text) <= LARGEST_PORT
 
 
+def _is_newest(text: str) -> bool:
+    return re.fullmatch("[0-9]{1,4}", text) is not None and 1 <= int(text) <= MOST_NEWEST
+
+
 def _is_python(text: str) -> bool:
     if not _PYTHON.fullmatch(text):
         return False
@@ -116,6 +121,9 @@ SECRET = Form("a text in one line", lambda text: "\n" not in text and "\0" not i
 VARIABLE = _like("the name of an environment variable", "[A-Za-z_][A-Za-z0-9_]{0,127}")
 PYTHON = Form('a version such as "3.11" or "3.11.7", 3.8 or newer', _is_python)
 LOG_LIMIT = Form("a size of 1MB or more, such as 500MB or 4GB", lambda text: (read_size(text) or 0) >= SMALLEST_LIMIT)
+ARTIFACT = Form("a glob inside the project, such as checkpoints/*.pt, or a folder/", is_glob)
+NEWEST = Form(f"a whole number from 1 to {MOST_NEWEST}", _is_newest)
+SIZE = Form("a size such as 500MB or 10GB", lambda text: read_size(text) is not None)
 PREFIX = Form("a path on the server, absolute or beginning with ~/", _is_prefix)
 # These two may hold a user, a password or a token.
 CHANNEL = _like("the name or address of a channel", r"[A-Za-z0-9_./][A-Za-z0-9_./:~%+@-]{0,500}", is_secret=True)

@@ -9,6 +9,7 @@ from remote_tool.config import forms
 from remote_tool.config.document import LARGEST_FILE, Place, Problems, read_document
 from remote_tool.config.model import (
     CONDA_FORGE,
+    ArtifactLimit,
     Config,
     Environment,
     EnvironmentKind,
@@ -18,6 +19,7 @@ from remote_tool.config.model import (
 )
 from remote_tool.errors import ConfigError
 from remote_tool.paths import LocalPaths, RemotePaths
+from remote_tool.supervisor.artifact_patterns import MOST_PATTERNS, ArtifactPattern, plain_glob
 from remote_tool.supervisor.log_limit import DEFAULT_LIMIT
 
 if TYPE_CHECKING:
@@ -36,10 +38,14 @@ TOP_KEYS = (
     "exclude_file",
     "remote_scripts_folder_name",
     "remote_jobs_folder_name",
+    "artifacts",
+    "artifact_limit",
 )
 SERVER_KEYS = ("hostname", "username", "port", "private_key", "password", "password_env", "address")
 CONDA_KEYS = ("channels", "installer")
 INSTALLER_KEYS = ("url", "file", "sha256")
+ARTIFACT_KEYS = ("glob", "newest")
+LIMIT_KEYS = ("file", "job")
 USUAL_PORT = 22
 
 
@@ -92,6 +98,8 @@ def _config(top: Place, root: Path) -> Config:
             _text(values, "host_keys", forms.one_of(tuple(HostKeyPolicy))) or HostKeyPolicy.ACCEPT_NEW
         ),
         log_limit=forms.read_size(_text(values, "log_limit", forms.LOG_LIMIT) or "") or DEFAULT_LIMIT,
+        artifacts=_artifacts(values["artifacts"]) if "artifacts" in values else (),
+        artifact_limit=_artifact_limit(values["artifact_limit"]) if "artifact_limit" in values else ArtifactLimit(),
     )
 
 
@@ -234,3 +242,27 @@ def _installer(place: Place, root: Path) -> Installer | None:
         url=_text(values, "url", forms.URL),
         file=_local_path(values, "file", root),
     )
+
+
+def _artifacts(place: Place) -> tuple[ArtifactPattern, ...]:
+    items = place.items("a list of globs, such as [checkpoints/*.pt]")
+    if len(items) > MOST_PATTERNS:
+        place.refuse(f"has more than {MOST_PATTERNS} globs")
+    return tuple(pattern for each in items if (pattern := _artifact(each)) is not None)
+
+
+def _artifact(place: Place) -> ArtifactPattern | None:
+    values = place.entries(ARTIFACT_KEYS) if place.is_mapping else {"glob": place}
+    if "glob" not in values:
+        place.refuse("needs a glob, such as {glob: checkpoints/*.pt, newest: 2}")
+    glob, newest = _text(values, "glob", forms.ARTIFACT), _text(values, "newest", forms.NEWEST)
+    return ArtifactPattern(plain_glob(glob), int(newest) if newest else None) if glob else None
+
+
+def _artifact_limit(place: Place) -> ArtifactLimit:
+    """Read the limit of each file, or those of each and of all together; the latter is never the smaller one."""
+    values = place.entries(LIMIT_KEYS) if place.is_mapping else {"file": place}
+    usual = ArtifactLimit()
+    file, job = (forms.read_size(_text(values, key, forms.SIZE) or "") for key in LIMIT_KEYS)
+    each = usual.file if file is None else file
+    return ArtifactLimit(each, max(usual.job, each) if job is None else job)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from remote_tool.paths import LocalPaths, RemotePaths
+    from remote_tool.supervisor.artifact_patterns import ArtifactPattern
 
 CONDA_FORGE = ("conda-forge",)
 
@@ -91,6 +92,19 @@ class Environment:
 
 
 @dataclass(frozen=True)
+class ArtifactLimit:
+    """How many bytes of artifacts come home.
+
+    Attributes:
+        file: Of each file.
+        job: Of all files of a job together.
+    """
+
+    file: int = 10 * 1024**3
+    job: int = 50 * 1024**3
+
+
+@dataclass(frozen=True)
 class Config:
     """A whole configuration.
 
@@ -103,6 +117,8 @@ class Config:
         environment: Which Python the servers get.
         host_keys: What happens at the first contact.
         log_limit: Bytes that each output file of a job may have, on its server and here.
+        artifacts: Which files that jobs write come home.
+        artifact_limit: How many bytes of them.
     """
 
     name: str
@@ -113,6 +129,8 @@ class Config:
     environment: Environment = Environment()
     host_keys: HostKeyPolicy = HostKeyPolicy.ACCEPT_NEW
     log_limit: int = DEFAULT_LIMIT
+    artifacts: tuple[ArtifactPattern, ...] = ()
+    artifact_limit: ArtifactLimit = ArtifactLimit()
 
     @property
     def python_version(self) -> str:

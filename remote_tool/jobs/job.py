@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from remote_tool.supervisor.artifact_patterns import ArtifactPattern
+
 HIDDEN_TAG = "hidden"
 MASTER_TAG = "master"
 DEFAULT_GRACE = 10.0
@@ -73,6 +75,7 @@ class JobSpec:
         rank_offset: Global rank of this node's local rank 0; None when torchrun decides.
         snapshot: Which state of the project was synced; empty when not known.
         watch: How the nodes of its launch watch each other; None without others.
+        artifacts: Which files that it writes come home.
     """
 
     id: str
@@ -86,6 +89,7 @@ class JobSpec:
     rank_offset: int | None = None
     snapshot: str = ""
     watch: LaunchWatch | None = None
+    artifacts: tuple[ArtifactPattern, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,8 @@ class Job:
         taken_port: Port of its launch that another program had taken when it was to listen; None without one.
         stop_signal: It is to be stopped with this signal as soon as its server answers; empty when nobody wants that.
         stop_grace: Seconds until SIGKILL then; None: as it was started with.
+        artifacts: Which files that it writes come home.
+        artifacts_complete: Whether they are all here; only of a finished job.
     """
 
     key: int
@@ -132,6 +138,8 @@ class Job:
     taken_port: int | None = None
     stop_signal: str = ""
     stop_grace: float | None = None
+    artifacts: tuple[ArtifactPattern, ...] = ()
+    artifacts_complete: bool = False
 
     @property
     def program_exit_code(self) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from remote_tool.errors import JobError
 from remote_tool.jobs.job import Job, JobState
+from remote_tool.supervisor.artifact_patterns import ArtifactPattern, PatternError, read_patterns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -75,6 +76,7 @@ def parse_job(data: object, server: str, now: float) -> RemoteJob:
         stopped_with_launch=ended.get("stopped_with_launch") is True,
         lost_node=_optional_whole(ended.get("lost_node"), "lost_node", 100_000),
         taken_port=_optional_whole(ended.get("taken_port"), "taken_port", 65_535),
+        artifacts=_artifacts(spec.get("artifacts")),
     )
     return RemoteJob(job=job, elsewhere=state == ELSEWHERE, sizes=_sizes(entry.get("sizes") or {}))
 
@@ -82,8 +84,9 @@ def parse_job(data: object, server: str, now: float) -> RemoteJob:
 def merge(known: Job, seen: Job) -> Job:
     """What is known after the server said something; the end of a finished job never changes."""
     complete = known.logs_complete or seen.logs_complete
+    pulled = known.artifacts_complete or seen.artifacts_complete
     if known.state.is_finished:
-        return replace(known, logs_complete=complete)
+        return replace(known, logs_complete=complete, artifacts_complete=pulled)
     return replace(
         seen,
         key=known.key,
@@ -95,6 +98,8 @@ def merge(known: Job, seen: Job) -> Job:
         rank_offset=known.rank_offset,
         created_at=known.created_at,
         logs_complete=complete,
+        artifacts=known.artifacts,
+        artifacts_complete=pulled,
         stop_signal=seen.stop_signal or known.stop_signal,
         stop_grace=seen.stop_grace if seen.stop_signal else known.stop_grace,
     )
@@ -131,6 +136,13 @@ def _tags(value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or len(value) > MAXIMUM_TAGS:
         raise JobError(f"tags: must be a list of at most {MAXIMUM_TAGS} texts")
     return tuple(_text(tag, "tag", 1024) for tag in value)
+
+
+def _artifacts(value: object) -> tuple[ArtifactPattern, ...]:
+    try:
+        return read_patterns(value or [])
+    except PatternError as error:
+        raise JobError(f"artifacts: must be {error}") from error
 
 
 def _optional_whole(value: object, what: str, largest: int) -> int | None:

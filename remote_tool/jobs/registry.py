@@ -16,6 +16,7 @@ from remote_tool.jobs.job import Job, JobSpec, JobState
 from remote_tool.jobs.records import JOB_ID, merge
 from remote_tool.jobs.whole_files import read_whole, write_whole
 from remote_tool.supervisor import strict_json
+from remote_tool.supervisor.artifact_patterns import read_patterns
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ SCHEMA = 1
 LOCK_TIMEOUT = 20.0
 # A command may have 4 MiB, and each character of it six in JSON.
 LARGEST_RECORD = 32 * 1024 * 1024
+_FLAGS = ("logs_complete", "stopped_with_launch", "artifacts_complete")
 # Of a pid, a rank, seconds since the epoch.
 LARGEST_NUMBER = 2**34
 
@@ -60,6 +62,7 @@ class Registry:
                 launch_id=spec.launch_id,
                 node_rank=spec.node_rank,
                 rank_offset=spec.rank_offset,
+                artifacts=spec.artifacts,
                 created_at=now,
             )
             for spec in specs
@@ -253,6 +256,7 @@ def _as_job(values: dict[str, Any]) -> Job:
         raise ValueError("a value is of the wrong type")
     values["state"] = JobState(values["state"])
     values["tags"] = tuple(values["tags"])
+    values["artifacts"] = read_patterns(values.get("artifacts", ()))
     return Job(**values)
 
 
@@ -264,7 +268,7 @@ def _well_typed(values: dict[str, Any]) -> bool:
         _is_count(values["key"])
         and all(values.get(name) is None or _is_count(values[name]) for name in counts)
         and isinstance(values.get("signal") or "", str)
-        and all(isinstance(values.get(name, False), bool) for name in ("logs_complete", "stopped_with_launch"))
+        and all(isinstance(values.get(name, False), bool) for name in _FLAGS)
         and all(isinstance(values.get(name, ""), str) for name in texts)
         and all(isinstance(tag, str) for tag in values["tags"])
         and all(_is_moment(values.get(name) or 0.0) for name in moments)

@@ -7,10 +7,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from remote_tool.config.artifacts import read_artifacts
 from remote_tool.errors import JobError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from remote_tool.supervisor.artifact_patterns import ArtifactPattern
 
 LOOPBACK = "127.0.0.1"
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -31,6 +34,7 @@ class LaunchRequest:
         use_env: Accepted for labml_remote; torchrun always passes the ranks in the environment.
         max_restarts: How often torchrun starts failed workers anew, by its elastic rendezvous.
         sync: Whether changed files are sent first.
+        artifacts: Globs of files that a node writes and that come home, besides those of the configuration.
     """
 
     command: str
@@ -42,11 +46,13 @@ class LaunchRequest:
     use_env: bool = False
     max_restarts: int = 0
     sync: bool = True
+    artifacts: tuple[str | ArtifactPattern, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse what can not be meant."""
         if not self.command.strip():
             raise UsageError("--cmd is empty", hint="remote-tool helper-torch-launch --cmd train.py")
+        read_artifacts(self.artifacts)
         if self.processes != "auto" and self.processes < 1:
             raise UsageError(f"--nproc-per-node must be at least 1 or 'auto', found {self.processes}")
         if self.max_restarts < 0:

@@ -13,6 +13,7 @@ import signal
 from typing import Any, Callable, Dict, Mapping
 
 from . import strict_json
+from .artifact_patterns import are_patterns
 
 SCHEMA = 1
 # A longer command is cut in spec.json, so that a list of jobs stays small; the file "command" has it whole.
@@ -127,6 +128,8 @@ _FIELDS: Dict[str, Dict[str, Callable[[object], bool]]] = {
         "rank_offset": _or_none(_is_count),
         "grace": is_grace,
         "snapshot": _is_text,
+        # Records of older supervisors lack it.
+        "artifacts": _or_none(are_patterns),
         "created_at": _is_number,
         "received_at": _is_number,
         "place": _is_place,

@@ -33,8 +33,11 @@ _FAILED = 11
 _ALREADY = 12
 _TEMPORARY = ".starting-"
 _TEMPORARY_SECONDS = 3600.0
-_SPEC_FIELDS = ("server", "tags", "launch_id", "node_rank", "rank_offset", "grace", "snapshot", "created_at")
-_DEFAULTS: Dict[str, Any] = {"tags": [], "launch_id": "", "grace": 10.0, "snapshot": ""}
+_SPEC_FIELDS = (
+    *("server", "tags", "launch_id", "node_rank", "rank_offset", "grace", "snapshot", "artifacts"),
+    "created_at",
+)
+_DEFAULTS: Dict[str, Any] = {"tags": [], "launch_id": "", "grace": 10.0, "snapshot": "", "artifacts": []}
 
 
 class Wanted(NamedTuple):

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from remote_tool.config.artifacts import wanted_artifacts
 from remote_tool.errors import JobError, UsageError
 from remote_tool.jobs.job import MASTER_TAG, TORCHRUN_GRACE, JobSpec, LaunchWatch, new_job_id
 from remote_tool.launchers.torch import (
@@ -34,6 +35,7 @@ from remote_tool.workflows.supervisor import call, converse
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
+    from remote_tool.config.model import Config
     from remote_tool.supervisor.framing import Frame
     from remote_tool.workflows.context import Context
 
@@ -54,7 +56,7 @@ async def launch_torch(context: Context, request: LaunchRequest) -> JobsAnswer:
     sent = await send_project(context, servers, wanted=request.sync)
     JobsAnswer((), sent.errors).raise_if_any_failed()
     plan = await make_plan(context, request, servers)
-    started = await start_specs(context, make_specs(plan, request, sent.snapshots))
+    started = await start_specs(context, make_specs(context.config, plan, request, sent.snapshots))
     return replace(await _all_or_none(context, started), warnings=sent.warnings)
 
 
@@ -88,8 +90,9 @@ async def make_plan(context: Context, request: LaunchRequest, servers: Sequence[
     return plan_launch(request, facts, rendezvous, names)
 
 
-def make_specs(plan: LaunchPlan, request: LaunchRequest, snapshots: Mapping[str, str]) -> list[JobSpec]:
+def make_specs(config: Config, plan: LaunchPlan, request: LaunchRequest, snapshots: Mapping[str, str]) -> list[JobSpec]:
     """Make the jobs of a plan; the first node's is the master."""
+    artifacts = wanted_artifacts(config, request.artifacts)
     watch = _make_watch(plan)
     return [
         JobSpec(
@@ -104,6 +107,7 @@ def make_specs(plan: LaunchPlan, request: LaunchRequest, snapshots: Mapping[str,
             rank_offset=node.rank_offset,
             snapshot=snapshots.get(node.server, ""),
             watch=watch,
+            artifacts=artifacts,
         )
         for node in plan.nodes
     ]

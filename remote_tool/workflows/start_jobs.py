@@ -7,9 +7,11 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from remote_tool.config.artifacts import read_artifacts, wanted_artifacts
 from remote_tool.errors import ConnectionLostError, JobError, RemoteToolError, UsageError
 from remote_tool.jobs.job import Job, JobSpec, JobState, new_job_id
 from remote_tool.jobs.records import parse_job
+from remote_tool.supervisor.artifact_patterns import as_record
 from remote_tool.transport.pool import on_every
 from remote_tool.workflows.clocks import tell_skew
 from remote_tool.workflows.selection import JobsAnswer, choose_servers
@@ -19,6 +21,7 @@ from remote_tool.workflows.sync import SyncOptions, sync
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from remote_tool.supervisor.artifact_patterns import ArtifactPattern
     from remote_tool.workflows.context import Context
 
 LONGEST_PROBLEM = 2000
@@ -34,6 +37,7 @@ class StartRequest:
         environment: Variables of the job; written nowhere.
         tags: Free words.
         sync: Whether changed files are sent first.
+        artifacts: Globs of files that it writes and that come home, besides those of the configuration.
     """
 
     command: str
@@ -41,11 +45,13 @@ class StartRequest:
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     tags: tuple[str, ...] = ()
     sync: bool = True
+    artifacts: tuple[str | ArtifactPattern, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse what can not be meant."""
         if not self.command.strip():
             raise UsageError("--cmd is empty", hint="remote-tool job-run --cmd 'python train.py'")
+        read_artifacts(self.artifacts)
 
 
 async def start_jobs(context: Context, requests: Sequence[StartRequest]) -> JobsAnswer:
@@ -64,6 +70,7 @@ async def start_jobs(context: Context, requests: Sequence[StartRequest]) -> Jobs
             environment=request.environment,
             tags=request.tags,
             snapshot=sent.snapshots.get(server, ""),
+            artifacts=wanted_artifacts(context.config, request.artifacts),
         )
         for request, servers in wanted
         for server in servers
@@ -153,6 +160,7 @@ def _as_request(spec: JobSpec) -> dict[str, Any]:
         "rank_offset": spec.rank_offset,
         "grace": spec.grace,
         "snapshot": spec.snapshot,
+        "artifacts": as_record(spec.artifacts),
         "watch": asdict(spec.watch) if spec.watch else None,
         "created_at": time.time(),
     }

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from remote_tool.config.loading import CONDA_KEYS, INSTALLER_KEYS, SERVER_KEYS, TOP_KEYS, parse
+from remote_tool.config.loading import (
+    ARTIFACT_KEYS,
+    CONDA_KEYS,
+    INSTALLER_KEYS,
+    LIMIT_KEYS,
+    SERVER_KEYS,
+    TOP_KEYS,
+    parse,
+)
 from remote_tool.config.model import Config, EnvironmentKind, HostKeyPolicy, Installer, Server
 from remote_tool.paths import LocalPaths, RemotePaths
 from remote_tool.workflows.init import EXCLUDES
@@ -17,7 +25,7 @@ REPOSITORY = Path(__file__).parents[2]
 EXAMPLE = REPOSITORY / ".remote.example"
 PAGE = REPOSITORY / "docs" / "configuration.md"
 ROOT = Path("/home/me/my_project")
-KEYS = (*TOP_KEYS, *SERVER_KEYS, *CONDA_KEYS, *INSTALLER_KEYS)
+KEYS = (*TOP_KEYS, *SERVER_KEYS, *CONDA_KEYS, *INSTALLER_KEYS, *ARTIFACT_KEYS, *LIMIT_KEYS)
 
 
 def read(text: str) -> Config:
@@ -70,6 +78,9 @@ def test_the_defaults_on_the_page_are_the_real_ones() -> None:
         "environment": read("").environment.kind,
         "host_keys": read("").host_keys,
         "log_limit": f"{read('').log_limit // 1024**3}GB",
+        "artifact_limit": "{{file: {0}GB, job: {1}GB}}".format(
+            *(size // 1024**3 for size in dataclasses.astuple(read("").artifact_limit))
+        ),
         "channels": f"[{', '.join(read('').environment.channels)}]",
         "jobs_folder": local.jobs_folder,
         "logs_folder": local.logs_folder,

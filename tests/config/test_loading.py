@@ -16,9 +16,18 @@ from hypothesis import strategies as st
 from remote_tool.config import document
 from remote_tool.config.document import LARGEST_FILE, MOST_NODES, MOST_PROBLEMS
 from remote_tool.config.loading import load, parse
-from remote_tool.config.model import Config, Environment, EnvironmentKind, HostKeyPolicy, Installer, Server
+from remote_tool.config.model import (
+    ArtifactLimit,
+    Config,
+    Environment,
+    EnvironmentKind,
+    HostKeyPolicy,
+    Installer,
+    Server,
+)
 from remote_tool.errors import ConfigError
 from remote_tool.paths import LocalPaths, RemotePaths
+from remote_tool.supervisor.artifact_patterns import ArtifactPattern
 
 ROOT = Path("/home/me/my_project")
 FILE = ROOT / ".remote" / "configs.yaml"
@@ -154,6 +163,30 @@ def test_an_existing_environment_has_a_prefix() -> None:
     assert environment == Environment(EnvironmentKind.EXISTING, prefix="~/envs/my train")
 
 
+def test_artifacts_are_globs_with_or_without_a_number() -> None:
+    config = read("artifacts: [./out//*.onnx, '**/x', runs/a-*/, {glob: ck/*.pt, newest: 2}]")
+    assert config.artifacts == (
+        ArtifactPattern("out/*.onnx"),
+        ArtifactPattern("**/x"),
+        ArtifactPattern("runs/a-*/"),
+        ArtifactPattern("ck/*.pt", 2),
+    )
+    assert read("").artifacts == ()
+
+
+@pytest.mark.parametrize(
+    ("written", "limit"),
+    [
+        ("1G", ArtifactLimit(1 << 30, 50 << 30)),
+        ("200GB", ArtifactLimit(200 << 30, 200 << 30)),
+        ("{file: 2MB, job: 3MB}", ArtifactLimit(2 << 20, 3 << 20)),
+        ("{job: 5GB}", ArtifactLimit(10 << 30, 5 << 30)),
+    ],
+)
+def test_the_limit_of_artifacts_is_of_each_or_of_all(written: str, limit: ArtifactLimit) -> None:
+    assert read(f"artifact_limit: {written}").artifact_limit == limit
+
+
 def test_merge_keys_share_settings_and_the_servers_own_win() -> None:
     config = read("""
 servers:
@@ -188,6 +221,18 @@ WRONG = [
     ("name: [a]", "1: name: must be a folder name of letters, digits, . _ -"),
     ("log_limit: 10", "1: log_limit: must be a size of 1MB or more, such as 500MB or 4GB, found '10'"),
     ("log_limit: lots", "1: log_limit: must be a size of 1MB or more, such as 500MB or 4GB, found 'lots'"),
+    ("artifacts: '*.pt'", "1: artifacts: must be a list of globs, such as [checkpoints/*.pt], found '*.pt'"),
+    ("artifacts: []", "1: artifacts: must be a list of globs"),
+    ("artifacts: [../*.pt]", "1: artifacts[0]: must be a glob inside the project, such as checkpoints/*.pt"),
+    ("artifacts: [/etc/passwd]", "1: artifacts[0]: must be a glob inside the project"),
+    ("artifacts: [~/*.pt]", "1: artifacts[0]: must be a glob inside the project"),
+    ("artifacts: [./]", "1: artifacts[0]: must be a glob inside the project"),
+    ("artifacts: [{newest: 2}]", "1: artifacts[0]: needs a glob, such as {glob: checkpoints/*.pt, newest: 2}"),
+    ("artifacts: [{glob: a, newest: 0}]", "1: artifacts[0].newest: must be a whole number from 1 to 1000, found '0'"),
+    ("artifacts: [{glob: a, newst: 1}]", "1: artifacts[0].newst: unknown key; did you mean newest?"),
+    (f"artifacts: [{'a, ' * 101}]", "1: artifacts: has more than 100 globs"),
+    ("artifact_limit: much", "1: artifact_limit: must be a size such as 500MB or 10GB, found 'much'"),
+    ("artifact_limit: {all: 1GB}", "1: artifact_limit.all: unknown key"),
     ("host_keys: no", "1: host_keys: must be one of accept-new, strict, found 'no'"),
     ("environment: conda", "1: environment: must be one of miniconda, miniforge, uv, venv, or {existing: /path/to/pre"),
     ("environment: existing", "1: environment: must be one of"),

@@ -19,6 +19,7 @@ from remote_tool.jobs.job import Job, JobSpec, JobState, new_job_id
 from remote_tool.jobs.logs import LogFolder
 from remote_tool.jobs.records import merge, parse_job
 from remote_tool.jobs.registry import Registry, format_record, read_record
+from remote_tool.supervisor.artifact_patterns import ArtifactPattern
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,6 +44,16 @@ def test_a_record_is_yaml_without_secrets(tmp_path: Path) -> None:
     assert "canary-7" not in path.read_text()
     assert path.stat().st_mode & 0o777 == 0o600
     assert read_record(path) == job
+
+
+def test_a_record_keeps_which_files_come_home(tmp_path: Path) -> None:
+    patterns = (ArtifactPattern("checkpoints/*.pt", 2), ArtifactPattern("out/"))
+    job = Registry(tmp_path).create([spec(artifacts=patterns)])[0]
+    assert Registry(tmp_path).load()[0][0].artifacts == patterns
+    record = tmp_path / job.id / "job.yaml"
+    lines = record.read_text().splitlines(keepends=True)
+    record.write_text("".join(line for line in lines if not line.startswith("artifacts")))
+    assert read_record(record) == replace(job, artifacts=())
 
 
 @pytest.mark.row(22)
@@ -149,6 +160,9 @@ def test_the_last_lines_are_those_that_splitlines_gives(
     assert data[start:] == b"".join(whole[max(0, len(whole) - lines) :] if lines else [])
 
 
+SPEC: dict[str, object] = {"id": new_job_id(), "server": "a", "command": "x", "tags": [], "created_at": 1.0}
+
+
 def answer(**values: object) -> dict[str, object]:
     job_id = new_job_id()
     whole: dict[str, object] = {
@@ -161,7 +175,11 @@ def answer(**values: object) -> dict[str, object]:
 
 
 def test_a_servers_answer_becomes_a_job() -> None:
-    job = parse_job(answer(state="failed", ended={"exit_code": 3, "ended_at": 4.0}), "a", 9.0).job
+    spec = {**SPEC, "artifacts": [["a/*.pt", 2]]}
+    job = parse_job(
+        answer(id=SPEC["id"], spec=spec, state="failed", ended={"exit_code": 3, "ended_at": 4.0}), "a", 9.0
+    ).job
+    assert job.artifacts == (ArtifactPattern("a/*.pt", 2),)
     assert (job.state, job.exit_code, job.pid, job.seen_at) == (JobState.FAILED, 3, 5, 9.0)
 
 
@@ -182,6 +200,8 @@ def test_a_servers_answer_becomes_a_job() -> None:
         {"sizes": {"out": -1}},
         {"reason": "x" * 5000},
         {"started": {"pid": 2**40}},
+        {"id": SPEC["id"], "spec": {**SPEC, "artifacts": [["../x", None]]}},
+        {"id": SPEC["id"], "spec": {**SPEC, "artifacts": 5}},
     ],
 )
 def test_a_crafted_answer_is_refused(wrong: dict[str, object]) -> None:

@@ -39,6 +39,7 @@ RECORDS: dict[str, dict[str, Any]] = {
         "created_at": 1.5,
         "received_at": 2,
         "place": PLACE,
+        "artifacts": [["checkpoints/*.pt", 2], ["out/", None]],
     },
     STARTED: {
         "id": JOB,
@@ -127,6 +128,29 @@ def test_any_value_in_any_field_is_accepted_or_refused_by_name(name: str, data: 
 def test_a_wrong_value_is_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(RecordError, match=message):
         check_record(ENDED, {"schema": 1, **RECORDS[ENDED], **changes}, JOB)
+
+
+def test_a_spec_of_an_older_supervisor_has_no_artifacts() -> None:
+    record = {name: value for name, value in RECORDS[SPEC].items() if name != "artifacts"}
+    assert "artifacts" not in check_record(SPEC, {"schema": 1, **record}, JOB)
+
+
+@pytest.mark.parametrize(
+    "artifacts",
+    [
+        [["../x", None]],
+        [["/etc/*", None]],
+        [["a\nb", None]],
+        [["a", 0]],
+        [["a", True]],
+        [["a"]],
+        "a",
+        [["a", None]] * 101,
+    ],
+)
+def test_what_could_leave_the_project_is_no_pattern_of_artifacts(artifacts: object) -> None:
+    with pytest.raises(RecordError, match="artifacts cannot be"):
+        check_record(SPEC, {"schema": 1, **RECORDS[SPEC], "artifacts": artifacts}, JOB)
 
 
 @pytest.mark.parametrize(
