@@ -78,7 +78,7 @@ def test_the_defaults_on_the_page_are_the_real_ones() -> None:
         "environment": read("").environment.kind,
         "host_keys": read("").host_keys,
         "log_limit": f"{read('').log_limit // 1024**3}GB",
-        "artifact_limit": "{{file: {0}GB, job: {1}GB}}".format(
+        "artifact_limit": "{{file: {}GB, job: {}GB}}".format(
             *(size // 1024**3 for size in dataclasses.astuple(read("").artifact_limit))
         ),
         "channels": f"[{', '.join(read('').environment.channels)}]",
