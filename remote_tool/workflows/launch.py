@@ -35,7 +35,7 @@ from remote_tool.workflows.supervisor import call, converse
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
-    from remote_tool.config.model import Config
+    from remote_tool.supervisor.artifact_patterns import ArtifactPattern
     from remote_tool.supervisor.framing import Frame
     from remote_tool.workflows.context import Context
 
@@ -56,7 +56,9 @@ async def launch_torch(context: Context, request: LaunchRequest) -> JobsAnswer:
     sent = await send_project(context, servers, wanted=request.sync)
     JobsAnswer((), sent.errors).raise_if_any_failed()
     plan = await make_plan(context, request, servers)
-    started = await start_specs(context, make_specs(context.config, plan, request, sent.snapshots))
+    started = await start_specs(
+        context, make_specs(plan, request, sent.snapshots, wanted_artifacts(context.config, request.artifacts))
+    )
     return replace(await _all_or_none(context, started), warnings=sent.warnings)
 
 
@@ -90,9 +92,13 @@ async def make_plan(context: Context, request: LaunchRequest, servers: Sequence[
     return plan_launch(request, facts, rendezvous, names)
 
 
-def make_specs(config: Config, plan: LaunchPlan, request: LaunchRequest, snapshots: Mapping[str, str]) -> list[JobSpec]:
+def make_specs(
+    plan: LaunchPlan,
+    request: LaunchRequest,
+    snapshots: Mapping[str, str],
+    artifacts: tuple[ArtifactPattern, ...] = (),
+) -> list[JobSpec]:
     """Make the jobs of a plan; the first node's is the master."""
-    artifacts = wanted_artifacts(config, request.artifacts)
     watch = _make_watch(plan)
     return [
         JobSpec(
