@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from remote_tool.errors import RemoteToolError
     from remote_tool.jobs.job import Job, JobState
+    from remote_tool.launchers.fan_out import FanOutRequest
     from remote_tool.launchers.torch import LaunchRequest
     from remote_tool.workflows.follow_jobs import FollowOptions
     from remote_tool.workflows.selection import JobSelection
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "FanOutRequest",
     "FollowOptions",
     "Hooks",
     "Job",
@@ -32,6 +34,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "FanOutRequest": "remote_tool.launchers.fan_out",
     "FollowOptions": "remote_tool.workflows.follow_jobs",
     "Hooks": "remote_tool.workspace",
     "Job": "remote_tool.jobs.job",

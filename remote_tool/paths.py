@@ -52,6 +52,11 @@ class LocalPaths:
     def logs(self) -> Path:
         return self.root / self.logs_folder
 
+    @property
+    def fan_outs(self) -> Path:
+        """What there is to do of each fan-out that was started here."""
+        return self.remote_folder / "fan-outs"
+
     def job(self, job_id: str) -> Path:
         return self.jobs / job_id
 

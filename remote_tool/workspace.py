@@ -16,6 +16,7 @@ from remote_tool.jobs.registry import Registry
 from remote_tool.paths import find_root
 from remote_tool.transport.left_threads import Loop
 from remote_tool.transport.pool import HostPool, Results
+from remote_tool.workflows.audience import Audience
 from remote_tool.workflows.context import Context
 from remote_tool.workflows.events import Notice, Report, ignore
 from remote_tool.workflows.selection import JobsAnswer, JobSelection, choose_jobs, choose_servers
@@ -26,9 +27,11 @@ if TYPE_CHECKING:
 
     from remote_tool.config.model import Config
     from remote_tool.jobs.job import Job, JobState
+    from remote_tool.launchers.fan_out import FanOutPlan, FanOutRequest
     from remote_tool.launchers.torch import LaunchPlan, LaunchRequest
     from remote_tool.supervisor.artifact_patterns import ArtifactPattern
     from remote_tool.transport.rsync import PushResult
+    from remote_tool.workflows.fan_out import FanOutAnswer
     from remote_tool.workflows.follow_jobs import Chunk, FollowAnswer, FollowOptions, OnChunk
     from remote_tool.workflows.prepare import PreparedServer
     from remote_tool.workflows.run import OnOutput
@@ -199,6 +202,38 @@ class Workspace:
         """Hand on what a launch writes until it ends; with ``max_restarts``, start it again when it lost a node."""
         return self._work(lambda context: workflows.relaunch.follow_launch(context, request, jobs, on_chunk))
 
+    def plan_fan_out(self, request: FanOutRequest) -> FanOutPlan:
+        """Say what a fan-out would start; start nothing."""
+        return self._work(lambda context: workflows.fan_out.plan(context, request))
+
+    def fan_out(
+        self, request: FanOutRequest, *, follow: bool = True, audience: Audience | None = None, check: bool = True
+    ) -> FanOutAnswer:
+        """Split work over every slot of every server; return when all is done, without follow when all has begun.
+
+        Raises:
+            UsageError: Items can only be handed out by somebody who stays.
+            JobError: A shard failed more often than it may.
+            SomeServersFailedError: Servers failed; what they had is done by the others.
+        """
+        run = workflows.fan_out.follow if follow else workflows.fan_out.start
+        return _checked(self._work(lambda context: run(context, request, audience or Audience())), check=check)
+
+    def resume_fan_out(
+        self,
+        name: str,
+        env: Mapping[str, str] | None = None,
+        *,
+        sync: bool = True,
+        audience: Audience | None = None,
+        check: bool = True,
+    ) -> FanOutAnswer:
+        """Go on with a fan-out: follow what runs, start what failed or never began; the name is the end of its id."""
+        hearers, resume = audience or Audience(), workflows.fan_out.resume
+        return _checked(
+            self._work(lambda context: resume(context, name, dict(env or {}), hearers, sync=sync)), check=check
+        )
+
     def list_jobs(self, selection: JobSelection | None = None, *, logs: bool = False) -> JobsAnswer:
         """Return jobs as their servers see them; with logs, bring home what they wrote."""
         chosen = selection or JobSelection()
@@ -347,7 +382,7 @@ def _drop(_server: str, _stream: object, _data: bytes) -> None:
     """Keep nothing of the output."""
 
 
-C = TypeVar("C", bound="JobsAnswer | Results[Any]")
+C = TypeVar("C", bound="JobsAnswer | FanOutAnswer | Results[Any]")
 
 
 def _checked(answer: C, *, check: bool) -> C:

@@ -26,7 +26,7 @@ def follow(workspace: Workspace, selection: JobSelection, options: FollowOptions
 
 def show_until_end(following: Following, selection: JobSelection, *, pass_on: bool = False) -> None:
     """Print what a following hands on, then how it ended; with pass_on, end with the jobs' own exit status."""
-    output = _Output()
+    output = Output()
     try:
         answer = following(output.show)
     except KeyboardInterrupt:
@@ -39,7 +39,7 @@ def show_until_end(following: Following, selection: JobSelection, *, pass_on: bo
     leave_unless_ok(answer.exit_code if pass_on else failed)
 
 
-class _Output:
+class Output:
     """Labels lines when there is more than one source."""
 
     def __init__(self) -> None:

@@ -35,11 +35,13 @@ def facts(request: Request) -> None:
     """Answer op ``facts``; ``launch`` adds what costs time."""
     folders = request.folders()
     is_launch = request.get("launch", lambda value: isinstance(value, bool), default=False)
+    gpus = list_gpus()
     answer: Dict[str, Any] = {
         "python": platform.python_version(),
         "torch": None,
         "nccl": None,
-        "gpus": count_gpus(),
+        "gpus": len(gpus),
+        "gpu_names": gpus,
         "cpus": len(os.sched_getaffinity(0)),
         "hostname": socket.gethostname(),
         "machine": platform.machine(),
@@ -59,14 +61,15 @@ def facts(request: Request) -> None:
     request.answer(answer)
 
 
-def count_gpus() -> int:
-    """Return how many GPUs a command may use: those that CUDA_VISIBLE_DEVICES allows of NVIDIA's and AMD's."""
+def list_gpus() -> List[str]:
+    """Return the GPUs that a command may use, as CUDA_VISIBLE_DEVICES names them: those that it allows, or all."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         # CUDA takes the devices before the first that it does not know, and -1 is none that it knows.
-        return len([name for name in f"{visible},".partition("-1")[0].split(",") if name.strip()])
+        names = [name.strip() for name in visible.split(",")]
+        return [name for name in names[: names.index("-1") if "-1" in names else None] if name]
     nvidia = sum(1 for name in _list("/dev") if _GPU_DEVICE.fullmatch(name))
-    return nvidia or _count_amd()
+    return [str(number) for number in range(nvidia or _count_amd())]
 
 
 def _count_amd() -> int:

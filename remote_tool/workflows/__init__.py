@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from remote_tool.workflows import (
+        fan_out,
         follow_jobs,
         launch,
         list_jobs,
@@ -20,7 +21,18 @@ if TYPE_CHECKING:
         sync,
     )
 
-__all__ = ["follow_jobs", "launch", "list_jobs", "prepare", "relaunch", "run", "start_jobs", "stop_jobs", "sync"]
+__all__ = [
+    "fan_out",
+    "follow_jobs",
+    "launch",
+    "list_jobs",
+    "prepare",
+    "relaunch",
+    "run",
+    "start_jobs",
+    "stop_jobs",
+    "sync",
+]
 
 
 def __getattr__(name: str) -> ModuleType:

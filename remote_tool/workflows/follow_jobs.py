@@ -202,13 +202,20 @@ async def _follow_servers(
             by_server[job.server].append(job)
 
     async def follow(server: str) -> None:
-        await _follow_one_server(context, by_server[server], listener, logs=logs)
+        await follow_server(context, by_server[server], listener, logs=logs)
 
     return dict((await on_every(by_server, follow)).errors)
 
 
-async def _follow_one_server(context: Context, jobs: Sequence[Job], listener: Listener, *, logs: bool) -> None:
-    """Follow over as many connections as it takes."""
+async def follow_server(
+    context: Context, jobs: Sequence[Job], listener: Listener, *, logs: bool, give_up_after: float = GIVE_UP_AFTER
+) -> None:
+    """Follow jobs of one server to their ends, over as many connections as it takes.
+
+    Raises:
+        ConnectError: The link stayed away for so many seconds.
+        JobError: The server does not do it.
+    """
     ended: set[str] = set()
 
     def note_end(job: Job) -> None:
@@ -216,7 +223,7 @@ async def _follow_one_server(context: Context, jobs: Sequence[Job], listener: Li
         listener.on_end(job)
 
     noting = Listener(on_bytes=listener.on_bytes, on_end=note_end)
-    server, patience = jobs[0].server, _Patience()
+    server, patience = jobs[0].server, Patience(give_up_after)
     while remaining := [job for job in jobs if job.id not in ended]:
         try:
             await stream_logs(context, server, remaining, noting, wait=True, logs=logs)
@@ -231,10 +238,11 @@ async def _follow_one_server(context: Context, jobs: Sequence[Job], listener: Li
                 raise JobError(f"{server}: stopped sending before the jobs had ended", server=server)
 
 
-class _Patience:
-    """How long to wait before the next try: longer each time, and not for ever."""
+class Patience:
+    """How long to wait before the next try: longer each time, and not for ever; give_up_after in seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, give_up_after: float) -> None:
+        self._give_up_after = give_up_after
         self._since = self._last = time.monotonic()
         self._pause = 0.5
 
@@ -244,7 +252,7 @@ class _Patience:
         if now - self._last > LONGEST_PAUSE * 2:
             # It worked for a while since the last time, so this is a new interruption.
             self._since, self._pause = now, 0.5
-        if now - self._since > GIVE_UP_AFTER:
+        if now - self._since > self._give_up_after:
             raise error
         self._last = now
         self._pause = min(self._pause * 2, LONGEST_PAUSE)

@@ -52,7 +52,7 @@ async def launch_torch(context: Context, request: LaunchRequest) -> JobsAnswer:
         SomeServersFailedError: Some servers could not be asked; nothing was started.
     """
     servers = choose_servers(context.config, request.servers)
-    _find_script(context, request)
+    find_script(context, request.command)
     sent = await send_project(context, servers, wanted=request.sync)
     JobsAnswer((), sent.errors).raise_if_any_failed()
     plan = await make_plan(context, request, servers)
@@ -79,7 +79,7 @@ async def _all_or_none(context: Context, answer: JobsAnswer) -> JobsAnswer:
 async def plan_torch(context: Context, request: LaunchRequest) -> LaunchPlan:
     """Ask the servers and plan, and start nothing."""
     servers = choose_servers(context.config, request.servers)
-    _find_script(context, request)
+    find_script(context, request.command)
     return await make_plan(context, request, servers)
 
 
@@ -126,8 +126,13 @@ def _make_watch(plan: LaunchPlan) -> LaunchWatch | None:
     return LaunchWatch(servers, plan.rendezvous.address, plan.rendezvous.watch_port, secrets.token_hex(32))
 
 
-def _find_script(context: Context, request: LaunchRequest) -> None:
-    file = script_file(request.command)
+def find_script(context: Context, command: str) -> None:
+    """Refuse a command whose first word is a script that is not in the project.
+
+    Raises:
+        UsageError: It is not there.
+    """
+    file = script_file(command)
     root = context.config.local.root
     if file is not None and not any((folder / file).is_file() for folder in (root, root / "src")):
         raise UsageError(f"{file} is not in {root}", hint="--cmd takes a path from the project folder, like train.py")

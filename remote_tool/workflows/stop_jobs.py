@@ -47,7 +47,7 @@ async def stop_jobs(
     away = {name for name, error in errors.items() if isinstance(error, ConnectError)}
     reachable = [job for job in jobs if job.server not in away]
     stopped = await stop_on_servers(context, reachable, signal=signal, grace=grace)
-    _wish_for_later(context, [job for job in jobs if job.server in away], signal, grace)
+    wish_for_later(context, [job for job in jobs if job.server in away], signal, grace)
     chosen = replace(selection, jobs=tuple(job.id for job in jobs), running=True, stopped=True)
     relevant = {name: error for name, error in errors.items() if any(job.server == name for job in jobs)}
     return recorded_jobs(context, chosen, {**relevant, **stopped.errors})
@@ -69,7 +69,7 @@ async def stop_on_servers(
     configured = [name for name in by_server if name in context.config.servers]
     results = await on_every(configured, stop)
     unanswered = [name for name, error in results.errors.items() if isinstance(error, ConnectError | NoAnswerError)]
-    _wish_for_later(context, [job for name in unanswered for job in by_server[name]], signal, grace)
+    wish_for_later(context, [job for name in unanswered for job in by_server[name]], signal, grace)
     gone = {
         name: JobError(f"{name} is no longer in the configuration, so its jobs cannot be stopped", server=name)
         for name in by_server
@@ -78,7 +78,7 @@ async def stop_on_servers(
     return JobsAnswer((), {**results.errors, **gone})
 
 
-def _wish_for_later(context: Context, jobs: Sequence[Job], signal: str, grace: float | None) -> None:
+def wish_for_later(context: Context, jobs: Sequence[Job], signal: str, grace: float | None) -> None:
     """Remember what could not be stopped now: it is stopped when its server is asked the next time."""
     context.registry.update(replace(job, stop_signal=signal, stop_grace=grace) for job in jobs)
     for job in jobs:

@@ -1,0 +1,336 @@
+"""Plans a fan-out: work split over every slot of every server. Nothing here talks to a server."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from string import Formatter
+from typing import TYPE_CHECKING, Any
+
+from remote_tool.errors import JobError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
+OF_ALL, OF_TOTAL, OF_ITEMS = ("shard", "shards"), ("count", "start", "stop"), ("item",)
+# The server's record of a job has no room for a larger number of a shard.
+MOST_SHARDS = 100_000
+MOST_SLOTS = 1024
+NAME_LENGTH = 6
+TAG = "fan-out-"
+
+
+@dataclass(frozen=True)
+class FanOutRequest:
+    """Work to split over servers.
+
+    Attributes:
+        command: For the shell, with placeholders; a ``.py`` file as first word runs with the environment's Python.
+        servers: Empty: all.
+        total: A number that is split evenly; None: nothing is counted.
+        items: Texts that are handed out one by one instead.
+        per_server: Slots of each server; None: one for each GPU, or one.
+        environment: Variables of every job; written nowhere.
+        tags: For every job.
+        retries: How often a shard that failed is started again while somebody follows.
+        sync: Whether changed files are sent first.
+    """
+
+    command: str
+    servers: tuple[str, ...] = ()
+    total: int | None = None
+    items: tuple[str, ...] = field(default=(), repr=False)
+    per_server: int | None = None
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    tags: tuple[str, ...] = ()
+    retries: int = 1
+    sync: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse what can not be meant."""
+        if not self.command.strip():
+            raise UsageError("--cmd is empty", hint="remote-tool helper-fan-out --cmd 'play.py --games {count}'")
+        if self.total is not None and self.items:
+            raise UsageError("--total and --items both say what there is to do; give one of them")
+        for option, value, least in (
+            ("--total", self.total, 1),
+            ("--per-server", self.per_server, 1),
+            ("--retries", self.retries, 0),
+        ):
+            if value is not None and value < least:
+                raise UsageError(f"{option} must be at least {least}, found {value}")
+        if self.per_server is not None and self.per_server > MOST_SLOTS:
+            raise UsageError(f"--per-server must be at most {MOST_SLOTS}, found {self.per_server}")
+        if len(self.items) > MOST_SHARDS:
+            raise UsageError(f"--items has {len(self.items)} lines, and at most {MOST_SHARDS} can be handed out")
+        check_template(self.command, placeholders(counted=self.total is not None, listed=bool(self.items)))
+
+
+@dataclass(frozen=True)
+class ServerSlots:
+    """What a server says of itself before a fan-out.
+
+    Attributes:
+        server: Its name.
+        gpus: As CUDA_VISIBLE_DEVICES names them.
+        place: Which machine and which folder on it; the same for two names of one.
+    """
+
+    server: str
+    gpus: tuple[str, ...] = ()
+    place: str = ""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Room for one job at a time.
+
+    Attributes:
+        server: Where.
+        number: Counted on the server.
+        gpus: That its jobs see; empty on a server without any.
+    """
+
+    server: str
+    number: int
+    gpus: tuple[str, ...] = ()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {GPU_VARIABLE: ",".join(self.gpus)} if self.gpus else {}
+
+    @property
+    def text(self) -> str:
+        return f"{'GPUs' if len(self.gpus) > 1 else 'GPU'} {','.join(self.gpus)}" if self.gpus else "no GPU"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A part of the work.
+
+    Attributes:
+        number: From 0.
+        shards: How many there are.
+        start: Of a total, the first that is meant; None without a total.
+        stop: Of a total, the first that is no longer meant.
+        item: Of a list; None without one.
+    """
+
+    number: int
+    shards: int
+    start: int | None = None
+    stop: int | None = None
+    item: str | None = None
+
+    @property
+    def values(self) -> dict[str, str]:
+        """What stands for each placeholder, not quoted."""
+        found = {"shard": str(self.number), "shards": str(self.shards)}
+        if self.start is not None and self.stop is not None:
+            found |= {"count": str(self.stop - self.start), "start": str(self.start), "stop": str(self.stop)}
+        return found if self.item is None else {**found, "item": self.item}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {f"REMOTE_TOOL_{name.upper()}": value for name, value in self.values.items()}
+
+    @property
+    def text(self) -> str:
+        part = "" if self.start is None else f", {self.start} to {self.stop}"
+        return f"shard {self.number} of {self.shards}{part}"
+
+    def command(self, template: str) -> str:
+        """Put the values into a command; each is one word to the shell."""
+        quoted = {name: shlex.quote(value) for name, value in self.values.items()}
+        parsed = Formatter().parse(with_interpreter(template))
+        return "".join(text + (quoted[name] if name is not None else "") for text, name, _, _ in parsed)
+
+
+@dataclass(frozen=True)
+class FanOutPlan:
+    """A fan-out, ready to be started.
+
+    Attributes:
+        launch_id: Shared by its jobs.
+        command: With placeholders.
+        slots: Where it runs.
+        shards: What there is to do.
+        is_queue: Whether shards are handed out as slots become free.
+    """
+
+    launch_id: str
+    command: str
+    slots: tuple[Slot, ...]
+    shards: tuple[Shard, ...]
+    is_queue: bool = False
+
+    @property
+    def name(self) -> str:
+        """What people call it: the end of its id."""
+        return fan_out_name(self.launch_id)
+
+    @property
+    def headline(self) -> str:
+        """``4 shards on 4 slots of 2 servers``."""
+        servers = {slot.server for slot in self.slots}
+        counts = ((len(self.shards), "shard"), (len(self.slots), "slot"), (len(servers), "server"))
+        return "{} on {} of {}".format(*(f"{count} {noun}{'' if count == 1 else 's'}" for count, noun in counts))
+
+    def text(self) -> str:
+        """For people: what would be started where."""
+        if self.is_queue:
+            lines = [f"{self.headline}, each handed out when a slot is free"]
+            lines += [f"{slot.server}: slot {slot.number}, {slot.text}" for slot in self.slots]
+            return "\n".join([*lines, self.shards[0].text, f"  {self.shards[0].command(self.command)}"])
+        lines = [self.headline]
+        for shard, slot in zip(self.shards, self.slots, strict=False):
+            lines += [f"{slot.server}: {shard.text}, {slot.text}", f"  {shard.command(self.command)}"]
+        return "\n".join(lines)
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs: the same; a shard of a queue has no server yet."""
+        slots = [{"server": slot.server, "slot": slot.number, "environment": slot.environment} for slot in self.slots]
+        places = [] if self.is_queue else [{"server": slot.server, "slot": slot.number} for slot in self.slots]
+        shards = [
+            {
+                "shard": shard.number,
+                **(places[shard.number] if places else {"server": None, "slot": None}),
+                "command": shard.command(self.command),
+                "environment": shard.environment,
+            }
+            for shard in self.shards
+        ]
+        return {"slots": slots, "shards": shards}
+
+
+def plan_fan_out(request: FanOutRequest, servers: Sequence[ServerSlots], launch_id: str) -> FanOutPlan:
+    """Say which part of the work runs where.
+
+    Raises:
+        JobError: Two servers are one machine.
+        UsageError: There are too many slots.
+    """
+    slots = make_slots(servers, request.per_server)
+    shards = make_shards(request, min(len(slots), request.total or len(slots)))
+    used = slots if request.items else slots[: len(shards)]
+    return FanOutPlan(launch_id, request.command, used, shards, is_queue=bool(request.items))
+
+
+def make_slots(servers: Sequence[ServerSlots], per_server: int | None = None) -> tuple[Slot, ...]:
+    """Make one slot for each GPU of every server, or so many per server, which share its GPUs evenly."""
+    _refuse_one_machine(servers)
+    return tuple(
+        Slot(each.server, number, gpus)
+        for each in servers
+        for number, gpus in enumerate(_share(each.gpus, per_server or max(1, len(each.gpus))))
+    )
+
+
+def make_shards(request: FanOutRequest, count: int) -> tuple[Shard, ...]:
+    """Split the work: items into one shard each, else into so many; the first ones take what does not divide."""
+    if request.items:
+        return tuple(Shard(number, len(request.items), item=item) for number, item in enumerate(request.items))
+    if request.total is None:
+        return tuple(Shard(number, count) for number in range(count))
+    return tuple(
+        Shard(number, count, start, stop) for number, (start, stop) in enumerate(split_evenly(request.total, count))
+    )
+
+
+def split_evenly(total: int, parts: int) -> list[tuple[int, int]]:
+    """Return where each part starts and stops: 7 in 3 parts are 3, 2 and 2."""
+    size, more = divmod(total, parts)
+    return list(pairwise(accumulate((size + (part < more) for part in range(parts)), initial=0)))
+
+
+def placeholders(*, counted: bool, listed: bool) -> tuple[str, ...]:
+    """Return what a command may have in braces."""
+    return (*OF_ALL, *(OF_TOTAL if counted else ()), *(OF_ITEMS if listed else ()))
+
+
+def check_template(command: str, known: Sequence[str]) -> None:
+    """Refuse a command with braces that mean nothing.
+
+    Raises:
+        UsageError: A placeholder is unknown, or an item stands in quotes; the message has the known ones.
+    """
+    before = ""
+    for text, name, form, conversion in _parse(command):
+        before += text
+        if name is None:
+            continue
+        if name not in known or form or conversion:
+            raise _unknown_placeholder(_written(name, form, conversion), name, known)
+        if name in OF_ITEMS and _is_in_quotes(before):
+            raise UsageError(f"--cmd: {{{name}}} is quoted as the shell needs it; take away the quotes around it")
+        before += "_"
+
+
+def with_interpreter(command: str) -> str:
+    """Return a command whose first word may be a ``.py`` file as the shell takes it."""
+    first = command.split(maxsplit=1)[0]
+    return f"python {command.strip()}" if first.endswith(".py") else command
+
+
+def fan_out_name(launch_id: str) -> str:
+    """Return the end of an id, by which people name a fan-out."""
+    return launch_id[-NAME_LENGTH:]
+
+
+def fan_out_tags(launch_id: str, shard: Shard, slot: Slot) -> tuple[str, ...]:
+    """Return the tags by which a job is found: of the whole fan-out, of its shard, and of its slot."""
+    return f"{TAG}{fan_out_name(launch_id)}", f"shard-{shard.number}", f"slot-{slot.number}"
+
+
+def _parse(command: str) -> list[tuple[str, str | None, str | None, str | None]]:
+    try:
+        return list(Formatter().parse(command))
+    except ValueError:
+        raise UsageError(
+            f"--cmd {command!r} has a brace that opens or closes nothing", hint="{{ and }} are the braces themselves"
+        ) from None
+
+
+def _written(name: str, form: str | None, conversion: str | None) -> str:
+    return f"{{{name}{f'!{conversion}' if conversion else ''}{f':{form}' if form else ''}}}"
+
+
+def _unknown_placeholder(written: str, name: str, known: Sequence[str]) -> UsageError:
+    for option, names in (("--total", OF_TOTAL), ("--items", OF_ITEMS)):
+        if name in names and name not in known:
+            return UsageError(f"--cmd: {written} needs {option}", hint=f"{{{written}}} gives the braces themselves")
+    listed = ", ".join(f"{{{each}}}" for each in known)
+    return UsageError(
+        f"--cmd: {written} is no placeholder; there are {listed}", hint=f"{{{written}}} gives the braces themselves"
+    )
+
+
+def _is_in_quotes(before: str) -> bool:
+    try:
+        shlex.split(before)
+    except ValueError:
+        return not before.endswith("\\")
+    return False
+
+
+def _share(gpus: Sequence[str], slots: int) -> list[tuple[str, ...]]:
+    if not gpus:
+        return [()] * slots
+    if slots >= len(gpus):
+        return [(gpus[slot % len(gpus)],) for slot in range(slots)]
+    return [tuple(gpus[start:stop]) for start, stop in split_evenly(len(gpus), slots)]
+
+
+def _refuse_one_machine(servers: Sequence[ServerSlots]) -> None:
+    """Refuse one machine by two names: its GPUs would be given away twice."""
+    counts = Counter(each.place for each in servers if each.place)
+    twice = [each.server for each in servers if counts[each.place] > 1]
+    if twice:
+        raise JobError(
+            f"{twice[0]} and {twice[1]} are the same machine",
+            hint=f"Choose with --server, or take {twice[1]} out of .remote/configs.yaml",
+            server=twice[1],
+        )

@@ -1,0 +1,292 @@
+"""helper-fan-out: work split over every slot of every server, or handed out item by item."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from remote_tool.errors import JobError, SomeServersFailedError, UsageError
+from remote_tool.jobs.job import Job, JobSpec, JobState, new_job_id
+from remote_tool.launchers.fan_out import (
+    MOST_SLOTS,
+    FanOutPlan,
+    FanOutRequest,
+    ServerSlots,
+    Slot,
+    fan_out_name,
+    fan_out_tags,
+    make_shards,
+    make_slots,
+    plan_fan_out,
+)
+from remote_tool.transport.pool import on_every
+from remote_tool.workflows.audience import Audience, Turn
+from remote_tool.workflows.fan_out_records import FanOutRecord, find_record, write_record
+from remote_tool.workflows.hand_out import Assignment, Board, HandOut
+from remote_tool.workflows.launch import find_script
+from remote_tool.workflows.list_jobs import refresh
+from remote_tool.workflows.selection import choose_servers
+from remote_tool.workflows.start_jobs import send_project, start_specs
+from remote_tool.workflows.supervisor import call
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from remote_tool.errors import RemoteToolError
+    from remote_tool.workflows.context import Context
+
+GPU_NAME = re.compile(r"[A-Za-z0-9/:._-]{1,100}")
+SLOT_TAG = re.compile(r"slot-([0-9]{1,6})")
+SHARDS_FAILED = 1
+
+
+@dataclass(frozen=True)
+class FanOutAnswer:
+    """What became of a fan-out.
+
+    Attributes:
+        launch_id: Shared by its jobs.
+        shards: How many there are.
+        jobs: All of it, by key, also those that were started again.
+        done: Numbers of the shards that succeeded.
+        failed: The last job of each shard that failed, by its number.
+        errors: The error of each server that failed.
+        warnings: Server and sentence.
+        is_followed: Whether somebody stayed until nothing went on.
+    """
+
+    launch_id: str
+    shards: int
+    jobs: tuple[Job, ...]
+    done: frozenset[int] = frozenset()
+    failed: Mapping[int, Job] = field(default_factory=dict)
+    errors: Mapping[str, RemoteToolError] = field(default_factory=dict)
+    warnings: tuple[tuple[str, str], ...] = ()
+    is_followed: bool = True
+
+    @property
+    def undone(self) -> int:
+        """How many shards nobody has done: they failed, or never began."""
+        return self.shards - len(self.done)
+
+    @property
+    def exit_code(self) -> int:
+        """0: all is done, or begun where nobody follows; 1: a shard failed; 3: a server did."""
+        if self.failed:
+            return SHARDS_FAILED
+        if self.errors:
+            return self._servers_failed.exit_code
+        return SHARDS_FAILED if self.is_followed and self.undone else 0
+
+    def raise_if_any_failed(self) -> FanOutAnswer:
+        """Raise what failed.
+
+        Raises:
+            SomeServersFailedError: Servers did.
+            JobError: Shards did.
+        """
+        if self.errors:
+            raise self._servers_failed
+        if self.exit_code:
+            raise JobError(
+                f"{self.undone} of {self.shards} shards are not done",
+                hint=f"remote-tool helper-fan-out --resume {fan_out_name(self.launch_id)}",
+            )
+        return self
+
+    @property
+    def _servers_failed(self) -> SomeServersFailedError:
+        return SomeServersFailedError(self.errors, sorted({job.server for job in self.jobs} - set(self.errors)))
+
+
+async def plan(context: Context, request: FanOutRequest) -> FanOutPlan:
+    """Ask the servers and plan, and start nothing.
+
+    Raises:
+        SomeServersFailedError: Some could not be asked.
+    """
+    servers = choose_servers(context.config, request.servers)
+    _find_script(context, request)
+    slots, errors = await _ask_slots(context, servers)
+    if errors:
+        raise SomeServersFailedError(errors, [each.server for each in slots])
+    return plan_fan_out(request, slots, new_job_id())
+
+
+async def start(context: Context, request: FanOutRequest, audience: Audience) -> FanOutAnswer:
+    """Send, ask, plan, record and start every shard, and leave; what servers that fail would do, the others do.
+
+    Raises:
+        SomeServersFailedError: No server can do anything; nothing was started.
+    """
+    work = await _begin(context, request, audience)
+    pairs = zip(work.plan.shards, work.plan.slots, strict=True)
+    answer = await start_specs(context, [work.make_spec(Assignment(shard, slot)) for shard, slot in pairs])
+    failed = [job for job in answer.jobs if job.state is JobState.FAILED and job.server not in answer.errors]
+    return FanOutAnswer(
+        launch_id=work.plan.launch_id,
+        shards=len(work.plan.shards),
+        jobs=answer.jobs,
+        failed={job.node_rank or 0: job for job in failed},
+        errors={**work.ready.errors, **answer.errors},
+        warnings=work.ready.warnings,
+        is_followed=False,
+    )
+
+
+async def follow(context: Context, request: FanOutRequest, audience: Audience) -> FanOutAnswer:
+    """As :func:`start`, and stay until all is done: start again what fails, and hand out what waits.
+
+    Raises:
+        SomeServersFailedError: No server can do anything; nothing was started.
+    """
+    work = await _begin(context, request, audience)
+    return await _finish(context, work, Board(work.plan.slots, deque(work.plan.shards), request.retries), audience)
+
+
+async def resume(
+    context: Context, word: str, environment: Mapping[str, str], audience: Audience, *, sync: bool = True
+) -> FanOutAnswer:
+    """Go on with a fan-out: follow what still runs, start what failed or never began, and nothing that is done.
+
+    Raises:
+        UsageError: There is no such fan-out, or a variable that it needs is not given.
+        SomeServersFailedError: No server can do anything.
+    """
+    record = find_record(context.config.local.fan_outs, word)
+    _refuse_missing_variables(record, environment)
+    request = replace(record.request, environment=environment, sync=sync)
+    servers = choose_servers(context.config, request.servers)
+    await refresh(context, servers)
+    ready = await _make_ready(context, request)
+    slots, shards = make_slots(ready.slots, request.per_server), make_shards(request, record.shards)
+    work = _Work(request, FanOutPlan(record.launch_id, request.command, slots, shards, is_queue=True), ready)
+    audience.on_plan(work.plan)
+    return await _finish(context, work, _recall(work, _jobs_of(context, record.launch_id, servers)), audience)
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """What the servers are, once they have the project."""
+
+    slots: Sequence[ServerSlots]
+    snapshots: Mapping[str, str]
+    errors: Mapping[str, RemoteToolError]
+    warnings: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What is to be done, by whom."""
+
+    request: FanOutRequest
+    plan: FanOutPlan
+    ready: _Ready
+
+    def make_spec(self, assignment: Assignment) -> JobSpec:
+        """Make the job of a shard on a slot; what the user sets counts."""
+        shard, slot = assignment.shard, assignment.slot
+        return JobSpec(
+            id=new_job_id(),
+            server=slot.server,
+            command=shard.command(self.plan.command),
+            environment={**slot.environment, **shard.environment, **self.request.environment},
+            tags=(*self.request.tags, *fan_out_tags(self.plan.launch_id, shard, slot)),
+            launch_id=self.plan.launch_id,
+            node_rank=shard.number,
+            snapshot=self.ready.snapshots.get(slot.server, ""),
+        )
+
+
+async def _begin(context: Context, request: FanOutRequest, audience: Audience) -> _Work:
+    ready = await _make_ready(context, request)
+    work = _Work(request, plan_fan_out(request, ready.slots, new_job_id()), ready)
+    record = FanOutRecord(work.plan.launch_id, len(work.plan.shards), request, tuple(request.environment))
+    write_record(context.config.local.fan_outs, record)
+    audience.on_plan(work.plan)
+    return work
+
+
+async def _finish(context: Context, work: _Work, board: Board, audience: Audience) -> FanOutAnswer:
+    errors = await HandOut(context, board, work.make_spec, audience).run()
+    return FanOutAnswer(
+        launch_id=work.plan.launch_id,
+        shards=len(work.plan.shards),
+        jobs=tuple(_jobs_of(context, work.plan.launch_id, tuple(context.config.servers))),
+        done=frozenset(board.done),
+        failed={number: turn.job for number, turn in board.failed.items()},
+        errors={**work.ready.errors, **errors},
+        warnings=work.ready.warnings,
+    )
+
+
+async def _make_ready(context: Context, request: FanOutRequest) -> _Ready:
+    servers = choose_servers(context.config, request.servers)
+    _find_script(context, request)
+    sent = await send_project(context, servers, wanted=request.sync)
+    slots, errors = await _ask_slots(context, [server for server in servers if server not in sent.errors])
+    errors = {**sent.errors, **errors}
+    if not slots:
+        raise SomeServersFailedError(errors, [])
+    return _Ready(slots, sent.snapshots, errors, sent.warnings)
+
+
+def _find_script(context: Context, request: FanOutRequest) -> None:
+    first = request.command.split(maxsplit=1)[0]
+    if first.endswith(".py"):
+        find_script(context, first)
+
+
+async def _ask_slots(context: Context, servers: Sequence[str]) -> tuple[list[ServerSlots], dict[str, RemoteToolError]]:
+    async def ask(server: str) -> ServerSlots:
+        host = await context.pool.host(server)
+        return _read_slots(server, await call(host, context.config, "facts", {}))
+
+    results = await on_every(servers, ask)
+    return list(results.values.values()), results.errors
+
+
+def _read_slots(server: str, answer: Mapping[str, Any]) -> ServerSlots:
+    names = answer.get("gpu_names")
+    if not isinstance(names, list) or len(names) > MOST_SLOTS:
+        raise JobError(f"{server}: does not say which GPUs it has", server=server)
+    for name in names:
+        if not isinstance(name, str) or not GPU_NAME.fullmatch(name):
+            raise JobError(f"{server}: {name!r:.60} is no name of a GPU", server=server)
+    return ServerSlots(server, tuple(names), json.dumps([answer.get("identity"), answer.get("project")]))
+
+
+def _refuse_missing_variables(record: FanOutRecord, environment: Mapping[str, str]) -> None:
+    missing = [name for name in record.variables if name not in environment]
+    if missing:
+        raise UsageError(
+            f"The values of variables are written nowhere: fan-out {fan_out_name(record.launch_id)} needs"
+            f" {', '.join(missing)} again",
+            hint=" ".join(f"--env {name} VALUE" for name in missing),
+        )
+
+
+def _jobs_of(context: Context, launch_id: str, servers: Sequence[str]) -> list[Job]:
+    return [job for job in context.registry.load()[0] if job.launch_id == launch_id and job.server in servers]
+
+
+def _recall(work: _Work, jobs: Sequence[Job]) -> Board:
+    """Return the board as the jobs that there are leave it."""
+    shards = {shard.number: shard for shard in work.plan.shards}
+    known = [(shards[job.node_rank], job) for job in jobs if job.node_rank in shards]
+    done = {shard.number: Turn(shard, _slot_of(job), job) for shard, job in known if job.state is JobState.SUCCEEDED}
+    # One that is to be stopped was given up, and its shard taken by another.
+    running = [(shard, job) for shard, job in known if not job.state.is_finished and not job.stop_signal]
+    turns = {job.id: Turn(shard, _slot_of(job), job) for shard, job in running if shard.number not in done}
+    begun = done.keys() | {turn.shard.number for turn in turns.values()}
+    waiting = deque(shard for shard in work.plan.shards if shard.number not in begun)
+    return Board(work.plan.slots, waiting, work.request.retries, turns=turns, done=done)
+
+
+def _slot_of(job: Job) -> Slot:
+    # Ours come after the user's.
+    found = [SLOT_TAG.fullmatch(tag) for tag in reversed(job.tags)]
+    return Slot(job.server, next((int(match[1]) for match in found if match), 0))

@@ -1,0 +1,125 @@
+"""What this checkout remembers of a fan-out, so that it can go on: the work, but no variable's value."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from remote_tool.errors import JobError, UsageError
+from remote_tool.jobs.records import JOB_ID
+from remote_tool.jobs.whole_files import read_whole, write_whole
+from remote_tool.launchers.fan_out import MOST_SHARDS, TAG, FanOutRequest, fan_out_name
+from remote_tool.supervisor import strict_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+SCHEMA = 1
+LARGEST = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class FanOutRecord:
+    """A fan-out that was started here.
+
+    Attributes:
+        launch_id: Shared by its jobs.
+        shards: How many there are; also when there are fewer slots now.
+        request: What was asked for, without the variables.
+        variables: Names of the variables.
+    """
+
+    launch_id: str
+    shards: int
+    request: FanOutRequest
+    variables: tuple[str, ...] = ()
+
+
+def write_record(folder: Path, record: FanOutRecord) -> None:
+    """Remember a fan-out.
+
+    Raises:
+        JobError: The disk takes nothing.
+    """
+    request = record.request
+    values = {
+        "schema": SCHEMA,
+        "launch_id": record.launch_id,
+        "shards": record.shards,
+        "variables": record.variables,
+        "command": request.command,
+        "servers": request.servers,
+        "total": request.total,
+        "items": request.items,
+        "per_server": request.per_server,
+        "tags": request.tags,
+        "retries": request.retries,
+    }
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_whole(folder / f"{record.launch_id}.json", json.dumps(values).encode())
+    except OSError as error:
+        raise JobError(f"Cannot write to {folder}: {error.strerror}", hint="df -h .") from error
+
+
+def find_record(folder: Path, word: str) -> FanOutRecord:
+    """Find the one fan-out that an id, the end of one or a tag names.
+
+    Raises:
+        UsageError: None does, or several do.
+        JobError: Its record cannot be read.
+    """
+    end = word.removeprefix(TAG)
+    ids = sorted(path.stem for path in folder.glob("*.json") if JOB_ID.fullmatch(path.stem))
+    found = [each for each in ids if end and each.endswith(end)]
+    if not found:
+        known = ", ".join(fan_out_name(each) for each in ids[-5:])
+        raise UsageError(f"No fan-out {word!r} was started here" + (f"; the last are {known}" if known else ""))
+    if len(found) > 1:
+        raise UsageError(f"{word!r} is the end of {len(found)} fan-outs: {', '.join(found[:5])}")
+    path = folder / f"{found[0]}.json"
+    try:
+        return _read(strict_json.parse(read_whole(path, LARGEST)[0]), found[0])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise JobError(f"{path}: not the record of a fan-out ({error})", hint=f"rm {path}") from error
+
+
+def _read(values: Any, launch_id: str) -> FanOutRecord:  # noqa: ANN401 - whatever the file has
+    if values["schema"] != SCHEMA:
+        raise ValueError(f"written by a newer version of remote-tool: schema {values['schema']!r}")
+    if values["launch_id"] != launch_id:
+        raise ValueError("of another fan-out")
+    request = FanOutRequest(
+        command=_text(values, "command"),
+        servers=_texts(values, "servers"),
+        total=_number(values, "total"),
+        items=_texts(values, "items"),
+        per_server=_number(values, "per_server"),
+        tags=_texts(values, "tags"),
+        retries=_number(values, "retries") or 0,
+    )
+    shards = _number(values, "shards") or 0
+    if not 1 <= shards <= MOST_SHARDS:
+        raise ValueError(f"{shards} shards")
+    return FanOutRecord(launch_id, shards, request, _texts(values, "variables"))
+
+
+def _text(values: Mapping[str, Any], name: str) -> str:
+    if not isinstance(values[name], str):
+        raise TypeError(f"{name} is no text")
+    return str(values[name])
+
+
+def _texts(values: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    if not isinstance(values[name], list) or not all(isinstance(each, str) for each in values[name]):
+        raise TypeError(f"{name} is no list of texts")
+    return tuple(values[name])
+
+
+def _number(values: Mapping[str, Any], name: str) -> int | None:
+    value = values[name]
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise TypeError(f"{name} is no number")
+    return value
