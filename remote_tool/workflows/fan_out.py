@@ -15,6 +15,7 @@ from remote_tool.launchers.fan_out import (
     FanOutPlan,
     FanOutRequest,
     ServerSlots,
+    Shard,
     Slot,
     fan_out_name,
     fan_out_tags,
@@ -24,7 +25,7 @@ from remote_tool.launchers.fan_out import (
 )
 from remote_tool.transport.pool import on_every
 from remote_tool.workflows.audience import Audience, Turn
-from remote_tool.workflows.fan_out_records import FanOutRecord, find_record, write_record
+from remote_tool.workflows.fan_out_records import FanOutRecord, find_record, followed, write_record
 from remote_tool.workflows.hand_out import Assignment, Board, HandOut
 from remote_tool.workflows.launch import find_script
 from remote_tool.workflows.list_jobs import refresh
@@ -33,7 +34,7 @@ from remote_tool.workflows.start_jobs import send_project, start_specs
 from remote_tool.workflows.supervisor import call
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from remote_tool.errors import RemoteToolError
     from remote_tool.workflows.context import Context
@@ -144,7 +145,9 @@ async def follow(context: Context, request: FanOutRequest, audience: Audience) -
         SomeServersFailedError: No server can do anything; nothing was started.
     """
     work = await _begin(context, request, audience)
-    return await _finish(context, work, Board(work.plan.slots, deque(work.plan.shards), request.retries), audience)
+    with followed(context.config.local.fan_outs, work.plan.launch_id):
+        board = Board(work.plan.slots, deque(work.plan.shards), request.retries)
+        return await _finish(context, work, board, audience)
 
 
 async def resume(
@@ -159,13 +162,15 @@ async def resume(
     record = find_record(context.config.local.fan_outs, word)
     _refuse_missing_variables(record, environment)
     request = replace(record.request, environment=environment, sync=sync)
-    servers = choose_servers(context.config, request.servers)
-    await refresh(context, servers)
-    ready = await _make_ready(context, request)
-    slots, shards = make_slots(ready.slots, request.per_server), make_shards(request, record.shards)
-    work = _Work(request, FanOutPlan(record.launch_id, request.command, slots, shards, is_queue=True), ready)
-    audience.on_plan(work.plan)
-    return await _finish(context, work, _recall(work, _jobs_of(context, record.launch_id, servers)), audience)
+    with followed(context.config.local.fan_outs, record.launch_id):
+        servers = choose_servers(context.config, request.servers)
+        await refresh(context, servers)
+        ready = await _make_ready(context, request)
+        slots, shards = make_slots(ready.slots, request.per_server), make_shards(request, record.shards)
+        work = _Work(request, FanOutPlan(record.launch_id, request.command, slots, shards, is_queue=True), ready)
+        audience.on_plan(work.plan)
+        await _start_unconfirmed(context, work)
+        return await _finish(context, work, _recall(work, _jobs_of(context, work, servers)), audience)
 
 
 @dataclass(frozen=True)
@@ -215,7 +220,7 @@ async def _finish(context: Context, work: _Work, board: Board, audience: Audienc
     return FanOutAnswer(
         launch_id=work.plan.launch_id,
         shards=len(work.plan.shards),
-        jobs=tuple(_jobs_of(context, work.plan.launch_id, tuple(context.config.servers))),
+        jobs=tuple(_jobs_of(context, work, context.config.servers)),
         done=frozenset(board.done),
         failed={number: turn.job for number, turn in board.failed.items()},
         errors={**work.ready.errors, **errors},
@@ -269,14 +274,28 @@ def _refuse_missing_variables(record: FanOutRecord, environment: Mapping[str, st
         )
 
 
-def _jobs_of(context: Context, launch_id: str, servers: Sequence[str]) -> list[Job]:
-    return [job for job in context.registry.load()[0] if job.launch_id == launch_id and job.server in servers]
+def _jobs_of(context: Context, work: _Work, servers: Collection[str]) -> list[Job]:
+    jobs = context.registry.load()[0]
+    return [job for job in jobs if job.launch_id == work.plan.launch_id and job.server in servers]
+
+
+async def _start_unconfirmed(context: Context, work: _Work) -> None:
+    """Ask again for starts whose answers nobody heard: the same id never starts anything twice."""
+    slots = {(slot.server, slot.number): slot for slot in work.plan.slots}
+    ready = [each.server for each in work.ready.slots]
+    specs = [
+        replace(
+            work.make_spec(Assignment(shard, slots.get((job.server, _slot_of(job).number), _slot_of(job)))), id=job.id
+        )
+        for shard, job in _begun(work, _jobs_of(context, work, ready))
+        if job.state is JobState.STARTING
+    ]
+    await start_specs(context, specs)
 
 
 def _recall(work: _Work, jobs: Sequence[Job]) -> Board:
     """Return the board as the jobs that there are leave it."""
-    shards = {shard.number: shard for shard in work.plan.shards}
-    known = [(shards[job.node_rank], job) for job in jobs if job.node_rank in shards]
+    known = _begun(work, jobs)
     done = {shard.number: Turn(shard, _slot_of(job), job) for shard, job in known if job.state is JobState.SUCCEEDED}
     # One that is to be stopped was given up, and its shard taken by another.
     running = [(shard, job) for shard, job in known if not job.state.is_finished and not job.stop_signal]
@@ -284,6 +303,11 @@ def _recall(work: _Work, jobs: Sequence[Job]) -> Board:
     begun = done.keys() | {turn.shard.number for turn in turns.values()}
     waiting = deque(shard for shard in work.plan.shards if shard.number not in begun)
     return Board(work.plan.slots, waiting, work.request.retries, turns=turns, done=done)
+
+
+def _begun(work: _Work, jobs: Sequence[Job]) -> list[tuple[Shard, Job]]:
+    shards = {shard.number: shard for shard in work.plan.shards}
+    return [(shards[job.node_rank], job) for job in jobs if job.node_rank in shards]
 
 
 def _slot_of(job: Job) -> Slot:

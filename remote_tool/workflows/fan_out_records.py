@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +16,7 @@ from remote_tool.launchers.fan_out import MOST_SHARDS, TAG, FanOutRequest, fan_o
 from remote_tool.supervisor import strict_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 SCHEMA = 1
@@ -62,6 +65,30 @@ def write_record(folder: Path, record: FanOutRecord) -> None:
         write_whole(folder / f"{record.launch_id}.json", json.dumps(values).encode())
     except OSError as error:
         raise JobError(f"Cannot write to {folder}: {error.strerror}", hint="df -h .") from error
+
+
+@contextmanager
+def followed(folder: Path, launch_id: str) -> Iterator[None]:
+    """Be the one program here that hands out a fan-out's shards.
+
+    Raises:
+        JobError: Another one does.
+    """
+    path = folder / f"{launch_id}.json"
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise JobError(f"Cannot read {path}: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        name = fan_out_name(launch_id)
+        raise JobError(
+            f"Another remote-tool follows fan-out {name}", hint=f"remote-tool job-tail --tag {TAG}{name}"
+        ) from None
+    finally:
+        os.close(descriptor)
 
 
 def find_record(folder: Path, word: str) -> FanOutRecord:

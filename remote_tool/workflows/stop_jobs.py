@@ -78,7 +78,7 @@ async def stop_on_servers(
     return JobsAnswer((), {**results.errors, **gone})
 
 
-def wish_for_later(context: Context, jobs: Sequence[Job], signal: str, grace: float | None) -> None:
+def wish_for_later(context: Context, jobs: Sequence[Job], signal: str = "SIGTERM", grace: float | None = None) -> None:
     """Remember what could not be stopped now: it is stopped when its server is asked the next time."""
     context.registry.update(replace(job, stop_signal=signal, stop_grace=grace) for job in jobs)
     for job in jobs:

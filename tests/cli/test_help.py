@@ -20,9 +20,20 @@ from tests.sshd import free_port
 REPOSITORY = Path(__file__).parent.parent.parent
 INTERFACE = [
     *("init", "prepare", "setup", "rsync", "update-packages", "run", "job-run", "helper-torch-launch"),
+    "helper-fan-out",
     *("job-list", "job-tail", "job-kill", "job-wait", "job-rsync", "demo"),
 ]
-WITH_JSON = ["helper-torch-launch", "job-kill", "job-list", "job-run", "job-wait", "prepare", "rsync", "run"]
+WITH_JSON = [
+    "helper-fan-out",
+    "helper-torch-launch",
+    "job-kill",
+    "job-list",
+    "job-run",
+    "job-wait",
+    "prepare",
+    "rsync",
+    "run",
+]
 HEAVY = ("pydantic", "asyncssh", "yaml", "rich", "remote_tool.workflows", "remote_tool.workspace", "remote_tool.config")
 
 
