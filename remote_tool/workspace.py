@@ -16,7 +16,6 @@ from remote_tool.jobs.registry import Registry
 from remote_tool.paths import find_root
 from remote_tool.transport.left_threads import Loop
 from remote_tool.transport.pool import HostPool, Results
-from remote_tool.workflows.audience import Audience
 from remote_tool.workflows.context import Context
 from remote_tool.workflows.events import Notice, Report, ignore
 from remote_tool.workflows.selection import JobsAnswer, JobSelection, choose_jobs, choose_servers
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from remote_tool.launchers.torch import LaunchPlan, LaunchRequest
     from remote_tool.supervisor.artifact_patterns import ArtifactPattern
     from remote_tool.transport.rsync import PushResult
+    from remote_tool.workflows.audience import Audience
     from remote_tool.workflows.fan_out import FanOutAnswer
     from remote_tool.workflows.follow_jobs import Chunk, FollowAnswer, FollowOptions, OnChunk
     from remote_tool.workflows.prepare import PreparedServer
@@ -217,7 +217,7 @@ class Workspace:
             SomeServersFailedError: Servers failed; what they had is done by the others.
         """
         run = workflows.fan_out.follow if follow else workflows.fan_out.start
-        return _checked(self._work(lambda context: run(context, request, audience or Audience())), check=check)
+        return _checked(self._work(lambda context: run(context, request, audience)), check=check)
 
     def resume_fan_out(
         self,
@@ -229,10 +229,8 @@ class Workspace:
         check: bool = True,
     ) -> FanOutAnswer:
         """Go on with a fan-out: follow what runs, start what failed or never began; the name is the end of its id."""
-        hearers, resume = audience or Audience(), workflows.fan_out.resume
-        return _checked(
-            self._work(lambda context: resume(context, name, dict(env or {}), hearers, sync=sync)), check=check
-        )
+        resume, variables = workflows.fan_out.resume, dict(env or {})
+        return _checked(self._work(lambda context: resume(context, name, variables, audience, sync=sync)), check=check)
 
     def list_jobs(self, selection: JobSelection | None = None, *, logs: bool = False) -> JobsAnswer:
         """Return jobs as their servers see them; with logs, bring home what they wrote."""

@@ -117,13 +117,13 @@ async def plan(context: Context, request: FanOutRequest) -> FanOutPlan:
     return plan_fan_out(request, slots, new_job_id())
 
 
-async def start(context: Context, request: FanOutRequest, audience: Audience) -> FanOutAnswer:
+async def start(context: Context, request: FanOutRequest, audience: Audience | None = None) -> FanOutAnswer:
     """Send, ask, plan, record and start every shard, and leave; what servers that fail would do, the others do.
 
     Raises:
         SomeServersFailedError: No server can do anything; nothing was started.
     """
-    work = await _begin(context, request, audience)
+    work = await _begin(context, request, audience or Audience())
     pairs = zip(work.plan.shards, work.plan.slots, strict=True)
     answer = await start_specs(context, [work.make_spec(Assignment(shard, slot)) for shard, slot in pairs])
     failed = [job for job in answer.jobs if job.state is JobState.FAILED and job.server not in answer.errors]
@@ -138,12 +138,13 @@ async def start(context: Context, request: FanOutRequest, audience: Audience) ->
     )
 
 
-async def follow(context: Context, request: FanOutRequest, audience: Audience) -> FanOutAnswer:
+async def follow(context: Context, request: FanOutRequest, audience: Audience | None = None) -> FanOutAnswer:
     """As :func:`start`, and stay until all is done: start again what fails, and hand out what waits.
 
     Raises:
         SomeServersFailedError: No server can do anything; nothing was started.
     """
+    audience = audience or Audience()
     work = await _begin(context, request, audience)
     with followed(context.config.local.fan_outs, work.plan.launch_id):
         board = Board(work.plan.slots, deque(work.plan.shards), request.retries)
@@ -151,7 +152,7 @@ async def follow(context: Context, request: FanOutRequest, audience: Audience) -
 
 
 async def resume(
-    context: Context, word: str, environment: Mapping[str, str], audience: Audience, *, sync: bool = True
+    context: Context, word: str, environment: Mapping[str, str], audience: Audience | None = None, *, sync: bool = True
 ) -> FanOutAnswer:
     """Go on with a fan-out: follow what still runs, start what failed or never began, and nothing that is done.
 
@@ -159,6 +160,7 @@ async def resume(
         UsageError: There is no such fan-out, or a variable that it needs is not given.
         SomeServersFailedError: No server can do anything.
     """
+    audience = audience or Audience()
     record = find_record(context.config.local.fan_outs, word)
     _refuse_missing_variables(record, environment)
     request = replace(record.request, environment=environment, sync=sync)
