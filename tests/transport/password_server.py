@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+import os
+import signal
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
 import asyncssh
+import asyncssh.connection
 
 from remote_tool.config.model import Server
 
@@ -34,13 +37,46 @@ class PasswordServer:
         return Server(name="first", hostname="127.0.0.1", port=self.port, username="someone", **changes)  # type: ignore[arg-type]
 
 
+class _House:
+    """The connections of one server, and the commands that run for each."""
+
+    def __init__(self) -> None:
+        self._commands: dict[asyncssh.connection.SSHConnection, set[asyncio.Task[None]]] = {}
+
+    def enter(self, connection: asyncssh.connection.SSHConnection) -> None:
+        self._commands[connection] = set()
+
+    def begin(self, connection: asyncssh.connection.SSHConnection) -> None:
+        """Have the command that calls this end with its connection."""
+        command = asyncio.current_task()
+        assert command is not None
+        self._commands[connection].add(command)
+
+    def leave(self, connection: asyncssh.connection.SSHConnection) -> None:
+        for command in self._commands[connection]:
+            command.cancel()
+
+    async def close(self) -> None:
+        """End every connection and command."""
+        for connection in self._commands:
+            connection.abort()
+            self.leave(connection)
+        await asyncio.gather(*set[asyncio.Task[None]]().union(*self._commands.values()), return_exceptions=True)
+
+
 class _Door(asyncssh.SSHServer):
-    def __init__(self, settings: PasswordServer) -> None:
+    def __init__(self, settings: PasswordServer, house: _House) -> None:
         self._settings = settings
+        self._house = house
 
     def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
         self._settings.connections += 1
         self._connection = conn
+        self._house.enter(conn)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        del exc
+        self._house.leave(self._connection)
 
     def begin_auth(self, username: str) -> bool:
         del username
@@ -74,7 +110,8 @@ class _Door(asyncssh.SSHServer):
         return list(responses) == [self._settings.password]
 
 
-async def _run(settings: PasswordServer, process: asyncssh.SSHServerProcess[bytes]) -> None:
+async def _run(settings: PasswordServer, house: _House, process: asyncssh.SSHServerProcess[bytes]) -> None:
+    house.begin(process.channel.get_connection())
     script = await process.stdin.read()
     try:
         while b"sleep" in script:
@@ -84,23 +121,40 @@ async def _run(settings: PasswordServer, process: asyncssh.SSHServerProcess[byte
         settings.signals.append(received.signal)
         settings.signalled.set()
         return
+    async with _shell(process.command or "") as shell:
+        output, _ = await shell.communicate(script)
+        process.stdout.write(output)
+        process.exit(shell.returncode or 0)
+
+
+@asynccontextmanager
+async def _shell(command: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run a command; it has ended, with all that it started, when this is left."""
+    pipe = asyncio.subprocess.PIPE
     shell = await asyncio.create_subprocess_exec(
-        "/bin/sh", "-c", process.command or "", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        "/bin/sh", "-c", command, stdin=pipe, stdout=pipe, start_new_session=True
     )
-    output, _ = await shell.communicate(script)
-    process.stdout.write(output)
-    process.exit(shell.returncode or 0)
+    try:
+        yield shell
+    finally:
+        if shell.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(shell.pid, signal.SIGKILL)
+        await shell.wait()
+        # Its pipes are closed by the loop only later, when there may be none any more.
+        shell._transport.close()  # type: ignore[attr-defined]
 
 
 @asynccontextmanager
 async def password_server(settings: PasswordServer) -> AsyncIterator[PasswordServer]:
     """Serve while the context is open."""
+    house = _House()
     acceptor = await asyncssh.listen(
         "127.0.0.1",
         0,
-        server_factory=lambda: _Door(settings),
+        server_factory=lambda: _Door(settings, house),
         server_host_keys=[asyncssh.generate_private_key("ssh-ed25519")],
-        process_factory=partial(_run, settings),
+        process_factory=partial(_run, settings, house),
         encoding=None,
     )
     settings.port = acceptor.get_port()
@@ -108,4 +162,5 @@ async def password_server(settings: PasswordServer) -> AsyncIterator[PasswordSer
         yield settings
     finally:
         acceptor.close()
+        await house.close()
         await acceptor.wait_closed()
