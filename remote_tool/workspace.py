@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from remote_tool.workflows.audience import Audience
     from remote_tool.workflows.fan_out import FanOutAnswer
     from remote_tool.workflows.follow_jobs import Chunk, FollowAnswer, FollowOptions, OnChunk
+    from remote_tool.workflows.install_keys import KeyOnServer, KeysRequest
     from remote_tool.workflows.prepare import PreparedServer
     from remote_tool.workflows.run import OnOutput
     from remote_tool.workflows.start_jobs import StartRequest
@@ -84,6 +85,11 @@ class Workspace:
     def root(self) -> Path:
         """The project folder."""
         return self.config.local.root
+
+    def install_keys(self, request: KeysRequest | None = None, *, check: bool = True) -> Results[KeyOnServer]:
+        """Have a key log in to every server; make one where there is none."""
+        wished = request or workflows.install_keys.KeysRequest()
+        return _checked(self._work(lambda context: workflows.install_keys.install_keys(context, wished)), check=check)
 
     def prepare(
         self, servers: Sequence[str] = (), *, force: bool = False, check: bool = True

@@ -168,7 +168,7 @@ class Console:
         with self._lock:
             self._steps.hide()
         try:
-            return ask_hidden(f"{visible(prompt)}: ")
+            return ask_hidden(f"{visible(prompt).rstrip(': ')}: ")
         finally:
             with self._lock:
                 self._steps.show()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from remote_tool.transport.known_hosts import DEFAULT_PORT
@@ -33,11 +34,20 @@ class Trust:
     chooses_algorithms: bool = False
 
 
+class Means(Enum):
+    """What a login may use."""
+
+    ANY = "any"
+    KEYS = "keys"
+    PASSWORDS = "passwords"
+
+
 @dataclass(frozen=True)
 class Identity:
     """What to log in with.
 
     Attributes:
+        means: Whether all of it is used.
         private_key: The configured one; no other key is offered then.
         password: Never shown.
         password_env: The variable that holds it.
@@ -46,6 +56,7 @@ class Identity:
         agent: The socket of the ssh agent; empty without one.
     """
 
+    means: Means = Means.ANY
     private_key: Path | None = None
     password: str | None = field(default=None, repr=False)
     password_env: str | None = None

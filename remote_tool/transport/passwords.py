@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections import defaultdict
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, TypeVar
 
-from remote_tool.transport.endpoint import printable
+from remote_tool.transport.endpoint import Means, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from pathlib import Path
 
     from remote_tool.transport.asking import Asker
     from remote_tool.transport.endpoint import Endpoint
 
+T = TypeVar("T")
+
 ATTEMPTS = 3  # as ssh has it
+SHOWN_NAMES = 6
 
 
 class LoginClock:
@@ -50,26 +55,96 @@ class LoginClock:
             self.restart(self._seconds)
 
 
+class CommonPasswords:
+    """Passwords that are asked for once for several servers, whose users have the same name."""
+
+    def __init__(self, asker: Asker) -> None:
+        self._asker = asker
+        self._servers: defaultdict[str, list[str]] = defaultdict(list)
+        self._answers: dict[str, str | None] = {}
+        self._one_at_a_time = asyncio.Lock()
+
+    def expect(self, username: str, server: str) -> None:
+        """Ask for this server together with the others of the same user."""
+        self._servers[username].append(server)
+
+    async def password_for(self, endpoint: Endpoint) -> str | None:
+        """Return what was typed for all; None when this server is asked for by itself."""
+        servers = self._servers.get(endpoint.username, [])
+        if len(servers) == 1 or endpoint.is_jump or endpoint.server not in servers:
+            return None
+        async with self._one_at_a_time:
+            if endpoint.username not in self._answers:
+                prompt = f"Password of {endpoint.username} on {_joined(servers)} (empty: each by itself): "
+                self._answers[endpoint.username] = await self._asker.ask(prompt)
+        return self._answers[endpoint.username] or None
+
+
+class Passphrases:
+    """What opens key files, asked for once, however many servers are logged in to with the key."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, str] = {}
+        self._one_at_a_time = asyncio.Lock()
+
+    def remember(self, path: Path, passphrase: str) -> None:
+        """Do not ask for this one."""
+        self._known[path] = passphrase
+
+    async def open(
+        self, path: Path, ask: Callable[[], Awaitable[str | None]], load: Callable[[str], Awaitable[T]]
+    ) -> T | None:
+        """Return what load makes of the key with its passphrase; None when nobody knows it.
+
+        load raises ValueError for a wrong one.
+        """
+        async with self._one_at_a_time:
+            if path in self._known:
+                return await load(self._known[path]) if self._known[path] else None
+            for _ in range(ATTEMPTS):
+                passphrase = await ask()
+                if not passphrase:
+                    break
+                with suppress(ValueError):
+                    found = await load(passphrase)
+                    self._known[path] = passphrase
+                    return found
+            self._known[path] = ""
+        return None
+
+
+def _joined(names: Sequence[str]) -> str:
+    more = len(names) - SHOWN_NAMES
+    return f"{', '.join(names[:SHOWN_NAMES])} and {more} more" if more > 0 else ", ".join(names)
+
+
 class Passwords:
     """The answers for one login."""
 
-    def __init__(self, endpoint: Endpoint, asker: Asker, clock: LoginClock) -> None:
+    def __init__(self, endpoint: Endpoint, asker: Asker, clock: LoginClock, common: CommonPasswords) -> None:
         self._endpoint = endpoint
         self._asker = asker
         self._clock = clock
+        self._common = common
         self._configured_used = False
+        self._common_used = False
         self._questions = 0
 
     @property
     def can_answer(self) -> bool:
         """Whether there is a password that was not tried, or somebody to ask."""
+        if self._endpoint.identity.means is Means.KEYS:
+            return False
         return self._asker.can_ask or (self._configured() is not None and not self._configured_used)
 
     async def password(self) -> str | None:
         """Return the next password to try; None when there is none."""
+        if self._endpoint.identity.means is Means.KEYS:
+            return None
         if self._configured() is not None:
             return self._take_configured()
-        return await self._ask(f"Password of {self._endpoint.username} on {self._endpoint.title}: ")
+        prompt = f"Password of {self._endpoint.username} on {self._endpoint.title}: "
+        return await self._take_common() or await self._ask(prompt)
 
     async def answers(self, prompts: Sequence[str]) -> list[str] | None:
         """Answer the server's own questions; a single one for a password with the configured password."""
@@ -81,9 +156,15 @@ class Passwords:
             answers.append(answer)
         return answers
 
-    async def passphrase(self, path: object) -> str | None:
-        """Ask for what opens a key file."""
-        return await self._ask_now(f"Passphrase of {path}: ")
+    async def unlock(self, path: Path, passphrases: Passphrases, load: Callable[[str], Awaitable[T]]) -> T | None:
+        """Open a key file with what is known, else with what the user types."""
+
+        async def ask() -> str | None:
+            return await self._ask_now(f"Passphrase of {path}: ")
+
+        # Others may be asked first.
+        with self._clock.stopped():
+            return await passphrases.open(path, ask, load)
 
     def _configured(self) -> str | None:
         return self._endpoint.identity.configured_password()
@@ -93,9 +174,20 @@ class Passwords:
         used, self._configured_used = self._configured_used, True
         return None if used else self._configured()
 
+    async def _take_common(self) -> str | None:
+        """Return the password that was asked for together with those of other servers, but only once."""
+        if self._common_used:
+            return None
+        self._common_used = True
+        with self._clock.stopped():
+            return await self._common.password_for(self._endpoint)
+
     async def _answer(self, prompt: str, *, alone: bool) -> str | None:
-        if alone and self._configured() is not None and "passw" in prompt.lower():
-            return self._take_configured()
+        if alone and "passw" in prompt.lower():
+            if self._configured() is not None:
+                return self._take_configured()
+            if common := await self._take_common():
+                return common
         return await self._ask(f"{self._endpoint.title}: {prompt}")
 
     async def _ask(self, prompt: str) -> str | None:

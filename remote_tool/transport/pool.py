@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from remote_tool.errors import RemoteToolError, SomeServersFailedError, UsageError
 from remote_tool.transport.asking import Asker
 from remote_tool.transport.host_key_check import HostKeyRules
+from remote_tool.transport.passwords import CommonPasswords
 from remote_tool.transport.shared import Shared
-from remote_tool.transport.ssh_host import SshHost, Surroundings, connect
+from remote_tool.transport.ssh_host import SshHost, Surroundings, connect, resolve_way
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+    from pathlib import Path
 
-    from remote_tool.config.model import Config
+    from remote_tool.config.model import Config, Server
+    from remote_tool.transport.endpoint import Means
     from remote_tool.transport.host import Host
 
 T = TypeVar("T")
@@ -40,10 +44,12 @@ class HostPool:
         ask_password: Callable[[str], str | None] | None = None,
     ) -> None:
         self._config = config
+        self.asker = Asker(ask_password)
         self._surroundings = Surroundings(
             rules=HostKeyRules(config.local.known_hosts, config.host_keys, report or _ignore_notice),
-            asker=Asker(ask_password),
+            asker=self.asker,
             trace=trace or _ignore_trace,
+            common_passwords=CommonPasswords(self.asker),
         )
         self._hosts: Shared[str, SshHost] = Shared()
 
@@ -61,17 +67,50 @@ class HostPool:
         """
         return await self._hosts.get(name, lambda: self._connect(name))
 
+    @asynccontextmanager
+    async def login(self, name: str, means: Means, private_key: Path | None = None) -> AsyncIterator[Host]:
+        """Log in anew with keys or passwords alone, with this key instead of the usual ones, and leave again.
+
+        Raises:
+            ConnectError: No connection; LoginError where that does not let us in.
+        """
+        server = self._server(name)
+        server = replace(server, private_key=private_key) if private_key else server
+        host = await connect(server, self._surroundings, means)
+        try:
+            yield host
+        finally:
+            await host.close()
+
+    async def ask_together(self, names: Iterable[str]) -> None:
+        """Ask once for the password of these servers, as far as their users have the same name and none is configured.
+
+        Raises:
+            ConnectError: ``~/.ssh/config`` cannot be used.
+        """
+        for name in names:
+            endpoint = (await asyncio.to_thread(resolve_way, self._server(name)))[-1]
+            if endpoint.identity.configured_password() is None:
+                self._surroundings.common_passwords.expect(endpoint.username, name)
+
+    def remember_passphrase(self, path: Path, passphrase: str) -> None:
+        """Do not ask for the passphrase of this key file."""
+        self._surroundings.passphrases.remember(path, passphrase)
+
     async def close(self) -> None:
         """Close every connection, within a bound, also when a server does not answer."""
         await asyncio.gather(*(host.close() for host in await self._hosts.drain()))
         await asyncio.gather(*(jump.close() for jump in await self._surroundings.jumps.drain()))
 
     async def _connect(self, name: str) -> SshHost:
+        return await connect(self._server(name), self._surroundings)
+
+    def _server(self, name: str) -> Server:
         server = self._config.servers.get(name)
         if server is None:
             known = ", ".join(self._config.servers)
             raise UsageError(f"Unknown server {name!r}", hint=f"The servers are: {known}")
-        return await connect(server, self._surroundings)
+        return server
 
 
 @dataclass

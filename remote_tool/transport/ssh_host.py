@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from remote_tool.errors import ConnectError, HostKeyError, LoginError, RemoteCommandError, RemoteToolError
 from remote_tool.transport import login_messages
-from remote_tool.transport.endpoint import Endpoint, Identity, Trust, printable
+from remote_tool.transport.endpoint import Endpoint, Identity, Means, Trust, printable
 from remote_tool.transport.host import MEBIBYTE, Completed, Exit
 from remote_tool.transport.host_key_check import HostKeyCheck, HostKeyRules
 from remote_tool.transport.known_hosts import DEFAULT_PORT, HostKey, lookup_names
 from remote_tool.transport.library_search import quick_library_search
 from remote_tool.transport.login_messages import HungUpError, Progress, Stage
-from remote_tool.transport.passwords import ATTEMPTS, LoginClock, Passwords
+from remote_tool.transport.passwords import CommonPasswords, LoginClock, Passphrases, Passwords
 from remote_tool.transport.script import REMOTE_COMMAND, first_line, new_mark
 from remote_tool.transport.session_limit import SessionLimit
 from remote_tool.transport.shared import Shared
@@ -91,18 +91,22 @@ class Surroundings:
         rules: Which host keys are taken.
         asker: Asks the user for secrets.
         trace: Tells ``-v`` how long something took, in seconds, on a server.
+        common_passwords: Those that are asked for once for several servers.
         jumps: The connections to jump hosts; servers behind the same one share it.
         logins: How many may log in at once, for each address as seen from its jump host; several names may lead there.
+        passphrases: Of key files, as far as they are known.
     """
 
     rules: HostKeyRules
     asker: Asker
     trace: Callable[[str, str, float], None]
+    common_passwords: CommonPasswords
     jumps: Shared[tuple[str, ...], Connection] = field(default_factory=Shared)
     logins: dict[tuple[Connection | None, str], asyncio.Semaphore] = field(default_factory=dict)
+    passphrases: Passphrases = field(default_factory=Passphrases)
 
 
-async def connect(server: Server, surroundings: Surroundings) -> SshHost:
+async def connect(server: Server, surroundings: Surroundings, means: Means = Means.ANY) -> SshHost:
     """Log in to a server, through its jump hosts.
 
     Raises:
@@ -110,6 +114,7 @@ async def connect(server: Server, surroundings: Surroundings) -> SshHost:
     """
     began = time.monotonic()
     *jumps, endpoint = await asyncio.to_thread(resolve_way, server)
+    endpoint = replace(endpoint, identity=replace(endpoint.identity, means=means))
     connection = await _log_in_through(jumps, endpoint, surroundings)
     surroundings.trace(server.name, f"log in to {endpoint.address} as {endpoint.username}", time.monotonic() - began)
     return SshHost(server.name, connection, surroundings.trace)
@@ -268,8 +273,8 @@ class Connection(asyncssh.SSHClient):
         self.refusal: RemoteToolError | None = None
         self._endpoint = endpoint
         self._clock = LoginClock()
-        self._passwords = Passwords(endpoint, surroundings.asker, self._clock)
-        self._keys = _Keys(self.progress, self._passwords)
+        self._passwords = Passwords(endpoint, surroundings.asker, self._clock, surroundings.common_passwords)
+        self._keys = _Keys(self.progress, self._passwords, surroundings.passphrases)
         self._host_keys = HostKeyCheck(endpoint, surroundings.rules)
         self.raw: asyncssh.SSHClientConnection | None = None
         self._ended = False
@@ -439,11 +444,12 @@ class Connection(asyncssh.SSHClient):
 class _Keys:
     """The private keys that a login may use, in the order in which they are offered."""
 
-    def __init__(self, progress: Progress, passwords: Passwords) -> None:
+    def __init__(self, progress: Progress, passwords: Passwords, passphrases: Passphrases) -> None:
         self._server = progress.endpoint.server
         self._identity = progress.endpoint.identity
         self._progress = progress
         self._passwords = passwords
+        self._passphrases = passphrases
         self._locked: list[Path] = []
 
     async def load(self, agent: asyncssh.SSHAgentClient | None) -> list[asyncssh.SSHKeyPair]:
@@ -452,6 +458,8 @@ class _Keys:
         Raises:
             LoginError: The configured key cannot be used.
         """
+        if self._identity.means is Means.PASSWORDS:
+            return []
         if self._identity.private_key is not None:
             return await self._load_configured(self._identity.private_key, agent)
         only = self._identity.files if self._identity.files_only else None
@@ -468,7 +476,7 @@ class _Keys:
         return None
 
     async def _load_configured(self, path: Path, agent: asyncssh.SSHAgentClient | None) -> list[asyncssh.SSHKeyPair]:
-        problem = _problem_of_key_file(path)
+        problem = problem_of_key_file(path)
         if problem:
             raise self._error(f"the private key {path} {problem[0]}", problem[1])
         try:
@@ -486,7 +494,7 @@ class _Keys:
 
     async def _load_usual(self, path: Path) -> list[asyncssh.SSHKeyPair]:
         """Load a key of ~/.ssh where there is one; what ssh would leave out is left out with a word."""
-        problem = _problem_of_key_file(path)
+        problem = problem_of_key_file(path)
         if problem == MISSING or path.suffix == ".pub":
             return []
         if problem:
@@ -501,14 +509,10 @@ class _Keys:
         return []
 
     async def _unlock(self, path: Path) -> list[asyncssh.SSHKeyPair]:
-        for _ in range(ATTEMPTS):
-            passphrase = await self._passwords.passphrase(path)
-            if not passphrase:
-                break
-            with suppress(ValueError):
-                return await asyncio.to_thread(_load_key_file, path, passphrase)
-        self._progress.notes.append(f"the private key {path} has a passphrase")
-        return []
+        pairs = await self._passwords.unlock(path, self._passphrases, partial(asyncio.to_thread, _load_key_file, path))
+        if not pairs:
+            self._progress.notes.append(f"the private key {path} has a passphrase")
+        return pairs or []
 
     async def _of_agent(
         self, agent: asyncssh.SSHAgentClient | None, only: Sequence[Path] | None
@@ -722,7 +726,7 @@ def _load_key_file(path: Path, passphrase: str | None = None) -> list[asyncssh.S
         raise
 
 
-def _problem_of_key_file(path: Path) -> tuple[str, str] | None:
+def problem_of_key_file(path: Path) -> tuple[str, str] | None:
     """Return what is wrong with a key file as ssh would see it, and what helps."""
     try:
         status = path.stat()
@@ -740,10 +744,38 @@ def _problem_of_key_file(path: Path) -> tuple[str, str] | None:
 
 def _public_data(path: Path) -> bytes | None:
     """Return the public half of a key file, which needs no passphrase."""
+    key = _public_half(path)
+    return None if key is None else key.public_data
+
+
+def _public_half(path: Path) -> asyncssh.SSHKey | None:
     for candidate in (path, path.with_name(path.name + ".pub")):
         with suppress(OSError, ValueError):
-            return asyncssh.read_public_key(str(candidate)).public_data
+            return asyncssh.read_public_key(str(candidate))
     return None
+
+
+def new_key_pair(comment: str, passphrase: str | None) -> tuple[bytes, bytes]:
+    """Make an ed25519 key; return its private file and its public line."""
+    key = asyncssh.generate_private_key("ssh-ed25519", comment=comment)
+    private = key.export_private_key("openssh", passphrase or None, cipher_name="aes256-ctr")
+    return private, key.export_public_key("openssh")
+
+
+def public_key_of(path: Path) -> HostKey | None:
+    """Return the public half of a key file, which needs no passphrase; None when it cannot be read."""
+    key = _public_half(path)
+    return None if key is None else _host_key(key)
+
+
+async def public_key_of_agent(path: str) -> HostKey | None:
+    """Return the public half of the first key that the ssh agent offers; None without one."""
+    try:
+        async with asyncio.timeout(login_messages.CONNECT_SECONDS), asyncssh.connect_agent(path) as agent:
+            keys = await agent.get_keys()
+    except (OSError, ValueError, asyncssh.Error):
+        return None
+    return next((HostKey(key.get_algorithm(), key.public_data) for key in keys if not key.has_cert), None)
 
 
 def _host_key(key: asyncssh.SSHKey) -> HostKey:

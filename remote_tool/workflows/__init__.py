@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from remote_tool.workflows import (
         fan_out,
         follow_jobs,
+        install_keys,
         launch,
         list_jobs,
         prepare,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "fan_out",
     "follow_jobs",
+    "install_keys",
     "launch",
     "list_jobs",
     "prepare",
