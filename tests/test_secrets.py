@@ -204,6 +204,32 @@ async def test_a_password_is_in_no_file_no_log_no_command_line_and_no_message(tm
     assert not sampler.found
 
 
+@pytest.mark.row(62, 111)
+@pytest.mark.slow
+async def test_a_new_key_stays_here_and_its_password_goes_nowhere_else(tmp_path: Path, own_home: Path) -> None:
+    canary = Canary()
+    root, server_home = tmp_path / "project", tmp_path / "server"
+    server_home.mkdir()
+    settings = PasswordServer(canary.value, methods=("publickey", "password"), home=server_home)
+    async with password_server(settings) as door:
+        make_project(root, [])
+        server = f"hostname: 127.0.0.1, port: {door.port}, username: someone, password_env: DOOR_PASSWORD"
+        (root / ".remote" / "configs.yaml").write_text(f"servers:\n  door: {{{server}}}\n")
+        with Sampler(canary) as sampler:
+            journey = Journey(root, sampler)
+            assert await asyncio.to_thread(journey.do, "keys", "-vv", DOOR_PASSWORD=canary.value) == 0
+        assert door.authorized_keys.exists()
+    key = own_home / ".ssh" / "id_ed25519"
+    private = key.read_bytes().splitlines()[2]
+    assert len(private) == 70
+    holders = [path for path in everything_below(tmp_path, own_home) if private in path.read_bytes()]
+    assert holders == [key]
+    assert private not in journey.said
+    assert not canary.is_in(journey.said)
+    assert [path for path in everything_below(tmp_path, own_home) if canary.is_in(path.read_bytes())] == []
+    assert not sampler.found
+
+
 @pytest.mark.row(111)
 @pytest.mark.parametrize("shown", [repr, str])
 def test_no_value_shows_itself_in_a_traceback_or_a_debugger(shown: Any) -> None:

@@ -19,7 +19,7 @@ from tests.sshd import free_port
 
 REPOSITORY = Path(__file__).parent.parent.parent
 INTERFACE = [
-    *("init", "prepare", "setup", "rsync", "update-packages", "run", "job-run", "helper-torch-launch"),
+    *("init", "keys", "prepare", "setup", "rsync", "update-packages", "run", "job-run", "helper-torch-launch"),
     "helper-fan-out",
     *("job-list", "job-tail", "job-kill", "job-wait", "job-rsync", "demo"),
 ]
@@ -30,6 +30,7 @@ WITH_JSON = [
     "job-list",
     "job-run",
     "job-wait",
+    "keys",
     "prepare",
     "rsync",
     "run",

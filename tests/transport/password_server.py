@@ -17,11 +17,15 @@ from remote_tool.config.model import Server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
+    from pathlib import Path
 
 
 @dataclass
 class PasswordServer:
-    """It takes one password, by the methods it is given, and counts what it is offered."""
+    """It takes one password, by the methods it is given, and counts what it is offered.
+
+    With a home, commands run there, and ``publickey`` takes what its ``.ssh/authorized_keys`` names.
+    """
 
     password: str = "open sesame"
     methods: Sequence[str] = ("password",)
@@ -32,9 +36,15 @@ class PasswordServer:
     signals: list[str] = field(default_factory=list)
     signalled: asyncio.Event = field(default_factory=asyncio.Event)
     port: int = 0
+    home: Path | None = None
 
-    def server(self, **changes: object) -> Server:
-        return Server(name="first", hostname="127.0.0.1", port=self.port, username="someone", **changes)  # type: ignore[arg-type]
+    def server(self, name: str = "first", **changes: object) -> Server:
+        return Server(name=name, hostname="127.0.0.1", port=self.port, username="someone", **changes)  # type: ignore[arg-type]
+
+    @property
+    def authorized_keys(self) -> Path:
+        assert self.home is not None
+        return self.home / ".ssh" / "authorized_keys"
 
 
 class _House:
@@ -87,6 +97,13 @@ class _Door(asyncssh.SSHServer):
     def public_key_auth_supported(self) -> bool:
         return "publickey" in self._settings.methods
 
+    def validate_public_key(self, username: str, key: asyncssh.SSHKey) -> bool:
+        del username
+        if self._settings.home is None or not self._settings.authorized_keys.exists():
+            return False
+        blob = key.export_public_key("openssh").split()[1]
+        return blob in self._settings.authorized_keys.read_bytes()
+
     def password_auth_supported(self) -> bool:
         return "password" in self._settings.methods
 
@@ -114,25 +131,27 @@ async def _run(settings: PasswordServer, house: _House, process: asyncssh.SSHSer
     house.begin(process.channel.get_connection())
     script = await process.stdin.read()
     try:
-        while b"sleep" in script:
+        while b"sleep 60" in script:
             await asyncio.sleep(0.01)
             await process.stdin.read(1)  # where the library tells of a signal
     except asyncssh.SignalReceived as received:
         settings.signals.append(received.signal)
         settings.signalled.set()
         return
-    async with _shell(process.command or "") as shell:
-        output, _ = await shell.communicate(script)
+    async with _shell(process.command or "", settings.home) as shell:
+        output, errors = await shell.communicate(script)
         process.stdout.write(output)
+        process.stderr.write(errors)
         process.exit(shell.returncode or 0)
 
 
 @asynccontextmanager
-async def _shell(command: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def _shell(command: str, home: Path | None) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run a command; it has ended, with all that it started, when this is left."""
     pipe = asyncio.subprocess.PIPE
+    environment = os.environ if home is None else {**os.environ, "HOME": str(home)}
     shell = await asyncio.create_subprocess_exec(
-        "/bin/sh", "-c", command, stdin=pipe, stdout=pipe, start_new_session=True
+        *("/bin/sh", "-c", command), stdin=pipe, stdout=pipe, stderr=pipe, env=environment, start_new_session=True
     )
     try:
         yield shell
