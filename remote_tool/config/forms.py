@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import shlex
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from remote_tool.supervisor.artifact_patterns import MOST_NEWEST, is_glob
@@ -40,6 +42,9 @@ OLDEST_PYTHON = (3, 8)
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
 _PYTHON = re.compile(r"[0-9]{1,2}\.[0-9]{1,3}(\.[0-9]{1,3})?")
 _SIZE = re.compile(r"([0-9]{1,15}) ?(?:([KMGT])i?)?B?", re.IGNORECASE)
+_ENGINES = {"docker", "podman", "nerdctl"}
+_PASSES_STDIN = re.compile("--interactive|-[a-zA-Z]*i[a-zA-Z]*")
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,500}")
 _NO_OPTION = r"[A-Za-z0-9_][A-Za-z0-9._-]"
 
 
@@ -104,6 +109,27 @@ def _is_prefix(text: str) -> bool:
     return text.startswith(("/", "~/")) and text.isprintable() and ".." not in text.split("/")
 
 
+def _split(text: str) -> list[str]:
+    """Return the words of a command; none when quotes are open, or a character cannot stand there."""
+    try:
+        return shlex.split(text) if text.isprintable() else []
+    except ValueError:
+        return []
+
+
+def _begins_shell(text: str) -> bool:
+    """Whether a command may begin a job: where an engine is asked to, it must pass stdin on, and start nothing new."""
+    words = _split(text)
+    if not words or PurePosixPath(words[0]).name not in _ENGINES:
+        return bool(words)
+    return "exec" in words and any(_PASSES_STDIN.fullmatch(word) for word in words)
+
+
+def _names_image(text: str) -> bool:
+    words = _split(text)
+    return bool(words) and _IMAGE.fullmatch(words[-1]) is not None
+
+
 PROJECT_NAME = _like(
     "a folder name of letters, digits, . _ - that begins with a letter, a digit or _", _NO_OPTION + "{0,127}"
 )
@@ -128,6 +154,11 @@ PREFIX = Form("a path on the server, absolute or beginning with ~/", _is_prefix)
 # These two may hold a user, a password or a token.
 CHANNEL = _like("the name or address of a channel", r"[A-Za-z0-9_./][A-Za-z0-9_./:~%+@-]{0,500}", is_secret=True)
 URL = _like("an address that begins with https:// or http://", r"https?://[!-~]{1,2000}", is_secret=True)
+LAUNCH = Form(
+    "a command that passes its stdin on, such as docker exec -i NAME; for a container per job there is container:",
+    _begins_shell,
+)
+CONTAINER = Form("an image, with options of docker run before it if need be", _names_image)
 SHA256 = _like("64 hexadecimal digits", "[0-9a-fA-F]{64}")
 
 

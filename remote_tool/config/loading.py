@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,7 +42,19 @@ TOP_KEYS = (
     "artifacts",
     "artifact_limit",
 )
-SERVER_KEYS = ("hostname", "username", "port", "private_key", "password", "password_env", "address")
+SERVER_KEYS = (
+    "hostname",
+    "username",
+    "port",
+    "private_key",
+    "password",
+    "password_env",
+    "address",
+    "launch",
+    "container",
+    "environment",
+)
+KINDS = tuple(kind for kind in EnvironmentKind if kind is not EnvironmentKind.INSIDE)
 CONDA_KEYS = ("channels", "installer")
 INSTALLER_KEYS = ("url", "file", "sha256")
 ARTIFACT_KEYS = ("glob", "newest")
@@ -143,6 +156,8 @@ def _server(name: str, place: Place, root: Path) -> Server | None:
         place.refuse(f"hostname is missing; it must be {forms.HOSTNAME.wanted}")
     if "password" in values and "password_env" in values:
         values["password_env"].refuse("stands beside password; keep one of them")
+    if "launch" in values and "container" in values:
+        values["container"].refuse("stands beside launch; keep one of them")
     hostname = _text(values, "hostname", forms.HOSTNAME)
     server = Server(
         name=name,
@@ -153,8 +168,16 @@ def _server(name: str, place: Place, root: Path) -> Server | None:
         password=_text(values, "password", forms.SECRET),
         password_env=_text(values, "password_env", forms.VARIABLE),
         address=_address(values),
+        launch=_words(values, "launch", forms.LAUNCH),
+        container=_words(values, "container", forms.CONTAINER),
+        environment=_environment(values["environment"], root) if "environment" in values else None,
     )
     return server if hostname else None
+
+
+def _words(values: dict[str, Place], key: str, form: Form) -> tuple[str, ...] | None:
+    text = _text(values, key, form)
+    return tuple(shlex.split(text)) if text else None
 
 
 def _port(values: dict[str, Place]) -> int | None:
@@ -202,17 +225,17 @@ def _remote(values: dict[str, Place], name: str) -> RemotePaths:
 
 def _environment(place: Place, root: Path) -> Environment:
     if not place.is_mapping:
-        kinds = tuple(kind for kind in EnvironmentKind if kind is not EnvironmentKind.EXISTING)
+        kinds = tuple(kind for kind in KINDS if kind is not EnvironmentKind.EXISTING)
         choice = forms.one_of(kinds)
         form = forms.Form(f"{choice.wanted}, or {{existing: /path/to/prefix}}", choice.accepts)
         return Environment(EnvironmentKind(place.text(form) or EnvironmentKind.MINICONDA))
     given = list(place.pairs())
     if len(given) != 1:
-        place.refuse(f"must have one of {', '.join(EnvironmentKind)}, such as {{existing: /path/to/prefix}}")
+        place.refuse(f"must have one of {', '.join(KINDS)}, such as {{existing: /path/to/prefix}}")
         return Environment()
     ((kind, found),) = given
-    if kind not in tuple(EnvironmentKind):
-        place.entries(EnvironmentKind)
+    if kind not in KINDS:
+        place.entries(KINDS)
         return Environment()
     if kind == EnvironmentKind.EXISTING:
         return Environment(EnvironmentKind.EXISTING, prefix=found.text(forms.PREFIX))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -20,13 +20,14 @@ CONDA_FORGE = ("conda-forge",)
 
 
 class EnvironmentKind(StrEnum):
-    """How Python gets onto a server."""
+    """How Python gets onto a server; inside: it is behind the server's launch command, and none of our business."""
 
     MINICONDA = "miniconda"
     MINIFORGE = "miniforge"
     UV = "uv"
     VENV = "venv"
     EXISTING = "existing"
+    INSIDE = "inside"
 
     @property
     def is_conda(self) -> bool:
@@ -38,31 +39,6 @@ class HostKeyPolicy(StrEnum):
 
     ACCEPT_NEW = "accept-new"
     STRICT = "strict"
-
-
-@dataclass(frozen=True)
-class Server:
-    """One machine.
-
-    Attributes:
-        name: Letters, digits, ``. _ -``.
-        hostname: An address, a name, or an alias of ``~/.ssh/config``.
-        username: None: User of ``~/.ssh/config``, else ubuntu.
-        port: None: Port of ``~/.ssh/config``, else 22.
-        private_key: Absolute; None: ssh agent, ``~/.ssh/config``, default keys.
-        password: Never shown.
-        password_env: The local variable that holds the password.
-        address: How the other servers reach this one; None: found by test.
-    """
-
-    name: str
-    hostname: str
-    username: str | None = None
-    port: int | None = None
-    private_key: Path | None = None
-    password: str | None = field(default=None, repr=False)
-    password_env: str | None = None
-    address: str | None = None
 
 
 @dataclass(frozen=True)
@@ -105,6 +81,42 @@ class ArtifactLimit:
 
 
 @dataclass(frozen=True)
+class Server:
+    """One machine.
+
+    Attributes:
+        name: Letters, digits, ``. _ -``.
+        hostname: An address, a name, or an alias of ``~/.ssh/config``.
+        username: None: User of ``~/.ssh/config``, else ubuntu.
+        port: None: Port of ``~/.ssh/config``, else 22.
+        private_key: Absolute; None: ssh agent, ``~/.ssh/config``, default keys.
+        password: Never shown.
+        password_env: The local variable that holds the password.
+        address: How the other servers reach this one; None: found by test.
+        launch: Words that begin the job's shell, such as ``docker exec -i NAME``; ``{project}`` is the project there.
+        container: Options of ``docker run``, and the image of a container that each job gets; None without.
+        environment: Of this server alone; None: that of all, and the one inside where jobs begin behind a command.
+    """
+
+    name: str
+    hostname: str
+    username: str | None = None
+    port: int | None = None
+    private_key: Path | None = None
+    password: str | None = field(default=None, repr=False)
+    password_env: str | None = None
+    address: str | None = None
+    launch: tuple[str, ...] | None = None
+    container: tuple[str, ...] | None = None
+    environment: Environment | None = None
+
+    @property
+    def is_entered(self) -> bool:
+        """Whether what runs there begins behind a launch command, or in a container."""
+        return self.launch is not None or self.container is not None
+
+
+@dataclass(frozen=True)
 class Config:
     """A whole configuration.
 
@@ -136,3 +148,12 @@ class Config:
     def python_version(self) -> str:
         """The version to install, like ``3.11``: as configured, else the one running this program."""
         return self.python or f"{sys.version_info.major}.{sys.version_info.minor}"
+
+    def for_server(self, name: str) -> Config:
+        """Return it with the environment that this server has."""
+        server = self.servers[name]
+        if server.environment is not None:
+            return replace(self, environment=server.environment)
+        if server.is_entered:
+            return replace(self, environment=Environment(EnvironmentKind.INSIDE), python=None)
+        return self

@@ -74,26 +74,28 @@ class Activation:
         )
 
 
-def capture_script(config: Config, prefix: str, *, tool: str = "") -> str:
+def capture_script(config: Config, prefix: str, *, tool: str = "", python: str = "") -> str:
     """Return the shell lines that record a finished prefix: activation.json, and the link to its Python.
 
     Args:
         config: What was wished.
         prefix: Of the environment: absolute, with ``~``, or relative to ``$HOME``.
         tool: The conda that made it.
+        python: Its interpreter, absolute; empty: ``bin/python``, or ``bin/python3``.
     """
     environment = config.environment
     request = {
         "kind": environment.kind.value,
         "prefix": prefix,
+        "python": python,
         "scripts": config.remote.scripts,
         "tool": tool,
         "wish": wish_of(config),
     }
     program = Path(__file__).with_name("capture_activation.py").read_text(encoding="utf-8")
-    python = f"{shell_path(prefix)}/bin/python"
+    likely = shlex.quote(python) if python else f"{shell_path(prefix)}/bin/python"
     return (
-        f'python={python}; [ -x "$python" ] || python="$python"3\n'
+        f'python={likely}; [ -x "$python" ] || python="$python"3\n'
         f"request={shlex.quote(json.dumps(request))}\n"
         f'"$python" -I -S - "$request" <<\'END_OF_CAPTURE\' || exit\n{program}\nEND_OF_CAPTURE\n'
     )

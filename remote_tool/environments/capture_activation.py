@@ -41,7 +41,8 @@ def capture(request: dict[str, Any]) -> dict[str, Any]:
         variables, path = {"VIRTUAL_ENV": str(folder)}, [str(folder / "bin")]
     else:
         variables, unset, path = {}, ["PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX"], [str(folder / "bin")]
-    python = next(folder / "bin" / name for name in ("python", "python3") if (folder / "bin" / name).exists())
+    names = ("python", "python3")
+    python = request["python"] or next(folder / "bin" / name for name in names if (folder / "bin" / name).exists())
     return {
         "schema": 1,
         "prefix": str(folder),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from remote_tool.config.model import EnvironmentKind
 from remote_tool.environments.conda import plan_conda
 from remote_tool.environments.existing import plan_existing
+from remote_tool.environments.inside import plan_inside
 from remote_tool.environments.system_packages import install_command
 from remote_tool.environments.uv import plan_uv
 from remote_tool.environments.venv import plan_venv
@@ -34,6 +35,8 @@ def plan_environment(config: Config, facts: ServerFacts, *, force: bool = False)
     kind = config.environment.kind
     if kind is EnvironmentKind.EXISTING:
         return plan_existing(config, facts)
+    if kind is EnvironmentKind.INSIDE:
+        return plan_inside(config, facts)
     if is_too_old(config.python_version):
         raise EnvironmentSetupError(f"Python {config.python_version} is too old; 3.8 is the oldest that works")
     if kind is EnvironmentKind.VENV:

@@ -225,7 +225,7 @@ class LaunchNames:
     Attributes:
         launch_id: Shared by all.
         job_ids: One per node.
-        jobs_folder: Where jobs lie on a server, relative to its home.
+        jobs_folder: Where jobs lie on a server, relative to the project.
     """
 
     launch_id: str
@@ -244,7 +244,7 @@ def plan_launch(
     for rank, (node, job_id) in enumerate(zip(facts, names.job_ids, strict=True)):
         count = processes[node.server]
         options = _torchrun_options(request, rendezvous, names.launch_id, _Node(node.server, rank, len(facts)))
-        logs = f'--log-dir "$HOME"/{shlex.quote(f"{names.jobs_folder}/{job_id}/ranks")} --redirects 3'
+        logs = f'--log-dir "$PWD"/{shlex.quote(f"{names.jobs_folder}/{job_id}/ranks")} --redirects 3'
         torchrun = f"python -m torch.distributed.run {options} --nproc-per-node {count} {logs}"
         nodes.append(
             NodePlan(

@@ -11,7 +11,7 @@ from .records import is_variable_name
 SERVER_VARIABLE = "REMOTE_TOOL_SERVER"
 _RESERVED = {JOB_MARKER, SERVER_VARIABLE, SUPERVISOR_MARKER}
 # Variables of another launch or of a batch system, which torchrun would take for ours.
-_STRAY_NAMES = {
+STRAY_NAMES = (
     "RANK",
     "LOCAL_RANK",
     "GROUP_RANK",
@@ -23,8 +23,8 @@ _STRAY_NAMES = {
     "ROLE_WORLD_SIZE",
     "NODE_RANK",
     "RUN_UUID",
-}
-_STRAY_BEGINNINGS = ("MASTER_", "PET_", "TORCHELASTIC_", "SLURM_", "REMOTE_TOOL_")
+)
+STRAY_BEGINNINGS = ("MASTER_", "PET_", "TORCHELASTIC_", "SLURM_", "REMOTE_TOOL_")
 _LIMIT = 1024 * 1024
 _DEFAULTS: Dict[str, Any] = {"prefix": "", "python": "", "version": "", "variables": {}, "unset": [], "path": []}
 
@@ -100,7 +100,7 @@ def build_environment(
     login: Mapping[bytes, bytes], activation: Activation, user: Mapping[str, str], origin: Origin
 ) -> Dict[bytes, bytes]:
     """Return the environment of a command: the login's without strays, activated, ours, and the user's on top."""
-    _check_user(user)
+    check_user(user)
     unset = set(activation.unset)
     # The marker comes first, where a look into a large environment finds it soonest.
     built = {JOB_MARKER.encode("ascii"): _bytes(origin.job_id)}
@@ -121,7 +121,13 @@ def build_environment(
     return built
 
 
-def _check_user(user: object) -> None:
+def without_strays(login: Mapping[bytes, bytes]) -> Dict[bytes, bytes]:
+    """Return the login's environment without what another launch, or a job that we are in, has left there."""
+    return {name: value for name, value in login.items() if not _is_stray(name.decode("utf-8", "surrogateescape"))}
+
+
+def check_user(user: object) -> None:
+    """Refuse variables that cannot be set, or are ours: ActivationError."""
     if not isinstance(user, dict):
         raise ActivationError("The environment must be an object of names and values")
     for name, value in user.items():
@@ -134,7 +140,7 @@ def _check_user(user: object) -> None:
 
 
 def _is_stray(name: str) -> bool:
-    return name in _STRAY_NAMES or name.startswith(_STRAY_BEGINNINGS) or name in {"OLDPWD", "_"}
+    return name in STRAY_NAMES or name.startswith(STRAY_BEGINNINGS) or name in {"OLDPWD", "_"}
 
 
 def _joined(first: "list[str]", rest: bytes) -> bytes:

@@ -7,15 +7,19 @@ import select
 import signal
 import sys
 import time
-from typing import Dict, NoReturn, Optional
+from typing import TYPE_CHECKING, Callable, Dict, NoReturn, Optional, Tuple
 
 from . import activation, job_files
-from .activation import Origin
+from .activation import Activation, Origin
 from .requests import Request, RequestError, client_is_gone, is_text
 from .subreaper import become_subreaper
 from .supervise import LEFTOVER_GRACE, SETTLE_SECONDS, decode_status, restore_signals, run_shell
 from .trees import Tree
 
+if TYPE_CHECKING:
+    from .inside import Inside
+
+Become = Callable[[], NoReturn]
 # Shells keep their own descriptors at 10 and above, and can close those with one digit.
 _SCRIPT_DESCRIPTOR = 9
 _CANNOT_START = 127
@@ -25,27 +29,60 @@ _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 def run(request: Request) -> None:
     """Carry out op ``run``; this process exits as the command does, 128+N for signal N."""
     folders = request.folders()
-    command = request.get("command", is_text)
+    request.get("command", is_text)
     user = request.get("environment", lambda value: isinstance(value, dict), default={})
     job_id = f"run-{os.urandom(16).hex()}"
     origin = Origin(folders.project, job_id, request.get("server", is_text, default=""))
-    environment = activation.build_environment(
-        os.environb, activation.load_activation(folders.activation), user, origin
-    )
+    active = activation.load_activation(folders.activation)
     if not os.path.isdir(folders.project):
         raise RequestError(f"{folders.project} is not there", hint="remote-tool rsync")
-    script = _hide_script(folders.scripts, command)
+    if request.get("entry", lambda _: True) is not None:
+        become, inside = _behind_door(request, active, user, origin)
+    else:
+        become, inside = _here(request, active, user, origin), None
     os.chdir(folders.project)
-    mark = b"\0%s run\n" % request.nonce.encode("ascii")
-    job_files.write_all(1, mark)
-    job_files.write_all(2, mark)
     try:
-        status = _Attached(job_id).run(script, environment)
+        status = _Attached(job_id, inside).run(become)
     except OSError as error:
         # After the mark the streams are the command's, so this is no framed answer.
         sys.stderr.write(f"The command could not be started: {error.strerror}\n")
         status = _CANNOT_START
     sys.exit(status)
+
+
+def _here(request: Request, active: Activation, user: Dict[str, str], origin: Origin) -> "Become":
+    """Make a command ready that begins here, and tell the client that it does."""
+    environment = activation.build_environment(os.environb, active, user, origin)
+    script = _hide_script(request.folders().scripts, request.get("command", is_text))
+    mark = b"\0%s run\n" % request.nonce.encode("ascii")
+    job_files.write_all(1, mark)
+    job_files.write_all(2, mark)
+
+    def become() -> NoReturn:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(script, _SCRIPT_DESCRIPTOR)
+        run_shell(f"/proc/self/fd/{_SCRIPT_DESCRIPTOR}", environment)
+
+    return become
+
+
+def _behind_door(
+    request: Request, active: Activation, user: Dict[str, str], origin: Origin
+) -> "Tuple[Become, Optional[Inside]]":
+    """Make a command ready that begins behind a launch command, where it tells the client itself that it does."""
+    from . import entering, inside  # noqa: PLC0415 - few servers have a launch command
+
+    door = entering.read_door(request.get("entry", lambda _: True), f"remote-tool-{origin.job_id}", request.folders())
+    assert door is not None
+    entering.make_home(door)
+    outside = entering.outside_environment(os.environb)
+    settings = entering.settings_for(door, active, user, origin)
+    script = entering.run_script(door, settings, request.get("command", is_text), request.nonce)
+
+    def become() -> NoReturn:
+        entering.enter(door.words, script, outside)
+
+    return become, inside.Inside(origin.job_id, door.ask, door.end, outside)
 
 
 def _hide_script(folder: str, command: str) -> int:
@@ -61,10 +98,11 @@ def _hide_script(folder: str, command: str) -> int:
 
 
 class _Attached:
-    def __init__(self, job_id: str) -> None:
+    def __init__(self, job_id: str, inside: "Optional[Inside]" = None) -> None:
+        self._inside = inside
         self._status: Optional[int] = None
         self._child = 0
-        self._tree = Tree(job_id, "", self._pause)
+        self._tree = Tree(job_id, "", self._pause, inside)
         self._woken, wake = os.pipe()
         os.set_blocking(wake, False)
         os.set_blocking(self._woken, False)
@@ -72,13 +110,12 @@ class _Attached:
         for number in (signal.SIGCHLD, *_ENDING_SIGNALS):
             signal.signal(number, _do_nothing)
 
-    def run(self, script: int, environment: Dict[bytes, bytes]) -> int:
+    def run(self, become: "Become") -> int:
         """Run the command and end its whole tree with it, or with the client."""
         become_subreaper()
         self._child = os.fork()
         if self._child == 0:
-            _become_command(script, environment)
-        os.close(script)
+            _become_command(become)
         while self._status is None and not self._must_end():
             self._reap()
         has_ended = self._status is not None
@@ -86,6 +123,8 @@ class _Attached:
             self._tree.signal(signal.SIGTERM)
             if not self._tree.wait(LEFTOVER_GRACE, _never):
                 self._tree.kill()
+        if self._inside is not None:
+            self._inside.remove()
         end = decode_status(self._status)
         if end.exit_code is not None:
             return end.exit_code
@@ -115,14 +154,12 @@ class _Attached:
                 self._status = status
 
 
-def _become_command(script: int, environment: Dict[bytes, bytes]) -> NoReturn:
+def _become_command(become: "Become") -> NoReturn:
     try:
         signal.set_wakeup_fd(-1)
         os.setsid()
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(script, _SCRIPT_DESCRIPTOR)
         restore_signals()
-        run_shell(f"/proc/self/fd/{_SCRIPT_DESCRIPTOR}", environment)
+        become()
     except BaseException as error:  # noqa: BLE001 - it is told to the user, and this must never return
         os.write(2, f"The command could not be started: {error}\n".encode("utf-8", "replace"))
     finally:

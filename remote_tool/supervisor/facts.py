@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 from . import activation, addresses, processes
 from .activation import Activation, ActivationError
+from .gpus import list_folder, list_gpus
 
 if TYPE_CHECKING:
     from .requests import Request
 
-_GPU_DEVICE = re.compile(r"nvidia[0-9]+", re.ASCII)
 _DISTRIBUTION = re.compile(r"(torch|nvidia_nccl_cu[0-9]+)-([^-]+)\.dist-info", re.ASCII)
 # Asked only when the packages are not where they usually are: a cold start on a network disk takes its time.
 _ASK_SECONDS = 20.0
@@ -51,6 +51,12 @@ def facts(request: Request) -> None:
         "ssh_server_address": _ssh_server_address(),
         "now": time.time(),
     }
+    entry = request.get("entry", lambda _: True)
+    if entry is not None and is_launch:
+        from .inside_facts import ask_inside  # noqa: PLC0415 - few servers have a launch command
+
+        request.answer({**answer, **ask_inside(entry, folders)})
+        return
     try:
         active = activation.load_activation(folders.activation)
     except ActivationError as error:
@@ -59,29 +65,6 @@ def facts(request: Request) -> None:
     answer["python"] = active.version or answer["python"]
     answer.update(_find_versions(active, ask=is_launch))
     request.answer(answer)
-
-
-def list_gpus() -> List[str]:
-    """Return the GPUs that a command may use, as CUDA_VISIBLE_DEVICES names them: those that it allows, or all."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        # CUDA takes the devices before the first that it does not know, and -1 is none that it knows.
-        names = [name.strip() for name in visible.split(",")]
-        return [name for name in names[: names.index("-1") if "-1" in names else None] if name]
-    nvidia = sum(1 for name in _list("/dev") if _GPU_DEVICE.fullmatch(name))
-    return [str(number) for number in range(nvidia or _count_amd())]
-
-
-def _count_amd() -> int:
-    nodes = "/sys/class/kfd/kfd/topology/nodes"
-    count = 0
-    for node in _list(nodes):
-        try:
-            with open(f"{nodes}/{node}/gpu_id", encoding="ascii") as stream:
-                count += int(stream.read(32)) != 0
-        except (OSError, ValueError):
-            continue
-    return count
 
 
 def _ssh_server_address() -> Optional[str]:
@@ -102,9 +85,9 @@ def _find_versions(active: Activation, *, ask: bool) -> Dict[str, Optional[str]]
 def _versions_in_prefix(active: Activation) -> Dict[str, str]:
     found = {}
     for library in ("lib", "lib64"):
-        for python in _list(f"{active.prefix}/{library}"):
+        for python in list_folder(f"{active.prefix}/{library}"):
             if python.startswith("python3"):
-                for name in _list(f"{active.prefix}/{library}/{python}/site-packages"):
+                for name in list_folder(f"{active.prefix}/{library}/{python}/site-packages"):
                     match = _DISTRIBUTION.fullmatch(name)
                     if match:
                         found[match.group(1)] = match.group(2)
@@ -161,10 +144,3 @@ def _end(child: int) -> None:
     if os.waitpid(child, os.WNOHANG)[0] == 0:
         os.kill(child, 9)
         os.waitpid(child, 0)
-
-
-def _list(path: str) -> List[str]:
-    try:
-        return sorted(os.listdir(path))
-    except OSError:
-        return []

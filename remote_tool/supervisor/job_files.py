@@ -5,6 +5,8 @@
     stop.json      that somebody wants it to end
     ended.json     how it ended; never written twice
     command        the text that the shell runs
+    entry.json     of a job behind a launch command: how what runs there is reached
+    begun          of the same: its command was about to begin
     job.out job.err ranks/   its output, exact bytes
     reserve        space kept free for ended.json, locked while the supervisor lives
 
@@ -26,6 +28,8 @@ OUT = "job.out"
 ERR = "job.err"
 RANKS = "ranks"
 RESERVE = "reserve"
+# Written from behind a launch command when the command is about to begin.
+BEGUN = "begun"
 
 RECORD_LIMIT = 1024 * 1024
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -170,6 +170,18 @@ class Snapshot:
             current = self.processes.get(current.parent)
         return False
 
+    def is_marked(self, process: Process, job_id: str) -> bool:
+        """Whether a process has the job's mark, or descends from one that has."""
+        seen = set()
+        current: Optional[Process] = process
+        while current is not None and current.pid not in seen:
+            seen.add(current.pid)
+            is_supervisor, marker = self._marker(current)
+            if is_supervisor or marker is not None:
+                return marker == job_id
+            current = self.processes.get(current.parent)
+        return False
+
     def _writes_into(self, process: Process, folder: str) -> bool:
         """Whether the stdout or stderr of a process is a file below a folder."""
         if process.pid not in self._outputs:

@@ -22,6 +22,7 @@ SPEC = "spec.json"
 STARTED = "started.json"
 STOP = "stop.json"
 ENDED = "ended.json"
+ENTRY = "entry.json"
 
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 _HIGHEST_EXIT_CODE = 255
@@ -145,6 +146,7 @@ _FIELDS: Dict[str, Dict[str, Callable[[object], bool]]] = {
         "subreaper": _is_flag,
         "locked": _is_flag,
     },
+    ENTRY: {"id": is_job_id, "ask": _is_texts, "end": _is_texts},
     STOP: {"id": is_job_id, "signal": is_signal, "grace": is_grace, "requested_at": _is_number},
     ENDED: {
         "id": is_job_id,
@@ -170,7 +172,7 @@ def check_record(name: str, record: object, job_id: str) -> Record:
     """Return the record when it is one of this kind and of this job.
 
     Args:
-        name: ``spec.json``, ``started.json``, ``stop.json`` or ``ended.json``.
+        name: ``spec.json``, ``entry.json``, ``started.json``, ``stop.json`` or ``ended.json``.
         record: What was parsed; it may come from anywhere.
         job_id: Whose it must be.
 

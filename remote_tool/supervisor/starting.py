@@ -6,7 +6,7 @@ import fcntl
 import os
 import select
 import time
-from typing import Any, Dict, List, NamedTuple, NoReturn, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, NoReturn, Optional
 
 from . import activation, job_files, processes, states, supervise
 from .activation import Activation, ActivationError, Origin
@@ -15,6 +15,7 @@ from .log_limit import DEFAULT_LIMIT, SMALLEST_LIMIT
 from .records import (
     COMMAND_LIMIT,
     ENDED,
+    ENTRY,
     SCHEMA,
     SPEC,
     STARTED,
@@ -25,6 +26,9 @@ from .records import (
     is_job_id,
 )
 from .requests import Folders, Request, RequestError, is_list
+
+if TYPE_CHECKING:
+    from .entering import Door
 
 # The answer waits this long for the command to run.
 _START_SECONDS = 10.0
@@ -48,6 +52,8 @@ class Wanted(NamedTuple):
     environment: Dict[bytes, bytes]
     membership: Optional[Membership] = None
     log_limit: int = DEFAULT_LIMIT
+    door: "Optional[Door]" = None
+    script: bytes = b""
 
 
 class Begun(NamedTuple):
@@ -106,7 +112,7 @@ def _check_job(job: object, active: Activation, folders: Folders) -> Wanted:
         raise RequestError(f"The command of job {job['id']} is no text")
     user = job.get("environment") or {}
     origin = Origin(folders.project, job["id"], str(job.get("server")))
-    environment = activation.build_environment(os.environb, active, user, origin)
+    surroundings = _surround(job.get("entry"), active, user, origin, folders)
     spec = {
         **{name: job.get(name, _DEFAULTS.get(name)) for name in _SPEC_FIELDS},
         "schema": SCHEMA,
@@ -124,7 +130,38 @@ def _check_job(job: object, active: Activation, folders: Folders) -> Wanted:
     log_limit = job.get("log_limit") or DEFAULT_LIMIT
     if type(log_limit) is not int or log_limit < SMALLEST_LIMIT:
         raise RequestError(f"Job {job['id']}: its log_limit cannot be {log_limit!r:.40}")
-    return Wanted(record, command, environment, _read_membership(job.get("watch"), record), log_limit)
+    membership = _read_membership(job.get("watch"), record)
+    return Wanted(
+        record, command, surroundings.environment, membership, log_limit, surroundings.door, surroundings.script
+    )
+
+
+class Surroundings(NamedTuple):
+    """What a command begins in: its environment, or that of a launch command and what is set behind it."""
+
+    environment: Dict[bytes, bytes]
+    door: "Optional[Door]" = None
+    script: bytes = b""
+
+
+def _surround(
+    entry: Any,  # noqa: ANN401 - from the request, checked where it is read
+    active: Activation,
+    user: Dict[str, str],
+    origin: Origin,
+    folders: Folders,
+) -> Surroundings:
+    if entry is None:
+        return Surroundings(activation.build_environment(os.environb, active, user, origin))
+    from . import entering, inside  # noqa: PLC0415 - few jobs begin behind a launch command
+
+    door = entering.read_door(entry, f"remote-tool-{origin.job_id}", folders)
+    assert door is not None
+    entering.make_home(door)
+    environment = entering.outside_environment(os.environb)
+    inside.wake_engine(door, environment)
+    settings = entering.settings_for(door, active, user, origin)
+    return Surroundings(environment, door, entering.job_script(door, settings, f"{folders.jobs}/{origin.job_id}"))
 
 
 def _read_membership(watch: Any, spec: Record) -> Optional[Membership]:  # noqa: ANN401 - from the request, checked here
@@ -214,6 +251,8 @@ def _prepare(jobs: int, folders: Folders, wanted: Wanted) -> Optional[supervise.
         place=wanted.spec["place"],
         membership=wanted.membership,
         log_limit=wanted.log_limit,
+        door=wanted.door,
+        script=wanted.script,
     )
 
 
@@ -232,6 +271,9 @@ def _fill_folder(folder: int, reserve: int, wanted: Wanted) -> None:
     os.close(job_files.create_file(folder, job_files.OUT))
     os.close(job_files.create_file(folder, job_files.ERR))
     os.close(job_files.create_folder(job_files.RANKS, folder))
+    if wanted.door is not None:
+        entry = {"id": wanted.spec["id"], "ask": wanted.door.ask, "end": wanted.door.end}
+        job_files.write_file(folder, ENTRY, encode_record(entry))
     job_files.write_file(folder, SPEC, encode_record(wanted.spec))
     job_files.sync_folder(folder)
 

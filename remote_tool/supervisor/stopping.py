@@ -7,14 +7,15 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, NamedTuple, Optional
 
-from . import job_files, processes, states
+from . import activation, job_files, processes, states
 from .processes import Process, Snapshot
-from .records import ENDED, STOP, RecordError, is_grace, is_job_id, is_signal
+from .records import ENDED, ENTRY, STOP, RecordError, is_grace, is_job_id, is_signal
 from .requests import Request, is_list
 from .states import Looks
 from .trees import KILL_SECONDS, deliver
 
 if TYPE_CHECKING:
+    from .inside import Inside
     from .states import Standing
 
 # Beyond the grace, for SIGKILL and for the record.
@@ -71,6 +72,7 @@ class JobStop:
         self._looks = looks
         self._folder = -1
         self._command: Optional[Dict[str, Any]] = None
+        self._inside: Optional[Inside] = None
 
     def steps(self) -> Iterator[None]:
         """Go on to the end; a new round wherever there is something to wait for, or to look at anew."""
@@ -97,11 +99,12 @@ class JobStop:
             yield from self._let_supervisor_end(standing)
             yield
             standing = self._judge()
-        elif not standing.members:
-            self.answer["already"] = True
         # What a supervisor could not end just now, we cannot either.
         has_been_tried = was_running and standing.ended is not None
-        if standing.members and standing.supervisor is None and not has_been_tried:
+        self._load_inside(standing)
+        is_left = bool(standing.members) or (self._inside is not None and self._inside.signal(0) > 0)
+        self.answer["already"] = not was_running and standing.state != "elsewhere" and not is_left
+        if is_left and standing.supervisor is None and not has_been_tried:
             yield from self._end_members(standing)
             yield
             standing = self._judge()
@@ -115,6 +118,13 @@ class JobStop:
         standing = states.judge(self._folder, self._job_id, self._looks.look())
         self._command = standing.started["command"] if standing.started is not None else None
         return standing
+
+    def _load_inside(self, standing: Standing) -> None:
+        """Know how to reach what a job whose supervisor has gone runs behind its launch command."""
+        if standing.state == "lost" and job_files.exists(self._folder, ENTRY):
+            from .inside import load_inside  # noqa: PLC0415 - few jobs begin behind a launch command
+
+            self._inside = load_inside(self._folder, self._job_id, activation.without_strays(os.environb))
 
     def _grace(self, standing: Standing) -> float:
         return float(standing.spec["grace"] if self._wish.grace is None else self._wish.grace)
@@ -159,21 +169,28 @@ class JobStop:
         number = signal.Signals[self._wish.signal]
         count = len(standing.members)
         if number != signal.SIGKILL:
-            for process in standing.members:
+            for process in self._meant(list(standing.members), number):
                 deliver(process, number)
             deadline = time.monotonic() + self._grace(standing)
-            while self._members() and time.monotonic() < deadline:
+            while (self._members() or self._count_inside()) and time.monotonic() < deadline:
                 yield
         deadline = time.monotonic() + KILL_SECONDS
         while time.monotonic() < deadline:
+            left_inside = 0 if self._inside is None else self._inside.kill()
             members = self._members()
-            if not members and not self._members():
+            if not left_inside and not members and not self._members():
                 break
             for process in members:
                 processes.send_signal(process, signal.SIGKILL)
             yield
         if standing.ended is None:
             self._record(count)
+
+    def _meant(self, members: List[Process], number: int) -> List[Process]:
+        return members if self._inside is None else self._inside.meant(members, Snapshot(), number)
+
+    def _count_inside(self) -> int:
+        return 0 if self._inside is None else self._inside.count()
 
     def _members(self) -> List[Process]:
         return Snapshot().members(self._job_id, job_files.path_of(self._folder), command=self._command)

@@ -22,6 +22,8 @@ from .taken_port import find_taken_port
 from .trees import Tree
 
 if TYPE_CHECKING:
+    from .entering import Door
+    from .inside import Inside
     from .launch_watch import Watch
     from .processes import Process
 
@@ -54,6 +56,8 @@ class Plan(NamedTuple):
         place: This machine.
         membership: Its place in a launch of several nodes; None without one.
         log_limit: Bytes that each of its output files may have.
+        door: Behind which launch command it begins; None without one.
+        script: What the shell there reads.
     """
 
     job_id: str
@@ -67,6 +71,8 @@ class Plan(NamedTuple):
     place: Dict[str, str]
     membership: Optional[Membership] = None
     log_limit: int = DEFAULT_LIMIT
+    door: "Optional[Door]" = None
+    script: bytes = b""
 
 
 class End(NamedTuple):
@@ -127,7 +133,8 @@ class Supervisor:
         self._umask = umask
         self._subreaper = subreaper.become_subreaper()
         self._memory = memory.count_kills()
-        self._tree = Tree(plan.job_id, job_files.path_of(plan.folder), self._pause)
+        self._inside = _make_inside(plan)
+        self._tree = Tree(plan.job_id, job_files.path_of(plan.folder), self._pause, self._inside)
         self._command: Optional[Process] = None
         self._status: Optional[int] = None
         self._started = time.monotonic()
@@ -140,6 +147,7 @@ class Supervisor:
         self._log_limit = LogLimit(plan.folder, plan.log_limit)
         self._ended_with_launch = False
         self._taken_port: Optional[int] = None
+        self._never_began = False
 
     def run(self) -> None:
         """Do all of it; the final record is written when this returns."""
@@ -149,6 +157,7 @@ class Supervisor:
             self._start_watch()
             self._wait_for_command()
             self._end_leftovers()
+            self._leave_inside()
         else:
             self._start_watch()
         self._look_for_taken_port()
@@ -348,6 +357,17 @@ class Supervisor:
         if not self._tree.wait(LEFTOVER_GRACE, self._must_hurry):
             self._give_up_on(self._tree.kill())
 
+    def _leave_inside(self) -> None:
+        """See the container gone, and notice a launch command that ended without the command having begun."""
+        if self._inside is None:
+            return
+        self._inside.remove()
+        if not self._killed and not job_files.exists(self._plan.folder, job_files.BEGUN):
+            self._never_began = True
+            assert self._plan.door is not None
+            how = describe_end(decode_status(self._status))
+            self._notes.append(f"{self._plan.door.words[0]} {how} before the command began")
+
     def _give_up_on(self, members: List[Process]) -> None:
         if not members:
             return
@@ -359,6 +379,8 @@ class Supervisor:
 
     def _record(self) -> None:
         end = decode_status(self._status)
+        if self._never_began and end.exit_code == 0:
+            end = End()
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
         record = {
             "id": self._plan.job_id,
@@ -414,6 +436,14 @@ class Supervisor:
         return "; ".join(note for note in notes if note)
 
 
+def _make_inside(plan: Plan) -> "Optional[Inside]":
+    if plan.door is None:
+        return None
+    from .inside import Inside  # noqa: PLC0415 - few jobs begin behind a launch command
+
+    return Inside(plan.job_id, plan.door.ask, plan.door.end, plan.environment)
+
+
 def fill_reserve(folder: int, reserve: int, record: Mapping[str, Any]) -> None:
     """Turn the reserved file into ended.json, unless there is one; needs no free space."""
     data = encode_record(record)
@@ -438,6 +468,10 @@ def _become_command(plan: Plan, umask: int, gate: Tuple[int, int], errors: Tuple
             os.dup2(os.open(job_files.OUT, flags, dir_fd=plan.folder), 1)
             os.dup2(os.open(job_files.ERR, flags, dir_fd=plan.folder), 2)
             os.chdir(plan.project)
+            if plan.door is not None:
+                from .entering import enter  # noqa: PLC0415 - few jobs begin behind a launch command
+
+                enter(plan.door.words, plan.script, plan.environment)
             run_shell(f"{plan.path}/{job_files.COMMAND}", plan.environment)
     except BaseException as error:  # noqa: BLE001 - it is told to the supervisor, and this must never return
         os.write(errors[1], str(error).encode("utf-8", "replace")[:4000])

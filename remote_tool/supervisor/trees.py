@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import Callable, List
+from typing import TYPE_CHECKING, Callable, List, Optional
 
 from .processes import Process, Snapshot, find_alive, read_process, send_signal
+
+if TYPE_CHECKING:
+    from .inside import Inside
 
 # SIGKILL is repeated for this long; what is left then does not die.
 KILL_SECONDS = 10.0
@@ -18,14 +21,18 @@ _CLEAN_LOOKS = 2
 class Tree:
     """The processes of a job below this process, which looks after it."""
 
-    def __init__(self, job_id: str, folder: str, pause: Callable[[float], None]) -> None:
+    def __init__(
+        self, job_id: str, folder: str, pause: Callable[[float], None], inside: "Optional[Inside]" = None
+    ) -> None:
         """Take over the looking after.
 
         Args:
             job_id: Whose processes.
             folder: The job's folder, absolute and without links; empty when it has none.
             pause: Waits at most so many seconds, and collects children that have ended.
+            inside: What runs behind its launch command; None without one.
         """
+        self._inside = inside
         self._job_id = job_id
         self._folder = folder
         self._pause = pause
@@ -35,14 +42,18 @@ class Tree:
 
     def members(self) -> List[Process]:
         """Return those that live."""
-        members = Snapshot().members(self._job_id, self._folder, os.getpid(), since=self._since)
+        self._snapshot = Snapshot()
+        members = self._snapshot.members(self._job_id, self._folder, os.getpid(), since=self._since)
         self._pause(0)
+        if self._inside is not None:
+            members = self._inside.without_engine(members)
         return [process for process in members if find_alive(process.as_record())]
 
     def signal(self, number: int) -> List[Process]:
-        """Signal all of them once; returns whom."""
+        """Signal all of them once; returns whom, a launch command too that is spared."""
         members = self.members()
-        for process in members:
+        meant = members if self._inside is None else self._inside.meant(members, self._snapshot, number)
+        for process in meant:
             deliver(process, number)
         return members
 
@@ -50,7 +61,7 @@ class Tree:
         """Wait until none is left; False when time is over or it became urgent."""
         deadline = time.monotonic() + seconds
         pause = 0.02
-        while self.members():
+        while self.members() or self._count_inside():
             left = deadline - time.monotonic()
             if left <= 0 or is_urgent():
                 return False
@@ -63,13 +74,17 @@ class Tree:
         deadline = time.monotonic() + KILL_SECONDS
         clean_looks = 0
         while clean_looks < _CLEAN_LOOKS:
+            left_inside = 0 if self._inside is None else self._inside.kill()
             members = self.signal(signal.SIGKILL)
-            clean_looks = 0 if members else clean_looks + 1
+            clean_looks = 0 if members or left_inside else clean_looks + 1
             if members and time.monotonic() > deadline:
                 return members
             if members:
                 self._pause(0.02)
         return []
+
+    def _count_inside(self) -> int:
+        return 0 if self._inside is None else self._inside.count()
 
 
 def deliver(process: Process, number: int) -> None:

@@ -26,6 +26,7 @@ from remote_tool.launchers.torch import (
     script_file,
 )
 from remote_tool.transport.pool import on_every
+from remote_tool.workflows.entry import entry_of
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.selection import JobsAnswer, choose_servers
 from remote_tool.workflows.start_jobs import send_project, start_specs
@@ -88,7 +89,7 @@ async def make_plan(context: Context, request: LaunchRequest, servers: Sequence[
     facts = await _ask_facts(context, servers)
     check_nodes(facts)
     rendezvous = await _find_rendezvous(context, request, facts)
-    names = LaunchNames(new_job_id(), tuple(new_job_id() for _ in facts), context.config.remote.jobs)
+    names = LaunchNames(new_job_id(), tuple(new_job_id() for _ in facts), context.config.remote.jobs_name)
     return plan_launch(request, facts, rendezvous, names)
 
 
@@ -141,7 +142,8 @@ def find_script(context: Context, command: str) -> None:
 async def _ask_facts(context: Context, servers: Sequence[str]) -> list[NodeFacts]:
     async def ask(server: str) -> NodeFacts:
         host = await context.pool.host(server)
-        return _read_facts(server, await call(host, context.config, "facts", {"launch": True}))
+        request = {"launch": True, "entry": entry_of(context.config, server)}
+        return _read_facts(server, await call(host, context.config, "facts", request))
 
     results = await on_every(servers, ask)
     results.raise_if_any_failed()

@@ -7,8 +7,10 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from remote_tool.config.model import EnvironmentKind
 from remote_tool.environments.choice import plan_environment, require_own_folders, require_rsync
 from remote_tool.environments.facts import facts_script, parse_facts
+from remote_tool.environments.image import PRESENT, check_script, plan_pull
 from remote_tool.environments.packages import find_package_file, fingerprint, plan_packages
 from remote_tool.environments.wish import is_fulfilled
 from remote_tool.errors import EnvironmentSetupError
@@ -76,6 +78,7 @@ async def prepare(
         await _send_project(work, project)
         await _install_packages(work, options)
         await _bring_supervisor(work)
+        await _bring_image(work)
 
     project.begin()
     try:
@@ -104,7 +107,7 @@ async def update_packages(
     """Install what requirements.txt, Pipfile, pyproject.toml or environment.yml asks for."""
 
     async def update_one(work: ServerWork) -> None:
-        if not is_fulfilled(config, work.facts):
+        if not is_fulfilled(work.config, work.facts):
             raise EnvironmentSetupError(
                 f"{work.server} does not have the environment that configs.yaml asks for",
                 hint=f"remote-tool setup --server {work.server}",
@@ -127,9 +130,10 @@ async def _on_all(
     async def on_one(server: str) -> PreparedServer:
         started = time.monotonic()
         host = await pool.host(server)
-        facts = await ask_facts(host, config)
+        own_config = config.for_server(server)
+        facts = await ask_facts(host, own_config)
         require_own_folders(facts)
-        work = ServerWork(host, config, report, facts, one_download)
+        work = ServerWork(host, own_config, report, facts, one_download)
         await action(work)
         steps = tuple(work.results)
         changed = any(step.outcome is not Outcome.UNCHANGED for step in steps)
@@ -196,7 +200,10 @@ async def _send_project(work: ServerWork, project: ProjectSnapshot) -> None:
 
 
 async def _install_packages(work: ServerWork, options: PrepareOptions) -> None:
-    """Install the packages, unless these are there already."""
+    """Install the packages, unless these are there already, or are those of a container."""
+    if work.config.environment.kind is EnvironmentKind.INSIDE:
+        work.unchanged("packages", "those inside")
+        return
     file = find_package_file(work.config.local.root, work.config.environment.kind)
     activation = work.facts.activation
     assert activation is not None, "the environment is there by now"
@@ -224,6 +231,21 @@ async def _bring_supervisor(work: ServerWork) -> None:
     await work.do("supervisor", bring)
 
 
+async def _bring_image(work: ServerWork) -> None:
+    """Pull the image of a server whose jobs get containers, so that no start has to wait for it."""
+    container = work.config.servers[work.server].container
+    if container is None:
+        return
+    image = container[-1]
+    answer = await work.host.run(check_script(image), timeout=FACTS_TIMEOUT, label="is the image there", check=False)
+    if answer.stdout.strip().endswith(PRESENT):
+        work.unchanged("image", image)
+        return
+    await work.run(plan_pull(image), detail=image)
+
+
 def _named(work: ServerWork) -> str:
     activation = work.facts.activation
+    if activation is not None and activation.kind == EnvironmentKind.INSIDE:
+        return f"the one inside; Python {activation.version} of the server runs the supervisor"
     return f"Python {activation.version} ({activation.kind})" if activation else "none"

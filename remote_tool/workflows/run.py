@@ -11,6 +11,7 @@ from remote_tool.errors import JobError, UsageError
 from remote_tool.supervisor.framing import FrameReader, FramingError
 from remote_tool.transport.host import Stream
 from remote_tool.transport.pool import Results, on_every
+from remote_tool.workflows.entry import entry_of
 from remote_tool.workflows.selection import choose_servers
 from remote_tool.workflows.supervisor import (
     SupervisorMissingError,
@@ -58,9 +59,10 @@ async def run_command(
 
 async def _run_on(context: Context, host: Host, request: Mapping[str, object], on_output: OnOutput) -> int:
     nonce = secrets.token_hex(16)
+    whole = {**request, "server": host.name, "entry": entry_of(context.config, host.name)}
     # Leaving the context ends the command's stdin, and with it the whole tree of the command: so does Ctrl-C.
     async with host.open(control_script(context.config), label=str(request["command"])) as channel:
-        await channel.write(request_line(context.config, "run", {**request, "server": host.name}, nonce))
+        await channel.write(request_line(context.config, "run", whole, nonce))
         output = _Output(host.name, nonce, channel, on_output)
         # A TaskGroup would wrap the error of a lost link; gather hands it on as it is, and leaving ends the other.
         began, _ = await asyncio.gather(output.copy(Stream.OUT), output.copy(Stream.ERR))

@@ -14,6 +14,7 @@ from remote_tool.jobs.records import parse_job
 from remote_tool.supervisor.artifact_patterns import as_record
 from remote_tool.transport.pool import on_every
 from remote_tool.workflows.clocks import tell_skew
+from remote_tool.workflows.entry import entry_of
 from remote_tool.workflows.selection import JobsAnswer, choose_servers
 from remote_tool.workflows.supervisor import NoAnswerError, call_until_answered
 from remote_tool.workflows.sync import SyncOptions, sync
@@ -125,7 +126,8 @@ async def start_specs(context: Context, specs: Sequence[JobSpec]) -> JobsAnswer:
 
 
 async def _start_on(context: Context, server: str, specs: Sequence[JobSpec]) -> list[Job]:
-    request = {"jobs": [{**_as_request(spec), "log_limit": context.config.log_limit} for spec in specs]}
+    settings = {"log_limit": context.config.log_limit, "entry": entry_of(context.config, server)}
+    request = {"jobs": [{**_as_request(spec), **settings} for spec in specs]}
     asked_at = time.time()
     answer = await call_until_answered(context.pool, context.config, server, "start", request)
     tell_skew(context, server, answer, asked_at)

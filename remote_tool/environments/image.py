@@ -1,0 +1,37 @@
+"""The image of a server's containers: whether it is there, and how it gets there."""
+
+from __future__ import annotations
+
+import shlex
+
+from remote_tool.environments.step import Step
+
+PULL_TIMEOUT = 2 * 3600.0
+PRESENT = b"present"
+
+# As supervisor/entering.py chooses. docker's client is often there without its daemon.
+_ENGINE = r"""
+engine=
+order='podman docker'
+if [ "$(id -u)" = 0 ] && { [ -n "$DOCKER_HOST" ] || [ -e /var/run/docker.sock ]; }; then order='docker podman'; fi
+for each in $order; do
+    command -v "$each" >/dev/null && engine=$each && break
+done
+"""
+
+
+def check_script(image: str) -> str:
+    """Return the script that prints ``present`` when the server has the image."""
+    return (
+        f'{_ENGINE}[ -z "$engine" ] || "$engine" image inspect {shlex.quote(image)} >/dev/null 2>&1 && echo present\n'
+    )
+
+
+def plan_pull(image: str) -> Step:
+    """Plan to pull an image that is not there."""
+    script = (
+        f"{_ENGINE}"
+        '[ "$engine" ] || refuse "neither podman nor docker is installed" "install podman, or use launch: instead"\n'
+        f'"$engine" pull {shlex.quote(image)} || exit\n'
+    )
+    return Step("image", f"Pulling {image}", script, PULL_TIMEOUT)
