@@ -98,7 +98,8 @@ def parse(text: bytes, file: Path, root: Path) -> Config:
 
 
 def _config(top: Place, root: Path) -> Config:
-    values = top.entries(TOP_KEYS, inner=SERVER_KEYS, owner="a server (servers: NAME: ...)")
+    only_of_servers = [key for key in SERVER_KEYS if key not in TOP_KEYS]
+    values = top.entries(TOP_KEYS, inner=only_of_servers, owner="a server (servers: NAME: ...)")
     name = _name(top, values, root)
     return Config(
         name=name,

@@ -716,3 +716,50 @@ def flow(tree: object) -> str:
     if isinstance(tree, list):
         return "[" + ", ".join(flow(each) for each in tree) + "]"
     return yaml_text(str(tree))
+
+
+def test_a_server_says_where_its_commands_begin() -> None:
+    config = read("""
+environment: uv
+servers:
+  plain:
+    hostname: a
+  behind:
+    hostname: b
+    launch: docker exec -w {project} -i "my box"
+  boxed:
+    hostname: c
+    container: --volume /data:/data nvcr.io/nvidia/pytorch:25.01-py3
+  own:
+    hostname: d
+    launch: nice -n 10
+    environment: venv
+""")
+    servers = config.servers
+    assert servers["behind"].launch == ("docker", "exec", "-w", "{project}", "-i", "my box")
+    assert servers["boxed"].container == ("--volume", "/data:/data", "nvcr.io/nvidia/pytorch:25.01-py3")
+    kinds = {name: config.for_server(name).environment.kind for name in servers}
+    assert kinds == {"plain": "uv", "behind": "inside", "boxed": "inside", "own": "venv"}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("launch", "docker exec box", "must be a command that passes its stdin on"),
+        ("launch", "podman run -i image", "for a container per job there is container:"),
+        ("launch", "nice 'open", "must be a command"),
+        ("launch", "[a, b]", "must be a command"),
+        ("container", "image --gpus", "must be an image"),
+        ("environment", "inside", "must be one of miniconda"),
+        ("environment", "{inside: 1}", "unknown key"),
+    ],
+)
+def test_what_cannot_begin_a_command_is_refused(key: str, value: str, said: str) -> None:
+    (problem,) = problems(server(**{key: value}))
+    assert f"servers.first.{key}" in problem
+    assert said in problem
+
+
+def test_a_launch_command_and_a_container_do_not_go_together() -> None:
+    (problem,) = problems(server(launch="nice", container="image"))
+    assert problem == "5: servers.first.container: stands beside launch; keep one of them"

@@ -126,7 +126,7 @@ def test_a_stop_ends_a_tree_that_does_not_listen_and_its_last_words_arrive(serve
     server.wait_for_output(job_id, "child")
     server.wait_for_output(job_id, "ready")
     marked = pids_of(job_id)
-    answer = server.stop(job_id, grace=2.5)
+    answer = server.stop(job_id, grace=1.2)
     assert (answer["state"], answer["left"]) == ("killed", [])
     assert "SIGKILL ended what was left" in answer["ended"]["reason"]
     assert "heard" in server.output(job_id)
@@ -234,7 +234,8 @@ def test_the_python_inside_says_what_it_is(server: PretendServer) -> None:
 
 
 def test_malformed_launch_commands_are_refused(server: PretendServer) -> None:
-    for entry in ({}, {"launch": []}, {"launch": "docker"}, {"container": [1]}, [], {"launch": ["a\0b"]}):
+    entries: list[Any] = [{}, {"launch": []}, {"launch": "docker"}, {"container": [1]}, [], {"launch": ["a\0b"]}]
+    for entry in entries:
         answer = server.call("start", jobs=[server.new_job("true", entry=entry)])
         assert "launch command cannot be" in answer["error"]
 
