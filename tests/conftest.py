@@ -27,9 +27,10 @@ settings.load_profile("patient")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make room for what the tests measure; see :mod:`tests.figures`. And let Ctrl-C reach what the tests start."""
-    # Whoever starts the tests in the background of a script has them ignore it, and so all their children.
+    """Make room for what the tests measure; see :mod:`tests.figures`. And let signals reach what the tests start."""
+    # Whoever starts the tests in the background of a script, or with nohup, has all of them ignore these.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     figures.open_figures(config)
 
 

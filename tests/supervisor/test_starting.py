@@ -63,8 +63,9 @@ def test_a_start_answers_while_the_job_runs_and_leaves_it_no_descriptor(server: 
 
 @pytest.mark.row(14)
 def test_a_hangup_does_not_reach_a_job(server: PretendServer) -> None:
-    job_id = server.start("sleep 0.3; echo survived")
+    job_id = server.start("until [ -e go ]; do sleep 0.01; done; echo survived")
     os.kill(server.supervisor(job_id), signal.SIGHUP)
+    (server.project / "go").touch()
     assert server.wait(job_id)[job_id]["exit_code"] == 0
     assert server.output(job_id) == "survived\n"
 
