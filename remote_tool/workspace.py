@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from remote_tool.launchers.torch import LaunchPlan, LaunchRequest
     from remote_tool.supervisor.artifact_patterns import ArtifactPattern
     from remote_tool.transport.rsync import PushResult
+    from remote_tool.workflows.artifacts import PullAnswer
     from remote_tool.workflows.audience import Audience
     from remote_tool.workflows.fan_out import FanOutAnswer
     from remote_tool.workflows.follow_jobs import Chunk, FollowAnswer, FollowOptions, OnChunk
@@ -263,6 +264,18 @@ class Workspace:
         chosen = selection or JobSelection()
         return self._work(lambda context: workflows.list_jobs.pull_logs(context, chosen))
 
+    def pull_jobs(
+        self,
+        selection: JobSelection | None = None,
+        artifacts: Sequence[str | ArtifactPattern] = (),
+        *,
+        check: bool = True,
+    ) -> PullAnswer:
+        """Bring home files that jobs wrote; artifacts are globs, instead of those that the jobs were started with."""
+        chosen = selection or JobSelection()
+        answer = self._work(lambda context: workflows.pull_jobs.pull_jobs(context, chosen, artifacts))
+        return _checked(answer, check=check)
+
     def select_local(self, selection: JobSelection) -> list[Job]:
         """Return jobs from the records here, without asking a server."""
         registry = self._registry
@@ -347,6 +360,19 @@ class RunningJob:
             return self.job.state
         return self._take(self._workspace.stop_jobs(self._selection, signal=signal, grace=grace).raise_if_any_failed())
 
+    def pull(self, *artifacts: str | ArtifactPattern) -> list[Path]:
+        """Bring home files that it wrote, and return where they are, also of those that were here.
+
+        Args:
+            artifacts: Globs, instead of those that it was started with.
+
+        Raises:
+            UsageError: It was started with none, and none are given.
+            JobError: There is no room here, or the server does not tell.
+        """
+        answer = self._workspace.pull_jobs(self._selection, artifacts)
+        return [file.path for pulled in answer.jobs for file in pulled.files]
+
     def tail(self) -> Iterator[str]:
         """Yield its lines as they are written, without line breaks, until it has ended."""
         chunks: SimpleQueue[Chunk | BaseException | None] = SimpleQueue()
@@ -386,7 +412,7 @@ def _drop(_server: str, _stream: object, _data: bytes) -> None:
     """Keep nothing of the output."""
 
 
-C = TypeVar("C", bound="JobsAnswer | FanOutAnswer | Results[Any]")
+C = TypeVar("C", bound="JobsAnswer | PullAnswer | FanOutAnswer | Results[Any]")
 
 
 def _checked(answer: C, *, check: bool) -> C:

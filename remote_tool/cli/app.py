@@ -45,7 +45,8 @@ COMMANDS = {
     "job-tail": ("job_commands", "Follow what a job prints until it ends."),
     "job-kill": ("job_commands", "Stop jobs, every process of them."),
     "job-wait": ("job_commands", "Wait for jobs to end."),
-    "job-rsync": ("job_commands", "Bring logs home."),
+    "job-rsync": ("job_commands", "Bring logs and artifacts home."),
+    "job-pull": ("pull_command", "Bring checkpoints and other files of jobs home."),
     "demo": ("demo_commands", "Show the whole journey on throw-away servers."),
 }
 

@@ -71,7 +71,7 @@ def job_run(  # noqa: PLR0913 - one parameter per option
 def job_list(  # noqa: PLR0913 - one parameter per option
     *,
     server: Servers = None,
-    rsync: Annotated[bool, typer.Option("--rsync", help="Bring logs home too.")] = False,
+    rsync: Annotated[bool, typer.Option("--rsync", help="Bring logs and artifacts home too.")] = False,
     stopped: Annotated[bool, typer.Option("--stopped", help="Also jobs that have ended.")] = False,
     hidden: Annotated[bool, typer.Option("--hidden", help="Also jobs with the tag hidden.")] = False,
     tag: Tags = None,
@@ -169,7 +169,7 @@ def job_rsync(
     ] = 0,
     verbose: Verbose = 0,
 ) -> None:
-    """Bring the logs of all jobs home."""
+    """Bring the logs of all jobs home, and their artifacts."""
     while True:
         with Console(verbose=verbose, activity=ASKING) as console:
             workspace = console.find_workspace()

@@ -25,6 +25,8 @@ _OPS = {
     "connect": "network",
     "share": "relay_share",
     "fetch": "relay_fetch",
+    "artifacts": "artifacts",
+    "send": "sending",
 }
 _NO_REQUEST = 2
 

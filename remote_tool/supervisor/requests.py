@@ -34,6 +34,10 @@ class Folders(NamedTuple):
         return os.path.join(self.scripts, "activation.json")
 
     @property
+    def sent_files(self) -> str:
+        return os.path.join(self.scripts, "sent")
+
+    @property
     def sync_state(self) -> str:
         return os.path.join(self.scripts, "sync")
 

@@ -7,13 +7,14 @@ import random
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from remote_tool.errors import ConnectError, HostKeyError, JobError, LoginError, SomeServersFailedError
 from remote_tool.jobs.job import Job, JobState
 from remote_tool.jobs.logs import LogFolder
 from remote_tool.transport.pool import on_every
+from remote_tool.workflows.artifacts import bring_artifacts_home
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.failures import RankFailure, first_failure
 from remote_tool.workflows.list_jobs import load_meant, recorded_jobs, refresh
@@ -115,6 +116,8 @@ async def follow_selected(
         jobs = _jobs_of_rank(known, jobs, options.rank)
     reachable = [job for job in jobs if job.server not in errors]
     answer = await follow_jobs(context, reachable, on_chunk, options)
+    if options.wait:
+        answer = await bring_artifacts_too(context, answer)
     failed = {job.server: errors[job.server] for job in jobs if job.server in errors}
     return FollowAnswer(answer.jobs, {**answer.errors, **failed}, answer.first_failure)
 
@@ -156,9 +159,25 @@ async def wait_for_jobs(context: Context, selection: JobSelection, *, timeout: f
     except TimeoutError:
         running = ", ".join(str(job.key) for job in _current(context, jobs) if not job.state.is_finished)
         raise JobError(f"Still running after {timeout:.0f} s: job {running}", hint="remote-tool job-tail") from None
+    errors |= await _bring_artifacts(context, _current(context, jobs), errors)
     concerned = {name: error for name, error in errors.items() if any(job.server == name for job in jobs)}
     chosen = JobSelection(jobs=tuple(job.id for job in jobs), hidden=True)
     return recorded_jobs(context, chosen, concerned) if jobs else JobsAnswer((), concerned)
+
+
+async def bring_artifacts_too(context: Context, answer: FollowAnswer) -> FollowAnswer:
+    """Bring home the files of the jobs that have ended."""
+    errors = await _bring_artifacts(context, answer.jobs, answer.errors)
+    return replace(answer, errors={**answer.errors, **errors})
+
+
+async def _bring_artifacts(
+    context: Context, jobs: Sequence[Job], errors: Mapping[str, RemoteToolError]
+) -> dict[str, RemoteToolError]:
+    """Bring home what jobs that have ended wrote."""
+    return await bring_artifacts_home(
+        context, [job for job in jobs if job.state.is_finished and job.server not in errors]
+    )
 
 
 def _labelled(jobs: Sequence[Job], on_chunk: OnChunk, options: FollowOptions) -> Show:

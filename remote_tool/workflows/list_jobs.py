@@ -11,6 +11,7 @@ from remote_tool.errors import JobError
 from remote_tool.jobs.job import Job, JobState
 from remote_tool.jobs.records import RemoteJob, parse_job
 from remote_tool.transport.pool import on_every
+from remote_tool.workflows.artifacts import bring_artifacts_home
 from remote_tool.workflows.clocks import tell_skew
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.log_streams import bring_logs_home
@@ -32,13 +33,14 @@ SHOWN_REFUSALS = 3
 
 
 async def list_jobs(context: Context, selection: JobSelection, *, logs: bool = False) -> JobsAnswer:
-    """Return the selected jobs as their servers see them now; with logs, bring home what they wrote."""
+    """Return the selected jobs as their servers see them now; with logs, bring home what they wrote, artifacts too."""
     servers = choose_servers(context.config, selection.servers)
     errors = await refresh(context, servers)
     if logs:
         reached = replace(selection, servers=tuple(name for name in servers if name not in errors))
         chosen = choose_jobs(load_meant(context, selection)[0], reached) if reached.servers else []
         errors |= await bring_logs_home(context, chosen)
+        errors |= await bring_artifacts_home(context, [job for job in chosen if job.server not in errors])
     return recorded_jobs(context, selection, errors)
 
 

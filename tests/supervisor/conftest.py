@@ -122,13 +122,15 @@ class PretendServer:
         self.project = home / PROJECT
         self.jobs = self.project / ".jobs"
         self.scripts = self.project / ".remote-scripts"
+        self.folder_names = {"jobs_folder": ".jobs", "scripts_folder": ".remote-scripts"}
         self.scripts.mkdir(parents=True)
         self.ids: list[str] = []
         self.activate()
 
     @property
     def folders(self) -> dict[str, str]:
-        return {"project": PROJECT, "jobs_folder": f"{PROJECT}/.jobs", "scripts_folder": f"{PROJECT}/.remote-scripts"}
+        inner = {name: f"{PROJECT}/{folder}" for name, folder in self.folder_names.items()}
+        return {"project": PROJECT, **inner}
 
     def activate(self, **changes: Any) -> None:
         """Write what setup would capture."""
