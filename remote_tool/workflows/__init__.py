@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from remote_tool.workflows import (
+        artifacts,
         fan_out,
         follow_jobs,
         install_keys,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "artifacts",
     "fan_out",
     "follow_jobs",
     "install_keys",

@@ -98,12 +98,6 @@ class PullAnswer:
         return SomeServersFailedError(self.errors, sorted({each.job.server for each in self.jobs} - set(self.errors)))
 
 
-async def bring_artifacts_home(context: Context, jobs: Sequence[Job]) -> dict[str, RemoteToolError]:
-    """Bring home what these jobs wrote until now of what they are to bring home; return the servers that failed."""
-    wanted = [job for job in jobs if job.artifacts and not job.artifacts_complete]
-    return dict((await pull_artifacts(context, wanted)).errors)
-
-
 async def pull_artifacts(context: Context, jobs: Sequence[Job], patterns: Sequence[ArtifactPattern] = ()) -> PullAnswer:
     """Bring home files of these jobs, as their records are; with patterns, those instead of the jobs' own."""
     by_server: dict[str, list[_JobPull]] = defaultdict(list)

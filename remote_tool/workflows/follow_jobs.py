@@ -14,10 +14,9 @@ from remote_tool.errors import ConnectError, HostKeyError, JobError, LoginError,
 from remote_tool.jobs.job import Job, JobState
 from remote_tool.jobs.logs import LogFolder
 from remote_tool.transport.pool import on_every
-from remote_tool.workflows.artifacts import bring_artifacts_home
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.failures import RankFailure, first_failure
-from remote_tool.workflows.list_jobs import load_meant, recorded_jobs, refresh
+from remote_tool.workflows.list_jobs import bring_artifacts_home, load_meant, recorded_jobs, refresh
 from remote_tool.workflows.log_streams import Listener, bring_logs_home, stream_logs
 from remote_tool.workflows.selection import (
     JobsAnswer,

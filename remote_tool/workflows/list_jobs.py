@@ -7,11 +7,11 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from remote_tool import workflows
 from remote_tool.errors import JobError
 from remote_tool.jobs.job import Job, JobState
 from remote_tool.jobs.records import RemoteJob, parse_job
 from remote_tool.transport.pool import on_every
-from remote_tool.workflows.artifacts import bring_artifacts_home
 from remote_tool.workflows.clocks import tell_skew
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.log_streams import bring_logs_home
@@ -47,6 +47,13 @@ async def list_jobs(context: Context, selection: JobSelection, *, logs: bool = F
 async def pull_logs(context: Context, selection: JobSelection) -> JobsAnswer:
     """Bring home what the selected jobs wrote since the last time; without a selection, of all jobs."""
     return await list_jobs(context, replace(selection, running=True, stopped=True), logs=True)
+
+
+async def bring_artifacts_home(context: Context, jobs: Sequence[Job]) -> dict[str, RemoteToolError]:
+    """Bring home what these jobs wrote until now of what is wanted here; return the servers that failed."""
+    wanted = [job for job in jobs if job.artifacts and not job.artifacts_complete]
+    # Loaded for those who want some.
+    return dict((await workflows.artifacts.pull_artifacts(context, wanted)).errors) if wanted else {}
 
 
 def recorded_jobs(context: Context, selection: JobSelection, errors: Mapping[str, RemoteToolError]) -> JobsAnswer:

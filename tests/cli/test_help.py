@@ -21,13 +21,14 @@ REPOSITORY = Path(__file__).parent.parent.parent
 INTERFACE = [
     *("init", "keys", "prepare", "setup", "rsync", "update-packages", "run", "job-run", "helper-torch-launch"),
     "helper-fan-out",
-    *("job-list", "job-tail", "job-kill", "job-wait", "job-rsync", "demo"),
+    *("job-list", "job-tail", "job-kill", "job-wait", "job-rsync", "job-pull", "demo"),
 ]
 WITH_JSON = [
     "helper-fan-out",
     "helper-torch-launch",
     "job-kill",
     "job-list",
+    "job-pull",
     "job-run",
     "job-wait",
     "keys",
