@@ -93,10 +93,11 @@ class Workspace:
         return _checked(self._work(lambda context: workflows.install_keys.install_keys(context, wished)), check=check)
 
     def prepare(
-        self, servers: Sequence[str] = (), *, force: bool = False, check: bool = True
+        self, servers: Sequence[str] = (), *, force: bool = False, relay: bool = False, check: bool = True
     ) -> Results[PreparedServer]:
         """Install the environment, send the project and install its packages; do only what is missing."""
-        return self._prepared(workflows.prepare.prepare, servers, force=force, check=check)
+        options = workflows.prepare.PrepareOptions(force=force, relay=relay)
+        return self._on_servers(workflows.prepare.prepare, servers, options, check=check)
 
     def setup(self, servers: Sequence[str] = (), *, force: bool = False, check: bool = True) -> Results[PreparedServer]:
         """Install the environment."""

@@ -46,6 +46,9 @@ Artifacts = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Force = Annotated[bool, typer.Option("--force", help="Do it anew, though it is done.")]
+Relay = Annotated[
+    bool, typer.Option("--relay", help="Send to one server, which hands it on to the others: for a slow line.")
+]
 ShowOutput = Annotated[bool, typer.Option("--show-output", help="Show what the steps print.")]
 NoSync = Annotated[bool, typer.Option("--no-sync", help="Do not send changed files first.")]
 Follow = Annotated[bool, typer.Option("--follow", help="Show what it prints, and end as it does.")]

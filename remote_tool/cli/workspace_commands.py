@@ -15,6 +15,7 @@ from remote_tool.cli.options import (
     Command,
     Environment,
     Force,
+    Relay,
     Servers,
     ShowOutput,
     Verbose,
@@ -33,13 +34,14 @@ def prepare(
     *,
     server: Servers = None,
     force: Force = False,
+    relay: Relay = False,
     show_output: ShowOutput = False,
     json: AsJson = False,
     verbose: Verbose = 0,
 ) -> None:
     """Make servers ready: environment, project and packages; does only what is missing."""
     with Console(verbose=verbose, show_output=show_output, activity=CONNECTING) as console:
-        results = console.find_workspace().prepare(server or (), force=force, check=False)
+        results = console.find_workspace().prepare(server or (), force=force, relay=relay, check=False)
     _show_results(results, console, json=json)
 
 
@@ -67,9 +69,7 @@ def rsync(  # noqa: PLR0913 - one parameter per option
     show_output: ShowOutput = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would change, and change nothing.")] = False,
     checksum: Annotated[bool, typer.Option("--checksum", help="Compare contents, not sizes and times.")] = False,
-    relay: Annotated[
-        bool, typer.Option("--relay", help="Send to one server, which hands it on to the others: for a slow line.")
-    ] = False,
+    relay: Relay = False,
     json: AsJson = False,
     verbose: Verbose = 0,
 ) -> None:

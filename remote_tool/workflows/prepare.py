@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,10 @@ if TYPE_CHECKING:
     from remote_tool.environments.facts import ServerFacts
     from remote_tool.transport.host import Host
     from remote_tool.transport.pool import HostPool, Results
+    from remote_tool.transport.relayed import Relay
+    from remote_tool.transport.rsync import PushResult
     from remote_tool.workflows.events import Report
+    from remote_tool.workflows.relay import Exchange
 
 FACTS_TIMEOUT = 60.0
 
@@ -40,9 +44,11 @@ class PrepareOptions:
 
     Attributes:
         force: Make the environment and install the packages anew, though they are there.
+        relay: Send the project to one server, and from there to the others, where there is enough to send.
     """
 
     force: bool = False
+    relay: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,7 @@ async def prepare(
 ) -> Results[PreparedServer]:
     """Make servers ready for jobs; a second time, with nothing changed, one question and rsync's own comparison."""
     project = ProjectSnapshot(config)
+    exchange = _exchange(pool, config, servers, options, report)
 
     async def prepare_one(work: ServerWork) -> None:
         require_rsync(work.facts)
@@ -75,19 +82,33 @@ async def prepare(
         if any(step.outcome is not Outcome.UNCHANGED for step in work.results):
             # That took its time, and somebody may have worked on the project meanwhile.
             project.renew()
-        await _send_project(work, project)
+        await _send_project(work, project, exchange)
         await _install_packages(work, options)
         await _bring_supervisor(work)
         await _bring_image(work)
 
     project.begin()
     try:
-        results = await _on_all(pool, config, servers, prepare_one, report)
+        async with exchange or nullcontext():
+            results = await _on_all(pool, config, servers, prepare_one, report)
+        if exchange is not None:
+            exchange.tell()
         if results.values:
             await tell_skipped(project, report)
     finally:
         project.cancel()
     return results
+
+
+def _exchange(
+    pool: HostPool, config: Config, servers: Sequence[str], options: PrepareOptions, report: Report
+) -> Exchange | None:
+    chosen = choose_servers(config, servers)
+    if not options.relay or len(chosen) == 1:
+        return None
+    from remote_tool.workflows.relay import Exchange  # noqa: PLC0415 - a relay is seldom asked for
+
+    return Exchange(pool, config, chosen, report)
 
 
 async def setup(
@@ -190,10 +211,14 @@ def _tell_what_ends_jobs(work: ServerWork) -> None:
         )
 
 
-async def _send_project(work: ServerWork, project: ProjectSnapshot) -> None:
+async def _send_project(work: ServerWork, project: ProjectSnapshot, exchange: Exchange | None) -> None:
     """Send what changed."""
     began = time.monotonic()
-    result = await send_project(work.host, work.config, project, SyncOptions(), work.report)
+
+    async def send(relay: Relay | None = None) -> PushResult:
+        return await send_project(work.host, work.config, project, SyncOptions(), work.report, relay)
+
+    result = await (send() if exchange is None else exchange.send(work.server, send))
     work.warnings += result.warnings
     outcome = Outcome.DONE if result.changed else Outcome.UNCHANGED
     work.results.append(StepResult("rsync", outcome, describe(result, SyncOptions()), time.monotonic() - began))

@@ -1,4 +1,4 @@
-"""rsync --relay: the project goes over the line from here once, and then from server to server.
+"""--relay: the project goes over the line from here once, and then from server to server.
 
 Each server is synced from here as always: its lock, its list of sent files, what goes and what stays. Only what a
 server lacks may come from another one that has it, by its hash, before rsync compares; what does not come, rsync sends.
@@ -11,13 +11,15 @@ import base64
 import ipaddress
 import secrets
 from collections import deque
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from remote_tool.errors import JobError, RemoteToolError
 from remote_tool.supervisor.framing import FrameReader, FramingError
 from remote_tool.supervisor.sources import source_archive
+from remote_tool.transport.pool import on_every
 from remote_tool.transport.relayed import FileList, Relayed, list_files
 from remote_tool.transport.rsync_server import relay_words
 from remote_tool.transport.throwaway_certificate import KeyPair, make_key_pair
@@ -29,15 +31,17 @@ from remote_tool.workflows.supervisor import (
     install_supervisor,
     request_line,
 )
+from remote_tool.workflows.sync import readable_size
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
     from types import TracebackType
 
     from remote_tool.config.model import Config
     from remote_tool.transport.host import Host
-    from remote_tool.transport.pool import HostPool
+    from remote_tool.transport.pool import HostPool, Results
     from remote_tool.transport.relayed import Asking, Relay
+    from remote_tool.transport.rsync import PushResult
     from remote_tool.transport.snapshot import Snapshot
     from remote_tool.workflows.events import Report
 
@@ -82,6 +86,26 @@ class _Waiter:
     turn: asyncio.Future[Source | None]
 
 
+async def relay_to_all(
+    pool: HostPool,
+    config: Config,
+    servers: Sequence[str],
+    send: Callable[[str, Relay], Awaitable[PushResult]],
+    report: Report,
+    *,
+    checksum: bool,
+) -> Results[PushResult]:
+    """Send the project to all servers, to most of them from another one."""
+    async with Exchange(pool, config, servers, report, checksum=checksum) as exchange:
+
+        async def send_one(server: str) -> PushResult:
+            return await exchange.send(server, partial(send, server))
+
+        results = await on_every(servers, send_one)
+        exchange.tell()
+    return results
+
+
 class Exchange:
     """Who has the project, and who waits for it: decides who is sent to from here and who gets it from whom.
 
@@ -108,6 +132,7 @@ class Exchange:
         # Of the holders some are asked to hand it on.
         self._opening: set[str] = set()
         self._sources: list[Source] = []
+        self._sent = self._relayed = 0
 
     async def __aenter__(self) -> Self:
         return self
@@ -123,40 +148,40 @@ class Exchange:
 
     # What a sync calls
 
-    def relay_to(self, server: str) -> Relay:
-        """Return what brings files to a server."""
-
-        async def relay(asking: Asking, snapshot: Snapshot, lacking: int) -> Relayed:
-            self._silent.discard(server)
-            self._at_work.add(server)
-            source = None
-            if lacking >= WORTH_BYTES:
-                with asking.unhurried():
-                    source = await self._find_source(server, snapshot)
-            else:
-                self._dispatch()
-            if source is None:
-                return Relayed()
-            try:
-                return await self._bring(asking, server, source, snapshot)
-            finally:
-                self._give_back(source)
-
-        return relay
-
-    @contextmanager
-    def attended(self, server: str) -> Iterator[None]:
-        """Wait for a server as long as this is not left: it may be the next that has the project."""
+    async def send(self, server: str, push: Callable[[Relay], Awaitable[PushResult]]) -> PushResult:
+        """Sync a server, which is waited for meanwhile: it may be the next that has the project."""
         try:
-            yield
+            result = await push(partial(self._relay, server))
+            self._holders[server] = result.snapshot
+            self._sent += result.bytes
+            self._relayed += result.relayed
+            return result
         finally:
             self._silent.discard(server)
             self._at_work.discard(server)
             self._dispatch()
 
-    def has(self, server: str, snapshot: str) -> None:
-        """A server has a state of the project, whole."""
-        self._holders[server] = snapshot
+    def tell(self) -> None:
+        """Tell what went over the line from here, and what did not have to."""
+        sent, relayed = readable_size(self._sent), readable_size(self._relayed)
+        self._report(Notice("", f"{sent} sent from here, {relayed} from server to server"))
+
+    async def _relay(self, server: str, asking: Asking, snapshot: Snapshot, lacking: int) -> Relayed:
+        """Have a server brought what it lacks, if another one can."""
+        self._silent.discard(server)
+        self._at_work.add(server)
+        source = None
+        if lacking >= WORTH_BYTES:
+            with asking.unhurried():
+                source = await self._find_source(server, snapshot)
+        else:
+            self._dispatch()
+        if source is None:
+            return Relayed()
+        try:
+            return await self._bring(asking, server, source, snapshot)
+        finally:
+            self._give_back(source)
 
     # Who gets it from whom
 

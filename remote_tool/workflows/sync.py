@@ -17,7 +17,7 @@ from remote_tool.workflows.selection import choose_servers
 from remote_tool.workflows.step_logs import StepLog
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Sequence
 
     from remote_tool.config.model import Config
     from remote_tool.errors import RemoteToolError
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from remote_tool.transport.pool import HostPool, Results
     from remote_tool.transport.relayed import Relay
     from remote_tool.workflows.events import Report
-    from remote_tool.workflows.relay import Exchange
 
 STEP = "rsync"
 # A line per this many seconds is enough for eyes.
@@ -111,10 +110,9 @@ async def sync(
 
     try:
         if options.relay and not options.dry_run and len(chosen) > 1:
-            from remote_tool.workflows.relay import Exchange  # noqa: PLC0415 - a relay is seldom asked for
+            from remote_tool.workflows.relay import relay_to_all  # noqa: PLC0415 - a relay is seldom asked for
 
-            results = await _relay(Exchange(pool, config, chosen, report, checksum=options.checksum), chosen, send)
-            tell_relayed(results, report)
+            results = await relay_to_all(pool, config, chosen, send, report, checksum=options.checksum)
         else:
             results = await on_every(chosen, send)
         if results.values:
@@ -122,26 +120,6 @@ async def sync(
     finally:
         project.cancel()
     return results
-
-
-async def _relay(
-    exchange: Exchange, servers: Sequence[str], send: Callable[[str, Relay], Awaitable[PushResult]]
-) -> Results[PushResult]:
-    async def send_one(server: str) -> PushResult:
-        with exchange.attended(server):
-            result = await send(server, exchange.relay_to(server))
-            exchange.has(server, result.snapshot)
-        return result
-
-    async with exchange:
-        return await on_every(servers, send_one)
-
-
-def tell_relayed(results: Results[PushResult], report: Report) -> None:
-    """Tell what went over the line from here, and what did not have to."""
-    sent = sum(result.bytes for result in results.values.values())
-    relayed = sum(result.relayed for result in results.values.values())
-    report(Notice("", f"{readable_size(sent)} sent from here, {readable_size(relayed)} from server to server"))
 
 
 async def tell_skipped(project: ProjectSnapshot, report: Report) -> None:

@@ -243,3 +243,12 @@ def test_steps_say_where_it_came_from(desk: Desk) -> None:
     (detail,) = [event.detail for event in desk.events if isinstance(event, StepEnded) and event.server == "two"]
     assert detail.startswith("sent 7 files (")
     assert detail.endswith(" from here, 1.9 MiB from one)")
+
+
+def test_prepare_relays_too(desk: Desk) -> None:
+    for number in (1, 2):
+        shutil.rmtree(desk.copy(number))
+    ended = remote_tool("prepare", "--relay", cwd=desk.root)
+    assert ended.returncode == 0, ended.stderr
+    assert "1.9 MiB sent from here, 3.8 MiB from server to server" in ended.stderr
+    assert [desk.contents(desk.copy(number)) for number in range(3)] == [desk.contents(desk.root)] * 3
