@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from remote_tool.workflows.artifacts import PullAnswer
     from remote_tool.workflows.audience import Audience
     from remote_tool.workflows.fan_out import FanOutAnswer
+    from remote_tool.workflows.check import CheckAnswer
     from remote_tool.workflows.follow_jobs import Chunk, FollowAnswer, FollowOptions, OnChunk
     from remote_tool.workflows.install_keys import KeyOnServer, KeysRequest
     from remote_tool.workflows.prepare import PreparedServer
@@ -121,6 +122,10 @@ class Workspace:
         """Send what changed in the project; with relay to one server, and from there to the others."""
         options = workflows.sync.SyncOptions(dry_run=dry_run, checksum=checksum, relay=relay)
         return self._on_servers(workflows.sync.sync, servers, options, check=check)
+
+    def check(self, servers: Sequence[str] = ()) -> CheckAnswer:
+        """Look whether servers are fit for training together; change nothing, and raise for no server."""
+        return self._work(lambda context: workflows.check.check(context.pool, context.config, servers))
 
     def run(
         self,

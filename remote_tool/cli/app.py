@@ -33,6 +33,7 @@ MOST_FILES = 8192
 COMMANDS = {
     "init": ("init_command", "Write .remote/configs.yaml and exclude.txt."),
     "keys": ("server_commands", "Log in by key from now on: make one, and add it to servers."),
+    "check": ("check_command", "Look whether servers are fit for training."),
     "prepare": ("workspace_commands", "Make servers ready: setup, rsync and update-packages."),
     "setup": ("workspace_commands", "Install the environment on servers."),
     "rsync": ("workspace_commands", "Send the project to servers."),

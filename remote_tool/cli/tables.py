@@ -28,7 +28,7 @@ def print_jobs(jobs: Sequence[Job], descriptor: int = streams.OUT) -> None:
 
         draw(jobs, rows, descriptor)
     else:
-        streams.write_text(descriptor, _plain_rows(rows))
+        streams.write_text(descriptor, plain_rows(rows))
 
 
 def short_command(job: Job) -> str:
@@ -66,7 +66,7 @@ def _row(job: Job, now: float) -> dict[str, str]:
     }
 
 
-def _plain_rows(rows: Sequence[dict[str, str]]) -> str:
+def plain_rows(rows: Sequence[dict[str, str]]) -> str:
     """Every column is there and none is empty, so that a script can count on its place; the command comes last."""
     lines = [list(rows[0]), *([value or NOTHING for value in row.values()] for row in rows)]
     widths = [max(_width(line[column]) for line in lines) for column in range(len(lines[0]))]

@@ -93,13 +93,14 @@ class ServerFacts:
     bad_folders: tuple[str, ...] = ()
 
 
-def facts_script(config: Config, supervisor_version: str, *, probe: bool = False) -> str:
+def facts_script(config: Config, supervisor_version: str, *, probe: bool = False, look_only: bool = False) -> str:
     """Return the script that tells everything that prepare needs.
 
     Args:
         config: Names the folders, and an existing prefix.
         supervisor_version: Of the supervisor's folder.
         probe: Look for pythons and condas also where our environment works.
+        look_only: Leave the permissions of our folders as they are.
     """
     environment, remote = config.environment, config.remote
     values = {
@@ -114,6 +115,7 @@ def facts_script(config: Config, supervisor_version: str, *, probe: bool = False
         "existing": environment.prefix or "",
         "conda_first": environment.kind.value,
         "probe": "always" if probe else "",
+        "look_only": "yes" if look_only else "",
     }
     lines = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
     return "\n".join(['cd "$HOME" || exit 90', SEARCH_PATH, *lines, _SCRIPT])
@@ -203,7 +205,7 @@ check_folder() {
     if [ -L "$1" ] && [ "$2" = ours ]; then tell bad_folder "link:$1"
     elif [ -e "$1" ] && [ ! -d "$1" ]; then tell bad_folder "file:$1"
     elif [ -d "$1" ] && [ ! -O "$1" ]; then tell bad_folder "owner:$1"
-    elif [ -d "$1" ]; then chmod "$3" "$1"
+    elif [ -d "$1" ] && [ -z "$look_only" ]; then chmod "$3" "$1"
     fi
 }
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
+    from remote_tool.transport.login import Login
+
 MEBIBYTE = 1024 * 1024
 
 
@@ -74,6 +76,10 @@ class Host(Protocol):
     @property
     def name(self) -> str:
         """The server's name in the configuration."""
+
+    @property
+    def login(self) -> Login:
+        """How we got in."""
 
     async def run(
         self,

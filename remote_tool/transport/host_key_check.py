@@ -73,6 +73,7 @@ class HostKeyCheck:
         self._rules = rules
         self._names = endpoint.trust.names
         self._accepted: HostKey | None = None
+        self._is_new = False
         for option in endpoint.trust.ignored:
             text = f"{option} of ~/.ssh/config is not used; the host key must be in a known_hosts file"
             rules.notice(endpoint.server, text)
@@ -80,6 +81,16 @@ class HostKeyCheck:
             self._known = rules.reader.read((*endpoint.trust.files, rules.file), endpoint.trust.revoked)
         except UnusableFileError as error:
             raise HostKeyError(f"{endpoint.title}: {error}", server=endpoint.server) from None
+
+    @property
+    def accepted(self) -> HostKey | None:
+        """The key that the host showed and may show; None before, and where a certificate vouches for it."""
+        return self._accepted
+
+    @property
+    def is_new(self) -> bool:
+        """Whether no file had that key."""
+        return self._is_new
 
     def algorithms(self) -> list[str]:
         """Return what to ask for: first the types of key that we know, lest the server shows another of its keys."""
@@ -132,6 +143,7 @@ class HostKeyCheck:
             raise HostKeyError(f"{endpoint.title}: {error}", server=endpoint.server) from None
         if answer.verdict is not Verdict.NEW:
             return answer
+        self._is_new = True
         self._rules.notice(endpoint.server, f"new host key of {endpoint.address} accepted: {key.fingerprint}")
         return Answer(Verdict.KNOWN)
 

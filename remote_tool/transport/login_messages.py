@@ -45,6 +45,7 @@ class Progress:
         stage: How far it got.
         methods: How the server lets people in.
         notes: What did not help, a clause each.
+        method: What was tried last that the server takes, such as ``ed25519 key``.
     """
 
     endpoint: Endpoint
@@ -52,6 +53,7 @@ class Progress:
     stage: Stage = Stage.CONNECTING
     methods: Sequence[str] = ()
     notes: list[str] = field(default_factory=list)
+    method: str = ""
 
     def system_error(self, error: OSError) -> ConnectError:
         """Explain an error of the operating system, a timeout among them."""

@@ -25,6 +25,7 @@ from remote_tool.transport.host import MEBIBYTE, Completed, Exit
 from remote_tool.transport.host_key_check import HostKeyCheck, HostKeyRules
 from remote_tool.transport.known_hosts import DEFAULT_PORT, HostKey, lookup_names
 from remote_tool.transport.library_search import quick_library_search
+from remote_tool.transport.login import Login, key_name
 from remote_tool.transport.login_messages import HungUpError, Progress, Stage
 from remote_tool.transport.passwords import CommonPasswords, LoginClock, Passphrases, Passwords
 from remote_tool.transport.script import REMOTE_COMMAND, first_line, new_mark
@@ -138,6 +139,11 @@ class SshHost:
     def name(self) -> str:
         """The server's name in the configuration."""
         return self._name
+
+    @property
+    def login(self) -> Login:
+        """How we got in."""
+        return self._connection.login
 
     @property
     def alive(self) -> bool:
@@ -285,6 +291,17 @@ class Connection(asyncssh.SSHClient):
         """Whether the connection stands, as far as we know."""
         return not self._ended
 
+    @property
+    def login(self) -> Login:
+        """How we got in."""
+        key = self._host_keys.accepted
+        return Login(
+            username=self._endpoint.username,
+            method=self.progress.method or "no key",
+            host_key=f"{key_name(key.kind)} {key.fingerprint}" if key else "",
+            is_new=self._host_keys.is_new,
+        )
+
     async def log_in(self, tunnel: Connection | None) -> None:
         """Connect, check the host key, log in.
 
@@ -295,6 +312,7 @@ class Connection(asyncssh.SSHClient):
         with explained(self):
             async with _agent_of(self.progress) as agent:
                 keys = await self._keys.load(agent)
+                _note_signatures(keys, self.progress)
                 await self._connect(keys, tunnel)
         _send_no_fillers(self.raw)
         self.progress.stage = Stage.READY
@@ -404,17 +422,23 @@ class Connection(asyncssh.SSHClient):
     async def public_key_auth_requested(self) -> Sequence[asyncssh.SSHKeyPair] | None:
         """Offer the keys with a passphrase, one by one, when no other key was taken."""
         self._note_methods()
-        return await self._keys.next_locked()
+        keys = await self._keys.next_locked()
+        _note_signatures(keys or (), self.progress)
+        return keys
 
     async def password_auth_requested(self) -> str | None:
         """Return the next password to try."""
         self._note_methods()
+        self.progress.method = "password"
         return await self._passwords.password()
 
     def kbdint_auth_requested(self) -> str | None:
         """Take part where there is a password or somebody to ask."""
         self._note_methods()
-        return "" if self._passwords.can_answer else None
+        if not self._passwords.can_answer:
+            return None
+        self.progress.method = "password"
+        return ""
 
     async def kbdint_challenge_received(
         self, name: str, instructions: str, lang: str, prompts: Sequence[tuple[str, bool]]
@@ -779,6 +803,19 @@ async def public_key_of_agent(path: str) -> HostKey | None:
     except (OSError, ValueError, asyncssh.Error):
         return None
     return next((HostKey(key.get_algorithm(), key.public_data) for key in keys if not key.has_cert), None)
+
+
+def _note_signatures(keys: Sequence[asyncssh.SSHKeyPair], progress: Progress) -> None:
+    """Have keys tell when they sign: a server asks for a signature only of a key that it takes."""
+    for key in keys:
+        for name in ("sign", "sign_async"):
+            if sign := getattr(key, name, None):
+                setattr(key, name, partial(_sign, sign, key, progress))
+
+
+def _sign(sign: Callable[[bytes], Any], key: asyncssh.SSHKeyPair, progress: Progress, data: bytes) -> Any:  # noqa: ANN401
+    progress.method = key_name(key.algorithm.decode("ascii", "replace"))
+    return sign(data)
 
 
 def _host_key(key: asyncssh.SSHKey) -> HostKey:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from remote_tool.workflows import (
         artifacts,
+        check,
         fan_out,
         follow_jobs,
         install_keys,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "artifacts",
+    "check",
     "fan_out",
     "follow_jobs",
     "install_keys",

@@ -19,11 +19,12 @@ from tests.sshd import free_port
 
 REPOSITORY = Path(__file__).parent.parent.parent
 INTERFACE = [
-    *("init", "keys", "prepare", "setup", "rsync", "update-packages", "run", "job-run", "helper-torch-launch"),
+    *("init", "keys", "check", "prepare", "setup", "rsync", "update-packages", "run", "job-run", "helper-torch-launch"),
     "helper-fan-out",
     *("job-list", "job-tail", "job-kill", "job-wait", "job-rsync", "job-pull", "demo"),
 ]
 WITH_JSON = [
+    "check",
     "helper-fan-out",
     "helper-torch-launch",
     "job-kill",
