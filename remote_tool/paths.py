@@ -57,6 +57,11 @@ class LocalPaths:
         """What there is to do of each fan-out that was started here."""
         return self.remote_folder / "fan-outs"
 
+    @property
+    def sharing(self) -> Path:
+        """Which servers were found to have the project's folder in common."""
+        return self.logs / "sharing"
+
     def job(self, job_id: str) -> Path:
         return self.jobs / job_id
 

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from remote_tool.transport.rsync import PushResult
     from remote_tool.workflows.artifacts import PullAnswer
     from remote_tool.workflows.audience import Audience
-    from remote_tool.workflows.fan_out import FanOutAnswer
     from remote_tool.workflows.check import CheckAnswer
+    from remote_tool.workflows.fan_out import FanOutAnswer
     from remote_tool.workflows.follow_jobs import Chunk, FollowAnswer, FollowOptions, OnChunk
     from remote_tool.workflows.install_keys import KeyOnServer, KeysRequest
     from remote_tool.workflows.prepare import PreparedServer

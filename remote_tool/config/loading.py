@@ -33,6 +33,7 @@ TOP_KEYS = (
     "servers",
     "host_keys",
     "log_limit",
+    "shared",
     "scripts_folder",
     "logs_folder",
     "jobs_folder",
@@ -114,11 +115,17 @@ def _config(top: Place, root: Path) -> Config:
         log_limit=forms.read_size(_text(values, "log_limit", forms.LOG_LIMIT) or "") or DEFAULT_LIMIT,
         artifacts=_artifacts(values["artifacts"]) if "artifacts" in values else (),
         artifact_limit=_artifact_limit(values["artifact_limit"]) if "artifact_limit" in values else ArtifactLimit(),
+        shared=_yes_or_no(values, "shared"),
     )
 
 
 def _text(values: dict[str, Place], key: str, form: Form) -> str | None:
     return values[key].text(form) if key in values else None
+
+
+def _yes_or_no(values: dict[str, Place], key: str) -> bool | None:
+    text = _text(values, key, forms.one_of(("true", "false")))
+    return text == "true" if text else None
 
 
 def _name(top: Place, values: dict[str, Place], root: Path) -> str:

@@ -131,6 +131,7 @@ class Config:
         log_limit: Bytes that each output file of a job may have, on its server and here.
         artifacts: Which files that jobs write come home.
         artifact_limit: How many bytes of them.
+        shared: Whether all servers have the project's folder in common; None: found by test.
     """
 
     name: str
@@ -143,6 +144,7 @@ class Config:
     log_limit: int = DEFAULT_LIMIT
     artifacts: tuple[ArtifactPattern, ...] = ()
     artifact_limit: ArtifactLimit = ArtifactLimit()
+    shared: bool | None = None
 
     @property
     def python_version(self) -> str:

@@ -7,6 +7,7 @@ from enum import StrEnum
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
+from remote_tool.config.model import EnvironmentKind
 from remote_tool.environments.choice import plan_environment, require_own_folders
 from remote_tool.environments.gpu_facts import GpuState
 from remote_tool.environments.system_packages import install_command
@@ -28,6 +29,7 @@ LEAST_DISK, LITTLE_DISK = 1 * MEBI, 10 * MEBI
 LITTLE_SHARED_MEMORY = 1 * MEBI
 FEW_OPEN_FILES = 1024
 BUSY_PERCENT = 10
+BEHIND = "behind the launch command"
 
 
 class Status(StrEnum):
@@ -80,6 +82,11 @@ class Examined:
     def name(self) -> str:
         return self.facts.server
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether jobs begin behind a launch command or in a container, where nobody looks."""
+        return self.config.environment.kind is EnvironmentKind.INSIDE
+
 
 def check_server(server: Examined) -> list[Check]:
     """Check what one server alone tells."""
@@ -87,7 +94,7 @@ def check_server(server: Examined) -> list[Check]:
         _rsync(server),
         _environment(server),
         _python(server),
-        _torch(server.machine),
+        _torch(server),
         *_nccl(server.machine),
         *_gpus(server),
         _disk(server),
@@ -130,12 +137,17 @@ def _environment(server: Examined) -> Check:
 
 
 def _python(server: Examined) -> Check:
+    if server.is_behind:
+        return Check("python", Status.UNKNOWN, BEHIND)
     version = server.facts.environment_python
     return Check("python", Status.OK, version) if version else Check("python", Status.UNKNOWN, "not prepared")
 
 
-def _torch(machine: Machine) -> Check:
-    return Check("torch", Status.OK, machine.torch.text if machine.torch else "not installed")
+def _torch(server: Examined) -> Check:
+    if server.is_behind:
+        return Check("torch", Status.UNKNOWN, BEHIND)
+    torch = server.machine.torch
+    return Check("torch", Status.OK, torch.text if torch else "not installed")
 
 
 def _nccl(machine: Machine) -> Iterator[Check]:

@@ -64,6 +64,7 @@ class ServerFacts:
         sync_state: The record of the last sync.
         sent_sha256: Hash of the list of the files that we sent; empty without one.
         has_supervisor: Whether the folder of this version is there.
+        folder: What lets one guess whether another server has the same home: its inode, file system and boot.
         bad_folders: ``why:path`` of folders of ours that we must not use.
     """
 
@@ -90,6 +91,7 @@ class ServerFacts:
     sync_state: str = ""
     sent_sha256: str = ""
     has_supervisor: bool = False
+    folder: str = ""
     bad_folders: tuple[str, ...] = ()
 
 
@@ -177,6 +179,7 @@ def _facts(server: str, records: Mapping[str, list[str]], single: Mapping[str, s
         sync_state=single.get("sync", ""),
         sent_sha256=single.get("sent", ""),
         has_supervisor=single.get("supervisor") == "yes",
+        folder=single.get("folder", ""),
         bad_folders=tuple(records.get("bad_folder", ())),
     )
 
@@ -278,6 +281,9 @@ libc=glibc; for loader in /lib/ld-musl-*; do [ -e "$loader" ] && libc=musl; done
 tell libc "$libc"
 free=$(df -Pk . 2>/dev/null | { read -r _; read -r _ _ _ free _; printf %s "$free"; })
 case $free in *[!0-9]*) ;; *) tell free "$free" ;; esac
+
+tell folder "$(stat -L -c %i . 2>/dev/null)|$(stat -f -c %T . 2>/dev/null)|$(
+    cat /proc/sys/kernel/random/boot_id 2>/dev/null)"
 
 check_folder "$project" theirs o-w
 check_folder "$scripts" ours 700

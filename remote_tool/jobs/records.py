@@ -33,11 +33,13 @@ class RemoteJob:
     Attributes:
         job: With key 0; the registry gives keys.
         elsewhere: Another machine that shares the folder runs it.
+        ran_elsewhere: It has ended, and it seems that another machine that shares the folder ran it.
         sizes: Bytes of each output stream on the server.
     """
 
     job: Job
     elsewhere: bool = False
+    ran_elsewhere: bool = False
     sizes: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -78,7 +80,12 @@ def parse_job(data: object, server: str, now: float) -> RemoteJob:
         taken_port=_optional_whole(ended.get("taken_port"), "taken_port", 65_535),
         artifacts=_artifacts(spec.get("artifacts")),
     )
-    return RemoteJob(job=job, elsewhere=state == ELSEWHERE, sizes=_sizes(entry.get("sizes") or {}))
+    return RemoteJob(
+        job=job,
+        elsewhere=state == ELSEWHERE,
+        ran_elsewhere=entry.get("ran_here") is False,
+        sizes=_sizes(entry.get("sizes") or {}),
+    )
 
 
 def merge(known: Job, seen: Job) -> Job:

@@ -335,14 +335,26 @@ def _wait_for_other(folder: int, job_id: str, deadline: float) -> None:
 
 def _remove_abandoned(jobs: int) -> None:
     """Remove what starts that were killed half-way left beside the jobs."""
-    for name in os.listdir(jobs):
-        if name.startswith(_TEMPORARY):
-            try:
-                age = time.time() - os.stat(name, dir_fd=jobs, follow_symlinks=False).st_mtime
-            except FileNotFoundError:
-                continue
-            if age > _TEMPORARY_SECONDS:
-                _remove_folder(jobs, name)
+    found = [name for name in os.listdir(jobs) if name.startswith(_TEMPORARY)]
+    now = _clock_of(jobs) if found else 0.0
+    for name in found:
+        try:
+            age = now - os.stat(name, dir_fd=jobs, follow_symlinks=False).st_mtime
+        except FileNotFoundError:
+            continue
+        if age > _TEMPORARY_SECONDS:
+            _remove_folder(jobs, name)
+
+
+def _clock_of(folder: int) -> float:
+    """Return what time a folder's file system has: on a network disk each machine's own clock may be another."""
+    name = f".clock-{os.urandom(8).hex()}"
+    file = job_files.create_file(folder, name)
+    try:
+        return os.fstat(file).st_mtime
+    finally:
+        os.close(file)
+        job_files.remove(folder, name)
 
 
 def _remove_folder(parent: int, name: str) -> None:

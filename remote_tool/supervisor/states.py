@@ -68,6 +68,7 @@ class Standing(NamedTuple):
         reason: One sentence, or empty.
         supervisor: Its living supervisor on this machine.
         members: Its living processes on this machine.
+        ran_here: Whether it ran on this machine, as far as its names tell.
     """
 
     spec: Record
@@ -77,6 +78,7 @@ class Standing(NamedTuple):
     reason: str
     supervisor: Optional[Process] = None
     members: "tuple[Process, ...]" = ()
+    ran_here: bool = True
 
     @property
     def is_finished(self) -> bool:
@@ -90,6 +92,7 @@ class Standing(NamedTuple):
             "ended": self.ended,
             "state": self.state,
             "reason": self.reason,
+            "ran_here": self.ran_here,
             "alive": self.supervisor is not None or bool(self.members),
             "processes": [process.pid for process in self.members],
         }
@@ -142,7 +145,8 @@ def _judge_ended(folder: int, records: Records, here: Here) -> Standing:
     members: List[Process] = []
     if ended["unkillable"] and started is not None and _is_here(started["place"], here.place):
         members = here.snapshot.members(spec["id"], job_files.path_of(folder), command=started["command"])
-    return Standing(spec, started, ended, state_of_ended(ended), ended["reason"], None, tuple(members))
+    ran_here = _is_same_machine((started or spec)["place"], here.place)
+    return Standing(spec, started, ended, state_of_ended(ended), ended["reason"], None, tuple(members), ran_here)
 
 
 def _judge_unended(folder: int, records: Records, here: Here) -> Standing:

@@ -90,7 +90,7 @@ async def check(
 
     async def on_one(name: str) -> _Answered:
         host = await pool.host(name)
-        return await _ask(host, config, others, gpu_seconds)
+        return await _ask(host, config.for_server(name), others, gpu_seconds)
 
     results = await on_every(names, on_one)
     checks = compare({name: answered.checks for name, answered in results.values.items()})

@@ -14,6 +14,7 @@ from remote_tool.jobs.records import RemoteJob, parse_job
 from remote_tool.transport.pool import on_every
 from remote_tool.workflows.clocks import tell_skew
 from remote_tool.workflows.events import Notice
+from remote_tool.workflows.groups import Groups
 from remote_tool.workflows.log_streams import bring_logs_home
 from remote_tool.workflows.selection import JobsAnswer, JobSelection, choose_jobs, choose_servers
 from remote_tool.workflows.supervisor import NotPreparedError, call_until_answered
@@ -77,9 +78,12 @@ async def refresh(context: Context, servers: Sequence[str]) -> dict[str, RemoteT
     for job_id, server in context.registry.ended.items():
         ended[server].append(job_id)
 
+    groups = Groups.recall(context.config)
+
     async def ask(server: str) -> None:
+        known = [job_id for name in groups.of(server) for job_id in ended[name]]
         await _stop_as_wished(context, [job for job in unfinished[server] if job.stop_signal])
-        remote = await _ask(context, server, ended[server])
+        remote = await _ask(context, server, known)
         _record(context, server, unfinished[server], remote)
 
     return dict((await on_every(servers, ask)).errors)
@@ -136,13 +140,20 @@ def parse_jobs(context: Context, server: str, answer: Mapping[str, Any]) -> dict
 def _record(context: Context, server: str, known: Sequence[Job], remote: Mapping[str, RemoteJob]) -> None:
     unfinished = {job.id: job for job in known}
     here = {job_id: each.job for job_id, each in remote.items() if not each.elsewhere}
-    others = here.keys() - unfinished.keys() - context.registry.ended.keys()
+    foreign = {job_id for job_id, each in remote.items() if _is_of_another(context, server, each)}
+    others = here.keys() - foreign - unfinished.keys() - context.registry.ended.keys()
     new = others - context.registry.find(others).keys()
     context.registry.adopt(replace(here[job_id], server=server) for job_id in here if job_id in new)
     seen = [here[job_id] for job_id in unfinished if job_id in here]
     astray = [_astray(job, remote[job_id]) for job_id, job in unfinished.items() if job_id in remote.keys() - here]
     vanished = [_vanished(job) for job_id, job in unfinished.items() if job_id not in remote]
     context.registry.update([*seen, *astray, *vanished])
+
+
+def _is_of_another(context: Context, server: str, remote: RemoteJob) -> bool:
+    """Whether another of our servers, which has the same home, ran a job; that one is asked about it."""
+    name = remote.job.server
+    return remote.ran_elsewhere and name != server and name in context.config.servers
 
 
 def _astray(job: Job, remote: RemoteJob) -> Job:

@@ -14,12 +14,14 @@ from remote_tool.environments.facts import facts_script, parse_facts
 from remote_tool.environments.image import PRESENT, check_script, plan_pull
 from remote_tool.environments.packages import find_package_file, fingerprint, plan_packages
 from remote_tool.environments.wish import is_fulfilled
-from remote_tool.errors import EnvironmentSetupError
+from remote_tool.errors import ConnectError, EnvironmentSetupError
 from remote_tool.supervisor.sources import source_archive
 from remote_tool.transport.pool import on_every
 from remote_tool.workflows.events import Notice, Outcome
+from remote_tool.workflows.groups import Groups
 from remote_tool.workflows.run_steps import ServerWork, StepResult
 from remote_tool.workflows.selection import choose_servers
+from remote_tool.workflows.sharing import Sharing
 from remote_tool.workflows.supervisor import install_supervisor
 from remote_tool.workflows.sync import ProjectSnapshot, SyncOptions, describe, send_project, tell_skipped
 
@@ -36,6 +38,10 @@ if TYPE_CHECKING:
     from remote_tool.workflows.relay import Exchange
 
 FACTS_TIMEOUT = 60.0
+# A network disk may go on for a minute with what it knew of a name.
+MOST_LOOKS = 60
+LOOK_PAUSE = 1.0
+COMPLETE = "complete "
 
 
 @dataclass(frozen=True)
@@ -146,7 +152,9 @@ async def _on_all(
     action: Callable[[ServerWork], Awaitable[None]],
     report: Report,
 ) -> Results[PreparedServer]:
+    names = choose_servers(config, servers)
     one_download = asyncio.Lock()
+    sharing = Sharing(config)
 
     async def on_one(server: str) -> PreparedServer:
         started = time.monotonic()
@@ -154,13 +162,39 @@ async def _on_all(
         own_config = config.for_server(server)
         facts = await ask_facts(host, own_config)
         require_own_folders(facts)
-        work = ServerWork(host, own_config, report, facts, one_download)
-        await action(work)
+        async with sharing.turn(host, facts) as turn:
+            if turn.follows is not None:
+                facts = await _facts_of_follower(turn.follows, host, config)
+            elif turn.has_waited:
+                facts = await ask_facts(host, own_config)
+            work = ServerWork(host, own_config, report, facts, one_download, follows=turn.leader)
+            await action(work)
         steps = tuple(work.results)
         changed = any(step.outcome is not Outcome.UNCHANGED for step in steps)
         return PreparedServer(server, steps, changed, time.monotonic() - started, tuple(work.warnings))
 
-    return await on_every(choose_servers(config, servers), on_one)
+    results = await on_every(names, on_one)
+    Groups.recall(config).with_found(sharing.found).remember(config)
+    return results
+
+
+async def _facts_of_follower(leader: Host, host: Host, config: Config) -> ServerFacts:
+    """Ask a server what it has when another one has worked in their folder; a network disk may show it late."""
+    try:
+        wanted = _in_folder(await ask_facts(leader, config.for_server(leader.name)))
+    except ConnectError:
+        return await ask_facts(host, config.for_server(host.name))
+    for _ in range(MOST_LOOKS):
+        facts = await ask_facts(host, config.for_server(host.name))
+        if _in_folder(facts) == wanted:
+            break
+        await asyncio.sleep(LOOK_PAUSE)
+    return facts
+
+
+def _in_folder(facts: ServerFacts) -> tuple[object, ...]:
+    """Return what all servers with one folder must see alike."""
+    return facts.activation, facts.packages, facts.sync_state, facts.sent_sha256, facts.has_supervisor
 
 
 async def ask_facts(host: Host, config: Config, *, probe: bool = False) -> ServerFacts:
@@ -177,9 +211,11 @@ async def ask_facts(host: Host, config: Config, *, probe: bool = False) -> Serve
 async def _set_up(work: ServerWork, options: PrepareOptions) -> None:
     """Make the environment that is wished, unless it is there."""
     _tell_what_ends_jobs(work)
-    if not options.force and is_fulfilled(work.config, work.facts):
-        work.unchanged("environment", _named(work))
+    if (work.follows or not options.force) and is_fulfilled(work.config, work.facts):
+        work.unchanged("environment", f"{_named(work)}{_whose(work)}")
         return
+    if work.follows:
+        raise _useless_here(work)
     if not work.facts.probed:
         work.facts = await ask_facts(work.host, work.config, probe=True)
     plan = plan_environment(work.config, work.facts, force=options.force)
@@ -213,6 +249,9 @@ def _tell_what_ends_jobs(work: ServerWork) -> None:
 
 async def _send_project(work: ServerWork, project: ProjectSnapshot, exchange: Exchange | None) -> None:
     """Send what changed."""
+    if work.follows and work.facts.sync_state.startswith(COMPLETE):
+        work.unchanged("rsync", f"nothing to send{_whose(work)}")
+        return
     began = time.monotonic()
 
     async def send(relay: Relay | None = None) -> PushResult:
@@ -237,8 +276,8 @@ async def _install_packages(work: ServerWork, options: PrepareOptions) -> None:
         return
     if file.ignored:
         work.report(Notice(work.server, f"packages come from {file.name}; not looked at: {', '.join(file.ignored)}"))
-    if not options.force and work.facts.packages == fingerprint(file, activation):
-        work.unchanged("packages", file.name)
+    if (work.follows or not options.force) and work.facts.packages == fingerprint(file, activation):
+        work.unchanged("packages", f"{file.name}{_whose(work)}")
         return
     await work.run(plan_packages(work.config, work.facts, activation, file), detail=file.name)
 
@@ -267,6 +306,26 @@ async def _bring_image(work: ServerWork) -> None:
         work.unchanged("image", image)
         return
     await work.run(plan_pull(image), detail=image)
+
+
+def _whose(work: ServerWork) -> str:
+    return f", in one folder with {work.follows}" if work.follows else ""
+
+
+def _useless_here(work: ServerWork) -> EnvironmentSetupError:
+    """Say that an environment is not for this server; making it anew would break it on the other one."""
+    if work.facts.environment_python:
+        return EnvironmentSetupError(
+            f"{work.server} has its folder in common with {work.follows}, and wants another environment there",
+            hint="give both the same environment: in configs.yaml",
+            server=work.server,
+        )
+    return EnvironmentSetupError(
+        f"{work.server} has its folder in common with {work.follows}, and the environment that is there for both "
+        f"does not start on {work.server}",
+        hint="environment: uv brings its own Python; else both need the same one, and processors of one kind",
+        server=work.server,
+    )
 
 
 def _named(work: ServerWork) -> str:

@@ -69,6 +69,7 @@ class ServerWork:
         one_download: Shared by all servers: what is fetched here is fetched once.
         results: How the steps ended so far.
         warnings: What was no failure.
+        follows: The server that has done all this in the folder that both have; empty when there is none.
     """
 
     host: Host
@@ -78,6 +79,7 @@ class ServerWork:
     one_download: asyncio.Lock
     results: list[StepResult] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    follows: str = ""
     started: float = field(default_factory=time.monotonic)
 
     @property

@@ -30,15 +30,22 @@ END_SECONDS = 5.0
 # Before each next try when the link was lost, in seconds.
 PAUSES = (0.2, 0.4, 0.8)
 
-# Reads {"name": "text"} from stdin and writes the files into the folder that is its argument.
+# Reads {"name": "text"} from stdin, writes the files into the folder that is its first argument, and gives that folder
+# the name that is its second: servers with one home may do so at once, and a folder with files in it stays.
 _UNPACK = """
 import json, os, sys
 os.umask(0o077)
+new, folder = sys.argv[1:]
 for name, text in json.load(sys.stdin).items():
-    path = os.path.join(sys.argv[1], name)
+    path = os.path.join(new, name)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "w") as file:
         file.write(text)
+try:
+    os.rename(new, folder)
+except OSError:
+    if not os.path.isdir(folder):
+        raise
 """
 
 
@@ -245,10 +252,9 @@ async def install_supervisor(host: Host, config: Config) -> None:
         f'cd "$HOME"/{shlex.quote(config.remote.scripts)} || exit {NO_PROJECT}\n'
         f"[ -x ./python ] || exit {NO_PYTHON}\n"
         "umask 077\n"
-        f"new={folder}.new.$$\n"
+        f"new={folder}.new.{secrets.token_hex(8)}\n"
         f"trap 'rm -rf \"$new\"' EXIT\n"
-        f'./python -I -S -c {shlex.quote(_UNPACK)} "$new" || exit 1\n'
-        f'[ -d {folder} ] || mv "$new" {folder}\n'
+        f'./python -I -S -c {shlex.quote(_UNPACK)} "$new" {folder} || exit 1\n'
     )
     contents = json.dumps({name: data.decode() for name, data in files}).encode()
     try:

@@ -13,6 +13,7 @@ from remote_tool.transport.rsync import Progress, PushOptions, PushResult, push
 from remote_tool.transport.rsync_failures import BrokenSyncError
 from remote_tool.transport.snapshot import SelectionRules, Snapshot, take_snapshot
 from remote_tool.workflows.events import Notice, Outcome, StepEnded, StepOutput, StepProgress, StepStarted
+from remote_tool.workflows.groups import Groups
 from remote_tool.workflows.selection import choose_servers
 from remote_tool.workflows.step_logs import StepLog
 
@@ -98,15 +99,18 @@ async def sync(
     """Send the project to all servers at once; a server whose link goes in the middle is tried once more."""
     project = ProjectSnapshot(config)
     chosen = choose_servers(config, servers)
+    turns = Groups.recall(config).turns()
 
     async def send(server: str, relay: Relay | None = None) -> PushResult:
         # Logging in and listing the project take about as long, so they go on together.
         host, _ = await asyncio.gather(pool.host(server), project.get())
-        try:
-            return await send_project(host, config, project, options, report, relay)
-        except ConnectionLostError as error:
-            report(Notice(server, f"{error}; trying again"))
-            return await send_project(await pool.host(server), config, project, options, report, relay)
+        # Of those with one folder the first sends, and each of the others then finds that it has all.
+        async with turns[server]:
+            try:
+                return await send_project(host, config, project, options, report, relay)
+            except ConnectionLostError as error:
+                report(Notice(server, f"{error}; trying again"))
+                return await send_project(await pool.host(server), config, project, options, report, relay)
 
     try:
         if options.relay and not options.dry_run and len(chosen) > 1:

@@ -85,8 +85,8 @@ def test_help_of_a_command_does_not_load_the_ssh_library(tmp_path: Path) -> None
     ("words", "needed"),
     [
         (("run", "--cmd", "true"), set()),
-        (("job-list",), {"log_streams", "clocks"}),
-        (("prepare",), {"run_steps", "step_logs", "sync"}),
+        (("job-list",), {"log_streams", "clocks", "groups"}),
+        (("prepare",), {"run_steps", "step_logs", "sync", "sharing", "groups"}),
     ],
 )
 def test_a_command_in_a_pipe_loads_only_what_it_needs(tmp_path: Path, words: tuple[str, ...], needed: set[str]) -> None:

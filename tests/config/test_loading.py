@@ -203,7 +203,10 @@ servers:
 WRONG = [
     ("name: a\nname: b", "2: name: given twice, first on line 1"),
     ("pyhton: 3.11", "1: pyhton: unknown key; did you mean python?"),
-    ("x: 1", "1: x: unknown key; known are name, python, environment, servers, host_keys, log_limit, scripts_folder"),
+    (
+        "x: 1",
+        "1: x: unknown key; known are name, python, environment, servers, host_keys, log_limit, shared, scripts_folder",
+    ),
     ("hostname: a", "1: hostname: is a key of a server"),
     (
         "servers:\n  a:\n    hostname: h\n    user_name: u",
