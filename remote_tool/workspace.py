@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from remote_tool import workflows
 from remote_tool.config.loading import load
 from remote_tool.errors import RemoteToolError
+from remote_tool.jobs.listed_hosts import recall_hosts, remember_hosts
 from remote_tool.jobs.registry import Registry
 from remote_tool.paths import find_root
 from remote_tool.transport.left_threads import Loop
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from remote_tool.config.hosts import ListedHost
     from remote_tool.config.model import Config
     from remote_tool.jobs.job import Job, JobState
     from remote_tool.launchers.fan_out import FanOutPlan, FanOutRequest
@@ -81,7 +83,32 @@ class Workspace:
         """
         from pathlib import Path  # noqa: PLC0415 - only annotations need it otherwise
 
-        return cls(load(find_root(start or Path.cwd())), hooks)
+        config = load(find_root(start or Path.cwd()))
+        return cls(recall_hosts(config, Registry(config.local.jobs)), hooks)
+
+    def with_hosts(self, hosts: str | Sequence[ListedHost]) -> Workspace:
+        """Return this workspace with the hosts of a list, such as ``10.0.0.1:2,10.0.0.2:2``, instead of its servers.
+
+        Raises:
+            UsageError: It is no such list, or a host cannot be told from a configured server.
+        """
+        from remote_tool.config.hosts import parse_hosts  # noqa: PLC0415 - seldom needed
+
+        listed = parse_hosts(hosts) if isinstance(hosts, str) else hosts
+        return Workspace(remember_hosts(self.config, self._registry, listed), self._hooks)
+
+    def with_hostfile(self, file: Path | str) -> Workspace:
+        """Return this workspace with the hosts of a hostfile of MPI, DeepSpeed or Horovod instead of its servers.
+
+        Raises:
+            ConfigError: The file cannot be read, or is none; every problem is named.
+            UsageError: A host cannot be told from a configured server.
+        """
+        from pathlib import Path  # noqa: PLC0415 - only annotations need it otherwise
+
+        from remote_tool.config.hosts import load_hostfile  # noqa: PLC0415 - seldom needed
+
+        return self.with_hosts(load_hostfile(Path(file)))
 
     @property
     def root(self) -> Path:
@@ -133,17 +160,19 @@ class Workspace:
         servers: Sequence[str] = (),
         *,
         env: Mapping[str, str] | None = None,
+        devices: Sequence[str | int] = (),
         on_output: OnOutput | None = None,
         check: bool = True,
     ) -> Results[int]:
         """Run a command in the environment; return the exit status of each server."""
+        request = workflows.run.RunRequest(command, tuple(servers), dict(env or {}), tuple(devices))
 
         async def work(context: Context) -> Results[int]:
-            return await workflows.run.run_command(context, command, servers, env or {}, on_output or _drop)
+            return await workflows.run.run_command(context, request, on_output or _drop)
 
         return _checked(self._work(work), check=check)
 
-    def start(
+    def start(  # noqa: PLR0913 - one parameter per wish
         self,
         server: str,
         command: str,
@@ -152,6 +181,7 @@ class Workspace:
         *,
         sync: bool = True,
         artifacts: Sequence[str | ArtifactPattern] = (),
+        devices: Sequence[str | int] = (),
     ) -> RunningJob:
         """Send what changed and start a job on one server; without sync, as its project folder is.
 
@@ -162,6 +192,7 @@ class Workspace:
             tags: Free words.
             sync: Whether changed files are sent first.
             artifacts: Globs of files that it writes and that come home, besides those of the configuration.
+            devices: The GPUs that it sees, by number or UUID; none: as configured.
 
         Raises:
             SyncError: The project could not be sent; nothing was started.
@@ -169,19 +200,26 @@ class Workspace:
             ConnectError: The server cannot be reached.
         """
         request = workflows.start_jobs.StartRequest(
-            command, (server,), dict(env or {}), tuple(tags), sync, tuple(artifacts)
+            command,
+            (server,),
+            dict(env or {}),
+            tuple(tags),
+            sync=sync,
+            artifacts=tuple(artifacts),
+            devices=tuple(devices),
         )
         return RunningJob(self, self.start_jobs(request).jobs[0])
 
-    def launch_torch(
+    def launch_torch(  # noqa: PLR0913 - one parameter per wish
         self,
         command: str,
-        nproc_per_node: int | Literal["auto"] = 1,
+        nproc_per_node: int | Literal["auto"] | None = None,
         *,
         servers: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         tags: Sequence[str] = (),
         max_restarts: int = 0,
+        devices: Sequence[str | int] = (),
     ) -> list[RunningJob]:
         """Send what changed and start one torchrun per server; return the jobs by node rank."""
         from remote_tool.launchers.torch import LaunchRequest  # noqa: PLC0415 - only a launch needs it
@@ -193,6 +231,7 @@ class Workspace:
             environment=dict(env or {}),
             tags=tuple(tags),
             max_restarts=max_restarts,
+            devices=tuple(devices),
         )
         return [RunningJob(self, job) for job in self.launch(request).jobs]
 

@@ -85,6 +85,13 @@ class Desk:
         self.servers = {"10.0.0.5": make_server("gpu1"), "10.0.0.6": make_server("gpu2")}
         (home / ".ssh").mkdir(mode=0o700)
         shutil.copy(self.servers["10.0.0.5"].key, home / ".ssh" / "id_ed25519")
+        hosts = zip(("10.0.0.7", "10.0.0.8"), self.servers.values(), strict=True)
+        (home / ".ssh" / "config").write_text(
+            "".join(
+                f"Host {host}\nHostName 127.0.0.1\nPort {server.port}\nUser {server.username}\n"
+                for host, server in hosts
+            )
+        )
         self.environment = {**os.environ, "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}"}
 
     def run(self, document: Path, block: Block) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from remote_tool.cli.plain import one_line
 from remote_tool.config.loading import load
 from remote_tool.errors import RemoteToolError
+from remote_tool.jobs.listed_hosts import recall_hosts
 from remote_tool.jobs.registry import Registry
 from remote_tool.paths import find_root
 
@@ -41,7 +42,8 @@ def complete_tag(incomplete: str) -> list[str]:
 
 def _config() -> Config | None:
     try:
-        return load(find_root(Path.cwd()))
+        config = load(find_root(Path.cwd()))
+        return recall_hosts(config, Registry(config.local.jobs))
     except (RemoteToolError, OSError):
         return None
 

@@ -28,6 +28,8 @@ from remote_tool.workflows.events import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from remote_tool.cli.options import Targets
+
 SSH_LOG_VERBOSITY = 2
 LONGEST_LABEL = 500
 STYLES = {Outcome.DONE: "green", Outcome.UNCHANGED: "dim", Outcome.FAILED: "bold red"}
@@ -142,9 +144,14 @@ class Console:
         """Since the command began."""
         return time.monotonic() - self._began
 
-    def find_workspace(self) -> remote_tool.Workspace:
-        """Find the workspace here or above; it reports to this console."""
-        return remote_tool.Workspace.find(hooks=self.hooks)
+    def find_workspace(self, targets: Targets | None = None) -> remote_tool.Workspace:
+        """Find the workspace here or above, with the hosts of a list when one was given; it reports to this console."""
+        workspace = remote_tool.Workspace.find(hooks=self.hooks)
+        if targets is not None and targets.hosts is not None:
+            return workspace.with_hosts(targets.hosts)
+        if targets is not None and targets.hostfile is not None:
+            return workspace.with_hostfile(targets.hostfile)
+        return workspace
 
     def __enter__(self) -> Self:
         self._steps.show()

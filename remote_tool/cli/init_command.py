@@ -10,7 +10,14 @@ import typer
 from remote_tool.cli.console import can_ask, inform
 from remote_tool.cli.options import Verbose
 from remote_tool.cli.questions import ask_answers
-from remote_tool.workflows.init import InitAnswers, parse_server_option, refuse_existing, write_workspace
+from remote_tool.config.hosts import load_hostfile, parse_hosts
+from remote_tool.workflows.init import (
+    InitAnswers,
+    parse_server_option,
+    refuse_existing,
+    servers_of_list,
+    write_workspace,
+)
 
 
 def init(
@@ -22,6 +29,12 @@ def init(
         list[str] | None,
         typer.Option("--server", metavar="NAME=[USER@]HOST[:PORT]", help="A server; may be repeated."),
     ] = None,
+    hosts: Annotated[
+        str | None, typer.Option("--hosts", metavar="HOST,…", help="Servers, as a list of hosts: 10.0.0.1,10.0.0.2.")
+    ] = None,
+    hostfile: Annotated[
+        str | None, typer.Option("--hostfile", metavar="FILE", help="Servers, as the hostfile of MPI or DeepSpeed.")
+    ] = None,
     private_key: Annotated[
         str | None, typer.Option("--private-key", metavar="FILE", help="The key to log in with.")
     ] = None,
@@ -31,8 +44,14 @@ def init(
     del verbose
     root = Path.cwd()
     refuse_existing(root)
-    given = InitAnswers(name or "", tuple(parse_server_option(each) for each in server or ()), private_key)
+    listed = (*(parse_hosts(hosts) if hosts is not None else ()), *(load_hostfile(Path(hostfile)) if hostfile else ()))
+    servers = (*(parse_server_option(each) for each in server or ()), *servers_of_list(listed))
+    given = InitAnswers(name or "", servers, private_key)
     answers = given if given.servers or not can_ask() else ask_answers(given, root)
     for path in write_workspace(root, answers):
         inform(f"wrote {path.relative_to(root)}")
+    if any(host.processes for host in listed):
+        inform(
+            "the numbers of processes are not kept; a launch takes them from --nproc-per-node, --hosts or --hostfile"
+        )
     inform("next: remote-tool prepare" if answers.servers else "next: name a server in .remote/configs.yaml")

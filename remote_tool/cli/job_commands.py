@@ -16,17 +16,22 @@ from remote_tool.cli.options import (
     Artifacts,
     AsJson,
     Command,
+    Devices,
     Environment,
     Follow,
+    Hostfile,
+    Hosts,
     Jobs,
     NoSync,
     Servers,
     Tags,
+    Targets,
     Verbose,
     read_environment,
     refuse_both,
 )
 from remote_tool.cli.tables import how_it_ended, print_jobs, short_command
+from remote_tool.config.devices import parse_devices
 from remote_tool.errors import UsageError
 from remote_tool.workflows.selection import JobsAnswer, JobSelection
 
@@ -40,7 +45,10 @@ def job_run(  # noqa: PLR0913 - one parameter per option
     *,
     cmd: Command,
     server: Servers = None,
+    hosts: Hosts = None,
+    hostfile: Hostfile = None,
     env: Environment = None,
+    devices: Devices = None,
     tag: Tags = None,
     artifact: Artifacts = None,
     no_sync: NoSync = False,
@@ -50,17 +58,18 @@ def job_run(  # noqa: PLR0913 - one parameter per option
 ) -> None:
     """Start a job on each server and return; the jobs go on without this program."""
     refuse_both(json=json, follow=follow_it)
-    variables = read_environment(env)
+    targets = Targets.read(server, hosts, hostfile)
+    request = remote_tool.StartRequest(
+        cmd,
+        targets.servers,
+        read_environment(env),
+        tags=tuple(tag or ()),
+        sync=not no_sync,
+        artifacts=tuple(artifact or ()),
+        devices=parse_devices(devices),
+    )
     with Console(verbose=verbose, activity="starting") as console:
-        workspace = console.find_workspace()
-        request = remote_tool.StartRequest(
-            cmd,
-            tuple(server or ()),
-            variables,
-            tags=tuple(tag or ()),
-            sync=not no_sync,
-            artifacts=tuple(artifact or ()),
-        )
+        workspace = console.find_workspace(targets)
         answer = workspace.start_jobs(request, check=False)
     show_started(workspace, answer, json=json)
     if follow_it:

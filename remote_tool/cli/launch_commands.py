@@ -13,15 +13,20 @@ from remote_tool.cli.json_output import print_json
 from remote_tool.cli.options import (
     Artifacts,
     AsJson,
+    Devices,
     Environment,
     Follow,
+    Hostfile,
+    Hosts,
     NoSync,
     Servers,
     Tags,
+    Targets,
     Verbose,
     read_environment,
     refuse_both,
 )
+from remote_tool.config.devices import parse_devices
 from remote_tool.errors import UsageError
 from remote_tool.launchers.torch import LaunchRequest
 
@@ -30,10 +35,18 @@ def helper_torch_launch(  # noqa: PLR0913 - one parameter per option
     *,
     cmd: Annotated[str, typer.Option("--cmd", metavar="SCRIPT", help="Script and arguments, as after torchrun.")],
     nproc_per_node: Annotated[
-        str, typer.Option("--nproc-per-node", metavar="N|auto", help="Processes per server; auto: its GPUs, else 1.")
-    ] = "1",
+        str | None,
+        typer.Option(
+            "--nproc-per-node",
+            metavar="N|auto",
+            help="Processes per server; auto: its GPUs, else 1. Default: as the host list says, else 1.",
+        ),
+    ] = None,
     server: Servers = None,
+    hosts: Hosts = None,
+    hostfile: Hostfile = None,
     env: Environment = None,
+    devices: Devices = None,
     tag: Tags = None,
     artifact: Artifacts = None,
     master_port: Annotated[
@@ -53,9 +66,10 @@ def helper_torch_launch(  # noqa: PLR0913 - one parameter per option
 ) -> None:
     """Start torchrun on all servers at once, with the right variables on each."""
     refuse_both(json=json, follow=follow_it)
+    targets = Targets.read(server, hosts, hostfile)
     request = LaunchRequest(
         command=cmd,
-        servers=tuple(server or ()),
+        servers=targets.servers,
         processes=read_processes(nproc_per_node),
         environment=read_environment(env),
         tags=tuple(tag or ()),
@@ -64,13 +78,14 @@ def helper_torch_launch(  # noqa: PLR0913 - one parameter per option
         max_restarts=max_restarts,
         sync=not no_sync,
         artifacts=tuple(artifact or ()),
+        devices=parse_devices(devices),
     )
     console = Console(verbose=verbose, activity="starting")
     if dry_run:
-        _show_plan(console, request, json=json)
+        _show_plan(console, targets, request, json=json)
         return
     with console:
-        workspace = console.find_workspace()
+        workspace = console.find_workspace(targets)
         answer = workspace.launch(request, check=False)
     show_started(workspace, answer, json=json)
     leave_unless_ok(answer.exit_code)
@@ -80,21 +95,23 @@ def helper_torch_launch(  # noqa: PLR0913 - one parameter per option
         )
 
 
-def _show_plan(console: Console, request: LaunchRequest, *, json: bool) -> None:
+def _show_plan(console: Console, targets: Targets, request: LaunchRequest, *, json: bool) -> None:
     with console:
-        plan = console.find_workspace().plan_torch(request)
+        plan = console.find_workspace(targets).plan_torch(request)
     if json:
         print_json(plan.as_json())
     else:
         print_data(plan.text())
 
 
-def read_processes(text: str) -> int | Literal["auto"]:
+def read_processes(text: str | None) -> int | Literal["auto"] | None:
     """Read ``--nproc-per-node``.
 
     Raises:
         UsageError: It is neither a number nor auto.
     """
+    if text is None:
+        return None
     if text == "auto":
         return "auto"
     if not text.isascii() or not text.isdigit():

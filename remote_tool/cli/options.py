@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -28,6 +29,16 @@ Servers = Annotated[
     list[str] | None,
     typer.Option("--server", metavar="NAME", help="This server; may be repeated.", autocompletion=_offer("server")),
 ]
+Hosts = Annotated[
+    str | None,
+    typer.Option(
+        "--hosts", metavar="HOST[:N],…", help="These hosts instead, with N processes each: 10.0.0.1:2,10.0.0.2:2."
+    ),
+]
+Hostfile = Annotated[
+    str | None,
+    typer.Option("--hostfile", metavar="FILE", help="The hosts of this file instead, as MPI and DeepSpeed have it."),
+]
 Command = Annotated[str, typer.Option("--cmd", metavar="COMMAND", help="What to run.")]
 Environment = Annotated[
     list[str] | None, typer.Option("--env", metavar="K V", help="A variable, as two words; may be repeated.")
@@ -50,6 +61,12 @@ Relay = Annotated[
     bool, typer.Option("--relay", help="Send to one server, which hands it on to the others: for a slow line.")
 ]
 ShowOutput = Annotated[bool, typer.Option("--show-output", help="Show what the steps print.")]
+Devices = Annotated[
+    str | None,
+    typer.Option(
+        "--devices", metavar="LIST", help="The GPUs that it sees, such as 0,3 or UUIDs; default: as configured."
+    ),
+]
 NoSync = Annotated[bool, typer.Option("--no-sync", help="Do not send changed files first.")]
 Follow = Annotated[bool, typer.Option("--follow", help="Show what it prints, and end as it does.")]
 Verbose = Annotated[
@@ -96,6 +113,28 @@ def read_environment(pairs: list[str] | None) -> dict[str, str]:
             raise UsageError(f"--env {name}: a value cannot hold a NUL")
         variables[name] = value
     return variables
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Where a command works: on servers of the configuration, or on the hosts of a list."""
+
+    servers: tuple[str, ...] = ()
+    hosts: str | None = None
+    hostfile: str | None = None
+
+    @classmethod
+    def read(cls, servers: list[str] | None, hosts: str | None, hostfile: str | None) -> Targets:
+        """Read ``--server``, ``--hosts`` and ``--hostfile``.
+
+        Raises:
+            UsageError: More than one of them is given.
+        """
+        options = {"--server": servers or None, "--hosts": hosts, "--hostfile": hostfile}
+        given = [name for name, value in options.items() if value is not None]
+        if len(given) > 1:
+            raise UsageError(f"{' and '.join(given)} both say which servers are meant", hint="Keep one of them")
+        return cls(tuple(servers or ()), hosts, hostfile)
 
 
 def refuse_both(*, json: bool, follow: bool) -> None:

@@ -13,14 +13,19 @@ from remote_tool.cli.log_lines import ExactOutput, LabelledOutput
 from remote_tool.cli.options import (
     AsJson,
     Command,
+    Devices,
     Environment,
     Force,
+    Hostfile,
+    Hosts,
     Relay,
     Servers,
     ShowOutput,
+    Targets,
     Verbose,
     read_environment,
 )
+from remote_tool.config.devices import parse_devices
 from remote_tool.errors import SomeServersFailedError
 
 if TYPE_CHECKING:
@@ -30,9 +35,11 @@ if TYPE_CHECKING:
 CONNECTING = "connecting"
 
 
-def prepare(
+def prepare(  # noqa: PLR0913 - one parameter per option
     *,
     server: Servers = None,
+    hosts: Hosts = None,
+    hostfile: Hostfile = None,
     force: Force = False,
     relay: Relay = False,
     show_output: ShowOutput = False,
@@ -40,32 +47,49 @@ def prepare(
     verbose: Verbose = 0,
 ) -> None:
     """Make servers ready: environment, project and packages; does only what is missing."""
+    targets = Targets.read(server, hosts, hostfile)
     with Console(verbose=verbose, show_output=show_output, activity=CONNECTING) as console:
-        results = console.find_workspace().prepare(server or (), force=force, relay=relay, check=False)
+        results = console.find_workspace(targets).prepare(targets.servers, force=force, relay=relay, check=False)
     _show_results(results, console, json=json)
 
 
 def setup(
-    *, server: Servers = None, force: Force = False, show_output: ShowOutput = False, verbose: Verbose = 0
+    *,
+    server: Servers = None,
+    hosts: Hosts = None,
+    hostfile: Hostfile = None,
+    force: Force = False,
+    show_output: ShowOutput = False,
+    verbose: Verbose = 0,
 ) -> None:
     """Install the environment on servers; does only what is missing."""
+    targets = Targets.read(server, hosts, hostfile)
     with Console(verbose=verbose, show_output=show_output, activity=CONNECTING) as console:
-        results = console.find_workspace().setup(server or (), force=force, check=False)
+        results = console.find_workspace(targets).setup(targets.servers, force=force, check=False)
     _show_results(results, console)
 
 
 def update_packages(
-    *, server: Servers = None, force: Force = False, show_output: ShowOutput = False, verbose: Verbose = 0
+    *,
+    server: Servers = None,
+    hosts: Hosts = None,
+    hostfile: Hostfile = None,
+    force: Force = False,
+    show_output: ShowOutput = False,
+    verbose: Verbose = 0,
 ) -> None:
     """Install what requirements.txt, Pipfile, pyproject.toml or environment.yml names."""
+    targets = Targets.read(server, hosts, hostfile)
     with Console(verbose=verbose, show_output=show_output, activity=CONNECTING) as console:
-        results = console.find_workspace().update_packages(server or (), force=force, check=False)
+        results = console.find_workspace(targets).update_packages(targets.servers, force=force, check=False)
     _show_results(results, console)
 
 
 def rsync(  # noqa: PLR0913 - one parameter per option
     *,
     server: Servers = None,
+    hosts: Hosts = None,
+    hostfile: Hostfile = None,
     show_output: ShowOutput = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would change, and change nothing.")] = False,
     checksum: Annotated[bool, typer.Option("--checksum", help="Compare contents, not sizes and times.")] = False,
@@ -74,29 +98,34 @@ def rsync(  # noqa: PLR0913 - one parameter per option
     verbose: Verbose = 0,
 ) -> None:
     """Send what changed in the project; removes on the server only what was sent earlier and is gone here."""
+    targets = Targets.read(server, hosts, hostfile)
     with Console(verbose=verbose, show_output=show_output, activity=CONNECTING) as console:
-        workspace = console.find_workspace()
-        results = workspace.rsync(server or (), dry_run=dry_run, checksum=checksum, relay=relay, check=False)
+        workspace = console.find_workspace(targets)
+        results = workspace.rsync(targets.servers, dry_run=dry_run, checksum=checksum, relay=relay, check=False)
     if dry_run and not json:
         _list_changes(results)
     _show_results(results, console, json=json)
 
 
-def run(
+def run(  # noqa: PLR0913 - one parameter per option
     *,
     cmd: Command,
     server: Servers = None,
+    hosts: Hosts = None,
+    hostfile: Hostfile = None,
     env: Environment = None,
+    devices: Devices = None,
     silent: Annotated[bool, typer.Option("--silent", help="Do not show what it prints.")] = False,
     json: AsJson = False,
     verbose: Verbose = 0,
 ) -> None:
     """Run a command in the environment and show what it prints; ends with its exit status."""
-    variables = read_environment(env)
+    variables, gpus = read_environment(env), parse_devices(devices)
+    targets = Targets.read(server, hosts, hostfile)
     with Console(verbose=verbose) as console:
-        workspace = console.find_workspace()
-        output = _output(server or list(workspace.config.servers), silent=silent, json=json)
-        results = workspace.run(cmd, server or (), env=variables, on_output=output.write, check=False)
+        workspace = console.find_workspace(targets)
+        output = _output(list(targets.servers) or list(workspace.config.usual_servers), silent=silent, json=json)
+        results = workspace.run(cmd, targets.servers, env=variables, devices=gpus, on_output=output.write, check=False)
         output.end()
     if isinstance(output, _Collected):
         values = {name: {"exit_code": code, **output.of(name)} for name, code in results.values.items()}

@@ -145,6 +145,10 @@ FOLDER_NAME = _like(
 )
 SECRET = Form("a text in one line", lambda text: "\n" not in text and "\0" not in text, is_secret=True)
 VARIABLE = _like("the name of an environment variable", "[A-Za-z_][A-Za-z0-9_]{0,127}")
+DEVICE = _like(
+    "the number of a GPU, or its UUID such as GPU-8932f937 or MIG-…",
+    "0|[1-9][0-9]{0,3}|GPU-[0-9A-Fa-f][0-9A-Fa-f-]{0,63}|MIG-[0-9A-Za-z][0-9A-Za-z/-]{0,99}",
+)
 PYTHON = Form('a version such as "3.11" or "3.11.7", 3.8 or newer', _is_python)
 LOG_LIMIT = Form("a size of 1MB or more, such as 500MB or 4GB", lambda text: (read_size(text) or 0) >= SMALLEST_LIMIT)
 ARTIFACT = Form("a glob inside the project, such as checkpoints/*.pt, or a folder/", is_glob)

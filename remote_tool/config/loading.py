@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from remote_tool.config import forms
+from remote_tool.config.devices import problem_with
 from remote_tool.config.document import LARGEST_FILE, Place, Problems, read_document
 from remote_tool.config.model import (
     CONDA_FORGE,
@@ -51,6 +52,7 @@ SERVER_KEYS = (
     "password",
     "password_env",
     "address",
+    "devices",
     "launch",
     "container",
     "environment",
@@ -179,6 +181,7 @@ def _server(name: str, place: Place, root: Path) -> Server | None:
         launch=_words(values, "launch", forms.LAUNCH),
         container=_words(values, "container", forms.CONTAINER),
         environment=_environment(values["environment"], root) if "environment" in values else None,
+        devices=_devices(values["devices"]) if "devices" in values else (),
     )
     return server if hostname else None
 
@@ -196,6 +199,14 @@ def _port(values: dict[str, Place]) -> int | None:
 def _address(values: dict[str, Place]) -> str | None:
     text = _text(values, "address", forms.ADDRESS)
     return forms.plain_host(text) if text else None
+
+
+def _devices(place: Place) -> tuple[str, ...]:
+    found = [each.text(forms.DEVICE) for each in place.items("a list of GPUs, such as [0, 3]")]
+    devices = tuple(each for each in found if each)
+    if problem := problem_with(devices):
+        place.refuse(problem)
+    return devices
 
 
 def _local_path(values: dict[str, Place], key: str, root: Path) -> Path | None:

@@ -93,9 +93,11 @@ class Server:
         password: Never shown.
         password_env: The local variable that holds the password.
         address: How the other servers reach this one; None: found by test.
+        devices: The GPUs that commands see there, by number or UUID; empty: all.
         launch: Words that begin the job's shell, such as ``docker exec -i NAME``; ``{project}`` is the project there.
         container: Options of ``docker run``, and the image of a container that each job gets; None without.
         environment: Of this server alone; None: that of all, and the one inside where jobs begin behind a command.
+        is_listed: Whether only a host list named it, and not configs.yaml.
     """
 
     name: str
@@ -109,6 +111,8 @@ class Server:
     launch: tuple[str, ...] | None = None
     container: tuple[str, ...] | None = None
     environment: Environment | None = None
+    devices: tuple[str, ...] = ()
+    is_listed: bool = False
 
     @property
     def is_entered(self) -> bool:
@@ -122,7 +126,7 @@ class Config:
 
     Attributes:
         name: The project's folder under the server's home.
-        servers: By name, in the order of the file.
+        servers: By name, in the order of the file; with those that only host lists named, earlier or now.
         local: The workspace's files here.
         remote: The project's folders on each server.
         python: As configured; None when it is not.
@@ -132,6 +136,8 @@ class Config:
         artifacts: Which files that jobs write come home.
         artifact_limit: How many bytes of them.
         shared: Whether all servers have the project's folder in common; None: found by test.
+        listed: The servers of a host list, in its order, with their processes (None: it does not say); they are meant
+            where none is named. Empty: no list was given.
     """
 
     name: str
@@ -145,6 +151,12 @@ class Config:
     artifacts: tuple[ArtifactPattern, ...] = ()
     artifact_limit: ArtifactLimit = ArtifactLimit()
     shared: bool | None = None
+    listed: Mapping[str, int | None] = field(default_factory=dict)
+
+    @property
+    def usual_servers(self) -> tuple[str, ...]:
+        """Those that are meant where none is named."""
+        return tuple(self.listed) or tuple(name for name, server in self.servers.items() if not server.is_listed)
 
     @property
     def python_version(self) -> str:

@@ -71,7 +71,7 @@ class Registry:
 
     def adopt(self, jobs: Iterable[Job]) -> list[Job]:
         """Record jobs that are new here, and give them keys; those already here stay as they are."""
-        with self._locked():
+        with self.locked():
             last = key = self._last_key()
             recorded, new = [], []
             for job in jobs:
@@ -101,7 +101,7 @@ class Registry:
 
     def update(self, jobs: Iterable[Job]) -> list[Job]:
         """Record what was seen of jobs; a finished job is never changed again."""
-        with self._locked():
+        with self.locked():
             merged = []
             for seen in jobs:
                 try:
@@ -201,7 +201,8 @@ class Registry:
         write_whole(self.folder / "last_key", f"{key}\n".encode())
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
+        """Let no other program of ours write here meanwhile."""
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from remote_tool.config.artifacts import read_artifacts
+from remote_tool.config.devices import VISIBLE, check_devices, count_visible, counted, joined, with_devices
 from remote_tool.errors import JobError, UsageError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class LaunchRequest:
     Attributes:
         command: Script and arguments, as after ``torchrun``.
         servers: In the order of their node ranks; empty: all.
-        processes: Per server; auto: the number of its GPUs, else 1.
+        processes: Per server; auto: the number of its GPUs, else 1; None: as a host list says, else 1.
         environment: Variables for every rank.
         tags: For every job of the launch.
         master_port: On the first server; None: a free one.
@@ -35,11 +36,12 @@ class LaunchRequest:
         max_restarts: How often torchrun starts failed workers anew, by its elastic rendezvous.
         sync: Whether changed files are sent first.
         artifacts: Globs of files that a node writes and that come home, besides those of the configuration.
+        devices: The GPUs that each server uses, by number or UUID; empty: as configured.
     """
 
     command: str
     servers: tuple[str, ...] = ()
-    processes: int | Literal["auto"] = 1
+    processes: int | Literal["auto"] | None = None
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     tags: tuple[str, ...] = ()
     master_port: int | None = None
@@ -47,13 +49,15 @@ class LaunchRequest:
     max_restarts: int = 0
     sync: bool = True
     artifacts: tuple[str | ArtifactPattern, ...] = ()
+    devices: tuple[str | int, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse what can not be meant."""
         if not self.command.strip():
             raise UsageError("--cmd is empty", hint="remote-tool helper-torch-launch --cmd train.py")
         read_artifacts(self.artifacts)
-        if self.processes != "auto" and self.processes < 1:
+        check_devices(self.devices, self.environment)
+        if self.processes not in {"auto", None} and int(self.processes or 0) < 1:
             raise UsageError(f"--nproc-per-node must be at least 1 or 'auto', found {self.processes}")
         if self.max_restarts < 0:
             raise UsageError(f"--max-restarts must be at least 0, found {self.max_restarts}")
@@ -69,10 +73,12 @@ class NodeFacts:
         server: Its name.
         python: Version of the environment's Python.
         torch: Version of torch there; empty when it has none.
-        gpus: How many GPUs it has.
+        gpus: How many GPUs a command may use there.
         addresses: Its own addresses, the likeliest to be reached first.
         interfaces: The name of the interface of each address.
         place: Which machine and which folder on it; the same for two names of one; empty when it does not say.
+        devices: The GPUs that it is to use, by number or UUID; empty: all.
+        listed: How many processes a host list gives it; None without one.
     """
 
     server: str
@@ -82,6 +88,8 @@ class NodeFacts:
     addresses: tuple[str, ...] = ()
     interfaces: Mapping[str, str] = field(default_factory=dict)
     place: str = ""
+    devices: tuple[str, ...] = ()
+    listed: int | None = None
 
 
 @dataclass(frozen=True)
@@ -206,9 +214,10 @@ def count_processes(request: LaunchRequest, facts: Sequence[NodeFacts]) -> dict[
     """Return how many processes each server gets.
 
     Raises:
-        UsageError: They differ although torchrun's elastic rendezvous wants one number.
+        UsageError: They are more than the GPUs that were chosen, or differ although torchrun's elastic rendezvous
+            wants one number.
     """
-    counts = {node.server: max(1, node.gpus) if request.processes == "auto" else request.processes for node in facts}
+    counts = {node.server: _processes_on(node, request) for node in facts}
     if request.max_restarts and len(set(counts.values())) > 1:
         listed = ", ".join(f"{server} {count}" for server, count in counts.items())
         raise UsageError(
@@ -216,6 +225,20 @@ def count_processes(request: LaunchRequest, facts: Sequence[NodeFacts]) -> dict[
             hint=f"--nproc-per-node {min(counts.values())}",
         )
     return counts
+
+
+def _processes_on(node: NodeFacts, request: LaunchRequest) -> int:
+    if request.processes != "auto":
+        count = request.processes or node.listed or 1
+        if node.devices and count > len(node.devices):
+            raise UsageError(
+                f"{node.server} is to run {count} processes on {counted(node.devices)}: {joined(node.devices)}",
+                hint="--nproc-per-node auto starts one for each GPU",
+            )
+        return count
+    if VISIBLE in request.environment:
+        return max(1, count_visible(request.environment[VISIBLE]))
+    return len(node.devices) or max(1, node.gpus)
 
 
 @dataclass(frozen=True)
@@ -255,7 +278,9 @@ def plan_launch(
                 # torchrun's elastic rendezvous gives the ranks itself, anew at each restart.
                 rank_offset=None if request.max_restarts else offset,
                 command=f"{torchrun} {script(request.command)}",
-                environment=_environment(request, rendezvous.routes[node.server], names.launch_id),
+                environment=with_devices(
+                    _environment(request, rendezvous.routes[node.server], names.launch_id), node.devices
+                ),
             )
         )
         offset += count
@@ -324,7 +349,7 @@ def _refuse_one_machine(facts: Sequence[NodeFacts]) -> None:
         if other != node.server:
             raise JobError(
                 f"{other} and {node.server} are the same machine",
-                hint=f"Choose with --server, or take {node.server} out of .remote/configs.yaml",
+                hint=f"Choose with --server, or take {node.server} out of .remote/configs.yaml or the list",
                 server=node.server,
             )
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 from . import activation, addresses, processes
 from .activation import Activation, ActivationError
-from .gpus import list_folder, list_gpus
+from .gpus import count_gpus, list_folder, list_gpus, list_uuids
 
 if TYPE_CHECKING:
     from .requests import Request
@@ -42,6 +42,8 @@ def facts(request: Request) -> None:
         "nccl": None,
         "gpus": len(gpus),
         "gpu_names": gpus,
+        "devices": count_gpus(),
+        "uuids": list_uuids(),
         "cpus": len(os.sched_getaffinity(0)),
         "hostname": socket.gethostname(),
         "machine": platform.machine(),

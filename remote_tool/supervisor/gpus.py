@@ -7,6 +7,9 @@ import re
 from typing import List
 
 _GPU_DEVICE = re.compile(r"nvidia[0-9]+", re.ASCII)
+_DRIVER = "/proc/driver/nvidia/gpus"
+_UUID = re.compile(r"^GPU UUID:\s*(GPU-[0-9a-f-]{1,64})\s*$", re.ASCII | re.MULTILINE)
+_LONGEST_INFORMATION = 65536
 
 
 def list_gpus() -> List[str]:
@@ -16,12 +19,29 @@ def list_gpus() -> List[str]:
         # CUDA takes the devices before the first that it does not know, and -1 is none that it knows.
         names = [name.strip() for name in visible.split(",")]
         return [name for name in names[: names.index("-1") if "-1" in names else None] if name]
-    return [str(number) for number in range(count_nvidia() or _count_amd())]
+    return [str(number) for number in range(count_gpus())]
+
+
+def count_gpus() -> int:
+    """Return how many GPUs this machine has, of NVIDIA's, else of AMD's."""
+    return count_nvidia() or _count_amd()
 
 
 def count_nvidia() -> int:
     """Return how many GPUs of NVIDIA this machine has."""
     return sum(1 for name in list_folder("/dev") if _GPU_DEVICE.fullmatch(name))
+
+
+def list_uuids() -> List[str]:
+    """Return the UUIDs of NVIDIA's GPUs, as far as the driver tells."""
+    found = []
+    for place in list_folder(_DRIVER):
+        try:
+            with open(f"{_DRIVER}/{place}/information", encoding="ascii", errors="replace") as stream:
+                found += _UUID.findall(stream.read(_LONGEST_INFORMATION))
+        except OSError:
+            continue
+    return found
 
 
 def _count_amd() -> int:

@@ -24,10 +24,11 @@ for each in distributions():
     name = (each.metadata["Name"] or "").lower().replace("-", "_")
     found.setdefault("nccl" if name.startswith("nvidia_nccl_cu") else name, each.version)
 visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-gpus = [name for name in os.listdir("/dev") if re.match("nvidia[0-9]+$", name)]
+gpus = devices = [name for name in os.listdir("/dev") if re.match("nvidia[0-9]+$", name)]
 if visible is not None:
-    gpus = [name for name in (visible + ",").partition("-1")[0].split(",") if name.strip()]
-facts = {"torch": found.get("torch"), "nccl": found.get("nccl"), "gpus": len(gpus)}
+    names = [name.strip() for name in visible.split(",")]
+    gpus = [name for name in names[: names.index("-1") if "-1" in names else None] if name]
+facts = {"torch": found.get("torch"), "nccl": found.get("nccl"), "gpus": len(gpus), "devices": len(devices)}
 print(json.dumps(dict(facts, python=platform.python_version())))
 """
 
@@ -55,7 +56,7 @@ def ask_inside(entry: Any, folders: Folders) -> Dict[str, Any]:  # noqa: ANN401 
     try:
         # What an entry point or a profile prints stands before it.
         facts = json.loads(lines[-2].decode("utf-8"))
-        return {key: facts[key] for key in ("python", "torch", "nccl", "gpus")}
+        return {**{key: facts[key] for key in ("python", "torch", "nccl", "gpus", "devices")}, "uuids": []}
     except (IndexError, ValueError, KeyError, TypeError):
         said = errors.decode("utf-8", "replace").strip()[-_MOST_SAID:] or "it said nothing"
         what = "in the container" if door.end else f"behind {door.words[0]}"

@@ -87,6 +87,7 @@ class Endpoint:
         identity: What to log in with.
         config_files: The ssh_config files that say all the rest.
         chooses_ciphers: Whether they say which ciphers are used.
+        is_listed: Whether only a host list named the server, so that nothing is configured for it.
     """
 
     server: str
@@ -100,6 +101,7 @@ class Endpoint:
     identity: Identity
     config_files: tuple[Path, ...] = ()
     chooses_ciphers: bool = False
+    is_listed: bool = False
 
     @property
     def title(self) -> str:
@@ -118,7 +120,7 @@ class Endpoint:
 
     def settings(self, *keys: str) -> str:
         """Name settings by their place: ``hostname: and port: of gpu1 in .remote/configs.yaml``."""
-        if self.is_jump:
+        if self.is_jump or self.is_listed:
             return f"{self.alias} in ~/.ssh/config"
         return f"{' and '.join(f'{key}:' for key in keys)} of {self.server} in .remote/configs.yaml"
 

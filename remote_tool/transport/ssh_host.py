@@ -620,7 +620,8 @@ class _UserConfig(SSHClientConfig):
 def resolve_way(server: Server) -> list[Endpoint]:
     """Return the jump hosts to a server, the nearest first, and the server."""
     identity = Identity(private_key=server.private_key, password=server.password, password_env=server.password_env)
-    way = [_resolve(_wanted(server.name, server.hostname, server.username, server.port, identity))]
+    wanted = _wanted(server.name, server.hostname, server.username, server.port, identity)
+    way = [_resolve(replace(wanted, is_listed=server.is_listed))]
     jumps, seen = list(way[0].jumps), [""]
     while jumps:
         jump = jumps.pop()

@@ -16,14 +16,19 @@ from remote_tool.jobs.logs import LogFolder
 from remote_tool.transport.pool import on_every
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.failures import RankFailure, first_failure
-from remote_tool.workflows.list_jobs import bring_artifacts_home, load_meant, recorded_jobs, refresh
+from remote_tool.workflows.list_jobs import (
+    bring_artifacts_home,
+    load_meant,
+    recorded_jobs,
+    refresh,
+    servers_of_jobs,
+)
 from remote_tool.workflows.log_streams import Listener, bring_logs_home, stream_logs
 from remote_tool.workflows.selection import (
     JobsAnswer,
     JobSelection,
     choose_job_to_follow,
     choose_jobs,
-    choose_servers,
 )
 
 if TYPE_CHECKING:
@@ -108,7 +113,7 @@ async def follow_selected(
     context: Context, selection: JobSelection, on_chunk: OnChunk, options: FollowOptions
 ) -> FollowAnswer:
     """Follow the selected jobs; without a selection, the one that is most likely meant."""
-    errors = await refresh(context, choose_servers(context.config, selection.servers))
+    errors = await refresh(context, servers_of_jobs(context, selection))
     known = context.registry.load()[0]
     jobs = choose_job_to_follow(known, selection)
     if options.rank is not None:
@@ -149,7 +154,7 @@ async def wait_for_jobs(context: Context, selection: JobSelection, *, timeout: f
     Raises:
         JobError: They have not within the timeout, in seconds.
     """
-    errors = await refresh(context, choose_servers(context.config, selection.servers))
+    errors = await refresh(context, servers_of_jobs(context, selection))
     jobs = choose_jobs(load_meant(context, selection)[0], selection)
     waiting = [job for job in jobs if not job.state.is_finished and job.server not in errors]
     try:

@@ -9,15 +9,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from remote_tool.config import forms
+from remote_tool.config.hosts import name_for
+from remote_tool.config.listed import servers_for
 from remote_tool.config.loading import parse
 from remote_tool.errors import UsageError
 from remote_tool.paths import LocalPaths
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from remote_tool.config.forms import Form
+    from remote_tool.config.hosts import ListedHost
 
 OPTION_HINT = "--server NAME=USER@HOST:PORT, such as gpu1=ubuntu@10.0.0.5 or gpu1=ubuntu@[fd00::5]:2222"
 _PLAIN = re.compile(r"(?:[A-Za-z_]|\.?/)[A-Za-z0-9_./-]*|\d{1,3}(?:\.\d{1,3}){3}")
@@ -87,11 +90,12 @@ def parse_server_option(text: str) -> ServerAnswer:
         if not form.accepts(value):
             raise UsageError(f"{text!r}: the {what} must be {form.wanted}, found {value!r}", hint=OPTION_HINT)
     hostname = forms.plain_host(host)
-    return ServerAnswer(name or _name_for(hostname), hostname, user or None, int(port) if port else None)
+    return ServerAnswer(name or name_for(hostname), hostname, user or None, int(port) if port else None)
 
 
-def _name_for(hostname: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]", "-", hostname).strip(".-")[:64] or "server"
+def servers_of_list(hosts: Sequence[ListedHost]) -> tuple[ServerAnswer, ...]:
+    """Return the hosts of a list as servers, each with the name that it would have without ``init``."""
+    return tuple(ServerAnswer(each.name, each.hostname, each.username) for each, _ in servers_for(hosts, {}))
 
 
 def write_workspace(root: Path, answers: InitAnswers) -> list[Path]:

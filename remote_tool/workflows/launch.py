@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from remote_tool.config.artifacts import wanted_artifacts
+from remote_tool.config.devices import devices_of, refuse_missing
 from remote_tool.errors import JobError, UsageError
 from remote_tool.jobs.job import MASTER_TAG, TORCHRUN_GRACE, JobSpec, LaunchWatch, new_job_id
 from remote_tool.launchers.torch import (
@@ -36,6 +37,7 @@ from remote_tool.workflows.supervisor import call, converse
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
+    from remote_tool.config.model import Server
     from remote_tool.supervisor.artifact_patterns import ArtifactPattern
     from remote_tool.supervisor.framing import Frame
     from remote_tool.workflows.context import Context
@@ -86,7 +88,7 @@ async def plan_torch(context: Context, request: LaunchRequest) -> LaunchPlan:
 
 async def make_plan(context: Context, request: LaunchRequest, servers: Sequence[str]) -> LaunchPlan:
     """Ask every server what it is and how it reaches the first, then plan."""
-    facts = await _ask_facts(context, servers)
+    facts = await _ask_facts(context, request, servers)
     check_nodes(facts)
     rendezvous = await _find_rendezvous(context, request, facts)
     names = LaunchNames(new_job_id(), tuple(new_job_id() for _ in facts), context.config.remote.jobs_name)
@@ -139,11 +141,13 @@ def find_script(context: Context, command: str) -> None:
         raise UsageError(f"{file} is not in {root}", hint="--cmd takes a path from the project folder, like train.py")
 
 
-async def _ask_facts(context: Context, servers: Sequence[str]) -> list[NodeFacts]:
+async def _ask_facts(context: Context, request: LaunchRequest, servers: Sequence[str]) -> list[NodeFacts]:
     async def ask(server: str) -> NodeFacts:
         host = await context.pool.host(server)
-        request = {"launch": True, "entry": entry_of(context.config, server)}
-        return _read_facts(server, await call(host, context.config, "facts", request))
+        question = {"launch": True, "entry": entry_of(context.config, server)}
+        answer = await call(host, context.config, "facts", question)
+        devices = _chosen_devices(context.config.servers[server], request, answer)
+        return replace(_read_facts(server, answer), devices=devices, listed=context.config.listed.get(server))
 
     results = await on_every(servers, ask)
     results.raise_if_any_failed()
@@ -165,6 +169,28 @@ def _read_facts(server: str, answer: Mapping[str, Any]) -> NodeFacts:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise JobError(f"{server}: its facts cannot be read ({error!r})", server=server) from error
+
+
+def _chosen_devices(server: Server, request: LaunchRequest, answer: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the GPUs that a launch uses on a server.
+
+    Raises:
+        JobError: It does not have them.
+    """
+    devices = devices_of(server, request.devices, request.environment)
+    gpus, uuids = _read_devices(server.name, answer)
+    # In a container AMD's GPUs are not counted.
+    if gpus or not server.is_entered:
+        refuse_missing(server.name, devices, gpus, uuids)
+    return devices
+
+
+def _read_devices(server: str, answer: Mapping[str, Any]) -> tuple[int, list[str]]:
+    """Return how many GPUs a server has, and the UUIDs that it knows of."""
+    try:
+        return _count(answer["devices"], MOST_GPUS), [str(uuid) for uuid in answer["uuids"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise JobError(f"{server}: its GPUs cannot be read ({error!r})", server=server) from error
 
 
 def _address(value: object) -> str:

@@ -35,7 +35,7 @@ SHOWN_REFUSALS = 3
 
 async def list_jobs(context: Context, selection: JobSelection, *, logs: bool = False) -> JobsAnswer:
     """Return the selected jobs as their servers see them now; with logs, bring home what they wrote, artifacts too."""
-    servers = choose_servers(context.config, selection.servers)
+    servers = servers_of_jobs(context, selection, logs=logs)
     errors = await refresh(context, servers)
     if logs:
         reached = replace(selection, servers=tuple(name for name in servers if name not in errors))
@@ -43,6 +43,21 @@ async def list_jobs(context: Context, selection: JobSelection, *, logs: bool = F
         errors |= await bring_logs_home(context, chosen)
         errors |= await bring_artifacts_home(context, [job for job in chosen if job.server not in errors])
     return recorded_jobs(context, selection, errors)
+
+
+def servers_of_jobs(context: Context, selection: JobSelection, *, logs: bool = False) -> tuple[str, ...]:
+    """Return the servers to ask about jobs: those named, else the usual ones and some of earlier host lists.
+
+    Servers of earlier lists may be long gone. They are asked where a job may still run, and with logs where not all of
+    them have come home.
+    """
+    config = context.config
+    earlier = [name for name, server in config.servers.items() if server.is_listed and name not in config.listed]
+    if selection.servers or not earlier:
+        return choose_servers(config, selection.servers)
+    jobs, _ = load_meant(context, selection)
+    waited_for = {job.server for job in jobs if not job.state.is_finished or (logs and not job.logs_complete)}
+    return (*config.usual_servers, *(name for name in earlier if name in waited_for))
 
 
 async def pull_logs(context: Context, selection: JobSelection) -> JobsAnswer:

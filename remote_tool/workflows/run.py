@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from remote_tool.config.devices import check_devices, devices_of, with_devices
 from remote_tool.errors import JobError, UsageError
 from remote_tool.supervisor.framing import FrameReader, FramingError
 from remote_tool.transport.host import Stream
@@ -22,7 +24,7 @@ from remote_tool.workflows.supervisor import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from remote_tool.transport.host import Channel, Host
     from remote_tool.workflows.context import Context
@@ -34,19 +36,39 @@ BEGIN_SECONDS = 60.0
 SIGNALS = {"HUP": 1, "INT": 2, "QUIT": 3, "ILL": 4, "ABRT": 6, "FPE": 8, "KILL": 9, "SEGV": 11, "PIPE": 13, "TERM": 15}
 
 
-async def run_command(
-    context: Context, command: str, servers: Sequence[str], environment: Mapping[str, str], on_output: OnOutput
-) -> Results[int]:
+@dataclass(frozen=True)
+class RunRequest:
+    """A command to run on some servers.
+
+    Attributes:
+        command: For the shell.
+        servers: Empty: all.
+        environment: Its variables.
+        devices: The GPUs that it sees, by number or UUID; empty: as configured.
+    """
+
+    command: str
+    servers: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    devices: tuple[str | int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what can not be meant."""
+        if not self.command.strip():
+            raise UsageError("--cmd is empty", hint="remote-tool run --cmd 'nvidia-smi'")
+        check_devices(self.devices, self.environment)
+
+
+async def run_command(context: Context, wanted: RunRequest, on_output: OnOutput) -> Results[int]:
     """Run a command on all servers at once.
 
     Returns:
         The exit status of each server, 128+N when signal N ended the command.
     """
-    if not command.strip():
-        raise UsageError("--cmd is empty", hint="remote-tool run --cmd 'nvidia-smi'")
-    request = {"command": command, "environment": dict(environment)}
 
     async def run(server: str) -> int:
+        devices = devices_of(context.config.servers[server], wanted.devices, wanted.environment)
+        request = {"command": wanted.command, "environment": with_devices(wanted.environment, devices)}
         host = await context.pool.host(server)
         try:
             return await _run_on(context, host, request, on_output)
@@ -54,7 +76,7 @@ async def run_command(
             await install_supervisor(host, context.config)
             return await _run_on(context, host, request, on_output)
 
-    return await on_every(choose_servers(context.config, servers), run)
+    return await on_every(choose_servers(context.config, wanted.servers), run)
 
 
 async def _run_on(context: Context, host: Host, request: Mapping[str, object], on_output: OnOutput) -> int:

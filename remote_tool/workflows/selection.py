@@ -92,15 +92,13 @@ def choose_servers(config: Config, names: Sequence[str]) -> tuple[str, ...]:
     Raises:
         UsageError: There are none, or a name is not in the configuration.
     """
-    if not config.servers:
-        raise UsageError(
-            f"No servers in {config.local.config_file}", hint="Add one under servers:, or remote-tool init"
-        )
+    if not names and not config.usual_servers:
+        raise UsageError(f"No servers in {config.local.config_file}", hint="Add one under servers:, or give --hosts")
     unknown = [name for name in names if name not in config.servers]
     if unknown:
-        known = ", ".join(config.servers)
+        known = ", ".join(config.usual_servers or config.servers)
         raise UsageError(f"Unknown server {unknown[0]!r}; the configuration has {known}")
-    return tuple(dict.fromkeys(names)) or tuple(config.servers)
+    return tuple(dict.fromkeys(names)) or config.usual_servers
 
 
 def choose_jobs(jobs: Iterable[Job], selection: JobSelection) -> list[Job]:

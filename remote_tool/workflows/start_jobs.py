@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from remote_tool.config.artifacts import read_artifacts, wanted_artifacts
+from remote_tool.config.devices import check_devices, devices_of, with_devices
 from remote_tool.errors import ConnectionLostError, JobError, RemoteToolError, UsageError
 from remote_tool.jobs.job import Job, JobSpec, JobState, new_job_id
 from remote_tool.jobs.records import parse_job
@@ -22,6 +23,7 @@ from remote_tool.workflows.sync import SyncOptions, sync
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from remote_tool.config.model import Server
     from remote_tool.supervisor.artifact_patterns import ArtifactPattern
     from remote_tool.workflows.context import Context
 
@@ -39,6 +41,7 @@ class StartRequest:
         tags: Free words.
         sync: Whether changed files are sent first.
         artifacts: Globs of files that it writes and that come home, besides those of the configuration.
+        devices: The GPUs that it sees, by number or UUID; empty: as configured.
     """
 
     command: str
@@ -47,12 +50,18 @@ class StartRequest:
     tags: tuple[str, ...] = ()
     sync: bool = True
     artifacts: tuple[str | ArtifactPattern, ...] = ()
+    devices: tuple[str | int, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse what can not be meant."""
         if not self.command.strip():
             raise UsageError("--cmd is empty", hint="remote-tool job-run --cmd 'python train.py'")
         read_artifacts(self.artifacts)
+        check_devices(self.devices, self.environment)
+
+    def environment_on(self, server: Server) -> dict[str, str]:
+        """Return the variables of its job on a server."""
+        return with_devices(self.environment, devices_of(server, self.devices, self.environment))
 
 
 async def start_jobs(context: Context, requests: Sequence[StartRequest]) -> JobsAnswer:
@@ -68,7 +77,7 @@ async def start_jobs(context: Context, requests: Sequence[StartRequest]) -> Jobs
             id=new_job_id(),
             server=server,
             command=request.command,
-            environment=request.environment,
+            environment=request.environment_on(context.config.servers[server]),
             tags=request.tags,
             snapshot=sent.snapshots.get(server, ""),
             artifacts=wanted_artifacts(context.config, request.artifacts),

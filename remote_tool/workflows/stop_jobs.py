@@ -10,8 +10,15 @@ from remote_tool.errors import ConnectError, JobError, UsageError
 from remote_tool.jobs.job import JobState
 from remote_tool.transport.pool import on_every
 from remote_tool.workflows.events import Notice
-from remote_tool.workflows.list_jobs import load_meant, longest_stop, parse_jobs, recorded_jobs, refresh
-from remote_tool.workflows.selection import JobsAnswer, JobSelection, choose_jobs, choose_servers
+from remote_tool.workflows.list_jobs import (
+    load_meant,
+    longest_stop,
+    parse_jobs,
+    recorded_jobs,
+    refresh,
+    servers_of_jobs,
+)
+from remote_tool.workflows.selection import JobsAnswer, JobSelection, choose_jobs
 from remote_tool.workflows.supervisor import NoAnswerError, call_until_answered
 
 if TYPE_CHECKING:
@@ -39,8 +46,7 @@ async def stop_jobs(
     """
     if not selection.is_explicit:
         raise UsageError("Nothing is selected, so nothing is stopped", hint="remote-tool job-kill --job KEY")
-    servers = choose_servers(context.config, selection.servers)
-    errors = await refresh(context, servers)
+    errors = await refresh(context, servers_of_jobs(context, selection))
     jobs = choose_jobs(load_meant(context, selection)[0], selection)
     if not jobs:
         raise UsageError("No running job is selected, so nothing is stopped", hint="remote-tool job-list")

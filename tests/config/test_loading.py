@@ -68,6 +68,7 @@ servers:
     private_key: keys/lab
     password_env: LAB_PASSWORD
     address: "[fd00::6]"
+    devices: [0, 3]
 """)
     assert config == Config(
         name="digits",
@@ -80,6 +81,7 @@ servers:
                 private_key=ROOT / "keys/lab",
                 password_env="LAB_PASSWORD",
                 address="fd00::6",
+                devices=("0", "3"),
             )
         },
         local=LocalPaths(ROOT),
@@ -274,6 +276,10 @@ WRONG = [
         "remote_jobs_folder_name: .remote-scripts",
         "1: remote_jobs_folder_name: .remote-scripts is the name of our other",
     ),
+    ("servers: {a: {hostname: b, devices: 0}}", "1: servers.a.devices: must be a list of GPUs, such as [0, 3], found"),
+    ("servers: {a: {hostname: b, devices: [a]}}", "1: servers.a.devices[0]: must be the number of a GPU, or its UUID"),
+    ("servers: {a: {hostname: b, devices: [0, 0]}}", "1: servers.a.devices: 0 is named twice"),
+    ("servers: {a: {hostname: b, devices: [0, GPU-1f]}}", "1: servers.a.devices: numbers, GPU-… and MIG-… cannot"),
     ("servers: {a: {hostname: b, password: x, password_env: Y}}", "1: servers.a.password_env: stands beside password"),
 ]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from remote_tool.errors import JobError, UsageError
@@ -105,7 +107,46 @@ def test_unequal_processes_with_restarts_are_refused() -> None:
         plan(LaunchRequest("train.py", processes="auto", max_restarts=1), node("a", gpus=2), node("b"))
 
 
-@pytest.mark.parametrize("wrong", [{"command": " "}, {"processes": 0}, {"max_restarts": -1}, {"master_port": 80}])
+def test_a_host_list_says_how_many_processes_unless_an_option_does() -> None:
+    nodes = replace(node("a", gpus=8), listed=2), replace(node("b"), listed=3), node("c")
+    assert [each.processes for each in plan(LaunchRequest("train.py"), *nodes).nodes] == [2, 3, 1]
+    assert [each.rank_offset for each in plan(LaunchRequest("train.py"), *nodes).nodes] == [0, 2, 5]
+    assert [each.processes for each in plan(LaunchRequest("train.py", processes=4), *nodes).nodes] == [4, 4, 4]
+    assert [each.processes for each in plan(LaunchRequest("train.py", processes="auto"), *nodes).nodes] == [8, 1, 1]
+
+
+def test_auto_starts_one_process_for_each_chosen_gpu_and_every_rank_sees_them() -> None:
+    nodes = replace(node("a", gpus=8), devices=("0", "3")), node("b", gpus=4)
+    made = plan(LaunchRequest("train.py", processes="auto"), *nodes)
+    assert [each.processes for each in made.nodes] == [2, 4]
+    assert made.nodes[0].environment["CUDA_VISIBLE_DEVICES"] == "0,3"
+    assert "CUDA_VISIBLE_DEVICES" not in made.nodes[1].environment
+
+
+def test_auto_counts_what_a_variable_of_the_request_makes_visible() -> None:
+    request = LaunchRequest("train.py", processes="auto", environment={"CUDA_VISIBLE_DEVICES": "2,4,5"})
+    assert plan(request, node("a", gpus=8)).world_size == 3
+
+
+@pytest.mark.parametrize("wish", [{"processes": 3}, {"listed": 3}])
+def test_more_processes_than_chosen_gpus_are_refused(wish: dict[str, int]) -> None:
+    request = LaunchRequest("train.py", processes=wish.get("processes"))
+    with pytest.raises(UsageError, match="a is to run 3 processes on 2 GPUs: 0,3") as caught:
+        plan(request, replace(node("a", gpus=8), devices=("0", "3"), listed=wish.get("listed")))
+    assert "--nproc-per-node auto" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"command": " "},
+        {"processes": 0},
+        {"max_restarts": -1},
+        {"master_port": 80},
+        {"devices": ("x",)},
+        {"devices": (0,), "environment": {"CUDA_VISIBLE_DEVICES": "1"}},
+    ],
+)
 def test_requests_that_cannot_be_meant_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         LaunchRequest(**{"command": "train.py", **wrong})  # type: ignore[arg-type]

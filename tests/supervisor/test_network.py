@@ -164,7 +164,7 @@ def test_facts_without_an_environment_say_so(server: PretendServer) -> None:
 
 @pytest.mark.row(96)
 @pytest.mark.parametrize(
-    ("visible", "count"), [("", 0), ("0", 1), ("0,1", 2), ("-1", 0), ("0,-1,1", 1), ("GPU-abc", 1)]
+    ("visible", "count"), [("", 0), ("0", 1), ("0,1", 2), ("-1", 0), ("0,-1,1", 1), ("GPU-1bc,GPU-2", 2)]
 )
 def test_visible_devices_are_counted(server: PretendServer, visible: str, count: int) -> None:
     assert server.call("facts", launch=False, login={"CUDA_VISIBLE_DEVICES": visible})["gpus"] == count

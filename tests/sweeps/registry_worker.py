@@ -38,7 +38,7 @@ class Worker:
             self._chance.choice([self._create, self._adopt, self._finish, self._complete, self._load, self._read])()
 
     def _hold(self) -> None:
-        with self._registry._locked():
+        with self._registry.locked():
             _tell("holding")
             time.sleep(60)
 

@@ -1,0 +1,217 @@
+"""Host lists as launchers take them: ``10.0.0.1:2,10.0.0.2:2``, and the hostfiles of MPI, DeepSpeed and Horovod.
+
+Nothing here knows the configured servers.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from remote_tool.config import forms
+from remote_tool.config.document import LARGEST_FILE, Problems
+from remote_tool.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+FORM = "HOST or HOST:PROCESSES, such as 10.0.0.1:2 or me@[fd00::5]:2"
+LINE_FORM = "one host in each line: HOST, HOST:PROCESSES or HOST slots=PROCESSES"
+# More processes on one machine are a port that was meant.
+MOST_PROCESSES = 128
+SSH_PORT = 22
+PORT_HINT = "The port of ssh belongs into ~/.ssh/config: Host {host}, Port {number}"
+USUAL_PORT_HINT = "Leave :22 out when the port of ssh is meant; --nproc-per-node 22 starts 22 processes"
+# What the words of a line mean; max_slots bounds what we do not do, to start more processes than slots.
+_WORDS = {"slots": "slots", "user": "user", "username": "user", "max_slots": "", "max-slots": ""}
+_ENTRY = re.compile(r"(?:(?P<user>[^@]*)@)?(?P<host>\[[^\]]*\]|[^:\[\]]*)(?::(?P<count>[^:]*))?")
+_SPACED_EQUALS = re.compile(r"\s*=\s*")
+
+
+@dataclass(frozen=True)
+class ListedHost:
+    """One host of a list.
+
+    Attributes:
+        hostname: An address, a name, or an alias of ``~/.ssh/config``; without brackets.
+        username: None: as ``~/.ssh/config`` says.
+        processes: How many it is to have; None: the list does not say.
+    """
+
+    hostname: str
+    username: str | None = None
+    processes: int | None = None
+
+    @property
+    def login(self) -> tuple[str, str | None]:
+        """Whom and where: what makes it the same host as another one."""
+        return canonical_host(self.hostname), self.username
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One mention of a host, and how it says its number: ``host`` and ``host:2`` add up, ``slots=2`` does not."""
+
+    host: ListedHost
+    has_slots: bool = False
+
+
+def parse_hosts(text: str) -> tuple[ListedHost, ...]:
+    """Read ``HOST[:PROCESSES],…``; a host that is named again gets the processes of both.
+
+    Raises:
+        UsageError: It is no such list.
+    """
+    try:
+        entries = [_read_entry(word.strip()) for word in text.split(",")]
+    except ValueError as error:
+        raise UsageError(f"--hosts {text!r}: {error}", hint=_hint_of(error)) from None
+    return _together(entries)
+
+
+def load_hostfile(file: Path) -> tuple[ListedHost, ...]:
+    """Read a hostfile from a file or a pipe.
+
+    Raises:
+        ConfigError: It cannot be read or is none; every problem is named with its line.
+    """
+    try:
+        with file.open("rb") as stream:
+            return parse_hostfile(stream.read(LARGEST_FILE + 1), str(file))
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}", hint=f"ls -l {file}") from error
+
+
+def parse_hostfile(data: bytes, shown: str) -> tuple[ListedHost, ...]:
+    """Read a hostfile; shown is what problems call it.
+
+    Raises:
+        ConfigError: It is none; every problem is named with its line.
+    """
+    problems = Problems(shown)
+    entries = [] if len(data) > LARGEST_FILE else _read_lines(data, problems)
+    if len(data) > LARGEST_FILE:
+        problems.add(f"larger than {LARGEST_FILE // 1024} KiB")
+    elif not entries and not problems:
+        problems.add("names no host")
+    if problems:
+        raise ConfigError(problems.sentences(), hint=f"A hostfile has {LINE_FORM}")
+    return _together(entries)
+
+
+def canonical_host(hostname: str) -> str:
+    """Return the one way to write a host, so that two can be compared."""
+    try:
+        return str(ipaddress.ip_address(hostname))
+    except ValueError:
+        return hostname.lower()
+
+
+def name_for(hostname: str) -> str:
+    """Return what a server is called whose host is all that is known of it."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", hostname).strip(".-")[:64] or "server"
+
+
+class _PortError(ValueError):
+    """What should be a number of processes is a port."""
+
+    def __init__(self, host: str, number: int) -> None:
+        super().__init__(f"{host}:{number} asks for {number} processes; the number after a host is never a port")
+        self.hint = USUAL_PORT_HINT if number == SSH_PORT else PORT_HINT.format(host=host, number=number)
+
+
+def _hint_of(error: ValueError) -> str:
+    return error.hint if isinstance(error, _PortError) else FORM
+
+
+def _read_lines(data: bytes, problems: Problems) -> list[_Entry]:
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        problems.add(f"not UTF-8 (byte {error.object[error.start]:#04x})", line=data.count(b"\n", 0, error.start) + 1)
+        return []
+    entries: list[_Entry] = []
+    with_slots: dict[tuple[str, str | None], bool] = {}
+    for number, line in enumerate(text.split("\n"), 1):
+        words = _SPACED_EQUALS.sub("=", line.partition("#")[0]).split()
+        if not words:
+            continue
+        try:
+            entry = _read_line(words)
+        except _PortError as error:
+            problems.add(f"{error}. {error.hint}", line=number)
+            continue
+        except ValueError as error:
+            problems.add(str(error), line=number)
+            continue
+        login = entry.host.login
+        if login in with_slots and (entry.has_slots or with_slots[login]):
+            problems.add(f"{entry.host.hostname} is there already, and slots= does not add up", line=number)
+        with_slots[login] = entry.has_slots
+        entries.append(entry)
+    return entries
+
+
+def _read_line(words: list[str]) -> _Entry:
+    first, *settings = words
+    entry = _read_entry(first)
+    for setting in settings:
+        key, separator, value = setting.partition("=")
+        if key not in _WORDS or not separator:
+            raise ValueError(f"{setting!r:.100} is not understood; a line is {LINE_FORM.partition(': ')[2]}")
+        entry = _apply(entry, _WORDS[key], value)
+    return entry
+
+
+def _apply(entry: _Entry, meaning: str, value: str) -> _Entry:
+    host = entry.host
+    if meaning == "slots":
+        if host.processes is not None:
+            raise ValueError(f"{host.hostname} has its number of processes twice")
+        return _Entry(replace(host, processes=_read_count(value)), has_slots=True)
+    if meaning == "user":
+        if host.username is not None:
+            raise ValueError(f"{host.hostname} has its user twice")
+        return replace(entry, host=replace(host, username=_checked(value, forms.USERNAME, "the user")))
+    return entry
+
+
+def _read_entry(text: str) -> _Entry:
+    found = _ENTRY.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r:.300} is not a host; an IPv6 address stands in brackets")
+    host = forms.plain_host(_checked(found["host"], forms.HOSTNAME, "the host"))
+    user = found["user"]
+    username = None if user is None else _checked(user, forms.USERNAME, "the user")
+    count = None if found["count"] is None else _read_count(found["count"])
+    if count is not None and (count > MOST_PROCESSES or count == SSH_PORT):
+        raise _PortError(found["host"], count)
+    return _Entry(ListedHost(host, username, count))
+
+
+def _read_count(text: str) -> int:
+    if not re.fullmatch("[0-9]{1,5}", text) or int(text) == 0:
+        raise ValueError(f"the number of processes must be a whole number from 1, found {text!r:.100}")
+    return int(text)
+
+
+def _checked(text: str, form: forms.Form, what: str) -> str:
+    if not form.accepts(text):
+        raise ValueError(f"{what} must be {form.wanted}, found {text!r:.300}")
+    return text
+
+
+def _together(entries: Iterable[_Entry]) -> tuple[ListedHost, ...]:
+    """Return each host once, where it was named first; a mention without a number counts one when there are more."""
+    hosts: dict[tuple[str, str | None], ListedHost] = {}
+    for each in entries:
+        known = hosts.get(each.host.login)
+        if known is None:
+            hosts[each.host.login] = each.host
+        else:
+            count = (known.processes or 1) + (each.host.processes or 1)
+            hosts[each.host.login] = replace(known, processes=count)
+    return tuple(hosts.values())

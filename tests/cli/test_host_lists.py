@@ -1,0 +1,125 @@
+"""--hosts and --hostfile: what is typed and shown."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from remote_tool.config.loading import load
+from tests.project import make_project, remote_tool
+from tests.workflows.test_host_lists import tell_ssh
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.sshd import TestServer
+
+
+@pytest.fixture
+def bare(
+    project: Path,  # noqa: ARG001 - it is what prepares them
+    servers: tuple[TestServer, TestServer],
+    own_home: Path,
+    tmp_path: Path,
+) -> Path:
+    """The prepared project with no server configured; ssh knows both as 10.0.0.1 and 10.0.0.2."""
+    tell_ssh(own_home, dict(zip(("10.0.0.1", "10.0.0.2"), servers, strict=True)))
+    root = make_project(tmp_path / "bare", ())
+    (root / "hosts").write_text("10.0.0.2 slots=2\n10.0.0.1 slots=1  # slow\n")
+    return root
+
+
+def test_run_shows_whose_line_it_is(bare: Path) -> None:
+    ran = remote_tool("run", "--hostfile", "hosts", "--cmd", "echo ready", cwd=bare)
+    assert ran.returncode == 0, ran.stderr
+    assert sorted(ran.stdout.splitlines()) == ["10.0.0.1 | ready", "10.0.0.2 | ready"]
+
+
+def test_a_job_is_followed_and_listed_by_the_name_of_its_host(bare: Path) -> None:
+    started = remote_tool("job-run", "--hosts", "10.0.0.2:4", "--cmd", "echo done; exit 3", "--json", cwd=bare)
+    assert started.returncode == 0, started.stderr
+    (job,) = json.loads(started.stdout)["jobs"]
+    waited = remote_tool("job-wait", "--job", str(job["key"]), cwd=bare)
+    assert (waited.returncode, "10.0.0.2" in waited.stdout) == (3, True), waited.stderr
+    tailed = remote_tool("job-tail", "--server", "10.0.0.2", cwd=bare)
+    assert (tailed.returncode, tailed.stdout) == (0, "done\n"), tailed.stderr
+    listed = remote_tool("job-list", cwd=bare)
+    assert (listed.returncode, listed.stderr) == (0, "no running jobs; --stopped lists the others\n")
+
+
+def test_a_launch_takes_its_processes_from_the_list_unless_told(bare: Path) -> None:
+    words = ("helper-torch-launch", "--hostfile", "hosts", "--cmd", "hello.py", "--dry-run", "--json")
+    for options, processes in (((), [2, 1]), (("--nproc-per-node", "3"), [3, 3])):
+        planned = remote_tool(*words, *options, cwd=bare)
+        assert planned.returncode == 0, planned.stderr
+        nodes = json.loads(planned.stdout)["nodes"]
+        assert [(node["server"], node["processes"]) for node in nodes] == [
+            *zip(("10.0.0.2", "10.0.0.1"), processes, strict=True)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--hosts", "a", "--hostfile", "b"],
+            "error: --hosts and --hostfile both say which servers are meant\nhint: Keep one of them\n",
+        ),
+        (
+            ["--hosts", "a", "--server", "b"],
+            "error: --server and --hosts both say which servers are meant\nhint: Keep one of them\n",
+        ),
+        (
+            ["--hosts", "a:2222"],
+            (
+                "error: --hosts 'a:2222': a:2222 asks for 2222 processes; the number after a host is never a port\n"
+                "hint: The port of ssh belongs into ~/.ssh/config: Host a, Port 2222\n"
+            ),
+        ),
+        (["--hostfile", "missing"], "error: missing: No such file or directory\nhint: ls -l missing\n"),
+        (
+            ["--hostfile", "wrong"],
+            (
+                "error: wrong:1: 'rack=7' is not understood; a line is HOST, HOST:PROCESSES or HOST slots=PROCESSES\n"
+                "error: wrong:3: fd00::5 is not a host"
+            ),
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(options: list[str], message: str, tmp_path: Path) -> None:
+    root = make_project(tmp_path / "project", ())
+    (root / "wrong").write_text("a rack=7\n\nfd00::5 slots=2\n")
+    for command in (["run", "--cmd", "true"], ["prepare"], ["helper-torch-launch", "--cmd", "hello.py"]):
+        ran = remote_tool(*command, *options, cwd=root)
+        assert (ran.returncode, ran.stdout) == (2, "")
+        assert ran.stderr.replace("'fd00::5'", "fd00::5").startswith(message)
+
+
+def test_without_servers_and_without_hosts_the_hint_names_the_option(tmp_path: Path) -> None:
+    ran = remote_tool("run", "--cmd", "true", cwd=make_project(tmp_path / "project", ()))
+    assert ran.returncode == 2
+    assert ran.stderr.endswith("hint: Add one under servers:, or give --hosts\n")
+
+
+def test_a_host_that_does_not_answer_is_looked_for_in_what_ssh_knows(bare: Path, own_home: Path) -> None:
+    with (own_home / ".ssh" / "config").open("a") as file:
+        file.write("Host away\n  HostName 127.0.0.1\n  Port 1\n")
+    ran = remote_tool("run", "--hosts", "away:2", "--cmd", "true", cwd=bare)
+    assert ran.returncode == 4
+    assert "Check away in ~/.ssh/config" in ran.stderr
+
+
+def test_init_writes_hosts_as_servers(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("me@10.0.0.1 slots=2\n[fd00::5]:4\n10.0.0.3\n")
+    made = remote_tool("init", "--name", "digits", "--hostfile", "hosts", "--hosts", "gpu-lab", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    assert "the numbers of processes are not kept" in made.stderr
+    servers = load(tmp_path).servers
+    assert [(each.name, each.username, each.hostname) for each in servers.values()] == [
+        ("gpu-lab", None, "gpu-lab"),
+        ("10.0.0.1", "me", "10.0.0.1"),
+        ("fd00--5", None, "fd00::5"),
+        ("10.0.0.3", None, "10.0.0.3"),
+    ]

@@ -1,0 +1,74 @@
+"""Which GPUs a command sees on real servers: by the option, by the key, and never against a variable of the user."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from remote_tool import JobSelection, LaunchRequest, StartRequest, Workspace
+from remote_tool.errors import SomeServersFailedError, UsageError
+from tests.project import make_project
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from remote_tool.transport.host import Stream
+    from tests.sshd import TestServer
+
+SHOW = 'echo "${CUDA_VISIBLE_DEVICES-all} ${CUDA_DEVICE_ORDER-any}"'
+
+
+@pytest.fixture
+def half(shared_project: Path, shared_servers: tuple[TestServer, TestServer], tmp_path: Path) -> Workspace:
+    """The prepared project, with the GPUs 2 and 5 of the first server."""
+    root = make_project(tmp_path / "project", shared_servers)
+    file = root / ".remote" / "configs.yaml"
+    file.write_text(file.read_text().replace("  first:\n", "  first:\n    devices: [2, 5]\n"))
+    (root / ".remote" / "known_hosts").write_bytes((shared_project / ".remote" / "known_hosts").read_bytes())
+    return Workspace.find(root)
+
+
+def shown(workspace: Workspace, *, env: dict[str, str] | None = None, devices: tuple[str | int, ...] = ()) -> list[str]:
+    """Return what a command on both servers sees."""
+    said: dict[str, bytes] = {}
+
+    def take(server: str, _stream: Stream, data: bytes) -> None:
+        said[server] = said.get(server, b"") + data
+
+    workspace.run(SHOW, env=env, devices=devices, on_output=take)
+    return [said[server].decode().strip() for server in ("first", "second")]
+
+
+def test_a_command_sees_the_devices_that_are_chosen(half: Workspace) -> None:
+    assert shown(half) == ["2,5 PCI_BUS_ID", "all any"]
+    assert shown(half, devices=(0, 3)) == ["0,3 PCI_BUS_ID"] * 2
+    assert shown(half, devices=("GPU-8932f937",)) == ["GPU-8932f937 any"] * 2
+    assert shown(half, env={"CUDA_VISIBLE_DEVICES": "7"}) == ["7 any"] * 2
+
+
+def test_the_option_does_not_change_a_variable_of_the_user(half: Workspace) -> None:
+    with pytest.raises(UsageError, match="Both --devices and --env CUDA_VISIBLE_DEVICES"):
+        half.run(SHOW, env={"CUDA_VISIBLE_DEVICES": "7"}, devices=(0,))
+
+
+def test_jobs_see_their_devices(half: Workspace) -> None:
+    requests = StartRequest(SHOW, sync=False), StartRequest(SHOW, ("second",), sync=False, devices=(1,))
+    jobs = half.start_jobs(*requests).jobs
+    one = half.start("second", SHOW, sync=False, devices=[4])
+    assert list(one.tail()) == ["4 PCI_BUS_ID"]
+    logs = half.config.local.jobs
+    for job, expected in zip(jobs, ["2,5 PCI_BUS_ID", "all any", "1 PCI_BUS_ID"], strict=True):
+        half.follow_jobs(JobSelection(jobs=(job.id,)), lambda _chunk: None)
+        assert (logs / job.id / "job.out").read_text().strip() == expected
+
+
+def test_a_launch_on_devices_that_are_not_there_is_refused(half: Workspace) -> None:
+    """These servers have no GPU; a launch would train on nothing, or fall back to the CPU."""
+    (half.root / "train.py").write_text("")
+    with pytest.raises(SomeServersFailedError) as caught:
+        half.plan_torch(LaunchRequest("train.py", devices=("0",)))
+    assert {name: error.message for name, error in caught.value.failures.items()} == {
+        "first": "first has no GPU, so device 0 cannot be used there",
+        "second": "second has no GPU, so device 0 cannot be used there",
+    }
