@@ -185,7 +185,11 @@ async def test_what_jobs_made_on_the_server_stays(desk: Desk) -> None:
     (desk.project / "old").rmdir()
     result = await desk.sync()
     assert result.removed == ("old/stale.py",)
-    assert desk.names() == {"a.py", "checkpoints", "checkpoints/last.pt", "old", "old/output.txt", ".jobs", ".jobs/x"}
+    kept = {"a.py", "checkpoints", "checkpoints/last.pt", "old", "old/output.txt", ".jobs", ".jobs/x"}
+    assert desk.names() == kept
+    # This time rsync is not told what changed, and looks at everything.
+    await desk.sync(checksum=True)
+    assert desk.names() == kept
 
 
 @pytest.mark.row(67)
