@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from remote_tool.transport.rsync import PushResult
     from remote_tool.workflows.artifacts import PullAnswer
     from remote_tool.workflows.audience import Audience
+    from remote_tool.workflows.bandwidth import BandwidthAnswer
     from remote_tool.workflows.check import CheckAnswer
     from remote_tool.workflows.fan_out import FanOutAnswer
     from remote_tool.workflows.follow_jobs import Chunk, FollowAnswer, FollowOptions, OnChunk
@@ -119,6 +120,10 @@ class Workspace:
         """Have a key log in to every server; make one where there is none."""
         wished = request or workflows.install_keys.KeysRequest()
         return _checked(self._work(lambda context: workflows.install_keys.install_keys(context, wished)), check=check)
+
+    def measure_bandwidth(self, servers: Sequence[str] = (), *, seconds: float = 2.0) -> BandwidthAnswer:
+        """Measure what goes between every two servers, so many seconds for each direction."""
+        return self._work(lambda context: workflows.bandwidth.measure_bandwidth(context, servers, seconds))
 
     def prepare(
         self, servers: Sequence[str] = (), *, force: bool = False, relay: bool = False, check: bool = True

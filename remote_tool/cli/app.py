@@ -42,6 +42,7 @@ COMMANDS = {
     "job-run": ("job_commands", "Start a job and return."),
     "helper-torch-launch": ("launch_commands", "Start torchrun on all servers."),
     "helper-fan-out": ("fan_out_command", "Split work over every GPU of every server."),
+    "bandwidth": ("server_commands", "Measure what goes between every two servers."),
     "job-list": ("job_commands", "List jobs."),
     "job-tail": ("job_commands", "Follow what a job prints until it ends."),
     "job-kill": ("job_commands", "Stop jobs, every process of them."),

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from remote_tool.cli.bandwidth_matrix import matrix, remarks
 from remote_tool.cli.console import Console, inform, leave_unless_ok, print_data, show_failures
-from remote_tool.cli.json_output import print_json, servers_document
+from remote_tool.cli.json_output import errors_as_json, print_json, servers_document
 from remote_tool.cli.options import AsJson, Servers, Verbose
-from remote_tool.errors import SomeServersFailedError
+from remote_tool.errors import JobError, SomeServersFailedError
+from remote_tool.workflows.bandwidth import DEFAULT_SECONDS, FIREWALL_HINT
 from remote_tool.workflows.install_keys import KeysRequest, KeyState
 
 if TYPE_CHECKING:
+    from remote_tool.workflows.bandwidth import BandwidthAnswer, Link
     from remote_tool.workflows.install_keys import KeyOnServer
 
 
@@ -50,3 +53,53 @@ def _told(key: KeyOnServer) -> str:
         case KeyState.MISSING:
             made = "" if key.line else " (a new one)"
             return f"no key logs in; would add {key.key or 'the key of the ssh agent'}{made}"
+
+
+def bandwidth(
+    *,
+    server: Servers = None,
+    seconds: Annotated[
+        float, typer.Option("--seconds", metavar="N", help="How long each direction is measured.")
+    ] = DEFAULT_SECONDS,
+    json: AsJson = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Measure what goes between every two servers, over the addresses that a launch uses."""
+    with Console(verbose=verbose, activity="connecting") as console:
+        answer = console.find_workspace().measure_bandwidth(server or (), seconds=seconds)
+    if json:
+        print_json(_bandwidth_document(answer))
+    elif answer.links:
+        print_data(matrix(answer))
+    for text in remarks(answer):
+        inform(text)
+    show_failures(answer.errors)
+    show_failures(_unmeasured(answer))
+    leave_unless_ok(answer.exit_code)
+
+
+def _unmeasured(answer: BandwidthAnswer) -> dict[str, JobError]:
+    """Each pair that was not measured, once."""
+    return {
+        f"{link.source} and {link.target}": JobError(link.error, hint=FIREWALL_HINT)
+        for link in answer.links
+        if link.error and answer.servers.index(link.source) < answer.servers.index(link.target)
+    }
+
+
+def _bandwidth_document(answer: BandwidthAnswer) -> dict[str, Any]:
+    return {"links": [_link_as_json(link) for link in answer.links], "errors": errors_as_json(answer.errors)}
+
+
+def _link_as_json(link: Link) -> dict[str, Any]:
+    return {
+        "from": link.source,
+        "to": link.target,
+        "gbit_per_second": link.gbit,
+        "round_trip_ms": None if link.round_trip is None else link.round_trip * 1000,
+        "interface": link.interface or None,
+        "to_interface": link.target_interface or None,
+        "address": link.address or None,
+        "method": link.method or None,
+        "error": link.error or None,
+    }

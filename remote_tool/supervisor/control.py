@@ -27,6 +27,8 @@ _OPS = {
     "fetch": "relay_fetch",
     "artifacts": "artifacts",
     "send": "sending",
+    "bandwidth_listen": "bandwidth",
+    "bandwidth_connect": "bandwidth",
 }
 _NO_REQUEST = 2
 

@@ -33,9 +33,9 @@ def listen(request: Request) -> None:
     """
     port = request.get("port", lambda value: type(value) is int and 0 <= value <= _LAST_PORT, default=0)
     secret = request.get("secret", is_text).encode("ascii", "replace")
-    listener, port = _bind(port) if port else _bind_free()
+    listener, port = _bind(port) if port else bind_free_port()
     with listener:
-        watch_listener, watch_port = _bind_free()
+        watch_listener, watch_port = bind_free_port()
         with watch_listener:
             listeners = (listener, watch_listener)
             for each in listeners:
@@ -96,7 +96,7 @@ def _bind(port: int) -> Tuple[socket.socket, int]:
     return listener, port
 
 
-def _bind_free() -> Tuple[socket.socket, int]:
+def bind_free_port() -> Tuple[socket.socket, int]:
     """Listen on a port that nothing uses and no other launch has been given."""
     low, high = _ephemeral_range()
     # The kernel gives ephemeral ports to anybody between our test and torchrun's use.

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from remote_tool.workflows import (
         artifacts,
+        bandwidth,
         check,
         fan_out,
         follow_jobs,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "artifacts",
+    "bandwidth",
     "check",
     "fan_out",
     "follow_jobs",

@@ -147,14 +147,19 @@ async def _ask_facts(context: Context, request: LaunchRequest, servers: Sequence
         question = {"launch": True, "entry": entry_of(context.config, server)}
         answer = await call(host, context.config, "facts", question)
         devices = _chosen_devices(context.config.servers[server], request, answer)
-        return replace(_read_facts(server, answer), devices=devices, listed=context.config.listed.get(server))
+        return replace(read_facts(server, answer), devices=devices, listed=context.config.listed.get(server))
 
     results = await on_every(servers, ask)
     results.raise_if_any_failed()
     return [results.values[server] for server in servers]
 
 
-def _read_facts(server: str, answer: Mapping[str, Any]) -> NodeFacts:
+def read_facts(server: str, answer: Mapping[str, Any]) -> NodeFacts:
+    """Return what a server says of itself, checked.
+
+    Raises:
+        JobError: It cannot be read.
+    """
     try:
         pairs = [(_address(each["address"]), str(each["interface"])) for each in answer["addresses"]]
         seen = _address(answer["ssh_server_address"]) if answer.get("ssh_server_address") else ""

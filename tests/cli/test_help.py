@@ -21,9 +21,10 @@ REPOSITORY = Path(__file__).parent.parent.parent
 INTERFACE = [
     *("init", "keys", "check", "prepare", "setup", "rsync", "update-packages", "run", "job-run", "helper-torch-launch"),
     "helper-fan-out",
-    *("job-list", "job-tail", "job-kill", "job-wait", "job-rsync", "job-pull", "demo"),
+    *("bandwidth", "job-list", "job-tail", "job-kill", "job-wait", "job-rsync", "job-pull", "demo"),
 ]
 WITH_JSON = [
+    "bandwidth",
     "check",
     "helper-fan-out",
     "helper-torch-launch",

@@ -115,7 +115,7 @@ def read_answer(text: bytes, _folder: Path) -> None:
 def read_launch(text: bytes, _folder: Path) -> None:
     answer = strict_json.parse(text)
     if isinstance(answer, dict):
-        for read in (launch._read_facts, launch._read_routes):
+        for read in (launch.read_facts, launch._read_routes):
             try:
                 read("bad", answer)
             except JobError:
@@ -228,7 +228,7 @@ def test_made_up_text_is_a_value_or_the_readers_own_error(name: str, tmp_path_fa
 @pytest.mark.row(106)
 @given(st.dictionaries(st.sampled_from([*json.loads(LAUNCH), "x"]), json_values | st.lists(json_values, max_size=2)))
 def test_any_facts_of_a_launch_are_read_or_refused(answer: dict[str, object]) -> None:
-    for read in (launch._read_facts, launch._read_routes):
+    for read in (launch.read_facts, launch._read_routes):
         try:
             read("bad", answer)
         except JobError:

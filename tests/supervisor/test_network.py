@@ -81,11 +81,11 @@ def test_a_port_that_was_given_is_not_chosen_again(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(network, "_LOWEST_PORT", 23456)
     monkeypatch.setattr(network, "_HIGHEST_PORT", 23457)
     monkeypatch.setattr(network, "_ephemeral_range", lambda: (1, 2))
-    listener, port = network._bind_free()
+    listener, port = network.bind_free_port()
     listener.close()
     assert port == 23456
     with pytest.raises(RequestError, match="No free port"):
-        network._bind_free()
+        network.bind_free_port()
 
 
 @pytest.mark.row(93)
