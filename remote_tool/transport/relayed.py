@@ -93,11 +93,11 @@ class Asking:
     """The script of a sync, which waits before rsync begins.
 
     Attributes:
-        ask: Has it do something, and returns what it tells.
+        ask: Has it do something, and returns what it tells; the second argument hears it as it comes.
         unhurried: In its context something else than this server is waited for.
     """
 
-    ask: Callable[[bytes], Awaitable[bytes]]
+    ask: Callable[[bytes, Callable[[bytes], None]], Awaitable[bytes]]
     unhurried: Callable[[], AbstractContextManager[None]]
 
 

@@ -254,8 +254,8 @@ class _Push:
     async def _have_relayed(self, bridge: Bridge) -> None:
         """Have another server bring what this one lacks: what is in its place then, rsync need not send."""
 
-        async def ask(words: bytes) -> bytes:
-            answer = await bridge.ask(words)
+        async def ask(words: bytes, heard: Callable[[bytes], None]) -> bytes:
+            answer = await bridge.ask(words, heard)
             if answer is None:
                 self._fail_of(bridge, STREAM_BROKE, await bridge.end(), b"")
             return answer or b""

@@ -84,8 +84,8 @@ class Bridge:
             self._silence = None
             await _end([self._listening])
 
-    async def read_answer(self) -> bytes | None:
-        """Return what the script tells before rsync begins; None when it ended instead."""
+    async def read_answer(self, heard: Callable[[bytes], None] = lambda _data: None) -> bytes | None:
+        """Return what the script tells before rsync begins; None when it ended instead. It is heard as it comes."""
         answer = bytearray()
         start = 0
         while (found := answer.find(self._mark, start)) < 0 or (end := answer.find(b"\n", found)) < 0:
@@ -94,6 +94,7 @@ class Bridge:
             if not data:
                 return None
             self._go_on()
+            heard(data)
             answer += data
             if len(answer) > LONGEST_ANSWER:
                 raise SyncError(
@@ -102,10 +103,10 @@ class Bridge:
         self._rest = bytes(answer[end + 1 :])
         return bytes(answer[:found])
 
-    async def ask(self, words: bytes) -> bytes | None:
+    async def ask(self, words: bytes, heard: Callable[[bytes], None]) -> bytes | None:
         """Have the script do something before rsync begins, and return what it tells of it; None when it ended."""
         await self._channel.write(words)
-        return await self.read_answer()
+        return await self.read_answer(heard)
 
     @contextmanager
     def unhurried(self) -> Iterator[None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import ipaddress
+import re
 import secrets
 from collections import deque
 from contextlib import AsyncExitStack
@@ -23,7 +24,7 @@ from remote_tool.transport.pool import on_every
 from remote_tool.transport.relayed import FileList, Relayed, list_files
 from remote_tool.transport.rsync_server import relay_words
 from remote_tool.transport.throwaway_certificate import KeyPair, make_key_pair
-from remote_tool.workflows.events import Notice
+from remote_tool.workflows.events import Notice, StepProgress
 from remote_tool.workflows.supervisor import (
     NotPreparedError,
     SupervisorMissingError,
@@ -31,7 +32,7 @@ from remote_tool.workflows.supervisor import (
     install_supervisor,
     request_line,
 )
-from remote_tool.workflows.sync import readable_size
+from remote_tool.workflows.sync import STEP, readable_size
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -54,6 +55,8 @@ PATIENCE = 3.0
 SHARE_SECONDS = 60.0
 MOST_ADDRESSES = 64
 LAST_PORT = 65535
+# What who fetches says now and then; only shown.
+_RECEIVED = re.compile(rb'"received":([0-9]{1,15})[,}]')
 
 
 @dataclass
@@ -172,6 +175,7 @@ class Exchange:
         self._at_work.add(server)
         source = None
         if lacking >= WORTH_BYTES:
+            self._report(StepProgress(server, STEP, "waits for a server that has it"))
             with asking.unhurried():
                 source = await self._find_source(server, snapshot)
         else:
@@ -323,10 +327,16 @@ class Exchange:
         nonce = secrets.token_hex(16)
         line = request_line(self._config, "fetch", {**source.request, "checksum": self._checksum}, nonce)
         words = relay_words(source_archive()[0], line)
-        answer = await asking.ask(words)
+
+        def heard(data: bytes) -> None:
+            for received in _RECEIVED.findall(data)[-1:]:
+                text = f"{readable_size(int(received))} from {source.server}"
+                self._report(StepProgress(server, STEP, text))
+
+        answer = await asking.ask(words, heard)
         if not answer:
             await install_supervisor(await self._pool.host(server), self._config)
-            answer = await asking.ask(words)
+            answer = await asking.ask(words, heard)
         frames = FrameReader(nonce).feed(answer)
         if not frames:
             raise FramingError("the server's control program gave no answer")

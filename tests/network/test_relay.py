@@ -80,6 +80,7 @@ def test_it_goes_between_machines_and_to_one_that_cannot_be_reached_from_the_fir
         wait_until(partial(is_idle, host), "the end of what was opened")
 
 
+@pytest.mark.row(70)
 def test_a_cut_in_the_middle_leaves_what_the_next_sync_mends(network: Network, make_workspace: MakeWorkspace) -> None:
     hosts = network.hosts("one", "two", "three")
     workspace = make_workspace(*hosts)

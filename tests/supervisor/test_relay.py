@@ -127,6 +127,7 @@ def test_it_ends_with_its_client_and_its_port_with_it(
         socket.create_connection(("127.0.0.1", port))
 
 
+@pytest.mark.row(111)
 def test_the_key_is_on_no_disk_and_in_no_command_line(
     server: PretendServer, pair: KeyPair, entries: list[Entry]
 ) -> None:
@@ -148,6 +149,7 @@ def strangers_context(pair: KeyPair | None, tmp_path: Path) -> ssl.SSLContext:
     return context
 
 
+@pytest.mark.row(106)
 @pytest.mark.parametrize("with_certificate", [False, True])
 def test_a_stranger_gets_nothing_and_can_send_nothing(
     server: PretendServer, other: PretendServer, pair: KeyPair, entries: list[Entry], tmp_path: Path,
@@ -179,6 +181,7 @@ def test_a_server_without_the_key_is_not_taken_for_a_source(
     assert answer["names"] == set()
 
 
+@pytest.mark.row(106)
 def test_nothing_is_taken_that_is_not_what_the_client_has(
     server: PretendServer, other: PretendServer, pair: KeyPair, entries: list[Entry]
 ) -> None:
@@ -194,6 +197,7 @@ def test_nothing_is_taken_that_is_not_what_the_client_has(
     assert other_list["problem"] == "its list of files is not the one of this sync"
 
 
+@pytest.mark.row(109)
 def test_nothing_is_written_through_a_link_or_over_a_folder(
     server: PretendServer, other: PretendServer, pair: KeyPair, entries: list[Entry], tmp_path: Path
 ) -> None:
@@ -207,6 +211,7 @@ def test_nothing_is_written_through_a_link_or_over_a_folder(
     assert list((other.scripts / "partial").iterdir()) == []
 
 
+@pytest.mark.row(109)
 @pytest.mark.parametrize("name", ["../outside", "/etc/x", "a//b", "./a", "sub/../../x", ""])
 def test_a_list_that_leads_out_of_the_project_is_refused(server: PretendServer, pair: KeyPair, name: str) -> None:
     packed = relay_files.pack([Entry(b"0" * 64, 0o600, 1, 1, name.encode())])

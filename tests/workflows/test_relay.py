@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from remote_tool import Workspace
-from remote_tool.workflows.events import Event, Notice, StepEnded
+from remote_tool.workflows.events import Event, Notice, StepEnded, StepProgress
 from remote_tool.workspace import Hooks
 from tests.project import make_project, remote_tool
 from tests.sshd import TestServer
@@ -115,6 +115,7 @@ def lists_and_states(desk: Desk) -> set[tuple[bytes, bytes]]:
     return {((folder / "sent").read_bytes(), (folder / "sync").read_bytes()) for folder in folders}
 
 
+@pytest.mark.row(67)
 def test_what_one_was_sent_the_others_get_and_nobody_can_tell_the_difference(desk: Desk) -> None:
     (desk.root / ".remote" / "exclude.txt").write_text("*.secret\n")
     (desk.root / "mine.secret").write_text("stays here\n")
@@ -173,6 +174,7 @@ def test_one_server_is_sent_to_as_always(desk: Desk) -> None:
     assert result.bytes > LARGE
 
 
+@pytest.mark.row(65)
 def test_two_edits_in_one_second_are_sent_though_a_server_cannot_see_the_difference(desk: Desk) -> None:
     (desk.root / "large.bin").write_bytes(bytes(LARGE))
     os.utime(desk.root / "large.bin", ns=(0, 1_700_000_000_100_000_000))
@@ -243,6 +245,8 @@ def test_steps_say_where_it_came_from(desk: Desk) -> None:
     (detail,) = [event.detail for event in desk.events if isinstance(event, StepEnded) and event.server == "two"]
     assert detail.startswith("sent 7 files (")
     assert detail.endswith(" from here, 1.9 MiB from one)")
+    progress = [event.text for event in desk.events if isinstance(event, StepProgress) and event.server == "two"]
+    assert progress[0] == "waits for a server that has it"
 
 
 def test_prepare_relays_too(desk: Desk) -> None:
