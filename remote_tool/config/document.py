@@ -81,6 +81,11 @@ class Place:
         return isinstance(self.node, ScalarNode) and (_is_null(self.node) or self.node.value == "")
 
     @property
+    def is_null(self) -> bool:
+        """``key:`` has no value, and ``key: ''`` has an empty one."""
+        return _is_null(self.node)
+
+    @property
     def is_mapping(self) -> bool:
         return isinstance(self.node, MappingNode)
 

@@ -149,6 +149,8 @@ DEVICE = _like(
     "the number of a GPU, or its UUID such as GPU-8932f937 or MIG-…",
     "0|[1-9][0-9]{0,3}|GPU-[0-9A-Fa-f][0-9A-Fa-f-]{0,63}|MIG-[0-9A-Za-z][0-9A-Za-z/-]{0,99}",
 )
+VALUE = Form("a text without NUL", lambda text: "\0" not in text, is_secret=True)
+SCRIPT = Form("a text for the shell, without NUL", lambda text: "\0" not in text, is_secret=True)
 PYTHON = Form('a version such as "3.11" or "3.11.7", 3.8 or newer', _is_python)
 LOG_LIMIT = Form("a size of 1MB or more, such as 500MB or 4GB", lambda text: (read_size(text) or 0) >= SMALLEST_LIMIT)
 ARTIFACT = Form("a glob inside the project, such as checkpoints/*.pt, or a folder/", is_glob)

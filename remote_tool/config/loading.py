@@ -21,6 +21,7 @@ from remote_tool.config.model import (
 )
 from remote_tool.errors import ConfigError
 from remote_tool.paths import LocalPaths, RemotePaths
+from remote_tool.supervisor.activation import RESERVED
 from remote_tool.supervisor.artifact_patterns import MOST_PATTERNS, ArtifactPattern, plain_glob
 from remote_tool.supervisor.log_limit import DEFAULT_LIMIT
 
@@ -43,6 +44,8 @@ TOP_KEYS = (
     "remote_jobs_folder_name",
     "artifacts",
     "artifact_limit",
+    "setup",
+    "env",
 )
 SERVER_KEYS = (
     "hostname",
@@ -56,6 +59,8 @@ SERVER_KEYS = (
     "launch",
     "container",
     "environment",
+    "setup",
+    "env",
 )
 KINDS = tuple(kind for kind in EnvironmentKind if kind is not EnvironmentKind.INSIDE)
 CONDA_KEYS = ("channels", "installer")
@@ -115,6 +120,8 @@ def _config(top: Place, root: Path) -> Config:
             _text(values, "host_keys", forms.one_of(tuple(HostKeyPolicy))) or HostKeyPolicy.ACCEPT_NEW
         ),
         log_limit=forms.read_size(_text(values, "log_limit", forms.LOG_LIMIT) or "") or DEFAULT_LIMIT,
+        setup=_text(values, "setup", forms.SCRIPT),
+        env=_variables(values),
         artifacts=_artifacts(values["artifacts"]) if "artifacts" in values else (),
         artifact_limit=_artifact_limit(values["artifact_limit"]) if "artifact_limit" in values else ArtifactLimit(),
         shared=_yes_or_no(values, "shared"),
@@ -182,6 +189,8 @@ def _server(name: str, place: Place, root: Path) -> Server | None:
         container=_words(values, "container", forms.CONTAINER),
         environment=_environment(values["environment"], root) if "environment" in values else None,
         devices=_devices(values["devices"]) if "devices" in values else (),
+        setup=_text(values, "setup", forms.SCRIPT),
+        env=_variables(values),
     )
     return server if hostname else None
 
@@ -207,6 +216,17 @@ def _devices(place: Place) -> tuple[str, ...]:
     if problem := problem_with(devices):
         place.refuse(problem)
     return devices
+def _variables(values: dict[str, Place]) -> dict[str, str]:
+    """Return the variables of ``env``; one with an empty value counts, and one without a value does not."""
+    variables = {}
+    for name, place in values["env"].pairs() if "env" in values else ():
+        if not forms.VARIABLE.accepts(name):
+            place.refuse(f"must be {forms.VARIABLE.wanted}")
+        elif name in RESERVED:
+            place.refuse("is set by remote-tool; choose another name")
+        elif not place.is_null:
+            variables[name] = place.text(forms.VALUE) or ""
+    return variables
 
 
 def _local_path(values: dict[str, Place], key: str, root: Path) -> Path | None:

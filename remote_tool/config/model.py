@@ -98,6 +98,8 @@ class Server:
         container: Options of ``docker run``, and the image of a container that each job gets; None without.
         environment: Of this server alone; None: that of all, and the one inside where jobs begin behind a command.
         is_listed: Whether only a host list named it, and not configs.yaml.
+        setup: For the shell, before each command; None: as for all servers.
+        env: Variables of each command, by name.
     """
 
     name: str
@@ -113,6 +115,8 @@ class Server:
     environment: Environment | None = None
     devices: tuple[str, ...] = ()
     is_listed: bool = False
+    setup: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def is_entered(self) -> bool:
@@ -138,6 +142,8 @@ class Config:
         shared: Whether all servers have the project's folder in common; None: found by test.
         listed: The servers of a host list, in its order, with their processes (None: it does not say); they are meant
             where none is named. Empty: no list was given.
+        setup: For the shell, before each command; a server's own one counts instead.
+        env: Variables of each command, by name; a server's own ones win.
     """
 
     name: str
@@ -157,6 +163,8 @@ class Config:
     def usual_servers(self) -> tuple[str, ...]:
         """Those that are meant where none is named."""
         return tuple(self.listed) or tuple(name for name, server in self.servers.items() if not server.is_listed)
+    setup: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def python_version(self) -> str:
@@ -171,3 +179,12 @@ class Config:
         if server.is_entered:
             return replace(self, environment=Environment(EnvironmentKind.INSIDE), python=None)
         return self
+
+    def setup_of(self, server: str) -> str:
+        """What the shell of a command sources first on a server; empty without one."""
+        own = self.servers[server].setup
+        return (self.setup if own is None else own) or ""
+
+    def variables_of(self, server: str) -> dict[str, str]:
+        """The variables that the configuration has for the commands on a server."""
+        return {**self.env, **self.servers[server].env}

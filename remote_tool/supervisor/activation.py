@@ -9,7 +9,7 @@ from .processes import JOB_MARKER, SUPERVISOR_MARKER
 from .records import is_variable_name
 
 SERVER_VARIABLE = "REMOTE_TOOL_SERVER"
-_RESERVED = {JOB_MARKER, SERVER_VARIABLE, SUPERVISOR_MARKER}
+RESERVED = {JOB_MARKER, SERVER_VARIABLE, SUPERVISOR_MARKER}
 # Variables of another launch or of a batch system, which torchrun would take for ours.
 STRAY_NAMES = (
     "RANK",
@@ -108,7 +108,7 @@ def build_environment(
         text = name.decode("utf-8", "surrogateescape")
         if text not in unset and not _is_stray(text):
             built[name] = value
-    for text in activation.variables.keys() - _RESERVED:
+    for text in activation.variables.keys() - RESERVED:
         content = activation.variables[text]
         built[_bytes(text)] = _bytes(content)
     built[b"PATH"] = _joined(activation.path, built.get(b"PATH", b"/usr/local/bin:/usr/bin:/bin"))
@@ -135,7 +135,7 @@ def check_user(user: object) -> None:
             raise ActivationError(f"{name!r} cannot be the name of an environment variable")
         if not isinstance(value, str) or "\0" in value:
             raise ActivationError(f"The value of the environment variable {name} is no text")
-        if name in _RESERVED:
+        if name in RESERVED:
             raise ActivationError(f"The environment variable {name} is set by remote-tool, choose another name")
 
 

@@ -7,6 +7,7 @@
     command        the text that the shell runs
     entry.json     of a job behind a launch command: how what runs there is reached
     begun          of the same: its command was about to begin
+    setup          the script that it sources first, where there is one; setup-done: it went well
     job.out job.err ranks/   its output, exact bytes
     reserve        space kept free for ended.json, locked while the supervisor lives
 

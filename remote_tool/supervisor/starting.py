@@ -8,7 +8,7 @@ import select
 import time
 from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, NoReturn, Optional
 
-from . import activation, job_files, processes, states, supervise
+from . import activation, job_files, processes, setup_script, states, supervise
 from .activation import Activation, ActivationError, Origin
 from .launch_cause import Membership, read_membership
 from .log_limit import DEFAULT_LIMIT, SMALLEST_LIMIT
@@ -25,7 +25,7 @@ from .records import (
     encode_record,
     is_job_id,
 )
-from .requests import Folders, Request, RequestError, is_list
+from .requests import Folders, Request, RequestError, is_list, is_text
 
 if TYPE_CHECKING:
     from .entering import Door
@@ -54,6 +54,7 @@ class Wanted(NamedTuple):
     log_limit: int = DEFAULT_LIMIT
     door: "Optional[Door]" = None
     script: bytes = b""
+    setup: str = ""
 
 
 class Begun(NamedTuple):
@@ -130,10 +131,12 @@ def _check_job(job: object, active: Activation, folders: Folders) -> Wanted:
     log_limit = job.get("log_limit") or DEFAULT_LIMIT
     if type(log_limit) is not int or log_limit < SMALLEST_LIMIT:
         raise RequestError(f"Job {job['id']}: its log_limit cannot be {log_limit!r:.40}")
+    setup = job.get("setup") or ""
+    if not is_text(setup):
+        raise RequestError(f"Job {job['id']}: its setup script is no text")
     membership = _read_membership(job.get("watch"), record)
-    return Wanted(
-        record, command, surroundings.environment, membership, log_limit, surroundings.door, surroundings.script
-    )
+    where = (surroundings.door, surroundings.script)
+    return Wanted(record, command, surroundings.environment, membership, log_limit, *where, setup)
 
 
 class Surroundings(NamedTuple):
@@ -267,7 +270,11 @@ def _lock(reserve: int) -> bool:
 
 def _fill_folder(folder: int, reserve: int, wanted: Wanted) -> None:
     os.posix_fallocate(reserve, 0, supervise.RESERVED_BYTES)
-    job_files.write_file(folder, job_files.COMMAND, wanted.command.encode("utf-8", "surrogateescape") + b"\n")
+    command = wanted.command
+    if wanted.setup:
+        command = setup_script.put_before_job(command)
+        job_files.write_file(folder, setup_script.FILE, _as_script(wanted.setup))
+    job_files.write_file(folder, job_files.COMMAND, _as_script(command))
     os.close(job_files.create_file(folder, job_files.OUT))
     os.close(job_files.create_file(folder, job_files.ERR))
     os.close(job_files.create_folder(job_files.RANKS, folder))
@@ -276,6 +283,10 @@ def _fill_folder(folder: int, reserve: int, wanted: Wanted) -> None:
         job_files.write_file(folder, ENTRY, encode_record(entry))
     job_files.write_file(folder, SPEC, encode_record(wanted.spec))
     job_files.sync_folder(folder)
+
+
+def _as_script(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape") + b"\n"
 
 
 def _finish(jobs: int, folders: Folders, begun: Begun, deadline: float) -> Dict[str, Any]:

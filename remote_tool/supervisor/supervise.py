@@ -18,6 +18,7 @@ from . import job_files, memory, processes, subreaper
 from .launch_cause import FAILED, KILLED, LOST, Cause, Membership
 from .log_limit import DEFAULT_LIMIT, LogLimit
 from .records import ENDED, STARTED, STOP, RecordError, encode_record
+from .setup_script import DONE, FILE, describe_failure
 from .taken_port import find_taken_port
 from .trees import Tree
 
@@ -148,6 +149,7 @@ class Supervisor:
         self._ended_with_launch = False
         self._taken_port: Optional[int] = None
         self._never_began = False
+        self._setup_failed = False
 
     def run(self) -> None:
         """Do all of it; the final record is written when this returns."""
@@ -158,6 +160,7 @@ class Supervisor:
             self._wait_for_command()
             self._end_leftovers()
             self._leave_inside()
+            self._look_at_setup()
         else:
             self._start_watch()
         self._look_for_taken_port()
@@ -198,9 +201,23 @@ class Supervisor:
         if self._watch is not None and membership is not None:
             self._watch.report(Cause(membership.rank, kind, what, **how))
 
+    def _look_at_setup(self) -> None:
+        """Say when the setup script is why the command did not run."""
+        folder = self._plan.folder
+        if self._killed or self._ended_with_launch or self._never_began or not job_files.exists(folder, FILE):
+            return
+        if not job_files.exists(folder, DONE):
+            self._setup_failed = True
+            self._notes.insert(0, describe_failure(describe_end(decode_status(self._status))))
+
+    def _end(self) -> End:
+        """How the command ended; of one that did not run, the exit code 0 of what came before says nothing."""
+        end = decode_status(self._status)
+        return End() if (self._setup_failed or self._never_began) and end.exit_code == 0 else end
+
     def _look_for_taken_port(self) -> None:
         """The port was free when the launch was planned, and torchrun opened it some seconds later."""
-        if self._killed or self._ended_with_launch or decode_status(self._status).exit_code in {None, 0}:
+        if self._killed or self._ended_with_launch or self._end().exit_code in {None, 0}:
             return
         self._taken_port = find_taken_port(self._plan.folder)
         if self._taken_port is not None:
@@ -208,11 +225,11 @@ class Supervisor:
 
     def _agree_on_cause(self) -> None:
         """Have the record name what ended the launch first, when that was on another node."""
-        end = decode_status(self._status)
+        end = self._end()
         if self._watch is None or self._plan.membership is None or self._killed or end.exit_code == 0:
             return
         if not self._ended_with_launch:
-            is_explained = self._status is None or self._taken_port is not None
+            is_explained = self._status is None or self._taken_port is not None or self._setup_failed
             self._report(FAILED, "; ".join(self._notes) if is_explained else describe_end(end))
         cause = self._watch.wait_for_verdict()
         if cause is not None and cause.rank != self._plan.membership.rank and not self._ended_with_launch:
@@ -378,9 +395,7 @@ class Supervisor:
         self._notes.append(f"{_count(members)} {verb} not die{stuck}: {pids}")
 
     def _record(self) -> None:
-        end = decode_status(self._status)
-        if self._never_began and end.exit_code == 0:
-            end = End()
+        end = self._end()
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
         record = {
             "id": self._plan.job_id,

@@ -37,7 +37,7 @@ from remote_tool.workflows.supervisor import call, converse
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
-    from remote_tool.config.model import Server
+    from remote_tool.config.model import Config, Server
     from remote_tool.supervisor.artifact_patterns import ArtifactPattern
     from remote_tool.supervisor.framing import Frame
     from remote_tool.workflows.context import Context
@@ -59,9 +59,8 @@ async def launch_torch(context: Context, request: LaunchRequest) -> JobsAnswer:
     sent = await send_project(context, servers, wanted=request.sync)
     JobsAnswer((), sent.errors).raise_if_any_failed()
     plan = await make_plan(context, request, servers)
-    started = await start_specs(
-        context, make_specs(plan, request, sent.snapshots, wanted_artifacts(context.config, request.artifacts))
-    )
+    specs = make_specs(plan, request, sent.snapshots, wanted_artifacts(context.config, request.artifacts))
+    started = await start_specs(context, with_variables(specs, context.config, request.environment))
     return replace(await _all_or_none(context, started), warnings=sent.warnings)
 
 
@@ -119,6 +118,13 @@ def make_specs(
             artifacts=artifacts,
         )
         for node in plan.nodes
+    ]
+
+
+def with_variables(specs: Sequence[JobSpec], config: Config, given: Mapping[str, str]) -> list[JobSpec]:
+    """Add the variables of the configuration: they win over what was found out, such as the interface, not over given ones."""
+    return [
+        replace(spec, environment={**spec.environment, **config.variables_of(spec.server), **given}) for spec in specs
     ]
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from remote_tool.config.devices import check_devices, devices_of, with_devices
 from remote_tool.errors import JobError, UsageError
 from remote_tool.supervisor.framing import FrameReader, FramingError
+from remote_tool.supervisor.setup_script import put_before_attached
 from remote_tool.transport.host import Stream
 from remote_tool.transport.pool import Results, on_every
 from remote_tool.workflows.entry import entry_of
@@ -26,6 +27,7 @@ from remote_tool.workflows.supervisor import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from remote_tool.config.model import Config
     from remote_tool.transport.host import Channel, Host
     from remote_tool.workflows.context import Context
 
@@ -67,9 +69,8 @@ async def run_command(context: Context, wanted: RunRequest, on_output: OnOutput)
     """
 
     async def run(server: str) -> int:
-        devices = devices_of(context.config.servers[server], wanted.devices, wanted.environment)
-        request = {"command": wanted.command, "environment": with_devices(wanted.environment, devices)}
         host = await context.pool.host(server)
+        request = _request(context.config, server, wanted)
         try:
             return await _run_on(context, host, request, on_output)
         except SupervisorMissingError:
@@ -79,12 +80,22 @@ async def run_command(context: Context, wanted: RunRequest, on_output: OnOutput)
     return await on_every(choose_servers(context.config, wanted.servers), run)
 
 
+def _request(config: Config, server: str, wanted: RunRequest) -> dict[str, object]:
+    variables = {**config.variables_of(server), **wanted.environment}
+    setup = config.setup_of(server)
+    return {
+        "command": put_before_attached(wanted.command, setup) if setup else wanted.command,
+        "environment": with_devices(variables, devices_of(config.servers[server], wanted.devices, variables)),
+        "server": server,
+        "entry": entry_of(config, server),
+    }
+
+
 async def _run_on(context: Context, host: Host, request: Mapping[str, object], on_output: OnOutput) -> int:
     nonce = secrets.token_hex(16)
-    whole = {**request, "server": host.name, "entry": entry_of(context.config, host.name)}
     # Leaving the context ends the command's stdin, and with it the whole tree of the command: so does Ctrl-C.
     async with host.open(control_script(context.config), label=str(request["command"])) as channel:
-        await channel.write(request_line(context.config, "run", whole, nonce))
+        await channel.write(request_line(context.config, "run", request, nonce))
         output = _Output(host.name, nonce, channel, on_output)
         # A TaskGroup would wrap the error of a lost link; gather hands it on as it is, and leaving ends the other.
         began, _ = await asyncio.gather(output.copy(Stream.OUT), output.copy(Stream.ERR))

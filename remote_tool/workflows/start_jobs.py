@@ -135,8 +135,14 @@ async def start_specs(context: Context, specs: Sequence[JobSpec]) -> JobsAnswer:
 
 
 async def _start_on(context: Context, server: str, specs: Sequence[JobSpec]) -> list[Job]:
-    settings = {"log_limit": context.config.log_limit, "entry": entry_of(context.config, server)}
-    request = {"jobs": [{**_as_request(spec), **settings} for spec in specs]}
+    config = context.config
+    settings = {
+        "log_limit": config.log_limit,
+        "entry": entry_of(config, server),
+        "setup": config.setup_of(server),
+    }
+    variables = config.variables_of(server)
+    request = {"jobs": [{**_as_request(spec, variables), **settings} for spec in specs]}
     asked_at = time.time()
     answer = await call_until_answered(context.pool, context.config, server, "start", request)
     tell_skew(context, server, answer, asked_at)
@@ -159,12 +165,12 @@ async def _start_on(context: Context, server: str, specs: Sequence[JobSpec]) -> 
     return recorded
 
 
-def _as_request(spec: JobSpec) -> dict[str, Any]:
+def _as_request(spec: JobSpec, variables: Mapping[str, str]) -> dict[str, Any]:
     return {
         "id": spec.id,
         "server": spec.server,
         "command": spec.command,
-        "environment": dict(spec.environment),
+        "environment": {**variables, **spec.environment},
         "tags": list(spec.tags),
         "launch_id": spec.launch_id,
         "node_rank": spec.node_rank,

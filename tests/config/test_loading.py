@@ -202,7 +202,28 @@ servers:
     assert config.servers["d"] == Server("d", "d", "me", 2222)
 
 
+def test_variables_and_setup_are_of_all_servers_or_of_one() -> None:
+    config = read("""
+setup: source /opt/setvars.sh
+env: {A: 1e3, B: no, EMPTY: "", NOTHING: , PLUS: "a\\nb"}
+servers:
+  a: {hostname: a, setup: "true", env: {A: own, C: c}}
+  b: {hostname: b, setup: }
+""")
+    assert config.variables_of("a") == {"A": "own", "B": "no", "EMPTY": "", "PLUS": "a\nb", "C": "c"}
+    assert config.variables_of("b") == {"A": "1e3", "B": "no", "EMPTY": "", "PLUS": "a\nb"}
+    assert (config.setup_of("a"), config.setup_of("b")) == ("true", "source /opt/setvars.sh")
+    assert "own" not in repr(config)
+    plain = read("servers: {a: {hostname: a}}")
+    assert (plain.setup_of("a"), plain.variables_of("a")) == ("", {})
+
+
 WRONG = [
+    ("env: {a-b: 1}", "1: env.a-b: must be the name of an environment variable"),
+    ("env: {REMOTE_TOOL_JOB_ID: 1}", "1: env.REMOTE_TOOL_JOB_ID: is set by remote-tool; choose another name"),
+    ("env: {TOKEN: [secret]}", "1: env.TOKEN: must be a text without NUL"),
+    ("env: TOKEN=secret", "1: env: must be a mapping (key: value)"),
+    ("setup: [source x]", "1: setup: must be a text for the shell, without NUL"),
     ("name: a\nname: b", "2: name: given twice, first on line 1"),
     ("pyhton: 3.11", "1: pyhton: unknown key; did you mean python?"),
     (
@@ -556,7 +577,7 @@ def test_tags_are_refused_and_nothing_runs(tag: str, place: str, tmp_path: Path)
 
 
 @pytest.mark.row(115)
-@pytest.mark.parametrize("key", ["proxy_command", "ProxyCommand", "proxyjump", "local_command", "command", "setup"])
+@pytest.mark.parametrize("key", ["proxy_command", "ProxyCommand", "proxyjump", "local_command", "command", "on_start"])
 def test_no_key_runs_a_command(key: str) -> None:
     assert any("unknown key" in each for each in problems(f"{key}: touch x"))
     assert any("unknown key" in each for each in problems(server(**{key: "touch x"})))

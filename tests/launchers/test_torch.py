@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from remote_tool.config.loading import parse
 from remote_tool.errors import JobError, UsageError
 from remote_tool.launchers.torch import (
     LaunchNames,
@@ -19,7 +21,7 @@ from remote_tool.launchers.torch import (
     script,
     script_file,
 )
-from remote_tool.workflows.launch import make_specs
+from remote_tool.workflows.launch import make_specs, with_variables
 
 
 def node(server: str, *, gpus: int = 0, torch: str = "2.13.0", python: str = "3.11.7") -> NodeFacts:
@@ -74,6 +76,19 @@ def test_only_the_first_job_is_the_master_and_all_share_a_run() -> None:
     specs = make_specs(made, request, {"a": "snapshot"})
     assert [spec.tags for spec in specs] == [("x", "master"), ("x",)]
     assert {spec.environment["RUN_UUID"] for spec in specs} == {made.launch_id}
+
+
+@pytest.mark.row(92)
+def test_variables_of_the_configuration_win_over_what_was_found_and_options_over_both() -> None:
+    request = LaunchRequest("train.py", environment={"RATE": "0.2"})
+    root = Path("/home/me/digits")
+    text = b"env: {NCCL_SOCKET_IFNAME: ib0, RATE: 0.1}\nservers: {a: {hostname: a, env: {ONLY: 1}}, b: {hostname: b}}"
+    config = parse(text, root / ".remote/configs.yaml", root)
+    specs = make_specs(plan(request, node("a"), node("b")), request, {})
+    first, second = with_variables(specs, config, request.environment)
+    names = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "RATE", "ONLY")
+    assert [first.environment.get(name) for name in names] == ["ib0", "eth1", "0.2", "1"]
+    assert [second.environment.get(name) for name in names] == ["ib0", "eth1", "0.2", None]
 
 
 @pytest.mark.row(2)

@@ -194,8 +194,8 @@ class PretendServer:
         found: dict[str, Any] = json.loads((self.jobs / job_id / f"{name}.json").read_text())
         return found
 
-    def output(self, job_id: str) -> str:
-        return (self.jobs / job_id / "job.out").read_text(errors="replace")
+    def output(self, job_id: str, stream: str = "out") -> str:
+        return (self.jobs / job_id / f"job.{stream}").read_text(errors="replace")
 
     def supervisor(self, job_id: str) -> int:
         return int(self.record(job_id, "started")["supervisor"]["pid"])
