@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from remote_tool import workflows
 from remote_tool.config.loading import load
 from remote_tool.errors import RemoteToolError
+from remote_tool.jobs.job import DEFAULT_GRACE
 from remote_tool.jobs.listed_hosts import recall_hosts, remember_hosts
 from remote_tool.jobs.registry import Registry
 from remote_tool.paths import find_root
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from remote_tool.workflows.prepare import PreparedServer
     from remote_tool.workflows.run import OnOutput
     from remote_tool.workflows.start_jobs import StartRequest
+    from remote_tool.workflows.strays import StraysAnswer
 
 T = TypeVar("T")
 ServerWorkflow = Callable[..., Coroutine[Any, Any, Results[T]]]
@@ -304,6 +306,16 @@ class Workspace:
     def stop_jobs(self, selection: JobSelection, *, signal: str = "SIGTERM", grace: float | None = None) -> JobsAnswer:
         """Stop jobs, every process of them."""
         return self._work(lambda context: workflows.stop_jobs.stop_jobs(context, selection, signal=signal, grace=grace))
+
+    def find_strays(self, servers: Sequence[str] = ()) -> StraysAnswer:
+        """Return the processes of this project on its servers that nothing looks after any more."""
+        return self._work(lambda context: workflows.strays.find_strays(context, servers))
+
+    def end_strays(
+        self, found: StraysAnswer, *, signal: str = "SIGTERM", grace: float = DEFAULT_GRACE
+    ) -> Mapping[str, RemoteToolError]:
+        """End strays that were found, with all that belongs to them; return the error of each server that has one."""
+        return self._work(lambda context: workflows.strays.end_strays(context, found, signal=signal, grace=grace))
 
     def wait_jobs(self, selection: JobSelection, *, timeout: float | None = None) -> JobsAnswer:
         """Wait until jobs have ended; timeout in seconds."""

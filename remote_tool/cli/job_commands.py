@@ -30,6 +30,7 @@ from remote_tool.cli.options import (
     read_environment,
     refuse_both,
 )
+from remote_tool.cli.strays import StrayRequest, end_strays
 from remote_tool.cli.tables import how_it_ended, print_jobs, short_command
 from remote_tool.config.devices import parse_devices
 from remote_tool.errors import UsageError
@@ -129,12 +130,20 @@ def job_kill(  # noqa: PLR0913 - one parameter per option
             "--grace", min=0, metavar="SECONDS", help="From it to SIGKILL; default: 45 for torchrun, else 10."
         ),
     ] = None,
+    strays: Annotated[
+        bool, typer.Option("--strays", help="Processes that jobs have left; shows them and asks, or --yes.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     json: AsJson = False,
     verbose: Verbose = 0,
 ) -> None:
     """Stop jobs: SIGTERM, a grace, SIGKILL, to every process of them. Asks when nothing is selected."""
     name = signal_name(signal)
+    if strays:
+        if job or tag:
+            raise UsageError("--strays are of jobs that are over; choose with --server")
+        end_strays(StrayRequest(tuple(server or ()), name, grace, yes=yes, json=json), verbose=verbose)
+        return
     selection = JobSelection(tuple(job or ()), tuple(tag or ()), tuple(server or ()))
     if not selection.is_explicit:
         selection = _ask_which(verbose=verbose, yes=yes)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from remote_tool.errors import RemoteToolError
     from remote_tool.workflows.selection import JobsAnswer
+    from remote_tool.workflows.strays import StraysAnswer
 
 
 def job_as_json(job: Job, jobs_folder: Path) -> dict[str, Any]:
@@ -64,6 +65,28 @@ def servers_document(
     """What the commands about servers print."""
     servers = [{"server": server, **_as_mapping(value)} for server, value in values.items()]
     return {"servers": servers, "errors": errors_as_json(errors)}
+
+
+def strays_document(
+    found: StraysAnswer, errors: Mapping[str, RemoteToolError], *, ended: bool
+) -> dict[str, list[dict[str, Any]]]:
+    """What ``job-kill --strays`` prints."""
+    strays = [
+        {
+            "server": stray.server,
+            "pid": stray.pid,
+            "job": stray.job_id,
+            "key": stray.key,
+            "state": stray.state,
+            "command": stray.command,
+            "age_seconds": round(stray.age, 1),
+            "memory_bytes": stray.memory,
+            "gpu_memory_bytes": stray.gpu_memory,
+            "ended": ended and stray.server not in errors,
+        }
+        for stray in found.strays
+    ]
+    return {"strays": strays, "errors": errors_as_json(errors)}
 
 
 def print_json(document: Any) -> None:  # noqa: ANN401 - any document

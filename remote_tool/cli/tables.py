@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
 from remote_tool.cli import streams
@@ -12,11 +13,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from remote_tool.jobs.job import Job
+    from remote_tool.workflows.strays import Stray
 
 GAP = 2
 NOTHING = "-"
 LONGEST_COMMAND = 500
 MINUTE, HOUR, DAY = 60, 3600, 86400
+KILOBYTE, MEGABYTE, GIGABYTE = 1024, 1024**2, 1024**3
+SHORT_ID = 15
 
 
 def print_jobs(jobs: Sequence[Job], descriptor: int = streams.OUT) -> None:
@@ -29,6 +33,36 @@ def print_jobs(jobs: Sequence[Job], descriptor: int = streams.OUT) -> None:
         draw(jobs, rows, descriptor)
     else:
         streams.write_text(descriptor, plain_rows(rows))
+
+
+def print_strays(strays: Sequence[Stray], descriptor: int = streams.OUT) -> None:
+    """Print strays, one row each, as wide as the terminal is."""
+    text = plain_rows([_stray_row(stray) for stray in strays])
+    if streams.is_terminal(descriptor):
+        width = get_terminal_size().columns
+        text = "".join(line[:width] + "\n" for line in text.splitlines())
+    streams.write_text(descriptor, text)
+
+
+def readable_size(size: int) -> str:
+    """3200000000 -> 3.0G."""
+    for unit, bytes_of_unit in (("G", GIGABYTE), ("M", MEGABYTE)):
+        if size >= bytes_of_unit:
+            return f"{size / bytes_of_unit:.1f}{unit}"
+    return f"{size // KILOBYTE}K"
+
+
+def _stray_row(stray: Stray) -> dict[str, str]:
+    return {
+        "SERVER": one_line(stray.server),
+        "PID": str(stray.pid),
+        "JOB": str(stray.key or one_line(stray.job_id)[:SHORT_ID]),
+        "STATE": one_line(stray.state),
+        "AGE": readable_age(stray.age),
+        "MEMORY": readable_size(stray.memory),
+        "GPU": "" if stray.gpu_memory is None else readable_size(stray.gpu_memory),
+        "COMMAND": one_line(stray.command)[:LONGEST_COMMAND],
+    }
 
 
 def short_command(job: Job) -> str:

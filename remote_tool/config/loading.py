@@ -216,6 +216,8 @@ def _devices(place: Place) -> tuple[str, ...]:
     if problem := problem_with(devices):
         place.refuse(problem)
     return devices
+
+
 def _variables(values: dict[str, Place]) -> dict[str, str]:
     """Return the variables of ``env``; one with an empty value counts, and one without a value does not."""
     variables = {}

@@ -163,6 +163,7 @@ class Config:
     def usual_servers(self) -> tuple[str, ...]:
         """Those that are meant where none is named."""
         return tuple(self.listed) or tuple(name for name, server in self.servers.items() if not server.is_listed)
+
     setup: str | None = None
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any, Dict, Mapping, NamedTuple
 
-from .processes import JOB_MARKER, SUPERVISOR_MARKER
+from .processes import JOB_MARKER, PROJECT_MARKER, SUPERVISOR_MARKER
 from .records import is_variable_name
 
 SERVER_VARIABLE = "REMOTE_TOOL_SERVER"
-RESERVED = {JOB_MARKER, SERVER_VARIABLE, SUPERVISOR_MARKER}
+RESERVED = {JOB_MARKER, PROJECT_MARKER, SERVER_VARIABLE, SUPERVISOR_MARKER}
 # Variables of another launch or of a batch system, which torchrun would take for ours.
 STRAY_NAMES = (
     "RANK",
@@ -102,8 +102,8 @@ def build_environment(
     """Return the environment of a command: the login's without strays, activated, ours, and the user's on top."""
     check_user(user)
     unset = set(activation.unset)
-    # The marker comes first, where a look into a large environment finds it soonest.
-    built = {JOB_MARKER.encode("ascii"): _bytes(origin.job_id)}
+    # The markers come first, where a look into a large environment finds it soonest.
+    built = {_bytes(JOB_MARKER): _bytes(origin.job_id), _bytes(PROJECT_MARKER): _bytes(origin.project)}
     for name, value in login.items():
         text = name.decode("utf-8", "surrogateescape")
         if text not in unset and not _is_stray(text):

@@ -29,6 +29,8 @@ _OPS = {
     "send": "sending",
     "bandwidth_listen": "bandwidth",
     "bandwidth_connect": "bandwidth",
+    "strays": "strays",
+    "end_strays": "strays",
 }
 _NO_REQUEST = 2
 

@@ -99,7 +99,7 @@ def _versions_in_prefix(active: Activation) -> Dict[str, str]:
 def _versions_of_python(active: Activation) -> Dict[str, str]:
     environment = dict(os.environ)
     environment.update(active.variables)
-    lines = _output_of([active.python, "-c", _QUESTION], environment).splitlines()
+    lines = output_of([active.python, "-c", _QUESTION], environment).splitlines()
     found: Dict[str, str] = {}
     for line in lines:
         # As with an import, the first one on the path counts.
@@ -108,7 +108,7 @@ def _versions_of_python(active: Activation) -> Dict[str, str]:
     return found
 
 
-def _output_of(arguments: List[str], environment: Dict[str, str]) -> str:
+def output_of(arguments: List[str], environment: Dict[str, str]) -> str:
     """Return what a program prints; nothing when it fails or takes too long."""
     output, write_end = os.pipe()
     null = os.open(os.devnull, os.O_RDWR)
@@ -118,7 +118,7 @@ def _output_of(arguments: List[str], environment: Dict[str, str]) -> str:
         (os.POSIX_SPAWN_DUP2, null, 2),
     ]
     try:
-        child = os.posix_spawn(arguments[0], arguments, environment, file_actions=actions)
+        child = os.posix_spawnp(arguments[0], arguments, environment, file_actions=actions)
     except OSError:
         os.close(output)
         return ""

@@ -14,6 +14,7 @@ from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
 JOB_MARKER = "REMOTE_TOOL_JOB_ID"
 SUPERVISOR_MARKER = "REMOTE_TOOL_SUPERVISOR"
+PROJECT_MARKER = "REMOTE_TOOL_PROJECT"
 _ENVIRONMENT_LIMIT = 8 * 1024 * 1024
 _STAT_FIELDS = 20
 
@@ -116,13 +117,27 @@ class Owner(NamedTuple):
     command: Optional[Mapping[str, Any]]
 
 
+class Mark(NamedTuple):
+    """What the environment of a process says of us.
+
+    Attributes:
+        is_supervisor: Whether it is one of our own programs.
+        job_id: Whose it is; None when it does not say.
+        project: The folder of the job's project; None when it does not say.
+    """
+
+    is_supervisor: bool = False
+    job_id: Optional[str] = None
+    project: Optional[str] = None
+
+
 class Snapshot:
     """One look at all processes of this machine."""
 
     def __init__(self) -> None:
         self.processes: Dict[int, Process] = {}
         self._outputs: Dict[int, Tuple[str, ...]] = {}
-        self._markers: Dict[int, Tuple[bool, Optional[str]]] = {}
+        self._marks: Dict[int, Mark] = {}
         for name in os.listdir("/proc"):
             if name.isdigit():
                 process = read_process(int(name))
@@ -159,7 +174,7 @@ class Snapshot:
             seen.add(current.pid)
             if current.pid == owner.supervisor or current.as_record() == owner.command:
                 return True
-            is_supervisor, marker = self._marker(current)
+            is_supervisor, marker, _ = self.mark(current)
             # What a job starts through remote-tool is another job's, or nobody's: its neighbour is not touched.
             if is_supervisor:
                 return False
@@ -176,7 +191,7 @@ class Snapshot:
         current: Optional[Process] = process
         while current is not None and current.pid not in seen:
             seen.add(current.pid)
-            is_supervisor, marker = self._marker(current)
+            is_supervisor, marker, _ = self.mark(current)
             if is_supervisor or marker is not None:
                 return marker == job_id
             current = self.processes.get(current.parent)
@@ -188,27 +203,31 @@ class Snapshot:
             self._outputs[process.pid] = tuple(_link(f"/proc/{process.pid}/fd/{number}") for number in (1, 2))
         return any(output.startswith(f"{folder}/") for output in self._outputs[process.pid])
 
-    def _marker(self, process: Process) -> Tuple[bool, Optional[str]]:
-        if process.pid not in self._markers:
-            self._markers[process.pid] = _read_marker(process.pid)
-        return self._markers[process.pid]
+    def mark(self, process: Process) -> Mark:
+        """Return what the environment of a process says of us, as it was when its program began."""
+        if process.pid not in self._marks:
+            self._marks[process.pid] = _read_mark(process.pid)
+        return self._marks[process.pid]
 
 
-def _read_marker(pid: int) -> Tuple[bool, Optional[str]]:
-    """Return whether a process is one of our own programs, and the job in its environment."""
+def _read_mark(pid: int) -> Mark:
     try:
         with open(f"/proc/{pid}/environ", "rb") as stream:
             text = b"\0" + stream.read(_ENVIRONMENT_LIMIT)
     except OSError:
-        return False, None
-    is_supervisor = text.find(b"\0" + SUPERVISOR_MARKER.encode("ascii") + b"=") >= 0
-    marker = b"\0" + JOB_MARKER.encode("ascii") + b"="
+        return Mark()
+    is_supervisor = _value(text, SUPERVISOR_MARKER) is not None
+    return Mark(is_supervisor, _value(text, JOB_MARKER), _value(text, PROJECT_MARKER))
+
+
+def _value(text: bytes, name: str) -> Optional[str]:
+    marker = b"\0" + name.encode("ascii") + b"="
     start = text.find(marker)
     if start < 0:
-        return is_supervisor, None
+        return None
     start += len(marker)
     end = text.find(b"\0", start)
-    return is_supervisor, text[start : end if end >= 0 else len(text)].decode("utf-8", "replace")
+    return text[start : end if end >= 0 else len(text)].decode("utf-8", "surrogateescape")
 
 
 def _first_line(path: str) -> str:

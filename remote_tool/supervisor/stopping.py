@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # Beyond the grace, for SIGKILL and for the record.
 _EXTRA_SECONDS = 15.0
 _LOOK_SECONDS = 0.5
-_DONE = object()
+DONE = object()
 
 
 class Wish(NamedTuple):
@@ -51,7 +51,7 @@ def stop(request: Request) -> None:
     pause = 0.02
     while going:
         looks.forget()
-        going = [steps for steps in going if next(steps, _DONE) is not _DONE]
+        going = [steps for steps in going if next(steps, DONE) is not DONE]
         time.sleep(pause if going else 0.0)
         pause = min(pause * 1.3, 0.2)
     request.answer({"jobs": [job.answer for job in stops], "now": time.time()})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Callable, List, Optional
+from typing import TYPE_CHECKING, Callable, Iterator, List, Optional
 
 from .processes import Process, Snapshot, find_alive, read_process, send_signal
 
@@ -85,6 +85,31 @@ class Tree:
 
     def _count_inside(self) -> int:
         return 0 if self._inside is None else self._inside.count()
+
+
+def end_members(look: Callable[[], List[Process]], name: str, grace: float) -> Iterator[None]:
+    """End processes that nobody looks after: a signal, the grace, SIGKILL until two looks in a row find none.
+
+    Args:
+        look: Returns those that live.
+        name: Of the first signal.
+        grace: Seconds until SIGKILL.
+    """
+    number = signal.Signals[name]
+    if number != signal.SIGKILL:
+        for process in look():
+            deliver(process, number)
+        deadline = time.monotonic() + grace
+        while look() and time.monotonic() < deadline:
+            yield
+    deadline = time.monotonic() + KILL_SECONDS
+    while time.monotonic() < deadline:
+        members = look()
+        if not members and not look():
+            break
+        for process in members:
+            send_signal(process, signal.SIGKILL)
+        yield
 
 
 def deliver(process: Process, number: int) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         run,
         start_jobs,
         stop_jobs,
+        strays,
         sync,
     )
 
@@ -41,6 +42,7 @@ __all__ = [
     "run",
     "start_jobs",
     "stop_jobs",
+    "strays",
     "sync",
 ]
 

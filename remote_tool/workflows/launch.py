@@ -122,7 +122,7 @@ def make_specs(
 
 
 def with_variables(specs: Sequence[JobSpec], config: Config, given: Mapping[str, str]) -> list[JobSpec]:
-    """Add the variables of the configuration: they win over what was found out, such as the interface, not over given ones."""
+    """Add the variables of the configuration: they win over what was found out, such as the interface."""
     return [
         replace(spec, environment={**spec.environment, **config.variables_of(spec.server), **given}) for spec in specs
     ]

@@ -148,7 +148,7 @@ def test_what_is_older_than_a_run_is_not_looked_into(victim: subprocess.Popen[by
         wait_until(start_a_younger_one)
         young = read_process(started[-1].pid)
         assert young is not None
-        with mock.patch.object(processes, "_read_marker", wraps=processes._read_marker) as look:
+        with mock.patch.object(processes, "_read_mark", wraps=processes._read_mark) as look:
             found = Snapshot().members("run-1", "", since=young.start_time)
         assert young.pid in {process.pid for process in found}
         assert mock.call(victim.pid) not in look.mock_calls
