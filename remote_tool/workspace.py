@@ -338,6 +338,13 @@ class Workspace:
         answer = self._work(lambda context: workflows.pull_jobs.pull_jobs(context, chosen, artifacts))
         return _checked(answer, check=check)
 
+    def pull_artifacts(self, jobs: Sequence[Job]) -> PullAnswer:
+        """Bring home the files that these jobs were started with, as far as there are some that are not here."""
+        wanted = [job for job in jobs if job.artifacts and not job.artifacts_complete]
+        if not wanted:
+            return workflows.artifacts.PullAnswer(())
+        return self._work(lambda context: workflows.artifacts.pull_artifacts(context, wanted))
+
     def select_local(self, selection: JobSelection) -> list[Job]:
         """Return jobs from the records here, without asking a server."""
         registry = self._registry

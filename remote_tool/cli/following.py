@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import remote_tool
 from remote_tool.cli import streams
-from remote_tool.cli.console import inform, leave_unless_ok, show_failures
+from remote_tool.cli.console import Console, inform, leave_unless_ok, show_failures
 from remote_tool.cli.log_lines import ExactOutput, LabelledOutput
 from remote_tool.cli.tables import how_it_ended
 
@@ -21,11 +22,14 @@ if TYPE_CHECKING:
 
 def follow(workspace: Workspace, selection: JobSelection, options: FollowOptions, *, pass_on: bool = False) -> None:
     """Print what comes; with pass_on, end with the jobs' own exit status."""
-    show_until_end(lambda show: workspace.follow_jobs(selection, show, options), selection, pass_on=pass_on)
+    answer = show_until_end(lambda show: workspace.follow_jobs(selection, show, options), selection)
+    pulled = bring_artifacts(workspace, answer) if options.wait else 0
+    failed = answer.exit_code if answer.errors else 0
+    leave_unless_ok((answer.exit_code if pass_on else failed) or pulled)
 
 
-def show_until_end(following: Following, selection: JobSelection, *, pass_on: bool = False) -> None:
-    """Print what a following hands on, then how it ended; with pass_on, end with the jobs' own exit status."""
+def show_until_end(following: Following, selection: JobSelection) -> FollowAnswer:
+    """Print what a following hands on, then how it ended."""
     output = Output()
     try:
         answer = following(output.show)
@@ -35,8 +39,18 @@ def show_until_end(following: Following, selection: JobSelection, *, pass_on: bo
         raise
     output.end()
     show_end(answer)
-    failed = answer.exit_code if answer.errors else 0
-    leave_unless_ok(answer.exit_code if pass_on else failed)
+    return answer
+
+
+def bring_artifacts(workspace: Workspace, answer: FollowAnswer) -> int:
+    """Bring home the files of jobs that have ended, and return the exit status of that."""
+    ended = [job for job in answer.jobs if job.state.is_finished and job.server not in answer.errors]
+    if not any(job.artifacts and not job.artifacts_complete for job in ended):
+        return 0
+    with Console(activity="bringing artifacts home") as console:
+        pulled = remote_tool.Workspace(workspace.config, console.hooks).pull_artifacts(ended)
+    show_failures(pulled.errors)
+    return pulled.exit_code
 
 
 class Output:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from remote_tool.cli.console import Console, leave_unless_ok, print_data
-from remote_tool.cli.following import show_until_end
+from remote_tool.cli.following import bring_artifacts, show_until_end
 from remote_tool.cli.job_commands import select_started, show_started
 from remote_tool.cli.json_output import print_json
 from remote_tool.cli.options import (
@@ -90,9 +90,11 @@ def helper_torch_launch(  # noqa: PLR0913 - one parameter per option
     show_started(workspace, answer, json=json)
     leave_unless_ok(answer.exit_code)
     if follow_it:
-        show_until_end(
-            lambda show: workspace.follow_launch(request, answer.jobs, show), select_started(answer), pass_on=True
+        followed = show_until_end(
+            lambda show: workspace.follow_launch(request, answer.jobs, show), select_started(answer)
         )
+        pulled = bring_artifacts(workspace, followed)
+        leave_unless_ok(followed.exit_code or pulled)
 
 
 def _show_plan(console: Console, targets: Targets, request: LaunchRequest, *, json: bool) -> None:

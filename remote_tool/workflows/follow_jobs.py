@@ -120,8 +120,6 @@ async def follow_selected(
         jobs = _jobs_of_rank(known, jobs, options.rank)
     reachable = [job for job in jobs if job.server not in errors]
     answer = await follow_jobs(context, reachable, on_chunk, options)
-    if options.wait:
-        answer = await bring_artifacts_too(context, answer)
     failed = {job.server: errors[job.server] for job in jobs if job.server in errors}
     return FollowAnswer(answer.jobs, {**answer.errors, **failed}, answer.first_failure)
 
@@ -163,25 +161,12 @@ async def wait_for_jobs(context: Context, selection: JobSelection, *, timeout: f
     except TimeoutError:
         running = ", ".join(str(job.key) for job in _current(context, jobs) if not job.state.is_finished)
         raise JobError(f"Still running after {timeout:.0f} s: job {running}", hint="remote-tool job-tail") from None
-    errors |= await _bring_artifacts(context, _current(context, jobs), errors)
+    ended = [job for job in _current(context, jobs) if job.state.is_finished and job.server not in errors]
+    pulled = await bring_artifacts_home(context, ended)
     concerned = {name: error for name, error in errors.items() if any(job.server == name for job in jobs)}
     chosen = JobSelection(jobs=tuple(job.id for job in jobs), hidden=True)
-    return recorded_jobs(context, chosen, concerned) if jobs else JobsAnswer((), concerned)
-
-
-async def bring_artifacts_too(context: Context, answer: FollowAnswer) -> FollowAnswer:
-    """Bring home the files of the jobs that have ended."""
-    errors = await _bring_artifacts(context, answer.jobs, answer.errors)
-    return replace(answer, errors={**answer.errors, **errors})
-
-
-async def _bring_artifacts(
-    context: Context, jobs: Sequence[Job], errors: Mapping[str, RemoteToolError]
-) -> dict[str, RemoteToolError]:
-    """Bring home what jobs that have ended wrote."""
-    return await bring_artifacts_home(
-        context, [job for job in jobs if job.state.is_finished and job.server not in errors]
-    )
+    answer = recorded_jobs(context, chosen, concerned) if jobs else JobsAnswer((), concerned)
+    return replace(answer, errors={**pulled, **answer.errors})
 
 
 def _labelled(jobs: Sequence[Job], on_chunk: OnChunk, options: FollowOptions) -> Show:

@@ -41,7 +41,10 @@ async def list_jobs(context: Context, selection: JobSelection, *, logs: bool = F
         reached = replace(selection, servers=tuple(name for name in servers if name not in errors))
         chosen = choose_jobs(load_meant(context, selection)[0], reached) if reached.servers else []
         errors |= await bring_logs_home(context, chosen)
-        errors |= await bring_artifacts_home(context, [job for job in chosen if job.server not in errors])
+        pulled = await bring_artifacts_home(context, [job for job in chosen if job.server not in errors])
+        answer = recorded_jobs(context, selection, errors)
+        # What cannot be pulled says nothing about the jobs that run.
+        return replace(answer, errors={**pulled, **answer.errors})
     return recorded_jobs(context, selection, errors)
 
 

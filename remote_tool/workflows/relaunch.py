@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from remote_tool.errors import ConnectError, JobError, SomeServersFailedError
 from remote_tool.jobs.job import JobState
 from remote_tool.workflows.events import Notice
-from remote_tool.workflows.follow_jobs import FollowAnswer, FollowOptions, OnChunk, bring_artifacts_too, follow_jobs
+from remote_tool.workflows.follow_jobs import FollowAnswer, FollowOptions, OnChunk, follow_jobs
 from remote_tool.workflows.launch import launch_torch
 from remote_tool.workflows.stop_jobs import stop_on_servers
 
@@ -49,7 +49,7 @@ async def follow_launch(
         answer = await follow_jobs(context, jobs, on_chunk, FollowOptions())
         lost, without_port = _find_lost(answer), _find_without_port(answer)
         if answer.errors:
-            return await bring_artifacts_too(context, answer)
+            return answer
         if without_port is not None and request.master_port is None and new_ports < MOST_NEW_PORTS:
             new_ports += 1
             job, count = without_port, f"new port {new_ports} of {MOST_NEW_PORTS}"
@@ -57,7 +57,7 @@ async def follow_launch(
             restarts += 1
             job, count = lost, f"restart {restarts} of {request.max_restarts}"
         else:
-            return await bring_artifacts_too(context, answer)
+            return answer
         context.report(Notice(job.server, f"job {job.key}: {job.reason}; starting the launch again, {count}"))
         # Of a job whose supervisor is gone, processes may be left, and they would hold the GPUs.
         await stop_on_servers(context, answer.jobs)

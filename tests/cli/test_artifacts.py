@@ -29,6 +29,21 @@ def test_a_followed_job_brings_its_files_and_job_pull_says_where_they_are(projec
     assert file.read_text() == "model\n"
 
 
+def test_a_job_that_fails_brings_its_files_and_keeps_its_exit_status(project: Path) -> None:
+    command = "echo last > failed.pt; exit 7"
+    ran = remote_tool(
+        *("job-run", "--server", "second", "--cmd", command, "--artifact", "failed.pt", "--follow"), cwd=project
+    )
+    assert ran.returncode == 7
+    assert "second: artifacts: done" in ran.stderr
+    quick = remote_tool(*("job-run", "--server", "second", "--cmd", "true", "--artifact", "failed.pt"), cwd=project)
+    key = re.findall(r"job (\d+) on second", quick.stderr)[0]
+    remote_tool("job-tail", "--job", key, "--no-follow", cwd=project)
+    waited = remote_tool("job-wait", "--job", key, cwd=project)
+    assert waited.returncode == 0
+    assert "artifacts" not in waited.stderr
+
+
 def test_job_pull_tells_programs_what_is_here_and_what_is_not(project: Path) -> None:
     ran = remote_tool(
         *(
