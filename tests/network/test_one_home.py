@@ -49,6 +49,7 @@ def test_machines_with_one_home_are_found_and_prepared_once(
     assert (sorted(pair), third) == ([0, 1], 1)
 
 
+@pytest.mark.row(30)
 @pytest.mark.slow
 def test_a_job_is_judged_and_stopped_where_it_runs_and_found_there_by_another_laptop(
     trio: list[NetworkHost], make_workspace: MakeWorkspace, tmp_path: Path
@@ -73,6 +74,7 @@ def test_a_job_is_judged_and_stopped_where_it_runs_and_found_there_by_another_la
     assert here.kill("SIGKILL") is JobState.KILLED
 
 
+@pytest.mark.row(30)
 @pytest.mark.slow
 async def test_a_machine_asked_about_the_job_of_another_one_calls_it_neither_lost_nor_its_own(
     trio: list[NetworkHost], make_workspace: MakeWorkspace

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from remote_tool.supervisor import processes
+from remote_tool.supervisor import processes, starting
 from tests.below import contents_below
 
 from .conftest import PretendServer, wait_until
@@ -270,6 +270,21 @@ def test_what_a_killed_start_left_beside_the_jobs_goes_after_an_hour(server: Pre
         os.utime(server.jobs / name, (time.time() - age,) * 2)
     server.start("true")
     assert sorted(path.name for path in server.jobs.glob(".*")) == [".starting-new"]
+
+
+@pytest.mark.row(30)
+def test_a_start_that_goes_on_is_left_alone_by_a_machine_whose_clock_is_ahead(
+    server: PretendServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of machines with one home another one may be starting a job: the disk's own time counts."""
+    (server.jobs / ".starting-elsewhere").mkdir(parents=True)
+    monkeypatch.setattr("remote_tool.supervisor.starting.time.time", lambda now=time.time: now() + 7200)
+    jobs = os.open(server.jobs, os.O_RDONLY)
+    try:
+        starting._remove_abandoned(jobs)
+    finally:
+        os.close(jobs)
+    assert [path.name for path in server.jobs.iterdir()] == [".starting-elsewhere"]
 
 
 @pytest.mark.row(20)
