@@ -250,7 +250,8 @@ def _find_script(context: Context, request: FanOutRequest) -> None:
 async def _ask_slots(context: Context, servers: Sequence[str]) -> tuple[list[ServerSlots], dict[str, RemoteToolError]]:
     async def ask(server: str) -> ServerSlots:
         host = await context.pool.host(server)
-        return _read_slots(server, await call(host, context.config, "facts", {}))
+        slots = _read_slots(server, await call(host, context.config, "facts", {}))
+        return replace(slots, gpus=context.config.servers[server].devices or slots.gpus)
 
     results = await on_every(servers, ask)
     return list(results.values.values()), results.errors

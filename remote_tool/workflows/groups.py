@@ -34,7 +34,7 @@ class Groups:
     def recall(cls, config: Config) -> Groups:
         """Return what is configured, else what was found the last time; a memory that cannot be read is none."""
         if config.shared is not None:
-            return cls.of_lists([tuple(config.servers)] if config.shared else [])
+            return cls.of_lists([config.usual_servers] if config.shared else [])
         try:
             with config.local.sharing.open("rb") as file:
                 known = json.loads(file.read(_LONGEST_MEMORY))

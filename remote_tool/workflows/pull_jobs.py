@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from remote_tool.config.artifacts import read_artifacts
 from remote_tool.errors import UsageError
 from remote_tool.workflows.artifacts import PullAnswer, pull_artifacts
-from remote_tool.workflows.list_jobs import load_meant, refresh
-from remote_tool.workflows.selection import choose_jobs, choose_servers
+from remote_tool.workflows.list_jobs import load_meant, refresh, servers_of_jobs
+from remote_tool.workflows.selection import choose_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +28,7 @@ async def pull_jobs(
         UsageError: None of the jobs brings files home, and none are named.
     """
     patterns = read_artifacts(artifacts)
-    servers = choose_servers(context.config, selection.servers)
+    servers = servers_of_jobs(context, selection)
     errors = await refresh(context, servers)
     meant = replace(selection, running=True, stopped=True)
     known, bad = load_meant(context, meant)

@@ -8,6 +8,7 @@ import pytest
 
 from remote_tool import JobSelection, LaunchRequest, StartRequest, Workspace
 from remote_tool.errors import SomeServersFailedError, UsageError
+from remote_tool.launchers.fan_out import FanOutRequest
 from tests.project import make_project
 
 if TYPE_CHECKING:
@@ -72,3 +73,8 @@ def test_a_launch_on_devices_that_are_not_there_is_refused(half: Workspace) -> N
         "first": "first has no GPU, so device 0 cannot be used there",
         "second": "second has no GPU, so device 0 cannot be used there",
     }
+
+
+def test_a_fan_out_has_a_slot_for_each_configured_device(half: Workspace) -> None:
+    slots = half.plan_fan_out(FanOutRequest("true")).slots
+    assert [(slot.server, slot.gpus) for slot in slots] == [("first", ("2",)), ("first", ("5",)), ("second", ())]

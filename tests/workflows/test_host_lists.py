@@ -78,6 +78,14 @@ def test_logs_of_ended_jobs_come_home_from_hosts_of_earlier_lists(bare: Workspac
     assert (later.config.local.jobs / job.id / "job.out").read_text() == "done\n"
 
 
+def test_files_of_jobs_come_home_from_hosts_of_earlier_lists(bare: Workspace) -> None:
+    (job,) = bare.with_hosts("10.0.0.1").start_jobs(StartRequest("echo 1 > kept.txt", sync=False)).jobs
+    later = Workspace.find(bare.root)
+    later.wait_jobs(JobSelection(jobs=(job.id,)))
+    assert not later.pull_jobs(JobSelection(jobs=(job.id,)), ["kept.txt"]).errors
+    assert [file.name for file in (later.config.local.jobs / job.id).rglob("kept.txt")] == ["kept.txt"]
+
+
 def test_hosts_of_earlier_lists_where_nothing_runs_are_left_alone(bare: Workspace) -> None:
     """They may be gone, and nobody wants to wait for them."""
     with pytest.raises(ConnectError):
