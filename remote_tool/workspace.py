@@ -257,6 +257,14 @@ class Workspace:
         """Start one torchrun per server."""
         return _checked(self._work(lambda context: workflows.launch.launch_torch(context, request)), check=check)
 
+    def plan_mpi(self, request: LaunchRequest) -> LaunchPlan:
+        """Say what a launch of mpiexec would start; start nothing."""
+        return self._work(lambda context: workflows.launch_mpi.plan_launch_mpi(context, request))
+
+    def launch_mpi(self, request: LaunchRequest, *, check: bool = True) -> JobsAnswer:
+        """Start mpiexec on the first server, and its ranks on all."""
+        return _checked(self._work(lambda context: workflows.launch_mpi.launch_mpi(context, request)), check=check)
+
     def follow_launch(self, request: LaunchRequest, jobs: Sequence[Job], on_chunk: OnChunk) -> FollowAnswer:
         """Hand on what a launch writes until it ends; with ``max_restarts``, start it again when it lost a node."""
         return self._work(lambda context: workflows.relaunch.follow_launch(context, request, jobs, on_chunk))

@@ -41,6 +41,7 @@ COMMANDS = {
     "run": ("workspace_commands", "Run a command and show what it prints."),
     "job-run": ("job_commands", "Start a job and return."),
     "helper-torch-launch": ("launch_commands", "Start torchrun on all servers."),
+    "helper-mpi-launch": ("mpi_commands", "Start an MPI program on all servers."),
     "helper-fan-out": ("fan_out_command", "Split work over every GPU of every server."),
     "bandwidth": ("server_commands", "Measure what goes between every two servers."),
     "job-list": ("job_commands", "List jobs."),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -29,6 +29,11 @@ from remote_tool.cli.options import (
 from remote_tool.config.devices import parse_devices
 from remote_tool.errors import UsageError
 from remote_tool.launchers.torch import LaunchRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from remote_tool.launchers.torch import LaunchPlan
 
 
 def helper_torch_launch(  # noqa: PLR0913 - one parameter per option
@@ -82,7 +87,7 @@ def helper_torch_launch(  # noqa: PLR0913 - one parameter per option
     )
     console = Console(verbose=verbose, activity="starting")
     if dry_run:
-        _show_plan(console, targets, request, json=json)
+        show_plan(console, lambda: console.find_workspace(targets).plan_torch(request), json=json)
         return
     with console:
         workspace = console.find_workspace(targets)
@@ -97,9 +102,10 @@ def helper_torch_launch(  # noqa: PLR0913 - one parameter per option
         leave_unless_ok(followed.exit_code or pulled)
 
 
-def _show_plan(console: Console, targets: Targets, request: LaunchRequest, *, json: bool) -> None:
+def show_plan(console: Console, make: Callable[[], LaunchPlan], *, json: bool) -> None:
+    """Say what would be started."""
     with console:
-        plan = console.find_workspace(targets).plan_torch(request)
+        plan = make()
     if json:
         print_json(plan.as_json())
     else:

@@ -21,6 +21,8 @@ LONGEST_COMMAND = 500
 MINUTE, HOUR, DAY = 60, 3600, 86400
 KILOBYTE, MEGABYTE, GIGABYTE = 1024, 1024**2, 1024**3
 SHORT_ID = 15
+# What the script of an MPI launch begins with.
+MPI_MARK = "# mpiexec"
 
 
 def print_jobs(jobs: Sequence[Job], descriptor: int = streams.OUT) -> None:
@@ -67,6 +69,8 @@ def _stray_row(stray: Stray) -> dict[str, str]:
 
 def short_command(job: Job) -> str:
     """Return what the user gave; the words that a launch puts before it say little."""
+    if job.launch_id and job.command.startswith(MPI_MARK):
+        return one_line(job.command.partition("\n")[0].removeprefix("# "))[:LONGEST_COMMAND]
     _, found, command = job.command.partition(" --redirects 3 ")
     return one_line(f"torchrun … {command}" if job.launch_id and found else job.command)[:LONGEST_COMMAND]
 

@@ -164,7 +164,7 @@ class LaunchPlan:
         for node in self.nodes:
             interface = self.rendezvous.routes[node.server].interface or "any interface"
             lines.append(f"{node.server}: node rank {node.node_rank}, {node.processes} processes, {interface}")
-            lines.append(f"  {node.command}")
+            lines.append("  " + node.command.replace("\n", "\n  "))
         return "\n".join(lines)
 
     def as_json(self) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def check_nodes(facts: Sequence[NodeFacts]) -> None:
     Raises:
         JobError: Two are one machine, torch is missing on one, or torch or Python differ between them.
     """
-    _refuse_one_machine(facts)
+    refuse_one_machine(facts)
     for node in facts:
         if not node.torch:
             raise JobError(
@@ -279,7 +279,7 @@ def plan_launch(
                 rank_offset=None if request.max_restarts else offset,
                 command=f"{torchrun} {script(request.command)}",
                 environment=with_devices(
-                    _environment(request, rendezvous.routes[node.server], names.launch_id), node.devices
+                    launch_environment(request, rendezvous.routes[node.server], names.launch_id), node.devices
                 ),
             )
         )
@@ -328,7 +328,7 @@ def _torchrun_options(request: LaunchRequest, rendezvous: Rendezvous, launch_id:
     return shlex.join(words)
 
 
-def _environment(request: LaunchRequest, route: Route, launch_id: str) -> dict[str, str]:
+def launch_environment(request: LaunchRequest, route: Route, launch_id: str) -> dict[str, str]:
     variables = {"RUN_UUID": launch_id}
     if route.interface:
         variables |= dict.fromkeys(INTERFACE_VARIABLES, route.interface)
@@ -341,7 +341,7 @@ def _refuse_twice(servers: Sequence[str]) -> None:
         raise UsageError(f"{twice[0]} is named twice; each server runs one torchrun")
 
 
-def _refuse_one_machine(facts: Sequence[NodeFacts]) -> None:
+def refuse_one_machine(facts: Sequence[NodeFacts]) -> None:
     """Refuse one machine by two names: its GPUs would be given away twice."""
     by_place: dict[str, str] = {}
     for node in facts:

@@ -29,6 +29,7 @@ _OPS = {
     "send": "sending",
     "bandwidth_listen": "bandwidth",
     "bandwidth_connect": "bandwidth",
+    "proxies": "proxies",
     "strays": "strays",
     "end_strays": "strays",
 }

@@ -61,10 +61,10 @@ async def launch_torch(context: Context, request: LaunchRequest) -> JobsAnswer:
     plan = await make_plan(context, request, servers)
     specs = make_specs(plan, request, sent.snapshots, wanted_artifacts(context.config, request.artifacts))
     started = await start_specs(context, with_variables(specs, context.config, request.environment))
-    return replace(await _all_or_none(context, started), warnings=sent.warnings)
+    return replace(await all_or_none(context, started), warnings=sent.warnings)
 
 
-async def _all_or_none(context: Context, answer: JobsAnswer) -> JobsAnswer:
+async def all_or_none(context: Context, answer: JobsAnswer) -> JobsAnswer:
     """Stop the nodes that did start when one did not; the answer then has an error for each that did not."""
     failed = {job.server: job for job in answer.jobs if job.server in answer.errors or job.state.is_finished}
     if not failed:
@@ -87,9 +87,9 @@ async def plan_torch(context: Context, request: LaunchRequest) -> LaunchPlan:
 
 async def make_plan(context: Context, request: LaunchRequest, servers: Sequence[str]) -> LaunchPlan:
     """Ask every server what it is and how it reaches the first, then plan."""
-    facts = await _ask_facts(context, request, servers)
+    facts = await ask_facts(context, request, servers)
     check_nodes(facts)
-    rendezvous = await _find_rendezvous(context, request, facts)
+    rendezvous = await find_rendezvous(context, request, facts)
     names = LaunchNames(new_job_id(), tuple(new_job_id() for _ in facts), context.config.remote.jobs_name)
     return plan_launch(request, facts, rendezvous, names)
 
@@ -147,7 +147,7 @@ def find_script(context: Context, command: str) -> None:
         raise UsageError(f"{file} is not in {root}", hint="--cmd takes a path from the project folder, like train.py")
 
 
-async def _ask_facts(context: Context, request: LaunchRequest, servers: Sequence[str]) -> list[NodeFacts]:
+async def ask_facts(context: Context, request: LaunchRequest, servers: Sequence[str]) -> list[NodeFacts]:
     async def ask(server: str) -> NodeFacts:
         host = await context.pool.host(server)
         question = {"launch": True, "entry": entry_of(context.config, server)}
@@ -222,7 +222,7 @@ def _likeliest_first(seen: str, addresses: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(address for address in (seen, *others) if address))
 
 
-async def _find_rendezvous(context: Context, request: LaunchRequest, facts: Sequence[NodeFacts]) -> Rendezvous:
+async def find_rendezvous(context: Context, request: LaunchRequest, facts: Sequence[NodeFacts]) -> Rendezvous:
     first = facts[0]
     configured = context.config.servers[first.server].address
     candidates = (configured,) if configured else first.addresses

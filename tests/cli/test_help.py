@@ -20,13 +20,14 @@ from tests.sshd import free_port
 REPOSITORY = Path(__file__).parent.parent.parent
 INTERFACE = [
     *("init", "keys", "check", "prepare", "setup", "rsync", "update-packages", "run", "job-run", "helper-torch-launch"),
-    "helper-fan-out",
+    *("helper-mpi-launch", "helper-fan-out"),
     *("bandwidth", "job-list", "job-tail", "job-kill", "job-wait", "job-rsync", "job-pull", "demo"),
 ]
 WITH_JSON = [
     "bandwidth",
     "check",
     "helper-fan-out",
+    "helper-mpi-launch",
     "helper-torch-launch",
     "job-kill",
     "job-list",
@@ -85,7 +86,7 @@ def test_help_of_a_command_does_not_load_the_ssh_library(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("words", "needed"),
     [
-        (("run", "--cmd", "true"), set()),
+        (("run", "--cmd", "true"), {"entry"}),
         (("job-list",), {"log_streams", "clocks", "groups"}),
         (("prepare",), {"run_steps", "step_logs", "sync", "sharing", "groups"}),
     ],

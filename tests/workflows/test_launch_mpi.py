@@ -1,0 +1,130 @@
+"""Launches with the real mpiexec of MPICH on two servers that have no SSH to each other."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from remote_tool import JobState, Workspace
+from remote_tool.errors import JobError
+from remote_tool.launchers.torch import LaunchRequest
+from remote_tool.workflows.selection import JobSelection
+from tests.project import processes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from remote_tool import Job
+    from remote_tool.workflows.follow_jobs import Chunk
+
+# MPI's own library, without a compiler: the numbers are those of MPICH's ABI for MPI_COMM_WORLD, MPI_INT and MPI_SUM.
+MPI = """
+import ctypes, os, sys, time
+mpi = ctypes.CDLL("libmpich.so.12")
+mpi.MPI_Init(None, None)
+one, total = ctypes.c_int(1), ctypes.c_int()
+mpi.MPI_Allreduce(ctypes.byref(one), ctypes.byref(total), 1, 0x4C000405, 0x58000003, 0x44000000)
+names = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "REMOTE_TOOL_SERVER", "WHO")
+words = [str(total.value), *(os.environ.get(name, "-") for name in names), *sys.argv[1:]]
+# In one piece: what ranks write at the same time would mix.
+os.write(1, (" ".join(words) + "\\n").encode())
+mpi.MPI_Finalize()
+"""
+FAILS = """
+import os, sys, time
+print("up", flush=True)
+if os.environ["PMI_RANK"] == "2":
+    print("had enough", file=sys.stderr, flush=True)
+    raise SystemExit(7)
+time.sleep(1000)
+"""
+
+
+def missing() -> str | None:
+    absent = [name for name in ("mpiexec.hydra", "hydra_pmi_proxy") if shutil.which(name) is None]
+    if absent:
+        return f"there is no {', '.join(absent)}: install mpich"
+    try:
+        ctypes.CDLL("libmpich.so.12")
+    except OSError:
+        return "there is no libmpich.so.12: install mpich"
+    return None
+
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
+
+
+@pytest.fixture
+def trainer(shared_project: Path) -> Workspace:
+    """The prepared workspace with the programs of this file."""
+    for name, text in {"mpi": MPI, "mpi_fails": FAILS}.items():
+        (shared_project / f"{name}.py").write_text(text)
+    return Workspace.find(shared_project)
+
+
+def by_id(jobs: Sequence[Job]) -> JobSelection:
+    return JobSelection(jobs=tuple(job.id for job in jobs), stopped=True)
+
+
+def test_ranks_of_all_servers_add_up_with_the_environment_of_their_own_server(trainer: Workspace) -> None:
+    request = LaunchRequest("mpi.py 'a  b' \"it's\"", processes=2, environment={"WHO": "me '$HOME'"})
+    answer = trainer.launch_mpi(request)
+    shown: list[Chunk] = []
+    followed = trainer.follow_jobs(by_id(answer.jobs), shown.append)
+    out = b"".join(chunk.data for chunk in shown if chunk.stream == "out").decode()
+    err = b"".join(chunk.data for chunk in shown if chunk.stream == "err").decode()
+    assert followed.exit_code == 0, out + err + str(followed.jobs)
+    assert sorted(out.splitlines()) == [
+        "4 0 4 0 first me '$HOME' a  b it's",
+        "4 1 4 1 first me '$HOME' a  b it's",
+        "4 2 4 0 second me '$HOME' a  b it's",
+        "4 3 4 1 second me '$HOME' a  b it's",
+    ]
+    assert [(job.server, job.node_rank, job.is_master) for job in answer.jobs] == [
+        ("first", 0, True),
+        ("second", 1, False),
+    ]
+    assert len({job.launch_id for job in answer.jobs}) == 1
+
+
+def test_a_rank_that_fails_before_it_meets_the_others_ends_the_launch(trainer: Workspace) -> None:
+    """The others would wait in MPI_Init for ever."""
+    answer = trainer.launch_mpi(LaunchRequest("mpi_fails.py", processes=2))
+    began = time.monotonic()
+    ended = trainer.wait_jobs(by_id(answer.jobs), timeout=30).jobs
+    assert time.monotonic() - began < 15
+    first, second = ended
+    assert (second.state, second.exit_code) == (JobState.FAILED, 7), second
+    assert first.state is JobState.FAILED
+    assert "second (node 1) ended with exit code 7" in first.reason
+    assert [processes_of(job.id) for job in ended] == [[], []]
+    trainer.pull_logs(by_id(ended))
+    said = b"".join((trainer.config.local.job(job.id) / "job.err").read_bytes() for job in ended)
+    assert b"rank 2 of 4 on second ended with exit code 7\n" in said
+    assert b"had enough\n" in said
+
+
+def test_killing_one_job_ends_all_of_it(trainer: Workspace) -> None:
+    answer = trainer.launch_mpi(LaunchRequest("sleep 600", processes=2))
+    trainer.stop_jobs(JobSelection(jobs=(answer.jobs[1].id,)), grace=5).raise_if_any_failed()
+    ended = trainer.wait_jobs(by_id(answer.jobs), timeout=30).jobs
+    assert {job.state for job in ended} == {JobState.KILLED}
+    assert [processes_of(job.id) for job in ended] == [[], []]
+
+
+def test_without_mpich_it_is_said_and_nothing_is_left(trainer: Workspace) -> None:
+    request = LaunchRequest("sleep 600", environment={"PATH": "/nowhere"})
+    with pytest.raises(JobError, match="before it said what the other servers are to start") as caught:
+        trainer.launch_mpi(request)
+    assert "MPICH" in caught.value.hint
+
+
+def test_one_server_alone_needs_no_other(trainer: Workspace) -> None:
+    answer = trainer.launch_mpi(LaunchRequest("mpi.py", servers=("second",), processes=2))
+    (ended,) = trainer.wait_jobs(by_id(answer.jobs), timeout=30).jobs
+    assert ended.state is JobState.SUCCEEDED, ended
