@@ -152,7 +152,7 @@ def test_what_is_no_list_is_one_error(desk: Desk) -> None:
 def test_bytes_that_are_not_of_the_file_are_one_error_and_no_file(desk: Desk) -> None:
     for name, pieces in PIECES.items():
         job = job_of(desk)
-        sent = [({"file": 0, **header}, body) for header, body in pieces]
+        sent = [({"file": 0, **header}, body) for header, body in [*pieces, ({"end": "whole"}, b"")]]
         tell(desk, job, {"artifacts": listing(job, FILE), "send": [*sent, ({"done": True}, b"")]})
         said = check(desk, job, "job-pull", "--job", job.id, "--server", "bad")
         assert said.count("error:") == 1, (name, said)
