@@ -100,7 +100,9 @@ def test_hosts_of_earlier_lists_where_nothing_runs_are_left_alone(bare: Workspac
 
 
 def test_a_configured_host_of_a_list_is_the_configured_server(
-    listing: tuple[TestServer, TestServer], tmp_path: Path
+    shared_project: Path,  # noqa: ARG001 - it is what prepares them
+    listing: tuple[TestServer, TestServer],
+    tmp_path: Path,
 ) -> None:
     workspace = Workspace.find(make_project(tmp_path / "project", listing))
     assert list(workspace.with_hosts("second:1,10.0.0.1").run("true").values) == ["second", "10.0.0.1"]
