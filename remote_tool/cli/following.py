@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import remote_tool
@@ -11,9 +12,11 @@ from remote_tool.cli.log_lines import ExactOutput, LabelledOutput
 from remote_tool.cli.tables import how_it_ended
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
 
     from remote_tool import FollowOptions, JobSelection, Workspace
+    from remote_tool.cli.live_status import LiveStatus
     from remote_tool.workflows.failures import RankFailure
     from remote_tool.workflows.follow_jobs import Chunk, FollowAnswer, OnChunk
 
@@ -22,17 +25,25 @@ if TYPE_CHECKING:
 
 def follow(workspace: Workspace, selection: JobSelection, options: FollowOptions, *, pass_on: bool = False) -> None:
     """Print what comes; with pass_on, end with the jobs' own exit status."""
-    answer = show_until_end(lambda show: workspace.follow_jobs(selection, show, options), selection)
+    status = workspace.config.status if options.wait else None
+    answer = show_until_end(lambda show: workspace.follow_jobs(selection, show, options), selection, status=status)
     pulled = bring_artifacts(workspace, answer) if options.wait else 0
     failed = answer.exit_code if answer.errors else 0
     leave_unless_ok((answer.exit_code if pass_on else failed) or pulled)
 
 
-def show_until_end(following: Following, selection: JobSelection) -> FollowAnswer:
-    """Print what a following hands on, then how it ended."""
+def show_until_end(
+    following: Following, selection: JobSelection, *, status: Mapping[str, str] | None = None
+) -> FollowAnswer:
+    """Print what a following hands on, then how it ended.
+
+    On a terminal a line at the bottom says meanwhile how far the jobs are, by these patterns and the usual ones; None
+    leaves it out.
+    """
     output = Output()
     try:
-        answer = following(output.show)
+        with _live_status(status) as live:
+            answer = following(_to_both(output, live))
     except KeyboardInterrupt:
         output.end()
         inform(f"\nstill running; to follow again: remote-tool job-tail{output.selected or _selected(selection)}")
@@ -51,6 +62,25 @@ def bring_artifacts(workspace: Workspace, answer: FollowAnswer) -> int:
         pulled = remote_tool.Workspace(workspace.config, console.hooks).pull_artifacts(ended)
     show_failures(pulled.errors)
     return pulled.exit_code
+
+
+def _live_status(patterns: Mapping[str, str] | None) -> AbstractContextManager[LiveStatus | None]:
+    if patterns is None or not streams.can_hold_line():
+        return nullcontext()
+    from remote_tool.cli.live_status import LiveStatus  # noqa: PLC0415 - in a pipe Rich need not load
+
+    return LiveStatus(patterns)
+
+
+def _to_both(output: Output, live: LiveStatus | None) -> OnChunk:
+    if live is None:
+        return output.show
+
+    def show(chunk: Chunk) -> None:
+        output.show(chunk)
+        live.note(chunk)
+
+    return show
 
 
 class Output:

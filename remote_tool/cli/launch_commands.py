@@ -96,7 +96,9 @@ def helper_torch_launch(  # noqa: PLR0913 - one parameter per option
     leave_unless_ok(answer.exit_code)
     if follow_it:
         followed = show_until_end(
-            lambda show: workspace.follow_launch(request, answer.jobs, show), select_started(answer)
+            lambda show: workspace.follow_launch(request, answer.jobs, show),
+            select_started(answer),
+            status=workspace.config.status,
         )
         pulled = bring_artifacts(workspace, followed)
         leave_unless_ok(followed.exit_code or pulled)

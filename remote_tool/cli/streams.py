@@ -44,3 +44,8 @@ def is_terminal(descriptor: int) -> bool:
 def has_colour(descriptor: int) -> bool:
     """Whether colours are wanted there: https://no-color.org."""
     return is_terminal(descriptor) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def can_hold_line() -> bool:
+    """Whether a person looks at a whole screen, where a line at the bottom can stay."""
+    return os.environ.get("TERM", "dumb") not in {"", "dumb", "unknown"} and is_terminal(OUT) and is_terminal(ERR)

@@ -165,6 +165,8 @@ LAUNCH = Form(
     _begins_shell,
 )
 CONTAINER = Form("an image, with options of docker run before it if need be", _names_image)
+STATUS_NAME = _like("a word of letters, digits, . _ - with 20 characters at most", _NO_OPTION + "{0,19}")
+PATTERN = Form("a regular expression with one group, such as 'accuracy ([0-9.]+)'", str.isprintable)
 SHA256 = _like("64 hexadecimal digits", "[0-9a-fA-F]{64}")
 
 

@@ -19,6 +19,7 @@ from remote_tool.config.model import (
     Installer,
     Server,
 )
+from remote_tool.config.status_patterns import problem_of
 from remote_tool.errors import ConfigError
 from remote_tool.paths import LocalPaths, RemotePaths
 from remote_tool.supervisor.activation import RESERVED
@@ -46,6 +47,7 @@ TOP_KEYS = (
     "artifact_limit",
     "setup",
     "env",
+    "status",
 )
 SERVER_KEYS = (
     "hostname",
@@ -125,7 +127,22 @@ def _config(top: Place, root: Path) -> Config:
         artifacts=_artifacts(values["artifacts"]) if "artifacts" in values else (),
         artifact_limit=_artifact_limit(values["artifact_limit"]) if "artifact_limit" in values else ArtifactLimit(),
         shared=_yes_or_no(values, "shared"),
+        status=_status(values["status"]) if "status" in values else {},
     )
+
+
+def _status(place: Place) -> dict[str, str]:
+    patterns = {}
+    for name, found in place.pairs():
+        if not forms.STATUS_NAME.accepts(name):
+            found.refuse(f"the name of a value must be {forms.STATUS_NAME.wanted}")
+            continue
+        text = found.text(forms.PATTERN)
+        if text is not None and (problem := problem_of(text)):
+            found.refuse(f"must be {problem}")
+        elif text is not None:
+            patterns[name] = text
+    return patterns
 
 
 def _text(values: dict[str, Place], key: str, form: Form) -> str | None:

@@ -144,6 +144,7 @@ class Config:
             where none is named. Empty: no list was given.
         setup: For the shell, before each command; a server's own one counts instead.
         env: Variables of each command, by name; a server's own ones win.
+        status: Patterns by name that tell from a job's output how far it is; they come beside the usual ones.
     """
 
     name: str
@@ -158,14 +159,14 @@ class Config:
     artifact_limit: ArtifactLimit = ArtifactLimit()
     shared: bool | None = None
     listed: Mapping[str, int | None] = field(default_factory=dict)
+    status: Mapping[str, str] = field(default_factory=dict)
+    setup: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def usual_servers(self) -> tuple[str, ...]:
         """Those that are meant where none is named."""
         return tuple(self.listed) or tuple(name for name, server in self.servers.items() if not server.is_listed)
-
-    setup: str | None = None
-    env: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def python_version(self) -> str:
@@ -189,3 +190,13 @@ class Config:
     def variables_of(self, server: str) -> dict[str, str]:
         """The variables that the configuration has for the commands on a server."""
         return {**self.env, **self.servers[server].env}
+
+    def entry_of(self, name: str) -> dict[str, object] | None:
+        """Return what a server is told of where its commands begin; None when they begin there as they are."""
+        server = self.servers[name]
+        if not server.is_entered:
+            return None
+        # One that was named for this server is reached from inside too: it lies in the project's folder, or is mounted.
+        activates = self.for_server(name).environment.kind is not EnvironmentKind.INSIDE
+        kind, words = ("container", server.container) if server.container is not None else ("launch", server.launch)
+        return {kind: list(words or ()), "activate": activates}

@@ -27,7 +27,6 @@ from remote_tool.launchers.torch import (
     script_file,
 )
 from remote_tool.transport.pool import on_every
-from remote_tool.workflows.entry import entry_of
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.selection import JobsAnswer, choose_servers
 from remote_tool.workflows.start_jobs import send_project, start_specs
@@ -150,7 +149,7 @@ def find_script(context: Context, command: str) -> None:
 async def ask_facts(context: Context, request: LaunchRequest, servers: Sequence[str]) -> list[NodeFacts]:
     async def ask(server: str) -> NodeFacts:
         host = await context.pool.host(server)
-        question = {"launch": True, "entry": entry_of(context.config, server)}
+        question = {"launch": True, "entry": context.config.entry_of(server)}
         answer = await call(host, context.config, "facts", question)
         devices = _chosen_devices(context.config.servers[server], request, answer)
         return replace(read_facts(server, answer), devices=devices, listed=context.config.listed.get(server))

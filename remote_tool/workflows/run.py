@@ -14,7 +14,6 @@ from remote_tool.supervisor.framing import FrameReader, FramingError
 from remote_tool.supervisor.setup_script import put_before_attached
 from remote_tool.transport.host import Stream
 from remote_tool.transport.pool import Results, on_every
-from remote_tool.workflows.entry import entry_of
 from remote_tool.workflows.selection import choose_servers
 from remote_tool.workflows.supervisor import (
     SupervisorMissingError,
@@ -87,7 +86,7 @@ def _request(config: Config, server: str, wanted: RunRequest) -> dict[str, objec
         "command": put_before_attached(wanted.command, setup) if setup else wanted.command,
         "environment": with_devices(variables, devices_of(config.servers[server], wanted.devices, variables)),
         "server": server,
-        "entry": entry_of(config, server),
+        "entry": config.entry_of(server),
     }
 
 

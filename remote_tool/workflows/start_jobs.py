@@ -15,7 +15,6 @@ from remote_tool.jobs.records import parse_job
 from remote_tool.supervisor.artifact_patterns import as_record
 from remote_tool.transport.pool import on_every
 from remote_tool.workflows.clocks import tell_skew
-from remote_tool.workflows.entry import entry_of
 from remote_tool.workflows.selection import JobsAnswer, choose_servers
 from remote_tool.workflows.supervisor import NoAnswerError, call_until_answered
 from remote_tool.workflows.sync import SyncOptions, sync
@@ -138,7 +137,7 @@ async def _start_on(context: Context, server: str, specs: Sequence[JobSpec]) -> 
     config = context.config
     settings = {
         "log_limit": config.log_limit,
-        "entry": entry_of(config, server),
+        "entry": config.entry_of(server),
         "setup": config.setup_of(server),
     }
     variables = config.variables_of(server)

@@ -793,3 +793,38 @@ def test_what_cannot_begin_a_command_is_refused(key: str, value: str, said: str)
 def test_a_launch_command_and_a_container_do_not_go_together() -> None:
     (problem,) = problems(server(launch="nice", container="image"))
     assert problem == "5: servers.first.container: stands beside launch; keep one of them"
+
+
+def test_patterns_of_the_status_line_are_read() -> None:
+    config = read(r"""
+status:
+  acc: 'accuracy: ([0-9.]+) ?%'
+  bleu: '\bBLEU(?:-4)? = (\d+\.\d+)'
+""")
+    assert config.status == {"acc": "accuracy: ([0-9.]+) ?%", "bleu": r"\bBLEU(?:-4)? = (\d+\.\d+)"}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    [
+        ("'loss ([0-9'", "it is none: unterminated character set"),
+        ("'loss [0-9]+'", "with one group ( ) around the value, found 0"),
+        ("'(loss) ([0-9]+)'", "with one group ( ) around the value, found 2"),
+        ("'((?:a+)+)$'", "repeats no group which itself repeats or chooses"),
+        ("'((?:a|aa)*)$'", "repeats no group which itself repeats or chooses"),
+        ("'((?:a?){9})'", "repeats no group which itself repeats or chooses"),
+        ("'(.*.*.*.*x)'", "at most 3 repetitions"),
+        ("'(a?a?a?a?a?a?a?)'", "at most 3 repetitions and 6 choices"),
+        (f"'({'a' * 200})'", "a regular expression of 1 to 200 characters"),
+        ("[a]", "must be a regular expression with one group"),
+    ],
+)
+def test_a_pattern_that_cannot_be_or_may_take_for_ever_is_refused(pattern: str, said: str) -> None:
+    (problem,) = problems(f"status:\n  acc: {pattern}\n")
+    assert problem.startswith("2: status.acc: must be ")
+    assert said in problem
+
+
+def test_the_name_of_a_value_is_a_word() -> None:
+    (problem,) = problems("status:\n  'two words': 'a (b)'\n")
+    assert "the name of a value must be a word" in problem
