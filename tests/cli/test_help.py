@@ -86,7 +86,7 @@ def test_help_of_a_command_does_not_load_the_ssh_library(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("words", "needed"),
     [
-        (("run", "--cmd", "true"), {"entry"}),
+        (("run", "--cmd", "true"), set()),
         (("job-list",), {"log_streams", "clocks", "groups"}),
         (("prepare",), {"run_steps", "step_logs", "sync", "sharing", "groups"}),
     ],
