@@ -7,6 +7,7 @@ import select
 import shutil
 import socket
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,12 +131,16 @@ def test_both_sides_end_with_their_clients(server: PretendServer, other: Pretend
         wait_until(lambda: len(programs_of(call, asked)) == 2, "iperf3 on both sides")
     else:
         wait_until(lambda: carries(port), "the streams")
-    began = time.monotonic()
-    left = programs_of(call, asked)
-    asked.close()
-    call.close()
-    assert time.monotonic() - began < 5
-    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in left), "the end of iperf3")
+    for each in (asked, call):
+        left = programs_of(each)
+        began = time.monotonic()
+        each.close()
+        assert time.monotonic() - began < 5
+        wait_until(partial(are_gone, left), "the end of iperf3")
+
+
+def are_gone(pids: list[int]) -> bool:
+    return not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
 def programs_of(*calls: Call) -> list[int]:
