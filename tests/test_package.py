@@ -108,7 +108,8 @@ def run(installed: Path, dependencies: Path, *words: str) -> subprocess.Complete
 def test_the_package_carries_the_sample_and_its_types_and_no_litter(installed: Path) -> None:
     assert (installed / "remote_tool" / "py.typed").is_file()
     carried = {path.name for path in (installed / SAMPLE).rglob("*") if "__pycache__" not in path.parts}
-    assert carried == {"train_digits.py", "hello_world.py", "api_sample.py", "requirements.txt"}
+    games = {"self_play.py", "train_value.py", "play_and_train.py"}
+    assert carried == {"train_digits.py", "hello_world.py", "api_sample.py", "requirements.txt"} | games
     # pip itself compiles what it installs; what lay in the checkout is not among it.
     assert not list(installed.rglob("x.pyc"))
     assert {path.name for path in installed.iterdir()} - {"bin", "remote_tool"} == {"remote_tool-0.1.0.dist-info"}

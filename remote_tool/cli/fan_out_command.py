@@ -11,17 +11,23 @@ from remote_tool.cli.console import Console, inform, leave_unless_ok, print_data
 from remote_tool.cli.following import Output
 from remote_tool.cli.json_output import print_json, started_document
 from remote_tool.cli.options import (
+    Artifacts,
     AsJson,
+    Devices,
     Environment,
     Follow,
+    Hostfile,
+    Hosts,
     NoSync,
     Servers,
     Tags,
+    Targets,
     Verbose,
     read_environment,
     refuse_both,
 )
 from remote_tool.cli.tables import how_it_ended
+from remote_tool.config.devices import parse_devices
 from remote_tool.errors import UsageError
 from remote_tool.launchers.fan_out import TAG, FanOutPlan, FanOutRequest, fan_out_name
 from remote_tool.workflows.audience import Audience
@@ -52,8 +58,15 @@ def helper_fan_out(  # noqa: PLR0913 - one parameter per option
         typer.Option("--per-server", min=1, metavar="N", help="Slots of each server; default: its GPUs, else 1."),
     ] = None,
     server: Servers = None,
+    hosts: Hosts = None,
+    hostfile: Hostfile = None,
     env: Environment = None,
+    devices: Devices = None,
     tag: Tags = None,
+    artifact: Artifacts = None,
+    gather: Annotated[
+        str, typer.Option("--gather", metavar="FOLDER", help="Put what came home into this folder of the project too.")
+    ] = "",
     retries: Annotated[
         int, typer.Option("--retries", min=0, metavar="N", help="How often a shard that failed is started again.")
     ] = 1,
@@ -68,13 +81,16 @@ def helper_fan_out(  # noqa: PLR0913 - one parameter per option
 ) -> None:
     """Split work over every GPU, or slot, of every server: one job for each."""
     refuse_both(json=json, follow=follow_it)
-    variables = read_environment(env)
+    variables, targets = read_environment(env), Targets.read(server, hosts, hostfile)
     screen = _Screen(shows_output=follow_it)
     console = Console(verbose=verbose, activity="" if follow_it else "working")
     if resume:
-        _refuse_beside(resume=resume, given={"--cmd": cmd, "--total": total, "--items": items, "--dry-run": dry_run})
+        work = {"--cmd": cmd, "--total": total, "--items": items, "--per-server": per_server, "--dry-run": dry_run}
+        where = {"--server": server, "--hosts": hosts, "--hostfile": hostfile, "--devices": devices}
+        _refuse_beside(resume, {**work, **where, "--tag": tag, "--artifact": artifact, "--gather": gather})
         _stay(
             console,
+            targets,
             screen,
             lambda at: at.resume_fan_out(resume, variables, sync=not no_sync, audience=screen.audience, check=False),
             json=json,
@@ -82,7 +98,7 @@ def helper_fan_out(  # noqa: PLR0913 - one parameter per option
         return
     request = FanOutRequest(
         command=cmd,
-        servers=tuple(server or ()),
+        servers=targets.servers,
         total=total,
         items=read_items(items) if items is not None else (),
         per_server=per_server,
@@ -90,13 +106,17 @@ def helper_fan_out(  # noqa: PLR0913 - one parameter per option
         tags=tuple(tag or ()),
         retries=retries,
         sync=not no_sync,
+        artifacts=tuple(artifact or ()),
+        devices=parse_devices(devices),
+        gather=gather,
     )
     if dry_run:
-        _show_plan(console, request, json=json)
+        _show_plan(console, targets, request, json=json)
         return
     stays = follow_it or items is not None
     _stay(
         console,
+        targets,
         screen,
         lambda at: at.fan_out(request, follow=stays, audience=screen.audience, check=False),
         json=json,
@@ -148,9 +168,11 @@ def _drop(_chunk: Chunk) -> None:
     """Show nothing."""
 
 
-def _stay(console: Console, screen: _Screen, work: Callable[[Workspace], FanOutAnswer], *, json: bool) -> None:
+def _stay(
+    console: Console, targets: Targets, screen: _Screen, work: Callable[[Workspace], FanOutAnswer], *, json: bool
+) -> None:
     with console:
-        workspace = console.find_workspace()
+        workspace = console.find_workspace(targets)
         try:
             answer = work(workspace)
         except KeyboardInterrupt:
@@ -169,12 +191,15 @@ def _show_answer(answer: FanOutAnswer) -> None:
     name = fan_out_name(answer.launch_id)
     if answer.is_followed:
         inform(f"fan-out {name}: {len(answer.done)} of {answer.shards} shards done")
+        if answer.gathered:
+            count = len(answer.gathered)
+            inform(f"gathered {count} file{'' if count == 1 else 's'} in {answer.folder}")
     else:
         for job in answer.jobs:
             inform(f"shard {job.node_rank} on {job.server}: {how_it_ended(job)} (job {job.key})")
         inform(f"to see them: remote-tool job-list --tag {TAG}{name}")
     if answer.undone:
-        inform(f"to follow, and start what failed again: {_resume(name)}")
+        inform(f"to go on: {_resume(name)}")
     show_failures(answer.errors)
 
 
@@ -185,20 +210,21 @@ def _resume(name: str) -> str:
 def _print_document(workspace: Workspace, answer: FanOutAnswer) -> None:
     jobs = JobsAnswer(answer.jobs, answer.errors, warnings=answer.warnings)
     progress = {"shards": answer.shards, "done": sorted(answer.done), "failed": sorted(answer.failed)}
+    progress["gathered"] = [str(path) for path in answer.gathered]
     names = {"launch_id": answer.launch_id, "name": fan_out_name(answer.launch_id)}
     print_json({**started_document(jobs, workspace.config.local.jobs), "fan_out": {**names, **progress}})
 
 
-def _show_plan(console: Console, request: FanOutRequest, *, json: bool) -> None:
+def _show_plan(console: Console, targets: Targets, request: FanOutRequest, *, json: bool) -> None:
     with console:
-        plan = console.find_workspace().plan_fan_out(request)
+        plan = console.find_workspace(targets).plan_fan_out(request)
     if json:
         print_json(plan.as_json())
     else:
         print_data(plan.text())
 
 
-def _refuse_beside(*, resume: str, given: dict[str, object]) -> None:
+def _refuse_beside(resume: str, given: dict[str, object]) -> None:
     """Refuse to change what a fan-out does that was begun.
 
     Raises:

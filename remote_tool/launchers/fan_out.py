@@ -9,12 +9,13 @@ from itertools import accumulate, pairwise
 from string import Formatter
 from typing import TYPE_CHECKING, Any
 
+from remote_tool.config.artifacts import read_artifacts
+from remote_tool.config.devices import check_devices, with_devices
 from remote_tool.errors import JobError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
 OF_ALL, OF_TOTAL, OF_ITEMS = ("shard", "shards"), ("count", "start", "stop"), ("item",)
 # The server's record of a job has no room for a larger number of a shard.
 MOST_SHARDS = 100_000
@@ -32,11 +33,14 @@ class FanOutRequest:
         servers: Empty: all.
         total: A number that is split evenly; None: nothing is counted.
         items: Texts that are handed out one by one instead.
-        per_server: Slots of each server; None: one for each GPU, or one.
+        per_server: Slots of each server; None: as a host list says, else one for each GPU, or one.
         environment: Variables of every job; written nowhere.
         tags: For every job.
         retries: How often a shard that failed is started again while somebody follows.
         sync: Whether changed files are sent first.
+        artifacts: Globs of files that a shard writes and that come home; with placeholders, but no item.
+        gather: Folder of the project where what came home is put too, in ``<name>/<shard>/``; empty: nowhere.
+        devices: The GPUs that each server uses, by number or UUID; empty: as configured, else all.
     """
 
     command: str
@@ -48,6 +52,9 @@ class FanOutRequest:
     tags: tuple[str, ...] = ()
     retries: int = 1
     sync: bool = True
+    artifacts: tuple[str, ...] = ()
+    gather: str = ""
+    devices: tuple[str | int, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse what can not be meant."""
@@ -66,7 +73,12 @@ class FanOutRequest:
             raise UsageError(f"--per-server must be at most {MOST_SLOTS}, found {self.per_server}")
         if len(self.items) > MOST_SHARDS:
             raise UsageError(f"--items has {len(self.items)} lines, and at most {MOST_SHARDS} can be handed out")
-        check_template(self.command, placeholders(counted=self.total is not None, listed=bool(self.items)))
+        check_devices(self.devices, self.environment)
+        known = placeholders(counted=self.total is not None)
+        check_template("--cmd", self.command, (*known, *(OF_ITEMS if self.items else ())))
+        for glob in self.artifacts:
+            check_template("--artifact", glob, known)
+        read_artifacts(Shard(0, 1, 0, 1).globs(self.artifacts))
 
 
 @dataclass(frozen=True)
@@ -76,11 +88,13 @@ class ServerSlots:
     Attributes:
         server: Its name.
         gpus: As CUDA_VISIBLE_DEVICES names them.
+        listed: How many processes a host list gives it; None without one.
         place: Which machine and which folder on it; the same for two names of one.
     """
 
     server: str
     gpus: tuple[str, ...] = ()
+    listed: int | None = None
     place: str = ""
 
 
@@ -100,7 +114,7 @@ class Slot:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {GPU_VARIABLE: ",".join(self.gpus)} if self.gpus else {}
+        return with_devices({}, self.gpus)
 
     @property
     def text(self) -> str:
@@ -144,9 +158,11 @@ class Shard:
 
     def command(self, template: str) -> str:
         """Put the values into a command; each is one word to the shell."""
-        quoted = {name: shlex.quote(value) for name, value in self.values.items()}
-        parsed = Formatter().parse(with_interpreter(template))
-        return "".join(text + (quoted[name] if name is not None else "") for text, name, _, _ in parsed)
+        return _fill(with_interpreter(template), {name: shlex.quote(value) for name, value in self.values.items()})
+
+    def globs(self, templates: Sequence[str]) -> tuple[str, ...]:
+        """Put the values into globs."""
+        return tuple(_fill(template, self.values) for template in templates)
 
 
 @dataclass(frozen=True)
@@ -220,12 +236,12 @@ def plan_fan_out(request: FanOutRequest, servers: Sequence[ServerSlots], launch_
 
 
 def make_slots(servers: Sequence[ServerSlots], per_server: int | None = None) -> tuple[Slot, ...]:
-    """Make one slot for each GPU of every server, or so many per server, which share its GPUs evenly."""
+    """Make one slot for each GPU of every server, or as many as are asked for, which share its GPUs evenly."""
     _refuse_one_machine(servers)
     return tuple(
         Slot(each.server, number, gpus)
         for each in servers
-        for number, gpus in enumerate(_share(each.gpus, per_server or max(1, len(each.gpus))))
+        for number, gpus in enumerate(_share(each.gpus, per_server or each.listed or max(1, len(each.gpus))))
     )
 
 
@@ -246,26 +262,26 @@ def split_evenly(total: int, parts: int) -> list[tuple[int, int]]:
     return list(pairwise(accumulate((size + (part < more) for part in range(parts)), initial=0)))
 
 
-def placeholders(*, counted: bool, listed: bool) -> tuple[str, ...]:
-    """Return what a command may have in braces."""
-    return (*OF_ALL, *(OF_TOTAL if counted else ()), *(OF_ITEMS if listed else ()))
+def placeholders(*, counted: bool) -> tuple[str, ...]:
+    """Return what may stand in braces, but for an item."""
+    return (*OF_ALL, *(OF_TOTAL if counted else ()))
 
 
-def check_template(command: str, known: Sequence[str]) -> None:
-    """Refuse a command with braces that mean nothing.
+def check_template(option: str, template: str, known: Sequence[str]) -> None:
+    """Refuse a command or a glob with braces that mean nothing.
 
     Raises:
         UsageError: A placeholder is unknown, or an item stands in quotes; the message has the known ones.
     """
     before = ""
-    for text, name, form, conversion in _parse(command):
+    for text, name, form, conversion in _parse(option, template):
         before += text
         if name is None:
             continue
         if name not in known or form or conversion:
-            raise _unknown_placeholder(_written(name, form, conversion), name, known)
+            raise _unknown_placeholder(option, _written(name, form, conversion), known)
         if name in OF_ITEMS and _is_in_quotes(before):
-            raise UsageError(f"--cmd: {{{name}}} is quoted as the shell needs it; take away the quotes around it")
+            raise UsageError(f"{option}: {{{name}}} is quoted as the shell needs it; take away the quotes around it")
         before += "_"
 
 
@@ -285,12 +301,18 @@ def fan_out_tags(launch_id: str, shard: Shard, slot: Slot) -> tuple[str, ...]:
     return f"{TAG}{fan_out_name(launch_id)}", f"shard-{shard.number}", f"slot-{slot.number}"
 
 
-def _parse(command: str) -> list[tuple[str, str | None, str | None, str | None]]:
+def _fill(template: str, values: Mapping[str, str]) -> str:
+    parsed = Formatter().parse(template)
+    return "".join(text + (values[name] if name is not None else "") for text, name, _, _ in parsed)
+
+
+def _parse(option: str, template: str) -> list[tuple[str, str | None, str | None, str | None]]:
     try:
-        return list(Formatter().parse(command))
+        return list(Formatter().parse(template))
     except ValueError:
         raise UsageError(
-            f"--cmd {command!r} has a brace that opens or closes nothing", hint="{{ and }} are the braces themselves"
+            f"{option} {template!r} has a brace that opens or closes nothing",
+            hint="{{ and }} are the braces themselves",
         ) from None
 
 
@@ -298,14 +320,15 @@ def _written(name: str, form: str | None, conversion: str | None) -> str:
     return f"{{{name}{f'!{conversion}' if conversion else ''}{f':{form}' if form else ''}}}"
 
 
-def _unknown_placeholder(written: str, name: str, known: Sequence[str]) -> UsageError:
-    for option, names in (("--total", OF_TOTAL), ("--items", OF_ITEMS)):
-        if name in names and name not in known:
-            return UsageError(f"--cmd: {written} needs {option}", hint=f"{{{written}}} gives the braces themselves")
+def _unknown_placeholder(option: str, written: str, known: Sequence[str]) -> UsageError:
+    hint = f"{{{written}}} gives the braces themselves"
+    needed = {f"{{{name}}}": "--total" for name in OF_TOTAL}
+    if option == "--cmd":
+        needed |= {f"{{{name}}}": "--items" for name in OF_ITEMS}
+    if written in needed and written[1:-1] not in known:
+        return UsageError(f"{option}: {written} needs {needed[written]}", hint=hint)
     listed = ", ".join(f"{{{each}}}" for each in known)
-    return UsageError(
-        f"--cmd: {written} is no placeholder; there are {listed}", hint=f"{{{written}}} gives the braces themselves"
-    )
+    return UsageError(f"{option}: {written} is no placeholder; there are {listed}", hint=hint)
 
 
 def _is_in_quotes(before: str) -> bool:

@@ -24,17 +24,19 @@ for each in distributions():
     name = (each.metadata["Name"] or "").lower().replace("-", "_")
     found.setdefault("nccl" if name.startswith("nvidia_nccl_cu") else name, each.version)
 visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-gpus = devices = [name for name in os.listdir("/dev") if re.match("nvidia[0-9]+$", name)]
+devices = [name for name in os.listdir("/dev") if re.match("nvidia[0-9]+$", name)]
+gpus = [str(number) for number in range(len(devices))]
 if visible is not None:
     names = [name.strip() for name in visible.split(",")]
     gpus = [name for name in names[: names.index("-1") if "-1" in names else None] if name]
 facts = {"torch": found.get("torch"), "nccl": found.get("nccl"), "gpus": len(gpus), "devices": len(devices)}
+facts["gpu_names"] = gpus
 print(json.dumps(dict(facts, python=platform.python_version())))
 """
 
 
 def ask_inside(entry: Any, folders: Folders) -> Dict[str, Any]:  # noqa: ANN401 - from a request, checked where it is read
-    """Return the versions of Python, torch and NCCL, and the number of GPUs, that a job sees.
+    """Return the versions of Python, torch and NCCL, and the GPUs, that a job sees.
 
     Raises:
         RequestError: There is no Python inside, or it does not answer.
@@ -56,7 +58,8 @@ def ask_inside(entry: Any, folders: Folders) -> Dict[str, Any]:  # noqa: ANN401 
     try:
         # What an entry point or a profile prints stands before it.
         facts = json.loads(lines[-2].decode("utf-8"))
-        return {**{key: facts[key] for key in ("python", "torch", "nccl", "gpus", "devices")}, "uuids": []}
+        known = ("python", "torch", "nccl", "gpus", "gpu_names", "devices")
+        return {**{key: facts[key] for key in known}, "uuids": []}
     except (IndexError, ValueError, KeyError, TypeError):
         said = errors.decode("utf-8", "replace").strip()[-_MOST_SAID:] or "it said nothing"
         what = "in the container" if door.end else f"behind {door.words[0]}"

@@ -8,6 +8,8 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from remote_tool.config.artifacts import wanted_artifacts
+from remote_tool.config.devices import devices_of
 from remote_tool.errors import JobError, SomeServersFailedError, UsageError
 from remote_tool.jobs.job import Job, JobSpec, JobState, new_job_id
 from remote_tool.launchers.fan_out import (
@@ -26,16 +28,19 @@ from remote_tool.launchers.fan_out import (
 from remote_tool.transport.pool import on_every
 from remote_tool.workflows.audience import Audience, Turn
 from remote_tool.workflows.fan_out_records import FanOutRecord, find_record, followed, write_record
+from remote_tool.workflows.gather import gather, gathering_folder
 from remote_tool.workflows.hand_out import Assignment, Board, HandOut
 from remote_tool.workflows.launch import find_script
-from remote_tool.workflows.list_jobs import refresh
+from remote_tool.workflows.list_jobs import bring_artifacts_home, refresh
 from remote_tool.workflows.selection import choose_servers
 from remote_tool.workflows.start_jobs import send_project, start_specs
 from remote_tool.workflows.supervisor import call
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
+    from pathlib import Path
 
+    from remote_tool.config.model import Config
     from remote_tool.errors import RemoteToolError
     from remote_tool.workflows.context import Context
 
@@ -54,6 +59,8 @@ class FanOutAnswer:
         jobs: All of it, by key, also those that were started again.
         done: Numbers of the shards that succeeded.
         failed: The last job of each shard that failed, by its number.
+        gathered: The files that were put into the project.
+        folder: Where they are.
         errors: The error of each server that failed.
         warnings: Server and sentence.
         is_followed: Whether somebody stayed until nothing went on.
@@ -66,6 +73,8 @@ class FanOutAnswer:
     failed: Mapping[int, Job] = field(default_factory=dict)
     errors: Mapping[str, RemoteToolError] = field(default_factory=dict)
     warnings: tuple[tuple[str, str], ...] = ()
+    gathered: tuple[Path, ...] = ()
+    folder: Path | None = None
     is_followed: bool = True
 
     @property
@@ -111,7 +120,7 @@ async def plan(context: Context, request: FanOutRequest) -> FanOutPlan:
     """
     servers = choose_servers(context.config, request.servers)
     _find_script(context, request)
-    slots, errors = await _ask_slots(context, servers)
+    slots, errors = await _ask_slots(context, request, servers)
     if errors:
         raise SomeServersFailedError(errors, [each.server for each in slots])
     return plan_fan_out(request, slots, new_job_id())
@@ -169,7 +178,9 @@ async def resume(
         await refresh(context, servers)
         ready = await _make_ready(context, request)
         slots, shards = make_slots(ready.slots, request.per_server), make_shards(request, record.shards)
-        work = _Work(request, FanOutPlan(record.launch_id, request.command, slots, shards, is_queue=True), ready)
+        work = _Work(
+            context.config, request, FanOutPlan(record.launch_id, request.command, slots, shards, is_queue=True), ready
+        )
         audience.on_plan(work.plan)
         await _start_unconfirmed(context, work)
         return await _finish(context, work, _recall(work, _jobs_of(context, work, servers)), audience)
@@ -189,6 +200,7 @@ class _Ready:
 class _Work:
     """What is to be done, by whom."""
 
+    config: Config
     request: FanOutRequest
     plan: FanOutPlan
     ready: _Ready
@@ -205,13 +217,16 @@ class _Work:
             launch_id=self.plan.launch_id,
             node_rank=shard.number,
             snapshot=self.ready.snapshots.get(slot.server, ""),
+            artifacts=wanted_artifacts(self.config, shard.globs(self.request.artifacts)),
         )
 
 
 async def _begin(context: Context, request: FanOutRequest, audience: Audience) -> _Work:
     ready = await _make_ready(context, request)
-    work = _Work(request, plan_fan_out(request, ready.slots, new_job_id()), ready)
-    record = FanOutRecord(work.plan.launch_id, len(work.plan.shards), request, tuple(request.environment))
+    work = _Work(context.config, request, plan_fan_out(request, ready.slots, new_job_id()), ready)
+    # Also when a host list named the servers, or the configuration changes.
+    named = replace(request, servers=choose_servers(context.config, request.servers))
+    record = FanOutRecord(work.plan.launch_id, len(work.plan.shards), named, tuple(request.environment))
     write_record(context.config.local.fan_outs, record)
     audience.on_plan(work.plan)
     return work
@@ -219,22 +234,29 @@ async def _begin(context: Context, request: FanOutRequest, audience: Audience) -
 
 async def _finish(context: Context, work: _Work, board: Board, audience: Audience) -> FanOutAnswer:
     errors = await HandOut(context, board, work.make_spec, audience).run()
+    jobs = _jobs_of(context, work, context.config.servers)
+    home = [job for job in jobs if job.state.is_finished and job.server not in errors]
+    errors = {**errors, **await bring_artifacts_home(context, home)}
+    folder = gathering_folder(context.config, work.request.gather, work.plan.name)
     return FanOutAnswer(
         launch_id=work.plan.launch_id,
         shards=len(work.plan.shards),
-        jobs=tuple(_jobs_of(context, work, context.config.servers)),
+        jobs=tuple(jobs),
         done=frozenset(board.done),
         failed={number: turn.job for number, turn in board.failed.items()},
         errors={**work.ready.errors, **errors},
         warnings=work.ready.warnings,
+        gathered=gather(context, {number: turn.job for number, turn in board.done.items()}, folder),
+        folder=folder,
     )
 
 
 async def _make_ready(context: Context, request: FanOutRequest) -> _Ready:
     servers = choose_servers(context.config, request.servers)
     _find_script(context, request)
+    gathering_folder(context.config, request.gather)
     sent = await send_project(context, servers, wanted=request.sync)
-    slots, errors = await _ask_slots(context, [server for server in servers if server not in sent.errors])
+    slots, errors = await _ask_slots(context, request, [server for server in servers if server not in sent.errors])
     errors = {**sent.errors, **errors}
     if not slots:
         raise SomeServersFailedError(errors, [])
@@ -247,11 +269,17 @@ def _find_script(context: Context, request: FanOutRequest) -> None:
         find_script(context, first)
 
 
-async def _ask_slots(context: Context, servers: Sequence[str]) -> tuple[list[ServerSlots], dict[str, RemoteToolError]]:
+async def _ask_slots(
+    context: Context, request: FanOutRequest, servers: Sequence[str]
+) -> tuple[list[ServerSlots], dict[str, RemoteToolError]]:
     async def ask(server: str) -> ServerSlots:
         host = await context.pool.host(server)
-        slots = _read_slots(server, await call(host, context.config, "facts", {}))
-        return replace(slots, gpus=context.config.servers[server].devices or slots.gpus)
+        entry = context.config.entry_of(server)
+        # Behind an entry there may be other GPUs, and only a launch asks there.
+        question = {"launch": entry is not None, "entry": entry}
+        found = _read_slots(server, await call(host, context.config, "facts", question))
+        devices = devices_of(context.config.servers[server], request.devices, request.environment)
+        return replace(found, gpus=devices or found.gpus, listed=context.config.listed.get(server))
 
     results = await on_every(servers, ask)
     return list(results.values.values()), results.errors
@@ -264,7 +292,7 @@ def _read_slots(server: str, answer: Mapping[str, Any]) -> ServerSlots:
     for name in names:
         if not isinstance(name, str) or not GPU_NAME.fullmatch(name):
             raise JobError(f"{server}: {name!r:.60} is no name of a GPU", server=server)
-    return ServerSlots(server, tuple(names), json.dumps([answer.get("identity"), answer.get("project")]))
+    return ServerSlots(server, tuple(names), place=json.dumps([answer.get("identity"), answer.get("project")]))
 
 
 def _refuse_missing_variables(record: FanOutRecord, environment: Mapping[str, str]) -> None:

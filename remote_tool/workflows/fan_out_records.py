@@ -59,6 +59,9 @@ def write_record(folder: Path, record: FanOutRecord) -> None:
         "per_server": request.per_server,
         "tags": request.tags,
         "retries": request.retries,
+        "artifacts": request.artifacts,
+        "gather": request.gather,
+        "devices": [str(device) for device in request.devices],
     }
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -126,6 +129,9 @@ def _read(values: Any, launch_id: str) -> FanOutRecord:  # noqa: ANN401 - whatev
         per_server=_number(values, "per_server"),
         tags=_texts(values, "tags"),
         retries=_number(values, "retries") or 0,
+        artifacts=_texts(values, "artifacts"),
+        gather=_text(values, "gather"),
+        devices=_texts(values, "devices"),
     )
     shards = _number(values, "shards") or 0
     if not 1 <= shards <= MOST_SHARDS:

@@ -72,6 +72,7 @@ def test_slots_share_the_gpus_of_their_server_evenly() -> None:
     assert [slot.gpus for slot in make_slots([ServerSlots("a", names)], 2)] == [names[:2], names[2:]]
     assert [slot.gpus for slot in make_slots([ServerSlots("a", ("4", "7"))], 3)] == [("4",), ("7",), ("4",)]
     assert make_slots([ServerSlots("a")], 2) == (Slot("a", 0), Slot("a", 1))
+    assert [slot.server for slot in make_slots([ServerSlots("a", listed=2), ServerSlots("b")])] == ["a", "a", "b"]
     assert Slot("a", 0, names[:2]).environment == {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}
     assert Slot("a", 0).environment == {}
 

@@ -229,6 +229,7 @@ def test_the_python_inside_says_what_it_is(server: PretendServer) -> None:
     entry = {"launch": ["env", f"PATH={python}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES=0,1,2"]}
     answer = server.call("facts", launch=True, entry=entry)
     assert (answer["python"].split(".")[0], answer["gpus"]) == ("3", 3)
+    assert len(answer["gpu_names"]) == 3
     with pytest.raises(AssertionError, match="python does not answer behind false"):
         assert not server.call("facts", launch=True, entry={"launch": ["false"]})["error"]
 
