@@ -191,6 +191,11 @@ def options_by_command() -> dict[str, set[str]]:
     return {name: set(re.findall(r"--[a-z-]+", body)) for name, body in sections}
 
 
+def test_the_readme_has_every_command() -> None:
+    text = (REPOSITORY / "README.md").read_text()
+    assert re.findall(r"^\| `remote-tool (\S+)` \|", text, re.MULTILINE) == list(options_by_command())
+
+
 def mentions_of(document: Path) -> list[str]:
     """Every piece of a document that may name a command or an option, without what stands in quotes."""
     spans = re.findall(r"`([^`\n]+)`", outside_of_blocks(document))
