@@ -12,9 +12,13 @@ REPOSITORY = FOLDER.parents[1]
 
 @dataclass(frozen=True)
 class Mutant:
-    """A change that takes an answer out of the code, and the tests that have to notice."""
+    """A change that takes an answer out of the code, and the tests that have to notice.
 
-    row: int
+    Attributes:
+        row: Of docs/reliability.md; None where the answer is to none of its faults.
+    """
+
+    row: int | None
     file: str
     old: str
     new: str
@@ -25,7 +29,7 @@ class Mutant:
     @property
     def name(self) -> str:
         """Such as ``supervision.3, row 12``: the third of supervision.toml."""
-        return f"{self.listed_in}.{self.number}, row {self.row}"
+        return f"{self.listed_in}.{self.number}" + ("" if self.row is None else f", row {self.row}")
 
     @property
     def functions(self) -> tuple[str, ...]:
@@ -48,7 +52,7 @@ def _read(path: Path) -> list[Mutant]:
     entries = tomllib.loads(path.read_text()).get("mutant", [])
     return [
         Mutant(
-            row=entry["row"],
+            row=entry.get("row"),
             file=entry["file"],
             old=entry["old"],
             new=entry["new"],
