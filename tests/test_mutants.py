@@ -18,7 +18,8 @@ def test_a_mutant_can_be_made_and_names_tests_of_its_row(mutant: Mutant) -> None
     assert mutant.functions
     for function in mutant.functions:
         assert function in TESTS, f"there is no {function}"
-        assert mutant.row is None or mutant.row in TESTS[function].rows, f"{function} is not marked with row {mutant.row}"
+        marked = TESTS[function].rows
+        assert mutant.row is None or mutant.row in marked, f"{function} is not marked with row {mutant.row}"
 
 
 def test_every_row_of_the_first_priority_has_a_mutant() -> None:

@@ -146,6 +146,8 @@ def screen(tmp_path: Path) -> Iterator[Callable[..., str]]:
 def test_the_log_scrolls_above_it_and_is_whole_in_the_scrollback(screen: Callable[..., str], tmp_path: Path) -> None:
     program = tmp_path / "show.py"
     program.write_text(SHOW)
+    # What is typed before the shell asks is echoed before it, and then the first line stands behind its prompt.
+    until_shown(screen, "^[$#]$")
     screen("send-keys", f"PYTHONPATH={REPOSITORY} PYTHONUTF8=1 {sys.executable} {program}", "Enter")
     until_shown(screen, "step 7/9  loss 0.5  acc 97.5$")
     rows = until_shown(screen, "^ 20%[|]##$")
