@@ -54,7 +54,9 @@ class LongWire:
         await asyncio.sleep(self.round_trip)
         there, back = await asyncio.open_connection("127.0.0.1", self._target)
         self._writers += [writer, back]
-        await asyncio.gather(self._carry(reader, back), self._carry(there, writer))
+        # The streams of asyncio take a cancelled handler for one that failed, and say so at length.
+        with suppress(asyncio.CancelledError):
+            await asyncio.gather(self._carry(reader, back), self._carry(there, writer))
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
