@@ -139,7 +139,7 @@ def choose_job_to_follow(jobs: Sequence[Job], selection: JobSelection) -> list[J
         chosen = choose_jobs(jobs, selection)
         running = [job for job in chosen if not job.state.is_finished]
         if not selection.jobs and not running and chosen:
-            return [chosen[-1]]
+            return [_newest(chosen)]
         if not chosen:
             raise UsageError("No job is selected", hint="remote-tool job-list --stopped")
         return chosen if selection.jobs else running
@@ -156,7 +156,12 @@ def _most_likely(jobs: Sequence[Job]) -> Job:
         return masters[0]
     if len(running) > 1:
         raise UsageError(f"{len(running)} jobs run: {_listed(running)}", hint="remote-tool job-tail --job KEY")
-    return running[0] if running else ([job for job in jobs if job.is_master] or list(jobs))[-1]
+    return running[0] if running else _newest([job for job in jobs if job.is_master] or jobs)
+
+
+def _newest(jobs: Sequence[Job]) -> Job:
+    # Not the highest key: a job of another checkout gets its key when it is found, however old it is.
+    return max(jobs, key=lambda job: (job.created_at, job.key))
 
 
 def _listed(jobs: Sequence[Job]) -> str:

@@ -240,6 +240,19 @@ def test_a_second_laptop_sees_and_stops_the_same_jobs(workspace: Workspace, tmp_
     assert job.state is JobState.KILLED
 
 
+def test_an_older_job_that_is_found_later_is_not_taken_for_the_newest(workspace: Workspace, tmp_path: Path) -> None:
+    begin(workspace, "first", "echo old", tags=["two-laptops"]).wait(30)
+    other_root = tmp_path / "project"
+    (other_root / ".remote").mkdir(parents=True)
+    (other_root / ".remote" / "configs.yaml").write_bytes(workspace.config.local.config_file.read_bytes())
+    other = Workspace.find(other_root)
+    new = begin(other, "first", "echo new", tags=["two-laptops"])
+    new.wait(30)
+    tagged = JobSelection(tags=("two-laptops",), stopped=True)
+    assert [job.key > new.job.key for job in other.list_jobs(tagged).jobs] == [False, True]
+    assert [job.id for job in other.follow_jobs(tagged, lambda _chunk: None).jobs] == [new.id]
+
+
 @pytest.mark.row(126)
 def test_a_job_of_a_server_that_is_no_longer_configured_is_listed_and_a_stop_says_why_not(
     workspace: Workspace, tmp_path: Path

@@ -280,6 +280,8 @@ def take_ports(monkeypatch: pytest.MonkeyPatch, ports: ExitStack, option: str, t
             match = re.search(r"--master-port (\d+)", specs[0].command)
             assert match is not None
             taken.append(watch.port if option == "watch" else int(match[1]))
+            # The connections that tested it may still be in TIME_WAIT.
+            squatter.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             squatter.bind(("0.0.0.0", taken[-1]))
             squatter.listen()
         return await start_specs(context, specs)
