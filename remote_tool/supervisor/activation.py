@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, Mapping, NamedTuple
 
+from .named_tuple import NamedTuple
 from .processes import JOB_MARKER, PROJECT_MARKER, SUPERVISOR_MARKER
 from .records import is_variable_name
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Mapping
 
 SERVER_VARIABLE = "REMOTE_TOOL_SERVER"
 RESERVED = {JOB_MARKER, PROJECT_MARKER, SERVER_VARIABLE, SUPERVISOR_MARKER}

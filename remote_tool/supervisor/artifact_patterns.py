@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Optional, Tuple
+from .named_tuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import List, Optional, Tuple
+
 
 MOST_PATTERNS = 100
 MOST_NEWEST = 1000

@@ -6,9 +6,13 @@ import fnmatch
 import os
 import re
 import stat
-from typing import Dict, FrozenSet, Iterator, List, NamedTuple, Tuple
 
 from .job_files import open_folder
+from .named_tuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, FrozenSet, Iterator, List, Tuple
 
 # More is no folder of artifacts: a narrower glob finds what is wanted.
 MOST_ENTRIES = 200_000

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Set, Tuple
 
 from . import job_files
 from .artifact_patterns import ArtifactPattern, PatternError, read_patterns
 from .artifact_search import Found, Search, newest_units
+from .named_tuple import NamedTuple
 from .records import ENDED, SPEC, STARTED, RecordError, is_job_id
 from .requests import Folders, Request, is_list
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, FrozenSet, List, Optional, Set, Tuple
 
 # Of a job; more are no artifacts that somebody wants to have here.
 MOST_FILES = 10_000

@@ -7,27 +7,29 @@ import select
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Callable, Dict, NoReturn, Optional, Tuple
 
 from . import activation, job_files
 from .activation import Activation, Origin
+from .commands import LEFTOVER_GRACE, SETTLE_SECONDS, decode_status, restore_signals, run_shell
 from .requests import Request, RequestError, client_is_gone, is_text
 from .subreaper import become_subreaper
-from .supervise import LEFTOVER_GRACE, SETTLE_SECONDS, decode_status, restore_signals, run_shell
 from .trees import Tree
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Callable, Dict, NoReturn, Optional, Tuple
+
     from .inside import Inside
 
-Become = Callable[[], NoReturn]
+    Become = Callable[[], NoReturn]
 # Shells keep their own descriptors at 10 and above, and can close those with one digit.
 _SCRIPT_DESCRIPTOR = 9
 _CANNOT_START = 127
 _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
-def run(request: Request) -> None:
-    """Carry out op ``run``; this process exits as the command does, 128+N for signal N."""
+def run(request: Request) -> int:
+    """Carry out op ``run``; returns the exit status of the command, 128+N for signal N."""
     folders = request.folders()
     request.get("command", is_text)
     user = request.get("environment", lambda value: isinstance(value, dict), default={})
@@ -42,12 +44,11 @@ def run(request: Request) -> None:
         become, inside = _here(request, active, user, origin), None
     os.chdir(folders.project)
     try:
-        status = _Attached(job_id, inside).run(become)
+        return _Attached(job_id, inside).run(become)
     except OSError as error:
         # After the mark the streams are the command's, so this is no framed answer.
         sys.stderr.write(f"The command could not be started: {error.strerror}\n")
-        status = _CANNOT_START
-    sys.exit(status)
+        return _CANNOT_START
 
 
 def _here(request: Request, active: Activation, user: Dict[str, str], origin: Origin) -> "Become":

@@ -8,10 +8,13 @@ import socket
 import statistics
 import threading
 import time
-from typing import Any, Callable, Dict, List, Optional
 
 from . import addresses, iperf, network, traffic
 from .requests import Request, RequestError, client_is_gone, is_list, is_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List, Optional
 
 _MOST_SECONDS = 60
 _CONNECT_SECONDS = 5.0

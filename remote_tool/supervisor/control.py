@@ -66,7 +66,7 @@ def _leave_other_job(entry: str) -> None:
 
 def _answer(request: Request) -> int:
     try:
-        _carry_out(request)
+        return _carry_out(request)
     except RequestError as error:
         request.answer({"error": str(error), "hint": error.hint})
     except (job_files.FolderError, ActivationError, FramingError) as error:
@@ -76,13 +76,12 @@ def _answer(request: Request) -> int:
     except OSError as error:
         what = f"{error.filename}: " if error.filename else ""
         request.answer({"error": f"{what}{error.strerror}", "errno": error.errno})
-    else:
-        return 0
     return 1
 
 
-def _carry_out(request: Request) -> None:
+def _carry_out(request: Request) -> int:
     module = _OPS.get(request.op)
     if module is None:
         raise RequestError(f"This server's control program does not know {request.op!r:.40}")
-    getattr(importlib.import_module(f".{module}", __package__), request.op)(request)
+    # Only a command that was run has a status of its own.
+    return getattr(importlib.import_module(f".{module}", __package__), request.op)(request) or 0

@@ -10,15 +10,18 @@ import fcntl
 import os
 import pwd
 import shutil
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, NoReturn, Optional
 
 from . import activation, job_files
 from .gpus import count_nvidia
+from .named_tuple import NamedTuple
 from .processes import JOB_MARKER
 from .records import is_variable_name
 from .requests import Folders, RequestError
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Dict, List, Mapping, NoReturn, Optional
+
     from .activation import Activation, Origin
 
 NOT_INSIDE = 126

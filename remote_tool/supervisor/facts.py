@@ -8,13 +8,15 @@ import re
 import select
 import socket
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 from . import activation, addresses, processes
 from .activation import Activation, ActivationError
 from .gpus import count_gpus, list_folder, list_gpus, list_uuids
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional, Tuple
+
     from .requests import Request
 
 _DISTRIBUTION = re.compile(r"(torch|nvidia_nccl_cu[0-9]+)-([^-]+)\.dist-info", re.ASCII)

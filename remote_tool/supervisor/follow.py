@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
 
 from . import job_files, states
 from .log_limit import read_stored
+from .named_tuple import NamedTuple
 from .records import ENDED, RecordError, is_job_id
 from .requests import Request, is_list
 from .rhythm import Rhythm
 from .states import Looks
 from .streams import find_streams, size_of, stream_sizes
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Dict, Iterator, List, Optional, Tuple, Union
+
     from .changes import Changes
     from .states import Standing
 

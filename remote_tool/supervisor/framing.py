@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, NamedTuple
 
 from . import strict_json
+from .named_tuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 NOISE_LIMIT = 16 * 1024 * 1024
 HEADER_LIMIT = 8 * 1024 * 1024

@@ -6,14 +6,16 @@ import os
 import select
 import signal
 import time
-from typing import TYPE_CHECKING, Any, List, Mapping, Optional, Tuple
 
 from . import job_files
 from .entering import PODMAN, open_script
 from .processes import JOB_MARKER
 from .records import ENTRY, RecordError
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, List, Mapping, Optional, Tuple
+
     from .entering import Door
     from .processes import Process, Snapshot
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Dict
 
 from . import activation, entering, inside
 from .activation import Origin
 from .requests import Folders, RequestError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict
 
 # A container has to start first.
 _SECONDS = 50.0

@@ -6,9 +6,12 @@ import json
 import shutil
 import subprocess
 import time
-from typing import Any, List
 
 from .traffic import STREAMS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, List
 
 _PROGRAM = "iperf3"
 # It ends a program after a time, also when whoever started it is no more.

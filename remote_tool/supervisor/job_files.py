@@ -20,9 +20,14 @@ import contextlib
 import errno
 import os
 import stat
-from typing import Any, Mapping
 
-from .records import Record, RecordError, encode_record, parse_record
+from .records import RecordError, encode_record, parse_record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Mapping
+
+    from .records import Record
 
 COMMAND = "command"
 OUT = "job.out"

@@ -6,12 +6,16 @@ import contextlib
 import json
 import os
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from . import job_files
+from .named_tuple import NamedTuple
 from .records import is_grace, is_signal
 from .requests import is_text
 from .streams import find_streams
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional, Tuple
 
 FAILED, KILLED, LOST = "failed", "killed", "lost"
 # After a failure nobody waits for the others, but a checkpoint may be written.

@@ -15,10 +15,13 @@ import signal
 import socket
 import threading
 import time
-from typing import Any, Dict, List, Optional, Tuple
 
 from .launch_cause import FAILED, KILLED, Cause, Membership, find_rank_error, read_cause, silence_of
 from .launch_wire import Gone, Session
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional, Tuple
 
 BEAT_SECONDS = 1.0
 # A node that is silent for this long is lost. With the grace of a cause the rest has stopped within 15 seconds.

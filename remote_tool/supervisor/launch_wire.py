@@ -11,7 +11,10 @@ import hmac
 import json
 import os
 import socket
-from typing import Any, Dict, List, Optional
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional
 
 _LINE_LIMIT = 8192
 _BUFFER_LIMIT = 64 * 1024

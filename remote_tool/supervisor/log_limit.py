@@ -10,10 +10,14 @@ from __future__ import annotations
 import errno
 import os
 import time
-from typing import Dict, NamedTuple, Tuple
 
 from . import job_files
+from .named_tuple import NamedTuple
 from .streams import find_streams
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, Tuple
 
 DEFAULT_LIMIT = 4 * 1024**3
 SMALLEST_LIMIT = 1024**2

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Optional, Tuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Optional, Tuple
 
 _COUNT = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
 

@@ -8,10 +8,13 @@ import select
 import socket
 import threading
 import time
-from typing import Any, Dict, List, Optional, Tuple
 
 from . import addresses
 from .requests import Request, RequestError, client_is_gone, is_list, is_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional, Tuple
 
 _LISTEN_SECONDS = 60.0
 _CONNECT_SECONDS = 60

@@ -10,7 +10,12 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
+
+from .named_tuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Mapping, Optional, Tuple
 
 JOB_MARKER = "REMOTE_TOOL_JOB_ID"
 SUPERVISOR_MARKER = "REMOTE_TOOL_SUPERVISOR"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Dict
 
 from . import job_files
 from .records import ENDED, RecordError, is_job_id
 from .requests import Request, RequestError, client_is_gone
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict
 
 _FILE = "mpi-proxies"
 _WAIT_SECONDS = 30.0

@@ -10,10 +10,15 @@ import json
 import math
 import re
 import signal
-from typing import Any, Callable, Dict, Mapping
 
 from . import strict_json
 from .artifact_patterns import are_patterns
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, Mapping
+
+    Record = Dict[str, Any]
 
 SCHEMA = 1
 # A longer command is cut in spec.json, so that a list of jobs stays small; the file "command" has it whole.
@@ -28,8 +33,6 @@ _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 _HIGHEST_EXIT_CODE = 255
 _SHOWN = 60
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-
-Record = Dict[str, Any]
 
 
 class RecordError(Exception):

@@ -9,11 +9,14 @@ import select
 import stat
 import threading
 import time
-from typing import Any, Dict, List
 
 from . import relay_files
 from .relay_link import COUNT, GONE, INDEX, Link, LinkError, dial, read_context
 from .requests import Request, RequestError, is_list, is_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List
 
 _CONNECT_SECONDS = 5.0
 _MOST_ADDRESSES = 64

@@ -6,9 +6,13 @@ import hashlib
 import os
 import stat
 import zlib
-from typing import List, NamedTuple, Tuple
 
+from .named_tuple import NamedTuple
 from .requests import RequestError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import List, Tuple
 
 _HASH_SIZE = 64
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

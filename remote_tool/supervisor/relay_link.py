@@ -9,9 +9,12 @@ import struct
 import threading
 import time
 from contextlib import contextmanager
-from typing import Iterator, List
 
 from .requests import Request, RequestError, is_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Iterator, List
 
 try:
     import ssl

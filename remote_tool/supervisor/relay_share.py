@@ -7,14 +7,15 @@ import os
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, List
 
 from . import addresses, relay_files
 from .relay_link import COUNT, GONE, INDEX, Link, LinkError, read_context
 from .requests import Request, RequestError, client_is_gone, is_text
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ssl
+    from typing import List
 
 _MOST_LINKS = 64
 _IDLE_SECONDS = 1800.0

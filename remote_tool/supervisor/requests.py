@@ -6,9 +6,13 @@ import json
 import os
 import select
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 from . import framing
+from .named_tuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List, Optional
 
 _LINE_LIMIT = 64 * 1024 * 1024
 _LINE_SECONDS = 60.0

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, AbstractSet, List, Optional, Sequence
 
 from .requests import client_is_gone
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import AbstractSet, List, Optional, Sequence
+
     from .changes import Changes
     from .follow import FollowedJob
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-from typing import Any, Dict, List, Optional
 
 from .job_files import open_file_beneath
 from .log_limit import read_stored
 from .requests import Request, is_list
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional
 
 CHUNK = 512 * 1024
 # While a part that the client has is compared, it is told after so many bytes that this goes on.

@@ -6,12 +6,12 @@ import fcntl
 import os
 import select
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, NoReturn, Optional
 
 from . import activation, job_files, processes, setup_script, states, supervise
 from .activation import Activation, ActivationError, Origin
 from .launch_cause import Membership, read_membership
 from .log_limit import DEFAULT_LIMIT, SMALLEST_LIMIT
+from .named_tuple import NamedTuple
 from .records import (
     COMMAND_LIMIT,
     ENDED,
@@ -19,7 +19,6 @@ from .records import (
     SCHEMA,
     SPEC,
     STARTED,
-    Record,
     RecordError,
     check_record,
     encode_record,
@@ -27,8 +26,12 @@ from .records import (
 )
 from .requests import Folders, Request, RequestError, is_list, is_text
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Dict, List, NoReturn, Optional
+
     from .entering import Door
+    from .records import Record
 
 # The answer waits this long for the command to run.
 _START_SECONDS = 10.0

@@ -5,12 +5,18 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 
 from . import job_files, processes
 from .job_files import RESERVE
+from .named_tuple import NamedTuple
 from .processes import Process, Snapshot
-from .records import ENDED, SPEC, STARTED, Record, RecordError, state_of_ended
+from .records import ENDED, SPEC, STARTED, RecordError, state_of_ended
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Mapping, Optional
+
+    from .records import Record
 
 # A start that holds no lock, on a file system without locks, is believed for this long.
 _START_SECONDS = 60.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from . import job_files, states
 from .framing import HEADER_LIMIT
@@ -11,7 +10,10 @@ from .records import RecordError, is_job_id
 from .requests import Request, is_list
 from .streams import stream_sizes
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional
+
     from .states import Here
 
 _SHORT_COMMAND = 100

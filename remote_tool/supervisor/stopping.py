@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, NamedTuple, Optional
 
 from . import activation, job_files, processes, states
+from .named_tuple import NamedTuple
 from .processes import Process, Snapshot
 from .records import ENDED, ENTRY, STOP, RecordError, is_grace, is_job_id, is_signal
 from .requests import Request, is_list
 from .states import Looks
 from .trees import KILL_SECONDS, deliver
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Dict, Iterator, List, Optional
+
     from .inside import Inside
     from .states import Standing
 

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from . import job_files, processes, states
 from .facts import output_of
+from .named_tuple import NamedTuple
 from .processes import Process, Snapshot
 from .records import RecordError, is_grace, is_job_id, is_signal
 from .requests import Folders, Request, RequestError, is_list
 from .states import Looks
 from .stopping import DONE, JobStop, Wish
 from .trees import end_members
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
 _UNKNOWN = "unknown"
 _LOST = "lost"

@@ -6,9 +6,13 @@ import itertools
 import os
 import re
 import stat
-from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from .job_files import ERR, OUT, RANKS, open_folder
+from .named_tuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Dict, Iterator, List, Optional, Tuple
 
 # More are no launch of ours; whoever makes a million files gets the first of them looked after.
 MOST_STREAMS = 4096

@@ -12,27 +12,27 @@ import os
 import resource
 import signal
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, NoReturn, Optional, Tuple
 
 from . import job_files, memory, processes, subreaper
+from .commands import LEFTOVER_GRACE, SETTLE_SECONDS, End, decode_status, describe_end, restore_signals, run_shell
 from .launch_cause import FAILED, KILLED, LOST, Cause, Membership
 from .log_limit import DEFAULT_LIMIT, LogLimit
+from .named_tuple import NamedTuple
 from .records import ENDED, STARTED, STOP, RecordError, encode_record
 from .setup_script import DONE, FILE, describe_failure
 from .taken_port import find_taken_port
 from .trees import Tree
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Dict, List, Mapping, NoReturn, Optional, Tuple
+
     from .entering import Door
     from .inside import Inside
     from .launch_watch import Watch
     from .processes import Process
 
 RESERVED_BYTES = 16 * 1024
-# What a finished command leaves behind gets this long after SIGTERM.
-LEFTOVER_GRACE = 5.0
-# Children of a command that is just ending go by themselves, and are no leftovers.
-SETTLE_SECONDS = 0.5
 # A request to stop is in stop.json and comes with SIGUSR1; this is for one whose sender died in between.
 _IDLE_SECONDS = 10.0
 _RECORD_RETRY_SECONDS = 86400.0
@@ -74,14 +74,6 @@ class Plan(NamedTuple):
     log_limit: int = DEFAULT_LIMIT
     door: "Optional[Door]" = None
     script: bytes = b""
-
-
-class End(NamedTuple):
-    """How a command ended; nothing is known when no wait returned it."""
-
-    exit_code: Optional[int] = None
-    signal: Optional[str] = None
-    core_dumped: bool = False
 
 
 def spawn(plan: Plan, tell: int) -> None:
@@ -492,49 +484,6 @@ def _become_command(plan: Plan, umask: int, gate: Tuple[int, int], errors: Tuple
         os.write(errors[1], str(error).encode("utf-8", "replace")[:4000])
     finally:
         os._exit(127)
-
-
-def run_shell(script: str, environment: Mapping[bytes, bytes]) -> NoReturn:
-    """Become a shell that runs a file: bash, sh where there is none."""
-    for shell in ("bash", "/bin/bash"):
-        try:
-            os.execvpe(shell, [shell, script], environment)  # noqa: S606 - it is the shell
-        except (FileNotFoundError, PermissionError):
-            continue
-    os.execve("/bin/sh", ["sh", script], environment)  # noqa: S606 - it is the shell
-
-
-def restore_signals() -> None:
-    """Give a command the signals that a fresh process has: Python ignores some, and ours are blocked."""
-    for number in range(1, signal.NSIG):
-        if number not in {signal.SIGKILL, signal.SIGSTOP}:
-            # The C library keeps some numbers for itself.
-            with contextlib.suppress(OSError, ValueError):
-                signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, set())
-
-
-def decode_status(status: Optional[int]) -> End:
-    """Return how a process ended by what a wait returned; None for one that no wait returned."""
-    if status is None:
-        return End()
-    if os.WIFSIGNALED(status):
-        return End(None, _signal_name(os.WTERMSIG(status)), os.WCOREDUMP(status))
-    return End(os.WEXITSTATUS(status))
-
-
-def describe_end(end: End) -> str:
-    """Say how a command ended, to go on after a name."""
-    if end.signal is not None:
-        return f"was ended by {end.signal}"
-    return f"ended with exit code {end.exit_code}"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"SIGRTMIN+{number - signal.SIGRTMIN}"
 
 
 def _count(members: List[Process]) -> str:

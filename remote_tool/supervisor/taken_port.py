@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Optional
 
 from . import job_files
 from .records import RecordError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Optional
 
 _TAIL = 64 * 1024
 _COMMAND_LIMIT = 1024 * 1024

@@ -14,7 +14,12 @@ import struct
 import sys
 import threading
 import time
-from typing import Any, Dict, List, NamedTuple, Sequence
+
+from .named_tuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Sequence
 
 # What a connection is for, said by the side that opened it, just after the greeting.
 TALK, SEND, TAKE = b"E", b"S", b"R"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Callable, Iterator, List, Optional
 
 from .processes import Process, Snapshot, find_alive, read_process, send_signal
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Callable, Iterator, List, Optional
+
     from .inside import Inside
 
 # SIGKILL is repeated for this long; what is left then does not die.

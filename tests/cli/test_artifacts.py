@@ -87,7 +87,9 @@ def test_a_server_that_is_away_is_named_and_the_others_are_pulled(away: Path) ->
         cwd=away,
     )
     assert started.returncode == 0, started.stderr
-    remote_tool("job-wait", "--server", "first", cwd=away)
+    job_id = json.loads(started.stdout)["jobs"][0]["id"]
+    assert remote_tool("job-wait", "--job", job_id, cwd=away).returncode == 0
     pulled = remote_tool("job-pull", "--artifact", "away.pt", cwd=away)
     assert pulled.returncode == 3
-    assert "error: away" in pulled.stderr or "away" in pulled.stderr
+    assert re.search(r"^error: away\b", pulled.stderr, re.MULTILINE), pulled.stderr
+    assert (away / ".remote" / "jobs" / job_id / "artifacts" / "away.pt").read_text() == "x\n"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from remote_tool import Workspace
-from tests.cli.conftest import start
+from tests.cli.conftest import kill, start
 from tests.project import processes_of, remote_tool
 from tests.workflows.test_jobs import until
 
@@ -72,6 +72,7 @@ def test_strays_are_shown_and_ended_when_the_user_says_so(project: Path, lost: l
     assert all(each["ended"] for each in ended)
     assert [processes_of(job.id) for job in lost] == [[], []]
     assert processes_of(running.id)
+    kill(project, running)
     nothing = remote_tool("job-kill", "--strays", cwd=project)
     assert (nothing.returncode, nothing.stdout, nothing.stderr) == (0, "", "no strays\n")
     Workspace.find(project).list_jobs()

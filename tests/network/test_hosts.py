@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -34,7 +35,8 @@ def test_a_host_has_a_name_an_address_processes_and_folders_of_its_own(network: 
     record_figure("start of a server in namespaces (s)", time.monotonic() - began)
     second = network.host("second")
     (first.home / "mine").write_text("1")
-    shown = f"hostname; pwd; ls; ls -A {OURS} /tmp; echo; touch /tmp/it; "
+    there = f"/tmp/of-{first.name}-{secrets.token_hex(8)}"
+    shown = f"hostname; pwd; ls; ls -A {OURS} /tmp; echo; touch {there}; "
     shown += "cat /proc/sys/kernel/random/boot_id /etc/machine-id; readlink /proc/1/ns/pid"
     answers = [over_ssh(host, shown) for host in (first, second)]
     assert answers[0].splitlines()[:4] == ["first", "/mnt/home", "mine", ""]
@@ -42,7 +44,7 @@ def test_a_host_has_a_name_an_address_processes_and_folders_of_its_own(network: 
     # Boot, machine and processes: no two of the three are the same.
     assert not set(answers[0].splitlines()[-3:]) & set(answers[1].splitlines()[-3:])
     assert str(Path("/proc/self/ns/pid").readlink()) not in answers[0]
-    assert not Path("/tmp/it").exists()
+    assert not Path(there).exists()
     assert "first" not in socket.gethostname()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from remote_tool.supervisor import processes, supervise
+from remote_tool.supervisor import commands, processes
 
 from .conftest import PretendServer, wait_until
 
@@ -91,7 +91,7 @@ def test_what_a_command_leaves_behind_is_ended(server: PretendServer) -> None:
 @pytest.mark.slow
 def test_leftovers_that_ignore_sigterm_are_killed(server: PretendServer) -> None:
     """Data loaders of a command that crashed: deaf, and blocked in a pipe that nobody reads."""
-    assert supervise.LEFTOVER_GRACE == 5.0
+    assert commands.LEFTOVER_GRACE == 5.0
     program = (
         "import os, signal, time\n"
         "for number in range(3):\n"

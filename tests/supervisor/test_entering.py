@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -93,7 +94,9 @@ def test_the_exit_status_and_the_output_are_those_of_the_command(server: Pretend
 
 @pytest.mark.slow
 def test_variables_arrive_inside_and_are_nowhere_else(server: PretendServer, door: Door) -> None:
-    secret = 'it\'s "a" secret\n$(touch /tmp/owned) `x`\\'
+    # Its own: other tests, at the same time, have one too.
+    owned = f"$(touch {server.home}/owned-{secrets.token_hex(8)})"
+    secret = f'it\'s "a" secret\n{owned} `x`\\'
     command = 'printf "%s|" "$SECRET" "$RANK" "$REMOTE_TOOL_SERVER" "$PYTHONPATH" "$PET_NNODES"; sleep 600'
     job = server.new_job(command, environment={"SECRET": secret}, entry=door.entry)
     with server.open("start", login={"RANK": "3", "PET_NNODES": "2"}, jobs=[job]) as call:
@@ -104,11 +107,9 @@ def test_variables_arrive_inside_and_are_nowhere_else(server: PretendServer, doo
     said = server.output(job["id"]).split("|")
     assert said == [secret, "", "first", f"{server.project}:{server.project}/src", "", ""]
     for file in ("cmdline", "environ"):
-        owners = [each for each in Path("/proc").glob(f"[0-9]*/{file}") if b"$(touch /tmp/owned)" in read(each)]
+        owners = [each for each in Path("/proc").glob(f"[0-9]*/{file}") if owned.encode() in read(each)]
         assert len(owners) <= (file == "environ") * 3, owners
-    written = [
-        path for path in server.home.rglob("*") if path.is_file() and b"$(touch /tmp/owned)" in path.read_bytes()
-    ]
+    written = [path for path in server.home.rglob("*") if path.is_file() and owned.encode() in path.read_bytes()]
     assert written == [server.jobs / job["id"] / "job.out"]
     assert server.stop(job["id"], signal="SIGKILL")["state"] == "killed"
 
