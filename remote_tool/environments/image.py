@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from remote_tool.environments.step import Step
+from remote_tool.environments.step import SEARCH_PATH, Step
 
 PULL_TIMEOUT = 2 * 3600.0
 PRESENT = b"present"
@@ -22,16 +22,15 @@ done
 
 def check_script(image: str) -> str:
     """Return the script that prints ``present`` when the server has the image."""
-    return (
-        f'{_ENGINE}[ -z "$engine" ] || "$engine" image inspect {shlex.quote(image)} >/dev/null 2>&1 && echo present\n'
-    )
+    inspect = f'"$engine" image inspect {shlex.quote(image)} >/dev/null 2>&1'
+    return f'{SEARCH_PATH}\n{_ENGINE}[ "$engine" ] && {inspect} && echo present\n'
 
 
 def plan_pull(image: str) -> Step:
-    """Plan to pull an image that is not there."""
+    """Plan to pull an image that is not there; the engine has locks of its own, and each machine its images."""
     script = (
         f"{_ENGINE}"
         '[ "$engine" ] || refuse "neither podman nor docker is installed" "install podman, or use launch: instead"\n'
         f'"$engine" pull {shlex.quote(image)} || exit\n'
     )
-    return Step("image", f"Pulling {image}", script, PULL_TIMEOUT)
+    return Step("image", f"Pulling {image}", script, PULL_TIMEOUT, alone=False)

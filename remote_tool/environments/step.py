@@ -21,16 +21,18 @@ class Step:
         title: What it does, such as "Creating the environment"; an error's sentence begins with it.
         script: For ``/bin/sh``, run by :func:`guarded`.
         timeout: Seconds until it is given up.
+        alone: Whether no other such step may work in the project's folder meanwhile.
     """
 
     name: str
     title: str
     script: str
     timeout: float
+    alone: bool = True
 
 
-def guarded(script: str, scripts_folder: str) -> str:
-    """Frame a step's script: it starts in ``$HOME``, alone in the project, and ends with its client.
+def guarded(step: Step, scripts_folder: str) -> str:
+    """Frame a step's script: it starts in ``$HOME``, alone in the project if it has to, and ends with its client.
 
     A step that goes on after its client has gone would write into what the next prepare makes, so stdin is watched:
     its end ends the step and everything that it started.
@@ -38,7 +40,8 @@ def guarded(script: str, scripts_folder: str) -> str:
     return (
         _FRAME.replace("@SCRIPTS@", shlex.quote(scripts_folder))
         .replace("@SEARCH@", SEARCH_PATH)
-        .replace("@SCRIPT@", script)
+        .replace("@ALONE@", "true" if step.alone else "false")
+        .replace("@SCRIPT@", step.script)
     )
 
 
@@ -62,7 +65,7 @@ umask 077
 mkdir -p "$scripts" && chmod 700 "$scripts" || exit
 exec 9>>"$scripts/lock" || exit
 umask 022
-if command -v flock >/dev/null; then
+if @ALONE@ && command -v flock >/dev/null; then
     flock -n 9 || echo 'Waiting: another prepare is at work here' >&2
     until flock -n 9; do sleep 1; done
 fi

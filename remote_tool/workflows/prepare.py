@@ -91,12 +91,11 @@ async def prepare(
         await _send_project(work, project, exchange)
         await _install_packages(work, options)
         await _bring_supervisor(work)
-        await _bring_image(work)
 
     project.begin()
     try:
         async with exchange or nullcontext():
-            results = await _on_all(pool, config, servers, prepare_one, report)
+            results = await _on_all(pool, config, servers, prepare_one, report, afterwards=_bring_image)
         if exchange is not None:
             exchange.tell()
         if results.values:
@@ -151,7 +150,10 @@ async def _on_all(
     servers: Sequence[str],
     action: Callable[[ServerWork], Awaitable[None]],
     report: Report,
+    *,
+    afterwards: Callable[[ServerWork], Awaitable[None]] | None = None,
 ) -> Results[PreparedServer]:
+    """Do an action in turn where servers have one folder, and what comes afterwards on each machine by itself."""
     names = choose_servers(config, servers)
     one_download = asyncio.Lock()
     sharing = Sharing(config)
@@ -169,6 +171,8 @@ async def _on_all(
                 facts = await ask_facts(host, own_config)
             work = ServerWork(host, own_config, report, facts, one_download, follows=turn.leader)
             await action(work)
+        if afterwards is not None:
+            await afterwards(work)
         steps = tuple(work.results)
         changed = any(step.outcome is not Outcome.UNCHANGED for step in steps)
         return PreparedServer(server, steps, changed, time.monotonic() - started, tuple(work.warnings))

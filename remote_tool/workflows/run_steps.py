@@ -135,7 +135,7 @@ class ServerWork:
         self.report(StepEnded(self.server, name, outcome, detail, seconds))
 
     async def _stream(self, step: Step, log: StepLog) -> Exit:
-        script = guarded(step.script, self.config.remote.scripts)
+        script = guarded(step, self.config.remote.scripts)
         async with self.host.open(script, label=step.title) as channel:
 
             async def copy(stream: Stream) -> None:

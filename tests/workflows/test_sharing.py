@@ -14,7 +14,7 @@ from remote_tool import JobSelection, JobState, Workspace
 from remote_tool.config.model import EnvironmentKind
 from remote_tool.errors import ConnectionLostError, EnvironmentSetupError
 from remote_tool.transport.pool import HostPool
-from remote_tool.workflows import supervisor
+from remote_tool.workflows import sharing, supervisor
 from remote_tool.workflows.events import Notice, Outcome
 from remote_tool.workflows.groups import Groups
 from remote_tool.workflows.prepare import PrepareOptions, ask_facts, prepare
@@ -35,6 +35,14 @@ if TYPE_CHECKING:
 def sharing_with(make_server: MakeServer, owner: TestServer, name: str) -> TestServer:
     """Start a server whose home is another one's."""
     return make_server(name, SetEnv=f"HOME={owner.home} REMOTE_TOOL_TEST_SERVER={name}")
+
+
+def put_before_path(server: TestServer, folder: Path) -> None:
+    """Have a server find its programs in a folder first."""
+    server.stop()
+    found = server.configuration()["SetEnv"]
+    server.options["SetEnv"] = f"{found} PATH={folder}:/usr/bin:/bin"
+    server.start()
 
 
 @pytest.fixture
@@ -197,19 +205,71 @@ async def test_a_step_that_fails_on_the_one_that_works_is_not_tried_by_the_other
     assert len([event for event in desk.ended() if event.step == "environment"]) == 2
 
 
+@pytest.mark.slow
+async def test_each_machine_of_a_folder_gets_the_image_by_itself(trio: list[TestServer], tmp_path: Path) -> None:
+    """All at once, and a pull that fails on one is no failure of another that has it."""
+    trio[2].options["SetEnv"] = f"HOME={trio[0].home} REMOTE_TOOL_TEST_SERVER=third"
+    for server in trio:
+        # Each pull waits for the other.
+        engine = stub(
+            server.folder / "bin",
+            "podman",
+            f'[ {server.name} != third ] || exit 0\n[ "$1" = pull ] || exit 1\n'
+            'cd && touch "pull-$REMOTE_TOOL_TEST_SERVER"; tries=0\n'
+            "until [ -e pull-first ] && [ -e pull-second ]; do\n"
+            '    tries=$((tries + 1)); [ "$tries" -lt 100 ] || exit 2; sleep 0.1\n'
+            'done\n[ "$REMOTE_TOOL_TEST_SERVER" = first ] || { echo "no such image" >&2; exit 3; }\n',
+        )
+        engine.with_name("docker").symlink_to(engine)
+        put_before_path(server, engine.parent)
+    desk = desk_for(trio, tmp_path / "project")
+    servers = {name: replace(server, container=("image",)) for name, server in desk.config.servers.items()}
+    desk.config = replace(desk.config, servers=servers)
+    async with HostPool(desk.config) as pool:
+        results = await prepare(pool, desk.config, (), PrepareOptions(), desk.events.append)
+    assert {name: str(error).splitlines()[0] for name, error in results.errors.items()} == {
+        "second": "second: Pulling image failed with status 3"
+    }
+    outcomes = {event.server: event.outcome for event in desk.ended() if event.step == "image"}
+    assert outcomes == {"first": Outcome.DONE, "second": Outcome.FAILED, "third": Outcome.UNCHANGED}
+
+
+@pytest.mark.slow
+async def test_a_disk_that_is_slow_costs_the_test_and_not_the_prepare(
+    trio: list[TestServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A marker that is not written in time is none; one that is not removed in time has been seen all the same."""
+    monkeypatch.setattr(sharing, "_TEST_SECONDS", 1.0)
+    stub(trio[0].folder / "bin", "mkdir", "exec sleep 4")
+    stub(trio[1].folder / "bin", "rm", 'sleep 3; exec /bin/rm "$@"')
+    for server in trio[:2]:
+        put_before_path(server, server.folder / "bin")
+    config = desk_for(trio, tmp_path / "project").config
+    async with HostPool(config) as pool:
+        hosts = [await pool.host(server.name) for server in trio[:2]]
+        facts = [await ask_facts(host, config) for host in hosts]
+        (trio[0].home / "project" / ".remote-scripts").mkdir(parents=True, exist_ok=True)
+        for order, follows in (([0, 1], None), ([1, 0], hosts[1])):
+            turns = Sharing(config)
+            for number in order:
+                async with turns.turn(hosts[number], facts[number]) as turn:
+                    last = turn
+            assert last.follows is follows
+
+
 async def test_when_the_link_of_the_one_that_works_is_lost_the_next_one_works(
     trio: list[TestServer], tmp_path: Path
 ) -> None:
     workspace = Workspace.find(make_project(tmp_path / "project", trio[:2]))
     config = workspace.config
-    sharing = Sharing(config)
+    turns = Sharing(config)
     async with HostPool(config) as pool:
         first, second = await pool.host("first"), await pool.host("second")
         facts = [await ask_facts(host, config) for host in (first, second)]
         entered = asyncio.Event()
 
         async def lose() -> None:
-            async with sharing.turn(first, facts[0]) as turn:
+            async with turns.turn(first, facts[0]) as turn:
                 assert turn.follows is None
                 entered.set()
                 await asyncio.sleep(0.3)
@@ -217,13 +277,13 @@ async def test_when_the_link_of_the_one_that_works_is_lost_the_next_one_works(
 
         async def take_over() -> bool:
             await entered.wait()
-            async with sharing.turn(second, facts[1]) as turn:
+            async with turns.turn(second, facts[1]) as turn:
                 return turn.follows is None and turn.has_waited
 
         results = await asyncio.gather(lose(), take_over(), return_exceptions=True)
     assert isinstance(results[0], ConnectionLostError)
     assert results[1] is True
-    assert sharing.found == [("first", "second")]
+    assert turns.found == [("first", "second")]
 
 
 async def test_one_home_under_two_paths_is_refused(make_server: MakeServer, tmp_path: Path) -> None:
