@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from remote_tool import workflows
 from remote_tool.config.loading import load
-from remote_tool.errors import RemoteToolError
 from remote_tool.jobs.job import DEFAULT_GRACE
 from remote_tool.jobs.listed_hosts import recall_hosts, remember_hosts
 from remote_tool.jobs.registry import Registry
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 
     from remote_tool.config.hosts import ListedHost
     from remote_tool.config.model import Config
+    from remote_tool.errors import RemoteToolError
     from remote_tool.jobs.job import Job, JobState
     from remote_tool.launchers.fan_out import FanOutPlan, FanOutRequest
     from remote_tool.launchers.torch import LaunchPlan, LaunchRequest
@@ -451,15 +451,20 @@ class RunningJob:
         return [file.path for pulled in answer.jobs for file in pulled.files]
 
     def tail(self) -> Iterator[str]:
-        """Yield its lines as they are written, without line breaks, until it has ended."""
+        """Yield its lines as they are written, without line breaks, until it has ended.
+
+        Raises:
+            RemoteToolError: Its server cannot be followed.
+        """
         chunks: SimpleQueue[Chunk | BaseException | None] = SimpleQueue()
 
         def follow() -> None:
             try:
                 answer = self._workspace.follow_jobs(self._selection, chunks.put)
-                self.job = answer.jobs[0]
-                chunks.put(None)
-            except RemoteToolError as error:
+                for job in answer.jobs:
+                    self.job = job
+                chunks.put(next(iter(answer.errors.values()), None))
+            except BaseException as error:  # noqa: BLE001 - raised to whoever reads the lines
                 chunks.put(error)
 
         threading.Thread(target=follow, name="remote-tool tail", daemon=True).start()

@@ -34,12 +34,15 @@ from remote_tool.cli.strays import StrayRequest, end_strays
 from remote_tool.cli.tables import how_it_ended, print_jobs, short_command
 from remote_tool.config.devices import parse_devices
 from remote_tool.errors import UsageError
-from remote_tool.workflows.selection import JobsAnswer, JobSelection
+from remote_tool.supervisor.records import LONGEST_GRACE
+from remote_tool.workflows.selection import JobsAnswer, JobSelection, StillRunningError
 
 if TYPE_CHECKING:
     from remote_tool import Workspace
 
 ASKING = "asking the servers"
+# Seconds.
+LONGEST_DELAY = 86400
 
 
 def job_run(  # noqa: PLR0913 - one parameter per option
@@ -73,7 +76,7 @@ def job_run(  # noqa: PLR0913 - one parameter per option
         workspace = console.find_workspace(targets)
         answer = workspace.start_jobs(request, check=False)
     show_started(workspace, answer, json=json)
-    if follow_it:
+    if follow_it and answer.jobs:
         follow_started(workspace, answer)
     leave_unless_ok(answer.exit_code)
 
@@ -127,7 +130,11 @@ def job_kill(  # noqa: PLR0913 - one parameter per option
     grace: Annotated[
         float | None,
         typer.Option(
-            "--grace", min=0, metavar="SECONDS", help="From it to SIGKILL; default: 45 for torchrun, else 10."
+            "--grace",
+            min=0,
+            max=LONGEST_GRACE,
+            metavar="SECONDS",
+            help="From it to SIGKILL; default: 45 for torchrun, else 10.",
         ),
     ] = None,
     strays: Annotated[
@@ -167,8 +174,13 @@ def job_wait(
     selection = JobSelection(tuple(job or ()), tuple(tag or ()), tuple(server or ()))
     with Console(verbose=verbose, activity="waiting") as console:
         workspace = console.find_workspace()
-        answer = workspace.wait_jobs(selection, timeout=timeout)
+        try:
+            answer, late = workspace.wait_jobs(selection, timeout=timeout), None
+        except StillRunningError as error:
+            answer, late = error.answer, error
     _show(workspace, answer, json=json, empty="no running jobs")
+    if late is not None:
+        raise late
     leave_unless_ok(answer.program_exit_code)
 
 
@@ -180,6 +192,7 @@ def job_rsync(
         typer.Option(
             "--delay",
             min=0,
+            max=LONGEST_DELAY,
             metavar="SECONDS",
             show_default=False,
             help="Again after this long, until Ctrl-C; 0: once.",

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     Record = Dict[str, Any]
 
 SCHEMA = 1
+# A week, in seconds.
+LONGEST_GRACE = 7 * 86400
 # A longer command is cut in spec.json, so that a list of jobs stays small; the file "command" has it whole.
 COMMAND_LIMIT = 16 * 1024
 SPEC = "spec.json"
@@ -85,7 +87,7 @@ def _is_pids(value: object) -> bool:
 
 def is_grace(value: object) -> bool:
     """Whether a job can be given this many seconds to end: up to a week."""
-    return _is_number(value) and 0 <= value <= 86400 * 7  # type: ignore[operator]
+    return _is_number(value) and 0 <= value <= LONGEST_GRACE  # type: ignore[operator]
 
 
 def is_signal(value: object) -> bool:

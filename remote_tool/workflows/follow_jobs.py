@@ -27,6 +27,7 @@ from remote_tool.workflows.log_streams import Listener, bring_logs_home, stream_
 from remote_tool.workflows.selection import (
     JobsAnswer,
     JobSelection,
+    StillRunningError,
     choose_job_to_follow,
     choose_jobs,
 )
@@ -150,7 +151,7 @@ async def wait_for_jobs(context: Context, selection: JobSelection, *, timeout: f
     """Wait until the selected jobs have ended.
 
     Raises:
-        JobError: They have not within the timeout, in seconds.
+        StillRunningError: They have not within the timeout, in seconds.
     """
     errors = await refresh(context, servers_of_jobs(context, selection))
     jobs = choose_jobs(load_meant(context, selection)[0], selection)
@@ -159,14 +160,17 @@ async def wait_for_jobs(context: Context, selection: JobSelection, *, timeout: f
         async with asyncio.timeout(timeout):
             errors |= await _follow_servers(context, waiting, Listener(), logs=False)
     except TimeoutError:
-        running = ", ".join(str(job.key) for job in _current(context, jobs) if not job.state.is_finished)
-        raise JobError(f"Still running after {timeout:.0f} s: job {running}", hint="remote-tool job-tail") from None
+        raise StillRunningError(_recorded(context, jobs, errors), timeout or 0.0) from None
     ended = [job for job in _current(context, jobs) if job.state.is_finished and job.server not in errors]
     pulled = await bring_artifacts_home(context, ended)
+    answer = _recorded(context, jobs, errors)
+    return replace(answer, errors={**pulled, **answer.errors})
+
+
+def _recorded(context: Context, jobs: Sequence[Job], errors: Mapping[str, RemoteToolError]) -> JobsAnswer:
     concerned = {name: error for name, error in errors.items() if any(job.server == name for job in jobs)}
     chosen = JobSelection(jobs=tuple(job.id for job in jobs), hidden=True)
-    answer = recorded_jobs(context, chosen, concerned) if jobs else JobsAnswer((), concerned)
-    return replace(answer, errors={**pulled, **answer.errors})
+    return recorded_jobs(context, chosen, concerned) if jobs else JobsAnswer(())
 
 
 def _labelled(jobs: Sequence[Job], on_chunk: OnChunk, options: FollowOptions) -> Show:

@@ -11,6 +11,7 @@ from remote_tool import workflows
 from remote_tool.errors import JobError
 from remote_tool.jobs.job import Job, JobState
 from remote_tool.jobs.records import RemoteJob, parse_job
+from remote_tool.supervisor.records import LONGEST_GRACE
 from remote_tool.transport.pool import on_every
 from remote_tool.workflows.clocks import tell_skew
 from remote_tool.workflows.events import Notice
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 # A start takes a moment to reach its server; until then a job that the server does not know is still starting.
 START_WINDOW = 60.0
-LONGEST_GRACE = 24 * 3600.0
 # What the server may take beyond the grace: SIGKILL, the scan that proves it, and writing the end.
 STOP_MARGIN = 30.0
 SHOWN_REFUSALS = 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from remote_tool.errors import RemoteToolError, SomeServersFailedError, UsageError
+from remote_tool.errors import JobError, RemoteToolError, SomeServersFailedError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -84,6 +84,19 @@ class JobsAnswer:
             succeeded = sorted({job.server for job in self.jobs} - set(self.errors))
             raise SomeServersFailedError(self.errors, succeeded)
         return self
+
+
+class StillRunningError(JobError):
+    """Jobs have not ended within the time that they were given.
+
+    Attributes:
+        answer: All that were waited for, as they are.
+    """
+
+    def __init__(self, answer: JobsAnswer, seconds: float) -> None:
+        running = ", ".join(str(job.key) for job in answer.jobs if not job.state.is_finished)
+        super().__init__(f"Still running after {seconds:g} s: job {running}", hint="remote-tool job-tail")
+        self.answer = answer
 
 
 def choose_servers(config: Config, names: Sequence[str]) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from remote_tool.errors import ConnectError, JobError, UsageError
 from remote_tool.jobs.job import JobState
+from remote_tool.supervisor.records import LONGEST_GRACE, is_grace, is_signal
 from remote_tool.transport.pool import on_every
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.list_jobs import (
@@ -42,8 +43,9 @@ async def stop_jobs(
         grace: Seconds until SIGKILL; None: as the job was started with, 45 for torchrun.
 
     Raises:
-        UsageError: Nothing is selected, or what is selected does not exist.
+        UsageError: Nothing is selected, what is selected does not exist, or no job can be stopped like that.
     """
+    check_wish(signal, grace)
     if not selection.is_explicit:
         raise UsageError("Nothing is selected, so nothing is stopped", hint="remote-tool job-kill --job KEY")
     errors = await refresh(context, servers_of_jobs(context, selection))
@@ -57,6 +59,18 @@ async def stop_jobs(
     chosen = replace(selection, jobs=tuple(job.id for job in jobs), running=True, stopped=True)
     relevant = {name: error for name, error in errors.items() if any(job.server == name for job in jobs)}
     return recorded_jobs(context, chosen, {**relevant, **stopped.errors})
+
+
+def check_wish(signal: str, grace: float | None) -> None:
+    """Refuse what no server would take, before it is remembered for one that is away.
+
+    Raises:
+        UsageError: It is no signal, or no time to end.
+    """
+    if not is_signal(signal):
+        raise UsageError(f"There is no signal {signal!r}", hint="SIGTERM or SIGKILL")
+    if grace is not None and not is_grace(grace):
+        raise UsageError(f"The grace must be from 0 to {LONGEST_GRACE} seconds, found {grace}")
 
 
 async def stop_on_servers(

@@ -13,6 +13,7 @@ from remote_tool.jobs.job import DEFAULT_GRACE
 from remote_tool.transport.pool import on_every
 from remote_tool.workflows.list_jobs import longest_stop
 from remote_tool.workflows.selection import choose_servers
+from remote_tool.workflows.stop_jobs import check_wish
 from remote_tool.workflows.supervisor import NotPreparedError, call_until_answered
 
 if TYPE_CHECKING:
@@ -98,7 +99,12 @@ async def find_strays(context: Context, servers: Sequence[str] = ()) -> StraysAn
 async def end_strays(
     context: Context, found: StraysAnswer, *, signal: str = "SIGTERM", grace: float = DEFAULT_GRACE
 ) -> dict[str, RemoteToolError]:
-    """End those that were found, with all that belongs to them; a server that was started anew since ends nothing."""
+    """End those that were found, with all that belongs to them; a server that was started anew since ends nothing.
+
+    Raises:
+        UsageError: It is no signal, or no time to end.
+    """
+    check_wish(signal, grace)
     by_server: dict[str, dict[str, list[list[int]]]] = defaultdict(lambda: defaultdict(list))
     for stray in found.strays:
         by_server[stray.server][stray.job_id].append([stray.pid, stray.start_time])

@@ -143,6 +143,22 @@ def test_following_a_start_ends_as_the_job_does(project: Path) -> None:
     assert killed.stderr.splitlines()[-1].endswith(" on first: failed, ended by SIGSEGV")
 
 
+def test_where_nothing_was_started_nothing_is_followed(away: Path) -> None:
+    Workspace.find(away).start("first", "echo of another", sync=False).wait()
+    refused = remote_tool("job-run", "--server", "away", "--follow", "--cmd", "true", cwd=away)
+    assert (refused.returncode, refused.stdout) == (4, "")
+    assert refused.stderr.startswith("error: away: 127.0.0.1:1 refuses")
+
+
+@pytest.mark.parametrize(
+    "words", ["job-kill --job 1 --grace inf", "job-kill --strays --grace inf", "job-rsync --delay inf"]
+)
+def test_a_time_without_end_is_refused(words: str, tmp_path: Path) -> None:
+    refused = remote_tool(*words.split(), cwd=tmp_path)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert re.search(r"'--(grace|delay)': Input should be less than or equal to \d+\n", refused.stderr)
+
+
 def test_following_as_json_is_refused(project: Path) -> None:
     refused = remote_tool("job-run", "--cmd", "true", "--json", "--follow", cwd=project)
     assert (refused.returncode, refused.stdout) == (2, "")
@@ -199,8 +215,9 @@ def test_what_is_no_signal_is_refused(text: str) -> None:
 def test_waiting_longer_than_the_timeout_is_a_failure(project: Path) -> None:
     job = start(project, "sleep 1000")
     late = remote_tool("job-wait", "--job", job.id, "--timeout", "0.2", "--json", cwd=project)
-    assert (late.returncode, late.stdout) == (1, "")
-    assert f"job {job.key}" in late.stderr
+    (waited,) = json.loads(late.stdout)["jobs"]
+    assert (late.returncode, waited["id"], waited["state"]) == (1, job.id, "running")
+    assert late.stderr == f"error: Still running after 0.2 s: job {job.key}\nhint: remote-tool job-tail\n"
     kill(project, job)
 
 

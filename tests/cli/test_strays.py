@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 from functools import partial
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from remote_tool import Workspace
+from remote_tool.errors import UsageError
 from tests.cli.conftest import kill, start
 from tests.project import processes_of, remote_tool
 from tests.workflows.test_jobs import until
@@ -67,6 +69,9 @@ def test_strays_are_shown_and_ended_when_the_user_says_so(project: Path, lost: l
     status, listed = strays_of(project, "--server", "first")
     assert (status, {each["job"] for each in listed}) == (1, {lost[0].id})
     assert not any(each["ended"] for each in listed)
+    workspace = Workspace.find(project)
+    with pytest.raises(UsageError, match="The grace must be"):
+        workspace.end_strays(workspace.find_strays(), grace=math.inf)
     status, ended = strays_of(project, "--yes")
     assert (status, {each["job"] for each in ended}) == (0, {job.id for job in lost})
     assert all(each["ended"] for each in ended)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import signal
 import threading
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from remote_tool import JobState, RunningJob, Workspace
-from remote_tool.errors import JobError, UsageError
+from remote_tool.errors import ConnectError, JobError, UsageError
 from remote_tool.jobs.job import JobSpec, new_job_id
 from remote_tool.jobs.registry import Registry
 from remote_tool.transport.pool import HostPool
@@ -294,6 +295,12 @@ def test_a_server_that_cannot_be_reached_shows_the_last_state_with_its_age(
     assert answer.jobs[0].state is JobState.UNREACHABLE
     assert answer.jobs[0].reason.startswith("last seen running, ")
     assert answer.exit_code == 4
+    with pytest.raises(ConnectError, match="away"):
+        list(job.tail())
+    for signal_name, grace in (("SIGTERM", math.inf), ("SIGTERM", 1e11), ("SIGTERM", -1), ("TERM", None)):
+        with pytest.raises(UsageError, match=r"^(The grace must be from 0 to 604800 seconds|There is no signal)"):
+            job.kill(signal_name, grace)
+    assert workspace.list_jobs().jobs == answer.jobs
     server.start()
     write_configuration(tmp_path / "project", [server])
     Workspace.find(tmp_path / "project").stop_jobs(by_id(job.id))
