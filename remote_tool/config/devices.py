@@ -67,10 +67,12 @@ def counted(devices: Sequence[str]) -> str:
     return "1 GPU" if len(devices) == 1 else f"{len(devices)} GPUs"
 
 
-def count_visible(value: str) -> int:
-    """Return how many devices CUDA takes of a value of CUDA_VISIBLE_DEVICES: those before the first unknown one."""
-    names = [name.strip() for name in value.split(",")]
-    return len([name for name in itertools.takewhile(lambda name: name != "-1", names) if name])
+def visible_devices(environment: Mapping[str, str]) -> list[str] | None:
+    """Return the devices that CUDA takes of its variable: those before the first unknown one; None without it."""
+    if VISIBLE not in environment:
+        return None
+    names = [name.strip() for name in environment[VISIBLE].split(",")]
+    return [name for name in itertools.takewhile(lambda name: name != "-1", names) if name]
 
 
 def refuse_missing(server: str, devices: Sequence[str], gpus: int, uuids: Sequence[str]) -> None:
@@ -105,10 +107,17 @@ def _missing(device: str, gpus: int, uuids: Sequence[str]) -> str:
     return f"has {len(meant)} GPUs whose UUID begins with {device}" if meant else f"has no GPU {device}"
 
 
+def command_environment(
+    configured: Mapping[str, str], given: Mapping[str, str], devices: Sequence[str]
+) -> dict[str, str]:
+    """Return the variables of a command: what is given with it wins over its devices, these over the configuration."""
+    return {**configured, **with_devices(given, devices)}
+
+
 def devices_of(server: Server, wanted: Sequence[str | int], environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return the devices that a command is given on a server: those wanted, else those that are configured.
 
-    Variables of the command win over the configuration, and are not looked into.
+    None when a variable that is given with the command says it.
     """
     if VISIBLE in environment:
         return ()

@@ -67,7 +67,7 @@ class JobSpec:
         id: From :func:`new_job_id`.
         server: Name of the server.
         command: One line or more for the shell.
-        environment: Variables; they travel with the start and are written nowhere.
+        environment: All its variables; they travel with the start and are written nowhere.
         tags: Free words; ``hidden`` keeps a job out of lists.
         launch_id: Shared by the jobs of one launch; empty without one.
         node_rank: Place in the launch; None without one.

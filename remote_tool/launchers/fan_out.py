@@ -10,7 +10,7 @@ from string import Formatter
 from typing import TYPE_CHECKING, Any
 
 from remote_tool.config.artifacts import read_artifacts
-from remote_tool.config.devices import check_devices, with_devices
+from remote_tool.config.devices import VISIBLE, check_devices, visible_devices, with_devices
 from remote_tool.errors import JobError, UsageError
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ class FanOutRequest:
         if len(self.items) > MOST_SHARDS:
             raise UsageError(f"--items has {len(self.items)} lines, and at most {MOST_SHARDS} can be handed out")
         check_devices(self.devices, self.environment)
+        _refuse_same_gpus(self.environment)
         known = placeholders(counted=self.total is not None)
         check_template("--cmd", self.command, (*known, *(OF_ITEMS if self.items else ())))
         for glob in self.artifacts:
@@ -345,6 +346,14 @@ def _share(gpus: Sequence[str], slots: int) -> list[tuple[str, ...]]:
     if slots >= len(gpus):
         return [(gpus[slot % len(gpus)],) for slot in range(slots)]
     return [tuple(gpus[start:stop]) for start, stop in split_evenly(len(gpus), slots)]
+
+
+def _refuse_same_gpus(environment: Mapping[str, str]) -> None:
+    """Refuse a variable that gives GPUs to all slots; one that gives none is well."""
+    if visible_devices(environment):
+        raise UsageError(
+            f"--env {VISIBLE} would give every slot the same GPUs", hint="--devices LIST makes a slot for each of them"
+        )
 
 
 def _refuse_one_machine(servers: Sequence[ServerSlots]) -> None:

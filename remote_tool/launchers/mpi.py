@@ -11,7 +11,6 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
-from remote_tool.config.devices import with_devices
 from remote_tool.errors import JobError
 from remote_tool.launchers.torch import (
     LaunchNames,
@@ -91,8 +90,8 @@ def plan_mpi(
     offset = 0
     for rank, (node, job_id) in enumerate(zip(facts, names.job_ids, strict=True)):
         folder = f"{names.jobs_folder}/{job_id}"
-        found = launch_environment(request, rendezvous.routes[node.server], names.launch_id)
-        environment = with_devices(found, node.devices)
+        route = rendezvous.routes[node.server]
+        environment = launch_environment(request, node, route, names.launch_id)
         words = first_script(request, list(processes.values()), rendezvous, folder)
         nodes.append(
             NodePlan(
@@ -102,7 +101,7 @@ def plan_mpi(
                 processes=processes[node.server],
                 rank_offset=offset,
                 command=proxy_script([], rank, request.command, folder) if rank else words,
-                environment=_with_own_address(environment, rendezvous.routes[node.server].local_address),
+                environment=_with_own_address(environment, route.local_address),
             )
         )
         offset += processes[node.server]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from remote_tool.config.artifacts import read_artifacts
-from remote_tool.config.devices import VISIBLE, check_devices, count_visible, counted, joined, with_devices
+from remote_tool.config.devices import check_devices, command_environment, counted, joined, visible_devices
 from remote_tool.errors import JobError, UsageError
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ class NodeFacts:
         interfaces: The name of the interface of each address.
         place: Which machine and which folder on it; the same for two names of one; empty when it does not say.
         devices: The GPUs that it is to use, by number or UUID; empty: all.
+        variables: That the configuration has for it.
         listed: How many processes a host list gives it; None without one.
     """
 
@@ -89,6 +90,7 @@ class NodeFacts:
     interfaces: Mapping[str, str] = field(default_factory=dict)
     place: str = ""
     devices: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
     listed: int | None = None
 
 
@@ -236,9 +238,8 @@ def _processes_on(node: NodeFacts, request: LaunchRequest) -> int:
                 hint="--nproc-per-node auto starts one for each GPU",
             )
         return count
-    if VISIBLE in request.environment:
-        return max(1, count_visible(request.environment[VISIBLE]))
-    return len(node.devices) or max(1, node.gpus)
+    visible = visible_devices(_chosen_variables(node, request))
+    return max(1, node.gpus if visible is None else len(visible))
 
 
 @dataclass(frozen=True)
@@ -278,9 +279,7 @@ def plan_launch(
                 # torchrun's elastic rendezvous gives the ranks itself, anew at each restart.
                 rank_offset=None if request.max_restarts else offset,
                 command=f"{torchrun} {script(request.command)}",
-                environment=with_devices(
-                    launch_environment(request, rendezvous.routes[node.server], names.launch_id), node.devices
-                ),
+                environment=launch_environment(request, node, rendezvous.routes[node.server], names.launch_id),
             )
         )
         offset += count
@@ -328,11 +327,16 @@ def _torchrun_options(request: LaunchRequest, rendezvous: Rendezvous, launch_id:
     return shlex.join(words)
 
 
-def launch_environment(request: LaunchRequest, route: Route, launch_id: str) -> dict[str, str]:
-    variables = {"RUN_UUID": launch_id}
+def launch_environment(request: LaunchRequest, node: NodeFacts, route: Route, launch_id: str) -> dict[str, str]:
+    """Return the variables of every rank of a node: what the user chose wins over what was found, the interface."""
+    found = {"RUN_UUID": launch_id}
     if route.interface:
-        variables |= dict.fromkeys(INTERFACE_VARIABLES, route.interface)
-    return {**variables, **request.environment}
+        found |= dict.fromkeys(INTERFACE_VARIABLES, route.interface)
+    return {**found, **_chosen_variables(node, request)}
+
+
+def _chosen_variables(node: NodeFacts, request: LaunchRequest) -> dict[str, str]:
+    return command_environment(node.variables, request.environment, node.devices)
 
 
 def _refuse_twice(servers: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from remote_tool.config.artifacts import wanted_artifacts
-from remote_tool.config.devices import devices_of
+from remote_tool.config.devices import command_environment, visible_devices
 from remote_tool.errors import JobError, SomeServersFailedError, UsageError
 from remote_tool.jobs.job import Job, JobSpec, JobState, new_job_id
 from remote_tool.launchers.fan_out import (
@@ -30,7 +30,7 @@ from remote_tool.workflows.audience import Audience, Turn
 from remote_tool.workflows.fan_out_records import FanOutRecord, find_record, followed, write_record
 from remote_tool.workflows.gather import gather, gathering_folder
 from remote_tool.workflows.hand_out import Assignment, Board, HandOut
-from remote_tool.workflows.launch import find_script
+from remote_tool.workflows.launch import chosen_devices, find_script
 from remote_tool.workflows.list_jobs import bring_artifacts_home, refresh
 from remote_tool.workflows.selection import choose_servers
 from remote_tool.workflows.start_jobs import send_project, start_specs
@@ -208,11 +208,12 @@ class _Work:
     def make_spec(self, assignment: Assignment) -> JobSpec:
         """Make the job of a shard on a slot; what the user sets counts."""
         shard, slot = assignment.shard, assignment.slot
+        given = {**shard.environment, **self.request.environment}
         return JobSpec(
             id=new_job_id(),
             server=slot.server,
             command=shard.command(self.plan.command),
-            environment={**slot.environment, **shard.environment, **self.request.environment},
+            environment=command_environment(self.config.variables_of(slot.server), given, slot.gpus),
             tags=(*self.request.tags, *fan_out_tags(self.plan.launch_id, shard, slot)),
             launch_id=self.plan.launch_id,
             node_rank=shard.number,
@@ -277,9 +278,13 @@ async def _ask_slots(
         entry = context.config.entry_of(server)
         # Behind an entry there may be other GPUs, and only a launch asks there.
         question = {"launch": entry is not None, "entry": entry}
-        found = _read_slots(server, await call(host, context.config, "facts", question))
-        devices = devices_of(context.config.servers[server], request.devices, request.environment)
-        return replace(found, gpus=devices or found.gpus, listed=context.config.listed.get(server))
+        answer = await call(host, context.config, "facts", question)
+        found = _read_slots(server, answer)
+        devices = chosen_devices(context.config.servers[server], request, answer)
+        variables = command_environment(context.config.variables_of(server), request.environment, devices)
+        visible = visible_devices(variables)
+        gpus = found.gpus if visible is None else tuple(visible)
+        return replace(found, gpus=gpus, listed=context.config.listed.get(server))
 
     results = await on_every(servers, ask)
     return list(results.values.values()), results.errors

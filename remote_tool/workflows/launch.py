@@ -36,7 +36,8 @@ from remote_tool.workflows.supervisor import call, converse
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
-    from remote_tool.config.model import Config, Server
+    from remote_tool.config.model import Server
+    from remote_tool.launchers.fan_out import FanOutRequest
     from remote_tool.supervisor.artifact_patterns import ArtifactPattern
     from remote_tool.supervisor.framing import Frame
     from remote_tool.workflows.context import Context
@@ -59,7 +60,7 @@ async def launch_torch(context: Context, request: LaunchRequest) -> JobsAnswer:
     JobsAnswer((), sent.errors).raise_if_any_failed()
     plan = await make_plan(context, request, servers)
     specs = make_specs(plan, request, sent.snapshots, wanted_artifacts(context.config, request.artifacts))
-    started = await start_specs(context, with_variables(specs, context.config, request.environment))
+    started = await start_specs(context, specs)
     return replace(await all_or_none(context, started), warnings=sent.warnings)
 
 
@@ -120,13 +121,6 @@ def make_specs(
     ]
 
 
-def with_variables(specs: Sequence[JobSpec], config: Config, given: Mapping[str, str]) -> list[JobSpec]:
-    """Add the variables of the configuration: they win over what was found out, such as the interface."""
-    return [
-        replace(spec, environment={**spec.environment, **config.variables_of(spec.server), **given}) for spec in specs
-    ]
-
-
 def _make_watch(plan: LaunchPlan) -> LaunchWatch | None:
     if len(plan.nodes) == 1:
         return None
@@ -151,8 +145,12 @@ async def ask_facts(context: Context, request: LaunchRequest, servers: Sequence[
         host = await context.pool.host(server)
         question = {"launch": True, "entry": context.config.entry_of(server)}
         answer = await call(host, context.config, "facts", question)
-        devices = _chosen_devices(context.config.servers[server], request, answer)
-        return replace(read_facts(server, answer), devices=devices, listed=context.config.listed.get(server))
+        return replace(
+            read_facts(server, answer),
+            devices=chosen_devices(context.config.servers[server], request, answer),
+            variables=context.config.variables_of(server),
+            listed=context.config.listed.get(server),
+        )
 
     results = await on_every(servers, ask)
     results.raise_if_any_failed()
@@ -181,8 +179,10 @@ def read_facts(server: str, answer: Mapping[str, Any]) -> NodeFacts:
         raise JobError(f"{server}: its facts cannot be read ({error!r})", server=server) from error
 
 
-def _chosen_devices(server: Server, request: LaunchRequest, answer: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the GPUs that a launch uses on a server.
+def chosen_devices(
+    server: Server, request: LaunchRequest | FanOutRequest, answer: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """Return the GPUs that a launch or a fan-out uses on a server.
 
     Raises:
         JobError: It does not have them.

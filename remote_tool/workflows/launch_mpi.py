@@ -16,7 +16,6 @@ from remote_tool.workflows.launch import (
     find_rendezvous,
     find_script,
     make_specs,
-    with_variables,
 )
 from remote_tool.workflows.list_jobs import refresh
 from remote_tool.workflows.selection import JobsAnswer, choose_servers
@@ -48,7 +47,7 @@ async def launch_mpi(context: Context, request: LaunchRequest) -> JobsAnswer:
     JobsAnswer((), sent.errors).raise_if_any_failed()
     plan = await make_mpi_plan(context, request, servers)
     made = make_specs(plan, request, sent.snapshots, wanted_artifacts(context.config, request.artifacts))
-    specs = [replace(spec, grace=DEFAULT_GRACE) for spec in with_variables(made, context.config, request.environment)]
+    specs = [replace(spec, grace=DEFAULT_GRACE) for spec in made]
     first = await start_specs(context, specs[:1])
     first.raise_if_any_failed()
     rest = await _start_others(context, plan, specs[1:], request.command)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from remote_tool.config.devices import check_devices, devices_of, with_devices
+from remote_tool.config.devices import check_devices, command_environment, devices_of
 from remote_tool.errors import JobError, UsageError
 from remote_tool.supervisor.framing import FrameReader, FramingError
 from remote_tool.supervisor.setup_script import put_before_attached
@@ -80,11 +80,11 @@ async def run_command(context: Context, wanted: RunRequest, on_output: OnOutput)
 
 
 def _request(config: Config, server: str, wanted: RunRequest) -> dict[str, object]:
-    variables = {**config.variables_of(server), **wanted.environment}
+    devices = devices_of(config.servers[server], wanted.devices, wanted.environment)
     setup = config.setup_of(server)
     return {
         "command": put_before_attached(wanted.command, setup) if setup else wanted.command,
-        "environment": with_devices(variables, devices_of(config.servers[server], wanted.devices, variables)),
+        "environment": command_environment(config.variables_of(server), wanted.environment, devices),
         "server": server,
         "entry": config.entry_of(server),
     }

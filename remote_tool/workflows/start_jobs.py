@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from remote_tool.config.artifacts import read_artifacts, wanted_artifacts
-from remote_tool.config.devices import check_devices, devices_of, with_devices
+from remote_tool.config.devices import check_devices, command_environment, devices_of
 from remote_tool.errors import ConnectionLostError, JobError, RemoteToolError, UsageError
 from remote_tool.jobs.job import Job, JobSpec, JobState, new_job_id
 from remote_tool.jobs.records import parse_job
@@ -22,7 +22,7 @@ from remote_tool.workflows.sync import SyncOptions, sync
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from remote_tool.config.model import Server
+    from remote_tool.config.model import Config
     from remote_tool.supervisor.artifact_patterns import ArtifactPattern
     from remote_tool.workflows.context import Context
 
@@ -58,9 +58,10 @@ class StartRequest:
         read_artifacts(self.artifacts)
         check_devices(self.devices, self.environment)
 
-    def environment_on(self, server: Server) -> dict[str, str]:
+    def environment_on(self, server: str, config: Config) -> dict[str, str]:
         """Return the variables of its job on a server."""
-        return with_devices(self.environment, devices_of(server, self.devices, self.environment))
+        devices = devices_of(config.servers[server], self.devices, self.environment)
+        return command_environment(config.variables_of(server), self.environment, devices)
 
 
 async def start_jobs(context: Context, requests: Sequence[StartRequest]) -> JobsAnswer:
@@ -76,7 +77,7 @@ async def start_jobs(context: Context, requests: Sequence[StartRequest]) -> Jobs
             id=new_job_id(),
             server=server,
             command=request.command,
-            environment=request.environment_on(context.config.servers[server]),
+            environment=request.environment_on(server, context.config),
             tags=request.tags,
             snapshot=sent.snapshots.get(server, ""),
             artifacts=wanted_artifacts(context.config, request.artifacts),
@@ -140,8 +141,7 @@ async def _start_on(context: Context, server: str, specs: Sequence[JobSpec]) -> 
         "entry": config.entry_of(server),
         "setup": config.setup_of(server),
     }
-    variables = config.variables_of(server)
-    request = {"jobs": [{**_as_request(spec, variables), **settings} for spec in specs]}
+    request = {"jobs": [{**_as_request(spec), **settings} for spec in specs]}
     asked_at = time.time()
     answer = await call_until_answered(context.pool, context.config, server, "start", request)
     tell_skew(context, server, answer, asked_at)
@@ -164,12 +164,12 @@ async def _start_on(context: Context, server: str, specs: Sequence[JobSpec]) -> 
     return recorded
 
 
-def _as_request(spec: JobSpec, variables: Mapping[str, str]) -> dict[str, Any]:
+def _as_request(spec: JobSpec) -> dict[str, Any]:
     return {
         "id": spec.id,
         "server": spec.server,
         "command": spec.command,
-        "environment": {**variables, **spec.environment},
+        "environment": dict(spec.environment),
         "tags": list(spec.tags),
         "launch_id": spec.launch_id,
         "node_rank": spec.node_rank,

@@ -6,10 +6,11 @@ import pytest
 
 from remote_tool.config.devices import (
     check_devices,
-    count_visible,
+    command_environment,
     devices_of,
     parse_devices,
     refuse_missing,
+    visible_devices,
     with_devices,
 )
 from remote_tool.config.model import Server
@@ -104,6 +105,17 @@ def test_devices_that_a_server_does_not_have_are_refused(
     assert caught.value.hint == "remote-tool run --server gpu1 --cmd 'nvidia-smi -L'"
 
 
-@pytest.mark.parametrize(("value", "count"), [("", 0), ("0,1", 2), ("0,-1,1", 1), ("GPU-1f,GPU-2f", 2)])
-def test_visible_devices_are_counted_as_cuda_does(value: str, count: int) -> None:
-    assert count_visible(value) == count
+@pytest.mark.parametrize(
+    ("value", "devices"), [("", []), ("0,1", ["0", "1"]), ("0,-1,1", ["0"]), ("GPU-1f, GPU-2f", ["GPU-1f", "GPU-2f"])]
+)
+def test_visible_devices_are_those_that_cuda_takes(value: str, devices: list[str]) -> None:
+    assert visible_devices({"CUDA_VISIBLE_DEVICES": value}) == devices
+    assert visible_devices({}) is None
+
+
+def test_devices_win_over_the_variables_of_the_configuration_and_a_variable_of_the_command_over_both() -> None:
+    configured = {"CUDA_VISIBLE_DEVICES": "7", "CUDA_DEVICE_ORDER": "FASTEST_FIRST", "RATE": "1"}
+    chosen = {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "RATE": "2"}
+    assert command_environment(configured, {"RATE": "2"}, ("0",)) == chosen
+    assert command_environment(configured, {}, ()) == configured
+    assert command_environment(configured, {"CUDA_VISIBLE_DEVICES": "1"}, ())["CUDA_VISIBLE_DEVICES"] == "1"

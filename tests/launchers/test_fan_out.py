@@ -133,6 +133,13 @@ def test_quotes_around_an_item_are_refused_as_it_has_its_own(command: str) -> No
     FanOutRequest("play 'x' {item} --to=\\'{item}", items=("a",))
 
 
+def test_a_variable_that_gives_the_same_gpus_to_every_slot_is_refused() -> None:
+    with pytest.raises(UsageError, match="--env CUDA_VISIBLE_DEVICES would give every slot the same GPUs") as refused:
+        FanOutRequest("x", environment={"CUDA_VISIBLE_DEVICES": "0,1"})
+    assert "--devices" in refused.value.hint
+    FanOutRequest("x", environment={"CUDA_VISIBLE_DEVICES": ""})
+
+
 def test_what_has_no_total_has_no_count() -> None:
     with pytest.raises(UsageError, match=r"^--cmd: \{count\} needs --total$"):
         FanOutRequest("x {count}")

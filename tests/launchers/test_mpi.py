@@ -34,6 +34,13 @@ def test_a_node_tells_the_others_the_address_by_which_it_reaches_them() -> None:
     assert [each.environment["MPIR_CVAR_CH3_INTERFACE_HOSTNAME"] for each in plan().nodes] == ["10.0.0.5", "10.0.0.6"]
 
 
+def test_chosen_gpus_win_over_a_variable_of_the_configuration() -> None:
+    facts = [NodeFacts("a", "", "", 8, devices=("2",), variables={"CUDA_VISIBLE_DEVICES": "7", "RATE": "1"})]
+    names, meeting = LaunchNames("launch", ("job-a",), ".jobs"), Rendezvous("10.0.0.5", 23456, {"a": Route("", "")})
+    environment = plan_mpi(LaunchRequest("./solve"), facts, meeting, names).nodes[0].environment
+    assert (environment["CUDA_VISIBLE_DEVICES"], environment["RATE"]) == ("2", "1")
+
+
 @pytest.mark.parametrize(
     ("command", "runs"),
     [("train.py --lr 1", "python train.py --lr 1"), ("./solve a.py", "./solve a.py"), ("python x.py", "python x.py")],

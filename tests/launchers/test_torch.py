@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from remote_tool.config.loading import parse
 from remote_tool.errors import JobError, UsageError
 from remote_tool.launchers.torch import (
     LaunchNames,
@@ -21,7 +19,7 @@ from remote_tool.launchers.torch import (
     script,
     script_file,
 )
-from remote_tool.workflows.launch import make_specs, with_variables
+from remote_tool.workflows.launch import make_specs
 
 
 def node(server: str, *, gpus: int = 0, torch: str = "2.13.0", python: str = "3.11.7") -> NodeFacts:
@@ -81,14 +79,10 @@ def test_only_the_first_job_is_the_master_and_all_share_a_run() -> None:
 @pytest.mark.row(92)
 def test_variables_of_the_configuration_win_over_what_was_found_and_options_over_both() -> None:
     request = LaunchRequest("train.py", environment={"RATE": "0.2"})
-    root = Path("/home/me/digits")
-    text = b"env: {NCCL_SOCKET_IFNAME: ib0, RATE: 0.1}\nservers: {a: {hostname: a, env: {ONLY: 1}}, b: {hostname: b}}"
-    config = parse(text, root / ".remote/configs.yaml", root)
-    specs = make_specs(plan(request, node("a"), node("b")), request, {})
-    first, second = with_variables(specs, config, request.environment)
+    configured = {"NCCL_SOCKET_IFNAME": "ib0", "RATE": "0.1", "ONLY": "1"}
+    variables = plan(request, replace(node("a"), variables=configured)).nodes[0].environment
     names = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "RATE", "ONLY")
-    assert [first.environment.get(name) for name in names] == ["ib0", "eth1", "0.2", "1"]
-    assert [second.environment.get(name) for name in names] == ["ib0", "eth1", "0.2", None]
+    assert [variables.get(name) for name in names] == ["ib0", "eth1", "0.2", "1"]
 
 
 @pytest.mark.row(2)
@@ -141,6 +135,14 @@ def test_auto_starts_one_process_for_each_chosen_gpu_and_every_rank_sees_them() 
 def test_auto_counts_what_a_variable_of_the_request_makes_visible() -> None:
     request = LaunchRequest("train.py", processes="auto", environment={"CUDA_VISIBLE_DEVICES": "2,4,5"})
     assert plan(request, node("a", gpus=8)).world_size == 3
+
+
+def test_chosen_gpus_win_over_a_variable_of_the_configuration_which_auto_counts_where_none_are_chosen() -> None:
+    configured = replace(node("a", gpus=8), variables={"CUDA_VISIBLE_DEVICES": "7"})
+    nodes = replace(configured, devices=("2", "3")), replace(configured, server="b")
+    made = plan(LaunchRequest("train.py", processes="auto"), *nodes)
+    assert [each.environment["CUDA_VISIBLE_DEVICES"] for each in made.nodes] == ["2,3", "7"]
+    assert [each.processes for each in made.nodes] == [2, 1]
 
 
 @pytest.mark.parametrize("wish", [{"processes": 3}, {"listed": 3}])

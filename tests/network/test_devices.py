@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from remote_tool import LaunchRequest
+from remote_tool import FanOutRequest, LaunchRequest
 from remote_tool.errors import SomeServersFailedError
 
 if TYPE_CHECKING:
@@ -59,3 +60,8 @@ def test_a_launch_knows_the_gpus_of_its_servers(network: Network, make_workspace
         with pytest.raises(SomeServersFailedError) as caught:
             processes(device, nproc=1)
         assert {name: error.message for name, error in caught.value.failures.items()} == {"second": problem}
+    chosen = FanOutRequest("true", devices=(0,))
+    assert [slot.gpus for slot in workspace.plan_fan_out(FanOutRequest("true")).slots] == [("0",), ("1",), ("0",)]
+    assert [slot.gpus for slot in workspace.plan_fan_out(chosen).slots] == [("0",), ("0",)]
+    with pytest.raises(SomeServersFailedError, match="1 of 2 servers failed: second"):
+        workspace.plan_fan_out(replace(chosen, devices=(0, 1)))

@@ -64,17 +64,29 @@ def test_jobs_see_their_devices(half: Workspace) -> None:
         assert (logs / job.id / "job.out").read_text().strip() == expected
 
 
-def test_a_launch_on_devices_that_are_not_there_is_refused(half: Workspace) -> None:
+def test_devices_win_over_a_variable_of_the_configuration(half: Workspace) -> None:
+    file = half.config.local.config_file
+    file.write_text(file.read_text() + "env: {CUDA_VISIBLE_DEVICES: '6,7'}\n")
+    workspace = Workspace.find(half.root)
+    assert shown(workspace) == ["2,5 PCI_BUS_ID", "6,7 any"]
+    assert shown(workspace, devices=(1,)) == ["1 PCI_BUS_ID"] * 2
+    assert shown(workspace, env={"CUDA_VISIBLE_DEVICES": "3"}) == ["3 any"] * 2
+    chosen, configured = (workspace.start("second", SHOW, sync=False, devices=devices) for devices in ((4,), ()))
+    assert [list(chosen.tail()), list(configured.tail())] == [["4 PCI_BUS_ID"], ["6,7 any"]]
+    slots = workspace.plan_fan_out(FanOutRequest("true", ("second",))).slots
+    assert [slot.gpus for slot in slots] == [("6",), ("7",)]
+
+
+def test_a_launch_or_fan_out_on_devices_that_are_not_there_is_refused(half: Workspace) -> None:
     """These servers have no GPU; a launch would train on nothing, or fall back to the CPU."""
     (half.root / "train.py").write_text("")
-    with pytest.raises(SomeServersFailedError) as caught:
-        half.plan_torch(LaunchRequest("train.py", devices=("0",)))
-    assert {name: error.message for name, error in caught.value.failures.items()} == {
-        "first": "first has no GPU, so device 0 cannot be used there",
-        "second": "second has no GPU, so device 0 cannot be used there",
-    }
-
-
-def test_a_fan_out_has_a_slot_for_each_configured_device(half: Workspace) -> None:
-    slots = half.plan_fan_out(FanOutRequest("true")).slots
-    assert [(slot.server, slot.gpus) for slot in slots] == [("first", ("2",)), ("first", ("5",)), ("second", ())]
+    for plan in (
+        lambda: half.plan_torch(LaunchRequest("train.py", devices=("0",))),
+        lambda: half.plan_fan_out(FanOutRequest("true", devices=("0",))),
+    ):
+        with pytest.raises(SomeServersFailedError) as caught:
+            plan()
+        assert {name: error.message for name, error in caught.value.failures.items()} == {
+            "first": "first has no GPU, so device 0 cannot be used there",
+            "second": "second has no GPU, so device 0 cannot be used there",
+        }
