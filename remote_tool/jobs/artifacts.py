@@ -124,7 +124,7 @@ class ArtifactFolder:
             BlockingIOError: Another program has it.
             JobError: It cannot be made.
         """
-        with self._failing(self.folder), self._opened([OURS], create=True) as folder:
+        with self.writing(""), self._opened([OURS], create=True) as folder:
             file = os.open(LOCK, os.O_RDWR | os.O_CREAT | _FILE_FLAGS, 0o600, dir_fd=folder)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -158,7 +158,7 @@ class ArtifactFolder:
         Raises:
             JobError: It cannot be written; the message names it and says why.
         """
-        with self._failing(self.path(file.path)), self._opened(PARTIAL.split("/"), create=True) as folder:
+        with self.writing(file.path), self._opened(PARTIAL.split("/"), create=True) as folder:
             descriptor = os.open(_partial_name(file), os.O_RDWR | os.O_CREAT | _FILE_FLAGS, 0o600, dir_fd=folder)
             try:
                 os.ftruncate(descriptor, offset)
@@ -174,7 +174,7 @@ class ArtifactFolder:
         """
         *folders, last = file.path.split("/")
         with (
-            self._failing(self.path(file.path)),
+            self.writing(file.path),
             self._opened(PARTIAL.split("/")) as partial,
             self._opened(folders, create=True) as parent,
         ):
@@ -206,7 +206,7 @@ class ArtifactFolder:
 
     def note_giving_way(self, files: Mapping[str, int]) -> None:
         """Remember which files give way; without the note none does."""
-        with self._failing(self.folder), self._opened([OURS], create=True):
+        with self.writing(""), self._opened([OURS], create=True):
             write_whole(self.folder / OURS / GIVING_WAY, json.dumps(dict(files)).encode())
 
     def remove(self, name: str) -> None:
@@ -217,6 +217,23 @@ class ArtifactFolder:
         for depth in range(len(parts) - 1, 0, -1):
             with suppress(OSError), self._opened(parts[: depth - 1]) as parent:
                 os.rmdir(parts[depth - 1], dir_fd=parent)
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[None]:
+        """Name a file, or the folder, that something cannot be done with.
+
+        Raises:
+            JobError: For any OSError within.
+        """
+        path = self.path(name)
+        try:
+            yield
+        except OSError as error:
+            if error.errno in _NOT_PLAIN:
+                raise JobError(
+                    f"{path} is no plain file in plain folders; links are not followed", hint=f"ls -ld {path}"
+                ) from None
+            raise JobError(f"Cannot write {path}: {error.strerror}", hint=f"df -h {self.job_folder}") from error
 
     @contextmanager
     def opened(self) -> Iterator[int]:
@@ -241,17 +258,6 @@ class ArtifactFolder:
                         os.mkdir(name, 0o700, dir_fd=parent)
                 parent = _open(stack, name, parent)
             yield parent
-
-    @contextmanager
-    def _failing(self, path: Path) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            if error.errno in _NOT_PLAIN:
-                raise JobError(
-                    f"{path} is no plain file in plain folders; links are not followed", hint=f"ls -ld {path}"
-                ) from None
-            raise JobError(f"Cannot write {path}: {error.strerror}", hint=f"df -h {self.job_folder}") from error
 
 
 class Arrival:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import os
 import re
@@ -19,6 +20,8 @@ MOST_ENTRIES = 200_000
 # Each level has a descriptor open, and a frame on the stack.
 DEEPEST = 64
 _NEVER_ENTERED = frozenset([".git", ".remote", ".jobs", ".remote-scripts"])
+# What is not there, no folder, a link or not ours to see.
+_HIDDEN = frozenset([errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG])
 _MAGIC = re.compile(r"[*?\[]")
 _ANY_FOLDERS = "**"
 
@@ -102,7 +105,8 @@ class Search:
             return
         try:
             folder = open_folder(name, place.folder)
-        except OSError:
+        except OSError as error:
+            _require_hidden(error)
             return
         try:
             status = os.fstat(folder)
@@ -134,17 +138,24 @@ class Search:
                         break
                     self._left -= 1
                     entries.append(entry)
-        except OSError:
-            pass
+        except OSError as error:
+            _require_hidden(error)
         return sorted(entries, key=lambda entry: entry.name)
 
     def _file(self, place: _Place, name: str, unit: str) -> Iterator[Found]:
         try:
             status = os.stat(name, dir_fd=place.folder, follow_symlinks=False)
-        except OSError:
+        except OSError as error:
+            _require_hidden(error)
             return
         if stat.S_ISREG(status.st_mode):
             yield Found(place.path + name, unit, status)
+
+
+def _require_hidden(error: OSError) -> None:
+    """Raise an error again that may pass: a list that lacks a file for a moment would be taken for all there is."""
+    if error.errno not in _HIDDEN:
+        raise error
 
 
 def newest_units(found: List[Found], count: int) -> List[str]:

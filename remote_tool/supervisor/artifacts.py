@@ -123,7 +123,9 @@ def _answer(request: Request, jobs: Optional[int], project: _Project, asked: Dic
     try:
         listing = _list_job(jobs, project, job_id, asked.get("patterns"))
     except (RecordError, PatternError, OSError) as error:
-        request.answer({"job": job_id, "error": str(getattr(error, "strerror", None) or error)})
+        # What else a disk says may pass, and the client asks again.
+        gone = not isinstance(error, OSError) or isinstance(error, FileNotFoundError)
+        request.answer({"job": job_id, "error": str(getattr(error, "strerror", None) or error), "gone": gone})
         return
     files = listing.told()
     for start in range(0, len(files), _FILES_IN_FRAME):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from remote_tool.jobs.artifacts import Arrival, ArtifactFolder
     from remote_tool.supervisor.artifact_patterns import ArtifactPattern
     from remote_tool.supervisor.framing import Frame
+    from remote_tool.workflows.artifact_limits import Allowance
     from remote_tool.workflows.context import Context
 
     OnProgress = Callable[[str, int], None]
@@ -51,6 +52,7 @@ class Listing:
         older: How many match that the job did not write.
         is_cut: Whether there are more than are told.
         error: Why there is nothing; empty without a reason.
+        is_final: Whether there will never be more: no error, or one that stays.
         is_over: Whether all of it was told.
     """
 
@@ -58,6 +60,7 @@ class Listing:
     older: int = 0
     is_cut: bool = False
     error: str = ""
+    is_final: bool = True
     is_over: bool = False
 
     def take(self, header: Mapping[str, Any]) -> None:
@@ -71,6 +74,7 @@ class Listing:
             return
         self.is_over = True
         self.error = str(header.get("error") or "")[:LONGEST_REASON]
+        self.is_final = not self.error or header.get("gone") is True
         self.is_cut = header.get("cut") is True
         self.older = _whole(header.get("older", 0), LARGEST_FILE)
 
@@ -108,13 +112,15 @@ class Transfer:
         trouble: Why it did not come; empty when it is here, or may still come.
     """
 
-    def __init__(self, folder: ArtifactFolder, file: RemoteFile, most: int) -> None:
+    def __init__(self, folder: ArtifactFolder, file: RemoteFile, allowance: Allowance) -> None:
         self.file = file
         self.is_here = False
         self.is_refused = False
         self.trouble = ""
         self._folder = folder
-        self._most = most
+        self._allowance = allowance
+        self._reserved = file.stamp.size
+        self._most = file.stamp.size
         self._changes = 0
         self._have = 0
         self._checked = 0
@@ -135,6 +141,7 @@ class Transfer:
         self._checked, self._have, digest = 0, 0, ""
         if self._folder.partial_size(self.file):
             self._have, digest = await asyncio.to_thread(self._folder.partial_digest, self.file)
+        self._most = self._allowance.most(self._reserved)
         return {
             "path": self.file.path,
             "stamp": list(self.file.stamp),
@@ -152,7 +159,8 @@ class Transfer:
         elif self._arrival is None:
             raise ValueError("bytes came before the beginning")
         else:
-            self._arrival.add(_whole(header.get("offset"), LARGEST_FILE), body)
+            with self._folder.writing(self.file.path):
+                self._arrival.add(_whole(header.get("offset"), LARGEST_FILE), body)
 
     def end(self, word: str) -> None:
         """Take how it ended; waits for the disk, so it is called on another thread."""
@@ -184,10 +192,20 @@ class Transfer:
             raise ValueError("a file begins that was not asked for")
         if offset and (offset != self._have or stamp != self.file.stamp):
             raise ValueError("it goes on where nothing is")
+        self._reserve(stamp.size)
         if stamp != self.file.stamp:
             self._folder.drop(self.file)
         self.file = self.file._replace(stamp=stamp)
         self._arrival = self._stack.enter_context(self._folder.receiving(self.file, offset))
+
+    def _reserve(self, size: int) -> None:
+        # Others may have grown since this one was asked for.
+        if size > self._reserved and not self._allowance.grow(size - self._reserved):
+            raise JobError(
+                f"{self.file.path} grew while artifacts came, beyond artifact_limit or the room here",
+                hint="remote-tool job-pull",
+            )
+        self._reserved = max(size, self._reserved)
 
     def _end(self, word: str) -> None:
         arrival = self._arrival
@@ -198,14 +216,16 @@ class Transfer:
             if self._changes >= MOST_CHANGES:
                 self.trouble = "it changes while it is read; it comes the next time"
         elif word == "grew":
-            self.trouble = "it grew beyond artifact_limit"
+            self.trouble = "it grew beyond artifact_limit or the room here"
         else:
             self.trouble = word or "the server does not say why"
 
     def _complete(self, arrival: Arrival) -> None:
-        arrival.complete()
-        if is_private_key(arrival.readable_path, b"", arrival.status()):
-            self.is_refused, self.trouble = True, "it is a private key"
+        with self._folder.writing(self.file.path):
+            arrival.complete()
+            self.is_refused = is_private_key(arrival.readable_path, b"", arrival.status())
+        if self.is_refused:
+            self.trouble = "it is a private key"
             return
         self._folder.publish(self.file)
         self.is_here = True

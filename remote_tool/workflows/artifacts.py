@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections import defaultdict
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from remote_tool.jobs.artifacts import ArtifactFolder, why_not_here
 from remote_tool.supervisor.artifact_search import Search, newest_units
 from remote_tool.transport.pool import on_every
 from remote_tool.transport.private_files import secret_in
+from remote_tool.workflows.artifact_limits import Allowance, Room
 from remote_tool.workflows.artifact_streams import Transfer, fetch_files, list_files
 from remote_tool.workflows.events import Notice, Outcome, StepEnded, StepProgress, StepStarted
 from remote_tool.workflows.sync import readable_size
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from remote_tool.workflows.context import Context
 
 STEP = "artifacts"
-# The disk here is not filled to its last byte.
-KEPT_FREE = 64 * 1024 * 1024
 LOCK_SECONDS = 30.0
 PROGRESS_SECONDS = 0.1
 SHOWN_NOTICES = 10
@@ -101,7 +100,7 @@ class PullAnswer:
 async def pull_artifacts(context: Context, jobs: Sequence[Job], patterns: Sequence[ArtifactPattern] = ()) -> PullAnswer:
     """Bring home files of these jobs, as their records are; with patterns, those instead of the jobs' own."""
     by_server: dict[str, list[_JobPull]] = defaultdict(list)
-    room = _Room(context.config.local.jobs)
+    room = Room(context.config.local.jobs)
     for job in jobs:
         if job.server in context.config.servers:
             by_server[job.server].append(_JobPull(context, job, tuple(patterns) or job.artifacts, room))
@@ -113,32 +112,16 @@ async def pull_artifacts(context: Context, jobs: Sequence[Job], patterns: Sequen
     return PullAnswer(tuple(each.answer() for pulls in by_server.values() for each in pulls), dict(results.errors))
 
 
-class _Room:
-    """How many bytes the disk here can take, for all servers together."""
-
-    def __init__(self, folder: Path) -> None:
-        disk = os.statvfs(folder if folder.is_dir() else folder.parent)
-        self.left = max(0, disk.f_bavail * disk.f_frsize - KEPT_FREE)
-
-    def take(self, size: int) -> bool:
-        """Reserve bytes; False when there are not so many."""
-        if size > self.left:
-            return False
-        self.left -= size
-        return True
-
-
 class _JobPull:
     """What is to be pulled of one job, and what became of it."""
 
-    def __init__(self, context: Context, job: Job, patterns: tuple[ArtifactPattern, ...], room: _Room) -> None:
+    def __init__(self, context: Context, job: Job, patterns: tuple[ArtifactPattern, ...], room: Room) -> None:
         self.job = job
         self.patterns = patterns
         self.folder = ArtifactFolder(context.registry.folder / job.id)
         self.transfers: list[Transfer] = []
         self.no_room: list[RemoteFile] = []
-        self.is_gone = False
-        self._limit = context.config.artifact_limit
+        self._allowance = Allowance(context.config.artifact_limit, room)
         self._own_names = _own_names(context.config)
         self._room = room
         self._wanted: list[RemoteFile] = []
@@ -173,18 +156,19 @@ class _JobPull:
 
     def plan(self, listing: Listing) -> None:
         """Choose from what is there what is taken."""
-        self.is_gone = bool(listing.error)
         self._older = listing.older
         self._wanted = self._possible(listing.files)
         sizes = self.folder.sizes()
         giving_way = self.folder.giving_way()
         listed = {file.path for file in self._wanted}
-        together = sum(size for name, size in sizes.items() if name not in listed and name not in giving_way)
+        self._allowance.used = sum(
+            size for name, size in sizes.items() if name not in listed and name not in giving_way
+        )
         for file in self._wanted:
-            if not self.folder.has(file) and (why := self._refusal(file, together)):
+            if not self.folder.has(file) and (why := self._refusal(file)):
                 self._left_out[file.path] = why
                 continue
-            together += file.stamp.size
+            self._allowance.used += file.stamp.size
             if not self.folder.has(file):
                 self._take(file)
 
@@ -208,18 +192,18 @@ class _JobPull:
         secret = secret_in(os.fsencode(path))
         return f"{os.fsdecode(secret.name)} {secret.why}" if secret else ""
 
-    def _refusal(self, file: RemoteFile, together: int) -> str:
-        size = readable_size(file.stamp.size)
-        if file.stamp.size > self._limit.file:
-            return f"it has {size}, and artifact_limit is {readable_size(self._limit.file)} for a file"
-        if together + file.stamp.size > self._limit.job:
-            most = readable_size(self._limit.job)
+    def _refusal(self, file: RemoteFile) -> str:
+        size, limit = readable_size(file.stamp.size), self._allowance.limit
+        if file.stamp.size > limit.file:
+            return f"it has {size}, and artifact_limit is {readable_size(limit.file)} for a file"
+        if not self._allowance.has(file.stamp.size):
+            most = readable_size(limit.job)
             return f"with its {size} there would be more than the {most} that artifact_limit has for a job"
         return ""
 
     def _take(self, file: RemoteFile) -> None:
         if self._room.take(file.stamp.size - min(self.folder.partial_size(file), file.stamp.size)):
-            self.transfers.append(Transfer(self.folder, file, self._limit.file))
+            self.transfers.append(Transfer(self.folder, file, self._allowance))
         else:
             self.no_room.append(file)
             self._left_out[file.path] = f"there is no room here for its {readable_size(file.stamp.size)}"
@@ -249,11 +233,12 @@ class _JobPull:
         for pattern in self.patterns:
             if pattern.newest is None:
                 continue
-            with self.folder.opened() as root:
+            # What cannot be looked at stays.
+            with suppress(OSError), self.folder.opened() as root:
                 found = list(Search(root).find(pattern.glob))
-            units = set(newest_units(found, pattern.newest))
-            matched |= {each.path for each in found}
-            kept |= {each.path for each in found if each.unit in units}
+                units = set(newest_units(found, pattern.newest))
+                matched |= {each.path for each in found}
+                kept |= {each.path for each in found if each.unit in units}
         return (matched - kept) & ways.keys()
 
 
@@ -354,7 +339,7 @@ class _ServerPull:
         done = [
             each.job
             for each in self._pulls
-            if self._complete and each.job.state.is_finished and (each.is_complete or listings[each.job.id].error)
+            if self._complete and each.job.state.is_finished and each.is_complete and listings[each.job.id].is_final
         ]
         if done:
             self._context.registry.update(replace(job, artifacts_complete=True) for job in done)

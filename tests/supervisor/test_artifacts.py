@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import resource
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -75,6 +76,20 @@ def test_no_link_is_followed_and_what_is_no_file_is_passed_over(root: int, tmp_p
         assert {each.path for each in Search(root).find(glob)} <= {"in/a.pt"}, glob
 
 
+def test_an_error_that_may_pass_is_not_taken_for_an_empty_folder(root: int, tmp_path: Path) -> None:
+    """Descriptors that have run out stand for a network disk that fails for a moment."""
+    make_files(tmp_path, "in/a.pt")
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(root)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limit[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            list(Search(root).find("in/*"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+
+
 def test_a_search_is_bounded_in_entries_and_depth(root: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_files(tmp_path, *(f"{number}.pt" for number in range(20)), "/".join(["x"] * 80 + ["deep.txt"]))
     search = Search(root)
@@ -132,7 +147,7 @@ def test_patterns_that_are_none_are_an_error_of_their_job(server: PretendServer,
     server.wait(job_id)
     with server.open("artifacts", jobs=[{"id": job_id, "patterns": patterns}, {"id": "../x"}, 5]) as call:
         frames = [frame.header for frame in call.rest()]
-    assert all("error" in frame for frame in frames[:3])
+    assert all("error" in frame and frame["gone"] for frame in frames[:3])
     assert frames[3:] == [{"done": True}]
 
 

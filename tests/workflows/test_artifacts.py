@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from remote_tool import JobSelection, RunningJob, StartRequest, Workspace
+from remote_tool.config.model import ArtifactLimit
 from remote_tool.errors import ConnectError, JobError, RemoteToolError, UsageError
 from remote_tool.jobs.artifacts import ArtifactFolder, RemoteFile, Stamp
 from remote_tool.jobs.job import new_job_id
 from remote_tool.supervisor.artifact_patterns import ArtifactPattern
 from remote_tool.workflows import artifact_streams, artifacts
+from remote_tool.workflows.artifact_limits import Allowance, Room
 from remote_tool.workflows.events import Notice
 from remote_tool.workspace import Hooks
 from tests.below import files_below
@@ -374,6 +377,82 @@ def test_a_file_that_grew_since_it_was_listed_comes_as_it_is(desk: Desk, monkeyp
     monkeypatch.setattr(artifacts, "fetch_files", fetch_later)
     desk.pull(job)
     assert desk.here(job)["metrics.log"] == b"1\n2\n"
+
+
+@pytest.mark.row(76)
+@pytest.mark.usefixtures("shared_project")
+def test_what_files_grow_by_after_the_list_counts_too(
+    shared_servers: tuple[TestServer, TestServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a server could list a thousand empty files and send as many large ones."""
+    root = make_project(tmp_path / "here", shared_servers, artifact_limit={"file": "1MB", "job": "1500KB"})
+    desk = Desk(Workspace.find(root), shared_servers[0])
+    job = desk.start("", "*.pt")
+    paths = [desk.write(name, b"") for name in ("a.pt", "b.pt", "c.pt")]
+    fetch = artifact_streams.fetch_files
+
+    async def fetch_later(*arguments: Any) -> None:
+        for path, size in zip(paths, (2000, 1000, 1000), strict=True):
+            path.write_bytes(b"x" * size * 1024)
+        await fetch(*arguments)
+
+    monkeypatch.setattr(artifacts, "fetch_files", fetch_later)
+    with pytest.raises(JobError, match=r"c\.pt grew while artifacts came, beyond artifact_limit"):
+        desk.pull(job)
+    assert set(desk.here(job)) <= {"b.pt"}
+    monkeypatch.undo()
+    assert set(names(desk.pull(job).left_out)) == {"a.pt", "c.pt"}
+    assert set(desk.here(job)) == {"b.pt"}
+    desk.end()
+
+
+@pytest.mark.row(76)
+def test_what_a_file_may_grow_by_is_what_the_limits_and_the_disk_have_left(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    allowance = Allowance(ArtifactLimit(file=50, job=100), room)
+    allowance.used, room.left = 40, 30
+    assert [allowance.most(size) for size in (0, 10, 30, 60)] == [30, 40, 50, 60]
+    assert allowance.grow(20)
+    assert (allowance.used, room.left) == (60, 10)
+    assert not allowance.grow(11), "the disk"
+    room.left = 1000
+    assert not allowance.grow(41), "the job"
+    assert allowance.most(0) == 40
+
+
+def test_a_disk_that_takes_no_more_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    """Such as a quota; the limit of this process stands for it."""
+    (folder := ArtifactFolder(tmp_path / "job")).job_folder.mkdir()
+    stamp = [1 << 20, 10**18, 7]
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for piece in ({"offset": 4096}, {}):
+        file = RemoteFile("model.pt", Stamp(*stamp))
+        transfer = artifact_streams.Transfer(folder, file, Allowance(ArtifactLimit(), Room(tmp_path)))
+        transfer.take({"begin": stamp, "offset": 0}, b"")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limit[1]))
+        try:
+            with pytest.raises(JobError, match=r"Cannot write .*/artifacts/model\.pt: File too large"):
+                transfer.take(piece, b"x") if piece else transfer.end("whole")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+            transfer.leave()
+
+
+def test_an_error_that_may_pass_completes_nothing_and_one_that_stays_does(desk: Desk) -> None:
+    job = desk.start("echo weights > model.pt", "*.pt")
+    (desk.folder / "end").touch()
+    while not job.state.is_finished:
+        pass
+    folder = desk.server.home / "project" / ".jobs" / job.id
+    folder.rename(desk.folder / "aside")
+    folder.touch()
+    desk.pull(job)
+    assert "Not a directory" in desk.told[-1]
+    assert not desk.workspace.select_local(by_id(job))[0].artifacts_complete
+    folder.unlink()
+    desk.pull(job)
+    assert "No such file" in desk.told[-1]
+    assert desk.workspace.select_local(by_id(job))[0].artifacts_complete
 
 
 def test_the_holes_of_a_file_take_no_room_and_no_time(desk: Desk, heard: list[Callable[[int], None]]) -> None:
