@@ -95,7 +95,8 @@ class FollowAnswer:
         ended = [job for job in self.jobs if job.state.is_finished and job.program_exit_code != 0]
         for job in sorted(ended, key=lambda job: (job.stopped_with_launch, job.state is JobState.KILLED)):
             return job.program_exit_code
-        return SomeServersFailedError(self.errors, []).exit_code if self.errors else 0
+        followed = sorted({job.server for job in self.jobs} - self.errors.keys())
+        return SomeServersFailedError(self.errors, followed).exit_code if self.errors else 0
 
 
 OnChunk = Callable[[Chunk], None]

@@ -37,15 +37,15 @@ async def list_jobs(context: Context, selection: JobSelection, *, logs: bool = F
     """Return the selected jobs as their servers see them now; with logs, bring home what they wrote, artifacts too."""
     servers = servers_of_jobs(context, selection, logs=logs)
     errors = await refresh(context, servers)
+    pulled: dict[str, RemoteToolError] = {}
     if logs:
         reached = replace(selection, servers=tuple(name for name in servers if name not in errors))
         chosen = choose_jobs(load_meant(context, selection)[0], reached) if reached.servers else []
         errors |= await bring_logs_home(context, chosen)
         pulled = await bring_artifacts_home(context, [job for job in chosen if job.server not in errors])
-        answer = recorded_jobs(context, selection, errors)
-        # What cannot be pulled says nothing about the jobs that run.
-        return replace(answer, errors={**pulled, **answer.errors})
-    return recorded_jobs(context, selection, errors)
+    answer = recorded_jobs(context, selection, errors)
+    # What cannot be pulled says nothing about the jobs that run.
+    return replace(answer, errors={**pulled, **answer.errors}, answered=servers)
 
 
 def servers_of_jobs(context: Context, selection: JobSelection, *, logs: bool = False) -> tuple[str, ...]:

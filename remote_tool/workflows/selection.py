@@ -53,20 +53,19 @@ class JobsAnswer:
         errors: The error of each server that could not answer.
         bad: A sentence for each record that cannot be read.
         warnings: Server and sentence for what is no failure, such as a sync that changed files under a running job.
+        answered: Servers that were asked, also those without a job; where there is an error, they failed.
     """
 
     jobs: tuple[Job, ...]
     errors: Mapping[str, RemoteToolError] = field(default_factory=dict)
     bad: tuple[str, ...] = ()
     warnings: tuple[tuple[str, str], ...] = ()
+    answered: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:
         """0 when every server answered, else as :class:`SomeServersFailedError` has it."""
-        if not self.errors:
-            return 0
-        succeeded = sorted({job.server for job in self.jobs} - set(self.errors))
-        return SomeServersFailedError(self.errors, succeeded).exit_code
+        return self._failure.exit_code if self.errors else 0
 
     @property
     def program_exit_code(self) -> int:
@@ -78,12 +77,15 @@ class JobsAnswer:
 
     def raise_if_any_failed(self) -> JobsAnswer:
         """Raise the servers' errors, if there are any."""
-        if len(self.errors) == 1 and not self.jobs:
-            raise next(iter(self.errors.values()))
-        if self.errors:
-            succeeded = sorted({job.server for job in self.jobs} - set(self.errors))
-            raise SomeServersFailedError(self.errors, succeeded)
-        return self
+        if not self.errors:
+            return self
+        failure = self._failure
+        raise failure if failure.succeeded or len(self.errors) > 1 else next(iter(self.errors.values()))
+
+    @property
+    def _failure(self) -> SomeServersFailedError:
+        asked = {*self.answered, *(job.server for job in self.jobs)}
+        return SomeServersFailedError(self.errors, sorted(asked - self.errors.keys()))
 
 
 class StillRunningError(JobError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -98,6 +99,12 @@ def test_a_server_out_of_reach_shows_the_last_state_and_is_named(make_server: Ma
     kill(root, job)
 
 
+@pytest.mark.parametrize("command", ["job-list", "job-rsync"])
+def test_a_server_that_answers_counts_though_it_has_no_job(command: str, away: Path) -> None:
+    assert remote_tool(command, cwd=away).returncode == 3
+    assert remote_tool(command, "--server", "away", cwd=away).returncode == 4
+
+
 @pytest.mark.row(128)
 def test_tail_shows_exact_bytes_and_says_how_the_job_ended(project: Path) -> None:
     job = start(project, "printf 'a\\n\\tb'; echo warning >&2; exit 3")
@@ -148,6 +155,16 @@ def test_where_nothing_was_started_nothing_is_followed(away: Path) -> None:
     refused = remote_tool("job-run", "--server", "away", "--follow", "--cmd", "true", cwd=away)
     assert (refused.returncode, refused.stdout) == (4, "")
     assert refused.stderr.startswith("error: away: 127.0.0.1:1 refuses")
+
+
+@pytest.mark.parametrize("command", ["helper-torch-launch", "helper-mpi-launch"])
+def test_a_launch_that_a_server_fails_prints_its_document_too(command: str, project: Path, away: Path) -> None:
+    shutil.copytree(project, away, ignore=shutil.ignore_patterns(".remote"), dirs_exist_ok=True)
+    for options, status in (((), 3), (("--no-sync",), 3), (("--server", "away"), 4)):
+        refused = remote_tool(command, "--cmd", "hello.py", "--json", *options, cwd=away)
+        document = json.loads(refused.stdout)
+        assert (refused.returncode, document["jobs"]) == (status, [])
+        assert [each["server"] for each in document["errors"]] == ["away"]
 
 
 @pytest.mark.parametrize(

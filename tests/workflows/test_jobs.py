@@ -22,7 +22,7 @@ from remote_tool.jobs.registry import Registry
 from remote_tool.transport.pool import HostPool
 from remote_tool.workflows.context import Context
 from remote_tool.workflows.events import ignore
-from remote_tool.workflows.follow_jobs import Chunk, FollowOptions
+from remote_tool.workflows.follow_jobs import Chunk, FollowAnswer, FollowOptions
 from remote_tool.workflows.selection import JobSelection
 from remote_tool.workflows.start_jobs import StartRequest, start_specs
 from remote_tool.workspace import Hooks
@@ -305,6 +305,13 @@ def test_a_server_that_cannot_be_reached_shows_the_last_state_with_its_age(
     write_configuration(tmp_path / "project", [server])
     Workspace.find(tmp_path / "project").stop_jobs(by_id(job.id))
     assert processes_of(job.id) == []
+
+
+def test_a_following_that_lost_one_of_two_servers_says_some_failed(workspace: Workspace) -> None:
+    job = begin(workspace, "first", "true").job
+    away = ConnectError("away does not answer", server="away")
+    assert FollowAnswer((job,), {"away": away}).exit_code == 3
+    assert FollowAnswer((job,), {"first": away}).exit_code == 4
 
 
 @pytest.mark.row(111)
