@@ -251,7 +251,8 @@ class Workspace:
 
     def plan_torch(self, request: LaunchRequest) -> LaunchPlan:
         """Say what a launch would start; start nothing."""
-        return self._work(lambda context: workflows.launch.plan_torch(context, request))
+        launch = workflows.launch
+        return self._work(lambda context: launch.plan_only(context, request, launch.TORCH))
 
     def launch(self, request: LaunchRequest, *, check: bool = True) -> JobsAnswer:
         """Start one torchrun per server."""
@@ -259,7 +260,8 @@ class Workspace:
 
     def plan_mpi(self, request: LaunchRequest) -> LaunchPlan:
         """Say what a launch of mpiexec would start; start nothing."""
-        return self._work(lambda context: workflows.launch_mpi.plan_launch_mpi(context, request))
+        launcher = workflows.launch_mpi.MPI
+        return self._work(lambda context: workflows.launch.plan_only(context, request, launcher))
 
     def launch_mpi(self, request: LaunchRequest, *, check: bool = True) -> JobsAnswer:
         """Start mpiexec on the first server, and its ranks on all."""

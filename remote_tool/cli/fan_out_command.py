@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from remote_tool.cli.console import Console, inform, leave_unless_ok, print_data, show_failures
+from remote_tool.cli.console import Console, inform, leave_unless_ok, show_failures
 from remote_tool.cli.following import Output
 from remote_tool.cli.json_output import print_json, started_document
+from remote_tool.cli.launch_commands import show_plan
 from remote_tool.cli.options import (
     Artifacts,
     AsJson,
@@ -111,7 +112,7 @@ def helper_fan_out(  # noqa: PLR0913 - one parameter per option
         gather=gather,
     )
     if dry_run:
-        _show_plan(console, targets, request, json=json)
+        show_plan(console, targets, lambda at: at.plan_fan_out(request), json=json)
         return
     stays = follow_it or items is not None
     _stay(
@@ -213,15 +214,6 @@ def _print_document(workspace: Workspace, answer: FanOutAnswer) -> None:
     progress["gathered"] = [str(path) for path in answer.gathered]
     names = {"launch_id": answer.launch_id, "name": fan_out_name(answer.launch_id)}
     print_json({**started_document(jobs, workspace.config.local.jobs), "fan_out": {**names, **progress}})
-
-
-def _show_plan(console: Console, targets: Targets, request: FanOutRequest, *, json: bool) -> None:
-    with console:
-        plan = console.find_workspace(targets).plan_fan_out(request)
-    if json:
-        print_json(plan.as_json())
-    else:
-        print_data(plan.text())
 
 
 def _refuse_beside(resume: str, given: dict[str, object]) -> None:

@@ -33,7 +33,12 @@ from remote_tool.launchers.torch import LaunchRequest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from remote_tool import Workspace
+    from remote_tool.launchers.fan_out import FanOutPlan
     from remote_tool.launchers.torch import LaunchPlan
+    from remote_tool.workflows.selection import JobsAnswer
+
+    Plan = LaunchPlan | FanOutPlan
 
 
 def helper_torch_launch(  # noqa: PLR0913 - one parameter per option
@@ -86,14 +91,14 @@ def helper_torch_launch(  # noqa: PLR0913 - one parameter per option
         devices=parse_devices(devices),
     )
     console = Console(verbose=verbose, activity="starting")
-    if dry_run:
-        show_plan(console, lambda: console.find_workspace(targets).plan_torch(request), json=json)
-        return
-    with console:
-        workspace = console.find_workspace(targets)
-        answer = workspace.launch(request, check=False)
-    show_started(workspace, answer, json=json)
-    leave_unless_ok(answer.exit_code)
+    workspace, answer = start_or_plan(
+        console,
+        targets,
+        lambda at: at.plan_torch(request),
+        lambda at: at.launch(request, check=False),
+        dry_run=dry_run,
+        json=json,
+    )
     if follow_it:
         followed = show_until_end(
             lambda show: workspace.follow_launch(request, answer.jobs, show),
@@ -104,10 +109,31 @@ def helper_torch_launch(  # noqa: PLR0913 - one parameter per option
         leave_unless_ok(followed.exit_code or pulled)
 
 
-def show_plan(console: Console, make: Callable[[], LaunchPlan], *, json: bool) -> None:
+def start_or_plan(
+    console: Console,
+    targets: Targets,
+    plan: Callable[[Workspace], Plan],
+    start: Callable[[Workspace], JobsAnswer],
+    *,
+    dry_run: bool,
+    json: bool,
+) -> tuple[Workspace, JobsAnswer]:
+    """Start a launch and say which jobs there are; leave when not all started, and with dry_run after its plan."""
+    if dry_run:
+        show_plan(console, targets, plan, json=json)
+        raise typer.Exit
+    with console:
+        workspace = console.find_workspace(targets)
+        answer = start(workspace)
+    show_started(workspace, answer, json=json)
+    leave_unless_ok(answer.exit_code)
+    return workspace, answer
+
+
+def show_plan(console: Console, targets: Targets, make: Callable[[Workspace], Plan], *, json: bool) -> None:
     """Say what would be started."""
     with console:
-        plan = make()
+        plan = make(console.find_workspace(targets))
     if json:
         print_json(plan.as_json())
     else:

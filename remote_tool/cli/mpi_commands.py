@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 import remote_tool
-from remote_tool.cli.console import Console, leave_unless_ok
+from remote_tool.cli.console import Console
 from remote_tool.cli.following import follow
-from remote_tool.cli.job_commands import select_started, show_started
-from remote_tool.cli.launch_commands import read_processes, show_plan
+from remote_tool.cli.job_commands import select_started
+from remote_tool.cli.launch_commands import read_processes, start_or_plan
 from remote_tool.cli.options import (
     Artifacts,
     AsJson,
@@ -70,13 +70,13 @@ def helper_mpi_launch(  # noqa: PLR0913 - one parameter per option
         devices=parse_devices(devices),
     )
     console = Console(verbose=verbose, activity="starting")
-    if dry_run:
-        show_plan(console, lambda: console.find_workspace(targets).plan_mpi(request), json=json)
-        return
-    with console:
-        workspace = console.find_workspace(targets)
-        answer = workspace.launch_mpi(request, check=False)
-    show_started(workspace, answer, json=json)
-    leave_unless_ok(answer.exit_code)
+    workspace, answer = start_or_plan(
+        console,
+        targets,
+        lambda at: at.plan_mpi(request),
+        lambda at: at.launch_mpi(request, check=False),
+        dry_run=dry_run,
+        json=json,
+    )
     if follow_it:
         follow(workspace, select_started(answer), remote_tool.FollowOptions(), pass_on=True)

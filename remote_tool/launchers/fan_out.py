@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections import Counter
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from string import Formatter
@@ -11,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from remote_tool.config.artifacts import read_artifacts
 from remote_tool.config.devices import VISIBLE, check_devices, visible_devices, with_devices
-from remote_tool.errors import JobError, UsageError
+from remote_tool.errors import UsageError
+from remote_tool.launchers.torch import refuse_one_machine
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -238,7 +238,7 @@ def plan_fan_out(request: FanOutRequest, servers: Sequence[ServerSlots], launch_
 
 def make_slots(servers: Sequence[ServerSlots], per_server: int | None = None) -> tuple[Slot, ...]:
     """Make one slot for each GPU of every server, or as many as are asked for, which share its GPUs evenly."""
-    _refuse_one_machine(servers)
+    refuse_one_machine(servers)
     return tuple(
         Slot(each.server, number, gpus)
         for each in servers
@@ -288,8 +288,8 @@ def check_template(option: str, template: str, known: Sequence[str]) -> None:
 
 def with_interpreter(command: str) -> str:
     """Return a command whose first word may be a ``.py`` file as the shell takes it."""
-    first = command.split(maxsplit=1)[0]
-    return f"python {command.strip()}" if first.endswith(".py") else command
+    words = command.strip()
+    return f"python {words}" if words.split(maxsplit=1)[0].endswith(".py") else words
 
 
 def fan_out_name(launch_id: str) -> str:
@@ -353,16 +353,4 @@ def _refuse_same_gpus(environment: Mapping[str, str]) -> None:
     if visible_devices(environment):
         raise UsageError(
             f"--env {VISIBLE} would give every slot the same GPUs", hint="--devices LIST makes a slot for each of them"
-        )
-
-
-def _refuse_one_machine(servers: Sequence[ServerSlots]) -> None:
-    """Refuse one machine by two names: its GPUs would be given away twice."""
-    counts = Counter(each.place for each in servers if each.place)
-    twice = [each.server for each in servers if counts[each.place] > 1]
-    if twice:
-        raise JobError(
-            f"{twice[0]} and {twice[1]} are the same machine",
-            hint=f"Choose with --server, or take {twice[1]} out of .remote/configs.yaml",
-            server=twice[1],
         )

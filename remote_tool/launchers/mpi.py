@@ -12,6 +12,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from remote_tool.errors import JobError
+from remote_tool.launchers.fan_out import with_interpreter
 from remote_tool.launchers.torch import (
     LaunchNames,
     LaunchPlan,
@@ -21,16 +22,14 @@ from remote_tool.launchers.torch import (
     Rendezvous,
     count_processes,
     launch_environment,
-    refuse_one_machine,
 )
+from remote_tool.supervisor.proxies import PROXIES_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 MPIEXEC = "mpiexec.hydra"
 PROXY = "hydra_pmi_proxy"
-# Written by the first node's script when mpiexec has said all; supervisor/proxies.py reads it.
-PROXIES_FILE = "mpi-proxies"
 _FAILED_FILE = "mpi-failed"
 _STATUS_FILE = "mpi-status"
 # What mpiexec may ask of a proxy; a value is plain text.
@@ -77,9 +76,8 @@ def plan_mpi(
     """Say what each node runs; what mpiexec asks of the proxies is known only when it runs.
 
     Raises:
-        JobError: Two servers are one machine, or they meet at an address that Hydra does not understand.
+        JobError: They meet at an address that Hydra does not understand.
     """
-    refuse_one_machine(facts)
     if ":" in rendezvous.address:
         raise JobError(
             f"mpiexec needs an IPv4 address to meet at, found {rendezvous.address}",
@@ -124,7 +122,7 @@ def first_script(request: LaunchRequest, processes: Sequence[int], rendezvous: R
             *(MPIEXEC, "-launcher", "manual", "-localhost", rendezvous.address, "-hosts", hosts),
             # Each rank has the environment of its own node's job.
             *("-genvnone", "-disable-hostname-propagation", "-wdir", "/"),
-            *("/bin/sh", "-c", _RANK, "rank", rank_command(request.command), jobs),
+            *("/bin/sh", "-c", _RANK, "rank", with_interpreter(request.command), jobs),
         ]
     )
     place = shlex.quote(folder)
@@ -157,12 +155,6 @@ export REMOTE_TOOL_PROJECT="${{REMOTE_TOOL_PROJECT:-$PWD}}"
 {words} </dev/null
 status=$?
 {_end(shlex.quote(folder))}"""
-
-
-def rank_command(command: str) -> str:
-    """Return what each rank runs: a Python program by the environment's python."""
-    words = command.strip()
-    return f"python {words}" if words.partition(" ")[0].endswith(".py") else words
 
 
 def read_proxies(lines: object, plan: LaunchPlan) -> dict[int, list[str]]:

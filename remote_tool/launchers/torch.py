@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from remote_tool.config.artifacts import read_artifacts
 from remote_tool.config.devices import check_devices, command_environment, counted, joined, visible_devices
@@ -345,7 +345,16 @@ def _refuse_twice(servers: Sequence[str]) -> None:
         raise UsageError(f"{twice[0]} is named twice; each server runs one torchrun")
 
 
-def refuse_one_machine(facts: Sequence[NodeFacts]) -> None:
+class Place(Protocol):
+    """A server that says which machine it is, and which folder on it."""
+
+    @property
+    def server(self) -> str: ...
+    @property
+    def place(self) -> str: ...
+
+
+def refuse_one_machine(facts: Sequence[Place]) -> None:
     """Refuse one machine by two names: its GPUs would be given away twice."""
     by_place: dict[str, str] = {}
     for node in facts:

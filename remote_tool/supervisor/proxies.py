@@ -13,7 +13,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict
 
-_FILE = "mpi-proxies"
+# Written by the script of the first node when mpiexec has said all.
+PROXIES_FILE = "mpi-proxies"
 _WAIT_SECONDS = 30.0
 _LOOK_SECONDS = 0.02
 
@@ -36,7 +37,7 @@ def proxies(request: Request) -> None:
 def _wait(folder: int) -> Dict[str, Any]:
     deadline = time.monotonic() + _WAIT_SECONDS
     while time.monotonic() < deadline:
-        text = job_files.read_bytes(folder, _FILE)
+        text = job_files.read_bytes(folder, PROXIES_FILE)
         if text is not None:
             return {"proxies": text.decode("utf-8", "replace").splitlines()}
         if job_files.exists(folder, ENDED) or client_is_gone(_LOOK_SECONDS):

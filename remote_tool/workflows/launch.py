@@ -7,7 +7,7 @@ import ipaddress
 import json
 import secrets
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from remote_tool.config.artifacts import wanted_artifacts
@@ -26,7 +26,7 @@ from remote_tool.launchers.torch import (
     plan_launch,
     script_file,
 )
-from remote_tool.transport.pool import on_every
+from remote_tool.transport.pool import Results, on_every
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.selection import JobsAnswer, choose_servers
 from remote_tool.workflows.start_jobs import send_project, start_specs
@@ -34,7 +34,7 @@ from remote_tool.workflows.stop_jobs import stop_on_servers
 from remote_tool.workflows.supervisor import call, converse
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
     from remote_tool.config.model import Server
     from remote_tool.launchers.fan_out import FanOutRequest
@@ -47,21 +47,79 @@ MOST_GPUS = 1024
 CONNECT_SECONDS = 5.0
 
 
+@dataclass(frozen=True)
+class Launcher:
+    """How a kind of program is launched.
+
+    Attributes:
+        check: Refuses servers that cannot work together.
+        plan: Says what each of them runs.
+        start: Starts that; what did not start has an error.
+    """
+
+    check: Callable[[Sequence[NodeFacts]], None]
+    plan: Callable[[LaunchRequest, Sequence[NodeFacts], Rendezvous, LaunchNames], LaunchPlan]
+    start: Callable[[Context, LaunchRequest, LaunchPlan, Sequence[JobSpec]], Awaitable[JobsAnswer]]
+
+
 async def launch_torch(context: Context, request: LaunchRequest) -> JobsAnswer:
+    """Start one torchrun per server; errors as of :func:`launch`."""
+    return await launch(context, request, TORCH)
+
+
+async def launch(context: Context, request: LaunchRequest, launcher: Launcher) -> JobsAnswer:
     """Send, ask, plan, record and start; when one server does not start, stop the others.
 
+    Where some servers could not be sent to or asked, the answer has their errors, and nothing was started.
+
     Raises:
-        JobError: The servers cannot train together, or one cannot reach the first; nothing was started.
-        SomeServersFailedError: Some servers could not be asked; nothing was started.
+        JobError: The servers cannot work together, or one cannot reach the first; nothing was started.
     """
     servers = choose_servers(context.config, request.servers)
     find_script(context, request.command)
     sent = await send_project(context, servers, wanted=request.sync)
-    JobsAnswer((), sent.errors).raise_if_any_failed()
-    plan = await make_plan(context, request, servers)
+    if sent.errors:
+        return JobsAnswer((), sent.errors, warnings=sent.warnings, answered=servers)
+    facts = await ask_facts(context, request, servers)
+    if facts.errors:
+        return JobsAnswer((), facts.errors, warnings=sent.warnings, answered=servers)
+    plan = await make_plan(context, request, list(facts.values.values()), launcher)
     specs = make_specs(plan, request, sent.snapshots, wanted_artifacts(context.config, request.artifacts))
-    started = await start_specs(context, specs)
+    started = await launcher.start(context, request, plan, specs)
     return replace(await all_or_none(context, started), warnings=sent.warnings)
+
+
+async def plan_only(context: Context, request: LaunchRequest, launcher: Launcher) -> LaunchPlan:
+    """Ask the servers and plan, and start nothing.
+
+    Raises:
+        JobError: As of :func:`launch`.
+        SomeServersFailedError: Some servers could not be asked.
+    """
+    servers = choose_servers(context.config, request.servers)
+    find_script(context, request.command)
+    facts = await ask_facts(context, request, servers)
+    facts.raise_if_any_failed()
+    return await make_plan(context, request, list(facts.values.values()), launcher)
+
+
+async def make_plan(
+    context: Context, request: LaunchRequest, facts: Sequence[NodeFacts], launcher: Launcher
+) -> LaunchPlan:
+    """Have every server look how it reaches the first, then plan."""
+    launcher.check(facts)
+    rendezvous = await find_rendezvous(context, request, facts)
+    names = LaunchNames(new_job_id(), tuple(new_job_id() for _ in facts), context.config.remote.jobs_name)
+    return launcher.plan(request, facts, rendezvous, names)
+
+
+async def _start_at_once(
+    context: Context, _request: LaunchRequest, _plan: LaunchPlan, specs: Sequence[JobSpec]
+) -> JobsAnswer:
+    return await start_specs(context, specs)
+
+
+TORCH = Launcher(check_nodes, plan_launch, _start_at_once)
 
 
 async def all_or_none(context: Context, answer: JobsAnswer) -> JobsAnswer:
@@ -76,22 +134,6 @@ async def all_or_none(context: Context, answer: JobsAnswer) -> JobsAnswer:
     current = context.registry.find([job.id for job in answer.jobs])
     jobs = tuple(current.get(job.id, job) for job in answer.jobs)
     return JobsAnswer(jobs, {**reasons, **stopped.errors, **answer.errors})
-
-
-async def plan_torch(context: Context, request: LaunchRequest) -> LaunchPlan:
-    """Ask the servers and plan, and start nothing."""
-    servers = choose_servers(context.config, request.servers)
-    find_script(context, request.command)
-    return await make_plan(context, request, servers)
-
-
-async def make_plan(context: Context, request: LaunchRequest, servers: Sequence[str]) -> LaunchPlan:
-    """Ask every server what it is and how it reaches the first, then plan."""
-    facts = await ask_facts(context, request, servers)
-    check_nodes(facts)
-    rendezvous = await find_rendezvous(context, request, facts)
-    names = LaunchNames(new_job_id(), tuple(new_job_id() for _ in facts), context.config.remote.jobs_name)
-    return plan_launch(request, facts, rendezvous, names)
 
 
 def make_specs(
@@ -140,7 +182,9 @@ def find_script(context: Context, command: str) -> None:
         raise UsageError(f"{file} is not in {root}", hint="--cmd takes a path from the project folder, like train.py")
 
 
-async def ask_facts(context: Context, request: LaunchRequest, servers: Sequence[str]) -> list[NodeFacts]:
+async def ask_facts(context: Context, request: LaunchRequest, servers: Sequence[str]) -> Results[NodeFacts]:
+    """Ask every server what it is."""
+
     async def ask(server: str) -> NodeFacts:
         host = await context.pool.host(server)
         question = {"launch": True, "entry": context.config.entry_of(server)}
@@ -152,9 +196,7 @@ async def ask_facts(context: Context, request: LaunchRequest, servers: Sequence[
             listed=context.config.listed.get(server),
         )
 
-    results = await on_every(servers, ask)
-    results.raise_if_any_failed()
-    return [results.values[server] for server in servers]
+    return await on_every(servers, ask)
 
 
 def read_facts(server: str, answer: Mapping[str, Any]) -> NodeFacts:

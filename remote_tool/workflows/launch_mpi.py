@@ -5,22 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from remote_tool.config.artifacts import wanted_artifacts
 from remote_tool.errors import JobError, RemoteToolError
-from remote_tool.jobs.job import DEFAULT_GRACE, new_job_id
+from remote_tool.jobs.job import DEFAULT_GRACE
 from remote_tool.launchers.mpi import MPIEXEC, plan_mpi, proxy_script, read_proxies
-from remote_tool.launchers.torch import LaunchNames
-from remote_tool.workflows.launch import (
-    all_or_none,
-    ask_facts,
-    find_rendezvous,
-    find_script,
-    make_specs,
-)
+from remote_tool.launchers.torch import refuse_one_machine
+from remote_tool.workflows.launch import Launcher, launch
 from remote_tool.workflows.list_jobs import refresh
-from remote_tool.workflows.selection import JobsAnswer, choose_servers
-from remote_tool.workflows.start_jobs import send_project, start_specs
-from remote_tool.workflows.stop_jobs import stop_on_servers
+from remote_tool.workflows.selection import JobsAnswer
+from remote_tool.workflows.start_jobs import start_specs
 from remote_tool.workflows.supervisor import call_until_answered
 
 if TYPE_CHECKING:
@@ -35,55 +27,30 @@ PROXIES_SECONDS = 45.0
 
 
 async def launch_mpi(context: Context, request: LaunchRequest) -> JobsAnswer:
-    """Send, ask, plan, start mpiexec, hear what it wants, and start that; when one does not start, stop all.
+    """Start mpiexec, hear what it wants, and start that; errors as of :func:`launch`."""
+    return await launch(context, request, MPI)
 
-    Raises:
-        JobError: A server cannot reach the first, or the first has no mpiexec; nothing is left running.
-        SomeServersFailedError: Some servers could not be asked; nothing was started.
-    """
-    servers = choose_servers(context.config, request.servers)
-    find_script(context, request.command)
-    sent = await send_project(context, servers, wanted=request.sync)
-    JobsAnswer((), sent.errors).raise_if_any_failed()
-    plan = await make_mpi_plan(context, request, servers)
-    made = make_specs(plan, request, sent.snapshots, wanted_artifacts(context.config, request.artifacts))
-    specs = [replace(spec, grace=DEFAULT_GRACE) for spec in made]
+
+async def _start(context: Context, request: LaunchRequest, plan: LaunchPlan, specs: Sequence[JobSpec]) -> JobsAnswer:
+    """Start the first node, then what its mpiexec wants on the others; nothing there when that cannot be known."""
+    specs = [replace(spec, grace=DEFAULT_GRACE) for spec in specs]
     first = await start_specs(context, specs[:1])
-    first.raise_if_any_failed()
-    rest = await _start_others(context, plan, specs[1:], request.command)
-    answer = await all_or_none(context, JobsAnswer((*first.jobs, *rest.jobs), rest.errors))
-    return replace(answer, warnings=sent.warnings)
-
-
-async def plan_launch_mpi(context: Context, request: LaunchRequest) -> LaunchPlan:
-    """Ask the servers and plan, and start nothing."""
-    servers = choose_servers(context.config, request.servers)
-    find_script(context, request.command)
-    return await make_mpi_plan(context, request, servers)
-
-
-async def make_mpi_plan(context: Context, request: LaunchRequest, servers: Sequence[str]) -> LaunchPlan:
-    """Ask every server what it is and how it reaches the first, then plan."""
-    facts = await ask_facts(context, request, servers)
-    rendezvous = await find_rendezvous(context, request, facts)
-    names = LaunchNames(new_job_id(), tuple(new_job_id() for _ in facts), context.config.remote.jobs_name)
-    return plan_mpi(request, facts, rendezvous, names)
-
-
-async def _start_others(context: Context, plan: LaunchPlan, specs: Sequence[JobSpec], command: str) -> JobsAnswer:
-    """Start what the first node's mpiexec wants; stop it when that cannot be known."""
-    if not specs:
-        return JobsAnswer(())
+    if first.errors or len(specs) == 1:
+        return first
     try:
         proxies = read_proxies(await _ask_for_proxies(context, plan), plan)
-    except RemoteToolError:
-        await stop_on_servers(context, list(context.registry.find([plan.nodes[0].job_id]).values()))
-        raise
+    except RemoteToolError as error:
+        return replace(first, errors={plan.nodes[0].server: error})
     folder = context.config.remote.jobs_name
-    ready = []
-    for rank, spec in enumerate(specs, 1):
-        ready.append(replace(spec, command=proxy_script(proxies[rank], rank, command, f"{folder}/{spec.id}")))
-    return await start_specs(context, ready)
+    rest = [
+        replace(spec, command=proxy_script(proxies[rank], rank, request.command, f"{folder}/{spec.id}"))
+        for rank, spec in enumerate(specs[1:], 1)
+    ]
+    others = await start_specs(context, rest)
+    return JobsAnswer((*first.jobs, *others.jobs), others.errors)
+
+
+MPI = Launcher(refuse_one_machine, plan_mpi, _start)
 
 
 async def _ask_for_proxies(context: Context, plan: LaunchPlan) -> Any:  # noqa: ANN401 - of a server, checked by the caller

@@ -5,14 +5,17 @@ from __future__ import annotations
 import ctypes
 import shutil
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from remote_tool import JobState, Workspace
-from remote_tool.errors import JobError
+from remote_tool.errors import ConnectionLostError, JobError
 from remote_tool.launchers.torch import LaunchRequest
+from remote_tool.workflows import launch_mpi
 from remote_tool.workflows.selection import JobSelection
+from remote_tool.workflows.start_jobs import start_specs
 from tests.project import processes_of
 
 if TYPE_CHECKING:
@@ -20,7 +23,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from remote_tool import Job
+    from remote_tool.jobs.job import JobSpec
+    from remote_tool.workflows.context import Context
     from remote_tool.workflows.follow_jobs import Chunk
+    from remote_tool.workflows.selection import JobsAnswer
 
 # MPI's own library, without a compiler: the numbers are those of MPICH's ABI for MPI_COMM_WORLD, MPI_INT and MPI_SUM.
 MPI = """
@@ -122,6 +128,18 @@ def test_without_mpich_it_is_said_and_nothing_is_left(trainer: Workspace) -> Non
     with pytest.raises(JobError, match="before it said what the other servers are to start") as caught:
         trainer.launch_mpi(request)
     assert "MPICH" in caught.value.hint
+
+
+def test_a_first_node_whose_answer_was_lost_does_not_stay(trainer: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def start_and_lose(context: Context, specs: Sequence[JobSpec]) -> JobsAnswer:
+        answer = await start_specs(context, specs)
+        return replace(answer, errors={spec.server: ConnectionLostError(f"{spec.server} is gone") for spec in specs})
+
+    monkeypatch.setattr(launch_mpi, "start_specs", start_and_lose)
+    answer = trainer.launch_mpi(LaunchRequest("sleep 600"), check=False)
+    (job,) = answer.jobs
+    assert (list(answer.errors), answer.exit_code, job.state) == (["first"], 4, JobState.KILLED)
+    assert processes_of(job.id) == []
 
 
 def test_one_server_alone_needs_no_other(trainer: Workspace) -> None:
