@@ -11,13 +11,13 @@ from remote_tool import workflows
 from remote_tool.errors import JobError
 from remote_tool.jobs.job import Job, JobState
 from remote_tool.jobs.records import RemoteJob, parse_job
-from remote_tool.supervisor.records import LONGEST_GRACE
 from remote_tool.transport.pool import on_every
 from remote_tool.workflows.clocks import tell_skew
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.groups import Groups
 from remote_tool.workflows.log_streams import bring_logs_home
 from remote_tool.workflows.selection import JobsAnswer, JobSelection, choose_jobs, choose_servers
+from remote_tool.workflows.stopping import stop_on_server
 from remote_tool.workflows.supervisor import NotPreparedError, call_until_answered
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 # A start takes a moment to reach its server; until then a job that the server does not know is still starting.
 START_WINDOW = 60.0
-# What the server may take beyond the grace: SIGKILL, the scan that proves it, and writing the end.
-STOP_MARGIN = 30.0
 SHOWN_REFUSALS = 3
 
 
@@ -109,20 +107,21 @@ async def refresh(context: Context, servers: Sequence[str]) -> dict[str, RemoteT
 
 async def _stop_as_wished(context: Context, jobs: Sequence[Job]) -> None:
     """Stop what was to be stopped while its server did not answer."""
+    wishes: dict[tuple[str, str, float | None], dict[str, Job]] = defaultdict(dict)
     for job in jobs:
-        wish = {"ids": [job.id], "signal": job.stop_signal, "grace": job.stop_grace}
-        within = longest_stop(job.stop_grace)
+        wishes[job.server, job.stop_signal, job.stop_grace][job.id] = job
+    for (server, signal, grace), together in wishes.items():
         try:
-            await call_until_answered(context.pool, context.config, job.server, "stop", wish, within=within)
+            problems = await stop_on_server(context, server, list(together), signal, grace)
         except JobError as error:
-            context.report(Notice(job.server, f"job {job.key}: {error}"))
-        else:
-            context.report(Notice(job.server, f"job {job.key} was stopped now, as asked while the server was away"))
-
-
-def longest_stop(grace: float | None) -> float:
-    """Return how long a server may take to stop jobs; it knows each one's own grace, of which 45 s is the longest."""
-    return (60.0 if grace is None else min(grace, LONGEST_GRACE)) + STOP_MARGIN
+            problems = dict.fromkeys(together, str(error))
+        for job_id, job in together.items():
+            told = (
+                f": {problems[job_id]}"
+                if job_id in problems
+                else " was stopped now, as asked while the server was away"
+            )
+            context.report(Notice(server, f"job {job.key}{told}"))
 
 
 async def _ask(context: Context, server: str, ended: Sequence[str]) -> dict[str, RemoteJob]:

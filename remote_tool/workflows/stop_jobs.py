@@ -13,13 +13,13 @@ from remote_tool.transport.pool import on_every
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.list_jobs import (
     load_meant,
-    longest_stop,
     parse_jobs,
     recorded_jobs,
     refresh,
     servers_of_jobs,
 )
 from remote_tool.workflows.selection import JobsAnswer, JobSelection, choose_jobs
+from remote_tool.workflows.stopping import stop_on_server
 from remote_tool.workflows.supervisor import NoAnswerError, call_until_answered
 
 if TYPE_CHECKING:
@@ -107,29 +107,14 @@ def wish_for_later(context: Context, jobs: Sequence[Job], signal: str = "SIGTERM
 
 async def _stop_on(context: Context, server: str, jobs: Sequence[Job], signal: str, grace: float | None) -> None:
     ids = [job.id for job in jobs]
-    wish = {"ids": ids, "signal": signal, "grace": grace}
-    within = longest_stop(grace)
-    answer = await call_until_answered(context.pool, context.config, server, "stop", wish, within=within)
+    problems = await stop_on_server(context, server, ids, signal, grace)
     asked = {"ids": ids, "skip": []}
     status = await call_until_answered(context.pool, context.config, server, "status", asked)
     seen = parse_jobs(context, server, status).values()
     context.registry.update([remote.job for remote in seen if remote.job.id in ids and not remote.elsewhere])
-    _raise_for_survivors(server, answer.get("jobs"))
-
-
-def _raise_for_survivors(server: str, entries: object) -> None:
-    problems = []
-    for entry in entries if isinstance(entries, list) else []:
-        if not isinstance(entry, dict):
-            problems.append("the answer is not about a job")
-        elif entry.get("error"):
-            problems.append(f"{entry.get('id')}: {entry['error']}")
-        elif isinstance(left := entry.get("left"), list) and left:
-            pids = ", ".join(str(pid) for pid in left[:20])
-            problems.append(f"some processes of {entry.get('id')} do not die: {pids}")
     if problems:
         raise JobError(
-            "; ".join(problems[:SHOWN_PROBLEMS]),
+            "; ".join(f"{job_id}: {problem}" for job_id, problem in list(problems.items())[:SHOWN_PROBLEMS]),
             server=server,
             hint=f"remote-tool run --server {server} --cmd 'ps aux'",
         )

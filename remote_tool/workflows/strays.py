@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from remote_tool.errors import JobError, RemoteToolError, SomeServersFailedError
 from remote_tool.jobs.job import DEFAULT_GRACE
 from remote_tool.transport.pool import on_every
-from remote_tool.workflows.list_jobs import longest_stop
 from remote_tool.workflows.selection import choose_servers
 from remote_tool.workflows.stop_jobs import check_wish
+from remote_tool.workflows.stopping import longest_stop
 from remote_tool.workflows.supervisor import NotPreparedError, call_until_answered
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import pytest
 
 from remote_tool.jobs.job import JobState
 from remote_tool.transport import rsync_bridge
-from remote_tool.workflows import launch, list_jobs, prepare, run, supervisor
+from remote_tool.workflows import launch, prepare, run, stopping, supervisor
 from tests.figures import record_figure
 from tests.hostile.conftest import SILENCE
 
@@ -136,7 +136,7 @@ def lose_patience(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(run, "BEGIN_SECONDS", SILENCE)
     patch.setattr(prepare, "FACTS_TIMEOUT", SILENCE)
     patch.setattr(launch, "CONNECT_SECONDS", SILENCE / 4)
-    patch.setattr(list_jobs, "STOP_MARGIN", SILENCE)
+    patch.setattr(stopping, "STOP_MARGIN", SILENCE)
     patch.setattr(rsync_bridge, "LONGEST_SILENCE", SILENCE)
 
 

@@ -21,7 +21,7 @@ from remote_tool.jobs.job import JobSpec, new_job_id
 from remote_tool.jobs.registry import Registry
 from remote_tool.transport.pool import HostPool
 from remote_tool.workflows.context import Context
-from remote_tool.workflows.events import ignore
+from remote_tool.workflows.events import Notice, ignore
 from remote_tool.workflows.follow_jobs import Chunk, FollowAnswer, FollowOptions
 from remote_tool.workflows.selection import JobSelection
 from remote_tool.workflows.start_jobs import StartRequest, start_specs
@@ -312,6 +312,29 @@ def test_a_following_that_lost_one_of_two_servers_says_some_failed(workspace: Wo
     away = ConnectError("away does not answer", server="away")
     assert FollowAnswer((job,), {"away": away}).exit_code == 3
     assert FollowAnswer((job,), {"first": away}).exit_code == 4
+
+
+@pytest.mark.row(104)
+def test_stops_of_earlier_are_made_up_for_with_one_question_and_one_that_fails_is_no_success(
+    workspace: Workspace,
+) -> None:
+    notices: list[object] = []
+    asked: list[str] = []
+    desk = Workspace(workspace.config, Hooks(notices.append, trace=lambda *told: asked.append(told[1])))
+    jobs = [begin(desk, "first", "sleep 1000") for _ in range(3)]
+    registry = Registry(desk.config.local.jobs)
+    (unknown,) = registry.create([JobSpec(new_job_id(), "first", "sleep 1000")])
+    records = [*(job.job for job in jobs), replace(unknown, state=JobState.RUNNING)]
+    registry.update(replace(job, stop_signal="SIGTERM", stop_grace=5.0) for job in records)
+    asked.clear()
+    listed = desk.list_jobs(by_id(*(job.id for job in records))).jobs
+    assert sorted(job.state for job in listed) == [*[JobState.KILLED] * 3, JobState.LOST]
+    assert len([label for label in asked if "stop" in label]) == 1, asked
+    told = [notice.text for notice in notices if isinstance(notice, Notice)]
+    assert told == [
+        *(f"job {job.job.key} was stopped now, as asked while the server was away" for job in jobs),
+        f"job {unknown.key}: there is no such job on this server",
+    ]
 
 
 @pytest.mark.row(111)
