@@ -120,7 +120,7 @@ async def plan(context: Context, request: FanOutRequest) -> FanOutPlan:
     """
     servers = choose_servers(context.config, request.servers)
     _find_script(context, request)
-    slots, errors = await _ask_slots(context, request, servers)
+    slots, errors = await _ask_slots(context, request, context.config.listed, servers)
     if errors:
         raise SomeServersFailedError(errors, [each.server for each in slots])
     return plan_fan_out(request, slots, new_job_id())
@@ -176,7 +176,7 @@ async def resume(
     with followed(context.config.local.fan_outs, record.launch_id):
         servers = choose_servers(context.config, request.servers)
         await refresh(context, servers)
-        ready = await _make_ready(context, request)
+        ready = await _make_ready(context, request, {**record.listed, **context.config.listed})
         slots, shards = make_slots(ready.slots, request.per_server), make_shards(request, record.shards)
         work = _Work(
             context.config, request, FanOutPlan(record.launch_id, request.command, slots, shards, is_queue=True), ready
@@ -223,11 +223,13 @@ class _Work:
 
 
 async def _begin(context: Context, request: FanOutRequest, audience: Audience) -> _Work:
-    ready = await _make_ready(context, request)
+    ready = await _make_ready(context, request, context.config.listed)
     work = _Work(context.config, request, plan_fan_out(request, ready.slots, new_job_id()), ready)
     # Also when a host list named the servers, or the configuration changes.
     named = replace(request, servers=choose_servers(context.config, request.servers))
-    record = FanOutRecord(work.plan.launch_id, len(work.plan.shards), named, tuple(request.environment))
+    record = FanOutRecord(
+        work.plan.launch_id, len(work.plan.shards), named, tuple(request.environment), context.config.listed
+    )
     write_record(context.config.local.fan_outs, record)
     audience.on_plan(work.plan)
     return work
@@ -252,12 +254,14 @@ async def _finish(context: Context, work: _Work, board: Board, audience: Audienc
     )
 
 
-async def _make_ready(context: Context, request: FanOutRequest) -> _Ready:
+async def _make_ready(context: Context, request: FanOutRequest, listed: Mapping[str, int | None]) -> _Ready:
     servers = choose_servers(context.config, request.servers)
     _find_script(context, request)
     gathering_folder(context.config, request.gather)
     sent = await send_project(context, servers, wanted=request.sync)
-    slots, errors = await _ask_slots(context, request, [server for server in servers if server not in sent.errors])
+    slots, errors = await _ask_slots(
+        context, request, listed, [server for server in servers if server not in sent.errors]
+    )
     errors = {**sent.errors, **errors}
     if not slots:
         raise SomeServersFailedError(errors, [])
@@ -271,7 +275,7 @@ def _find_script(context: Context, request: FanOutRequest) -> None:
 
 
 async def _ask_slots(
-    context: Context, request: FanOutRequest, servers: Sequence[str]
+    context: Context, request: FanOutRequest, listed: Mapping[str, int | None], servers: Sequence[str]
 ) -> tuple[list[ServerSlots], dict[str, RemoteToolError]]:
     async def ask(server: str) -> ServerSlots:
         host = await context.pool.host(server)
@@ -284,7 +288,7 @@ async def _ask_slots(
         variables = command_environment(context.config.variables_of(server), request.environment, devices)
         visible = visible_devices(variables)
         gpus = found.gpus if visible is None else tuple(visible)
-        return replace(found, gpus=gpus, listed=context.config.listed.get(server))
+        return replace(found, gpus=gpus, listed=listed.get(server))
 
     results = await on_every(servers, ask)
     return list(results.values.values()), results.errors

@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from remote_tool.errors import JobError, UsageError
@@ -32,12 +32,14 @@ class FanOutRecord:
         shards: How many there are; also when there are fewer slots now.
         request: What was asked for, without the variables.
         variables: Names of the variables.
+        listed: The processes that a host list gave to servers.
     """
 
     launch_id: str
     shards: int
     request: FanOutRequest
     variables: tuple[str, ...] = ()
+    listed: Mapping[str, int | None] = field(default_factory=dict)
 
 
 def write_record(folder: Path, record: FanOutRecord) -> None:
@@ -52,6 +54,7 @@ def write_record(folder: Path, record: FanOutRecord) -> None:
         "launch_id": record.launch_id,
         "shards": record.shards,
         "variables": record.variables,
+        "listed": dict(record.listed),
         "command": request.command,
         "servers": request.servers,
         "total": request.total,
@@ -136,7 +139,11 @@ def _read(values: Any, launch_id: str) -> FanOutRecord:  # noqa: ANN401 - whatev
     shards = _number(values, "shards") or 0
     if not 1 <= shards <= MOST_SHARDS:
         raise ValueError(f"{shards} shards")
-    return FanOutRecord(launch_id, shards, request, _texts(values, "variables"))
+    # Earlier versions did not write it.
+    listed = values.get("listed", {})
+    return FanOutRecord(
+        launch_id, shards, request, _texts(values, "variables"), {name: _number(listed, name) for name in listed}
+    )
 
 
 def _text(values: Mapping[str, Any], name: str) -> str:

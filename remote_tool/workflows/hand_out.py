@@ -76,8 +76,12 @@ class Board:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing goes on and nothing is to be begun."""
-        return not self.turns and (self.is_stopped or not self.waiting)
+        """Whether nothing goes on and nothing is to be begun, or nobody is left who could."""
+        return not self.turns and (self.is_stopped or not self.waiting or not self._working)
+
+    def is_settled(self, shard: Shard) -> bool:
+        """Whether a shard is done, or is not taken again."""
+        return shard.number in self.done or shard.number in self.failed
 
     def turns_on(self, server: str) -> list[Turn]:
         return [turn for turn in self.turns.values() if turn.slot.server == server]
@@ -258,4 +262,4 @@ class HandOut:
     def _on_end(self, job: Job) -> None:
         turn = self._board.end(job)
         if turn is not None:
-            self._audience.on_end(turn, turn.shard in self._board.waiting)
+            self._audience.on_end(turn, not self._board.is_settled(turn.shard))

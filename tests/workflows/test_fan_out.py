@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import signal
 import time
-from collections import Counter
+from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -16,17 +17,18 @@ import pytest
 
 from remote_tool import FanOutRequest, JobSelection, JobState, Workspace
 from remote_tool.errors import JobError, SomeServersFailedError, UsageError
-from remote_tool.jobs.job import new_job_id
+from remote_tool.jobs.job import Job, new_job_id
 from remote_tool.jobs.registry import Registry
+from remote_tool.launchers.fan_out import Slot, make_shards
 from remote_tool.workflows import hand_out
-from remote_tool.workflows.audience import Audience
+from remote_tool.workflows.audience import Audience, Turn
+from remote_tool.workflows.fan_out_records import find_record
 from tests.project import make_project, processes_of
 from tests.workflows.test_jobs import log_of, remote_folder, until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from remote_tool.workflows.audience import Turn
     from remote_tool.workflows.fan_out import FanOutAnswer
     from remote_tool.workflows.follow_jobs import Chunk
     from tests.conftest import MakeServer
@@ -216,6 +218,33 @@ def test_what_was_interrupted_goes_on_and_nothing_is_done_twice(workspace: Works
     }
     again = workspace.resume_fan_out(f"fan-out-{heard.name}", {"WHO": "me"})
     assert (again.undone, len(again.jobs)) == (0, 5)
+
+
+def test_a_fan_out_that_goes_on_keeps_the_slots_of_its_host_list(workspace: Workspace) -> None:
+    slots: list[list[str]] = []
+    audience = Audience(lambda plan: slots.append([slot.server for slot in plan.slots]))
+    request = FanOutRequest("exit 1", retries=0)
+    answer = workspace.with_hosts("first:2,second:1").fan_out(request, audience=audience, check=False)
+    workspace.resume_fan_out(answer.launch_id, audience=audience, check=False)
+    assert slots == [["first", "first", "second"]] * 2
+    record = workspace.config.local.fan_outs / f"{answer.launch_id}.json"
+    values = json.loads(record.read_text())
+    del values["listed"]
+    record.write_text(json.dumps(values))
+    assert find_record(record.parent, answer.launch_id).listed == {}, "as an earlier version wrote it"
+
+
+def test_it_is_over_when_nobody_is_left_who_could_do_what_waits() -> None:
+    """A server where a job of earlier runs may have no slots now."""
+    running, waits = make_shards(FanOutRequest("true", items=("a", "b")), 2)
+    job = Job(1, new_job_id(), "first", "true", JobState.RUNNING)
+    turns = {job.id: Turn(running, Slot("first", 0), job)}
+    board = hand_out.Board([Slot("second", 0)], deque([waits]), retries=1, turns=turns)
+    board.retire("second")
+    over = [board.is_over]
+    board.end(replace(job, state=JobState.SUCCEEDED))
+    assert [*over, board.is_over] == [False, True]
+    assert [board.is_settled(shard) for shard in (running, waits)] == [True, False]
 
 
 @pytest.mark.slow
