@@ -34,12 +34,32 @@ Data goes to stdout, everything else to stderr. In a pipe, and with `NO_COLOR`, 
 | 4 | no connection |
 | 130 | Ctrl-C; jobs go on |
 | 141 | the reader of a pipe has gone; jobs go on |
+| 143 | SIGTERM; jobs go on |
 
 `run`, `job-wait` and `--follow` end with the job's own status, 128+N for signal N.
 
 `--json` prints one document: `{"jobs": […], "errors": […]}` of commands about jobs, `{"servers": […], "errors": […]}`
 of the others. A start adds `"warnings": […]` where there are any. An error of a server, `{"server", "message"}`, is
 in it and on stderr too; an error before any server was asked is on stderr only, and stdout stays empty.
+
+- A job: `"key", "id", "launch_id", "node_rank", "server", "state", "exit_code", "signal", "reason", "pid", "tags",
+  "command", "created_at", "started_at", "ended_at", "log"`. Times are ISO 8601 UTC, `log` is the folder here.
+- `job-pull`: each job has `"files": [{"name", "path", "size", "new"}]` and `"left_out": [{"name", "reason"}]` too.
+- `helper-fan-out`: beside the jobs `"fan_out": {"launch_id", "name", "shards", "done", "failed", "gathered"}`: how many
+  shards there are, the numbers of those that are done and of those that failed, and the gathered files here.
+- `job-kill --strays`: `{"strays": [{"server", "pid", "job", "key", "state", "command", "age_seconds", "memory_bytes",
+  "gpu_memory_bytes", "ended"}], "errors": […]}`.
+- `prepare`, for each server: `"server", "steps": [{"step", "outcome", "detail", "seconds"}], "changed", "seconds",
+  "warnings"`.
+- `rsync`, for each server: `"server", "snapshot", "sent", "removed", "bytes", "skipped", "warnings", "relayed",
+  "relayed_by", "changed"`.
+- `run`, for each server: `"server", "exit_code", "stdout", "stderr"`.
+- `keys`, for each server: `"server", "state", "key", "line", "file", "changed"`; the state is `works`, `added` or
+  `missing`.
+- `check`, for each server: `"name", "checks": [{"name", "status", "value", "hint"}]`; the status is `ok`, `warn`,
+  `fail` or `unknown`.
+- `bandwidth`: `{"links": [{"from", "to", "gbit_per_second", "round_trip_ms", "interface", "to_interface", "address",
+  "method", "error"}], "errors": […]}`; what was not measured is null.
 
 `-v` may stand before the command or after it. It never shows the values of `--env`.
 """

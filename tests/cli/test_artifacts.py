@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+from tests.cli.described import undescribed
 from tests.project import remote_tool
 
 
@@ -63,7 +64,7 @@ def test_job_pull_tells_programs_what_is_here_and_what_is_not(project: Path) -> 
         cwd=project,
     )
     document = json.loads(pulled.stdout)
-    assert document["errors"] == []
+    assert (document["errors"], undescribed(document)) == ([], set())
     assert [job["server"] for job in document["jobs"]] == ["first", "second"]
     for job in document["jobs"]:
         (file,) = job["files"]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
+from tests.cli.described import undescribed
 from tests.project import remote_tool
 from tests.sshd import free_port
 from tests.transport.password_server import PasswordServer, password_server
@@ -56,7 +57,7 @@ async def test_what_is_said_and_how_it_ends(tmp_path: Path, own_home: Path) -> N
         again = await keys(root, "--json", "--server", "first", "--server", "second")
     assert (again.returncode, again.stderr.splitlines()[-1:]) == (0, ["next: remote-tool prepare"])
     document = json.loads(again.stdout)
-    assert document["errors"] == []
+    assert (document["errors"], undescribed(document)) == ([], set())
     assert document["servers"][0] == {
         "server": "first",
         "state": "works",

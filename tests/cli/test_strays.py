@@ -15,6 +15,7 @@ import pytest
 from remote_tool import Workspace
 from remote_tool.errors import UsageError
 from tests.cli.conftest import kill, start
+from tests.cli.described import undescribed
 from tests.project import processes_of, remote_tool
 from tests.workflows.test_jobs import until
 
@@ -53,7 +54,9 @@ def _is_gone(pid: int) -> bool:
 
 def strays_of(project: Path, *options: str) -> tuple[int, list[dict[str, Any]]]:
     ran = remote_tool("job-kill", "--strays", "--json", *options, cwd=project)
-    return ran.returncode, json.loads(ran.stdout)["strays"]
+    document = json.loads(ran.stdout)
+    assert undescribed(document) == set()
+    return ran.returncode, document["strays"]
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from remote_tool.jobs.job import new_job_id
+from tests.cli.described import undescribed
 from tests.cli.terminal import Terminal
 from tests.project import make_project, remote_tool, write_configuration
 
@@ -57,6 +58,7 @@ def test_prepare_and_rsync_as_json(project: Path) -> None:
     assert not any(each["changed"] for each in document["servers"])
     sent = json.loads(remote_tool("rsync", "--server", "second", "--json", cwd=project).stdout)
     assert [(each["server"], each["changed"]) for each in sent["servers"]] == [("second", False)]
+    assert undescribed([document, sent]) == set()
 
 
 def test_a_dry_run_lists_what_would_be_sent_and_sends_nothing(

@@ -12,6 +12,7 @@ import pytest
 from remote_tool.cli.bandwidth_matrix import matrix, remarks
 from remote_tool.errors import JobError
 from remote_tool.workflows.bandwidth import BandwidthAnswer, Link, _read_link, readable_rate, tournament
+from tests.cli.described import undescribed
 from tests.project import remote_tool
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def test_two_servers_are_measured_in_words_and_in_json(workspace: Workspace) -> 
     assert "first: bandwidth with second: done (" in told.stderr
     assert "slowest: " in told.stderr
     document = json.loads(remote_tool("bandwidth", "--seconds", "0.2", "--json", cwd=workspace.root).stdout)
+    assert undescribed(document) == set()
     assert document["errors"] == []
     assert [(link["from"], link["to"]) for link in document["links"]] == [("first", "second"), ("second", "first")]
     assert all(link["gbit_per_second"] > 0.1 and link["interface"] == "lo" for link in document["links"])
