@@ -2,7 +2,8 @@
 
 In a ``console`` block a line ``$ …`` is typed into a shell, and each line below it must be among what that prints.
 ``…`` stands for anything, spaces for any number of spaces, and seconds for other seconds. A command fails the test when
-it fails, unless the next one asks for ``$?``. ``<!-- not run: why -->`` before a block leaves it out.
+it fails, unless the next one asks for ``$?``. ``<!-- not run: why -->`` before a block leaves it out, and
+``<!-- needs: PROGRAM -->`` where there is no such program.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).parents[1]
 DOCUMENTS = [REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 LEFT_OUT = "<!-- not run: "
+NEEDS = "<!-- needs: "
 ASKS_STATUS = "echo $?"
 # Of pip in requirements.txt, and of torchrun.
 OPTIONS_OF_OTHERS = {"--hash", "--index-url", "--master-addr"}
@@ -56,7 +58,9 @@ def blocks_of(document: Path, language: str) -> list[Block]:
     for match in re.finditer(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         before = text[: match.start()].rstrip("\n").rpartition("\n")[2]
         line = text.count("\n", 0, match.start()) + 1
-        found.append(Block(line, match[1], match[2], runs=not before.startswith(LEFT_OUT)))
+        needs = before.removeprefix(NEEDS).removesuffix(" -->") if before.startswith(NEEDS) else ""
+        can_run = not before.startswith(LEFT_OUT) and (not needs or shutil.which(needs) is not None)
+        found.append(Block(line, match[1], match[2], can_run))
     return [block for block in found if block.language == language]
 
 
@@ -85,7 +89,8 @@ class Desk:
         self.servers = {"10.0.0.5": make_server("gpu1"), "10.0.0.6": make_server("gpu2")}
         (home / ".ssh").mkdir(mode=0o700)
         shutil.copy(self.servers["10.0.0.5"].key, home / ".ssh" / "id_ed25519")
-        hosts = zip(("10.0.0.7", "10.0.0.8"), self.servers.values(), strict=True)
+        gpu1, gpu2 = self.servers.values()
+        hosts = (("10.0.0.7", gpu1), ("10.0.0.8", gpu2), ("10.0.0.9", gpu1))
         (home / ".ssh" / "config").write_text(
             "".join(
                 f"Host {host}\nHostName 127.0.0.1\nPort {server.port}\nUser {server.username}\n"
