@@ -74,6 +74,7 @@ def test_a_list_shows_running_jobs_and_others_when_asked(project: Path) -> None:
     assert (ended["state"], ended["signal"]) == ("killed", "SIGKILL")
 
 
+@pytest.mark.row(128)
 def test_an_empty_list_says_so_on_stderr(make_server: MakeServer, tmp_path: Path) -> None:
     root = make_project(tmp_path / "project", [make_server("gpu1")])
     empty = remote_tool("job-list", cwd=root)

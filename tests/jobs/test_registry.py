@@ -101,12 +101,24 @@ def test_damage_to_the_key_counter_is_mended_from_the_records(tmp_path: Path) ->
     assert registry.create([spec()])[0].key == 3
 
 
-def test_a_record_of_a_newer_version_is_refused(tmp_path: Path) -> None:
-    job = Registry(tmp_path).create([spec()])[0]
+@pytest.mark.row(130)
+def test_a_record_of_a_newer_version_is_refused_and_never_rewritten(tmp_path: Path) -> None:
+    one = spec()
+    job = Registry(tmp_path).create([one])[0]
     path = tmp_path / job.id / "job.yaml"
-    path.write_text(path.read_text().replace("schema: 1", "schema: 2"))
+    path.write_text(path.read_text().replace("schema: 1", "schema: 2") + "from_the_future: true\n")
+    newer = path.read_bytes()
+    registry = Registry(tmp_path)
     with pytest.raises(JobError, match="newer version"):
         read_record(path)
+    jobs, bad = registry.load()
+    assert (jobs, ["newer version" in sentence for sentence in bad]) == ([], [True])
+    assert registry.update([replace(job, state=JobState.SUCCEEDED, exit_code=0)]) == []
+    with pytest.raises(JobError, match="newer version"):
+        registry.create([one])
+    with pytest.raises(JobError, match="newer version"):
+        registry.adopt([job])
+    assert path.read_bytes() == newer
 
 
 @pytest.mark.row(109)

@@ -51,6 +51,16 @@ def desk(make_server: MakeServer, tmp_path: Path) -> Desk:
     return desk
 
 
+@pytest.fixture(scope="module")
+def turkish(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with a language whose small I has another capital; empty where it cannot be made."""
+    folder = tmp_path_factory.mktemp("languages")
+    if shutil.which("localedef"):
+        make = ["localedef", "-i", "tr_TR", "-f", "UTF-8", str(folder / "tr_TR.UTF-8")]
+        subprocess.run(make, check=False, capture_output=True, stdin=subprocess.DEVNULL)
+    return str(folder)
+
+
 async def push_of(desk: Desk, host: Host, on_progress: Callable[[Progress], None] = lambda _progress: None) -> None:
     wanted = await take_snapshot(desk.project, selection_rules(desk.config))
     await push(host, desk.config.remote, wanted, PushOptions(), on_progress)
@@ -325,16 +335,26 @@ async def test_a_copy_that_was_whole_is_not_so_after_a_failure(desk: Desk) -> No
     assert desk.state.startswith(f"incomplete {wanted.id} ")
 
 
-async def test_the_users_settings_of_rsync_do_not_matter(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.row(58)
+@pytest.mark.parametrize("language", ["C", "C.UTF-8", "tr_TR.UTF-8"])
+async def test_the_users_settings_of_rsync_and_languages_do_not_matter(
+    make_server: MakeServer, tmp_path: Path, turkish: str, monkeypatch: pytest.MonkeyPatch, language: str
+) -> None:
+    server = make_server(SetEnv=f"LC_ALL={language} LOCPATH={turkish}")
+    desk = Desk(make_configuration([server], tmp_path / "project"), server)
     monkeypatch.setenv("RSYNC_PROTECT_ARGS", "1")
     monkeypatch.setenv("RSYNC_RSH", "/bin/false")
     monkeypatch.setenv("RSYNC_PARTIAL_DIR", ".half")
     monkeypatch.setenv("RSYNC_ICONV", "utf-8,latin1")
-    monkeypatch.setenv("LC_ALL", "tr_TR.UTF-8")
+    monkeypatch.setenv("LC_ALL", language)
+    monkeypatch.setenv("LOCPATH", turkish)
     (Path.home() / ".popt").write_text("rsync alias -O -O --secluded-args\n")
-    desk.write("\u00fc.py")
-    await desk.sync()
-    assert desk.names() == {"a.py", "\u00fc.py"}
+    names = {"I i.py", "\u00fc.py", os.fsdecode(b"caf\xe9.py")}
+    for name in names:
+        desk.write(name, "\u00fc\r\n")
+    assert set((await desk.sync()).sent) == names == desk.names()
+    assert {(desk.copy / name).read_bytes() for name in names} == {"\u00fc\r\n".encode()}
+    assert (await desk.sync()).sent == ()
 
 
 OPENRSYNC = """#!/bin/sh
