@@ -8,6 +8,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from remote_tool.supervisor.gpus import count_nvidia
+
 PROGRAMS = ("sh", "cat", "sleep", "env", "sed", "grep", "echo", "kill", "ls", "printf", "tr", "true")
 # What a machine without the right to raise limits needs.
 OPTIONS = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096")
@@ -38,7 +40,9 @@ class Podman:
         wrapper.write_text(f'#!/bin/sh\nexec unshare --mount sh -c {shlex.quote(inner)} podman "$@"\n')
         wrapper.chmod(0o755)
         self._import_image(Path(busybox))
-        trial = self.run("run", "--rm", "--network", "host", "--ipc", "host", *OPTIONS, IMAGE, "echo", "works")
+        # A job's container gets the GPUs of the machine, which podman must know of.
+        gpus = ("--device", "nvidia.com/gpu=all") if count_nvidia() else ()
+        trial = self.run("run", "--rm", "--network", "host", "--ipc", "host", *gpus, *OPTIONS, IMAGE, "echo", "works")
         return "" if trial.stdout == "works\n" else f"podman does not work here: {trial.stderr.strip()}"
 
     def _import_image(self, busybox: Path) -> None:

@@ -18,12 +18,11 @@ import subprocess
 import sys
 import time
 import uuid
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from tests.sshd import SSHD, make_key
+from tests.sshd import SSHD, launch, make_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,8 +37,6 @@ _KILL = 9
 _HANG_UP = 1
 _FAKE_TIME = ("/usr/lib/*/faketime/libfaketime.so.1", "/usr/lib*/faketime/libfaketime.so.1")
 _numbers = itertools.count(1)
-# A host ends with the thread that started it, so that nothing outlives a killed run: this one lives as long as we do.
-_launcher = ThreadPoolExecutor(1, thread_name_prefix="hosts")
 
 # The first process of a host. Its arguments are folders under /tmp that Python needs, such as the environment.
 _INIT = f"""
@@ -282,17 +279,11 @@ class NetworkHost:
         self._write_files()
         self._plug_in()
         values = {"HOST_NAME": self.name, "HOST_FOLDER": str(self.folder), "HOST_HOME": str(self.home)}
-        where = ["setpriv", "--pdeathsig", "KILL", "nsenter", f"--net=/run/netns/{self._namespace}", "--"]
+        where = ["nsenter", f"--net=/run/netns/{self._namespace}", "--"]
         namespaces = ["unshare", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"]
         with (self.folder / "init.log").open("wb") as log:
-            self._process = _launcher.submit(
-                subprocess.Popen,
-                [*where, *namespaces, "--", "/bin/sh", "-c", _INIT, "init", *_kept_folders()],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=os.environ | values,
-            ).result()
+            init = ["/bin/sh", "-c", _INIT, "init", *_kept_folders()]
+            self._process = launch([*where, *namespaces, "--", *init], stdout=log, environment=os.environ | values)
         if wait:
             self.wait_until_up()
 

@@ -9,11 +9,15 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, Self
+from typing import IO, Protocol, Self
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
+# A child that is to end with us ends with the thread that started it: this one lives as long as we do.
+_launcher = ThreadPoolExecutor(1, thread_name_prefix="servers")
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def free_port() -> int:
@@ -31,6 +35,21 @@ def make_key(path: Path, *, passphrase: str = "") -> Path:
         stdin=subprocess.DEVNULL,
     )
     return path
+
+
+def launch(
+    words: list[str], *, stdout: IO[bytes], environment: dict[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a program that ends when this process is killed, where setpriv can see to that."""
+    dying = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
+    return _launcher.submit(
+        subprocess.Popen,
+        [*dying, *words],
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stdout,
+        env=environment,
+    ).result()
 
 
 class Reachable(Protocol):
@@ -81,8 +100,21 @@ class TestServer:
     def host_key(self) -> Path:
         return self.folder / "host_key"
 
+    @property
+    def programs(self) -> Path:
+        """First on its PATH, before the programs of the machine."""
+        return self.folder / "programs"
+
     def configuration(self) -> dict[str, str]:
-        """``NAME=value`` variables of SetEnv go on one line: sshd takes the first line only."""
+        """``NAME=value`` variables of SetEnv go on one line, a test's first: sshd takes the first line and value."""
+        variables = [
+            self.options.get("SetEnv", ""),
+            f"HOME={self.home}",
+            f"PATH={self.programs}:{_PATH}",
+            f"REMOTE_TOOL_TEST_SERVER={self.name}",
+            # What a test sees does not depend on the GPUs of the machine.
+            "CUDA_VISIBLE_DEVICES=",
+        ]
         options = {
             "Port": str(self.port),
             "ListenAddress": "127.0.0.1",
@@ -95,10 +127,9 @@ class TestServer:
             "KbdInteractiveAuthentication": "no",
             "PermitRootLogin": "yes",
             "PrintMotd": "no",
-            "SetEnv": f"HOME={self.home} REMOTE_TOOL_TEST_SERVER={self.name}",
             "LogLevel": "VERBOSE",
         }
-        return options | self.options
+        return options | self.options | {"SetEnv": " ".join(variables)}
 
     def start(self) -> None:
         """Start sshd and wait until it answers."""
@@ -120,15 +151,14 @@ class TestServer:
         file = self.folder / "sshd_config"
         file.write_text("".join(f"{key} {value}\n" for key, value in self.configuration().items()))
         with (self.folder / "sshd.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [SSHD, "-D", "-e", "-f", str(file)], stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
+            before = log.tell()
+            self.process = launch([SSHD, "-D", "-e", "-f", str(file)], stdout=log)
         deadline = time.monotonic() + 10
+        # Who answers at the port may be the server of another test, which took it in between.
         while self.process.poll() is None and time.monotonic() < deadline:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
-                    return True
-            time.sleep(0.01)
+            if b"Server listening on" in (self.folder / "sshd.log").read_bytes()[before:]:
+                return True
+            time.sleep(0.005)
         return False
 
     def log(self) -> str:

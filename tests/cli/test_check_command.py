@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.cli.described import undescribed
 from tests.cli.terminal import Terminal
-from tests.environments.test_machine import answering, smi
+from tests.environments.test_facts import stub
+from tests.environments.test_machine import answering
 from tests.project import make_project, remote_tool
 
 if TYPE_CHECKING:
@@ -21,23 +23,26 @@ if TYPE_CHECKING:
 @pytest.mark.slow
 def test_a_pipe_gets_a_line_for_each_check_and_stderr_what_mends_it(project: Path) -> None:
     looked = remote_tool("check", cwd=project)
-    assert looked.returncode == 0, looked.stdout + looked.stderr
     head, *lines = looked.stdout.splitlines()
     assert head.split() == ["SERVER", "CHECK", "STATUS", "VALUE"]
     rows = [line.split(None, 3) for line in lines]
-    assert {row[2] for row in rows} <= {"ok", "warn", "?"}
+    # The machine of the tests may have faults of its own, such as little memory or an old driver.
+    is_fit = "FAIL" not in {row[2] for row in rows}
+    assert looked.returncode == (0 if is_fit else 1), looked.stdout + looked.stderr
+    assert {row[2] for row in rows} <= {"ok", "warn", "?", "FAIL"}
     assert {(row[0], row[1]) for row in rows} >= {
         (server, name) for server in ("first", "second") for name in ("login", "host-key", "rsync", "gpus", "clock")
     }
-    assert re.search(r"^2 servers fit for training", looked.stderr.splitlines()[-1])
+    last = "2 servers fit for training" if is_fit else r"2 servers: \d+ to mend \(FAIL\)"
+    assert re.match(last, looked.stderr.splitlines()[-1])
 
 
 def test_json_has_every_check_of_every_server(make_server: MakeServer, tmp_path: Path) -> None:
     servers = [make_server("gpu1"), make_server("gpu2")]
-    smi(servers[0].home, "printf '\\033]0;owned\\007'; exit 9")
+    stub(servers[0].programs, "nvidia-smi", "printf '\\033]0;owned\\007'; exit 9")
     looked = remote_tool("check", "--json", cwd=make_project(tmp_path / "project", servers))
     document = json.loads(looked.stdout)
-    assert (looked.returncode, document["errors"]) == (1, [])
+    assert (looked.returncode, document["errors"], undescribed(document)) == (1, [], set())
     assert [each["name"] for each in document["servers"]] == ["gpu1", "gpu2"]
     for server in document["servers"]:
         for check in server["checks"]:
@@ -74,8 +79,8 @@ def test_two_servers_stand_side_by_side_on_a_terminal_and_nothing_of_theirs_stee
     make_server: MakeServer, tmp_path: Path
 ) -> None:
     servers = [make_server("gpu1"), make_server("gpu2")]
-    smi(servers[0].home, answering())
-    smi(servers[1].home, answering(csv="\\033]0;owned\\007"))
+    stub(servers[0].programs, "nvidia-smi", answering())
+    stub(servers[1].programs, "nvidia-smi", answering(csv="\\033]0;owned\\007"))
     with Terminal("check", cwd=make_project(tmp_path / "project", servers)) as terminal:
         assert terminal.end() == 1
     assert b"\x1b]0;owned" not in terminal.raw

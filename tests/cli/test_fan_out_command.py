@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.cli.described import undescribed
 from tests.project import remote_tool
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def test_without_following_it_says_what_was_begun(project: Path) -> None:
     ran = remote_tool("helper-fan-out", "--cmd", "true", "--per-server", "2", "--json", cwd=project)
     document = json.loads(ran.stdout)
     assert (ran.returncode, document["errors"], document["fan_out"]["shards"]) == (0, [], 4)
+    assert undescribed(document) == set()
     assert [(job["server"], job["node_rank"]) for job in document["jobs"]] == [
         ("first", 0),
         ("first", 1),

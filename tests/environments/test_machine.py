@@ -48,7 +48,7 @@ def ask(
         [*(shell or ["sh"]), "-s"],
         input=script.encode(),
         capture_output=True,
-        env={"HOME": str(home), "PATH": path, "SHELL": "/bin/sh"},
+        env={"HOME": str(home), "PATH": f"{home}/stubs:{path}", "SHELL": "/bin/sh"},
         check=True,
         timeout=30,
     )
@@ -57,9 +57,18 @@ def ask(
     return parse_machine(told)
 
 
+def programs_without(folder: Path, *names: str) -> str:
+    """Return a PATH with the machine's programs but these."""
+    folder.mkdir()
+    for program in Path("/usr/bin").iterdir():
+        if program.name not in names:
+            (folder / program.name).symlink_to(program)
+    return str(folder)
+
+
 def smi(home: Path, text: str) -> None:
     """Give the machine an nvidia-smi; $1 is what it is asked for."""
-    stub(home / ".local" / "bin", "nvidia-smi", text)
+    stub(home / "stubs", "nvidia-smi", text)
 
 
 def answering(table: str = TABLE, csv: str = CSV, parts: str = "", processes: str = "") -> str:
@@ -157,11 +166,13 @@ def test_a_card_without_a_driver_is_seen(home: Path, tmp_path: Path) -> None:
     card.mkdir(parents=True)
     (card / "vendor").write_text("0x10de\n")
     (card / "class").write_text("0x030200\n")
-    assert ask(home, devices=tmp_path / "sys").gpus.state is GpuState.NO_DRIVER
+    path = programs_without(tmp_path / "tools", "nvidia-smi")
+    assert ask(home, devices=tmp_path / "sys", path=path).gpus.state is GpuState.NO_DRIVER
 
 
 def test_no_card_and_no_nvidia_smi_is_no_gpu(home: Path, tmp_path: Path) -> None:
-    assert ask(home, devices=tmp_path / "sys").gpus == GpuAnswer(GpuState.NONE)
+    path = programs_without(tmp_path / "tools", "nvidia-smi")
+    assert ask(home, devices=tmp_path / "sys", path=path).gpus == GpuAnswer(GpuState.NONE)
 
 
 def test_an_nvidia_smi_that_hangs_holds_nothing_up(home: Path) -> None:
@@ -173,13 +184,8 @@ def test_an_nvidia_smi_that_hangs_holds_nothing_up(home: Path) -> None:
 
 def test_it_is_ended_also_where_there_is_no_timeout_program(home: Path, tmp_path: Path) -> None:
     """Like on a Mac, or a small image."""
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    for program in Path("/usr/bin").iterdir():
-        if program.name not in {"timeout", "nvidia-smi"}:
-            (tools / program.name).symlink_to(program)
     smi(home, "exec sleep 60")
-    assert ask(home, path=str(tools)).gpus.state is GpuState.SILENT
+    assert ask(home, path=programs_without(tmp_path / "tools", "timeout")).gpus.state is GpuState.SILENT
 
 
 @pytest.mark.parametrize(

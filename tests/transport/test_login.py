@@ -256,7 +256,7 @@ async def test_a_refused_key_names_user_methods_and_key(server: TestServer, tmp_
         f"it refused the key {key}"
     )
     assert f"ssh -p {server.port} {server.username}@127.0.0.1" in error.hint
-    assert server.log().count("Connection from") == 2  # ours, and the one that saw it start
+    assert server.log().count("Connection from") == 1
 
 
 @pytest.mark.row(49)
@@ -643,10 +643,7 @@ def test_the_pauses_are_longer_than_a_first_penalty_and_not_endless() -> None:
 @pytest.mark.row(47)
 async def test_every_connection_to_a_server_logs_in(server: TestServer, log_in: LogIn) -> None:
     """One that only looks whether the port is open would be counted against us."""
-    async with asyncio.timeout(10):
-        while "Connection from" not in server.log():  # noqa: ASYNC110 - of the fixture, which looks whether it answers
-            await asyncio.sleep(0.01)
     async with log_in(server) as host:
         await host.run("true")
     log = server.log()
-    assert (log.count("Connection from"), log.count("Accepted publickey")) == (1 + 1, 1)
+    assert (log.count("Connection from"), log.count("Accepted publickey")) == (1, 1)

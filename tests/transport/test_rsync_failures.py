@@ -52,9 +52,7 @@ def server_without_rsync(make_server: MakeServer, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(script, "ENOUGH_PATH", ":")
     places = [place for place in rsync_server.PLACES if place.startswith("$HOME/")]
     monkeypatch.setattr(rsync_server, "PLACES", tuple(places))
-    home = tmp_path / "servers" / "first" / "home"
-    path = tools(tmp_path / "tools")
-    return make_server(SetEnv=f"HOME={home} REMOTE_TOOL_TEST_SERVER=first PATH={path}")
+    return make_server(SetEnv=f"PATH={tools(tmp_path / 'tools')}")
 
 
 def fake_rsync(desk: Desk, program: str) -> None:

@@ -12,7 +12,7 @@ from remote_tool.environments.checks import Status
 from remote_tool.transport.pool import HostPool
 from remote_tool.workflows.check import CheckAnswer, check
 from tests.environments.test_facts import stub
-from tests.environments.test_machine import CSV, answering, smi
+from tests.environments.test_machine import CSV, answering
 from tests.project import make_project
 from tests.sshd import make_key
 
@@ -70,8 +70,12 @@ def test_servers_are_compared(two_servers: tuple[TestServer, TestServer], tmp_pa
     """Two versions of torch, and two kinds of GPUs."""
     for server, torch in zip(two_servers, ("2.5.1", "2.4.0"), strict=True):
         own_environment(server, torch)
-    smi(two_servers[0].home, answering())
-    smi(two_servers[1].home, answering(csv=f"{CSV.replace('H100', 'A100')}\n{CSV.replace('H100', 'L4')}"))
+    stub(two_servers[0].programs, "nvidia-smi", answering())
+    stub(
+        two_servers[1].programs,
+        "nvidia-smi",
+        answering(csv=f"{CSV.replace('H100', 'A100')}\n{CSV.replace('H100', 'L4')}"),
+    )
     root = make_project(tmp_path / "project", two_servers, environment={"existing": "~/env"})
     answer = Workspace.find(root).check()
     first, second = by_name(answer, "first"), by_name(answer, "second")
@@ -89,8 +93,8 @@ def test_servers_are_compared(two_servers: tuple[TestServer, TestServer], tmp_pa
 async def test_an_nvidia_smi_that_hangs_is_a_failed_check_of_its_server(
     bare: Workspace, two_servers: tuple[TestServer, TestServer]
 ) -> None:
-    smi(two_servers[0].home, "sleep 60")
-    smi(two_servers[1].home, answering())
+    stub(two_servers[0].programs, "nvidia-smi", "sleep 60")
+    stub(two_servers[1].programs, "nvidia-smi", answering())
     async with HostPool(bare.config) as pool:
         answer = await check(pool, bare.config, gpu_seconds=0.5)
     hanging, other = by_name(answer, "first"), by_name(answer, "second")
@@ -104,7 +108,7 @@ async def test_what_hangs_at_no_signal_is_waited_for_only_so_long(
 ) -> None:
     """As a driver that hangs in the kernel: everything that was told before counts."""
     monkeypatch.setattr("remote_tool.workflows.check.OTHER_SECONDS", 3.0)
-    stub(two_servers[0].home / ".local" / "bin", "nvidia-smi", "setsid sleep 8 & sleep 8")
+    stub(two_servers[0].programs, "nvidia-smi", "setsid sleep 8 & sleep 8")
     began = time.monotonic()
     async with HostPool(bare.config) as pool:
         answer = await check(pool, bare.config, ["first"], gpu_seconds=0.1)
@@ -118,11 +122,7 @@ async def test_a_server_that_stops_in_the_middle_is_an_error_and_no_bug(
 ) -> None:
     """A df on a dead network disk."""
     monkeypatch.setattr("remote_tool.workflows.check.OTHER_SECONDS", 1.0)
-    options = {"SetEnv": f"HOME={two_servers[0].home} PATH={two_servers[0].folder / 'bin'}:/usr/bin:/bin"}
-    stub(two_servers[0].folder / "bin", "df", "sleep 5")
-    two_servers[0].stop()
-    two_servers[0].options.update(options)
-    two_servers[0].start()
+    stub(two_servers[0].programs, "df", "sleep 5")
     async with HostPool(bare.config) as pool:
         answer = await check(pool, bare.config, gpu_seconds=0.1)
     assert "did not tell" in str(answer.errors["first"])

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from remote_tool.transport.host import Stream
     from tests.sshd import TestServer
 
-SHOW = 'echo "${CUDA_VISIBLE_DEVICES-all} ${CUDA_DEVICE_ORDER-any}"'
+SHOW = 'echo "${CUDA_VISIBLE_DEVICES:-all} ${CUDA_DEVICE_ORDER-any}"'
 
 
 @pytest.fixture
@@ -78,15 +78,13 @@ def test_devices_win_over_a_variable_of_the_configuration(half: Workspace) -> No
 
 
 def test_a_launch_or_fan_out_on_devices_that_are_not_there_is_refused(half: Workspace) -> None:
-    """These servers have no GPU; a launch would train on nothing, or fall back to the CPU."""
+    """A launch would train on nothing, or fall back to the CPU. No machine that runs this has so many GPUs."""
     (half.root / "train.py").write_text("")
     for plan in (
-        lambda: half.plan_torch(LaunchRequest("train.py", devices=("0",))),
-        lambda: half.plan_fan_out(FanOutRequest("true", devices=("0",))),
+        lambda: half.plan_torch(LaunchRequest("train.py", devices=("200",))),
+        lambda: half.plan_fan_out(FanOutRequest("true", devices=("200",))),
     ):
         with pytest.raises(SomeServersFailedError) as caught:
             plan()
-        assert {name: error.message for name, error in caught.value.failures.items()} == {
-            "first": "first has no GPU, so device 0 cannot be used there",
-            "second": "second has no GPU, so device 0 cannot be used there",
-        }
+        said = {name: "200" in error.message for name, error in caught.value.failures.items()}
+        assert said == {"first": True, "second": True}

@@ -93,11 +93,11 @@ def test_without_following_all_begin_and_one_tag_selects_them(workspace: Workspa
 
 @pytest.mark.slow
 def test_a_slot_sees_its_gpu_as_the_server_names_it(make_server: MakeServer, tmp_path: Path) -> None:
-    server = make_server("first", SetEnv=f"HOME={tmp_path}/servers/first/home CUDA_VISIBLE_DEVICES=4,GPU-12")
+    server = make_server("first", SetEnv="CUDA_VISIBLE_DEVICES=4,GPU-12")
     workspace = Workspace.find(make_project(tmp_path / "project", [server, make_server("second")]))
     workspace.prepare()
     heard = Heard()
-    request = FanOutRequest("echo ${{CUDA_VISIBLE_DEVICES-none}}")
+    request = FanOutRequest("echo ${{CUDA_VISIBLE_DEVICES:-none}}")
     assert workspace.fan_out(request, audience=heard.audience).exit_code == 0
     assert heard.lines() == {"0 first": ["4"], "1 first": ["GPU-12"], "2 second": ["none"]}
     unseen = Heard()

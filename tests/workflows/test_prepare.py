@@ -22,6 +22,7 @@ from remote_tool.transport.snapshot import take_snapshot
 from remote_tool.workflows.events import Notice, Outcome, StepEnded
 from remote_tool.workflows.prepare import PrepareOptions, prepare, update_packages
 from tests.environments.files_over_http import serve
+from tests.environments.test_facts import stub
 from tests.workflows.servers import Desk, desk_for, keep_offline, make_wheel, record_of, scripts_of
 
 if TYPE_CHECKING:
@@ -251,7 +252,7 @@ async def test_one_failing_server_does_not_stop_the_others(
 @pytest.mark.row(55)
 async def test_nothing_is_found_by_the_path_alone(make_server: MakeServer, tmp_path: Path, wheels: Path) -> None:
     """A server whose sessions have a PATH without a single program."""
-    server = make_server(SetEnv=f"HOME={tmp_path}/servers/first/home PATH=/nonexistent")
+    server = make_server(SetEnv="PATH=/nonexistent")
     desk = with_packages(desk_at(tmp_path, wheels, server))
     await desk.prepare()
     assert imported_version(server) == "1.0"
@@ -529,11 +530,8 @@ def lock_of(wheel: Path, url: str) -> str:
 
 @pytest.mark.row(15)
 async def test_a_server_that_ends_processes_at_logout_is_warned_of(make_server: MakeServer, tmp_path: Path) -> None:
-    stubs = tmp_path / "stubs"
-    stubs.mkdir()
-    (stubs / "loginctl").write_text("#!/bin/sh\necho KillUserProcesses=yes\n")
-    (stubs / "loginctl").chmod(0o755)
-    server = make_server(SetEnv=f"HOME={tmp_path}/servers/first/home PATH={stubs}:/usr/bin:/bin")
+    server = make_server()
+    stub(server.programs, "loginctl", "echo KillUserProcesses=yes")
     desk = desk_for([server], tmp_path / "project", EnvironmentKind.EXISTING, prefix=sys.prefix)
     desk.wish(python=".".join(map(str, sys.version_info[:2])))
     await desk.setup()

@@ -219,9 +219,7 @@ async def test_servers_without_a_way_out_get_the_installer_sent_after_one_downlo
     make_server: MakeServer, site: Site, tmp_path: Path, channel: Path
 ) -> None:
     blocked = "http_proxy=http://127.0.0.1:9 https_proxy=http://127.0.0.1:9"
-    servers = [
-        make_server(name, SetEnv=f"HOME={tmp_path}/servers/{name}/home {blocked}") for name in ("first", "second")
-    ]
+    servers = [make_server(name, SetEnv=blocked) for name in ("first", "second")]
     desk = desk_with(site, tmp_path, *servers)
     desk.wish(replace(desk.config.environment, channels=(f"file://{channel}",)), SHORT_VERSION)
     await desk.setup()

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 def sharing_with(make_server: MakeServer, owner: TestServer, name: str) -> TestServer:
     """Start a server whose home is another one's."""
-    return make_server(name, SetEnv=f"HOME={owner.home} REMOTE_TOOL_TEST_SERVER={name}")
+    return make_server(name, SetEnv=f"HOME={owner.home}")
 
 
 def put_before_path(server: TestServer, folder: Path) -> None:
@@ -180,12 +180,8 @@ async def test_a_marker_with_another_content_is_none(trio: list[TestServer], tmp
     """As a server would have it that guesses."""
     workspace = Workspace.find(make_project(tmp_path / "project", trio))
     liar = trio[1]
-    stub(liar.folder / "bin", "head", "echo 0123456789abcdef0123456789abcdef")
-    liar.stop()
-    liar.options["SetEnv"] += f" PATH={liar.folder / 'bin'}:/usr/bin:/bin"
-    liar.start()
-    write_configuration(workspace.root, trio)
-    config = Workspace.find(workspace.root).config
+    stub(liar.programs, "head", "echo 0123456789abcdef0123456789abcdef")
+    config = workspace.config
     async with HostPool(config) as pool:
         assert not await has_one_folder(await pool.host("first"), await pool.host("second"), config)
 
