@@ -102,7 +102,7 @@ def test_a_slot_sees_its_gpu_as_the_server_names_it(make_server: MakeServer, tmp
     assert heard.lines() == {"0 first": ["4"], "1 first": ["GPU-12"], "2 second": ["none"]}
     unseen = Heard()
     workspace.fan_out(replace(request, environment={"CUDA_VISIBLE_DEVICES": ""}), audience=unseen.audience)
-    assert unseen.lines() == {"0 first": [""], "1 second": [""]}
+    assert unseen.lines() == {"0 first": ["none"], "1 second": ["none"]}
 
 
 def test_a_shard_that_fails_is_started_again_on_another_server(workspace: Workspace) -> None:
