@@ -13,7 +13,7 @@ import typer
 import remote_tool
 from remote_tool.cli import streams
 from remote_tool.cli.plain import one_line, paragraph, visible
-from remote_tool.cli.terminal import ask_hidden, restore_terminal
+from remote_tool.cli.terminal import ask_hidden
 from remote_tool.errors import ConfigError, RemoteToolError, SomeServersFailedError
 from remote_tool.workflows.events import (
     Event,
@@ -121,7 +121,7 @@ class Console:
     def __init__(self, *, verbose: int = 0, show_output: bool = False, activity: str = "") -> None:
         self._verbose = verbose
         self._show_output = show_output
-        self._steps = _running_steps(activity)
+        self._steps: Steps = _running_steps(activity)
         self._lock = threading.Lock()
         self._began = time.monotonic()
         if verbose >= SSH_LOG_VERBOSITY:
@@ -153,13 +153,19 @@ class Console:
             return workspace.with_hostfile(targets.hostfile)
         return workspace
 
+    def rebind(self, workspace: remote_tool.Workspace) -> remote_tool.Workspace:
+        """Return this workspace, reporting to this console from now on."""
+        return remote_tool.Workspace(workspace.config, self.hooks)
+
     def __enter__(self) -> Self:
         self._steps.show()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._steps.hide()
-        restore_terminal()
+        with self._lock:
+            self._steps.hide()
+            # Whoever asks for a password later draws nothing that nobody takes away.
+            self._steps = _NoSteps()
 
     def report(self, event: Event) -> None:
         """Draw an event."""

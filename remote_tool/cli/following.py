@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-import remote_tool
 from remote_tool.cli import streams
 from remote_tool.cli.console import Console, inform, leave_unless_ok, show_failures
 from remote_tool.cli.log_lines import ExactOutput, LabelledOutput
@@ -59,7 +58,7 @@ def bring_artifacts(workspace: Workspace, answer: FollowAnswer) -> int:
     if not any(job.artifacts and not job.artifacts_complete for job in ended):
         return 0
     with Console(activity="bringing artifacts home") as console:
-        pulled = remote_tool.Workspace(workspace.config, console.hooks).pull_artifacts(ended)
+        pulled = console.rebind(workspace).pull_artifacts(ended)
     show_failures(pulled.errors)
     return pulled.exit_code
 

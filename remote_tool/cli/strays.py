@@ -51,8 +51,8 @@ def end_strays(request: StrayRequest, *, verbose: int) -> None:
     errors: Mapping[str, RemoteToolError] = {}
     if wanted:
         grace = DEFAULT_GRACE if request.grace is None else request.grace
-        with Console(verbose=verbose, activity="ending strays"):
-            errors = workspace.end_strays(found, signal=request.signal, grace=grace)
+        with Console(verbose=verbose, activity="ending strays") as console:
+            errors = console.rebind(workspace).end_strays(found, signal=request.signal, grace=grace)
     _tell(request, found, errors, ended=wanted)
 
 

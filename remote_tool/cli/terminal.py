@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import getpass
 import sys
 import termios
@@ -21,8 +22,9 @@ def ask_hidden(prompt: str) -> str | None:
         _saved.clear()
 
 
-def restore_terminal() -> None:
-    """Show again what is typed, when Ctrl-C came while another thread was asking."""
+@atexit.register
+def _restore_terminal() -> None:
+    """Show again what is typed, when the program leaves while another thread is asking."""
     while _saved:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, _saved.pop())
         sys.stderr.write("\n")

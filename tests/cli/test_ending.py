@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -141,25 +142,56 @@ def test_a_lost_link_ends_a_run_with_an_error_and_no_traceback(make_server: Make
     assert b"Traceback" not in err
 
 
-def test_ctrl_c_while_a_password_is_asked_for_gives_the_terminal_back(
-    servers: tuple[TestServer, TestServer], tmp_path: Path
-) -> None:
+@pytest.fixture
+def locked(servers: tuple[TestServer, TestServer], tmp_path: Path) -> Path:
+    """A project whose only server is logged in to by a key with the passphrase "secret"."""
     locked = tmp_path / "locked"
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", str(locked)], check=True)
+    shutil.copy(servers[0].key, locked)
+    subprocess.run(["ssh-keygen", "-q", "-p", "-P", "", "-N", "secret", "-f", str(locked)], check=True)
     root = tmp_path / "project"
     root.mkdir()
     write_configuration(root, [servers[0]])
     file = root / ".remote" / "configs.yaml"
     file.write_text(file.read_text().replace(str(servers[0].key), str(locked)))
-    with Terminal("job-list", cwd=root) as terminal:
-        terminal.until(str(locked))
-        terminal.until(": ")
-        while termios.tcgetattr(terminal.theirs)[3] & termios.ECHO:
-            time.sleep(0.01)
+    return root
+
+
+def until_asked(terminal: Terminal, times: int = 1) -> None:
+    """Wait for the passphrase's prompt, and see that nothing is drawn over it."""
+    terminal.until("locked: ", times=times)
+    while termios.tcgetattr(terminal.theirs)[3] & termios.ECHO:
+        time.sleep(0.01)
+    assert shows_cursor(terminal)
+
+
+def shows_cursor(terminal: Terminal) -> bool:
+    return terminal.raw.rfind(b"\x1b[?25h") >= terminal.raw.rfind(b"\x1b[?25l")
+
+
+def test_ctrl_c_while_a_password_is_asked_for_gives_the_terminal_back(locked: Path) -> None:
+    with Terminal("job-list", cwd=locked) as terminal:
+        until_asked(terminal)
         terminal.type("\x03")
         assert terminal.end() == 130
         assert termios.tcgetattr(terminal.theirs)[3] & termios.ECHO
         assert "Traceback" not in terminal.text
+
+
+@pytest.mark.usefixtures("project")
+def test_a_password_that_is_asked_for_again_leaves_nothing_on_the_terminal(locked: Path) -> None:
+    """To start, to follow, and to bring the artifact home."""
+    words = ("--follow", "--no-sync", "--artifact", "made.txt", "--cmd", "echo done > made.txt")
+    with Terminal("job-run", *words, cwd=locked) as terminal:
+        for times in (1, 2, 3):
+            until_asked(terminal, times)
+            terminal.type("secret\n")
+        assert terminal.end() == 0, terminal.text
+        assert shows_cursor(terminal)
+    with Terminal("job-tail", cwd=locked) as terminal:
+        until_asked(terminal)
+        terminal.type("\x03")
+        assert terminal.end() == 130
+        assert termios.tcgetattr(terminal.theirs)[3] & termios.ECHO
 
 
 def test_a_bug_keeps_its_traceback(tmp_path: Path) -> None:
