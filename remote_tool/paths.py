@@ -138,6 +138,18 @@ class RemotePaths:
         return f"{self.scripts}/sent"
 
 
+def current_folder() -> Path:
+    """Return the folder that the shell is in.
+
+    Raises:
+        UsageError: It is no more.
+    """
+    try:
+        return Path.cwd()
+    except FileNotFoundError as error:
+        raise UsageError("The current folder has been removed", hint="cd ..") from error
+
+
 def find_root(start: Path) -> Path:
     """Find the folder with ``.remote/``, here or above, as git does.
 

@@ -14,7 +14,7 @@ from remote_tool.config.loading import load
 from remote_tool.jobs.job import DEFAULT_GRACE
 from remote_tool.jobs.listed_hosts import recall_hosts, remember_hosts
 from remote_tool.jobs.registry import Registry
-from remote_tool.paths import find_root
+from remote_tool.paths import current_folder, find_root
 from remote_tool.transport.left_threads import Loop
 from remote_tool.transport.pool import HostPool, Results
 from remote_tool.workflows.context import Context
@@ -84,10 +84,9 @@ class Workspace:
             UsageError: There is none.
             ConfigError: Its configuration is wrong.
         """
-        from pathlib import Path  # noqa: PLC0415 - only annotations need it otherwise
-
-        config = load(find_root(start or Path.cwd()))
-        return cls(recall_hosts(config, Registry(config.local.jobs)), hooks)
+        config = load(find_root(start or current_folder()))
+        report = (hooks or Hooks()).report
+        return cls(recall_hosts(config, Registry(config.local.jobs), lambda text: report(Notice("", text))), hooks)
 
     def with_hosts(self, hosts: str | Sequence[ListedHost]) -> Workspace:
         """Return this workspace with the hosts of a list, such as ``10.0.0.1:2,10.0.0.2:2``, instead of its servers.

@@ -5,7 +5,6 @@ A command's module is imported when the command runs: ``--help`` and completion 
 
 from __future__ import annotations
 
-import errno
 import importlib
 import resource
 import signal
@@ -18,6 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from remote_tool import __version__
 from remote_tool.cli import streams
+from remote_tool.cli.local_problems import MOST_FILES, explain
 from remote_tool.cli.options import Verbose, join_pairs
 from remote_tool.errors import RemoteToolError, SomeServersFailedError
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 PROGRAM = "remote-tool"
 INTERRUPTED = 128 + signal.SIGINT
-# macOS allows 10,240.
-MOST_FILES = 8192
 
 # name: (module, what it does)
 COMMANDS = {
@@ -169,15 +167,14 @@ def main() -> NoReturn:
 
         show_error(error)
         sys.exit(error.exit_code if isinstance(error, SomeServersFailedError) else error.program_exit_code)
-    except OSError as error:
-        if error.errno != errno.EMFILE:
+    except OSError as problem:
+        explained = explain(problem)
+        if explained is None:
             raise
         from remote_tool.cli.console import show_error  # noqa: PLC0415 - --help does without
 
-        show_error(
-            RemoteToolError("Too many files are open for this number of servers", hint=f"ulimit -n {MOST_FILES}")
-        )
-        sys.exit(RemoteToolError.program_exit_code)
+        show_error(explained)
+        sys.exit(explained.program_exit_code)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     sys.exit(0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from remote_tool.cli.plain import one_line
@@ -10,7 +9,7 @@ from remote_tool.config.loading import load
 from remote_tool.errors import RemoteToolError
 from remote_tool.jobs.listed_hosts import recall_hosts
 from remote_tool.jobs.registry import Registry
-from remote_tool.paths import find_root
+from remote_tool.paths import current_folder, find_root
 
 if TYPE_CHECKING:
     from remote_tool.config.model import Config
@@ -42,10 +41,14 @@ def complete_tag(incomplete: str) -> list[str]:
 
 def _config() -> Config | None:
     try:
-        config = load(find_root(Path.cwd()))
-        return recall_hosts(config, Registry(config.local.jobs))
+        config = load(find_root(current_folder()))
+        return recall_hosts(config, Registry(config.local.jobs), _say_nothing)
     except (RemoteToolError, OSError):
         return None
+
+
+def _say_nothing(_text: str) -> None:
+    """What stands beside the command line while it is completed would be in its way."""
 
 
 def _jobs() -> list[Job]:

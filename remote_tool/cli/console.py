@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import threading
 import time
@@ -68,9 +69,14 @@ def show_error(error: RemoteToolError) -> None:
 def show_failures(failures: Mapping[str, RemoteToolError]) -> None:
     """Name every server that failed, with its error; the same hint only once."""
     for server, error in failures.items():
-        prefix = "" if server in error.message else f"{server}: "
-        say(("error", "bold red"), f": {paragraph(prefix + error.message)}")
+        say(("error", "bold red"), f": {paragraph(_naming(server, error.message))}")
     _show_hints([error.hint for error in failures.values()])
+
+
+def _naming(server: str, text: str) -> str:
+    """Return a text that names its server: as it is when it does so itself, as a word and not by chance in another."""
+    there = re.search(rf"(?<![\w.-]){re.escape(server)}(?![\w-]|\.\w)", text)
+    return text if there or not server else f"{server}: {text}"
 
 
 def _show_hints(hints: list[str]) -> None:
@@ -199,8 +205,7 @@ class Console:
                 for line in data.decode(errors="replace").replace("\r", "\n").splitlines():
                     say((f"{one_line(server)} | {visible(line)}", "dim"))
             case Notice(server, text):
-                prefix = f"{server}: " if server and server not in text else ""
-                say((paragraph(f"{prefix}{text}"), "yellow"))
+                say((paragraph(_naming(server, text)), "yellow"))
 
 
 class Steps(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -69,8 +70,11 @@ def helper_fan_out(  # noqa: PLR0913 - one parameter per option
         str, typer.Option("--gather", metavar="FOLDER", help="Put what came home into this folder of the project too.")
     ] = "",
     retries: Annotated[
-        int, typer.Option("--retries", min=0, metavar="N", help="How often a shard that failed is started again.")
-    ] = 1,
+        int | None,
+        typer.Option(
+            "--retries", min=0, metavar="N", help="How often a shard that failed is started again; default: 1."
+        ),
+    ] = None,
     resume: Annotated[
         str, typer.Option("--resume", metavar="NAME", help="Go on with this fan-out, without what is done.")
     ] = "",
@@ -88,7 +92,8 @@ def helper_fan_out(  # noqa: PLR0913 - one parameter per option
     if resume:
         work = {"--cmd": cmd, "--total": total, "--items": items, "--per-server": per_server, "--dry-run": dry_run}
         where = {"--server": server, "--hosts": hosts, "--hostfile": hostfile, "--devices": devices}
-        _refuse_beside(resume, {**work, **where, "--tag": tag, "--artifact": artifact, "--gather": gather})
+        rest = {"--tag": tag, "--artifact": artifact, "--gather": gather, "--retries": retries is not None}
+        _refuse_beside(resume, {**work, **where, **rest})
         _stay(
             console,
             targets,
@@ -105,7 +110,7 @@ def helper_fan_out(  # noqa: PLR0913 - one parameter per option
         per_server=per_server,
         environment=variables,
         tags=tuple(tag or ()),
-        retries=retries,
+        retries=1 if retries is None else retries,
         sync=not no_sync,
         artifacts=tuple(artifact or ()),
         devices=parse_devices(devices),
@@ -131,7 +136,7 @@ def read_items(file: str) -> tuple[str, ...]:
         UsageError: It cannot be read, is no text, or has no line.
     """
     try:
-        text = Path(file).read_text(encoding="utf-8")
+        text = Path(file).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise UsageError(f"--items {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -152,9 +157,9 @@ class _Screen:
         self.name = ""
         self.audience = Audience(self._on_plan, self._output.show if shows_output else _drop, self._on_end)
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Print what is left of the output."""
-        self._output.end()
+        self._output.close()
 
     def _on_plan(self, plan: FanOutPlan) -> None:
         self.name = plan.name
@@ -175,13 +180,12 @@ def _stay(
     with console:
         workspace = console.find_workspace(targets)
         try:
-            answer = work(workspace)
+            with closing(screen):
+                answer = work(workspace)
         except KeyboardInterrupt:
-            screen.end()
             if screen.name:
                 inform(f"\nwhat runs goes on; to go on: {_resume(screen.name)}")
             raise
-        screen.end()
     if json:
         _print_document(workspace, answer)
     _show_answer(answer)

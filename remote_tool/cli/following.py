@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
+from textwrap import indent
 from typing import TYPE_CHECKING
 
 from remote_tool.cli import streams
 from remote_tool.cli.console import Console, inform, leave_unless_ok, show_failures
 from remote_tool.cli.log_lines import ExactOutput, LabelledOutput
+from remote_tool.cli.plain import one_line, visible
 from remote_tool.cli.tables import how_it_ended
 
 if TYPE_CHECKING:
@@ -41,13 +43,11 @@ def show_until_end(
     """
     output = Output()
     try:
-        with _live_status(status) as live:
+        with closing(output), _live_status(status) as live:
             answer = following(_to_both(output, live))
     except KeyboardInterrupt:
-        output.end()
         inform(f"\nstill running; to follow again: remote-tool job-tail{output.selected or _selected(selection)}")
         raise
-    output.end()
     show_end(answer)
     return answer
 
@@ -104,10 +104,10 @@ class Output:
         else:
             self._exact.write("", stream, chunk.data)
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Print what is left."""
-        self._exact.end()
-        self._labelled.end()
+        self._exact.close()
+        self._labelled.close()
 
 
 def show_end(answer: FollowAnswer) -> None:
@@ -126,9 +126,10 @@ def _show_failure(failure: RankFailure) -> None:
         parts.append(f"rank {failure.rank}{host}")
     if failure.signal or failure.exit_code is not None:
         parts.append(f"signal {failure.signal}" if failure.signal else f"exit code {failure.exit_code}")
-    inform(f"first to fail: {', '.join(parts)}: {failure.message}")
+    inform(f"first to fail: {', '.join(parts)}: {one_line(failure.message)}")
     if failure.traceback:
-        inform(failure.traceback)
+        # Indented: none of its lines looks like a line of ours.
+        inform(indent(visible(failure.traceback), "  "))
 
 
 def _selected(selection: JobSelection) -> str:

@@ -11,6 +11,7 @@ from remote_tool.cli.console import can_ask, inform
 from remote_tool.cli.options import Verbose
 from remote_tool.cli.questions import ask_answers
 from remote_tool.config.hosts import load_hostfile, parse_hosts
+from remote_tool.paths import current_folder
 from remote_tool.workflows.init import (
     InitAnswers,
     parse_server_option,
@@ -42,7 +43,7 @@ def init(
 ) -> None:
     """Write .remote/configs.yaml and exclude.txt; asks for what is not given. Overwrites nothing."""
     del verbose
-    root = Path.cwd()
+    root = current_folder()
     refuse_existing(root)
     listed = (*(parse_hosts(hosts) if hosts is not None else ()), *(load_hostfile(Path(hostfile)) if hostfile else ()))
     servers = (*(parse_server_option(each) for each in server or ()), *servers_of_list(listed))

@@ -257,8 +257,11 @@ def _ask_which(*, verbose: int, yes: bool) -> JobSelection:
         raise UsageError("Nothing is selected, so nothing is stopped", hint="--job KEY, --tag TAG or --server NAME")
     with Console(verbose=verbose, activity=ASKING) as console:
         workspace = console.find_workspace()
-        jobs = workspace.list_jobs().jobs
+        answer = workspace.list_jobs()
+    _show_problems(answer)
+    jobs = answer.jobs
     if not jobs:
+        leave_unless_ok(answer.exit_code)
         raise UsageError("No job is running", hint="remote-tool job-list --stopped")
     print_jobs(jobs, streams.ERR)
     words = ask("Which (keys, or all)").replace(",", " ").split()

@@ -29,7 +29,7 @@ class ExactOutput:
         else:
             streams.write(stream, data)
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Print what is left, and take back the colour that the program left behind."""
         for terminal in self._terminals.values():
             terminal.end()
@@ -77,7 +77,7 @@ class LabelledOutput:
         self._pending[key] = rest
         self._print(label, stream, lines)
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Print the lines that had no end."""
         for (label, stream, _), rest in self._pending.items():
             self._print(label, stream, [rest] if rest else [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -104,7 +105,7 @@ def rsync(  # noqa: PLR0913 - one parameter per option
         results = workspace.rsync(targets.servers, dry_run=dry_run, checksum=checksum, relay=relay, check=False)
     if dry_run and not json:
         _list_changes(results)
-    _show_results(results, console, json=json)
+    _show_results(results, console, json=json, dry_run=dry_run)
 
 
 def run(  # noqa: PLR0913 - one parameter per option
@@ -125,8 +126,10 @@ def run(  # noqa: PLR0913 - one parameter per option
     with Console(verbose=verbose) as console:
         workspace = console.find_workspace(targets)
         output = _output(list(targets.servers) or list(workspace.config.usual_servers), silent=silent, json=json)
-        results = workspace.run(cmd, targets.servers, env=variables, devices=gpus, on_output=output.write, check=False)
-        output.end()
+        with closing(output):
+            results = workspace.run(
+                cmd, targets.servers, env=variables, devices=gpus, on_output=output.write, check=False
+            )
     if isinstance(output, _Collected):
         values = {name: {"exit_code": code, **output.of(name)} for name, code in results.values.items()}
         print_json(servers_document(values, results.errors))
@@ -151,7 +154,7 @@ class _Collected:
     def write(self, server: str, stream: int, data: bytes) -> None:
         self._data.setdefault((server, stream), bytearray()).extend(data)
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Nothing is held back."""
 
     def of(self, server: str) -> dict[str, str]:
@@ -166,7 +169,7 @@ class _Silence:
     def write(self, _server: str, _stream: int, _data: bytes) -> None:
         """Show nothing."""
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Nothing is held back."""
 
 
@@ -177,21 +180,23 @@ def _list_changes(results: Results[PushResult]) -> None:
                 print_data(f"{server}: {mark} {name}")
 
 
-def _show_results(results: Results[Any], console: Console, *, json: bool = False) -> None:
+def _show_results(results: Results[Any], console: Console, *, json: bool = False, dry_run: bool = False) -> None:
     if json:
         print_json(servers_document(results.values, results.errors))
     show_failures(results.errors)
-    inform(_summary(results, console.seconds))
+    inform(_summary(results, console.seconds, dry_run=dry_run))
     _leave(results, 0)
 
 
-def _summary(results: Results[Any], seconds: float) -> str:
+def _summary(results: Results[Any], seconds: float, *, dry_run: bool) -> str:
     every = len(results.values) + len(results.errors)
     servers = "1 server" if every == 1 else f"{every} servers"
     if results.errors:
         return f"{len(results.errors)} of {servers} failed after {seconds:.1f} s"
     if not any(value.changed for value in results.values.values()):
         return f"nothing had to be done on {servers} ({seconds:.1f} s)"
+    if dry_run:
+        return f"nothing was changed ({seconds:.1f} s)"
     return f"done on {servers} in {seconds:.1f} s"
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from remote_tool.config import forms
 from remote_tool.config.devices import problem_with
 from remote_tool.config.document import LARGEST_FILE, Place, Problems, read_document
+from remote_tool.config.hosts import canonical_host
 from remote_tool.config.model import (
     CONDA_FORGE,
     ArtifactLimit,
@@ -175,7 +176,7 @@ def _servers(place: Place, root: Path) -> dict[str, Server]:
         if server is None:
             continue
         servers[name] = server
-        machine = (server.hostname.lower(), server.port or USUAL_PORT, server.username)
+        machine = (canonical_host(server.hostname), server.port or USUAL_PORT, server.username)
         if machines.setdefault(machine, name) != name:
             found.refuse(f"is the same machine as {machines[machine]} (same hostname, port and username)")
     return servers

@@ -13,7 +13,7 @@ from remote_tool.jobs.whole_files import read_whole, write_whole
 from remote_tool.supervisor import strict_json
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from remote_tool.config.hosts import ListedHost
@@ -24,15 +24,17 @@ FILE = "hosts.yaml"
 LARGEST_FILE = 4 * 1024 * 1024
 # The oldest go; a line has some hundred bytes.
 MOST_HOSTS = 10_000
+SHOWN_PROBLEMS = 3
 
 
-def recall_hosts(config: Config, registry: Registry) -> Config:
-    """Return a configuration that also knows the servers of earlier host lists.
-
-    Raises:
-        JobError: Their file cannot be read.
-    """
-    return with_remembered(config, _read(registry.folder / FILE))
+def recall_hosts(config: Config, registry: Registry, tell: Callable[[str], None]) -> Config:
+    """Return a configuration that also knows the servers of earlier host lists; tell of what cannot be read."""
+    known, bad = _read(registry.folder / FILE)
+    for error in bad[:SHOWN_PROBLEMS]:
+        tell(f"{error.message}; {error.hint}")
+    if len(bad) > SHOWN_PROBLEMS:
+        tell(f"{registry.folder / FILE}: {len(bad)} lines cannot be read")
+    return with_remembered(config, known)
 
 
 def remember_hosts(config: Config, registry: Registry, hosts: Sequence[ListedHost]) -> Config:
@@ -40,14 +42,16 @@ def remember_hosts(config: Config, registry: Registry, hosts: Sequence[ListedHos
 
     Raises:
         UsageError: A host of the list cannot be told from a configured server.
-        JobError: Nothing can be written.
+        JobError: Nothing can be written, or there is what cannot be read and would be lost.
     """
     path = registry.folder / FILE
     with registry.locked():
-        known = _read(path)
+        known, bad = _read(path)
         listed = with_listed(with_remembered(config, known), hosts)
         names = {server.name for server in known}
         new = [listed.servers[name] for name in listed.listed if listed.servers[name].is_listed and name not in names]
+        if new and bad:
+            raise bad[0]
         if new:
             write_whole(path, _format([*known, *new][-MOST_HOSTS:]))
     return listed
@@ -64,22 +68,23 @@ def _format(servers: Sequence[Server]) -> bytes:
     ).encode()
 
 
-def _read(path: Path) -> list[Server]:
+def _read(path: Path) -> tuple[list[Server], list[JobError]]:
+    """Return the servers, and what cannot be read: the file, or lines of it."""
     try:
         text, _ = read_whole(path, LARGEST_FILE)
     except FileNotFoundError:
-        return []
+        return [], []
     except (OSError, ValueError) as error:
-        raise JobError(f"{path} cannot be read: {error}", hint=f"ls -l {path}") from error
-    servers = []
+        return [], [JobError(f"{path} cannot be read: {error}", hint=f"ls -l {path}")]
+    servers, bad = [], []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith(b"#"):
             continue
         try:
             servers.append(_read_line(line))
         except (ValueError, KeyError, TypeError) as error:
-            raise JobError(f"{path}:{number}: not a host that we wrote ({error})", hint=f"rm {path}") from error
-    return servers
+            bad.append(JobError(f"{path}:{number}: not a host that we wrote ({error})", hint="remove that line"))
+    return servers, bad
 
 
 def _read_line(line: bytes) -> Server:

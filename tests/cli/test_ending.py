@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -9,18 +10,18 @@ import subprocess
 import sys
 import termios
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from remote_tool import Workspace
+from remote_tool.cli.local_problems import explain
 from tests.cli.conftest import kill, start
 from tests.cli.terminal import Terminal
 from tests.project import processes_of, write_configuration
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.conftest import MakeServer
     from tests.sshd import TestServer
 
@@ -192,6 +193,53 @@ def test_a_password_that_is_asked_for_again_leaves_nothing_on_the_terminal(locke
         terminal.type("\x03")
         assert terminal.end() == 130
         assert termios.tcgetattr(terminal.theirs)[3] & termios.ECHO
+
+
+@pytest.mark.row(124)
+def test_a_disk_that_cannot_be_written_is_named_without_a_traceback(project: Path) -> None:
+    with Path("/dev/full").open("wb") as full:
+        printed = subprocess.run(
+            [*PROGRAM, "run", "--server", "first", "--cmd", "echo x"],
+            cwd=project,
+            check=False,
+            stdout=full,
+            stderr=subprocess.PIPE,
+        )
+    assert (printed.returncode, printed.stderr) == (
+        1,
+        b"error: Cannot write: No space left on device\nhint: df -h .\n",
+    )
+
+
+@pytest.mark.row(124)
+@pytest.mark.parametrize(
+    ("number", "path", "told"),
+    [
+        (errno.EROFS, "a", ("Cannot write a: Read-only file system", "df -h .")),
+        (errno.EDQUOT, b"a", ("Cannot write a: Disk quota exceeded", "df -h .")),
+        (errno.EACCES, "a", ("Cannot use a: Permission denied", "ls -ld a")),
+        (errno.EMFILE, None, ("Too many files are open for this number of servers", "ulimit -n 8192")),
+        (errno.EPERM, None, None),
+        (errno.EBADF, "a", None),
+    ],
+)
+def test_what_this_machine_refuses_is_told_apart_from_a_bug(
+    number: int, path: str | bytes | None, told: tuple[str, str] | None
+) -> None:
+    error = explain(OSError(number, os.strerror(number), path))
+    assert (error and (error.message, error.hint)) == told
+
+
+def test_a_folder_that_was_removed_is_told(tmp_path: Path) -> None:
+    code = "import os, remote_tool.cli.app as app; os.rmdir(os.getcwd()); app.main()"
+    for command in ("init", "job-list"):
+        gone = tmp_path / command
+        gone.mkdir()
+        process = subprocess.run(
+            [sys.executable, "-c", code, command], cwd=gone, check=False, capture_output=True, text=True
+        )
+        told = "error: The current folder has been removed\nhint: cd ..\n"
+        assert (process.returncode, process.stderr) == (2, told)
 
 
 def test_a_bug_keeps_its_traceback(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_without_following_it_says_what_was_begun(project: Path) -> None:
 
 def test_lines_of_a_file_are_handed_out(project: Path, tmp_path: Path) -> None:
     file = tmp_path / "items"
-    file.write_text("a b\r\n\n  c\n", newline="")
+    file.write_text("\ufeffa b\r\n\n  c\n", newline="")
     ran = remote_tool("helper-fan-out", "--cmd", "echo {item}", "--items", str(file), "--follow", cwd=project)
     assert (ran.returncode, lines_of(ran.stdout)) == (0, ["0 first | a b", "1 second |   c"])
     assert "2 of 2 shards done" in ran.stderr
@@ -95,6 +95,7 @@ def test_what_can_not_be_meant_is_refused_before_anything_is_asked(project: Path
             ("--resume", "x", "--total", "5"),
             "--resume goes on with what was asked for, so --total is not taken beside it",
         ),
+        (("--resume", "x", "--retries", "0"), "--resume goes on with what was asked for, so --retries is not taken"),
         (("--resume", "000000"), "No fan-out '000000' was started here"),
         (("--cmd", "x {y}"), "--cmd: {y} is no placeholder; there are {shard}, {shards}"),
         ((), "--cmd is empty"),

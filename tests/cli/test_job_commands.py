@@ -219,6 +219,15 @@ def test_kill_asks_which_on_a_terminal_and_no_means_no(project: Path) -> None:
     kill(project, other)
 
 
+def test_kill_names_the_servers_that_it_could_not_ask(tmp_path: Path) -> None:
+    (tmp_path / ".remote").mkdir()
+    (tmp_path / ".remote" / "configs.yaml").write_text("servers: {away: {hostname: 127.0.0.1, port: 1}}\nname: p")
+    with Terminal("job-kill", cwd=tmp_path) as terminal:
+        assert terminal.end() == 4
+        assert "error: away: 127.0.0.1:1 refuses connections\n" in terminal.text
+        assert "No job is running" not in terminal.text
+
+
 @pytest.mark.parametrize(("text", "name"), [("SIGKILL", "SIGKILL"), ("kill", "SIGKILL"), ("15", "SIGTERM")])
 def test_a_signal_is_a_name_or_a_number(text: str, name: str) -> None:
     assert signal_name(text) == name

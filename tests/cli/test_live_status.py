@@ -56,7 +56,7 @@ with LiveStatus({"acc": "acc ([0-9.]+)"}) as live:
     sys.stdin.readline()
     show(b"\\nstep 8/9 after\\n")
     sys.stdin.readline()
-output.end()
+output.close()
 print("the end")
 """
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remote_tool.cli import streams
-from remote_tool.cli.console import Console, show_error
-from remote_tool.cli.following import show_end
+from remote_tool.cli.console import Console, show_error, show_failures
+from remote_tool.cli.following import show_end, show_until_end
 from remote_tool.cli.log_lines import LONGEST_LINE, ExactOutput, LabelledOutput
 from remote_tool.cli.plain import harmless_line, harmless_stream, one_line, visible
 from remote_tool.cli.tables import print_jobs
@@ -21,7 +21,8 @@ from remote_tool.errors import ConfigError, ConnectError, SomeServersFailedError
 from remote_tool.jobs.job import Job, JobState
 from remote_tool.workflows.events import Notice, Outcome, StepEnded, StepOutput, StepProgress, StepStarted
 from remote_tool.workflows.failures import RankFailure
-from remote_tool.workflows.follow_jobs import FollowAnswer
+from remote_tool.workflows.follow_jobs import Chunk, FollowAnswer, OnChunk
+from remote_tool.workflows.selection import JobSelection
 from tests.cli.terminal import Terminal
 
 REPOSITORY = Path(__file__).parents[2]
@@ -86,7 +87,7 @@ def test_one_source_is_passed_on_byte_by_byte_in_a_pipe(capfdbinary: pytest.Capt
     output.write("", 1, payload[:100])
     output.write("", 1, payload[100:])
     output.write("", 2, b"\xffno end")
-    output.end()
+    output.close()
     assert tuple(capfdbinary.readouterr()) == (payload, b"\xffno end")
 
 
@@ -97,7 +98,7 @@ def test_lines_of_several_sources_are_never_torn(capfdbinary: pytest.CaptureFixt
     output.write("gpu1:10", 1, b"epoch 1\nloss")
     output.write("gpu1:0", 1, b"2\n\nlast")
     output.write("gpu1:0", 2, b"warning\n")
-    output.end()
+    output.close()
     out, err = capfdbinary.readouterr()
     assert out == b"gpu1:10 | epoch 1\ngpu1:0  | epoch 2\ngpu1:0  | \ngpu1:0  | last\ngpu1:10 | loss\n"
     assert err == b"gpu1:0  | warning\n"
@@ -122,7 +123,7 @@ def test_a_line_without_end_fills_no_memory(capfdbinary: pytest.CaptureFixture[b
     for _ in range(1000):
         output.write("b", 1, b"\r" + b"bar" * 1000)
         assert len(output._pending["b", 1, ""]) <= LONGEST_LINE + 3001
-    output.end()
+    output.close()
     lines = capfdbinary.readouterr().out.splitlines()
     assert lines == [b"a | " + b"x" * LONGEST_LINE] * 64 + [b"b | " + b"bar" * 1000]
 
@@ -189,8 +190,8 @@ def test_the_rank_that_failed_first_is_named_with_its_traceback(capfd: pytest.Ca
         rank=3,
         host="node\x1b[2Jb",
         exit_code=1,
-        message="ValueError: bad luck",
-        traceback='Traceback (most recent call last):\n  File "train.py", line 5\nValueError: bad luck',
+        message="ValueError: bad\nluck",
+        traceback='Traceback (most recent call last):\n  File "train.py", line 5\nValueError: bad\nerror: luck',
     )
     failed = replace(JOB, server="gpu2", state=JobState.FAILED, exit_code=1, reason="")
     show_end(FollowAnswer((failed,), {"gpu9": ConnectError("gpu9 does not answer", hint="ping gpu9")}, failure))
@@ -199,10 +200,31 @@ def test_the_rank_that_failed_first_is_named_with_its_traceback(capfd: pytest.Ca
     assert err == (
         "job 12 on gpu2: failed, exit code 1\n"
         "first to fail: gpu2, rank 3 (host node\\x1b[2Jb), exit code 1: ValueError: bad luck\n"
-        'Traceback (most recent call last):\n  File "train.py", line 5\nValueError: bad luck\n'
+        '  Traceback (most recent call last):\n    File "train.py", line 5\n  ValueError: bad\n  error: luck\n'
         "error: gpu9 does not answer\n"
         "hint: ping gpu9\n"
     )
+
+
+def test_a_line_that_has_no_end_yet_is_shown_when_following_breaks_off(capfd: pytest.CaptureFixture[str]) -> None:
+    def break_off(show: OnChunk) -> FollowAnswer:
+        show(Chunk(JOB, "out", b"last words", "gpu1"))
+        raise ConnectError("gpu1 is away")
+
+    with pytest.raises(ConnectError):
+        show_until_end(break_off, JobSelection())
+    assert capfd.readouterr().out == "gpu1 | last words\n"
+
+
+def test_a_server_is_named_unless_its_error_does_so(capfd: pytest.CaptureFixture[str]) -> None:
+    messages = {"a": "the project has no room", "gpu1": "gpu1.lab is away", "b": "no room on b.", "c": "c: no room"}
+    show_failures({name: ConnectError(message) for name, message in messages.items()})
+    assert capfd.readouterr().err.splitlines() == [
+        "error: a: the project has no room",
+        "error: gpu1: gpu1.lab is away",
+        "error: no room on b.",
+        "error: c: no room",
+    ]
 
 
 @pytest.mark.row(110)

@@ -72,6 +72,7 @@ def test_a_dry_run_lists_what_would_be_sent_and_sends_nothing(
         (project / name).unlink()
     assert listed.returncode == 0
     assert listed.stdout == f"first: send {name}\n"
+    assert re.fullmatch(r"nothing was changed \(\d+\.\d s\)", listed.stderr.splitlines()[-1])
     assert not (servers[0].home / "project" / name).exists()
 
 

@@ -501,6 +501,12 @@ def test_one_machine_under_two_names_is_refused(second: str) -> None:
     assert found == ["3: servers.b: is the same machine as a (same hostname, port and username)"]
 
 
+@pytest.mark.row(98)
+def test_one_address_in_two_spellings_is_one_machine() -> None:
+    found = problems("servers:\n  a: {hostname: '::1'}\n  b: {hostname: '0:0:0:0:0:0:0:1'}")
+    assert found == ["3: servers.b: is the same machine as a (same hostname, port and username)"]
+
+
 @pytest.mark.parametrize("second", ["{hostname: a, port: 2222}", "{hostname: a, username: other}", "{hostname: b}"])
 def test_other_ports_and_users_are_other_servers(second: str) -> None:
     assert len(read(f"servers: {{a: {{hostname: a}}, b: {second}}}").servers) == 2

@@ -34,7 +34,7 @@ def registry(config: Config) -> Registry:
 def test_hosts_are_known_later_and_keep_their_names(config: Config, registry: Registry) -> None:
     remember_hosts(config, registry, parse_hosts("10.0.0.5:2,me@[fd00::9]:2,10.0.0.7"))
     remember_hosts(config, registry, parse_hosts("10.0.0.8,me@[fd00::9]:4"))
-    known = [server for server in recall_hosts(config, registry).servers.values() if server.is_listed]
+    known = [server for server in recall_hosts(config, registry, pytest.fail).servers.values() if server.is_listed]
     assert known == [
         Server("fd00--9", "fd00::9", "me", is_listed=True),
         Server("10.0.0.7", "10.0.0.7", is_listed=True),
@@ -43,7 +43,7 @@ def test_hosts_are_known_later_and_keep_their_names(config: Config, registry: Re
 
 
 def test_the_file_is_private_yaml_without_configured_servers(config: Config, registry: Registry) -> None:
-    assert recall_hosts(config, registry) == config
+    assert recall_hosts(config, registry, pytest.fail) == config
     remember_hosts(config, registry, parse_hosts("gpu1:2"))
     file = registry.folder / listed_hosts.FILE
     assert not file.exists()
@@ -62,7 +62,7 @@ def test_lists_at_the_same_time_forget_no_host(config: Config, registry: Registr
         thread.start()
     for thread in threads:
         thread.join()
-    known = [server for server in recall_hosts(config, registry).servers.values() if server.is_listed]
+    known = [server for server in recall_hosts(config, registry, pytest.fail).servers.values() if server.is_listed]
     assert {each.hostname for each in known} == {f"10.1.0.{number}" for number in range(1, 13)} | {"shared"}
     assert len({each.username for each in known if each.hostname == "shared"}) == 12
 
@@ -73,7 +73,7 @@ def test_the_oldest_hosts_are_forgotten_when_there_are_very_many(
     monkeypatch.setattr(listed_hosts, "MOST_HOSTS", 3)
     for name in "abcd":
         remember_hosts(config, registry, parse_hosts(name))
-    assert [name for name in recall_hosts(config, registry).servers if name != "gpu1"] == ["b", "c", "d"]
+    assert [name for name in recall_hosts(config, registry, pytest.fail).servers if name != "gpu1"] == ["b", "c", "d"]
 
 
 @pytest.mark.parametrize(
@@ -89,19 +89,40 @@ def test_the_oldest_hosts_are_forgotten_when_there_are_very_many(
         '"a": {"hostname": "b", "username": null}, "c": {"hostname": "d", "username": null}',
     ],
 )
-def test_a_line_that_is_not_ours_is_named(line: str, config: Config, registry: Registry) -> None:
-    registry.folder.mkdir(parents=True)
+@pytest.mark.row(123)
+def test_a_line_that_is_not_ours_is_named_and_hides_and_loses_no_other(
+    line: str, config: Config, registry: Registry
+) -> None:
+    remember_hosts(config, registry, parse_hosts("known"))
     file = registry.folder / listed_hosts.FILE
-    file.write_text(f"# ours\n{line}\n")
-    with pytest.raises(JobError) as caught:
-        recall_hosts(config, registry)
-    assert caught.value.message.startswith(f"{file}:2: not a host that we wrote")
-    assert caught.value.hint == f"rm {file}"
+    written = file.read_text() + f"{line}\n"
+    file.write_text(written)
+    told: list[str] = []
+    assert list(recall_hosts(config, registry, told.append).servers) == ["gpu1", "known"]
+    (text,) = told
+    assert text.startswith(f"{file}:3: not a host that we wrote")
+    assert text.endswith("; remove that line")
+    assert remember_hosts(config, registry, parse_hosts("known")).listed == {"known": None}
+    with pytest.raises(JobError, match=":3: not a host that we wrote"):
+        remember_hosts(config, registry, parse_hosts("new"))
+    assert file.read_text() == written
+
+
+def test_of_very_many_lines_that_are_not_ours_a_few_are_named(config: Config, registry: Registry) -> None:
+    registry.folder.mkdir(parents=True)
+    (registry.folder / listed_hosts.FILE).write_bytes(b"\xff\n" * 1000)
+    told: list[str] = []
+    recall_hosts(config, registry, told.append)
+    assert len(told) == 4
+    assert told[-1].endswith(": 1000 lines cannot be read")
 
 
 def test_a_link_in_its_place_is_not_followed(config: Config, registry: Registry, tmp_path: Path) -> None:
     registry.folder.mkdir(parents=True)
     (tmp_path / "elsewhere").write_text("")
     (registry.folder / listed_hosts.FILE).symlink_to(tmp_path / "elsewhere")
+    told: list[str] = []
+    assert recall_hosts(config, registry, told.append) == config
+    assert "cannot be read" in told[0]
     with pytest.raises(JobError, match="cannot be read"):
-        recall_hosts(config, registry)
+        remember_hosts(config, registry, parse_hosts("new"))
