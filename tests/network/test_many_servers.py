@@ -1,0 +1,39 @@
+"""Many servers at once, one of them slow and one dead, with sshd's and the shell's usual limits."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from remote_tool.errors import ConnectError
+
+if TYPE_CHECKING:
+    from tests.network.conftest import MakeWorkspace
+    from tests.network_hosts import Network
+
+SERVERS = 24
+SLOW_SECONDS = 8
+
+
+@pytest.mark.slow
+def test_a_slow_server_and_a_dead_one_cost_their_own_time_only(network: Network, make_workspace: MakeWorkspace) -> None:
+    hosts = network.hosts(*(f"gpu{number}" for number in range(SERVERS)))
+    workspace = make_workspace(*hosts)
+    slow, dead = hosts[3], hosts[5]
+    (slow.home / ".bashrc").write_text(f"sleep {SLOW_SECONDS}\n")
+    dead.cut()
+    answered: dict[str, float] = {}
+    began = time.monotonic()
+    results = workspace.run(
+        "echo here",
+        check=False,
+        on_output=lambda server, _stream, _data: answered.setdefault(server, time.monotonic() - began),
+    )
+    assert list(results.errors) == [dead.name]
+    assert isinstance(results.errors[dead.name], ConnectError)
+    assert len(answered) == SERVERS - 1
+    *others, last = sorted(answered, key=lambda server: answered[server])
+    assert (last, answered[last] > SLOW_SECONDS) == (slow.name, True)
+    assert answered[others[-1]] < SLOW_SECONDS
