@@ -13,7 +13,7 @@ from . import job_files
 from .artifact_patterns import ArtifactPattern, PatternError, read_patterns
 from .artifact_search import Found, Search, newest_units
 from .named_tuple import NamedTuple
-from .records import ENDED, SPEC, STARTED, RecordError, is_job_id
+from .records import ENDED, SPEC, STARTED, RecordError
 from .requests import Folders, Request, is_list
 
 TYPE_CHECKING = False
@@ -134,9 +134,9 @@ def _answer(request: Request, jobs: Optional[int], project: _Project, asked: Dic
 
 
 def _list_job(jobs: Optional[int], project: _Project, job_id: str, asked: object) -> _Listing:
-    if jobs is None or not is_job_id(job_id):
+    folder = job_files.open_job(jobs, job_id)
+    if folder is None:
         raise RecordError("there is no such job on this server")
-    folder = job_files.open_folder(job_id, jobs)
     try:
         patterns = read_patterns(_patterns_of(folder, job_id) if asked is None else asked)
         span = _span_of(folder)

@@ -151,7 +151,7 @@ class _Attached:
                 return
             if pid == 0:
                 return
-            if pid == self._child:
+            if pid == self._child and self._status is None:
                 self._status = status
 
 

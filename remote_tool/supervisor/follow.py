@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 
 from . import job_files, states
 from .log_limit import read_stored
 from .named_tuple import NamedTuple
-from .records import ENDED, RecordError, is_job_id
+from .records import ENDED, RecordError
 from .requests import Request, is_list
 from .rhythm import Rhythm
 from .states import Looks
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from .states import Standing
 
 CHUNK = 256 * 1024
+# Each has an open folder, and a process may have 1024 open files, where nothing else is said.
+_USUAL_JOBS = 500
 # New rank files are looked for this often, and whether a job is lost this often.
 _SEARCH_SECONDS = 0.25
 _JUDGE_SECONDS = 1.0
@@ -39,6 +42,7 @@ def follow(request: Request) -> None:
     wait = request.get("wait", lambda value: isinstance(value, bool), default=True)
     output = request.get("streams", lambda value: isinstance(value, bool), default=True)
     jobs = job_files.open_jobs_folder(folders.jobs)
+    _allow_files(len(asked))
     looks = Looks()
     followed = [FollowedJob(jobs, job, looks, wait=wait, output=output) for job in asked]
     due: Optional[List[FollowedJob]] = followed
@@ -51,6 +55,16 @@ def follow(request: Request) -> None:
             request.answer({"done": True})
             return
         due = rhythm.wait(followed, sent)
+
+
+def _allow_files(count: int) -> None:
+    """Have room for the open folders of so many jobs, as far as the system lets us."""
+    if count > _USUAL_JOBS:
+        import resource  # noqa: PLC0415 - few calls are about so many
+
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _send(request: Request, job: FollowedJob) -> bool:
@@ -78,7 +92,6 @@ class FollowedJob:
         self.is_behind = False
         self._looks = looks
         self._changes: Optional[Changes] = None
-        self._offsets: Dict[str, int] = {}
         self._paths: Dict[str, str] = {}
         self._limits: Dict[str, int] = {}
         self._wait = wait
@@ -86,10 +99,8 @@ class FollowedJob:
         self._next_search = 0.0
         self._next_judge = 0.0
         self._ended = False
-        self._folder: Optional[int] = None
-        if jobs is not None and is_job_id(self.job_id):
-            self._offsets = _checked_offsets(fields.get("offsets"))
-            self._folder = _open(self.job_id, jobs)
+        self._offsets = _checked_offsets(fields.get("offsets"))
+        self._folder = job_files.open_job(jobs, self.job_id)
 
     def watch(self, changes: Changes) -> None:
         """Have changes tell of this job from now on."""
@@ -143,7 +154,7 @@ class FollowedJob:
         assert self._folder is not None
         try:
             return states.judge(self._folder, self.job_id, self._looks.look())
-        except (RecordError, OSError) as error:
+        except RecordError as error:
             return str(error)
 
     def _search(self) -> None:
@@ -191,13 +202,6 @@ class FollowedJob:
             return _Message({"error": standing})
         assert self._folder is not None
         return _Message({"status": {**standing.as_answer(self.job_id), "sizes": stream_sizes(self._folder)}})
-
-
-def _open(job_id: str, jobs: int) -> Optional[int]:
-    try:
-        return job_files.open_folder(job_id, jobs)
-    except OSError:
-        return None
 
 
 def _checked_offsets(offsets: object) -> Dict[str, int]:

@@ -57,12 +57,23 @@ class Inside:
         self._end = end
         self._environment = environment
         self._is_deaf = False
+        self._left = 0
         self._is_podman = os.path.basename(ask[0]) == PODMAN
 
     @property
     def is_own_container(self) -> bool:
         """Whether the container is the job's own, and ends with its command."""
         return bool(self._end)
+
+    @property
+    def rest(self) -> str:
+        """What may still be there after the end, for the record of the job; empty when nothing is."""
+        word = os.path.basename(self._ask[0])
+        if self._left:
+            return f"{'1 process' if self._left == 1 else f'{self._left} processes'} behind {word} would not die"
+        if self._is_deaf and not self.is_own_container:
+            return f"what runs behind {word} could not be asked, and may go on"
+        return ""
 
     def meant(self, members: "List[Process]", snapshot: "Snapshot", number: int) -> "List[Process]":
         """Signal what cannot be seen from here, and return those of the members that the signal is for.
@@ -97,10 +108,11 @@ class Inside:
 
     def kill(self) -> int:
         """SIGKILL what is inside, with the container when it is the job's own; returns how many were left to kill."""
-        if not self.is_own_container:
-            return self.signal(signal.SIGKILL)
-        self.remove()
-        return 0
+        if self.is_own_container:
+            self.remove()
+        else:
+            self._left = self.signal(signal.SIGKILL)
+        return self._left
 
     def remove(self) -> None:
         """Remove the container when it is the job's own."""

@@ -21,7 +21,7 @@ import errno
 import os
 import stat
 
-from .records import RecordError, encode_record, parse_record
+from .records import RecordError, encode_record, is_job_id, parse_record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,6 +39,9 @@ BEGUN = "begun"
 
 RECORD_LIMIT = 1024 * 1024
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# What every other number says passes: a network disk that does not answer, too many open files.
+_NO_FOLDER = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
+_NO_PLAIN_FILE = {errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO}
 
 
 class FolderError(Exception):
@@ -48,6 +51,18 @@ class FolderError(Exception):
 def open_folder(path: str, parent: int | None = None) -> int:
     """Open a folder that is no symbolic link; returns a descriptor."""
     return os.open(path, _FOLDER_FLAGS, dir_fd=parent)
+
+
+def open_job(jobs: int | None, job_id: str) -> int | None:
+    """Open the folder of a job; None when there is no such job, OSError when that cannot be told now."""
+    if jobs is None or not is_job_id(job_id):
+        return None
+    try:
+        return open_folder(job_id, jobs)
+    except OSError as error:
+        if error.errno in _NO_FOLDER:
+            return None
+        raise
 
 
 def path_of(folder: int) -> str:
@@ -68,19 +83,36 @@ def open_file_beneath(folder: int, path: str, *, for_writing: bool = False) -> i
     finally:
         for descriptor in opened:
             os.close(descriptor)
-    if not stat.S_ISREG(os.fstat(file).st_mode):
-        os.close(file)
+    is_plain = False
+    try:
+        is_plain = stat.S_ISREG(os.fstat(file).st_mode)
+    finally:
+        if not is_plain:
+            os.close(file)
+    if not is_plain:
         raise OSError(errno.EINVAL, "not a regular file", path)
     return file
 
 
+def is_no_plain_file(error: OSError) -> bool:
+    """Whether opening a file failed for what is there, and not because the system cannot just now."""
+    return error.errno in _NO_PLAIN_FILE
+
+
 def read_bytes(folder: int, name: str, limit: int = RECORD_LIMIT) -> bytes | None:
-    """Return a small file's bytes, None when there is no such file; RecordError when it is no small plain file."""
+    """Return a small file's bytes, None when there is no such file.
+
+    Raises:
+        RecordError: It is no small plain file.
+        OSError: It cannot be read now.
+    """
     try:
         file = open_file_beneath(folder, name)
     except FileNotFoundError:
         return None
     except OSError as error:
+        if not is_no_plain_file(error):
+            raise
         raise RecordError(f"{name}: {error.strerror}") from error
     with open(file, "rb") as stream:
         text = stream.read(limit + 1)
@@ -90,7 +122,12 @@ def read_bytes(folder: int, name: str, limit: int = RECORD_LIMIT) -> bytes | Non
 
 
 def read_record(folder: int, name: str, job_id: str) -> Record | None:
-    """Return a record of a job's folder, None when it is not there; RecordError when it is malformed."""
+    """Return a record of a job's folder, None when it is not there.
+
+    Raises:
+        RecordError: It is malformed.
+        OSError: It cannot be read now.
+    """
     text = read_bytes(folder, name)
     return None if text is None else parse_record(name, text, job_id)
 

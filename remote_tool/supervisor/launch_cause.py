@@ -133,5 +133,5 @@ def _error_message(folder: int, path: str) -> str:
         with open(job_files.open_file_beneath(folder, path), "rb") as stream:
             message = json.loads(stream.read(_ERROR_FILE_LIMIT))["message"]
         return str(message["message"] if isinstance(message, dict) else message).split("\n")[0]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return "an error that cannot be read"

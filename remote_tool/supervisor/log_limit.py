@@ -81,6 +81,13 @@ class LogLimit:
         now = time.monotonic()
         if now < self._next_look:
             return
+        try:
+            self._look(now)
+        except OSError:
+            # A network disk that does not answer now does so later.
+            self._next_look = now + _LONGEST
+
+    def _look(self, now: float) -> None:
         if now >= self._next_search:
             self._paths = find_streams(self._folder)
             self._next_search = now + _LONGEST

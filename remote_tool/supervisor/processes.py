@@ -8,6 +8,7 @@ the supervisor is dead.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 
@@ -15,13 +16,15 @@ from .named_tuple import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Mapping, Optional, Tuple
+    from typing import Any, Dict, Iterator, Mapping, Optional, Tuple
 
 JOB_MARKER = "REMOTE_TOOL_JOB_ID"
 SUPERVISOR_MARKER = "REMOTE_TOOL_SUPERVISOR"
 PROJECT_MARKER = "REMOTE_TOOL_PROJECT"
 _ENVIRONMENT_LIMIT = 8 * 1024 * 1024
 _STAT_FIELDS = 20
+# Nothing can be opened just now, and who is not seen may well be there.
+_NO_MEANS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 
 class Process(NamedTuple):
@@ -63,11 +66,13 @@ def place() -> Dict[str, str]:
 
 
 def read_process(pid: int) -> Optional[Process]:
-    """Look at one process; None when there is none."""
+    """Look at one process; None when there is none, OSError when nobody can tell now."""
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as stream:
             text = stream.read(4096)
-    except OSError:
+    except OSError as error:
+        if error.errno in _NO_MEANS:
+            raise
         return None
     # The name may hold spaces and parentheses, so the fields are counted from its last one.
     fields = text[text.rfind(b")") + 2 :].split()
@@ -173,10 +178,7 @@ class Snapshot:
         return [process for process in others if self._belongs(process, owner)]
 
     def _belongs(self, process: Process, owner: Owner) -> bool:
-        seen = set()
-        current: Optional[Process] = process
-        while current is not None and current.pid not in seen:
-            seen.add(current.pid)
+        for current in self.lineage(process):
             if current.pid == owner.supervisor or current.as_record() == owner.command:
                 return True
             is_supervisor, marker, _ = self.mark(current)
@@ -187,20 +189,24 @@ class Snapshot:
                 return marker == owner.job_id
             if owner.folder and self._writes_into(current, owner.folder):
                 return True
-            current = self.processes.get(current.parent)
         return False
 
     def is_marked(self, process: Process, job_id: str) -> bool:
         """Whether a process has the job's mark, or descends from one that has."""
+        for current in self.lineage(process):
+            is_supervisor, marker, _ = self.mark(current)
+            if is_supervisor or marker is not None:
+                return marker == job_id
+        return False
+
+    def lineage(self, process: Process) -> Iterator[Process]:
+        """Yield a process, its parent, and so on upward."""
         seen = set()
         current: Optional[Process] = process
         while current is not None and current.pid not in seen:
             seen.add(current.pid)
-            is_supervisor, marker, _ = self.mark(current)
-            if is_supervisor or marker is not None:
-                return marker == job_id
+            yield current
             current = self.processes.get(current.parent)
-        return False
 
     def _writes_into(self, process: Process, folder: str) -> bool:
         """Whether the stdout or stderr of a process is a file below a folder."""
@@ -219,7 +225,9 @@ def _read_mark(pid: int) -> Mark:
     try:
         with open(f"/proc/{pid}/environ", "rb") as stream:
             text = b"\0" + stream.read(_ENVIRONMENT_LIMIT)
-    except OSError:
+    except OSError as error:
+        if error.errno in _NO_MEANS:
+            raise
         return Mark()
     is_supervisor = _value(text, SUPERVISOR_MARKER) is not None
     return Mark(is_supervisor, _value(text, JOB_MARKER), _value(text, PROJECT_MARKER))

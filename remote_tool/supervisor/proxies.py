@@ -23,9 +23,9 @@ def proxies(request: Request) -> None:
     """Answer op ``proxies``: wait until a job's mpiexec has said what it wants, or the job has ended."""
     job_id = request.get("id", is_job_id)
     jobs = job_files.open_jobs_folder(request.folders().jobs)
-    if jobs is None or not job_files.exists(jobs, job_id):
+    folder = job_files.open_job(jobs, job_id)
+    if folder is None:
         raise RequestError("There is no such job on this server")
-    folder = job_files.open_folder(job_id, jobs)
     try:
         request.answer(_wait(folder))
     except RecordError as error:

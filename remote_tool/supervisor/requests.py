@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _LINE_LIMIT = 64 * 1024 * 1024
 _LINE_SECONDS = 60.0
+# poll takes any descriptor, but waits for whole milliseconds.
+_SELECTABLE = 1024
 
 
 class RequestError(Exception):
@@ -103,7 +105,14 @@ def read_request() -> Optional[Request]:
 
 def client_is_gone(seconds: float, *wakers: int) -> bool:
     """Wait at most this long for the end of stdin, or until one of some descriptors can be read; whether it ended."""
-    ready = select.select([0, *wakers], [], [], seconds)[0]
+    watched = [0, *wakers]
+    if max(watched) < _SELECTABLE:
+        ready = select.select(watched, [], [], seconds)[0]
+    else:
+        poll = select.poll()
+        for descriptor in watched:
+            poll.register(descriptor, select.POLLIN)
+        ready = [descriptor for descriptor, _ in poll.poll(seconds * 1000)]
     return 0 in ready and not os.read(0, 65536)
 
 

@@ -231,7 +231,9 @@ def _lock_is_held(folder: int) -> Optional[bool]:
         file = job_files.open_file_beneath(folder, RESERVE)
     except FileNotFoundError:
         return False
-    except OSError:
+    except OSError as error:
+        if not job_files.is_no_plain_file(error):
+            raise
         return None
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

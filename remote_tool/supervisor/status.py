@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 from . import job_files, states
@@ -16,63 +17,58 @@ if TYPE_CHECKING:
 
     from .states import Here
 
-_SHORT_COMMAND = 100
-# Leaves room for what an estimate misses.
+# The client asks again for what a larger answer would hold; room is left for the last job.
 _ANSWER_LIMIT = HEADER_LIMIT // 2
 
 
 def status(request: Request) -> None:
-    """Answer op ``status``: the jobs asked for, or all of them, and the folders that cannot be read."""
+    """Answer op ``status``: the jobs asked for, or all of them, and the folders that cannot be read.
+
+    ``more`` says that there are others, for a client that skips these.
+    """
     folders = request.folders()
     ids = request.get("ids", lambda value: value is None or is_list(value))
     skip = request.get("skip", is_list, default=[])
     jobs = job_files.open_jobs_folder(folders.jobs)
     here = states.look()
     answers: List[Dict[str, Any]] = []
-    bad: List[Dict[str, str]] = []
+    bad: List[Dict[str, Any]] = []
+    size = 0
     for name in _names(jobs, ids, skip):
+        told: Dict[str, Any] = {"name": _printable(name)}
         try:
-            answers.append(_describe(jobs, name, here))
-        except (RecordError, OSError) as error:
-            why = str(error) if isinstance(error, RecordError) else str(error.strerror)
-            bad.append({"name": _printable(name), "why": why})
-    _shorten(answers)
-    request.answer({"now": here.now, "identity": here.place, "jobs": answers, "bad": bad})
+            told = _describe(jobs, name, here)
+            answers.append(told)
+        except RecordError as error:
+            bad.append({**told, "why": str(error)})
+        except OSError as error:
+            # It says nothing of the job: the next look may find it as it was.
+            bad.append({**told, "why": str(error.strerror), "errno": error.errno})
+        size += len(json.dumps(told))
+        if size > _ANSWER_LIMIT:
+            break
+    request.answer({"now": here.now, "identity": here.place, "jobs": answers, "bad": bad, "more": size > _ANSWER_LIMIT})
 
 
 def _names(jobs: Optional[int], ids: Optional[List[Any]], skip: List[Any]) -> List[str]:
-    if ids is not None:
-        return [name for name in ids if isinstance(name, str)]
-    if jobs is None:
-        return []
     left_out = {name for name in skip if isinstance(name, str)}
-    return sorted(name for name in os.listdir(jobs) if not name.startswith(".") and name not in left_out)
+    if ids is None:
+        ids = [] if jobs is None else sorted(name for name in os.listdir(jobs) if not name.startswith("."))
+    return [name for name in ids if isinstance(name, str) and name not in left_out]
 
 
 def _describe(jobs: Optional[int], name: str, here: Here) -> Dict[str, Any]:
     if not is_job_id(name):
         raise RecordError("this cannot be the name of a job")
-    if jobs is None:
+    folder = job_files.open_job(jobs, name)
+    if folder is None:
         raise RecordError("there is no such job on this server")
-    try:
-        folder = job_files.open_folder(name, jobs)
-    except FileNotFoundError as error:
-        raise RecordError("there is no such job on this server") from error
-    except OSError as error:
-        raise RecordError(f"is not a plain folder: {error.strerror}") from error
     try:
         answer = states.judge(folder, name, here).as_answer(name)
         answer["sizes"] = stream_sizes(folder)
     finally:
         os.close(folder)
     return answer
-
-
-def _shorten(answers: List[Dict[str, Any]]) -> None:
-    """Cut the commands when the answer would be larger than a client takes."""
-    if sum(len(answer["spec"]["command"]) * 6 + 2048 for answer in answers) > _ANSWER_LIMIT:
-        for answer in answers:
-            answer["spec"]["command"] = answer["spec"]["command"][:_SHORT_COMMAND]
 
 
 def _printable(name: str) -> str:

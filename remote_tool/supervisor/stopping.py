@@ -6,13 +6,13 @@ import os
 import signal
 import time
 
-from . import activation, job_files, processes, states
+from . import activation, job_files, states
 from .named_tuple import NamedTuple
 from .processes import Process, Snapshot
-from .records import ENDED, ENTRY, STOP, RecordError, is_grace, is_job_id, is_signal
+from .records import ENDED, ENTRY, STOP, RecordError, is_grace, is_signal
 from .requests import Request, is_list
 from .states import Looks
-from .trees import KILL_SECONDS, deliver
+from .trees import deliver, end_members
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # Beyond the grace, for SIGKILL and for the record.
 _EXTRA_SECONDS = 15.0
 _LOOK_SECONDS = 0.5
-DONE = object()
+_DONE = object()
 
 
 class Wish(NamedTuple):
@@ -50,14 +50,18 @@ def stop(request: Request) -> None:
     jobs = job_files.open_jobs_folder(folders.jobs)
     looks = Looks()
     stops = [JobStop(jobs, job_id, wish, looks) for job_id in ids]
-    going = [job.steps() for job in stops]
+    take_turns([job.steps() for job in stops], looks)
+    request.answer({"jobs": [job.answer for job in stops], "now": time.time()})
+
+
+def take_turns(going: List[Iterator[None]], looks: Looks) -> None:
+    """Go a step on with each, again and again, until all have come to their ends."""
     pause = 0.02
     while going:
         looks.forget()
-        going = [steps for steps in going if next(steps, DONE) is not DONE]
+        going = [steps for steps in going if next(steps, _DONE) is not _DONE]
         time.sleep(pause if going else 0.0)
         pause = min(pause * 1.3, 0.2)
-    request.answer({"jobs": [job.answer for job in stops], "now": time.time()})
 
 
 class JobStop:
@@ -80,18 +84,19 @@ class JobStop:
     def steps(self) -> Iterator[None]:
         """Go on to the end; a new round wherever there is something to wait for, or to look at anew."""
         try:
-            if self._jobs is None or not is_job_id(self._job_id):
-                raise FileNotFoundError
-            self._folder = job_files.open_folder(self._job_id, self._jobs)
-        except OSError:
-            self.answer["error"] = "there is no such job on this server"
-            return
-        try:
-            yield from self._end()
+            yield from self._open_and_end()
         except (RecordError, OSError) as error:
             self.answer["error"] = str(error)
+
+    def _open_and_end(self) -> Iterator[None]:
+        folder = job_files.open_job(self._jobs, self._job_id)
+        if folder is None:
+            raise RecordError("there is no such job on this server")
+        self._folder = folder
+        try:
+            yield from self._end()
         finally:
-            os.close(self._folder)
+            os.close(folder)
 
     def _end(self) -> Iterator[None]:
         standing = self._judge()
@@ -169,44 +174,24 @@ class JobStop:
 
     def _end_members(self, standing: Standing) -> Iterator[None]:
         """Do what the supervisor would have done, when it is gone."""
-        number = signal.Signals[self._wish.signal]
-        count = len(standing.members)
-        if number != signal.SIGKILL:
-            for process in self._meant(list(standing.members), number):
-                deliver(process, number)
-            deadline = time.monotonic() + self._grace(standing)
-            while (self._members() or self._count_inside()) and time.monotonic() < deadline:
-                yield
-        deadline = time.monotonic() + KILL_SECONDS
-        while time.monotonic() < deadline:
-            left_inside = 0 if self._inside is None else self._inside.kill()
-            members = self._members()
-            if not left_inside and not members and not self._members():
-                break
-            for process in members:
-                processes.send_signal(process, signal.SIGKILL)
-            yield
+        yield from end_members(self._members, self._wish.signal, self._grace(standing), self._inside)
         if standing.ended is None:
-            self._record(count)
-
-    def _meant(self, members: List[Process], number: int) -> List[Process]:
-        return members if self._inside is None else self._inside.meant(members, Snapshot(), number)
-
-    def _count_inside(self) -> int:
-        return 0 if self._inside is None else self._inside.count()
+            self._record(len(standing.members))
 
     def _members(self) -> List[Process]:
         return Snapshot().members(self._job_id, job_files.path_of(self._folder), command=self._command)
 
     def _record(self, count: int) -> None:
         left = [process.pid for process in self._members()]
+        reason = f"the supervisor was gone; {count} remaining process{'es' if count != 1 else ''} had to be ended"
+        rest = "" if self._inside is None else self._inside.rest
         ended = {
             "id": self._job_id,
             "exit_code": None,
             "signal": None,
             "core_dumped": False,
             "killed": True,
-            "reason": f"the supervisor was gone; {count} remaining process{'es' if count != 1 else ''} had to be ended",
+            "reason": f"{reason}; {rest}" if rest else reason,
             "ended_at": time.time(),
             "duration": None,
             "leftovers": count,

@@ -13,10 +13,10 @@ from . import job_files, processes, states
 from .facts import output_of
 from .named_tuple import NamedTuple
 from .processes import Process, Snapshot
-from .records import RecordError, is_grace, is_job_id, is_signal
+from .records import RecordError, is_grace, is_signal
 from .requests import Folders, Request, RequestError, is_list
 from .states import Looks
-from .stopping import DONE, JobStop, Wish
+from .stopping import JobStop, Wish, take_turns
 from .trees import end_members
 
 TYPE_CHECKING = False
@@ -101,40 +101,27 @@ class Search:
 
     def _is_supervised(self, process: Process) -> bool:
         """Whether a program of ours lives above a process."""
-        seen = set()
-        current = self._snapshot.processes.get(process.parent)
-        while current is not None and current.pid not in seen:
-            seen.add(current.pid)
-            if current.is_alive and self._snapshot.mark(current).is_supervisor:
-                return True
-            current = self._snapshot.processes.get(current.parent)
-        return False
+        lineage = self._snapshot.lineage(process)
+        return any(each.is_alive and self._snapshot.mark(each).is_supervisor for each in lineage)
 
     def _look_at(self, job_id: str, marked: List[Process]) -> Optional[Group]:
-        folder = self._open(job_id)
-        if folder is None:
-            return self._unknown(job_id, marked)
         try:
-            standing = states.judge(folder, job_id, self._here)
-            path = job_files.path_of(folder)
+            folder = job_files.open_job(self._jobs, job_id)
+            if folder is None:
+                return self._unknown(job_id, marked)
+            try:
+                standing = states.judge(folder, job_id, self._here)
+                path = job_files.path_of(folder)
+            finally:
+                os.close(folder)
         except (RecordError, OSError):
             return None  # nobody can tell whether it runs
-        finally:
-            os.close(folder)
         if not standing.is_finished and standing.state != _LOST:
             return None
         started = standing.started
         command = started["command"] if started and started["place"] == self._here.place else None
         members = self._snapshot.members(job_id, path, command=command)
         return Group(job_id, standing.state, self._ours(members), path, command)
-
-    def _open(self, job_id: str) -> Optional[int]:
-        if self._jobs is None or not is_job_id(job_id):
-            return None
-        try:
-            return job_files.open_folder(job_id, self._jobs)
-        except OSError:
-            return None
 
     def _unknown(self, job_id: str, marked: List[Process]) -> Optional[Group]:
         """What has no folder here may be of another project, where it may well be known."""
@@ -171,13 +158,7 @@ def _end_all(folders: Folders, groups: List[Group], wish: Wish) -> None:
     """Signal all before any is waited for."""
     jobs = job_files.open_jobs_folder(folders.jobs)
     looks = Looks()
-    going = [_steps(jobs, group, wish, looks) for group in groups]
-    pause = 0.02
-    while going:
-        looks.forget()
-        going = [steps for steps in going if next(steps, DONE) is not DONE]
-        time.sleep(pause if going else 0.0)
-        pause = min(pause * 1.3, 0.2)
+    take_turns([_steps(jobs, group, wish, looks) for group in groups], looks)
 
 
 def _steps(jobs: Optional[int], group: Group, wish: Wish, looks: Looks) -> Iterator[None]:

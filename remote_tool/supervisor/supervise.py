@@ -133,6 +133,7 @@ class Supervisor:
         self._started = time.monotonic()
         self._killed = False
         self._wish = ""
+        self._had_to_end = False
         self._leftovers = 0
         self._unkillable: List[Process] = []
         self._notes: List[str] = []
@@ -196,10 +197,12 @@ class Supervisor:
     def _look_at_setup(self) -> None:
         """Say when the setup script is why the command did not run."""
         folder = self._plan.folder
-        if self._killed or self._ended_with_launch or self._never_began or not job_files.exists(folder, FILE):
+        if self._killed or self._ended_with_launch or self._never_began:
             return
-        if not job_files.exists(folder, DONE):
-            self._setup_failed = True
+        # A disk that does not answer now says nothing of it.
+        with contextlib.suppress(OSError):
+            self._setup_failed = job_files.exists(folder, FILE) and not job_files.exists(folder, DONE)
+        if self._setup_failed:
             self._notes.insert(0, describe_failure(describe_end(decode_status(self._status))))
 
     def _end(self) -> End:
@@ -239,7 +242,6 @@ class Supervisor:
             _become_command(self._plan, self._umask, gate, errors)
         os.close(gate[0])
         os.close(errors[1])
-        self._command = processes.read_process(pid)
         may_run = self._record_start(pid)
         if may_run:
             # It may have been killed while it waited.
@@ -256,7 +258,10 @@ class Supervisor:
 
     def _record_start(self, pid: int) -> bool:
         """Write started.json, before the command may run; whether it may."""
-        this = processes.read_process(os.getpid())
+        this = None
+        with contextlib.suppress(OSError):
+            self._command = processes.read_process(pid)
+            this = processes.read_process(os.getpid())
         if this is None or self._command is None:
             self._notes.append("the command could not be started: /proc does not show its process")
             return False
@@ -315,7 +320,8 @@ class Supervisor:
                 return
             if pid == 0:
                 return
-            if self._command is not None and pid == self._command.pid:
+            # An orphan that is reaped later may have got the same pid.
+            if self._status is None and self._command is not None and pid == self._command.pid:
                 self._status = status
 
     def _read_stop(self) -> Optional[Mapping[str, Any]]:
@@ -323,8 +329,10 @@ class Supervisor:
         try:
             request = job_files.read_record(self._plan.folder, STOP, self._plan.job_id)
         except (RecordError, OSError):
-            # Somebody wanted it to end, whatever became of the details.
-            request = {"signal": "SIGTERM", "grace": self._plan.grace}
+            # Somebody wanted it to end, whatever became of the details; a disk that does not answer wants nothing.
+            with contextlib.suppress(OSError):
+                if job_files.exists(self._plan.folder, STOP):
+                    request = {"signal": "SIGTERM", "grace": self._plan.grace}
         if self._wish and (request is None or self._wish == "SIGKILL"):
             return {"signal": self._wish, "grace": self._plan.grace, "by_signal": True}
         return request
@@ -348,6 +356,7 @@ class Supervisor:
         self._end_tree(cause.signal, cause.grace)
 
     def _end_tree(self, name: str, grace: float) -> None:
+        self._had_to_end = True
         if name != "SIGKILL":
             self._tree.signal(signal.Signals[name])
             if self._tree.wait(grace, self._must_hurry):
@@ -359,6 +368,7 @@ class Supervisor:
         """End what a finished command left behind: a process that nobody looks after holds a GPU for ever."""
         if self._killed or self._ended_with_launch or self._tree.wait(SETTLE_SECONDS, self._must_hurry):
             return
+        self._had_to_end = True
         leftovers = self._tree.signal(signal.SIGTERM)
         self._leftovers = len(leftovers)
         if leftovers:
@@ -371,8 +381,11 @@ class Supervisor:
         if self._inside is None:
             return
         self._inside.remove()
-        if not self._killed and not job_files.exists(self._plan.folder, job_files.BEGUN):
-            self._never_began = True
+        if self._had_to_end and self._inside.rest:
+            self._notes.append(self._inside.rest)
+        with contextlib.suppress(OSError):
+            self._never_began = not self._killed and not job_files.exists(self._plan.folder, job_files.BEGUN)
+        if self._never_began:
             assert self._plan.door is not None
             how = describe_end(decode_status(self._status))
             self._notes.append(f"{self._plan.door.words[0]} {how} before the command began")
@@ -422,9 +435,9 @@ class Supervisor:
 
     def _try_to_record(self, record: Mapping[str, Any]) -> bool:
         """Write ended.json into the space kept for it; True when it is there, or when nobody can ever read it."""
-        if os.fstat(self._plan.folder).st_nlink == 0:
-            return True
         try:
+            if os.fstat(self._plan.folder).st_nlink == 0:
+                return True
             if job_files.exists(self._plan.folder, job_files.RESERVE):
                 fill_reserve(self._plan.folder, self._plan.reserve, record)
             else:

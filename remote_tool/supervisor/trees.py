@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 KILL_SECONDS = 10.0
 # A process that forks while it dies may have been missed by one look.
 _CLEAN_LOOKS = 2
+_BLIND_SECONDS = 0.2
 
 
 class Tree:
@@ -38,12 +39,20 @@ class Tree:
         self._job_id = job_id
         self._folder = folder
         self._pause = pause
-        this = read_process(os.getpid())
         # What writes into a job's folder may be older than this process.
-        self._since = this.start_time if this is not None and not folder else 0
+        this = None if folder else read_process(os.getpid())
+        self._since = 0 if this is None else this.start_time
 
     def members(self) -> List[Process]:
-        """Return those that live."""
+        """Return those that live, as soon as the system can tell."""
+        while True:
+            try:
+                return self._look()
+            except OSError:
+                # No file can be opened now; to take nobody for the answer would let them live.
+                self._pause(_BLIND_SECONDS)
+
+    def _look(self) -> List[Process]:
         self._snapshot = Snapshot()
         members = self._snapshot.members(self._job_id, self._folder, os.getpid(), since=self._since)
         self._pause(0)
@@ -79,9 +88,9 @@ class Tree:
             left_inside = 0 if self._inside is None else self._inside.kill()
             members = self.signal(signal.SIGKILL)
             clean_looks = 0 if members or left_inside else clean_looks + 1
-            if members and time.monotonic() > deadline:
+            if not clean_looks and time.monotonic() > deadline:
                 return members
-            if members:
+            if not clean_looks:
                 self._pause(0.02)
         return []
 
@@ -89,25 +98,30 @@ class Tree:
         return 0 if self._inside is None else self._inside.count()
 
 
-def end_members(look: Callable[[], List[Process]], name: str, grace: float) -> Iterator[None]:
+def end_members(
+    look: Callable[[], List[Process]], name: str, grace: float, inside: "Optional[Inside]" = None
+) -> Iterator[None]:
     """End processes that nobody looks after: a signal, the grace, SIGKILL until two looks in a row find none.
 
     Args:
         look: Returns those that live.
         name: Of the first signal.
         grace: Seconds until SIGKILL.
+        inside: What runs behind their launch command; None without one.
     """
     number = signal.Signals[name]
     if number != signal.SIGKILL:
-        for process in look():
+        members = look()
+        for process in members if inside is None else inside.meant(members, Snapshot(), number):
             deliver(process, number)
         deadline = time.monotonic() + grace
-        while look() and time.monotonic() < deadline:
+        while (look() or (inside is not None and inside.count())) and time.monotonic() < deadline:
             yield
     deadline = time.monotonic() + KILL_SECONDS
     while time.monotonic() < deadline:
+        left_inside = 0 if inside is None else inside.kill()
         members = look()
-        if not members and not look():
+        if not left_inside and not members and not look():
             break
         for process in members:
             send_signal(process, signal.SIGKILL)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from remote_tool import workflows
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 # A start takes a moment to reach its server; until then a job that the server does not know is still starting.
 START_WINDOW = 60.0
 SHOWN_REFUSALS = 3
+# A portion holds thousands of jobs.
+MOST_PORTIONS = 100
 
 
 async def list_jobs(context: Context, selection: JobSelection, *, logs: bool = False) -> JobsAnswer:
@@ -99,8 +101,7 @@ async def refresh(context: Context, servers: Sequence[str]) -> dict[str, RemoteT
     async def ask(server: str) -> None:
         known = [job_id for name in groups.of(server) for job_id in ended[name]]
         await _stop_as_wished(context, [job for job in unfinished[server] if job.stop_signal])
-        remote = await _ask(context, server, known)
-        _record(context, server, unfinished[server], remote)
+        _record(context, server, unfinished[server], await _ask(context, server, known))
 
     return dict((await on_every(servers, ask)).errors)
 
@@ -124,19 +125,53 @@ async def _stop_as_wished(context: Context, jobs: Sequence[Job]) -> None:
             context.report(Notice(server, f"job {job.key}{told}"))
 
 
-async def _ask(context: Context, server: str, ended: Sequence[str]) -> dict[str, RemoteJob]:
-    asked_at = time.time()
+@dataclass
+class Seen:
+    """What a server says of its jobs, by id.
+
+    Attributes:
+        jobs: Also those of machines that share its home; what is not a job is left out.
+        unread: Why a job that is there cannot be read just now.
+    """
+
+    jobs: dict[str, RemoteJob] = field(default_factory=dict)
+    unread: dict[str, str] = field(default_factory=dict)
+
+
+async def _ask(context: Context, server: str, ended: Sequence[str]) -> Seen:
     try:
-        request = {"ids": None, "skip": list(ended)}
-        answer = await call_until_answered(context.pool, context.config, server, "status", request)
+        return await ask_about_jobs(context, server, skip=ended)
     except NotPreparedError:
-        return {}
-    tell_skew(context, server, answer, asked_at)
-    return parse_jobs(context, server, answer)
+        return Seen()
 
 
-def parse_jobs(context: Context, server: str, answer: Mapping[str, Any]) -> dict[str, RemoteJob]:
-    """Read a server's jobs, by id, also those of machines that share its home; what is not a job is left out."""
+async def ask_about_jobs(
+    context: Context, server: str, *, ids: Sequence[str] | None = None, skip: Sequence[str] = ()
+) -> Seen:
+    """Ask a server about these jobs, or about all but some, in as many portions as it answers in."""
+    seen = Seen()
+    told = set(skip)
+    for _ in range(MOST_PORTIONS):
+        asked_at = time.time()
+        request = {"ids": ids, "skip": list(told)}
+        answer = await call_until_answered(context.pool, context.config, server, "status", request)
+        if not seen.jobs:
+            tell_skew(context, server, answer, asked_at)
+        seen.jobs |= _parse_jobs(context, server, answer)
+        bad = _named(answer.get("bad"), "name")
+        seen.unread |= {name: str(each.get("why"))[:200] for name, each in bad.items() if "errno" in each}
+        told |= _named(answer.get("jobs"), "id").keys() | bad.keys()
+        if answer.get("more") is not True:
+            return seen
+    raise JobError(f"{server}: tells of more jobs than anybody has", server=server)
+
+
+def _named(entries: object, name: str) -> dict[str, Mapping[str, Any]]:
+    entries = entries if isinstance(entries, list) else []
+    return {str(entry[name]): entry for entry in entries if isinstance(entry, dict) and name in entry}
+
+
+def _parse_jobs(context: Context, server: str, answer: Mapping[str, Any]) -> dict[str, RemoteJob]:
     found: dict[str, RemoteJob] = {}
     refused = 0
     entries = answer.get("jobs")
@@ -154,17 +189,20 @@ def parse_jobs(context: Context, server: str, answer: Mapping[str, Any]) -> dict
     return found
 
 
-def _record(context: Context, server: str, known: Sequence[Job], remote: Mapping[str, RemoteJob]) -> None:
-    unfinished = {job.id: job for job in known}
+def _record(context: Context, server: str, known: Sequence[Job], answer: Seen) -> None:
+    remote = answer.jobs
+    unread = [_astray(job, answer.unread[job.id]) for job in known if job.id in answer.unread]
+    unfinished = {job.id: job for job in known if job.id not in answer.unread}
     here = {job_id: each.job for job_id, each in remote.items() if not each.elsewhere}
     foreign = {job_id for job_id, each in remote.items() if _is_of_another(context, server, each)}
     others = here.keys() - foreign - unfinished.keys() - context.registry.ended.keys()
     new = others - context.registry.find(others).keys()
     context.registry.adopt(replace(here[job_id], server=server) for job_id in here if job_id in new)
     seen = [here[job_id] for job_id in unfinished if job_id in here]
-    astray = [_astray(job, remote[job_id]) for job_id, job in unfinished.items() if job_id in remote.keys() - here]
+    elsewhere = {job_id: each.job.reason for job_id, each in remote.items() if each.elsewhere}
+    astray = [_astray(job, elsewhere[job_id]) for job_id, job in unfinished.items() if job_id in elsewhere]
     vanished = [_vanished(job) for job_id, job in unfinished.items() if job_id not in remote]
-    context.registry.update([*seen, *astray, *vanished])
+    context.registry.update([*seen, *astray, *unread, *vanished])
 
 
 def _is_of_another(context: Context, server: str, remote: RemoteJob) -> bool:
@@ -173,11 +211,11 @@ def _is_of_another(context: Context, server: str, remote: RemoteJob) -> bool:
     return remote.ran_elsewhere and name != server and name in context.config.servers
 
 
-def _astray(job: Job, remote: RemoteJob) -> Job:
-    """What a job is when its server's name leads to another machine with the same home, which cannot judge it."""
+def _astray(job: Job, why: str) -> Job:
+    """What a job is that cannot be judged: another machine with the same home has it, or its record is not read now."""
     if job.state is JobState.UNREACHABLE:
         return job
-    return replace(job, state=JobState.UNREACHABLE, reason=f"last seen {job.state}; {remote.job.reason}")
+    return replace(job, state=JobState.UNREACHABLE, reason=f"last seen {job.state}; {why}")
 
 
 def _vanished(job: Job) -> Job:

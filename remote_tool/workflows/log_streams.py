@@ -29,6 +29,8 @@ LARGEST_LOG = 2**50
 MOST_LIMITS = 2
 # The local copy is compared with its limit after so many new bytes.
 CHECK_EVERY = 16 * 1024 * 1024
+# The server keeps a folder open for each job that is asked for at once, and may open about a thousand files.
+PORTION = 500
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,9 @@ async def bring_logs_home(context: Context, jobs: Sequence[Job]) -> dict[str, Re
             by_server[job.server].append(job)
 
     async def bring(server: str) -> None:
-        await stream_logs(context, server, by_server[server], Listener(), wait=False)
+        missing = by_server[server]
+        for first in range(0, len(missing), PORTION):
+            await stream_logs(context, server, missing[first : first + PORTION], Listener(), wait=False)
 
     return dict((await on_every(by_server, bring)).errors)
 

@@ -12,15 +12,15 @@ from remote_tool.supervisor.records import LONGEST_GRACE, is_grace, is_signal
 from remote_tool.transport.pool import on_every
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.list_jobs import (
+    ask_about_jobs,
     load_meant,
-    parse_jobs,
     recorded_jobs,
     refresh,
     servers_of_jobs,
 )
 from remote_tool.workflows.selection import JobsAnswer, JobSelection, choose_jobs
 from remote_tool.workflows.stopping import stop_on_server
-from remote_tool.workflows.supervisor import NoAnswerError, call_until_answered
+from remote_tool.workflows.supervisor import NoAnswerError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -108,9 +108,7 @@ def wish_for_later(context: Context, jobs: Sequence[Job], signal: str = "SIGTERM
 async def _stop_on(context: Context, server: str, jobs: Sequence[Job], signal: str, grace: float | None) -> None:
     ids = [job.id for job in jobs]
     problems = await stop_on_server(context, server, ids, signal, grace)
-    asked = {"ids": ids, "skip": []}
-    status = await call_until_answered(context.pool, context.config, server, "status", asked)
-    seen = parse_jobs(context, server, status).values()
+    seen = (await ask_about_jobs(context, server, ids=ids)).jobs.values()
     context.registry.update([remote.job for remote in seen if remote.job.id in ids and not remote.elsewhere])
     if problems:
         raise JobError(

@@ -8,13 +8,15 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from remote_tool.supervisor import processes
+from remote_tool.supervisor import processes, trees
 from remote_tool.supervisor.inside import Inside
+from remote_tool.supervisor.trees import Tree
 from tests.containers import IMAGE, OPTIONS, Podman
 
 from .conftest import PretendServer, wait_until
@@ -261,6 +263,37 @@ def test_what_cannot_be_seen_from_outside_is_signalled_from_inside() -> None:
         finally:
             outer.kill()
             os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.row(18)
+def test_what_does_not_die_inside_is_given_up_after_a_while_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trees, "KILL_SECONDS", 0.2)
+    inside = Inside("some-job", ["sh", "-c", "echo count 1; echo 'remote-tool: end'"], [], os.environb)
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        assert len(pauses) < 1000
+        time.sleep(seconds)
+
+    assert Tree("some-job", "", pause, inside).kill() == []
+    assert inside.rest == "1 process behind sh would not die"
+    assert any(pauses)
+
+
+@pytest.mark.row(1, 16)
+def test_a_stop_that_reached_nobody_inside_says_so(server: PretendServer) -> None:
+    """The engine begins the job, and answers nothing from then on."""
+    engine = server.home / "engine"
+    engine.write_text('#!/bin/sh\n[ -e "$0.begun" ] && exit 1\ntouch "$0.begun"\nexec "$@"\n')
+    engine.chmod(0o700)
+    job_id = server.start("echo ready; exec sleep 600", entry={"launch": [str(engine)]})
+    server.wait_for_output(job_id, "ready")
+    reason = server.stop(job_id)["ended"]["reason"]
+    assert reason == "stopped with SIGTERM; what runs behind engine could not be asked, and may go on"
+    (server.home / "engine.begun").unlink()
+    by_itself = server.start("true", entry={"launch": [str(engine)]})
+    assert server.wait(by_itself)[by_itself]["reason"] == ""
 
 
 def test_an_inside_that_does_not_answer_is_asked_once(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import random
 import shutil
@@ -49,6 +50,59 @@ def follow(server: PretendServer, *jobs: str, wait: bool = True) -> tuple[dict[t
     """Follow jobs from their first byte to their end."""
     with server.open("follow", jobs=[{"id": job, "offsets": {}} for job in jobs], wait=wait) as call:
         return collect(call)
+
+
+def start_with(server: PretendServer, line: str) -> None:
+    """Have a shell do something before it becomes the control program."""
+    wrapper = server.home / "python"
+    wrapper.write_text(f'#!/bin/sh\n{line}\nexec {server.python} "$@"\n')
+    wrapper.chmod(0o700)
+    server.python = str(wrapper)
+
+
+def make_folders(server: PretendServer, count: int) -> list[dict[str, Any]]:
+    for number in range(count):
+        (server.jobs / f"job-{number}").mkdir(parents=True)
+    return [{"id": f"job-{number}"} for number in range(count)]
+
+
+@pytest.mark.row(3)
+def test_too_many_open_files_say_nothing_of_any_job(server: PretendServer) -> None:
+    """An error of the call: the jobs are there."""
+    jobs = make_folders(server, 60)
+    start_with(server, "ulimit -n 40")
+    answer = server.call("follow", jobs=jobs, wait=False)
+    assert answer["errno"] == errno.EMFILE
+    assert "job" not in answer
+
+
+def test_as_many_jobs_as_the_system_allows_are_followed_at_once(server: PretendServer) -> None:
+    jobs = make_folders(server, 520)
+    start_with(server, "ulimit -Sn 256")
+    with server.open("follow", jobs=jobs, wait=False) as call:
+        frames = call.rest()
+    assert [frame.header.get("error") for frame in frames] == [*["spec.json: is missing"] * 520, None]
+
+
+def test_descriptors_with_high_numbers_are_waited_for_too(server: PretendServer) -> None:
+    job_id = server.start("while [ ! -e go ]; do sleep 0.01; done; echo gone; exit 4")
+    many = "[os.set_inheritable(os.dup(2), True) for _ in range(1100)]"
+    program = f"import os, sys; {many}; os.execv(sys.argv[1], sys.argv[1:])"
+    start_with(server, f'ulimit -n 4096; exec {server.python} -c "{program}" {server.python} "$@"')
+    with server.open("follow", jobs=[{"id": job_id}]) as call:
+        wait_until(lambda: any("inotify" in link for link in _links(call.process.pid)), "the waiting")
+        (server.project / "go").touch()
+        received, states = collect(call)
+    assert received[job_id, "out"] == b"gone\n"
+    assert states[job_id]["ended"]["exit_code"] == 4
+
+
+def _links(pid: int) -> list[str]:
+    found = []
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.append(str(entry.readlink()))
+    return found
 
 
 @pytest.mark.row(27)

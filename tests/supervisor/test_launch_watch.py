@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from remote_tool.supervisor import launch_watch
-from remote_tool.supervisor.launch_cause import Cause, read_cause, read_membership
+from remote_tool.supervisor.launch_cause import Cause, find_rank_error, read_cause, read_membership
 from remote_tool.supervisor.launch_wire import Gone, Session
 from remote_tool.supervisor.processes import find_alive
 from tests.below import contents_below
@@ -205,6 +205,20 @@ def test_what_failed_first_is_named_although_another_node_told_first(start: Call
     ends = launch.end(0, 1, 2)
     assert "stopped because second (node 1) rank 3: ValueError: rank 3 had enough" in ends[0]["reason"]
     assert "first second (node 1) rank 3: ValueError: rank 3 had enough" in ends[2]["reason"]
+
+
+def test_an_error_that_nests_without_end_is_one_that_cannot_be_read(tmp_path: Path) -> None:
+    folder = tmp_path / "ranks" / "run_x" / "attempt_0" / "0"
+    folder.mkdir(parents=True)
+    (folder / "error.json").write_text("[" * 500_000)
+    membership = read_membership({"servers": NAMES, "address": "x", "port": 1, "secret": "s" * 32}, 1, 2)
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    try:
+        cause = find_rank_error(descriptor, membership)
+    finally:
+        os.close(descriptor)
+    assert cause is not None
+    assert cause.what == "rank 2: an error that cannot be read"
 
 
 @pytest.mark.row(88, 23)

@@ -61,6 +61,33 @@ told = {
 }
 print(json.dumps(told))
 """
+# As a job: what it leaves behind gets its pid, and an exit status of its own, while the supervisor waits for the rest.
+HEIR = r"""
+import os, sys, time
+
+pid = os.getpid()
+if os.fork():
+    os._exit(3)
+os.setsid()
+while os.path.exists(f"/proc/{pid}"):
+    time.sleep(0.005)
+with open("/proc/sys/kernel/ns_last_pid", "w") as file:
+    file.write(str(pid - 1))
+heir = os.fork()
+if heir == 0:
+    os._exit(7)
+with open("heir", "w") as file:
+    file.write(f"{pid} {heir}")
+"""
+WAIT = r"""
+import json, os, subprocess, sys, time
+
+python, entry, line, ended = sys.argv[1:]
+subprocess.run([python, "-I", "-S", entry], input=line.encode() + b"\n", stdout=subprocess.DEVNULL)
+deadline = time.monotonic() + 20
+while not os.path.exists(ended) and time.monotonic() < deadline:
+    time.sleep(0.01)
+"""
 UNSHARE = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
 
 
@@ -99,3 +126,22 @@ def test_whoever_got_the_pids_of_a_job_is_not_signalled(
     if not ends:
         assert state["reason"] == "its processes vanished without a record"
     assert [(stop["already"], stop["left"]) for stop in told["stops"]] == [(True, [])] * 2
+
+
+@pytest.mark.row(4, 6)
+def test_an_orphan_with_the_pid_of_the_command_does_not_change_how_that_ended(
+    server: PretendServer, namespace: list[str]
+) -> None:
+    (server.project / "heir.py").write_text(HEIR)
+    job = server.new_job("exec python -S heir.py")
+    line = json.dumps({"nonce": "0" * 16, "op": "start", **server.folders, "jobs": [job]})
+    ended = server.jobs / job["id"] / "ended.json"
+    subprocess.run(
+        [*namespace, sys.executable, "-c", WAIT, server.python, str(server.entry), line, str(ended)],
+        check=True,
+        timeout=60,
+        env={"PATH": os.environ["PATH"], "HOME": str(server.home), "REMOTE_TOOL_SUPERVISOR": "1"},
+    )
+    pid, heir = (server.project / "heir").read_text().split()
+    assert pid == heir
+    assert server.record(job["id"], "ended")["exit_code"] == 3

@@ -82,7 +82,7 @@ def test_a_folder_that_cannot_be_read_is_named_and_hides_no_other(server: Preten
     assert "spec.json: is missing" in why["empty"]
     assert "ended.json: is no JSON" in why["torn"]
     assert f"spec.json: is of job {good}" in why["foreign"]
-    assert "not a plain folder" in why["link"]
+    assert "no such job" in why["link"]
 
 
 @pytest.mark.row(11, 123)

@@ -64,8 +64,8 @@ class JobCase:
     ) -> Fork:
         """Call the control program, held at the gate; a start may be of more jobs, each with an id of its own."""
         others = [{**self._job, "id": f"{self.id}-{number}"} for number in range(1, jobs)]
-        fields = {"jobs": [self._job, *others]} if op == "start" else {"ids": [self.id]}
-        request = {"nonce": self._nonce, "op": op, **FOLDERS, **fields}
+        asked = [self._job, *others] if op == "start" else [{"id": self.id}]
+        request = {"nonce": self._nonce, "op": op, **FOLDERS, "jobs": asked, "ids": [self.id], "wait": False}
         phase = Phase(
             function="remote_tool.supervisor.control:main",
             arguments=("",),

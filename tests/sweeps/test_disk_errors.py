@@ -7,6 +7,7 @@ end of a job is recorded as soon as it can be.
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
@@ -156,6 +157,65 @@ def test_an_end_that_a_full_disk_holds_up_is_told_so(zygote: Zygote, tmp_path: P
         standing = case.check_standing(case.settled(stays=False))
         assert standing is not None
         assert standing.state == "failed"
+    finally:
+        case.clean()
+
+
+@dataclass(frozen=True)
+class Silence(Fault):
+    """What a network disk answers for a while to one kind of question about one path."""
+
+    about: str = ""
+
+    def options(self, _: Path | None) -> list[str]:
+        """For strace."""
+        injected = f"inject={self.call.name}:{self.effect}:when=1..4"
+        return ["-e", f"trace={self.call.name}", "-e", injected, "-P", self.about]
+
+
+def _silence(call: str, about: object) -> Silence:
+    return Silence(Call(call, 1, 1, str(about)), "error=EIO", about=str(about))
+
+
+@pytest.mark.slow
+@pytest.mark.row(1, 11)
+@pytest.mark.parametrize("call", ["openat", "newfstatat", "fstatfs"])
+def test_a_disk_that_does_not_answer_ends_no_job_and_no_supervisor(zygote: Zygote, tmp_path: Path, call: str) -> None:
+    """Above all, a stop.json that cannot be read is no wish when there is none."""
+    case = JobCase(zygote, tmp_path, f"sleep 0.3; {ENDS}")
+    try:
+        about = "stop.json" if call == "openat" else case.folder
+        with case.open("start", generation=SUPERVISOR, fault=_silence(call, about)) as fork:
+            fork.go()
+            fork.wait()
+            assert fork.tracing is not None
+            fork.tracing.wait()
+            assert fork.tracing.hits()
+        standing = case.check_standing(case.settled(stays=False))
+        assert standing is not None
+        assert standing.ended is not None
+        assert (standing.state, standing.ended["exit_code"], standing.reason) == ("failed", 3, "")
+    finally:
+        case.clean()
+
+
+@pytest.mark.row(3, 29)
+def test_a_folder_that_cannot_be_opened_now_is_not_called_gone(zygote: Zygote, tmp_path: Path) -> None:
+    case = JobCase(zygote, tmp_path, STAYS)
+    try:
+        case.call("start")
+        case.settled(stays=True)
+        answers = {}
+        for op in ("status", "follow", "stop"):
+            with case.open(op, fault=_silence("openat", case.id)) as fork:
+                fork.go()
+                answers[op] = case.answer(fork.wait(), fork.stderr())
+        bad = {"name": case.id, "why": "Input/output error", "errno": 5}
+        assert (answers["status"]["jobs"], answers["status"]["bad"]) == ([], [bad])
+        # Of the call, not of the job.
+        assert answers["follow"] == {"error": f"{case.id}: Input/output error", "errno": 5}
+        assert "Input/output error" in answers["stop"]["error"]
+        assert case.settled(stays=True).commands
     finally:
         case.clean()
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import os
+import shutil
 import signal
 import threading
 import time
@@ -28,6 +29,7 @@ from remote_tool.workflows.start_jobs import StartRequest, start_specs
 from remote_tool.workspace import Hooks
 from tests.below import contents_below
 from tests.project import make_project, processes_of, write_configuration
+from tests.sweeps.injection import can_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -267,6 +269,56 @@ def test_a_job_of_a_server_that_is_no_longer_configured_is_listed_and_a_stop_say
     assert [each.id for each in mine.list_jobs().jobs] == [job.id]
     answer = mine.stop_jobs(by_id(job.id))
     assert str(answer.errors["removed"]) == ("removed is no longer in the configuration, so its jobs cannot be stopped")
+
+
+@pytest.mark.row(3)
+def test_a_job_that_its_server_cannot_read_just_now_is_not_lost(
+    workspace: Workspace, shared_servers: tuple[TestServer, TestServer]
+) -> None:
+    """As with a network disk that does not answer, or too many open files."""
+    if not can_trace():
+        pytest.skip("strace may not look at processes here")
+    job = begin(workspace, "first", "sleep 1000")
+    python = shared_servers[0].home / "project" / ".remote-scripts" / "python"
+    aside = python.rename(python.with_name("python.aside"))
+    try:
+        faulty = f"-o /dev/null -e trace=openat -e inject=openat:error=EIO -P {job.id}"
+        python.write_text(f'#!/bin/sh\nexec strace {faulty} {aside} "$@"\n')
+        python.chmod(0o700)
+        (seen,) = workspace.list_jobs(by_id(job.id)).jobs
+        assert (seen.state, seen.reason) == (JobState.UNREACHABLE, "last seen running; Input/output error")
+        with_logs = workspace.pull_logs(by_id(job.id))
+        assert "Input/output error" in str(with_logs.errors["first"])
+        assert with_logs.jobs[0].state is JobState.UNREACHABLE
+    finally:
+        aside.rename(python)
+    assert workspace.list_jobs(by_id(job.id)).jobs[0].state is JobState.RUNNING
+    workspace.stop_jobs(by_id(job.id))
+
+
+def test_more_jobs_than_one_answer_holds_are_listed(
+    workspace: Workspace, shared_servers: tuple[TestServer, TestServer], tmp_path: Path
+) -> None:
+    job = begin(workspace, "first", "true")
+    job.wait(30)
+    model = remote_folder(shared_servers[0], job.id)
+    # As thousands of small ones would.
+    large = json.dumps(["x" * 1000] * 100)
+    copies = [model.with_name(new_job_id()) for _ in range(90)]
+    try:
+        for copy in copies:
+            copy.mkdir()
+            for name in ("spec.json", "started.json", "ended.json"):
+                text = (model / name).read_text().replace(job.id, copy.name)
+                (copy / name).write_text(text.replace('"tags": []', f'"tags": {large}'))
+        (tmp_path / ".remote").mkdir()
+        (tmp_path / ".remote" / "configs.yaml").write_bytes(workspace.config.local.config_file.read_bytes())
+        answer = Workspace.find(tmp_path).list_jobs(JobSelection(stopped=True))
+        assert not answer.errors
+        assert {copy.name for copy in copies} <= {each.id for each in answer.jobs}
+    finally:
+        for copy in copies:
+            shutil.rmtree(copy)
 
 
 @pytest.mark.row(3)
