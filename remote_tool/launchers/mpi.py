@@ -128,7 +128,6 @@ def first_script(request: LaunchRequest, processes: Sequence[int], rendezvous: R
     place = shlex.quote(folder)
     return f"""\
 # mpiexec {_one_line(request.command)}
-export REMOTE_TOOL_PROJECT="${{REMOTE_TOOL_PROJECT:-$PWD}}"
 {{
   MPIEXEC_PORT_RANGE={rendezvous.port}:{rendezvous.port} {mpiexec} </dev/null
   echo $? >{place}/{_STATUS_FILE}
@@ -151,7 +150,6 @@ def proxy_script(options: Sequence[str], rank: int, command: str, folder: str) -
     words = shlex.join([PROXY, *(options or ["…"])])
     return f"""\
 # mpiexec, node {rank}: {_one_line(command)}
-export REMOTE_TOOL_PROJECT="${{REMOTE_TOOL_PROJECT:-$PWD}}"
 {words} </dev/null
 status=$?
 {_end(shlex.quote(folder))}"""

@@ -6,15 +6,15 @@ file, whatever the launch command keeps of its own environment.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import pwd
 import shutil
 
 from . import activation, job_files
+from .asking import open_script
 from .gpus import count_nvidia
 from .named_tuple import NamedTuple
-from .processes import JOB_MARKER
+from .processes import JOB_MARKER, PROJECT_MARKER
 from .records import is_variable_name
 from .requests import Folders, RequestError
 
@@ -30,10 +30,8 @@ _PROJECT = "{project}"
 _HOME = "home"
 PODMAN = "podman"
 _DOCKER_SOCKET = "/var/run/docker.sock"
-# A pipe holds 64 KiB; one of a user that is not root may hold this much.
-_SMALL_PIPE = 64 * 1024
+# The pipe of a user that is not root may hold this much.
 _LARGEST_SCRIPT = 1024 * 1024
-_SET_PIPE_SIZE = 1031
 # What the login says of GPUs counts inside too.
 _PASSED_ON = ("CUDA_VISIBLE_DEVICES",)
 
@@ -161,7 +159,8 @@ class Settings(NamedTuple):
 def settings_for(door: Door, active: "Activation", user: Mapping[str, str], origin: "Origin") -> Settings:
     """Return what a command gets inside: what is ours, what the user says, and what is there already for the rest."""
     activation.check_user(user)
-    variables = {JOB_MARKER: origin.job_id, activation.SERVER_VARIABLE: origin.server, "PYTHONUNBUFFERED": "1"}
+    variables = {JOB_MARKER: origin.job_id, PROJECT_MARKER: origin.project}
+    variables.update({activation.SERVER_VARIABLE: origin.server, "PYTHONUNBUFFERED": "1"})
     variables.update({name: os.environ[name] for name in _PASSED_ON if name in os.environ})
     first = {"PYTHONPATH": [origin.project, f"{origin.project}/src"]}
     unset = list(activation.STRAY_NAMES)
@@ -226,15 +225,3 @@ def enter(words: List[str], script: bytes, environment: Mapping[bytes, bytes]) -
         os.execvpe(words[0], words, environment)  # noqa: S606 - it is what the user configured
     except FileNotFoundError:
         raise OSError(f"{words[0]}: there is no such program on this server") from None
-
-
-def open_script(script: bytes) -> int:
-    """Return a descriptor to read a script from, which is nowhere but in memory."""
-    read_end, write_end = os.pipe()
-    try:
-        if len(script) > _SMALL_PIPE:
-            fcntl.fcntl(write_end, _SET_PIPE_SIZE, _LARGEST_SCRIPT)
-        job_files.write_all(write_end, script)
-    finally:
-        os.close(write_end)
-    return read_end

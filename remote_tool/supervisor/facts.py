@@ -5,24 +5,22 @@ from __future__ import annotations
 import os
 import platform
 import re
-import select
 import socket
 import time
 
 from . import activation, addresses, processes
 from .activation import Activation, ActivationError
+from .asking import output_of
 from .gpus import count_gpus, list_folder, list_gpus, list_uuids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional, Tuple
+    from typing import Any, Dict, Optional
 
     from .requests import Request
 
 _DISTRIBUTION = re.compile(r"(torch|nvidia_nccl_cu[0-9]+)-([^-]+)\.dist-info", re.ASCII)
-# Asked only when the packages are not where they usually are: a cold start on a network disk takes its time.
-_ASK_SECONDS = 20.0
-_OUTPUT_LIMIT = 65536
+# Asked only when the packages are not where they usually are.
 _SERVER_ADDRESS = 2
 _QUESTION = """
 from importlib.metadata import distributions
@@ -108,43 +106,3 @@ def _versions_of_python(active: Activation) -> Dict[str, str]:
         name, _, version = line.partition(" ")
         found.setdefault(name, version)
     return found
-
-
-def output_of(arguments: List[str], environment: Dict[str, str]) -> str:
-    """Return what a program prints; nothing when it fails or takes too long."""
-    output, write_end = os.pipe()
-    null = os.open(os.devnull, os.O_RDWR)
-    actions: List[Tuple[Any, ...]] = [
-        (os.POSIX_SPAWN_DUP2, null, 0),
-        (os.POSIX_SPAWN_DUP2, write_end, 1),
-        (os.POSIX_SPAWN_DUP2, null, 2),
-    ]
-    try:
-        child = os.posix_spawnp(arguments[0], arguments, environment, file_actions=actions)
-    except OSError:
-        os.close(output)
-        return ""
-    finally:
-        os.close(write_end)
-        os.close(null)
-    try:
-        return _read_to_end(output, time.monotonic() + _ASK_SECONDS).decode("utf-8", "replace")
-    finally:
-        os.close(output)
-        _end(child)
-
-
-def _read_to_end(output: int, deadline: float) -> bytes:
-    data = b""
-    while len(data) < _OUTPUT_LIMIT and select.select([output], [], [], max(0.0, deadline - time.monotonic()))[0]:
-        piece = os.read(output, 4096)
-        if not piece:
-            return data
-        data += piece
-    return b""
-
-
-def _end(child: int) -> None:
-    if os.waitpid(child, os.WNOHANG)[0] == 0:
-        os.kill(child, 9)
-        os.waitpid(child, 0)

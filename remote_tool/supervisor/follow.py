@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from .states import Standing
 
 CHUNK = 256 * 1024
-# Each has an open folder, and a process may have 1024 open files, where nothing else is said.
-_USUAL_JOBS = 500
 # New rank files are looked for this often, and whether a job is lost this often.
 _SEARCH_SECONDS = 0.25
 _JUDGE_SECONDS = 1.0
@@ -42,7 +39,7 @@ def follow(request: Request) -> None:
     wait = request.get("wait", lambda value: isinstance(value, bool), default=True)
     output = request.get("streams", lambda value: isinstance(value, bool), default=True)
     jobs = job_files.open_jobs_folder(folders.jobs)
-    _allow_files(len(asked))
+    job_files.allow_open_folders(len(asked))
     looks = Looks()
     followed = [FollowedJob(jobs, job, looks, wait=wait, output=output) for job in asked]
     due: Optional[List[FollowedJob]] = followed
@@ -55,16 +52,6 @@ def follow(request: Request) -> None:
             request.answer({"done": True})
             return
         due = rhythm.wait(followed, sent)
-
-
-def _allow_files(count: int) -> None:
-    """Have room for the open folders of so many jobs, as far as the system lets us."""
-    if count > _USUAL_JOBS:
-        import resource  # noqa: PLC0415 - few calls are about so many
-
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _send(request: Request, job: FollowedJob) -> bool:

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
-import time
 
 from . import job_files
-from .entering import PODMAN, open_script
+from .asking import talk
+from .entering import PODMAN
 from .processes import JOB_MARKER
 from .records import ENTRY, RecordError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, List, Mapping, Optional, Tuple
+    from typing import List, Mapping, Optional, Tuple
 
     from .entering import Door
     from .processes import Process, Snapshot
 
 ANSWER_SECONDS = 10.0
-_OUTPUT_LIMIT = 65536
 _ENGINE_PROGRAMS = {b"conmon", b"crun", b"runc"}
 _END = b"remote-tool: end\n"
 SAY_END = "echo 'remote-tool: end'"
@@ -117,7 +115,7 @@ class Inside:
     def remove(self) -> None:
         """Remove the container when it is the job's own."""
         if self._end:
-            _talk(self._end, b"", self._environment, ANSWER_SECONDS)
+            talk(self._end, b"", self._environment, ANSWER_SECONDS)
 
 
 def _is_of_engine(pid: int) -> bool:
@@ -142,7 +140,7 @@ def load_inside(folder: int, job_id: str, environment: Mapping[bytes, bytes]) ->
 def wake_engine(door: "Door", environment: Mapping[bytes, bytes]) -> None:
     """Have podman of a user who is not root start its lasting helper now: below a job it would end with the job."""
     if door.end and os.path.basename(door.end[0]) == PODMAN and os.geteuid() != 0:
-        _talk([door.end[0], "unshare", "true"], b"", environment, ANSWER_SECONDS)
+        talk([door.end[0], "unshare", "true"], b"", environment, ANSWER_SECONDS)
 
 
 def ask(
@@ -153,57 +151,5 @@ def ask(
     Returns:
         What it printed on stdout, empty when it did not come to its end in time, and on stderr.
     """
-    output, errors = _talk(words, script, environment, seconds)
-    return (output if output.endswith(_END) else b""), errors
-
-
-def _talk(words: List[str], script: bytes, environment: Mapping[bytes, bytes], seconds: float) -> Tuple[bytes, bytes]:
-    source = open_script(script)
-    output, errors = os.pipe(), os.pipe()
-    actions: List[Tuple[Any, ...]] = [
-        (os.POSIX_SPAWN_DUP2, source, 0),
-        (os.POSIX_SPAWN_DUP2, output[1], 1),
-        (os.POSIX_SPAWN_DUP2, errors[1], 2),
-    ]
-    try:
-        child = os.posix_spawnp(
-            words[0], words, environment, file_actions=actions, setsigmask=(), setsigdef=(signal.SIGPIPE,)
-        )
-    except OSError as error:
-        os.close(output[0])
-        os.close(errors[0])
-        return b"", f"{words[0]}: {error.strerror}".encode()
-    finally:
-        for descriptor in (source, output[1], errors[1]):
-            os.close(descriptor)
-    try:
-        return _read_both(output[0], errors[0], time.monotonic() + seconds)
-    finally:
-        os.close(output[0])
-        os.close(errors[0])
-        _end_child(child)
-
-
-def _read_both(output: int, errors: int, deadline: float) -> Tuple[bytes, bytes]:
-    said = {output: b"", errors: b""}
-    is_open = {output, errors}
-    while is_open:
-        ready = select.select(list(is_open), [], [], max(0.0, deadline - time.monotonic()))[0]
-        if not ready:
-            break
-        for descriptor in ready:
-            piece = os.read(descriptor, 4096)
-            said[descriptor] = (said[descriptor] + piece)[-_OUTPUT_LIMIT:]
-            if not piece:
-                is_open.discard(descriptor)
-    return said[output], said[errors]
-
-
-def _end_child(child: int) -> None:
-    """Collect a launch command that has said all, or is given up."""
-    for _ in range(50):
-        if os.waitpid(child, os.WNOHANG)[0]:
-            return
-        time.sleep(0.01)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+    said = talk(words, script, environment, seconds)
+    return (said.output if said.output.endswith(_END) else b""), said.errors

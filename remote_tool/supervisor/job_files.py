@@ -39,6 +39,8 @@ BEGUN = "begun"
 
 RECORD_LIMIT = 1024 * 1024
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# A process may have 1024 open files, where nothing else is said.
+_USUAL_FOLDERS = 500
 # What every other number says passes: a network disk that does not answer, too many open files.
 _NO_FOLDER = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 _NO_PLAIN_FILE = {errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO}
@@ -63,6 +65,16 @@ def open_job(jobs: int | None, job_id: str) -> int | None:
         if error.errno in _NO_FOLDER:
             return None
         raise
+
+
+def allow_open_folders(count: int) -> None:
+    """Have room for the open folders of so many jobs at once, as far as the system lets us."""
+    if count > _USUAL_FOLDERS:
+        import resource  # noqa: PLC0415 - few calls are about so many
+
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def path_of(folder: int) -> str:

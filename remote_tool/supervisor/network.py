@@ -103,7 +103,8 @@ def bind_free_port() -> Tuple[socket.socket, int]:
     """Listen on a port that nothing uses and no other launch has been given."""
     low, high = _ephemeral_range()
     # The kernel gives ephemeral ports to anybody between our test and torchrun's use.
-    ports = [port for port in range(_LOWEST_PORT, _HIGHEST_PORT) if not low <= port <= high] or [0]
+    usable = range(_LOWEST_PORT, _HIGHEST_PORT)
+    ports = [port for port in usable if not low <= port <= high] or usable
     for _ in range(_ATTEMPTS):
         port = ports[int.from_bytes(os.urandom(4), "big") % len(ports)]
         if not _reserve(port):
@@ -162,10 +163,6 @@ def connect(request: Request) -> None:
 
 def _is_port(value: object) -> bool:
     return type(value) is int and 0 < value <= _LAST_PORT
-
-
-def _is_timeout(value: object) -> bool:
-    return isinstance(value, (int, float)) and 0 < value <= _CONNECT_SECONDS
 
 
 class _Attempt(threading.Thread):

@@ -48,6 +48,7 @@ def stop(request: Request) -> None:
         request.get("grace", lambda value: value is None or is_grace(value)),
     )
     jobs = job_files.open_jobs_folder(folders.jobs)
+    job_files.allow_open_folders(len(ids))
     looks = Looks()
     stops = [JobStop(jobs, job_id, wish, looks) for job_id in ids]
     take_turns([job.steps() for job in stops], looks)

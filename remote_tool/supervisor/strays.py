@@ -10,7 +10,7 @@ import os
 import time
 
 from . import job_files, processes, states
-from .facts import output_of
+from .asking import output_of
 from .named_tuple import NamedTuple
 from .processes import Process, Snapshot
 from .records import RecordError, is_grace, is_signal

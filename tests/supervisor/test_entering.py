@@ -7,6 +7,7 @@ import secrets
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -294,6 +295,31 @@ def test_a_stop_that_reached_nobody_inside_says_so(server: PretendServer) -> Non
     (server.home / "engine.begun").unlink()
     by_itself = server.start("true", entry={"launch": [str(engine)]})
     assert server.wait(by_itself)[by_itself]["reason"] == ""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user who has no pipe yet")
+def test_a_user_with_many_pipes_is_not_waited_for_and_told() -> None:
+    """Of so many, the kernel makes the next ones small, and lets none grow."""
+    program = (
+        "import os, resource; from remote_tool.supervisor.asking import open_script, talk\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (8192, 8192)); os.setuid(54321)\n"
+        "end, hold = os.pipe()\n"
+        "ready, tell = os.pipe()\n"
+        "if os.fork() == 0:\n"
+        "    pipes = [os.pipe() for _ in range(1100)]\n"
+        "    os.close(hold); os.write(tell, b'.'); os.read(end, 1); os._exit(0)\n"
+        "os.read(ready, 1)\n"
+        "for size in (4000, 60_000):\n"
+        "    said = talk(['wc', '-c'], b'x' * size, os.environb, 10.0)\n"
+        "    print(said.output.decode().strip(), said.errors.decode())\n"
+        "try: open_script(b'x' * 60_000)\n"
+        "except OSError as error: print(error)\n"
+    )
+    soft = int(Path("/proc/sys/fs/pipe-user-pages-soft").read_text())
+    assert 0 < soft <= 1100 * 16
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=20)
+    refused = "no pipe takes the 60000 bytes that it is to read: Operation not permitted"
+    assert ran.stdout.splitlines() == ["4000 ", f" wc: {refused}", refused], ran.stderr
 
 
 def test_an_inside_that_does_not_answer_is_asked_once(tmp_path: Path) -> None:

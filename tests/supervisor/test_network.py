@@ -89,6 +89,21 @@ def test_a_port_that_was_given_is_not_chosen_again(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.row(93)
+def test_where_every_port_may_be_given_to_anybody_some_are_chosen_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(network, "_ephemeral_range", lambda: (1024, 65535))
+    ports = set()
+    for _ in range(3):
+        listener, port = network.bind_free_port()
+        with listener:
+            assert listener.getsockname()[1] == port
+        ports.add(port)
+    assert len(ports) == 3
+
+
+@pytest.mark.row(93)
 def test_a_port_in_use_is_said(server: PretendServer) -> None:
     with socket.socket() as squatter:
         squatter.bind(("0.0.0.0", 0))

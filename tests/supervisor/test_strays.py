@@ -88,10 +88,11 @@ def test_a_stray_of_a_job_that_has_ended_or_was_forgotten_is_one(
     assert first.wait(10) == second.wait(10) == -signal.SIGKILL
 
 
-def test_what_an_interrupted_run_has_left_is_one(server: PretendServer) -> None:
+@pytest.mark.parametrize("entry", [None, {"launch": ["env"]}], ids=["plain", "behind a launch command"])
+def test_what_an_interrupted_run_has_left_is_one(server: PretendServer, entry: dict[str, Any] | None) -> None:
     """Its control program was killed with SIGKILL, so it could end nothing."""
     command = "echo $REMOTE_TOOL_JOB_ID > id; exec sleep 600"
-    with server.open("run", command=command, environment={}) as call:
+    with server.open("run", command=command, environment={}, entry=entry) as call:
         wait_until(lambda: (server.project / "id").exists() and (server.project / "id").read_text(), "the run")
         assert find(server) == {}
         call.process.kill()
