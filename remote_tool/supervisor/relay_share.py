@@ -33,7 +33,7 @@ def share(request: Request) -> None:
     except ValueError as error:
         raise RequestError("The list of files cannot be read") from error
     sharer = _Sharer(request.folders().project, packed)
-    with _listen() as listener:
+    with _listen(request.get("address", is_text, "")) as listener:
         host = os.environ.get("SSH_CONNECTION", "").split()
         listed = [each["address"] for each in addresses.list_addresses()]
         request.answer(
@@ -47,14 +47,26 @@ def share(request: Request) -> None:
             sharer.accept(listener, context)
 
 
-def _listen() -> socket.socket:
-    """Listen on a free port of all addresses, of both families where there are two."""
+def _listen(address: str) -> socket.socket:
+    """Listen on a free port of one address; of all, of both families, where it is not this machine's own, or none."""
     try:
-        listener = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=128)
-    except (OSError, ValueError):
-        listener = socket.create_server(("", 0), backlog=128)
+        listener = _listen_on(address) if address else _listen_on_all()
+    except OSError:
+        listener = _listen_on_all()
     listener.setblocking(False)
     return listener
+
+
+def _listen_on(address: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, 0), family=family, backlog=128)
+
+
+def _listen_on_all() -> socket.socket:
+    try:
+        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=128)
+    except (OSError, ValueError):
+        return socket.create_server(("", 0), backlog=128)
 
 
 class _Sharer:

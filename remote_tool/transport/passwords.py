@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections import defaultdict
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from remote_tool.transport.endpoint import Means, printable
 
@@ -81,10 +82,11 @@ class CommonPasswords:
 
 
 class Passphrases:
-    """What opens key files, asked for once, however many servers are logged in to with the key."""
+    """Key files that are opened once, however many servers are logged in to with the key."""
 
     def __init__(self) -> None:
         self._known: dict[Path, str] = {}
+        self._opened: dict[Path, list[Any]] = {}
         self._one_at_a_time = asyncio.Lock()
 
     def remember(self, path: Path, passphrase: str) -> None:
@@ -92,25 +94,30 @@ class Passphrases:
         self._known[path] = passphrase
 
     async def open(
-        self, path: Path, ask: Callable[[], Awaitable[str | None]], load: Callable[[str], Awaitable[T]]
-    ) -> T | None:
-        """Return what load makes of the key with its passphrase; None when nobody knows it.
+        self, path: Path, ask: Callable[[], Awaitable[str | None]], load: Callable[[str], Awaitable[list[T]]]
+    ) -> list[T]:
+        """Return what load makes of the key with its passphrase, for this login alone; nothing when nobody knows it.
 
         load raises ValueError for a wrong one.
         """
         async with self._one_at_a_time:
-            if path in self._known:
-                return await load(self._known[path]) if self._known[path] else None
-            for _ in range(ATTEMPTS):
-                passphrase = await ask()
-                if not passphrase:
-                    break
-                with suppress(ValueError):
-                    found = await load(passphrase)
-                    self._known[path] = passphrase
-                    return found
-            self._known[path] = ""
-        return None
+            if path not in self._opened:
+                self._opened[path] = await self._open(path, ask, load)
+        # A login changes what it uses. To open the key again would be slow: that is what its passphrase is for.
+        return [copy.copy(each) for each in self._opened[path]]
+
+    async def _open(
+        self, path: Path, ask: Callable[[], Awaitable[str | None]], load: Callable[[str], Awaitable[list[T]]]
+    ) -> list[T]:
+        if path in self._known:
+            return await load(self._known[path])
+        for _ in range(ATTEMPTS):
+            passphrase = await ask()
+            if not passphrase:
+                break
+            with suppress(ValueError):
+                return await load(passphrase)
+        return []
 
 
 def _joined(names: Sequence[str]) -> str:
@@ -156,7 +163,7 @@ class Passwords:
             answers.append(answer)
         return answers
 
-    async def unlock(self, path: Path, passphrases: Passphrases, load: Callable[[str], Awaitable[T]]) -> T | None:
+    async def unlock(self, path: Path, passphrases: Passphrases, load: Callable[[str], Awaitable[list[T]]]) -> list[T]:
         """Open a key file with what is known, else with what the user types."""
 
         async def ask() -> str | None:

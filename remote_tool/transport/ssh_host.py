@@ -536,7 +536,7 @@ class _Keys:
         pairs = await self._passwords.unlock(path, self._passphrases, partial(asyncio.to_thread, _load_key_file, path))
         if not pairs:
             self._progress.notes.append(f"the private key {path} has a passphrase")
-        return pairs or []
+        return pairs
 
     async def _of_agent(
         self, agent: asyncssh.SSHAgentClient | None, only: Sequence[Path] | None

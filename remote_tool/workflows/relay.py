@@ -282,13 +282,13 @@ class Exchange:
         if self._pair is None:
             self._pair = make_key_pair()
         pair = {"certificate": self._pair.certificate, "key": self._pair.key}
-        request = {**pair, "list": base64.b64encode(files.packed).decode()}
+        configured = self._config.servers[host.name].address
+        request = {**pair, "list": base64.b64encode(files.packed).decode(), "address": configured}
         try:
             answer = await self._share_once(host, request)
         except SupervisorMissingError:
             await install_supervisor(host, self._config)
             answer = await self._share_once(host, request)
-        configured = self._config.servers[host.name].address
         addresses = [configured] if configured else _read_addresses(answer)
         return {**pair, "digest": files.digest, "port": _read_port(answer), "addresses": addresses}
 

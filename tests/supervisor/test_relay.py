@@ -61,10 +61,12 @@ def keys(pair: KeyPair) -> dict[str, Any]:
 
 
 @contextmanager
-def sharing(server: PretendServer, pair: KeyPair, entries: list[Entry]) -> Iterator[tuple[Call, int]]:
+def sharing(
+    server: PretendServer, pair: KeyPair, entries: list[Entry], address: str | None = None
+) -> Iterator[tuple[Call, int]]:
     """Have a server hand on what a list says; yields the call and its port."""
     packed = relay_files.pack(entries)
-    with server.open("share", list=base64.b64encode(packed).decode(), **keys(pair)) as call:
+    with server.open("share", list=base64.b64encode(packed).decode(), address=address, **keys(pair)) as call:
         frame = call.next()
         assert frame is not None
         assert "127.0.0.1" in frame.header["addresses"]
@@ -149,7 +151,7 @@ def strangers_context(pair: KeyPair | None, tmp_path: Path) -> ssl.SSLContext:
     return context
 
 
-@pytest.mark.row(106)
+@pytest.mark.row(105, 106)
 @pytest.mark.parametrize("with_certificate", [False, True])
 def test_a_stranger_gets_nothing_and_can_send_nothing(
     server: PretendServer, other: PretendServer, pair: KeyPair, entries: list[Entry], tmp_path: Path,
@@ -170,6 +172,19 @@ def test_a_stranger_gets_nothing_and_can_send_nothing(
         # Nobody waits for the silent one.
         assert fetch(other, pair, entries, port)["names"] == set(NAMES)
         silent.close()
+
+
+@pytest.mark.row(105)
+def test_where_an_address_is_configured_no_other_one_listens(
+    server: PretendServer, pair: KeyPair, entries: list[Entry]
+) -> None:
+    with sharing(server, pair, entries, "127.0.0.2") as (_, port):
+        socket.create_connection(("127.0.0.2", port)).close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+    # An address of a router in front of it, from the range for examples.
+    with sharing(server, pair, entries, "192.0.2.1") as (_, port):
+        socket.create_connection(("127.0.0.1", port)).close()
 
 
 def test_a_server_without_the_key_is_not_taken_for_a_source(

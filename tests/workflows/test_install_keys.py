@@ -13,6 +13,7 @@ import pytest
 
 from remote_tool.errors import ConnectError, LoginError, UsageError
 from remote_tool.jobs.registry import Registry
+from remote_tool.transport import ssh_host
 from remote_tool.transport.pool import HostPool
 from remote_tool.workflows.context import Context
 from remote_tool.workflows.events import Event, Notice
@@ -25,6 +26,8 @@ from tests.transport.test_login import Answers, agent_with
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+
+    import asyncssh
 
     from remote_tool.config.model import Config
     from remote_tool.transport.pool import Results
@@ -254,13 +257,25 @@ async def test_an_interrupted_run_does_not_lock_out_the_next(desk: Desk) -> None
     assert [path.name for path in left.parent.iterdir()] == ["authorized_keys"]
 
 
-async def test_a_key_with_a_passphrase_is_opened_once(desk: Desk, own_home: Path) -> None:
+async def test_a_key_with_a_passphrase_is_opened_once(
+    desk: Desk, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To decrypt it takes a quarter of a second, which all servers would wait for in turn."""
+    opened: list[str] = []
+    load = ssh_host._load_key_file
+
+    def count(path: Path, passphrase: str | None = None) -> list[asyncssh.SSHKeyPair]:
+        opened.extend([passphrase] if passphrase else [])
+        return load(path, passphrase)
+
+    monkeypatch.setattr(ssh_host, "_load_key_file", count)
     (own_home / ".ssh").mkdir()
     key = make_key(own_home / ".ssh" / "id_ed25519", passphrase="between us")
     results = await desk.keys("between us", SECRET)
     assert states(results) == {"first": KeyState.ADDED, "second": KeyState.ADDED}
     assert desk.user.prompts[0] == f"Passphrase of {key}: "
     assert len(desk.user.prompts) == 2
+    assert opened == ["between us"]
 
 
 async def test_the_agent_opens_a_key_and_its_own_is_added_where_there_is_no_file(desk: Desk, tmp_path: Path) -> None:
