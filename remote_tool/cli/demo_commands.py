@@ -8,7 +8,6 @@ import typer
 
 from remote_tool.cli.console import inform, leave_unless_ok
 from remote_tool.cli.options import Verbose
-from remote_tool.workflows.demo.journey import DemoOptions, run_demo
 
 
 def demo(
@@ -18,4 +17,7 @@ def demo(
     verbose: Verbose = 0,
 ) -> None:
     """Make throw-away SSH servers on this machine, and show the whole journey on them."""
+    # It needs the SSH library, which --help does without.
+    from remote_tool.workflows.demo.journey import DemoOptions, run_demo  # noqa: PLC0415
+
     leave_unless_ok(run_demo(DemoOptions(servers=servers, keep=keep, verbose=verbose), inform))

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from remote_tool import workflows
 from remote_tool.cli.bandwidth_matrix import matrix, remarks
 from remote_tool.cli.console import Console, inform, leave_unless_ok, print_data, show_failures
 from remote_tool.cli.json_output import errors_as_json, print_json, servers_document
 from remote_tool.cli.options import AsJson, Servers, Verbose
 from remote_tool.errors import JobError, SomeServersFailedError
-from remote_tool.workflows.bandwidth import DEFAULT_SECONDS, FIREWALL_HINT
-from remote_tool.workflows.install_keys import KeysRequest, KeyState
 
 if TYPE_CHECKING:
     from remote_tool.workflows.bandwidth import BandwidthAnswer, Link
@@ -31,7 +30,7 @@ def keys(
 ) -> None:
     """Log in by key from now on: make a key if there is none, add it to the servers, and try it."""
     with Console(verbose=verbose, activity="connecting") as console:
-        request = KeysRequest(tuple(server or ()), passphrase, dry_run)
+        request = workflows.install_keys.KeysRequest(tuple(server or ()), passphrase, dry_run)
         results = console.find_workspace().install_keys(request, check=False)
     if json:
         print_json(servers_document(results.values, results.errors))
@@ -45,12 +44,13 @@ def keys(
 
 
 def _told(key: KeyOnServer) -> str:
+    states = workflows.install_keys.KeyState
     match key.state:
-        case KeyState.WORKS:
+        case states.WORKS:
             return "a key logs in already"
-        case KeyState.ADDED:
+        case states.ADDED:
             return f"added to {key.file}: {key.line}"
-        case KeyState.MISSING:
+        case states.MISSING:
             made = "" if key.line else " (a new one)"
             return f"no key logs in; would add {key.key or 'the key of the ssh agent'}{made}"
 
@@ -60,7 +60,7 @@ def bandwidth(
     server: Servers = None,
     seconds: Annotated[
         float, typer.Option("--seconds", metavar="N", help="How long each direction is measured.")
-    ] = DEFAULT_SECONDS,
+    ] = 2.0,
     json: AsJson = False,
     verbose: Verbose = 0,
 ) -> None:
@@ -81,7 +81,7 @@ def bandwidth(
 def _unmeasured(answer: BandwidthAnswer) -> dict[str, JobError]:
     """Each pair that was not measured, once."""
     return {
-        f"{link.source} and {link.target}": JobError(link.error, hint=FIREWALL_HINT)
+        f"{link.source} and {link.target}": JobError(link.error, hint=workflows.bandwidth.FIREWALL_HINT)
         for link in answer.links
         if link.error and answer.servers.index(link.source) < answer.servers.index(link.target)
     }

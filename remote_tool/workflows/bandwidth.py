@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from remote_tool.supervisor.framing import Frame
     from remote_tool.workflows.context import Context
 
-DEFAULT_SECONDS = 2.0
 MOST_SECONDS = 60.0
 # What a measurement takes beyond its two directions, at most; the servers end it by themselves a little before.
 SPARE_SECONDS = 50.0
@@ -100,9 +99,7 @@ class BandwidthAnswer:
         return SomeServersFailedError(self.errors, []).exit_code if self.errors and not failed else 1
 
 
-async def measure_bandwidth(
-    context: Context, servers: Sequence[str], seconds: float = DEFAULT_SECONDS
-) -> BandwidthAnswer:
+async def measure_bandwidth(context: Context, servers: Sequence[str], seconds: float) -> BandwidthAnswer:
     """Measure both ways between every two servers; pairs that share no server are measured at once.
 
     Args:
