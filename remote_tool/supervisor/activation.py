@@ -7,6 +7,7 @@ import json
 from .named_tuple import NamedTuple
 from .processes import JOB_MARKER, PROJECT_MARKER, SUPERVISOR_MARKER
 from .records import is_variable_name
+from .requests import RequestError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ _LIMIT = 1024 * 1024
 _DEFAULTS: Dict[str, Any] = {"prefix": "", "python": "", "version": "", "variables": {}, "unset": [], "path": []}
 
 
-class ActivationError(Exception):
+class ActivationError(RequestError):
     """The environment cannot be built; the text says why."""
 
 

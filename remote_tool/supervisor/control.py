@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import sys
 
 from . import job_files
-from .activation import ActivationError
 from .framing import FramingError
 from .processes import JOB_MARKER, SUPERVISOR_MARKER
 from .requests import Request, RequestError, read_request
@@ -69,7 +67,7 @@ def _answer(request: Request) -> int:
         return _carry_out(request)
     except RequestError as error:
         request.answer({"error": str(error), "hint": error.hint})
-    except (job_files.FolderError, ActivationError, FramingError) as error:
+    except (job_files.FolderError, FramingError) as error:
         request.answer({"error": str(error)})
     except BrokenPipeError:
         raise
@@ -83,5 +81,7 @@ def _carry_out(request: Request) -> int:
     module = _OPS.get(request.op)
     if module is None:
         raise RequestError(f"This server's control program does not know {request.op!r:.40}")
+    # As importlib does it, which takes as long to load as a short answer's own module.
+    operation = getattr(__import__(module, globals(), fromlist=[request.op], level=1), request.op)
     # Only a command that was run has a status of its own.
-    return getattr(importlib.import_module(f".{module}", __package__), request.op)(request) or 0
+    return operation(request) or 0

@@ -12,7 +12,6 @@ import re
 import signal
 
 from . import strict_json
-from .artifact_patterns import are_patterns
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -117,6 +116,14 @@ def _is_exit_code(value: object) -> bool:
     return _is_count(value) and value <= _HIGHEST_EXIT_CODE  # type: ignore[operator]
 
 
+def _are_patterns(value: object) -> bool:
+    if value == []:
+        return True
+    from .artifact_patterns import are_patterns  # noqa: PLC0415 - few jobs have some, and every answer would wait for it
+
+    return are_patterns(value)
+
+
 def _or_none(check: Callable[[object], bool]) -> Callable[[object], bool]:
     return lambda value: value is None or check(value)
 
@@ -135,7 +142,7 @@ _FIELDS: Dict[str, Dict[str, Callable[[object], bool]]] = {
         "grace": is_grace,
         "snapshot": _is_text,
         # Records of older supervisors lack it.
-        "artifacts": _or_none(are_patterns),
+        "artifacts": _or_none(_are_patterns),
         "created_at": _is_number,
         "received_at": _is_number,
         "place": _is_place,

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 
-from . import activation, job_files, states
+from . import job_files, states
 from .named_tuple import NamedTuple
 from .processes import Process, Snapshot
 from .records import ENDED, ENTRY, STOP, RecordError, is_grace, is_signal
@@ -131,9 +131,10 @@ class JobStop:
     def _load_inside(self, standing: Standing) -> None:
         """Know how to reach what a job whose supervisor has gone runs behind its launch command."""
         if standing.state == "lost" and job_files.exists(self._folder, ENTRY):
-            from .inside import load_inside  # noqa: PLC0415 - few jobs begin behind a launch command
+            from .activation import without_strays  # noqa: PLC0415 - few jobs begin behind a launch command
+            from .inside import load_inside  # noqa: PLC0415
 
-            self._inside = load_inside(self._folder, self._job_id, activation.without_strays(os.environb))
+            self._inside = load_inside(self._folder, self._job_id, without_strays(os.environb))
 
     def _grace(self, standing: Standing) -> float:
         return float(standing.spec["grace"] if self._wish.grace is None else self._wish.grace)

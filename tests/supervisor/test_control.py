@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -7,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -32,6 +34,34 @@ def test_what_is_no_request_gets_no_answer_but_a_plain_word(server: PretendServe
     assert ended.returncode == 2
     assert ended.stdout == b""
     assert b"no request came" in ended.stderr
+
+
+@pytest.mark.parametrize(("pause", "is_answered"), [(0.3, True), (1.5, False)])
+def test_a_request_may_come_slowly_but_not_be_silent(server: PretendServer, pause: float, *, is_answered: bool) -> None:
+    package = server.home / "supervisor"
+    shutil.copytree(server.entry.parent, package)
+    module = package / "supervisor" / "requests.py"
+    text = module.read_text()
+    assert "_SILENCE_SECONDS = 60.0" in text
+    module.write_text(text.replace("_SILENCE_SECONDS = 60.0", "_SILENCE_SECONDS = 1.0"))
+    line = json.dumps({"nonce": "0" * 16, "op": "status", **server.folders}).encode() + b"\n"
+    environment = {"PATH": os.environ["PATH"], "HOME": str(server.home), "REMOTE_TOOL_SUPERVISOR": "1"}
+    with subprocess.Popen(
+        [server.python, "-I", "-S", str(package / "run_control.py")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+        bufsize=0,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            for start in range(0, 50, 10):
+                process.stdin.write(line[start : start + 10])
+                time.sleep(pause)
+            process.stdin.write(line[50:])
+        assert (b'"jobs":[]' in process.stdout.read()) == is_answered
 
 
 @pytest.mark.row(109)
@@ -77,7 +107,8 @@ def test_an_operation_loads_what_it_needs_and_no_more(server: PretendServer, op:
     assert {"control", "job_files", MODULES[op]} <= ours
     others = {*MODULES.values(), "network", "facts", "supervise"} - {MODULES[op]}
     assert others & ours == ({"supervise"} if op == "start" else set())
-    dear = {"socket", "threading", "traceback", "platform", "subprocess", "typing", "ctypes"} & loaded
+    assert {"activation", "artifact_patterns"} & ours == ({"activation"} if op in {"start", "run"} else set())
+    dear = {"socket", "threading", "traceback", "platform", "subprocess", "typing", "ctypes", "importlib"} & loaded
     assert dear == ({"ctypes"} if op in {"start", "run"} else set())
 
 
