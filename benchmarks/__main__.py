@@ -13,7 +13,7 @@ from benchmarks import distance, relay, report, scale
 from benchmarks.contest import hold
 from benchmarks.field import Field
 from benchmarks.works import PLANS
-from tests import network_hosts
+from tests.leftovers import remove_leftovers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     unknown = set(chosen.works) - {*PLANS, *CURVES}
     if unknown:
         parser.error(f"no such work: {', '.join(sorted(unknown))}")
-    network_hosts.remove_leftovers()
+    remove_leftovers()
     results = _old(chosen.output) if chosen.keep else {}
     works = chosen.works or [*PLANS, *CURVES]
     results["machine"] = report.machine()

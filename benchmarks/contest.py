@@ -24,7 +24,7 @@ class Contender:
     """One way of doing a work.
 
     Attributes:
-        name: Who does it.
+        name: Who does it; ``its memory, MB`` is what else was measured, in a unit of its own.
         run: Does it once, and returns what it cost, in the unit of the work.
         before: Makes the state from which it is done; not measured.
         after: Waits until all of it is over; not measured.
@@ -80,7 +80,9 @@ class Result:
         return statistics.median(self.costs[name]) if self.costs.get(name) else None
 
     def ratio(self, name: str) -> float | None:
-        """Return the median cost as a multiple of the one that it is compared with."""
+        """Return the median cost as a multiple of the one that it is compared with; None in a unit of its own."""
+        if ", " in name:
+            return None
         own, other = self.median(name), self.median(self.work.against)
         return own / other if own is not None and other else None
 
@@ -121,7 +123,8 @@ def hold(work: Work, *, rounds: int | None = None, told: Callable[[str], None] =
     for name in result.costs:
         ratio = result.ratio(name)
         shown = f"  {ratio:.2f}" if ratio is not None else ""
-        told(f"  {name:<14} {result.median(name):.3f} {work.unit}{shown}")
+        what, _, unit = name.partition(", ")
+        told(f"  {what:<14} {result.median(name):.3f} {unit or work.unit}{shown}")
     return result
 
 

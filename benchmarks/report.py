@@ -93,10 +93,20 @@ def _ratio(work: Mapping[str, Any], name: str) -> str:
 def _spread(work: Mapping[str, Any]) -> str:
     costs = work["contenders"][OURS]["costs"]
     if len(costs) < 2:
-        return f"{costs[0]:.3g} {work['unit']}"
+        return f"{costs[0]:.3g} {work['unit']}{_besides(work)}"
     low, middle, high = statistics.quantiles(costs, n=4, method="inclusive")
     unit = "" if work["unit"] == "s" else f" {work['unit']}"
-    return f"{middle:.3g}{unit} ({low:.3g}–{high:.3g})"
+    return f"{middle:.3g}{unit} ({low:.3g}–{high:.3g}){_besides(work)}"
+
+
+def _besides(work: Mapping[str, Any]) -> str:
+    """Return what else was measured of ours, such as ``its memory, MB``."""
+    found = ""
+    for name, values in work["contenders"].items():
+        if name.startswith("its "):
+            what, _, unit = name.partition(", ")
+            found += f"; {what} {values['median']:.3g} {unit or work['unit']}"
+    return found
 
 
 def _machine_line(values: Mapping[str, Any]) -> str:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shlex
 import shutil
 import statistics
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks import programs
 from benchmarks.contest import BY_HAND, LABML, OURS, PARALLEL_SSH, Contender, Work
 from benchmarks.field import Field, small_files
+from tests.sshd import TestServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from tests.network_hosts import NetworkHost
-    from tests.sshd import TestServer
 
 SMALL_FILES = 5000
 BIG_BYTES = 200_000_000
@@ -344,16 +346,65 @@ def print_much(field: Field) -> Work:
         field.everywhere(f"cd {field.there(server, 'hand')} && rm -f log && {{ {program}; }} > log")
         return float((server.home / "hand" / "seconds").read_text())
 
+    seen = Supervision()
+
     def ours() -> float:
         (server.home / "ours" / "seconds").unlink(missing_ok=True)
         field.tool("job-run", "--server", server.name, "--no-sync", "--tag", "print", "--cmd", program)
+        seen.watch(server)
         field.tool("job-wait", "--tag", "print")
         for folder in (server.home / "ours" / ".jobs").iterdir():
             shutil.rmtree(folder, ignore_errors=True)
         return float((server.home / "ours" / "seconds").read_text())
 
-    contenders = (Contender(BY_HAND, by_hand), Contender(OURS, ours))
-    return Work("print", "a job printing 100 MB/s for 5 s, until it has written that", contenders, "≤ 1.0", rounds=5)
+    contenders = (
+        Contender(BY_HAND, by_hand),
+        Contender(OURS, ours),
+        Contender("its supervisor, % of a core", lambda: seen.percent),
+        Contender("its memory, MB", lambda: seen.megabytes),
+    )
+    title = "a job printing 100 MB/s for 5 s, until it has written that"
+    return Work("print", title, contenders, "≤ 1.0; supervisor < 1 %, < 20 MB", rounds=5)
+
+
+class Supervision:
+    """What the supervisor of the last job took while its command ran.
+
+    Attributes:
+        percent: Of a core.
+        megabytes: At most.
+    """
+
+    percent = 0.0
+    megabytes = 0.0
+
+    def watch(self, server: NetworkHost | TestServer) -> None:
+        """Look at the one supervisor of a server until it has ended."""
+        (record,) = (server.home / "ours" / ".jobs").glob("*/started.json")
+        pid = int(json.loads(record.read_text())["supervisor"]["pid"])
+        process = Path("/proc") / str(pid if isinstance(server, TestServer) else server.outer_pid(pid))
+        began, before = time.monotonic(), _processor_seconds(process)
+        while (now := _processor_seconds(process)) is not None and before is not None:
+            self.percent = 100 * (now - before) / max(0.5, time.monotonic() - began)
+            self.megabytes = _most_memory(process) or self.megabytes
+            time.sleep(0.05)
+
+
+def _processor_seconds(process: Path) -> float | None:
+    """Return the time that a process has had, also in the kernel; None when it has ended."""
+    try:
+        fields = (process / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _most_memory(process: Path) -> float:
+    try:
+        lines = (process / "status").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return next((int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("VmHWM:")), 0.0)
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 120.0) -> None:

@@ -58,6 +58,7 @@ def test_the_page_gets_its_tables_and_keeps_its_prose(tmp_path: Path) -> None:
     costs = {
         BY_HAND: {"costs": [2.0], "median": 2.0, "ratio": 1.0},
         OURS: {"costs": [1.0], "median": 1.0, "ratio": 0.5},
+        "its memory, MB": {"costs": [64.84], "median": 64.84, "ratio": None},
     }
     work = {"title": "a work", "goal": "≤ 0.8", "unit": "s", "contenders": costs}
     measured = {"run": {"1": [0.3, 0.5, 1.8], "8": [0.4, 0.6, 1.9]}}
@@ -75,7 +76,7 @@ def test_the_page_gets_its_tables_and_keeps_its_prose(tmp_path: Path) -> None:
     for _ in range(2):
         report.write_page(page, results)
     text = page.read_text()
-    assert text.count("| a work | ≤ 0.8 | **0.50** | 1.00 | – | – | 1 s |") == 1
+    assert text.count("| a work | ≤ 0.8 | **0.50** | 1.00 | – | – | 1 s; its memory 64.8 MB |") == 1
     assert "| run, s | 0.30 | 0.40 |" in text
     assert text.count("| 4 | 41.0 | 10.2 | 0.25 | 92.0 | 23.0 |") == 1
     assert "labml_remote* is version 0.1.1" in text
