@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 PROGRAM = (sys.executable, "-m", "remote_tool")
+ROOM = 2.0
 
 
 @pytest.fixture
@@ -54,9 +55,10 @@ def commands_with(word: str) -> list[str]:
 
 
 def leaves_within(process: subprocess.Popen[bytes], seconds: float) -> tuple[bytes, bytes]:
+    """Wait as long as was promised, and a little: other tests run at the same time."""
     began = time.monotonic()
     out, err = process.communicate(timeout=20)
-    assert time.monotonic() - began < seconds
+    assert time.monotonic() - began < seconds + ROOM
     return out, err
 
 
@@ -69,7 +71,7 @@ def test_an_interrupted_run_leaves_at_once_and_takes_its_command_along(
     assert process.stdout is not None
     assert process.stdout.readline() == b"up\n"
     process.send_signal(number)
-    out, err = leaves_within(process, 2)
+    out, err = leaves_within(process, 1)
     assert (process.returncode, out, err) == (status, b"", b"")
     while commands_with(marker):
         time.sleep(0.02)
@@ -82,7 +84,7 @@ def test_ctrl_c_at_a_tail_leaves_the_job_alone_and_says_how_to_come_back(project
     assert process.stdout is not None
     assert process.stdout.readline() == b"up\n"
     process.send_signal(signal.SIGINT)
-    out, err = leaves_within(process, 2)
+    out, err = leaves_within(process, 1)
     again = f"still running; to follow again: remote-tool job-tail --job {job.key}"
     assert (process.returncode, out, err.decode().strip()) == (130, b"", again)
     assert len(processes_of(job.id)) >= 1
@@ -97,7 +99,7 @@ def test_a_reader_that_goes_away_ends_the_program_silently(project: Path, argume
     assert process.stdout.readline().endswith(b"y\n")
     process.stdout.close()
     process.stdout = None
-    _, err = leaves_within(process, 3)
+    _, err = leaves_within(process, 1)
     assert (process.returncode, err) == (141, b"")
 
 
@@ -109,7 +111,7 @@ def test_a_tail_without_reader_leaves_the_job_alone(project: Path) -> None:
     process.stdout.readline()
     process.stdout.close()
     process.stdout = None
-    _, err = leaves_within(process, 3)
+    _, err = leaves_within(process, 1)
     assert (process.returncode, err) == (141, b"")
     assert len(processes_of(job.id)) >= 1
     kill(project, job)

@@ -81,10 +81,9 @@ def test_a_request_out_of_the_home_is_refused(server: PretendServer, changes: di
     assert message in server.call(str(op), **fields)["error"]
 
 
-@pytest.mark.row(29)
-def test_an_error_of_the_system_names_path_and_number(server: PretendServer) -> None:
-    server.jobs.parent.joinpath(".jobs").write_text("a file")
-    assert "no folder" in server.call("status", ids=None)["error"]
+def test_a_file_where_the_jobs_should_be_is_named(server: PretendServer) -> None:
+    server.jobs.write_text("a file")
+    assert f"{server.jobs} is a symbolic link or no folder" in server.call("status", ids=None)["error"]
 
 
 MODULES = {"status": "status", "start": "starting", "follow": "follow", "stop": "stopping", "run": "attached"}

@@ -52,10 +52,10 @@ if TYPE_CHECKING:
 
     from remote_tool.config.model import Config
 
-EXAMPLES = 7
+EXAMPLES = int(os.environ.get("TESTS_EXAMPLES", "7"))
 STEPS = 16
 # With which the Hypothesis of today follows every rule several times.
-SEED = 39
+SEED = int(os.environ.get("TESTS_SEED", "39"))
 PATIENCE = 20.0
 LAPTOPS = st.sampled_from([0, 1])
 WHICH = st.integers(0, 1000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from pathlib import Path
@@ -14,8 +15,8 @@ from .injection import Zygote, wait_until
 from .job_case import COMMAND, JobCase
 from .sweeping import run_all
 
-SEED = 3
-RUNS = 100
+SEED = int(os.environ.get("TESTS_SEED", "3"))
+RUNS = int(os.environ.get("TESTS_EXAMPLES", "100"))
 # Forks until it is stopped; a child of it leaves everything but its output.
 BUSY = "while :; do (setsid sleep 0.1 &); sleep 0.05; done"
 
