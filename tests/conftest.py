@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import sys
+import tempfile
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
@@ -13,11 +17,12 @@ from hypothesis import HealthCheck, settings
 from remote_tool.config.model import Config, HostKeyPolicy, Server
 from remote_tool.paths import LocalPaths, RemotePaths
 from tests import figures
+from tests.containers import Podman
+from tests.leftovers import new_name, remove_leftovers
 from tests.sshd import TestServer, make_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from pathlib import Path
 
     from tests.sshd import Reachable
 
@@ -85,6 +90,26 @@ def make_configuration(
 def ssh_key(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A key that every test server accepts."""
     return make_key(tmp_path_factory.mktemp("key") / "id_ed25519")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _leftovers() -> None:
+    """Remove what a killed run has left."""
+    if sys.platform == "linux" and os.geteuid() == 0:
+        remove_leftovers()
+
+
+@pytest.fixture(scope="session")
+def podman() -> Iterator[Podman]:
+    """Podman, whether it works here or not; the path of its store must be short."""
+    folder = Path(tempfile.gettempdir()) / new_name()
+    folder.mkdir(mode=0o700)
+    try:
+        found = Podman(folder)
+        yield found
+        found.end()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

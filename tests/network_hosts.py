@@ -2,16 +2,13 @@
 
 The hosts of a test are plugged into one switch, a bridge in a network namespace; the test itself is the laptop, on
 the same switch. A host can lose its cable, be slow, lose packets, lose its power and come back with a new boot id.
-Everything has a name that begins with ``rt``, the pid of the test's process and ``n``: what a killed run has left is
-found by the pid that is no more. Needs root.
+What a killed run has left is found by its name, see :mod:`tests.leftovers`. Needs root.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import os
-import re
 import shutil
 import socket
 import subprocess
@@ -22,6 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from tests.leftovers import new_name, try_to
 from tests.sshd import SSHD, launch, make_key
 
 if TYPE_CHECKING:
@@ -29,14 +27,12 @@ if TYPE_CHECKING:
 
 PROGRAMS = ("ip", "nft", "tc", "unshare", "nsenter", "setpriv", "mount", "ssh-keygen", SSHD)
 HOME = "/mnt/home"
-_MARK = re.compile(r"rt([0-9]+)n[0-9]+", re.ASCII)
 _NEVER = "/run/never"
 _START_SECONDS = 20.0
 _ALL = 100
 _KILL = 9
 _HANG_UP = 1
 _FAKE_TIME = ("/usr/lib/*/faketime/libfaketime.so.1", "/usr/lib*/faketime/libfaketime.so.1")
-_numbers = itertools.count(1)
 
 # The first process of a host. Its arguments are folders under /tmp that Python needs, such as the environment.
 _INIT = f"""
@@ -101,9 +97,9 @@ def missing() -> str | None:
     absent = [name for name in PROGRAMS if shutil.which(name) is None]
     if absent:
         return f"servers in namespaces of their own need {', '.join(absent)}"
-    name = f"rt{os.getpid()}n0"
+    name = new_name()
     tried = subprocess.run(["/bin/sh", "-ec", _PROBE, "probe", name], capture_output=True, text=True, check=False)
-    _try("ip", "netns", "del", name)
+    try_to("ip", "netns", "del", name)
     return f"this system allows no servers in namespaces: {tried.stderr.strip()}" if tried.returncode else None
 
 
@@ -237,13 +233,13 @@ class NetworkHost:
         self._network.remove_rules(self.switch_port)
         if self._process is not None:
             for namespace, device in ((self._network.switch, self.switch_port), (self._namespace, "eth0")):
-                _try("tc", "-n", namespace, "qdisc", "del", "dev", device, "root")
+                try_to("tc", "-n", namespace, "qdisc", "del", "dev", device, "root")
             self._network.in_switch(f"link set {self.switch_port} up")
 
     def add_interface(self, name: str, address: str) -> None:
         """Give it a cable into another switch, with an address like ``192.168.7.2/24``; until its power goes."""
         port, bridge = f"{self.switch_port}{name}", f"switch-{name}"
-        _try("ip", "-n", self._network.switch, "link", "add", bridge, "type", "bridge", "mcast_snooping", "0")
+        try_to("ip", "-n", self._network.switch, "link", "add", bridge, "type", "bridge", "mcast_snooping", "0")
         self._network.in_switch(
             f"link set {bridge} up",
             f"link add {port} type veth peer name {name} netns {self._namespace}",
@@ -263,7 +259,7 @@ class NetworkHost:
         """End all its processes at once; its network does not say so, as with a real one."""
         if self._process is None:
             return
-        _try("ip", "-n", self._network.switch, "link", "set", self.switch_port, "down")
+        try_to("ip", "-n", self._network.switch, "link", "set", self.switch_port, "down")
         with suppress(ProcessLookupError):
             os.kill(self._init or self._process.pid, _KILL)
         # The kernel lets the first process go when all the others have gone.
@@ -271,8 +267,8 @@ class NetworkHost:
         self._process = None
         self._init = 0
         # Its connections go with its namespace; otherwise they would say goodbye when the link is back.
-        _try("ip", "-n", self._network.switch, "link", "del", self.switch_port)
-        _try("ip", "netns", "del", self._namespace)
+        try_to("ip", "-n", self._network.switch, "link", "del", self.switch_port)
+        try_to("ip", "netns", "del", self._namespace)
 
     def power_on(self, *, wait: bool = True) -> None:
         """Start it, and wait until its sshd answers."""
@@ -413,7 +409,7 @@ class Network:
     def __init__(self, root: Path, key: Path) -> None:
         self.root = root
         self.key = key
-        self.name = f"rt{os.getpid()}n{next(_numbers)}"
+        self.name = new_name()
         self.switch = f"{self.name}s"
         self.subnet, self._claim = _claim_subnet()
         self.address = f"10.213.{self.subnet}.1"
@@ -461,10 +457,10 @@ class Network:
         """Remove everything."""
         for host in self._hosts:
             host.power_off()
-        _try("ip", "link", "del", self.name)
-        _try("ip", "netns", "del", self.switch)
+        try_to("ip", "link", "del", self.name)
+        try_to("ip", "netns", "del", self.switch)
         for disk in self._disks:
-            _try("umount", "--lazy", str(disk))
+            try_to("umount", "--lazy", str(disk))
         self._claim.close()
 
     def in_switch(self, *commands: str) -> None:
@@ -519,53 +515,12 @@ class Network:
         )  # fmt: skip
 
 
-def remove_leftovers(*, of_this_process: bool = False) -> None:
-    """Remove what tests left whose process is no more; and what this process has, when asked."""
-    for name in _namespaces():
-        if _is_left(name, of_this_process):
-            pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False)
-            for pid in pids.stdout.split():
-                with suppress(ProcessLookupError):
-                    os.kill(int(pid), _KILL)
-            _try("ip", "netns", "del", name)
-    for _, name in socket.if_nameindex():
-        if _is_left(name, of_this_process):
-            _try("ip", "link", "del", name)
-    for source, target in _mounts():
-        if _is_left(source, of_this_process):
-            _try("umount", "--lazy", target)
-
-
-def traces(mark: str = "rt") -> list[str]:
-    """Return the namespaces, links and mounts whose name begins so."""
-    names = [*_namespaces(), *(name for _, name in socket.if_nameindex()), *(source for source, _ in _mounts())]
-    return [name for name in names if _MARK.match(name) and name.startswith(mark)]
-
-
 def fake_time_library() -> str | None:
     """Return where libfaketime is."""
     for pattern in _FAKE_TIME:
         for path in Path("/").glob(pattern.removeprefix("/")):
             return str(path)
     return None
-
-
-def _is_left(name: str, of_this_process: bool) -> bool:
-    match = _MARK.match(name)
-    if match is None:
-        return False
-    pid = int(match[1])
-    return of_this_process if pid == os.getpid() else not Path(f"/proc/{pid}").exists()
-
-
-def _namespaces() -> list[str]:
-    folder = Path("/run/netns")
-    return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
-
-
-def _mounts() -> list[tuple[str, str]]:
-    lines = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
-    return [(line[0], line[1].replace("\\040", " ")) for line in lines]
 
 
 def _claim_subnet() -> tuple[int, socket.socket]:
@@ -625,8 +580,3 @@ def _command(*words: str, text: str = "") -> None:
     result = subprocess.run(words, input=text, capture_output=True, text=True, check=False, timeout=20)
     if result.returncode:
         raise RuntimeError(f"{' '.join(words)}: {result.stderr.strip()}\n{text}")
-
-
-def _try(*words: str) -> None:
-    """Run a command that may have nothing to do."""
-    subprocess.run(words, capture_output=True, check=False, stdin=subprocess.DEVNULL, timeout=20)

@@ -10,7 +10,8 @@ from remote_tool import Workspace
 from remote_tool.workflows.events import Event, Notice
 from remote_tool.workspace import Hooks
 from tests.conftest import make_configuration
-from tests.network_hosts import Network, missing, remove_leftovers
+from tests.leftovers import remove_leftovers
+from tests.network_hosts import Network, missing
 from tests.project import make_project
 
 if TYPE_CHECKING:

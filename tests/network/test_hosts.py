@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.figures import record_figure
-from tests.network_hosts import Network, NetworkHost, fake_time_library, remove_leftovers, traces
+from tests.leftovers import remove_leftovers, traces
+from tests.network_hosts import Network, NetworkHost, fake_time_library
 
 if TYPE_CHECKING:
     from collections.abc import Callable

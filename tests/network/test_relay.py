@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from remote_tool import Workspace
@@ -25,6 +26,20 @@ pytestmark = pytest.mark.slow
 
 LARGE = 3_000_000
 PATIENCE = 30.0
+
+
+@contextmanager
+def begin_relay(workspace: Workspace) -> Iterator[subprocess.Popen[bytes]]:
+    """Begin a sync, which is killed at the end if it still goes on."""
+    words = [sys.executable, "-m", "remote_tool", "rsync", "--relay"]
+    program = subprocess.Popen(
+        words, cwd=workspace.root, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    try:
+        yield program
+    finally:
+        program.kill()
+        program.communicate()
 
 
 def wait_until(condition: Callable[[], object], what: str) -> None:
@@ -89,18 +104,8 @@ def test_a_cut_in_the_middle_leaves_what_the_next_sync_mends(network: Network, m
     arriving = [host.home / "project" / ".remote-scripts" / "partial" for host in hosts[1:]]
     for host in hosts[1:]:
         host.slow("2mbit")
-    program = subprocess.Popen(
-        [sys.executable, "-m", "remote_tool", "rsync", "--relay"],
-        cwd=workspace.root,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
+    with begin_relay(workspace):
         wait_until(lambda: all(any(folder.glob("relay.*")) for folder in arriving), "files that arrive")
-    finally:
-        program.send_signal(signal.SIGKILL)
-        program.wait()
     for host in hosts:
         host.mend()
         wait_until(partial(is_idle, host), "the end of what was opened")
@@ -119,18 +124,12 @@ def test_a_source_that_dies_is_done_without(network: Network, make_workspace: Ma
     workspace.rsync(["one"])
     arriving = hosts[1].home / "project" / ".remote-scripts" / "partial"
     hosts[1].slow("8mbit")
-    program = subprocess.Popen(
-        [sys.executable, "-m", "remote_tool", "rsync", "--relay"],
-        cwd=workspace.root,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
-    wait_until(lambda: any(arriving.glob("relay.*")), "files that arrive")
-    # As when it is killed: its end is seen by the others at once.
-    (share,) = [pid for pid, command in hosts[0].pids().items() if "run_control" in command]
-    os.kill(hosts[0].outer_pid(share), signal.SIGKILL)
-    _, said = program.communicate(timeout=60)
+    with begin_relay(workspace) as program:
+        wait_until(lambda: any(arriving.glob("relay.*")), "files that arrive")
+        # As when it is killed: its end is seen by the others at once.
+        (share,) = [pid for pid, command in hosts[0].pids().items() if "run_control" in command]
+        os.kill(hosts[0].outer_pid(share), signal.SIGKILL)
+        _, said = program.communicate(timeout=60)
     assert program.returncode == 0, said
     assert b"is sent from here, not fetched from one: " in said
     assert [digests(host.home / "project") for host in hosts] == [wanted] * 3

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,15 +32,6 @@ trap 'echo heard' TERM
 echo ready
 while :; do sleep 1; done
 """
-
-
-@pytest.fixture(scope="module")
-def podman() -> Iterator[Podman]:
-    """Podman, when it works here."""
-    with tempfile.TemporaryDirectory(prefix="podman-") as folder:
-        found = Podman(Path(folder))
-        yield found
-        found.end()
 
 
 class Door:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from remote_tool.supervisor.log_limit import KEPT_BEGINNING, bytes_on_disk, end_of_hole, give_back
 from tests.figures import record_figure
+from tests.small_disks import small_disk
 from tests.supervisor.conftest import PretendServer, wait_until
 
 if TYPE_CHECKING:
@@ -37,24 +37,13 @@ os.write(2, b"%d" % written)
 """
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path, installed: Path) -> Iterator[PretendServer]:
+@pytest.fixture(name="small_disk")
+def small_home(tmp_path: Path, installed: Path) -> Iterator[PretendServer]:
     """A server whose home is a disk of 64 MB."""
-    if os.geteuid() != 0 or shutil.which("mount") is None:
-        pytest.skip("a disk of its own needs root")
-    home = tmp_path / "small"
-    home.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(home)], check=False, capture_output=True, text=True
-    )
-    if made.returncode:
-        pytest.skip(f"this system mounts nothing: {made.stderr.strip()}")
-    server = PretendServer(home, installed)
-    try:
+    with small_disk(tmp_path / "small", "size=64m") as home:
+        server = PretendServer(home, installed)
         yield server
         server.clean()
-    finally:
-        subprocess.run(["umount", "-l", str(home)], check=True)
 
 
 def memory_of(pid: int) -> int:

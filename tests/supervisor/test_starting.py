@@ -16,6 +16,7 @@ import pytest
 
 from remote_tool.supervisor import processes, starting
 from tests.below import contents_below
+from tests.small_disks import small_disk
 
 from .conftest import PretendServer, wait_until
 
@@ -314,20 +315,12 @@ def test_two_jobs_are_ended_one_by_one(server: PretendServer) -> None:
     assert server.status(second)["state"] == "running"
 
 
-@pytest.fixture
-def small_disk(own_home: PretendServer) -> Iterator[Path]:
+@pytest.fixture(name="small_disk")
+def small_jobs_disk(own_home: PretendServer) -> Iterator[Path]:
     """A file system of its own for the jobs folder, with little room."""
-    server = own_home
-    server.jobs.mkdir(mode=0o700)
-    options = "size=1m,nr_inodes=20,mode=0700"
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", server.jobs], capture_output=True, check=False
-    )
-    if mounted.returncode != 0:
-        pytest.skip("mounting a file system is not allowed here")
-    yield server.jobs
-    server.clean()
-    subprocess.run(["umount", "--lazy", server.jobs], check=True)
+    with small_disk(own_home.jobs, "size=1m,nr_inodes=20,mode=0700") as folder:
+        yield folder
+        own_home.clean()
 
 
 @pytest.mark.row(29)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.small_disks import small_disk
 
 from .injection import Zygote, can_trace
 
@@ -32,15 +33,8 @@ def zygote(tracing: None) -> Iterator[Zygote]:
         yield process
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+@pytest.fixture(name="small_disk")
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own, with room for little."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    options = "size=128k,nr_inodes=40,mode=0700"
-    if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True, check=False
-    ).returncode:
-        pytest.skip("mounting a file system is not allowed here")
-    yield folder
-    subprocess.run(["umount", "--lazy", folder], check=True)
+    with small_disk(tmp_path / "disk", "size=128k,nr_inodes=40,mode=0700") as folder:
+        yield folder

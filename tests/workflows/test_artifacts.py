@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ from remote_tool.workflows.events import Notice
 from remote_tool.workspace import Hooks
 from tests.below import files_below
 from tests.project import make_project
+from tests.small_disks import small_disk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -485,15 +485,8 @@ def test_many_small_files_come(desk: Desk) -> None:
 def test_without_room_here_nothing_is_begun_and_the_rest_comes(
     shared_servers: tuple[TestServer, TestServer], tmp_path: Path
 ) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a small disk")
     root = make_project(tmp_path / "here", shared_servers)
-    jobs = root / ".remote" / "jobs"
-    jobs.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=80m", "tmpfs", str(jobs)], check=False)
-    if made.returncode != 0:
-        pytest.skip("this system mounts nothing")
-    try:
+    with small_disk(root / ".remote" / "jobs", "size=80m") as jobs:
         desk = Desk(Workspace.find(root), shared_servers[0])
         job = desk.start("", "*.pt")
         desk.write("large.pt", b"x" * 30 * MEBIBYTE)
@@ -506,8 +499,6 @@ def test_without_room_here_nothing_is_begun_and_the_rest_comes(
         assert set(desk.here(job)) == {"small.pt"}
         (desk.folder / "large.pt").unlink()
         desk.end()
-    finally:
-        subprocess.run(["umount", "-l", str(jobs)], check=True)
 
 
 def test_one_server_that_is_away_holds_up_no_other(

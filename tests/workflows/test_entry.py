@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,6 +17,7 @@ from tests.sshd import TestServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
 UNSHARE = "unshare --pid --mount --fork --mount-proc"
 
@@ -27,15 +26,6 @@ UNSHARE = "unshare --pid --mount --fork --mount-proc"
 def _permitted() -> None:
     if subprocess.run([*UNSHARE.split(), "true"], check=False, capture_output=True).returncode:
         pytest.skip("unshare is not permitted here")
-
-
-@pytest.fixture(scope="module")
-def podman() -> Iterator[Podman]:
-    """Podman, whether it works or not."""
-    with tempfile.TemporaryDirectory(prefix="podman-") as folder:
-        found = Podman(Path(folder))
-        yield found
-        found.end()
 
 
 def write_entries(root: Path, *entries: Mapping[str, object]) -> None:
