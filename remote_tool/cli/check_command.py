@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from remote_tool.cli.check_table import print_reports
 from remote_tool.cli.console import Console, inform, leave_unless_ok, say
 from remote_tool.cli.json_output import errors_as_json, print_json
-from remote_tool.cli.options import AsJson, Servers, Verbose
+from remote_tool.cli.options import AsJson, Hostfile, Hosts, Servers, Targets, Verbose
 from remote_tool.cli.plain import one_line
 
 if TYPE_CHECKING:
@@ -17,10 +17,18 @@ if TYPE_CHECKING:
     from remote_tool.workflows.check import CheckAnswer, ServerReport
 
 
-def check(*, server: Servers = None, json: AsJson = False, verbose: Verbose = 0) -> None:
+def check(
+    *,
+    server: Servers = None,
+    hosts: Hosts = None,
+    hostfile: Hostfile = None,
+    json: AsJson = False,
+    verbose: Verbose = 0,
+) -> None:
     """Look whether servers are fit for training together, and say what mends what is not; changes nothing."""
+    targets = Targets.read(server, hosts, hostfile)
     with Console(verbose=verbose, activity="looking") as console:
-        answer = console.find_workspace().check(server or ())
+        answer = console.find_workspace(targets).check(targets.servers)
     if json:
         print_json(_document(answer))
     else:

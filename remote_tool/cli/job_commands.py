@@ -122,6 +122,8 @@ def job_tail(  # noqa: PLR0913 - one parameter per option
 def job_kill(  # noqa: PLR0913 - one parameter per option
     *,
     server: Servers = None,
+    hosts: Hosts = None,
+    hostfile: Hostfile = None,
     job: Jobs = None,
     tag: Tags = None,
     signal: Annotated[
@@ -146,11 +148,14 @@ def job_kill(  # noqa: PLR0913 - one parameter per option
 ) -> None:
     """Stop jobs: SIGTERM, a grace, SIGKILL, to every process of them. Asks when nothing is selected."""
     name = signal_name(signal)
+    targets = Targets.read(server, hosts, hostfile)
     if strays:
         if job or tag:
             raise UsageError("--strays are of jobs that are over; choose with --server")
-        end_strays(StrayRequest(tuple(server or ()), name, grace, yes=yes, json=json), verbose=verbose)
+        end_strays(StrayRequest(targets, name, grace, yes=yes, json=json), verbose=verbose)
         return
+    if targets.is_list:
+        raise UsageError("--hosts and --hostfile of job-kill are for --strays", hint="--server NAME, which is the host")
     selection = JobSelection(tuple(job or ()), tuple(tag or ()), tuple(server or ()))
     if not selection.is_explicit:
         selection = _ask_which(verbose=verbose, yes=yes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -135,6 +136,17 @@ class Targets:
         if len(given) > 1:
             raise UsageError(f"{' and '.join(given)} both say which servers are meant", hint="Keep one of them")
         return cls(tuple(servers or ()), hosts, hostfile)
+
+    @property
+    def is_list(self) -> bool:
+        """Whether hosts of a list are meant."""
+        return self.hosts is not None or self.hostfile is not None
+
+    @property
+    def words(self) -> str:
+        """The options as they are typed, with a space before each; empty without any."""
+        given = [*(("--server", name) for name in self.servers), ("--hosts", self.hosts), ("--hostfile", self.hostfile)]
+        return "".join(f" {option} {shlex.quote(value)}" for option, value in given if value is not None)
 
 
 def refuse_both(*, json: bool, follow: bool) -> None:

@@ -10,7 +10,7 @@ from remote_tool import workflows
 from remote_tool.cli.bandwidth_matrix import matrix, remarks
 from remote_tool.cli.console import Console, inform, leave_unless_ok, print_data, show_failures
 from remote_tool.cli.json_output import errors_as_json, print_json, servers_document
-from remote_tool.cli.options import AsJson, Servers, Verbose
+from remote_tool.cli.options import AsJson, Hostfile, Hosts, Servers, Targets, Verbose
 from remote_tool.errors import JobError, SomeServersFailedError
 
 if TYPE_CHECKING:
@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from remote_tool.workflows.install_keys import KeyOnServer
 
 
-def keys(
+def keys(  # noqa: PLR0913 - one parameter per option
     *,
     server: Servers = None,
+    hosts: Hosts = None,
+    hostfile: Hostfile = None,
     passphrase: Annotated[
         bool, typer.Option("--passphrase", help="Ask for a passphrase for a key that is made.")
     ] = False,
@@ -29,9 +31,10 @@ def keys(
     verbose: Verbose = 0,
 ) -> None:
     """Log in by key from now on: make a key if there is none, add it to the servers, and try it."""
+    targets = Targets.read(server, hosts, hostfile)
     with Console(verbose=verbose, activity="connecting") as console:
-        request = workflows.install_keys.KeysRequest(tuple(server or ()), passphrase, dry_run)
-        results = console.find_workspace().install_keys(request, check=False)
+        request = workflows.install_keys.KeysRequest(targets.servers, passphrase, dry_run)
+        results = console.find_workspace(targets).install_keys(request, check=False)
     if json:
         print_json(servers_document(results.values, results.errors))
     else:
@@ -40,7 +43,7 @@ def keys(
     show_failures(results.errors)
     if results.errors:
         leave_unless_ok(SomeServersFailedError(results.errors, list(results.values)).exit_code)
-    inform("nothing was changed" if dry_run else "next: remote-tool prepare")
+    inform("nothing was changed" if dry_run else f"next: remote-tool prepare{targets.words}")
 
 
 def _told(key: KeyOnServer) -> str:
@@ -58,6 +61,8 @@ def _told(key: KeyOnServer) -> str:
 def bandwidth(
     *,
     server: Servers = None,
+    hosts: Hosts = None,
+    hostfile: Hostfile = None,
     seconds: Annotated[
         float, typer.Option("--seconds", metavar="N", help="How long each direction is measured.")
     ] = 2.0,
@@ -65,8 +70,9 @@ def bandwidth(
     verbose: Verbose = 0,
 ) -> None:
     """Measure what goes between every two servers, over the addresses that a launch uses."""
+    targets = Targets.read(server, hosts, hostfile)
     with Console(verbose=verbose, activity="connecting") as console:
-        answer = console.find_workspace().measure_bandwidth(server or (), seconds=seconds)
+        answer = console.find_workspace(targets).measure_bandwidth(targets.servers, seconds=seconds)
     if json:
         print_json(_bandwidth_document(answer))
     elif answer.links:

@@ -15,6 +15,7 @@ from remote_tool.jobs.job import DEFAULT_GRACE
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from remote_tool.cli.options import Targets
     from remote_tool.errors import RemoteToolError
     from remote_tool.workflows.strays import StraysAnswer
 
@@ -26,14 +27,14 @@ class StrayRequest:
     """What the user wants of strays.
 
     Attributes:
-        servers: Empty: all.
+        targets: On which servers.
         signal: The first one.
         grace: Seconds until SIGKILL; None: 10.
         yes: Whether they are ended without a question.
         json: Whether one document is printed.
     """
 
-    servers: tuple[str, ...]
+    targets: Targets
     signal: str
     grace: float | None
     yes: bool
@@ -43,8 +44,8 @@ class StrayRequest:
 def end_strays(request: StrayRequest, *, verbose: int) -> None:
     """Show strays; end them when the user says so. Ends with 1 when some are left."""
     with Console(verbose=verbose, activity="looking for strays") as console:
-        workspace = console.find_workspace()
-        found = workspace.find_strays(request.servers)
+        workspace = console.find_workspace(request.targets)
+        found = workspace.find_strays(request.targets.servers)
     if not request.json:
         _show(found, streams.OUT)
     wanted = bool(found.strays) and (request.yes or (not request.json and _is_wanted(found)))

@@ -86,7 +86,7 @@ async def find_strays(context: Context, servers: Sequence[str] = ()) -> StraysAn
             return {}, []
         return _read_answer(server, answer)
 
-    results = await on_every(choose_servers(context.config, servers), ask)
+    results = await on_every(_servers_to_ask(context, servers), ask)
     found = [stray for _, strays in results.values.values() for stray in strays]
     known = context.registry.find({stray.job_id for stray in found})
     return StraysAnswer(
@@ -94,6 +94,16 @@ async def find_strays(context: Context, servers: Sequence[str] = ()) -> StraysAn
         {server: place for server, (place, _) in results.values.items()},
         results.errors,
     )
+
+
+def _servers_to_ask(context: Context, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the servers that are meant: without a choice also those of earlier host lists that had jobs."""
+    config = context.config
+    listed = {name for name, server in config.servers.items() if server.is_listed}
+    if names or config.listed or not listed:
+        return choose_servers(config, names)
+    earlier = sorted(listed & {job.server for job in context.registry.load()[0]})
+    return (*config.usual_servers, *earlier) or choose_servers(config, ())
 
 
 async def end_strays(

@@ -60,6 +60,22 @@ def test_a_launch_takes_its_processes_from_the_list_unless_told(bare: Path) -> N
         ]
 
 
+def test_servers_are_looked_after_by_a_list_too(bare: Path) -> None:
+    let_in = remote_tool("keys", "--hosts", "10.0.0.1", "--dry-run", cwd=bare)
+    assert (let_in.returncode, let_in.stdout) == (0, "10.0.0.1: a key logs in already\n"), let_in.stderr
+    ready = remote_tool("keys", "--hostfile", "hosts", cwd=bare)
+    assert ready.stderr.splitlines()[-1:] == ["next: remote-tool prepare --hostfile hosts"]
+    checked = json.loads(remote_tool("check", "--hostfile", "hosts", "--json", cwd=bare).stdout)
+    assert [each["name"] for each in checked["servers"]] == ["10.0.0.2", "10.0.0.1"]
+    measured = remote_tool("bandwidth", "--hosts", "10.0.0.1,10.0.0.2", "--seconds", "0.1", "--json", cwd=bare)
+    links = json.loads(measured.stdout)["links"]
+    assert {(each["from"], each["to"]) for each in links} == {("10.0.0.1", "10.0.0.2"), ("10.0.0.2", "10.0.0.1")}
+    strays = remote_tool("job-kill", "--strays", "--hosts", "10.0.0.1", cwd=bare)
+    assert (strays.returncode, strays.stderr) == (0, "no strays\n")
+    refused = remote_tool("job-kill", "--hosts", "10.0.0.1", cwd=bare)
+    assert (refused.returncode, "are for --strays" in refused.stderr) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

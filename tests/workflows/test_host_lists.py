@@ -99,6 +99,18 @@ def test_hosts_of_earlier_lists_where_nothing_runs_are_left_alone(bare: Workspac
         later.run("true", ["127.0.0.9"])
 
 
+def test_strays_are_looked_for_on_hosts_of_earlier_lists_that_had_jobs(
+    shared_project: Path,  # noqa: ARG001 - it is what prepares them
+    listing: tuple[TestServer, TestServer],
+    tmp_path: Path,
+) -> None:
+    workspace = Workspace.find(make_project(tmp_path / "project", listing[:1]))
+    workspace.with_hosts("10.0.0.2,127.0.0.9").start("10.0.0.2", "true", sync=False).wait()
+    later = Workspace.find(workspace.root)
+    assert list(later.find_strays().places) == ["first", "10.0.0.2"]
+    assert list(later.find_strays(["10.0.0.2"]).places) == list(later.with_hosts("10.0.0.2").find_strays().places)
+
+
 def test_a_configured_host_of_a_list_is_the_configured_server(
     shared_project: Path,  # noqa: ARG001 - it is what prepares them
     listing: tuple[TestServer, TestServer],
