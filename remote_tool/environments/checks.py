@@ -184,7 +184,7 @@ def _cards(gpus: GpuAnswer) -> Check:
     parts = f", {gpus.parts} MIG parts" if gpus.parts else ""
     text = "; ".join(f"{number} x {model}" for model, number in models.items()) + parts
     if len(models) > 1:
-        return Check("gpus", Status.WARN, text, "the slowest GPU sets the pace: --env CUDA_VISIBLE_DEVICES chooses")
+        return Check("gpus", Status.WARN, text, "the slowest GPU sets the pace: --devices chooses")
     return Check("gpus", Status.OK, text)
 
 

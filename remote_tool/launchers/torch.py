@@ -79,6 +79,7 @@ class NodeFacts:
         place: Which machine and which folder on it; the same for two names of one; empty when it does not say.
         devices: The GPUs that it is to use, by number or UUID; empty: all.
         variables: That the configuration has for it.
+        nccl: Version of the NCCL that came with torch; empty when that is not known.
         listed: How many processes a host list gives it; None without one.
     """
 
@@ -91,6 +92,7 @@ class NodeFacts:
     place: str = ""
     devices: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)
+    nccl: str = ""
     listed: int | None = None
 
 
@@ -193,7 +195,7 @@ def check_nodes(facts: Sequence[NodeFacts]) -> None:
     """Refuse servers that cannot train together.
 
     Raises:
-        JobError: Two are one machine, torch is missing on one, or torch or Python differ between them.
+        JobError: Two are one machine, torch is missing on one, or torch, NCCL or Python differ between them.
     """
     refuse_one_machine(facts)
     for node in facts:
@@ -205,6 +207,7 @@ def check_nodes(facts: Sequence[NodeFacts]) -> None:
             )
     for what, versions in (
         ("torch", {node.server: node.torch for node in facts}),
+        ("NCCL", {node.server: node.nccl for node in facts if node.nccl}),
         ("Python", {node.server: _minor(node.python) for node in facts}),
     ):
         if len(set(versions.values())) > 1:

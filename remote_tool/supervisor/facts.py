@@ -9,9 +9,10 @@ import socket
 import time
 
 from . import activation, addresses, processes
-from .activation import Activation, ActivationError
+from .activation import Activation, ActivationError, Origin
 from .asking import output_of
 from .gpus import count_gpus, list_folder, list_gpus, list_uuids
+from .requests import is_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +24,9 @@ _DISTRIBUTION = re.compile(r"(torch|nvidia_nccl_cu[0-9]+)-([^-]+)\.dist-info", r
 # Asked only when the packages are not where they usually are.
 _SERVER_ADDRESS = 2
 _QUESTION = """
+import sys
 from importlib.metadata import distributions
+print("python", ".".join(map(str, sys.version_info[:3])))
 for found in distributions():
     name = (found.metadata["Name"] or "").lower().replace("-", "_")
     if name == "torch" or name.startswith("nvidia_nccl_cu"):
@@ -57,16 +60,16 @@ def facts(request: Request) -> None:
     if entry is not None and is_launch:
         from .inside_facts import ask_inside  # noqa: PLC0415 - few servers have a launch command
 
-        request.answer({**answer, **ask_inside(entry, folders)})
+        request.answer({**answer, **ask_inside(entry, request)})
         return
     try:
         active = activation.load_activation(folders.activation)
+        found = _find_versions(active, request, ask=is_launch)
     except ActivationError as error:
         request.answer({**answer, "python": None, "problem": str(error)})
         return
-    answer["python"] = active.version or answer["python"]
-    answer.update(_find_versions(active, ask=is_launch))
-    request.answer(answer)
+    python = found.get("python") or active.version or answer["python"]
+    request.answer({**answer, "python": python, "torch": found.get("torch"), "nccl": _version_of_nccl(found)})
 
 
 def _ssh_server_address() -> Optional[str]:
@@ -75,13 +78,22 @@ def _ssh_server_address() -> Optional[str]:
     return fields[2] if len(fields) > _SERVER_ADDRESS else None
 
 
-def _find_versions(active: Activation, *, ask: bool) -> Dict[str, Optional[str]]:
+def _find_versions(active: Activation, request: Request, *, ask: bool) -> Dict[str, str]:
+    setup = request.get("setup", is_text, default="")
+    if ask and setup:
+        # It may load another Python, or packages of its own.
+        found = _versions_after_setup(active, request, setup)
+        if found:
+            return found
     found = _versions_in_prefix(active)
     if "torch" not in found and ask and active.python:
         # It may lie in a parent environment, or on a PYTHONPATH of the activation.
         found = _versions_of_python(active)
-    nccl = [version for name, version in found.items() if name.startswith("nvidia_nccl")]
-    return {"torch": found.get("torch"), "nccl": nccl[0] if nccl else None}
+    return found
+
+
+def _version_of_nccl(found: Dict[str, str]) -> Optional[str]:
+    return next((version for name, version in found.items() if name.startswith("nvidia_nccl")), None)
 
 
 def _versions_in_prefix(active: Activation) -> Dict[str, str]:
@@ -99,10 +111,27 @@ def _versions_in_prefix(active: Activation) -> Dict[str, str]:
 def _versions_of_python(active: Activation) -> Dict[str, str]:
     environment = dict(os.environ)
     environment.update(active.variables)
-    lines = output_of([active.python, "-c", _QUESTION], environment).splitlines()
+    return _read_versions(output_of([active.python, "-c", _QUESTION], environment))
+
+
+def _versions_after_setup(active: Activation, request: Request, setup: str) -> Dict[str, str]:
+    from .setup_script import put_before_attached  # noqa: PLC0415 - few have one
+
+    user = request.get("environment", lambda value: isinstance(value, dict), default={})
+    origin = Origin(request.folders().project, "facts", "")
+    environment = activation.build_environment(os.environb, active, user, origin)
+    ask = put_before_attached(f"exec python - <<'END_OF_QUESTION'\n{_QUESTION}END_OF_QUESTION", setup)
+    script = f'cd "${processes.PROJECT_MARKER}" || exit\n{ask}'
+    # What is sourced sees the shell's arguments, so it has none.
+    shell = ["/bin/sh", "-c", 'exec "$(command -v bash || echo /bin/sh)" -c "$0"', script]
+    return _read_versions(output_of(shell, environment))
+
+
+def _read_versions(text: str) -> Dict[str, str]:
     found: Dict[str, str] = {}
-    for line in lines:
+    for line in text.splitlines():
         # As with an import, the first one on the path counts.
         name, _, version = line.partition(" ")
-        found.setdefault(name, version)
+        if name in {"python", "torch"} or name.startswith("nvidia_nccl_cu"):
+            found.setdefault(name, version)
     return found

@@ -7,11 +7,14 @@ import os
 
 from . import activation, entering, inside
 from .activation import Origin
-from .requests import Folders, RequestError
+from .requests import RequestError, is_text
+from .setup_script import put_before_attached
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict
+
+    from .requests import Request
 
 # A container has to start first.
 _SECONDS = 50.0
@@ -38,21 +41,24 @@ print(json.dumps(dict(facts, python=platform.python_version())))
 """
 
 
-def ask_inside(entry: Any, folders: Folders) -> Dict[str, Any]:  # noqa: ANN401 - from a request, checked where it is read
+def ask_inside(entry: Any, request: Request) -> Dict[str, Any]:  # noqa: ANN401 - from a request, checked where it is read
     """Return the versions of Python, torch and NCCL, and the GPUs, that a job sees.
+
+    Where no Python is needed, and none answers, nothing is known.
 
     Raises:
         RequestError: There is no Python inside, or it does not answer.
     """
+    folders = request.folders()
     name = f"remote-tool-facts-{os.urandom(8).hex()}"
     door = entering.read_door(entry, name, folders)
     assert door is not None
     entering.make_home(door)
     environment = entering.outside_environment(os.environb)
     active = activation.load_activation(folders.activation)
-    settings = entering.settings_for(door, active, {}, Origin(folders.project, name, ""))
-    question = f"python - <<'END_OF_PROGRAM' || exit\n{_PROGRAM}END_OF_PROGRAM"
-    script = entering.inner_script(settings, [question, inside.SAY_END])
+    user = request.get("environment", lambda value: isinstance(value, dict), default={})
+    settings = entering.settings_for(door, active, user, Origin(folders.project, name, ""))
+    script = entering.inner_script(settings, [_question(request, name), inside.SAY_END])
     try:
         output, errors = inside.ask(door.words, script, environment, _SECONDS)
     finally:
@@ -64,6 +70,16 @@ def ask_inside(entry: Any, folders: Folders) -> Dict[str, Any]:  # noqa: ANN401 
         known = ("python", "torch", "nccl", "gpus", "gpu_names", "devices")
         return {**{key: facts[key] for key in known}, "uuids": []}
     except (IndexError, ValueError, KeyError, TypeError):
+        if not request.get("needs_python", lambda value: isinstance(value, bool), default=True):
+            return {"python": "", "torch": None, "nccl": None, "gpus": 0, "gpu_names": [], "devices": 0, "uuids": []}
         said = errors.decode("utf-8", "replace").strip()[-_MOST_SAID:] or "it said nothing"
         what = "in the container" if door.end else f"behind {door.words[0]}"
         raise RequestError(f"python does not answer {what}: {said}", hint="remote-tool run --cmd 'python -V'") from None
+
+
+def _question(request: Request, mark: str) -> str:
+    """Return what asks Python, after the setup script of the jobs."""
+    ask = f"python - <<'END_OF_PROGRAM'\n{_PROGRAM}END_OF_PROGRAM"
+    setup = request.get("setup", is_text, default="")
+    script = put_before_attached(ask, setup) if setup else ask
+    return f"$shell /dev/fd/9 9<<'{mark}' || exit\nexec 9<&-\n{script}\n{mark}"

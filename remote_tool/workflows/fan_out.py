@@ -281,7 +281,7 @@ async def _ask_slots(
         host = await context.pool.host(server)
         entry = context.config.entry_of(server)
         # Behind an entry there may be other GPUs, and only a launch asks there.
-        question = {"launch": entry is not None, "entry": entry}
+        question = {"launch": entry is not None, "entry": entry, "needs_python": False}
         answer = await call(host, context.config, "facts", question)
         found = _read_slots(server, answer)
         devices = chosen_devices(context.config.servers[server], request, answer)

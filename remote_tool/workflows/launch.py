@@ -55,11 +55,13 @@ class Launcher:
         check: Refuses servers that cannot work together.
         plan: Says what each of them runs.
         start: Starts that; what did not start has an error.
+        needs_python: Whether it cannot do without a Python on the servers.
     """
 
     check: Callable[[Sequence[NodeFacts]], None]
     plan: Callable[[LaunchRequest, Sequence[NodeFacts], Rendezvous, LaunchNames], LaunchPlan]
     start: Callable[[Context, LaunchRequest, LaunchPlan, Sequence[JobSpec]], Awaitable[JobsAnswer]]
+    needs_python: bool = True
 
 
 async def launch_torch(context: Context, request: LaunchRequest) -> JobsAnswer:
@@ -80,7 +82,7 @@ async def launch(context: Context, request: LaunchRequest, launcher: Launcher) -
     sent = await send_project(context, servers, wanted=request.sync)
     if sent.errors:
         return JobsAnswer((), sent.errors, warnings=sent.warnings, answered=servers)
-    facts = await ask_facts(context, request, servers)
+    facts = await ask_facts(context, request, servers, needs_python=launcher.needs_python)
     if facts.errors:
         return JobsAnswer((), facts.errors, warnings=sent.warnings, answered=servers)
     plan = await make_plan(context, request, list(facts.values.values()), launcher)
@@ -98,7 +100,7 @@ async def plan_only(context: Context, request: LaunchRequest, launcher: Launcher
     """
     servers = choose_servers(context.config, request.servers)
     find_script(context, request.command)
-    facts = await ask_facts(context, request, servers)
+    facts = await ask_facts(context, request, servers, needs_python=launcher.needs_python)
     facts.raise_if_any_failed()
     return await make_plan(context, request, list(facts.values.values()), launcher)
 
@@ -182,18 +184,27 @@ def find_script(context: Context, command: str) -> None:
         raise UsageError(f"{file} is not in {root}", hint="--cmd takes a path from the project folder, like train.py")
 
 
-async def ask_facts(context: Context, request: LaunchRequest, servers: Sequence[str]) -> Results[NodeFacts]:
+async def ask_facts(
+    context: Context, request: LaunchRequest, servers: Sequence[str], *, needs_python: bool = True
+) -> Results[NodeFacts]:
     """Ask every server what it is."""
 
     async def ask(server: str) -> NodeFacts:
         host = await context.pool.host(server)
-        question = {"launch": True, "entry": context.config.entry_of(server)}
-        answer = await call(host, context.config, "facts", question)
+        config = context.config
+        question = {
+            "launch": True,
+            "entry": config.entry_of(server),
+            "setup": config.setup_of(server),
+            "environment": {**config.variables_of(server), **request.environment},
+            "needs_python": needs_python,
+        }
+        answer = await call(host, config, "facts", question)
         return replace(
             read_facts(server, answer),
-            devices=chosen_devices(context.config.servers[server], request, answer),
-            variables=context.config.variables_of(server),
-            listed=context.config.listed.get(server),
+            devices=chosen_devices(config.servers[server], request, answer),
+            variables=config.variables_of(server),
+            listed=config.listed.get(server),
         )
 
     return await on_every(servers, ask)
@@ -212,6 +223,7 @@ def read_facts(server: str, answer: Mapping[str, Any]) -> NodeFacts:
             server=server,
             python=str(answer["python"]),
             torch=str(answer.get("torch") or ""),
+            nccl=str(answer.get("nccl") or ""),
             gpus=_count(answer["gpus"], MOST_GPUS),
             addresses=_likeliest_first(seen, [address for address, _ in pairs]),
             interfaces=dict(pairs),

@@ -50,7 +50,7 @@ async def _start(context: Context, request: LaunchRequest, plan: LaunchPlan, spe
     return JobsAnswer((*first.jobs, *others.jobs), others.errors)
 
 
-MPI = Launcher(refuse_one_machine, plan_mpi, _start)
+MPI = Launcher(refuse_one_machine, plan_mpi, _start, needs_python=False)
 
 
 async def _ask_for_proxies(context: Context, plan: LaunchPlan) -> Any:  # noqa: ANN401 - of a server, checked by the caller

@@ -55,7 +55,10 @@ async def test_what_is_said_and_how_it_ends(tmp_path: Path, own_home: Path) -> N
         assert f"made {own_home}/.ssh/id_ed25519 and " in added.stderr
         assert re.search(r"^error: away: 127.0.0.1:\d+ refuses connections$", added.stderr, re.MULTILINE)
         again = await keys(root, "--json", "--server", "first", "--server", "second")
-    assert (again.returncode, again.stderr.splitlines()[-1:]) == (0, ["next: remote-tool prepare --server first --server second"])
+    assert (again.returncode, again.stderr.splitlines()[-1:]) == (
+        0,
+        ["next: remote-tool prepare --server first --server second"],
+    )
     document = json.loads(again.stdout)
     assert (document["errors"], undescribed(document)) == ([], set())
     assert document["servers"][0] == {

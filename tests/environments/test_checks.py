@@ -107,7 +107,7 @@ def test_what_prepare_would_know(
         ("gpus", {"gpus": GpuAnswer(GpuState.SILENT)}, "fail", "does not answer", "reboot"),
         ("gpus", {"gpus": GpuAnswer(GpuState.FAILED, "Driver/library version mismatch")}, "fail", "mismatch", "Xid"),
         ("gpus", {"gpus": replace(ANSWERED, gpus=(H100, Gpu("NVIDIA L4", 23034, 0, 0)))},
-            "warn", "1 x NVIDIA H100, 80 GiB; 1 x NVIDIA L4, 22 GiB", "CUDA_VISIBLE_DEVICES"),
+            "warn", "1 x NVIDIA H100, 80 GiB; 1 x NVIDIA L4, 22 GiB", "--devices"),
         ("gpus", {"gpus": replace(ANSWERED, parts=7)}, "ok", "2 x NVIDIA H100, 80 GiB, 7 MIG parts", ""),
         ("gpu use", {"gpus": replace(ANSWERED, processes=(("me", 2), ("alice", 1)))},
             "warn", "processes: 2 of me, 1 of alice", "nvidia-smi"),

@@ -22,8 +22,10 @@ from remote_tool.launchers.torch import (
 from remote_tool.workflows.launch import make_specs
 
 
-def node(server: str, *, gpus: int = 0, torch: str = "2.13.0", python: str = "3.11.7") -> NodeFacts:
-    return NodeFacts(server, python, torch, gpus)
+def node(
+    server: str, *, gpus: int = 0, torch: str = "2.13.0", python: str = "3.11.7", nccl: str = "2.27.3"
+) -> NodeFacts:
+    return NodeFacts(server, python, torch, gpus, nccl=nccl)
 
 
 def plan(request: LaunchRequest, *nodes: NodeFacts, address: str = "10.0.0.5") -> LaunchPlan:
@@ -98,6 +100,10 @@ def test_torchrun_gets_more_time_than_it_needs_to_stop() -> None:
         ((node("a"), node("b", torch="")), "b has no torch"),
         ((node("a"), node("b", torch="2.12.0")), "torch differs between the servers: a 2.13.0, b 2.12.0"),
         ((node("a"), node("b", python="3.12.1")), "Python differs"),
+        (
+            (node("a"), node("b", nccl=""), node("c", nccl="2.28.0")),
+            r"NCCL differs between the servers: a 2\.27\.3, c 2\.28\.0",
+        ),
     ],
 )
 def test_servers_that_cannot_train_together_are_refused(nodes: tuple[NodeFacts, ...], text: str) -> None:

@@ -224,6 +224,11 @@ def test_the_python_inside_says_what_it_is(server: PretendServer) -> None:
     answer = server.call("facts", launch=True, entry=entry)
     assert (answer["python"].split(".")[0], answer["gpus"]) == ("3", 3)
     assert len(answer["gpu_names"]) == 3
+    setup = "export CUDA_VISIBLE_DEVICES=$ONLY"
+    answer = server.call("facts", launch=True, entry=entry, setup=setup, environment={"ONLY": "2"})
+    assert answer["gpu_names"] == ["2"]
+    answer = server.call("facts", launch=True, entry={"launch": ["false"]}, needs_python=False)
+    assert (answer["python"], answer["gpu_names"]) == ("", [])
     with pytest.raises(AssertionError, match="python does not answer behind false"):
         assert not server.call("facts", launch=True, entry={"launch": ["false"]})["error"]
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import socket
 import sys
 import time
@@ -168,6 +169,24 @@ def test_for_a_launch_the_interpreter_is_asked_when_the_packages_lie_elsewhere(
     server.activate(prefix=str(tmp_path / "empty"), python=sys.executable, variables=variables)
     assert server.call("facts", launch=False)["torch"] is None
     assert server.call("facts", launch=True)["torch"] == "9.9.9"
+
+
+@pytest.mark.row(97)
+def test_for_a_launch_the_interpreter_is_asked_after_the_setup_script(server: PretendServer, tmp_path: Path) -> None:
+    for version in ("1.0", "9.9.9"):
+        (tmp_path / version / f"torch-{version}.dist-info").mkdir(parents=True)
+        (tmp_path / version / f"torch-{version}.dist-info" / "METADATA").write_text(
+            f"Name: torch\nVersion: {version}\n"
+        )
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    variables, path = {"PYTHONPATH": str(tmp_path / "1.0")}, [str(tmp_path / "bin")]
+    server.activate(prefix=str(tmp_path / "empty"), python=sys.executable, variables=variables, path=path)
+    (server.project / "tools.sh").write_text('echo loaded; [ $# = 0 ] && export PYTHONPATH="$TOOLS:$PYTHONPATH"\n')
+    wish = {"launch": True, "environment": {"TOOLS": str(tmp_path / "9.9.9")}}
+    answer = server.call("facts", setup="source ./tools.sh", **wish)
+    assert (answer["torch"], answer["python"]) == ("9.9.9", platform.python_version())
+    assert server.call("facts", setup="exit 3", **wish)["torch"] == "1.0"
 
 
 def test_facts_without_an_environment_say_so(server: PretendServer) -> None:

@@ -392,6 +392,21 @@ def test_an_address_that_nobody_reaches_is_named(trainer: Workspace, tmp_path: P
         Workspace.find(other).plan_torch(LaunchRequest("ranks.py"))
 
 
+@pytest.mark.row(97)
+def test_the_torch_that_the_setup_script_loads_is_the_one_that_counts(trainer: Workspace, tmp_path: Path) -> None:
+    loaded = tmp_path / "loaded"
+    (loaded / "torch-9.9.9.dist-info").mkdir(parents=True)
+    (loaded / "torch-9.9.9.dist-info" / "METADATA").write_text("Name: torch\nVersion: 9.9.9\n")
+    text = trainer.config.local.config_file.read_text()
+    text = text.replace("  second:\n", "  second:\n    setup: export PYTHONPATH=$LOADED\n", 1)
+    other = tmp_path / "project"
+    (other / ".remote").mkdir(parents=True)
+    (other / ".remote" / "configs.yaml").write_text(f"{text}env: {{LOADED: {loaded}}}\n")
+    (other / "ranks.py").write_text(RANKS)
+    with pytest.raises(JobError, match=r"^torch differs between the servers: first \S+, second 9\.9\.9$"):
+        Workspace.find(other).plan_torch(LaunchRequest("ranks.py"))
+
+
 @pytest.mark.row(103)
 @pytest.mark.slow
 def test_restarts_use_torchruns_elastic_rendezvous_and_keep_every_attempt(trainer: Workspace) -> None:

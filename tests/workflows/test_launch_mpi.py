@@ -136,6 +136,7 @@ def test_a_first_node_whose_answer_was_lost_does_not_stay(trainer: Workspace, mo
         return replace(answer, errors={spec.server: ConnectionLostError(f"{spec.server} is gone") for spec in specs})
 
     monkeypatch.setattr(launch_mpi, "start_specs", start_and_lose)
+    monkeypatch.setattr(launch_mpi, "DEFAULT_GRACE", 1.0)
     answer = trainer.launch_mpi(LaunchRequest("sleep 600"), check=False)
     (job,) = answer.jobs
     assert (list(answer.errors), answer.exit_code, job.state) == (["first"], 4, JobState.KILLED)
