@@ -33,9 +33,9 @@ class Said(NamedTuple):
     is_all: bool
 
 
-def output_of(words: List[str], environment: Mapping[Any, Any]) -> str:
+def output_of(words: List[str], environment: Mapping[Any, Any], script: bytes = b"") -> str:
     """Return what a program prints; nothing when it cannot be started, takes too long or says too much."""
-    said = talk(words, b"", environment, _PROGRAM_SECONDS)
+    said = talk(words, script, environment, _PROGRAM_SECONDS)
     is_usable = said.is_all and len(said.output) < _OUTPUT_LIMIT
     return said.output.decode("utf-8", "replace") if is_usable else ""
 

@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     from .requests import Request
 
 _DISTRIBUTION = re.compile(r"(torch|nvidia_nccl_cu[0-9]+)-([^-]+)\.dist-info", re.ASCII)
-# Asked only when the packages are not where they usually are.
 _SERVER_ADDRESS = 2
-_QUESTION = """
+_BEGIN = "remote-tool: versions"
+_QUESTION = f"""
 import sys
 from importlib.metadata import distributions
+print("{_BEGIN}")
 print("python", ".".join(map(str, sys.version_info[:3])))
 for found in distributions():
     name = (found.metadata["Name"] or "").lower().replace("-", "_")
@@ -121,17 +122,17 @@ def _versions_after_setup(active: Activation, request: Request, setup: str) -> D
     origin = Origin(request.folders().project, "facts", "")
     environment = activation.build_environment(os.environb, active, user, origin)
     ask = put_before_attached(f"exec python - <<'END_OF_QUESTION'\n{_QUESTION}END_OF_QUESTION", setup)
-    script = f'cd "${processes.PROJECT_MARKER}" || exit\n{ask}'
+    script = f'{{\ncd "${processes.PROJECT_MARKER}" || exit\n{ask}\n}} </dev/null\n'.encode("utf-8", "surrogateescape")
     # What is sourced sees the shell's arguments, so it has none.
-    shell = ["/bin/sh", "-c", 'exec "$(command -v bash || echo /bin/sh)" -c "$0"', script]
-    return _read_versions(output_of(shell, environment))
+    shell = ["/bin/sh", "-c", 'exec "$(command -v bash || echo /bin/sh)" -s']
+    return _read_versions(output_of(shell, environment, script))
 
 
 def _read_versions(text: str) -> Dict[str, str]:
     found: Dict[str, str] = {}
-    for line in text.splitlines():
+    # What a setup script prints stands before it.
+    for line in text.partition(f"{_BEGIN}\n")[2].splitlines():
         # As with an import, the first one on the path counts.
         name, _, version = line.partition(" ")
-        if name in {"python", "torch"} or name.startswith("nvidia_nccl_cu"):
-            found.setdefault(name, version)
+        found.setdefault(name, version)
     return found

@@ -182,7 +182,9 @@ def test_for_a_launch_the_interpreter_is_asked_after_the_setup_script(server: Pr
     (tmp_path / "bin" / "python").symlink_to(sys.executable)
     variables, path = {"PYTHONPATH": str(tmp_path / "1.0")}, [str(tmp_path / "bin")]
     server.activate(prefix=str(tmp_path / "empty"), python=sys.executable, variables=variables, path=path)
-    (server.project / "tools.sh").write_text('echo loaded; [ $# = 0 ] && export PYTHONPATH="$TOOLS:$PYTHONPATH"\n')
+    (server.project / "tools.sh").write_text(
+        'echo torch 2.0 loaded; [ $# = 0 ] && export PYTHONPATH="$TOOLS:$PYTHONPATH"\n'
+    )
     wish = {"launch": True, "environment": {"TOOLS": str(tmp_path / "9.9.9")}}
     answer = server.call("facts", setup="source ./tools.sh", **wish)
     assert (answer["torch"], answer["python"]) == ("9.9.9", platform.python_version())
