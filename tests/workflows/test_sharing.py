@@ -37,14 +37,6 @@ def sharing_with(make_server: MakeServer, owner: TestServer, name: str) -> TestS
     return make_server(name, SetEnv=f"HOME={owner.home}")
 
 
-def put_before_path(server: TestServer, folder: Path) -> None:
-    """Have a server find its programs in a folder first."""
-    server.stop()
-    found = server.configuration()["SetEnv"]
-    server.options["SetEnv"] = f"{found} PATH={folder}:/usr/bin:/bin"
-    server.start()
-
-
 @pytest.fixture
 def trio(make_server: MakeServer) -> list[TestServer]:
     """Two servers with one home, and a third one with its own."""
@@ -204,11 +196,13 @@ async def test_a_step_that_fails_on_the_one_that_works_is_not_tried_by_the_other
 @pytest.mark.slow
 async def test_each_machine_of_a_folder_gets_the_image_by_itself(trio: list[TestServer], tmp_path: Path) -> None:
     """All at once, and a pull that fails on one is no failure of another that has it."""
-    trio[2].options["SetEnv"] = f"HOME={trio[0].home} REMOTE_TOOL_TEST_SERVER=third"
+    trio[2].stop()
+    trio[2].options["SetEnv"] = f"HOME={trio[0].home}"
+    trio[2].start()
     for server in trio:
         # Each pull waits for the other.
         engine = stub(
-            server.folder / "bin",
+            server.programs,
             "podman",
             f'[ {server.name} != third ] || exit 0\n[ "$1" = pull ] || exit 1\n'
             'cd && touch "pull-$REMOTE_TOOL_TEST_SERVER"; tries=0\n'
@@ -217,7 +211,6 @@ async def test_each_machine_of_a_folder_gets_the_image_by_itself(trio: list[Test
             'done\n[ "$REMOTE_TOOL_TEST_SERVER" = first ] || { echo "no such image" >&2; exit 3; }\n',
         )
         engine.with_name("docker").symlink_to(engine)
-        put_before_path(server, engine.parent)
     desk = desk_for(trio, tmp_path / "project")
     servers = {name: replace(server, container=("image",)) for name, server in desk.config.servers.items()}
     desk.config = replace(desk.config, servers=servers)
@@ -236,10 +229,8 @@ async def test_a_disk_that_is_slow_costs_the_test_and_not_the_prepare(
 ) -> None:
     """A marker that is not written in time is none; one that is not removed in time has been seen all the same."""
     monkeypatch.setattr(sharing, "_TEST_SECONDS", 1.0)
-    stub(trio[0].folder / "bin", "mkdir", "exec sleep 4")
-    stub(trio[1].folder / "bin", "rm", 'sleep 3; exec /bin/rm "$@"')
-    for server in trio[:2]:
-        put_before_path(server, server.folder / "bin")
+    stub(trio[0].programs, "mkdir", "exec sleep 4")
+    stub(trio[1].programs, "rm", 'sleep 3; exec /bin/rm "$@"')
     config = desk_for(trio, tmp_path / "project").config
     async with HostPool(config) as pool:
         hosts = [await pool.host(server.name) for server in trio[:2]]
