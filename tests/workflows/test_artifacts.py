@@ -438,21 +438,26 @@ def test_a_disk_that_takes_no_more_is_an_error_that_names_the_file(tmp_path: Pat
             transfer.leave()
 
 
-def test_an_error_that_may_pass_completes_nothing_and_one_that_stays_does(desk: Desk) -> None:
-    job = desk.start("echo weights > model.pt", "*.pt")
+@pytest.mark.parametrize("gone", [False, True])
+def test_an_error_that_may_pass_completes_nothing_and_one_that_stays_does(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, *, gone: bool
+) -> None:
+    job = desk.start("", "*.pt")
     (desk.folder / "end").touch()
     while not job.state.is_finished:
         pass
-    folder = desk.server.home / "project" / ".jobs" / job.id
-    folder.rename(desk.folder / "aside")
-    folder.touch()
-    desk.pull(job)
-    assert any("Not a directory" in text for text in desk.told)
-    assert not desk.workspace.select_local(by_id(job))[0].artifacts_complete
-    folder.unlink()
-    desk.pull(job)
-    assert any("No such file" in text for text in desk.told)
-    assert desk.workspace.select_local(by_id(job))[0].artifacts_complete
+
+    async def fail(_context: Any, _server: str, wanted: Any) -> dict[str, artifact_streams.Listing]:
+        listings = {job_id: artifact_streams.Listing() for job_id in wanted}
+        for listing in listings.values():
+            listing.take({"error": "Input/output error", "gone": gone})
+        return listings
+
+    with monkeypatch.context() as patch:
+        patch.setattr(artifacts, "list_files", fail)
+        desk.pull(job)
+    assert any("Input/output error" in text for text in desk.told)
+    assert desk.workspace.select_local(by_id(job))[0].artifacts_complete is gone
 
 
 def test_the_holes_of_a_file_take_no_room_and_no_time(desk: Desk, heard: list[Callable[[int], None]]) -> None:
