@@ -33,6 +33,9 @@ _EVIDENCE_SECONDS = 0.7
 _TICK_SECONDS = 0.25
 _CONNECT_SECONDS = 2.0
 _RETRY_SECONDS = 0.5
+# A start is told when the first node knows this one, so that it is missed at once; or after this long without it.
+_MEET_SECONDS = 2.0
+_MEET_RETRY_SECONDS = 0.05
 _VERDICT_SECONDS = 3.0
 _FAREWELL_SECONDS = 10.0
 _MOST_STRANGERS = 16
@@ -65,6 +68,9 @@ class Watch(threading.Thread):
         self._left_at = 0.0
         self._woken, self._wake = socket.socketpair()
         self._next_beat = 0.0
+
+    def meet(self) -> None:
+        """Wait a moment until the first node knows this one."""
 
     def report(self, cause: Cause) -> None:
         """Say that this node's command has failed, or that the user kills it."""
@@ -101,10 +107,10 @@ class Watch(threading.Thread):
             return rank_error
         return self._reported._replace(age=time.monotonic() - self._reported_at)
 
-    def _wait(self, sessions: List[Session], *others: socket.socket) -> List[Any]:
+    def _wait(self, sessions: List[Session], *others: socket.socket, seconds: float = _TICK_SECONDS) -> List[Any]:
         writing = [session for session in sessions if session.has_unsent]
         reading: List[Any] = [self._woken, *others, *sessions]
-        ready, _, _ = select.select(reading, writing, [], _TICK_SECONDS)
+        ready, _, _ = select.select(reading, writing, [], seconds)
         if self._woken in ready:
             self._woken.recv(64)
         return ready
@@ -290,16 +296,22 @@ class OtherNode(Watch):
         self._session: Optional[Session] = None
         self._heard = time.monotonic()
         self._has_joined = False
+        self._met = threading.Event()
+        self._meets_until = time.monotonic() + _MEET_SECONDS
         self._next_try = 0.0
         self._told: Optional[str] = None
         self._is_free = False
+
+    def meet(self) -> None:
+        self._met.wait(max(0.0, self._meets_until - time.monotonic()))
 
     def run(self) -> None:
         """Keep a connection to the first node, and hear what it says, until it lets this one go."""
         while not self._is_over():
             if self._session is None:
                 self._connect()
-            ready = self._wait([self._session] if self._session is not None else [])
+            sessions = [self._session] if self._session is not None else []
+            ready = self._wait(sessions, seconds=_MEET_RETRY_SECONDS if self._is_meeting else _TICK_SECONDS)
             try:
                 self._talk(ready)
             except Gone:
@@ -313,6 +325,10 @@ class OtherNode(Watch):
         is_alone = self.verdict is not None and self._session is None
         return self._is_free or is_alone or time.monotonic() > self._left_at + _FAREWELL_SECONDS
 
+    @property
+    def _is_meeting(self) -> bool:
+        return not self._has_joined and time.monotonic() < self._meets_until
+
     def _drop(self) -> None:
         if self._session is not None:
             self._session.close()
@@ -322,7 +338,7 @@ class OtherNode(Watch):
     def _connect(self) -> None:
         if time.monotonic() < self._next_try:
             return
-        self._next_try = time.monotonic() + _RETRY_SECONDS
+        self._next_try = time.monotonic() + (0.0 if self._is_meeting else _RETRY_SECONDS)
         where = (self._membership.address, self._membership.port)
         try:
             connection = socket.create_connection(where, _CONNECT_SECONDS)
@@ -341,6 +357,7 @@ class OtherNode(Watch):
         if not self._has_joined and session.rank == 0:
             # From its first word on it is missed when it falls silent.
             self._heard, self._has_joined = time.monotonic(), True
+            self._met.set()
         for message in messages:
             self._heard = time.monotonic()
             self._take(session, message)

@@ -148,8 +148,8 @@ class Supervisor:
         """Do all of it; the final record is written when this returns."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         if self._make_watch() and self._start():
-            self._tell_started()
             self._start_watch()
+            self._tell_started()
             self._wait_for_command()
             self._end_leftovers()
             self._leave_inside()
@@ -188,6 +188,7 @@ class Supervisor:
         # A thread only now: the command was forked without one.
         if self._watch is not None:
             self._watch.start()
+            self._watch.meet()
 
     def _report(self, kind: str, what: str, **how: Any) -> None:  # noqa: ANN401 - fields of a cause
         membership = self._plan.membership

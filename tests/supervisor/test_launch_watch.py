@@ -13,6 +13,7 @@ import socket
 import sys
 import termios
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,8 +54,13 @@ class Launch:
             server.new_job(command, node_rank=rank, rank_offset=rank * 2, launch_id="launch", grace=45, watch=watch)
             for rank, command in enumerate(commands)
         ]
+        self.jobs = jobs
         self.ids = [job["id"] for job in jobs]
-        answers = server.call("start", jobs=jobs[:only] if only else jobs)["jobs"]
+        self.start(*range(len(jobs) if only is None else only))
+
+    def start(self, *ranks: int) -> None:
+        """Start nodes, with one question."""
+        answers = self.server.call("start", jobs=[self.jobs[rank] for rank in ranks])["jobs"]
         assert not [answer["error"] for answer in answers if "error" in answer]
 
     def wait_until_joined(self) -> None:
@@ -146,10 +152,23 @@ def test_when_one_node_fails_the_others_are_stopped_and_say_why(start: Callable[
 
 @pytest.mark.row(88)
 @pytest.mark.slow
+def test_a_start_is_told_when_the_first_node_knows_the_node(start: Callable[..., Launch]) -> None:
+    """Else one that dies then would be waited for as one that is slow to start."""
+    launch = start(SLEEP, SLEEP, SLEEP, only=0)
+    with ThreadPoolExecutor() as pool:
+        others = pool.submit(launch.start, 1, 2)
+        wait_until(lambda: all((launch.server.jobs / job / "started.json").exists() for job in launch.ids[1:]), "them")
+        launch.start(0)
+        others.result(timeout=10)
+    assert all(received_bytes(launch.server.supervisor(job), launch.port) > 0 for job in launch.ids[1:])
+
+
+@pytest.mark.row(88)
+@pytest.mark.slow
 @pytest.mark.parametrize("dead", [0, 1])
 def test_when_a_node_is_gone_the_others_are_stopped_within_15_seconds(start: Callable[..., Launch], dead: int) -> None:
+    # At once: who was told that all have started may rely on it.
     launch = start(SLEEP, SLEEP, SLEEP)
-    launch.wait_until_joined()
     launch.kill_node(dead)
     began = time.monotonic()
     left = [rank for rank in range(3) if rank != dead]
