@@ -15,17 +15,20 @@ import subprocess
 import sys
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from tests.leftovers import new_name, try_to
-from tests.sshd import SSHD, launch, make_key
+from tests.sshd import SSHD, make_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PROGRAMS = ("ip", "nft", "tc", "unshare", "nsenter", "setpriv", "mount", "ssh-keygen", SSHD)
+# A child that is to end with us ends with the thread that started it: this one lives as long as we do.
+_launcher = ThreadPoolExecutor(1, thread_name_prefix="hosts")
 HOME = "/mnt/home"
 _NEVER = "/run/never"
 _START_SECONDS = 20.0
@@ -275,11 +278,18 @@ class NetworkHost:
         self._write_files()
         self._plug_in()
         values = {"HOST_NAME": self.name, "HOST_FOLDER": str(self.folder), "HOST_HOME": str(self.home)}
-        where = ["nsenter", f"--net=/run/netns/{self._namespace}", "--"]
+        where = ["setpriv", "--pdeathsig", "KILL", "nsenter", f"--net=/run/netns/{self._namespace}", "--"]
         namespaces = ["unshare", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"]
         with (self.folder / "init.log").open("wb") as log:
             init = ["/bin/sh", "-c", _INIT, "init", *_kept_folders()]
-            self._process = launch([*where, *namespaces, "--", *init], stdout=log, environment=os.environ | values)
+            self._process = _launcher.submit(
+                subprocess.Popen,
+                [*where, *namespaces, "--", *init],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=os.environ | values,
+            ).result()
         if wait:
             self.wait_until_up()
 

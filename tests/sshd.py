@@ -9,14 +9,11 @@ import socket
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Protocol, Self
+from typing import Protocol, Self
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
-# A child that is to end with us ends with the thread that started it: this one lives as long as we do.
-_launcher = ThreadPoolExecutor(1, thread_name_prefix="servers")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -35,21 +32,6 @@ def make_key(path: Path, *, passphrase: str = "") -> Path:
         stdin=subprocess.DEVNULL,
     )
     return path
-
-
-def launch(
-    words: list[str], *, stdout: IO[bytes], environment: dict[str, str] | None = None
-) -> subprocess.Popen[bytes]:
-    """Start a program that ends when this process is killed, where setpriv can see to that."""
-    dying = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
-    return _launcher.submit(
-        subprocess.Popen,
-        [*dying, *words],
-        stdin=subprocess.DEVNULL,
-        stdout=stdout,
-        stderr=stdout,
-        env=environment,
-    ).result()
 
 
 class Reachable(Protocol):
@@ -152,7 +134,9 @@ class TestServer:
         file.write_text("".join(f"{key} {value}\n" for key, value in self.configuration().items()))
         with (self.folder / "sshd.log").open("ab") as log:
             before = log.tell()
-            self.process = launch([SSHD, "-D", "-e", "-f", str(file)], stdout=log)
+            self.process = subprocess.Popen(
+                [SSHD, "-D", "-e", "-f", str(file)], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
         deadline = time.monotonic() + 10
         # Who answers at the port may be the server of another test, which took it in between.
         while self.process.poll() is None and time.monotonic() < deadline:

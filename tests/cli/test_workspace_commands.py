@@ -51,6 +51,8 @@ def test_preparing_twice_says_that_nothing_had_to_be_done(make_server: MakeServe
 
 @pytest.mark.slow
 def test_prepare_and_rsync_as_json(project: Path) -> None:
+    # Another checkout of the same name may have sent its own state meanwhile.
+    remote_tool("rsync", cwd=project)
     prepared = remote_tool("prepare", "--json", cwd=project)
     document = json.loads(prepared.stdout)
     assert (prepared.returncode, document["errors"]) == (0, [])
