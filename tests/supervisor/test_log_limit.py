@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MIB = 1024 * 1024
+# The figure of docs/reliability.md is that of a minute.
+YES_SECONDS = int(os.environ.get("TESTS_YES_SECONDS", "10"))
 SECONDS = 8
 # Writes as fast as a disk does, and says so at the end.
 WRITER = f"""
@@ -91,16 +93,16 @@ def test_a_job_that_prints_300_megabytes_a_second_fills_no_small_disk_and_is_not
 
 @pytest.mark.row(26)
 @pytest.mark.slow
-def test_a_minute_of_yes_fills_no_small_disk_and_no_memory(small_disk: PretendServer) -> None:
-    """It gives way to the other tests."""
-    job = small_disk.start("exec nice -n 19 timeout 60 yes")
+def test_yes_fills_no_small_disk_and_no_memory(small_disk: PretendServer) -> None:
+    """It runs when nobody else does, so that other tests do not hold up the supervisor more than it."""
+    job = small_disk.start(f"exec chrt --idle 0 timeout {YES_SECONDS} yes")
     memory, disk = watch(small_disk, job)
     end = small_disk.record(job, "ended")
     assert end["exit_code"] == 124, (small_disk.jobs / job / "job.err").read_text()
     assert max(disk) < 60 * MIB
     assert (small_disk.jobs / job / "job.out").stat().st_size > 64 * MIB
     assert max(memory) - memory[len(memory) // 4] < 2 * MIB
-    record_figure("supervisor's memory under 60 s of yes on a 64 MB disk (MB)", round(max(memory) / 1e6, 1))
+    record_figure(f"supervisor's memory under {YES_SECONDS} s of yes on a 64 MB disk (MB)", round(max(memory) / 1e6, 1))
 
 
 @pytest.mark.row(26)
