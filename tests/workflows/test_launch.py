@@ -336,6 +336,8 @@ def test_the_ports_of_a_plan_are_free_when_it_is_made(trainer: Workspace) -> Non
         rendezvous = trainer.plan_torch(LaunchRequest("ranks.py")).rendezvous
         for port in (rendezvous.port, rendezvous.watch_port):
             with socket.socket() as listener:
+                # As torchrun does: the connections that tested it may still be in TIME_WAIT.
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 listener.bind(("0.0.0.0", port))
 
 
