@@ -85,6 +85,19 @@ def programs(folder: Path) -> list[int]:
     return found
 
 
+async def have_rsync_killed(desk: Desk) -> None:
+    """Sync, and kill the server's rsync in the middle of a large file."""
+
+    def kill(progress: Progress) -> None:
+        if progress.bytes > 8_000_000:
+            for pid in programs(desk.server.home):
+                os.kill(pid, signal.SIGKILL)
+
+    async with HostPool(desk.config) as pool:
+        with pytest.raises(SyncError, match=r"KILL|ended before the end"):
+            await push_of(desk, await pool.host("first"), kill)
+
+
 @pytest.mark.row(107)
 @pytest.mark.parametrize("name", ["it's a project", '"quoted" $(touch injected)', "-rf", "deep/er/project", "b\\s*[x]"])
 async def test_the_project_may_have_any_name(desk: Desk, name: str) -> None:
@@ -561,14 +574,7 @@ async def test_a_first_sync_that_was_cut_off_goes_on_with_what_arrived(desk: Des
     (desk.project / "big").write_bytes(os.urandom(48 * 1024 * 1024))
     arriving = desk.copy / ".remote-scripts" / "arriving"
 
-    def kill(progress: Progress) -> None:
-        if progress.bytes > 8_000_000:
-            for pid in programs(desk.server.home):
-                os.kill(pid, signal.SIGKILL)
-
-    async with HostPool(desk.config) as pool:
-        with pytest.raises(SyncError, match=r"KILL|ended before the end"):
-            await push_of(desk, await pool.host("first"), kill)
+    await have_rsync_killed(desk)
     assert (arriving / "a.py").exists()
     assert desk.names() == set()
     (arriving / ".big.AbC123").write_text("half, of a rsync that could not tidy up")
@@ -607,14 +613,7 @@ async def test_what_a_killed_rsync_of_the_server_leaves_is_not_in_the_project_an
     (desk.project / "big").write_bytes(os.urandom(48 * 1024 * 1024))
     new = desk.copy / ".remote-scripts" / "partial"
 
-    def kill(progress: Progress) -> None:
-        if progress.bytes > 8_000_000:
-            for pid in programs(desk.server.home):
-                os.kill(pid, signal.SIGKILL)
-
-    async with HostPool(desk.config) as pool:
-        with pytest.raises(SyncError, match=r"KILL|ended before the end"):
-            await push_of(desk, await pool.host("first"), kill)
+    await have_rsync_killed(desk)
     assert list(new.iterdir()), "what it was writing"
     assert desk.names() <= {"a.py"}
     await desk.sync()
