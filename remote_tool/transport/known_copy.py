@@ -58,6 +58,8 @@ class KnownCopy:
 
     def changes(self, snapshot: Snapshot) -> tuple[list[bytes], bytes]:
         """Return the names that are to be sent now, and the records of what is not in the snapshot as it was."""
+        if snapshot.id == self.snapshot_id:
+            return [], b""
         before = frozenset(zip(self.look.split(b"\0"), self.fractions.split(b"\0"), strict=False))
         now = frozenset(snapshot.look.split(b"\0"))
         wanted = [
@@ -65,11 +67,6 @@ class KnownCopy:
         ]
         pairs = zip(self.sent.split(b"\0"), self.look.split(b"\0"), strict=False)
         return wanted, b"".join(record + b"\0" for record, look in pairs if look not in now)
-
-
-def of_snapshot(snapshot: Snapshot) -> KnownCopy:
-    """Return what a server has when a sync has ended well."""
-    return KnownCopy(snapshot.id, snapshot.sent_list, snapshot.look, snapshot.fractions)
 
 
 def recall(file: Path) -> KnownCopy | None:

@@ -12,15 +12,17 @@ from remote_tool.transport.asking import Asker
 from remote_tool.transport.host_key_check import HostKeyRules
 from remote_tool.transport.passwords import CommonPasswords
 from remote_tool.transport.shared import Shared
-from remote_tool.transport.ssh_host import SshHost, Surroundings, connect, resolve_way
+from remote_tool.transport.surroundings import Surroundings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
     from pathlib import Path
+    from types import ModuleType
 
     from remote_tool.config.model import Config, Server
     from remote_tool.transport.endpoint import Means
     from remote_tool.transport.host import Host
+    from remote_tool.transport.ssh_host import SshHost
 
 T = TypeVar("T")
 
@@ -52,6 +54,7 @@ class HostPool:
             common_passwords=CommonPasswords(self.asker),
         )
         self._hosts: Shared[str, SshHost] = Shared()
+        self._loading: asyncio.Task[ModuleType] | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -76,7 +79,7 @@ class HostPool:
         """
         server = self._server(name)
         server = replace(server, private_key=private_key) if private_key else server
-        host = await connect(server, self._surroundings, means)
+        host: SshHost = await (await self._ssh()).connect(server, self._surroundings, means)
         try:
             yield host
         finally:
@@ -88,8 +91,9 @@ class HostPool:
         Raises:
             ConnectError: ``~/.ssh/config`` cannot be used.
         """
+        ssh = await self._ssh()
         for name in names:
-            endpoint = (await asyncio.to_thread(resolve_way, self._server(name)))[-1]
+            endpoint = (await asyncio.to_thread(ssh.resolve_way, self._server(name)))[-1]
             if endpoint.identity.configured_password() is None:
                 self._surroundings.common_passwords.expect(endpoint.username, name)
 
@@ -103,7 +107,15 @@ class HostPool:
         await asyncio.gather(*(jump.close() for jump in await self._surroundings.jumps.drain()))
 
     async def _connect(self, name: str) -> SshHost:
-        return await connect(self._server(name), self._surroundings)
+        server = self._server(name)
+        host: SshHost = await (await self._ssh()).connect(server, self._surroundings)
+        return host
+
+    async def _ssh(self) -> ModuleType:
+        """Load what knows asyncssh, once and beside other work: it takes a third of a short command."""
+        if self._loading is None:
+            self._loading = asyncio.create_task(asyncio.to_thread(_load_ssh))
+        return await asyncio.shield(self._loading)
 
     def _server(self, name: str) -> Server:
         server = self._config.servers.get(name)
@@ -156,6 +168,12 @@ async def on_every(names: Iterable[str], action: Callable[[str], Awaitable[T]]) 
         {name: values[name] for name in names if name in values},
         {name: errors[name] for name in names if name in errors},
     )
+
+
+def _load_ssh() -> ModuleType:
+    from remote_tool.transport import ssh_host  # noqa: PLC0415 - see HostPool._ssh
+
+    return ssh_host
 
 
 def _ignore_notice(server: str, text: str) -> None:

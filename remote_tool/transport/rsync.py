@@ -224,7 +224,7 @@ class _Push:
         """Return how the copy may look, by snapshot."""
         if self._options.checksum:
             return {}
-        wanted = known_copy.of_snapshot(self._snapshot)
+        wanted = self._snapshot.copy
         earlier = known_copy.recall(self._options.known) if self._options.known else None
         return {wanted.snapshot_id: wanted} | ({earlier.snapshot_id: earlier} if earlier else {})
 
@@ -240,7 +240,7 @@ class _Push:
     def _compare(self, answer: bytes, expected: Mapping[str, KnownCopy]) -> None:
         state = rsync_server.parse_state(answer)
         if state.same and state.complete in expected:
-            self._wanted, gone = expected[state.complete].changes(self._snapshot)
+            self._wanted, gone = self._snapshot.changes_since(expected[state.complete])
             state = replace(state, sent={**state.sent, **rsync_server.parse_records(gone)})
         file = self._options.begun
         if state.complete == self._snapshot.id:
@@ -311,7 +311,7 @@ class _Push:
         words = rsync_server.whole_words(self._attempt, None if self._was_whole else len(sent), len(stale))
         answer = await self._say_last(bridge, words + sent + stale)
         if self._options.known is not None:
-            known_copy.note(self._options.known, known_copy.of_snapshot(self._snapshot))
+            known_copy.note(self._options.known, self._snapshot.copy)
         if self._options.begun is not None:
             begun.forget(self._options.begun)
         removed, running = rsync_server.parse_finish(answer)

@@ -11,9 +11,11 @@ import stat
 import tempfile
 from dataclasses import dataclass, field
 from functools import cached_property
+from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
 from remote_tool.errors import SyncError
+from remote_tool.transport.known_copy import KnownCopy
 from remote_tool.transport.local_rsync import LocalRsync, environment, find_local_rsync, unescape
 from remote_tool.transport.private_files import OWN_FOLDERS, SECRET_RULES, identities, is_private_key, secret_in
 
@@ -82,10 +84,12 @@ class Snapshot:
     """
 
     root: Path
-    rules: bytes
-    entries: tuple[Entry, ...]
+    rules: bytes = field(repr=False)
+    entries: tuple[Entry, ...] = field(repr=False)
     skipped: tuple[tuple[str, str], ...]
     id: str
+    _changes: dict[KnownCopy, tuple[list[bytes], bytes]] = field(default_factory=dict, repr=False, compare=False)
+    _comparing: Lock = field(default_factory=Lock, repr=False, compare=False)
 
     @cached_property
     def sent_list(self) -> bytes:
@@ -100,6 +104,18 @@ class Snapshot:
     def fractions(self) -> bytes:
         """The nanoseconds of all entries, each ended by NUL."""
         return b"".join(b"%d\0" % entry.nanoseconds for entry in self.entries)
+
+    @cached_property
+    def copy(self) -> KnownCopy:
+        """What a server has when a sync has ended well."""
+        return KnownCopy(self.id, self.sent_list, self.look, self.fractions)
+
+    def changes_since(self, copy: KnownCopy) -> tuple[list[bytes], bytes]:
+        """Return :meth:`KnownCopy.changes`, which are worked out once: most servers have had the same."""
+        with self._comparing:
+            if copy not in self._changes:
+                self._changes[copy] = copy.changes(self)
+            return self._changes[copy]
 
     @cached_property
     def names(self) -> frozenset[bytes]:
@@ -186,27 +202,31 @@ def _literal(name: bytes) -> bytes:
 async def _list(rsync: LocalRsync, root: Path, rules: bytes) -> tuple[bytes, bytes]:
     """Have rsync say what it would send into an empty folder."""
     nowhere = os.path.join(tempfile.gettempdir(), f"remote-tool-{secrets.token_hex(8)}")
-    # A trailing slash sends what is inside; the destination does not exist, and with -n never will.
-    process = await asyncio.create_subprocess_exec(
-        rsync.program,
-        *("-rln", "-0", "--exclude-from=-"),
-        *rsync.item_options,
-        *(f"{root}/", f"{nowhere}/"),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=environment(),
-        start_new_session=True,
-    )
-    try:
-        async with asyncio.timeout(LISTING_SECONDS):
-            output, errors = await process.communicate(rules)
-    except TimeoutError:
-        raise SyncError(f"Listing {root} took longer than {LISTING_SECONDS:.0f} s") from None
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+    # rsync writes each line by itself: into a pipe it would wake us for each.
+    with tempfile.TemporaryFile() as out:
+        # A trailing slash sends what is inside; the destination does not exist, and with -n never will.
+        process = await asyncio.create_subprocess_exec(
+            rsync.program,
+            *("-rln", "-0", "--exclude-from=-"),
+            *rsync.item_options,
+            *(f"{root}/", f"{nowhere}/"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=out,
+            stderr=asyncio.subprocess.PIPE,
+            env=environment(),
+            start_new_session=True,
+        )
+        try:
+            async with asyncio.timeout(LISTING_SECONDS):
+                _, errors = await process.communicate(rules)
+        except TimeoutError:
+            raise SyncError(f"Listing {root} took longer than {LISTING_SECONDS:.0f} s") from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        out.seek(0)
+        output = out.read()
     if process.returncode not in {0, *VANISHED_HERE}:
         text = errors.decode(errors="replace").strip()
         raise SyncError(f"rsync cannot list {root} (status {process.returncode}): {text}")

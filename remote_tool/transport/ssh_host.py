@@ -13,7 +13,7 @@ import socket
 import stat
 import time
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -22,15 +22,14 @@ from remote_tool.errors import ConnectError, HostKeyError, LoginError, RemoteCom
 from remote_tool.transport import login_messages
 from remote_tool.transport.endpoint import Endpoint, Identity, Means, Trust, printable
 from remote_tool.transport.host import MEBIBYTE, Completed, Exit
-from remote_tool.transport.host_key_check import HostKeyCheck, HostKeyRules
+from remote_tool.transport.host_key_check import HostKeyCheck
 from remote_tool.transport.known_hosts import DEFAULT_PORT, HostKey, lookup_names
 from remote_tool.transport.library_search import quick_library_search
 from remote_tool.transport.login import Login, key_name
 from remote_tool.transport.login_messages import HungUpError, Progress, Stage
-from remote_tool.transport.passwords import CommonPasswords, LoginClock, Passphrases, Passwords
+from remote_tool.transport.passwords import LoginClock, Passwords
 from remote_tool.transport.script import REMOTE_COMMAND, first_line, new_mark
 from remote_tool.transport.session_limit import SessionLimit
-from remote_tool.transport.shared import Shared
 from remote_tool.transport.ssh_channel import SshChannel, lost
 
 with quick_library_search():
@@ -41,8 +40,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
     from remote_tool.config.model import Server
-    from remote_tool.transport.asking import Asker
     from remote_tool.transport.host import Channel
+    from remote_tool.transport.passwords import Passphrases
+    from remote_tool.transport.surroundings import Surroundings
 
 KEEPALIVE_SECONDS = 15.0
 KEEPALIVE_COUNT = 4
@@ -82,29 +82,6 @@ FIXED_OPTIONS: dict[str, Any] = {
     "request_pty": False,
     "utf8_decode_errors": "replace",
 }
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """What every connection of a command shares.
-
-    Attributes:
-        rules: Which host keys are taken.
-        asker: Asks the user for secrets.
-        trace: Tells ``-v`` how long something took, in seconds, on a server.
-        common_passwords: Those that are asked for once for several servers.
-        jumps: The connections to jump hosts; servers behind the same one share it.
-        logins: How many may log in at once, for each address as seen from its jump host; several names may lead there.
-        passphrases: Of key files, as far as they are known.
-    """
-
-    rules: HostKeyRules
-    asker: Asker
-    trace: Callable[[str, str, float], None]
-    common_passwords: CommonPasswords
-    jumps: Shared[tuple[str, ...], Connection] = field(default_factory=Shared)
-    logins: dict[tuple[Connection | None, str], asyncio.Semaphore] = field(default_factory=dict)
-    passphrases: Passphrases = field(default_factory=Passphrases)
 
 
 async def connect(server: Server, surroundings: Surroundings, means: Means = Means.ANY) -> SshHost:

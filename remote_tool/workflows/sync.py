@@ -101,6 +101,8 @@ async def sync(
     chosen = choose_servers(config, servers)
     turns = Groups.recall(config).turns()
 
+    project.begin()
+
     async def send(server: str, relay: Relay | None = None) -> PushResult:
         # Logging in and listing the project take about as long, so they go on together.
         host, _ = await asyncio.gather(pool.host(server), project.get())
