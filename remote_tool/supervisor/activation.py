@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
+from . import quick_json
 from .named_tuple import NamedTuple
 from .processes import JOB_MARKER, PROJECT_MARKER, SUPERVISOR_MARKER
 from .records import is_variable_name
@@ -76,7 +75,7 @@ def load_activation(path: str) -> Activation:
     """Read what setup captured; ActivationError when it is not there or malformed."""
     try:
         with open(path, "rb") as stream:
-            data = json.loads(stream.read(_LIMIT).decode("utf-8"))
+            data = quick_json.loads(stream.read(_LIMIT).decode("utf-8"))
     except FileNotFoundError as error:
         raise ActivationError("The environment is not set up on this server") from error
     except (OSError, ValueError, RecursionError) as error:

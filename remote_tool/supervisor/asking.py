@@ -5,11 +5,11 @@ from __future__ import annotations
 import fcntl
 import os
 import select
-import signal
 import time
 
 from .job_files import write_all
 from .named_tuple import NamedTuple
+from .signals import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import sys
 import time
 
 from . import activation, job_files
 from .activation import Activation, Origin
-from .commands import LEFTOVER_GRACE, SETTLE_SECONDS, decode_status, restore_signals, run_shell
+from .commands import LEFTOVER_GRACE, SETTLE_SECONDS, decode_status, restore_signals, run_shell, spawn_shell
 from .requests import Request, RequestError, client_is_gone, is_text
+from .signals import signal
 from .subreaper import become_subreaper
 from .trees import Tree
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from .inside import Inside
 
-    Become = Callable[[], NoReturn]
+    Begin = Callable[[], int]
 # Shells keep their own descriptors at 10 and above, and can close those with one digit.
 _SCRIPT_DESCRIPTOR = 9
 _CANNOT_START = 127
@@ -39,19 +39,19 @@ def run(request: Request) -> int:
     if not os.path.isdir(folders.project):
         raise RequestError(f"{folders.project} is not there", hint="remote-tool rsync")
     if request.get("entry", lambda _: True) is not None:
-        become, inside = _behind_door(request, active, user, origin)
+        begin, inside = _behind_door(request, active, user, origin)
     else:
-        become, inside = _here(request, active, user, origin), None
+        begin, inside = _here(request, active, user, origin), None
     os.chdir(folders.project)
     try:
-        return _Attached(job_id, inside).run(become)
+        return _Attached(job_id, inside).run(begin)
     except OSError as error:
         # After the mark the streams are the command's, so this is no framed answer.
         sys.stderr.write(f"The command could not be started: {error.strerror}\n")
         return _CANNOT_START
 
 
-def _here(request: Request, active: Activation, user: Dict[str, str], origin: Origin) -> "Become":
+def _here(request: Request, active: Activation, user: Dict[str, str], origin: Origin) -> "Begin":
     """Make a command ready that begins here, and tell the client that it does."""
     environment = activation.build_environment(os.environb, active, user, origin)
     script = _hide_script(request.folders().scripts, request.get("command", is_text))
@@ -64,12 +64,18 @@ def _here(request: Request, active: Activation, user: Dict[str, str], origin: Or
         os.dup2(script, _SCRIPT_DESCRIPTOR)
         run_shell(f"/proc/self/fd/{_SCRIPT_DESCRIPTOR}", environment)
 
-    return become
+    def begin() -> int:
+        try:
+            return spawn_shell(script, _SCRIPT_DESCRIPTOR, environment)
+        except (NotImplementedError, AttributeError):
+            return _fork(become)
+
+    return begin
 
 
 def _behind_door(
     request: Request, active: Activation, user: Dict[str, str], origin: Origin
-) -> "Tuple[Become, Optional[Inside]]":
+) -> "Tuple[Begin, Optional[Inside]]":
     """Make a command ready that begins behind a launch command, where it tells the client itself that it does."""
     from . import entering, inside  # noqa: PLC0415 - few servers have a launch command
 
@@ -83,7 +89,7 @@ def _behind_door(
     def become() -> NoReturn:
         entering.enter(door.words, script, outside)
 
-    return become, inside.Inside(origin.job_id, door.ask, door.end, outside)
+    return lambda: _fork(become), inside.Inside(origin.job_id, door.ask, door.end, outside)
 
 
 def _hide_script(folder: str, command: str) -> int:
@@ -103,6 +109,7 @@ class _Attached:
         self._inside = inside
         self._status: Optional[int] = None
         self._child = 0
+        self._is_childless = False
         self._tree = Tree(job_id, "", self._pause, inside)
         self._woken, wake = os.pipe()
         os.set_blocking(wake, False)
@@ -111,16 +118,16 @@ class _Attached:
         for number in (signal.SIGCHLD, *_ENDING_SIGNALS):
             signal.signal(number, _do_nothing)
 
-    def run(self, become: "Become") -> int:
+    def run(self, begin: "Begin") -> int:
         """Run the command and end its whole tree with it, or with the client."""
-        become_subreaper()
-        self._child = os.fork()
-        if self._child == 0:
-            _become_command(become)
+        gets_orphans = become_subreaper()
+        self._child = begin()
         while self._status is None and not self._must_end():
             self._reap()
         has_ended = self._status is not None
-        if not (has_ended and self._tree.wait(SETTLE_SECONDS, _never)):
+        # Whatever it left behind would be a child of ours; then nobody has to look through all processes.
+        is_alone = gets_orphans and self._is_childless and self._inside is None
+        if not is_alone and not (has_ended and self._tree.wait(SETTLE_SECONDS, _never)):
             self._tree.signal(signal.SIGTERM)
             if not self._tree.wait(LEFTOVER_GRACE, _never):
                 self._tree.kill()
@@ -148,6 +155,7 @@ class _Attached:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
+                self._is_childless = True
                 return
             if pid == 0:
                 return
@@ -155,7 +163,13 @@ class _Attached:
                 self._status = status
 
 
-def _become_command(become: "Become") -> NoReturn:
+def _fork(become: Callable[[], NoReturn]) -> int:
+    """Start a command by a fork; returns its pid."""
+    pid = os.fork()
+    return pid if pid else _become_command(become)
+
+
+def _become_command(become: Callable[[], NoReturn]) -> NoReturn:
     try:
         signal.set_wakeup_fd(-1)
         os.setsid()

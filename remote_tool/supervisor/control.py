@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import os
-import signal
 import sys
 
 from . import job_files
 from .framing import FramingError
 from .processes import JOB_MARKER, SUPERVISOR_MARKER
 from .requests import Request, RequestError, read_request
+from .signals import signal
 
 # Each in a module of its own, of which one is loaded: to load all takes longer than most of them do.
 _OPS = {
@@ -83,5 +84,8 @@ def _carry_out(request: Request) -> int:
         raise RequestError(f"This server's control program does not know {request.op!r:.40}")
     # As importlib does it, which takes as long to load as a short answer's own module.
     operation = getattr(__import__(module, globals(), fromlist=[request.op], level=1), request.op)
+    # From now on garbage is looked for, but not in what is loaded: each fork would get a copy of it all.
+    gc.freeze()
+    gc.enable()
     # Only a command that was run has a status of its own.
     return operation(request) or 0

@@ -6,10 +6,7 @@ every call, so no other output can look like a frame.
 
 from __future__ import annotations
 
-import json
-import re
-
-from . import strict_json
+from . import quick_json, strict_json
 from .named_tuple import NamedTuple
 
 TYPE_CHECKING = False
@@ -19,9 +16,11 @@ if TYPE_CHECKING:
 NOISE_LIMIT = 16 * 1024 * 1024
 HEADER_LIMIT = 8 * 1024 * 1024
 BODY_LIMIT = 1024 * 1024
-_LENGTHS = re.compile(rb"(0|[1-9][0-9]{0,7}) (0|[1-9][0-9]{0,7})")
+# No regular expressions here and in what else a short answer needs: to load re takes as long as ten such modules.
+_DIGITS = b"0123456789"
+_LONGEST_LENGTH = 8
 _LENGTHS_LIMIT = 17
-_NONCE = re.compile(r"[0-9a-f]{8,64}")
+_SHORTEST_NONCE, _LONGEST_NONCE = 8, 64
 
 
 class FramingError(Exception):
@@ -37,12 +36,14 @@ class Frame(NamedTuple):
 
 def is_nonce(nonce: object) -> bool:
     """Whether this can mark frames: 8 to 64 hex digits."""
-    return isinstance(nonce, str) and _NONCE.fullmatch(nonce) is not None
+    if not isinstance(nonce, str):
+        return False
+    return _SHORTEST_NONCE <= len(nonce) <= _LONGEST_NONCE and not nonce.strip("0123456789abcdef")
 
 
 def encode(nonce: str, header: dict[str, Any], body: bytes = b"") -> bytes:
     """Return one frame; a FramingError when it would be larger than a reader accepts."""
-    text = json.dumps(header, separators=(",", ":"), allow_nan=False).encode("ascii")
+    text = quick_json.dumps(header).encode("ascii")
     if len(text) > HEADER_LIMIT or len(body) > BODY_LIMIT:
         raise FramingError(f"An answer of {len(text)} and {len(body)} bytes is too large to send")
     return b"\0%s %d %d\n%s%s" % (nonce.encode("ascii"), len(text), len(body), text, body)
@@ -104,10 +105,11 @@ class FrameReader:
             if len(self._buffer) > len(self._marker) + _LENGTHS_LIMIT:
                 raise FramingError("The server sent an answer without its length")
             return None
-        found = _LENGTHS.fullmatch(self._buffer, len(self._marker), end)
-        if found is None:
-            raise FramingError(f"The server sent an answer of length {bytes(self._buffer[len(self._marker) : end])!r}")
-        lengths = int(found.group(1)), int(found.group(2))
+        said = bytes(self._buffer[len(self._marker) : end])
+        header, _, body = said.partition(b" ")
+        if not (_is_length(header) and _is_length(body)):
+            raise FramingError(f"The server sent an answer of length {said!r}")
+        lengths = int(header), int(body)
         if lengths[0] > HEADER_LIMIT or lengths[1] > BODY_LIMIT:
             raise FramingError(f"The server announced an answer of {lengths[0]} and {lengths[1]} bytes")
         del self._buffer[: end + 1]
@@ -119,6 +121,11 @@ class FrameReader:
         body = bytes(self._buffer[header_length:end])
         del self._buffer[:end]
         return Frame(header, body)
+
+
+def _is_length(text: bytes) -> bool:
+    is_number = 0 < len(text) <= _LONGEST_LENGTH and not text.strip(_DIGITS)
+    return is_number and (text == b"0" or not text.startswith(b"0"))
 
 
 def _parse_header(text: bytes) -> dict[str, Any]:

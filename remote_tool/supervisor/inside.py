@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 
 from . import job_files
 from .asking import talk
 from .entering import PODMAN
 from .processes import JOB_MARKER
 from .records import ENTRY, RecordError
+from .signals import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

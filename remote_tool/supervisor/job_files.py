@@ -16,12 +16,12 @@ Every record is JSON with ``"schema": 1``, is written beside and renamed, and is
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import stat
 
 from .records import RecordError, encode_record, is_job_id, parse_record
+from .suppressing import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def allow_open_folders(count: int) -> None:
         import resource  # noqa: PLC0415 - few calls are about so many
 
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        with contextlib.suppress(ValueError, OSError):
+        with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
@@ -203,7 +203,7 @@ def write_file(folder: int, name: str, data: bytes) -> None:
 
 def sync_folder(folder: int) -> None:
     """See a folder's names on disk, where the file system can."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         os.fsync(folder)
 
 
@@ -225,7 +225,7 @@ def create_folder(name: str, parent: int | None = None) -> int:
 
 def remove(folder: int, name: str) -> None:
     """Remove a file if it is there."""
-    with contextlib.suppress(FileNotFoundError):
+    with suppress(FileNotFoundError):
         os.unlink(name, dir_fd=folder)
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import time
 
-from . import job_files
+from . import job_files, quick_json
 from .named_tuple import NamedTuple
 from .records import is_grace, is_signal
 from .requests import is_text
 from .streams import find_streams
+from .suppressing import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -114,7 +113,7 @@ def find_rank_error(folder: int, membership: Membership) -> Optional[Cause]:
     found = []
     for stream, path in streams.items():
         if stream.startswith(f"ranks/{last}/") and stream.endswith("/error"):
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 status = os.stat(path, dir_fd=folder, follow_symlinks=False)
                 found.append((status.st_mtime, stream, path))
     if not found:
@@ -131,7 +130,7 @@ def find_rank_error(folder: int, membership: Membership) -> Optional[Cause]:
 def _error_message(folder: int, path: str) -> str:
     try:
         with open(job_files.open_file_beneath(folder, path), "rb") as stream:
-            message = json.loads(stream.read(_ERROR_FILE_LIMIT))["message"]
+            message = quick_json.loads(stream.read(_ERROR_FILE_LIMIT).decode("utf-8"))["message"]
         return str(message["message"] if isinstance(message, dict) else message).split("\n")[0]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return "an error that cannot be read"

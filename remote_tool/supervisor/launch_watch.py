@@ -8,16 +8,16 @@ itself. No laptop is needed for any of it.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
-import signal
 import socket
 import threading
 import time
 
 from .launch_cause import FAILED, KILLED, Cause, Membership, find_rank_error, read_cause, silence_of
 from .launch_wire import Gone, Session
+from .signals import signal
+from .suppressing import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ class FirstNode(Watch):
             connection, _ = self._listener.accept()
         except OSError:
             return
-        with contextlib.suppress(Gone):
+        with suppress(Gone):
             self._strangers.append((time.monotonic(), Session(connection, self._membership.secret, 0)))
         now = time.monotonic()
         for stranger in [each for each in self._strangers if now - each[0] > _STRANGER_SECONDS]:
@@ -344,7 +344,7 @@ class OtherNode(Watch):
             connection = socket.create_connection(where, _CONNECT_SECONDS)
         except OSError:
             return
-        with contextlib.suppress(Gone):
+        with suppress(Gone):
             self._session = Session(connection, self._membership.secret, self._membership.rank)
             self._session.send({"beat": True})
 

@@ -6,11 +6,12 @@ signature ends the connection: whoever does not know the secret changes nothing 
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import json
 import os
 import socket
+
+from .suppressing import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class Wire:
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connection = connection
         self._received = b""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Optional, Tuple
 
-_COUNT = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
+_COUNT = b"oom_kill "
 
 
 def count_kills() -> Tuple[int, int]:
@@ -45,7 +43,8 @@ def _count_in_groups() -> int:
 def _read_count(path: str) -> Optional[int]:
     try:
         with open(path, "rb") as stream:
-            found = _COUNT.search(stream.read(65536))
+            lines = stream.read(65536).split(b"\n")
     except OSError:
         return None
-    return int(found.group(1)) if found else None
+    counts = [line[len(_COUNT) :] for line in lines if line.startswith(_COUNT)]
+    return int(counts[0]) if counts and counts[0].isdigit() else None

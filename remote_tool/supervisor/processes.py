@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 
 from .named_tuple import NamedTuple
+from .signals import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,12 +6,10 @@ with the same functions.
 
 from __future__ import annotations
 
-import json
 import math
-import re
-import signal
 
-from . import strict_json
+from . import quick_json, strict_json
+from .signals import number_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,10 +28,12 @@ STOP = "stop.json"
 ENDED = "ended.json"
 ENTRY = "entry.json"
 
-_JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_BEGINNINGS = f"{_LETTERS}{_LETTERS.lower()}0123456789"
+_LONGEST_ID = 128
+_LONGEST_SIGNAL = 12
 _HIGHEST_EXIT_CODE = 255
 _SHOWN = 60
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 class RecordError(Exception):
@@ -42,12 +42,14 @@ class RecordError(Exception):
 
 def is_job_id(text: object) -> bool:
     """Whether this can be the name of a job's folder."""
-    return isinstance(text, str) and _JOB_ID.fullmatch(text) is not None
+    if not isinstance(text, str) or not 0 < len(text) <= _LONGEST_ID:
+        return False
+    return text[0] in _BEGINNINGS and not text.strip(f"{_BEGINNINGS}._-")
 
 
 def is_variable_name(text: object) -> bool:
     """Whether this can be the name of an environment variable."""
-    return isinstance(text, str) and _VARIABLE.fullmatch(text) is not None
+    return isinstance(text, str) and text.isascii() and text.isidentifier()
 
 
 def state_of_ended(ended: Mapping[str, Any]) -> str:
@@ -91,11 +93,14 @@ def is_grace(value: object) -> bool:
 
 def is_signal(value: object) -> bool:
     """Whether this names a signal of this machine, as in ``SIGTERM``."""
-    return isinstance(value, str) and value.startswith("SIG") and value in signal.Signals.__members__
+    return isinstance(value, str) and value.startswith("SIG") and number_of(value) is not None
 
 
 def _is_signal_name(value: object) -> bool:
-    return isinstance(value, str) and re.fullmatch(r"SIG[A-Z0-9+-]{1,12}", value) is not None
+    if not isinstance(value, str) or not value.startswith("SIG"):
+        return False
+    rest = value[len("SIG") :]
+    return 0 < len(rest) <= _LONGEST_SIGNAL and not rest.strip(f"{_LETTERS}0123456789+-")
 
 
 def _is_place(value: object) -> bool:
@@ -221,4 +226,4 @@ def _shown(value: object) -> str:
 
 def encode_record(record: Mapping[str, Any]) -> bytes:
     """Return the bytes of a record, schema included."""
-    return json.dumps({"schema": SCHEMA, **record}, allow_nan=False).encode("ascii") + b"\n"
+    return quick_json.dumps({"schema": SCHEMA, **record}).encode("ascii") + b"\n"

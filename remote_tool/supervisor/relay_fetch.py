@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import select
@@ -13,6 +12,7 @@ import time
 from . import relay_files
 from .relay_link import COUNT, GONE, INDEX, Link, LinkError, dial, read_context
 from .requests import Request, RequestError, is_list, is_text
+from .suppressing import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class _Receiver:
                 return False
             return self._place(folder, name, entry.name)
         finally:
-            with contextlib.suppress(FileNotFoundError):
+            with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=folder)
 
     def _place(self, folder: int, name: str, target: bytes) -> bool:

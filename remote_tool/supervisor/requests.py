@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
 
-from . import framing
+from . import framing, quick_json
 from .named_tuple import NamedTuple
 
 TYPE_CHECKING = False
@@ -93,7 +92,7 @@ def read_request() -> Optional[Request]:
         parts.append(data)
         size += len(data)
     try:
-        fields = json.loads(b"".join(parts).decode("utf-8"))
+        fields = quick_json.loads(b"".join(parts).decode("utf-8"))
     except (ValueError, RecursionError):
         return None
     if not isinstance(fields, dict) or not framing.is_nonce(fields.get("nonce")):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 
-from . import job_files, states
+from . import job_files, quick_json, states
 from .framing import HEADER_LIMIT
 from .records import RecordError, is_job_id
 from .requests import Request, is_list
@@ -44,7 +43,7 @@ def status(request: Request) -> None:
         except OSError as error:
             # It says nothing of the job: the next look may find it as it was.
             bad.append({**told, "why": str(error.strerror), "errno": error.errno})
-        size += len(json.dumps(told))
+        size += len(quick_json.dumps(told))
         if size > _ANSWER_LIMIT:
             break
     request.answer({"now": here.now, "identity": here.place, "jobs": answers, "bad": bad, "more": size > _ANSWER_LIMIT})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 
 from . import job_files, states
@@ -11,6 +10,7 @@ from .named_tuple import NamedTuple
 from .processes import Process, Snapshot
 from .records import ENDED, ENTRY, STOP, RecordError, is_grace, is_signal
 from .requests import Request, is_list
+from .signals import signal
 from .states import Looks
 from .trees import deliver, end_members
 

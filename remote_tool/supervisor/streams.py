@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 import stat
 
 from .job_files import ERR, OUT, RANKS, open_folder
@@ -16,8 +15,8 @@ if TYPE_CHECKING:
 
 # More are no launch of ours; whoever makes a million files gets the first of them looked after.
 MOST_STREAMS = 4096
-_ATTEMPT = re.compile(r"attempt_([0-9]{1,6})", re.ASCII)
-_LOCAL_RANK = re.compile(r"[0-9]{1,6}", re.ASCII)
+_ATTEMPT = "attempt_"
+_MOST_DIGITS = 6
 _RANK_FILES = {"stdout.log": "out", "stderr.log": "err", "error.json": "error"}
 
 
@@ -52,7 +51,7 @@ def find_streams(folder: int, visit: Callable[[int], None] = _see_nothing) -> Di
 def _rank_streams(folder: int, visit: Callable[[int], None]) -> Iterator[Tuple[str, str]]:
     for number, path in _number_attempts(_find_attempts(folder, visit)):
         for rank in _list(folder, path, visit):
-            if not _LOCAL_RANK.fullmatch(rank):
+            if not _is_number(rank):
                 continue
             for name in _list(folder, f"{path}/{rank}", visit):
                 if name in _RANK_FILES:
@@ -77,11 +76,15 @@ def _find_attempts(folder: int, visit: Callable[[int], None]) -> List[Attempt]:
     attempts: List[Attempt] = []
     for run in _list(folder, RANKS, visit):
         for name in _list(folder, f"{RANKS}/{run}", visit):
-            found = _ATTEMPT.fullmatch(name)
+            number = name[len(_ATTEMPT) :] if name.startswith(_ATTEMPT) else ""
             path = f"{RANKS}/{run}/{name}"
-            if found and len(attempts) < MOST_STREAMS:
-                attempts.append(Attempt(_born(folder, path), run, int(found.group(1)), path))
+            if _is_number(number) and len(attempts) < MOST_STREAMS:
+                attempts.append(Attempt(_born(folder, path), run, int(number), path))
     return attempts
+
+
+def _is_number(text: str) -> bool:
+    return 0 < len(text) <= _MOST_DIGITS and not text.strip("0123456789")
 
 
 def _number_attempts(attempts: List[Attempt]) -> List[Tuple[int, str]]:

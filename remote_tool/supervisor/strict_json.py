@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
+
+from . import quick_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,9 +18,7 @@ def parse(text: bytes) -> Any:  # noqa: ANN401 - any document
         ValueError: It is no UTF-8 or no JSON, is nested too deep, has a key twice, or a number that is none.
     """
     try:
-        return json.loads(
-            text.decode("utf-8"), parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_without_duplicates
-        )
+        return quick_json.loads(text.decode("utf-8"), _RULES)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
 
@@ -40,3 +39,6 @@ def _without_duplicates(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
     if len(found) != len(pairs):
         raise ValueError("a key comes twice")
     return found
+
+
+_RULES = quick_json.Rules(constant=_refuse, number=_finite, pairs=_without_duplicates)

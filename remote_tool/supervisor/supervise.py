@@ -6,11 +6,9 @@ job fall to. Whatever happens to the connection does not reach it.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import resource
-import signal
 import time
 
 from . import job_files, memory, processes, subreaper
@@ -20,6 +18,8 @@ from .log_limit import DEFAULT_LIMIT, LogLimit
 from .named_tuple import NamedTuple
 from .records import ENDED, STARTED, STOP, RecordError, encode_record
 from .setup_script import DONE, FILE, describe_failure
+from .signals import number_of, signal
+from .suppressing import suppress
 from .taken_port import find_taken_port
 from .trees import Tree
 
@@ -105,7 +105,7 @@ def _close_descriptors(keep: "set[int]") -> None:
     for name in os.listdir("/proc/self/fd"):
         if int(name) not in {0, 1, 2, *keep}:
             # One of them was the listing's own.
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 os.close(int(name))
 
 
@@ -113,7 +113,7 @@ def _note_crash(plan: Plan) -> None:
     import traceback  # noqa: PLC0415 - it is for a bug, and costs what all the rest does
 
     # The job counts as lost then, which is what it is.
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         job_files.write_file(plan.folder, "supervisor.log", traceback.format_exc().encode("utf-8", "replace"))
 
 
@@ -201,7 +201,7 @@ class Supervisor:
         if self._killed or self._ended_with_launch or self._never_began:
             return
         # A disk that does not answer now says nothing of it.
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self._setup_failed = job_files.exists(folder, FILE) and not job_files.exists(folder, DONE)
         if self._setup_failed:
             self._notes.insert(0, describe_failure(describe_end(decode_status(self._status))))
@@ -246,7 +246,7 @@ class Supervisor:
         may_run = self._record_start(pid)
         if may_run:
             # It may have been killed while it waited.
-            with contextlib.suppress(BrokenPipeError):
+            with suppress(BrokenPipeError):
                 os.write(gate[1], b"1")
         os.close(gate[1])
         failure = os.read(errors[0], 4096).decode("utf-8", "replace")
@@ -260,7 +260,7 @@ class Supervisor:
     def _record_start(self, pid: int) -> bool:
         """Write started.json, before the command may run; whether it may."""
         this = None
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self._command = processes.read_process(pid)
             this = processes.read_process(os.getpid())
         if this is None or self._command is None:
@@ -331,7 +331,7 @@ class Supervisor:
             request = job_files.read_record(self._plan.folder, STOP, self._plan.job_id)
         except (RecordError, OSError):
             # Somebody wanted it to end, whatever became of the details; a disk that does not answer wants nothing.
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 if job_files.exists(self._plan.folder, STOP):
                     request = {"signal": "SIGTERM", "grace": self._plan.grace}
         if self._wish and (request is None or self._wish == "SIGKILL"):
@@ -359,7 +359,7 @@ class Supervisor:
     def _end_tree(self, name: str, grace: float) -> None:
         self._had_to_end = True
         if name != "SIGKILL":
-            self._tree.signal(signal.Signals[name])
+            self._tree.signal(number_of(name) or signal.SIGTERM)
             if self._tree.wait(grace, self._must_hurry):
                 return
             self._notes.append("SIGKILL ended what was left")
@@ -384,7 +384,7 @@ class Supervisor:
         self._inside.remove()
         if self._had_to_end and self._inside.rest:
             self._notes.append(self._inside.rest)
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self._never_began = not self._killed and not job_files.exists(self._plan.folder, job_files.BEGUN)
         if self._never_began:
             assert self._plan.door is not None

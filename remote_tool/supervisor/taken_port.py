@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 
 from . import job_files
 from .records import RecordError
@@ -14,7 +13,8 @@ if TYPE_CHECKING:
 
 _TAIL = 64 * 1024
 _COMMAND_LIMIT = 1024 * 1024
-_SAYS = re.compile(rb"failed to listen on any local network address\. port: ([0-9]+),[^\n]* EADDRINUSE")
+_SAYS = b"failed to listen on any local network address. port: "
+_WHY = b" EADDRINUSE"
 
 
 def find_taken_port(folder: int) -> Optional[int]:
@@ -24,19 +24,26 @@ def find_taken_port(folder: int) -> Optional[int]:
         folder: Descriptor of the job's folder.
     """
     try:
-        said = _SAYS.search(_tail(folder, job_files.ERR))
+        lines = _tail(folder, job_files.ERR).split(b"\n")
         command = job_files.read_bytes(folder, job_files.COMMAND, _COMMAND_LIMIT) or b""
     except (OSError, RecordError):
         return None
-    if said is None or not _meets_at(command, said[1]):
-        return None
-    return int(said[1])
+    for line in lines:
+        port, _, rest = line.partition(_SAYS)[2].partition(b",")
+        if port.isdigit() and _WHY in rest and _meets_at(command, port):
+            return int(port)
+    return None
 
 
 def _meets_at(command: bytes, port: bytes) -> bool:
     """Whether it is the port of the launch; a rank may fail to listen on one of its own."""
-    options = rb"--master-port " + port + rb"\s|--rdzv-endpoint \S*:" + port + rb"'?\s"
-    return re.search(options, command) is not None
+    words = command.split()
+    for number, value in enumerate(words[1:]):
+        if words[number] == b"--master-port" and value == port:
+            return True
+        if words[number] == b"--rdzv-endpoint" and value.rstrip(b"'").endswith(b":" + port):
+            return True
+    return False
 
 
 def _tail(folder: int, name: str) -> bytes:

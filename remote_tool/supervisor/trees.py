@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 
 from .processes import Process, Snapshot, find_alive, read_process, send_signal
+from .signals import number_of, signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def end_members(
         grace: Seconds until SIGKILL.
         inside: What runs behind their launch command; None without one.
     """
-    number = signal.Signals[name]
+    number = number_of(name) or signal.SIGTERM
     if number != signal.SIGKILL:
         members = look()
         for process in members if inside is None else inside.meant(members, Snapshot(), number):

@@ -201,7 +201,7 @@ def receive_script(
     return "\n".join(
         [
             f'cd "$HOME" || exit {CANNOT_USE}',
-            "rsync=$(command -v rsync)",
+            "rsync=; if command -v rsync >/dev/null; then rsync=rsync; fi",
             f'for place in {places}; do [ -n "$rsync" ] || {{ [ -x "$place/rsync" ] && rsync=$place/rsync; }}; done',
             f'[ -n "$rsync" ] || exit {NO_RSYNC}',
             *([] if dry_run else [*alone, *_settle(remote)]),
@@ -310,7 +310,9 @@ def _receive(remote: RemotePaths, *, dry_run: bool) -> list[str]:
         '  if [ "$there" = "$arriving" ]; then',
         f'    (umask 077; mkdir -- "$arriving") || exit {CANNOT_WRITE}',
         "  else",
-        '    case $("$rsync" --version 2>/dev/null) in',
+        # The rsync of macOS and of the BSDs may be openrsync, which knows no such folder.
+        f'    if [ -e {STREAMS} ]; then version=; else version=$("$rsync" --version 2>/dev/null); fi',
+        '    case "$version" in',
         "      *openrsync*) ;;",
         '      *) (umask 077; mkdir -p "$partial") && beside=--temp-dir=$partial;;',
         "    esac",

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 
 # Constant, so that no login shell has anything to misread: no "!", no assignment, no glob outside the quotes (tcsh,
 # fish and zsh trip over these). `read` of every sh takes single bytes from a socket or pipe, so what follows the
 # first line is left for the script's commands; `head -c` of some systems would read ahead.
 REMOTE_COMMAND = """exec /bin/sh -c 'IFS= read -r _script; eval "$(printf %b "$_script")"'"""
+
+# What does not stand for itself in the format of ``printf %b``, and what has a short form there.
+_SPECIAL = re.compile(rb"[^ -\[\]-~]")
+_SHORT = {b"\\": b"\\\\", b"\n": b"\\n"}
 
 # A session without a terminal may have any PATH; what the user has set still comes first.
 ENOUGH_PATH = 'PATH="${PATH:+$PATH:}/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"; export PATH'
@@ -33,5 +38,4 @@ def first_line(script: str, mark: bytes) -> bytes:
 
 def _escape(text: bytes) -> bytes:
     """Write bytes for ``printf %b``."""
-    plain = {byte: bytes([byte]) for byte in range(0x20, 0x7F)} | {0x5C: b"\\\\", 0x0A: b"\\n"}
-    return b"".join(plain.get(byte) or b"\\0%03o" % byte for byte in text)
+    return _SPECIAL.sub(lambda found: _SHORT.get(found[0]) or b"\\0%03o" % found[0][0], text)

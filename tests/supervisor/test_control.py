@@ -107,7 +107,10 @@ def test_an_operation_loads_what_it_needs_and_no_more(server: PretendServer, op:
     others = {*MODULES.values(), "network", "facts", "supervise"} - {MODULES[op]}
     assert others & ours == ({"supervise"} if op == "start" else set())
     assert {"activation", "artifact_patterns"} & ours == ({"activation"} if op in {"start", "run"} else set())
-    dear = {"socket", "threading", "traceback", "platform", "subprocess", "typing", "ctypes", "importlib"} & loaded
+    dear = {
+        *("socket", "threading", "traceback", "platform", "subprocess", "typing", "ctypes", "importlib"),
+        *("contextlib", "enum", "json", "re", "warnings"),
+    } & loaded
     assert dear == ({"ctypes"} if op in {"start", "run"} else set())
 
 
