@@ -56,13 +56,13 @@ class ServerFacts:
         condas: Conda programs, by path, in the order in which they are preferred.
         uv: Path of uv; empty without one.
         rsync: Path of rsync; empty without one.
-        rsync_version: The first line of ``rsync --version``.
+        rsync_version: The first line of ``rsync --version``; empty where only prepare asks.
         activation: What setup wrote when it had finished; None when it never did, or the record cannot be read.
         environment_python: The version of the environment's interpreter, asked now; empty when it does not start.
         existing: The interpreter of the configured existing prefix.
         packages: The fingerprint of the packages that were installed.
         sync_state: The record of the last sync.
-        sent_sha256: Hash of the list of the files that we sent; empty without one.
+        sent_sha256: Hash of the list of the files that we sent; empty without one, and where nobody compares.
         has_supervisor: Whether the folder of this version is there.
         folder: What lets one guess whether another server has the same home: its inode, file system and boot.
         bad_folders: ``why:path`` of folders of ours that we must not use.
@@ -95,14 +95,17 @@ class ServerFacts:
     bad_folders: tuple[str, ...] = ()
 
 
-def facts_script(config: Config, supervisor_version: str, *, probe: bool = False, look_only: bool = False) -> str:
+def facts_script(
+    config: Config, supervisor_version: str, *, probe: bool = False, look_only: bool = False, compare: bool = False
+) -> str:
     """Return the script that tells everything that prepare needs.
 
     Args:
         config: Names the folders, and an existing prefix.
         supervisor_version: Of the supervisor's folder.
         probe: Look for pythons and condas also where our environment works.
-        look_only: Leave the permissions of our folders as they are.
+        look_only: Leave the permissions of our folders as they are, and tell what only a check wants to know.
+        compare: Tell what shows whether two servers see the same folder alike.
     """
     environment, remote = config.environment, config.remote
     values = {
@@ -118,6 +121,7 @@ def facts_script(config: Config, supervisor_version: str, *, probe: bool = False
         "conda_first": environment.kind.value,
         "probe": "always" if probe else "",
         "look_only": "yes" if look_only else "",
+        "compare": "yes" if compare else "",
     }
     lines = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
     return "\n".join(['cd "$HOME" || exit 90', SEARCH_PATH, *lines, _SCRIPT])
@@ -199,10 +203,13 @@ def _interpreters(lines: Iterable[str]) -> Iterable[Interpreter]:
 
 
 # Names below are set by facts_script. Values may hold anything but NUL, so a record ends with NUL.
-# `-O` is no POSIX, but dash, busybox, bash, ksh and zsh have it.
+# `-O` and `-ef` are no POSIX, but dash, busybox, bash, ksh and zsh have them. It runs at each prepare: what a shell can
+# do by itself saves the start of a program, which takes a millisecond.
 _SCRIPT = r"""
 tell() { printf '%s=%s\0' "$1" "$2"; }
 content() { [ -f "$1" ] && head -c 1000000 "$1"; }
+# The first line of a file, in $line.
+line_of() { line=; { IFS= read -r line < "$1"; } 2>/dev/null; }
 
 check_folder() {
     if [ -L "$1" ] && [ "$2" = ours ]; then tell bad_folder "link:$1"
@@ -268,22 +275,33 @@ find_condas() {
 }
 
 tell home "$HOME"
-tell machine "$(uname -m)"
-tell system "$(uname -s)"
+uname=$(uname -sm)
+tell machine "${uname##* }"
+tell system "${uname% *}"
 tell uid "$(id -u)"
 tell username "$(id -un 2>/dev/null)"
-if command -v loginctl >/dev/null && command -v timeout >/dev/null; then
+logind=$(command -v loginctl)
+# Without a bus the system's own has nobody to ask.
+case $logind in /bin/* | /usr/bin/*) [ -e /run/dbus/system_bus_socket ] || logind= ;; esac
+if [ "$logind" ] && command -v timeout >/dev/null; then
     tell logind "$(timeout 3 loginctl show-user -p KillUserProcesses -p KillOnlyUsers -p KillExcludeUsers 2>/dev/null \
         </dev/null)"
 fi
 tell distribution "$( (. /etc/os-release && printf '%s %s' "$ID" "$ID_LIKE") 2>/dev/null)"
 libc=glibc; for loader in /lib/ld-musl-*; do [ -e "$loader" ] && libc=musl; done
 tell libc "$libc"
-free=$(df -Pk . 2>/dev/null | { read -r _; read -r _ _ _ free _; printf %s "$free"; })
+kind= free=
+if disk=$(stat -f -c '%a %S %T' . 2>/dev/null); then
+    rest=${disk#* }
+    kind=${rest#* }
+    case ${disk%% *}${rest%% *} in *[!0-9]*) ;; *) free=$((${disk%% *} * ${rest%% *} / 1024)) ;; esac
+else
+    free=$(df -Pk . 2>/dev/null | { read -r _; read -r _ _ _ free _; printf %s "$free"; })
+fi
 case $free in *[!0-9]*) ;; *) tell free "$free" ;; esac
 
-tell folder "$(stat -L -c %i . 2>/dev/null)|$(stat -f -c %T . 2>/dev/null)|$(
-    cat /proc/sys/kernel/random/boot_id 2>/dev/null)"
+line_of /proc/sys/kernel/random/boot_id
+tell folder "$(stat -L -c %i . 2>/dev/null)|$kind|$line"
 
 check_folder "$project" theirs o-w
 check_folder "$scripts" ours 700
@@ -291,9 +309,9 @@ check_folder "$scripts" ours 700
 tell activation "$(content "$activation")"
 running=$(interpreter "$python")
 tell environment_python "${running%% *}"
-tell packages "$(content "$packages")"
-tell sync "$(content "$sync")"
-tell sent "$(hash_of "$sent")"
+line_of "$packages"; tell packages "$line"
+line_of "$sync"; tell sync "$line"
+[ -z "$compare" ] || tell sent "$(hash_of "$sent")"
 [ -d "$supervisor" ] && tell supervisor yes
 
 uv=
@@ -305,14 +323,18 @@ for candidate in "$(command -v rsync)" /opt/homebrew/bin/rsync "$HOME"/miniconda
     "$HOME"/miniforge3/bin/rsync "$scripts/environment/bin/rsync"; do
     [ -x "$candidate" ] || continue
     tell rsync "$candidate"
-    tell rsync_version "$("$candidate" --version 2>/dev/null | head -n 1)"
+    [ -z "$look_only" ] || tell rsync_version "$("$candidate" --version 2>/dev/null | head -n 1)"
     break
 done
 
 case $existing in '~') existing=$HOME ;; '~/'*) existing=$HOME/${existing#??} ;; esac
 if [ "$existing" ]; then
     for name in python python3; do
-        line=$(interpreter "$existing/bin/$name") && tell existing "$line" && break
+        if [ "$running" ] && [ "$existing/bin/$name" -ef "$python" ]; then
+            line="${running% "$python"} $existing/bin/$name"
+        else
+            line=$(interpreter "$existing/bin/$name")
+        fi && tell existing "$line" && break
     done
 fi
 if [ -z "$running" ] || [ "$probe" ]; then

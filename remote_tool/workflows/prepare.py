@@ -185,11 +185,11 @@ async def _on_all(
 async def _facts_of_follower(leader: Host, host: Host, config: Config) -> ServerFacts:
     """Ask a server what it has when another one has worked in their folder; a network disk may show it late."""
     try:
-        wanted = _in_folder(await ask_facts(leader, config.for_server(leader.name)))
+        wanted = _in_folder(await ask_facts(leader, config.for_server(leader.name), compare=True))
     except ConnectError:
         return await ask_facts(host, config.for_server(host.name))
     for _ in range(MOST_LOOKS):
-        facts = await ask_facts(host, config.for_server(host.name))
+        facts = await ask_facts(host, config.for_server(host.name), compare=True)
         if _in_folder(facts) == wanted:
             break
         await asyncio.sleep(LOOK_PAUSE)
@@ -201,13 +201,13 @@ def _in_folder(facts: ServerFacts) -> tuple[object, ...]:
     return facts.activation, facts.packages, facts.sync_state, facts.sent_sha256, facts.has_supervisor
 
 
-async def ask_facts(host: Host, config: Config, *, probe: bool = False) -> ServerFacts:
+async def ask_facts(host: Host, config: Config, *, probe: bool = False, compare: bool = False) -> ServerFacts:
     """Ask a server what it has, in one round trip.
 
     Raises:
         EnvironmentSetupError: It does not tell.
     """
-    script = facts_script(config, source_archive()[0], probe=probe)
+    script = facts_script(config, source_archive()[0], probe=probe, compare=compare)
     answer = await host.run(script, timeout=FACTS_TIMEOUT, label="what is there")
     return parse_facts(host.name, answer.stdout)
 

@@ -34,10 +34,8 @@ def config_for(
     return Config(name, {}, LocalPaths(tmp_path), RemotePaths(name), python, environment or Environment())
 
 
-def ask(
-    home: Path, config: Config, shell: list[str] | None = None, *, probe: bool = False, path: str = ""
-) -> ServerFacts:
-    script = f"{ENOUGH_PATH}\n{facts_script(config, '0123', probe=probe)}"
+def ask(home: Path, config: Config, shell: list[str] | None = None, *, path: str = "", **wishes: bool) -> ServerFacts:
+    script = f"{ENOUGH_PATH}\n{facts_script(config, '0123', **wishes)}"
     program = [shutil.which((shell or ["sh"])[0]) or "sh", *(shell or ["sh"])[1:], "-s"]
     environment = {"HOME": str(home), "PATH": path or "/usr/bin:/bin", "SHELL": "/bin/sh"}
     done = subprocess.run(program, input=script.encode(), capture_output=True, env=environment, check=True)
@@ -61,6 +59,8 @@ def test_every_posix_shell_gives_the_same_answer(home: Path, tmp_path: Path, she
     (scripts / "sync").write_text("complete 77")
     (scripts / "sent").write_bytes(b"")
     facts = ask(home, config_for(tmp_path, WORST_NAME), shell)
+    assert (facts.rsync_version, facts.sent_sha256) == ("", ""), "what prepare does not need takes no time"
+    facts = ask(home, config_for(tmp_path, WORST_NAME), shell, look_only=True, compare=True)
     assert facts.home == str(home)
     assert facts.machine == os.uname().machine
     assert facts.uid == os.getuid()
