@@ -25,6 +25,7 @@ from .records import (
     is_job_id,
 )
 from .requests import Folders, Request, RequestError, is_list, is_text
+from .suppressing import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,9 +36,10 @@ if TYPE_CHECKING:
 
 # The answer waits this long for the command to run.
 _START_SECONDS = 10.0
-# How the process that begins a job ends, when it did not.
-_FAILED = 11
-_ALREADY = 12
+# What a supervisor tells first: its job's folder is made, another one's is there, or why there is none.
+_MADE = b"m"
+_ALREADY = b"a"
+_FAILED = b"f"
 _TEMPORARY = ".starting-"
 _TEMPORARY_SECONDS = 3600.0
 _SPEC_FIELDS = (
@@ -64,13 +66,11 @@ class Begun(NamedTuple):
     """A job whose start has been asked for.
 
     Attributes:
-        starter: Pid of the process that begins it.
-        told: A descriptor that ends when the command runs, or is known not to; before, it says what went wrong.
-        error: Why there is no such process.
+        told: A descriptor with the first word of its supervisor; it ends when the command runs, or is known not to.
+        error: Why there is no supervisor.
     """
 
     job_id: str
-    starter: int = 0
     told: int = -1
     error: str = ""
 
@@ -181,48 +181,39 @@ def _read_membership(watch: Any, spec: Record) -> Optional[Membership]:  # noqa:
 
 
 def _begin(jobs: int, folders: Folders, wanted: Wanted) -> Begun:
-    """Fork a process that begins the job: so all jobs wait for the disk together."""
+    """Fork the job's supervisor, which makes its folder, too: so all jobs wait for the disk together."""
     told, tell = os.pipe()
     try:
-        starter = os.fork()
+        pid = os.fork()
     except OSError as error:
         os.close(told)
         return Begun(wanted.spec["id"], error=job_files.explain("The supervisor", error))
     else:
-        if starter == 0:
-            _become_starter(jobs, folders, wanted, tell)
-        return Begun(wanted.spec["id"], starter, told)
+        if pid == 0:
+            _become_supervisor(jobs, folders, wanted, tell)
+        return Begun(wanted.spec["id"], told)
     finally:
         os.close(tell)
 
 
-def _become_starter(jobs: int, folders: Folders, wanted: Wanted, tell: int) -> NoReturn:
-    """In the fork between: make the job's folder, fork its supervisor away, and end."""
-    status = _FAILED
+def _become_supervisor(jobs: int, folders: Folders, wanted: Wanted, tell: int) -> NoReturn:
+    """In the fork: make the job's folder, and supervise what is started in it."""
     what = f"{folders.jobs}/{wanted.spec['id']}"
     try:
-        os.setsid()
+        umask = supervise.leave_client({jobs, tell})
         plan = _prepare(jobs, folders, wanted)
-        if plan is None:
-            status = _ALREADY
-        else:
-            what = "The supervisor"
-            _spawn(jobs, plan, tell)
-            status = 0
+        os.close(jobs)
+        # Whoever asked may have gone; the job goes on.
+        with suppress(BrokenPipeError):
+            os.write(tell, _ALREADY if plan is None else _MADE)
+        if plan is not None:
+            supervise.supervise(plan, tell, umask)
     except OSError as error:
-        os.write(tell, job_files.explain(what, error).encode("utf-8", "replace"))
+        os.write(tell, _FAILED + job_files.explain(what, error).encode("utf-8", "replace"))
     except BaseException as error:  # noqa: BLE001 - it is told to the client, and this must never return
-        os.write(tell, f"{what}: {error!r:.500}".encode("utf-8", "replace"))
+        os.write(tell, _FAILED + f"{what}: {error!r:.500}".encode("utf-8", "replace"))
     finally:
-        os._exit(status)
-
-
-def _spawn(jobs: int, plan: supervise.Plan, tell: int) -> None:
-    try:
-        supervise.spawn(plan, tell)
-    except OSError:
-        _remove_folder(jobs, plan.job_id)
-        raise
+        os._exit(1)
 
 
 def _prepare(jobs: int, folders: Folders, wanted: Wanted) -> Optional[supervise.Plan]:
@@ -297,13 +288,12 @@ def _finish(jobs: int, folders: Folders, begun: Begun, deadline: float) -> Dict[
     answer: Dict[str, Any] = {"id": begun.job_id, "spec": None, "started": None, "ended": None, "already": False}
     if begun.error:
         return {**answer, "error": begun.error}
-    status = os.waitpid(begun.starter, 0)[1]
-    # Any other end of it says nothing about the supervisor.
-    code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 0
-    answer["already"] = code == _ALREADY
     try:
-        if code == _FAILED:
-            return {**answer, "error": os.read(begun.told, 4096).decode("utf-8", "replace")}
+        # Of a supervisor that was killed nothing comes, and its folder says the rest.
+        said = os.read(begun.told, 4096)
+        if said.startswith(_FAILED):
+            return {**answer, "error": said[len(_FAILED) :].decode("utf-8", "replace")}
+        answer["already"] = said == _ALREADY
         folder = job_files.open_folder(begun.job_id, jobs)
         try:
             _wait_until_told(folder, begun, answer, deadline)

@@ -76,20 +76,24 @@ class Plan(NamedTuple):
     script: bytes = b""
 
 
-def spawn(plan: Plan, tell: int) -> None:
-    """Fork a supervisor away; tell is closed when the command runs, or is known not to.
+def leave_client(keep: "set[int]") -> int:
+    """Go on in a session of one's own, with these descriptors alone and away from every folder; returns the umask."""
+    os.setsid()
+    umask = os.umask(0o077)
+    _close_descriptors(keep)
+    os.chdir("/")
+    return umask
 
-    This process has a session of its own and ends now, so that nobody is the supervisor's parent, and it no leader.
+
+def supervise(plan: Plan, tell: int, umask: int) -> NoReturn:
+    """Be the supervisor of a job to its end, after :func:`leave_client`.
+
+    Args:
+        plan: The job.
+        tell: Is closed when the command runs, or is known not to.
+        umask: The command's.
     """
-    if os.fork() == 0:
-        _become_supervisor(plan, tell)
-
-
-def _become_supervisor(plan: Plan, tell: int) -> NoReturn:
     try:
-        umask = os.umask(0o077)
-        _close_descriptors({plan.folder, plan.reserve, tell})
-        os.chdir("/")
         Supervisor(plan, tell, umask).run()
     except BaseException:  # noqa: BLE001 - nobody above could show it, and this must never return into the caller
         _note_crash(plan)

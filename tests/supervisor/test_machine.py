@@ -45,7 +45,7 @@ def pids_group() -> Iterator[Path]:
 def test_a_start_where_nothing_can_be_forked_says_so_and_leaves_nothing_half(
     server: PretendServer, pids_group: Path
 ) -> None:
-    """With room for one process more each time: the control program, its helper, the supervisor, the command."""
+    """With room for one process more each time: the control program, the supervisor, the command."""
     wrapper = server.home / "python"
     wrapper.write_text(f'#!/bin/sh\necho $$ > {pids_group}/cgroup.procs\nexec {server.python} "$@"\n')
     wrapper.chmod(0o700)

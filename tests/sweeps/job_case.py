@@ -20,7 +20,7 @@ from .injection import Descendant, Fault, Fork, Phase, Zygote, wait_until
 if TYPE_CHECKING:
     from pathlib import Path
 
-CONTROL, STARTER, SUPERVISOR, COMMAND = 0, 1, 2, 3
+CONTROL, SUPERVISOR, COMMAND = 0, 1, 2
 PROJECT = "project"
 FOLDERS = {"project": PROJECT, "jobs_folder": f"{PROJECT}/.jobs", "scripts_folder": f"{PROJECT}/.remote-scripts"}
 _RECORDS = ("spec.json", "started.json", "stop.json", "ended.json")

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from .injection import WRITING, Call, Fault, Zygote, faults, wait_until
-from .job_case import CONTROL, STARTER, SUPERVISOR, JobCase
+from .job_case import CONTROL, SUPERVISOR, JobCase
 from .sweeping import sweep
-from .test_job_start import ENDS, STAYS, calls_of_start
+from .test_job_start import ENDS, STAYS, calls_of_beginning, calls_of_life
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +33,7 @@ def _writing(calls: list[Call], error: str) -> list[Fault]:
 @pytest.mark.slow
 @pytest.mark.row(11, 29)
 @each_error
-@pytest.mark.parametrize("generation", [CONTROL, STARTER])
+@pytest.mark.parametrize("generation", [CONTROL, SUPERVISOR])
 def test_a_start_that_cannot_write_says_so_or_starts(
     zygote: Zygote, tmp_path: Path, error: str, generation: int
 ) -> None:
@@ -44,7 +44,11 @@ def test_a_start_that_cannot_write_says_so_or_starts(
                 fork.go()
                 answer = case.answer(fork.wait(), fork.stderr())
                 assert fork.tracing is not None
-                fork.tracing.wait()
+                if generation == CONTROL or answer.get("error"):
+                    fork.tracing.wait()
+                else:
+                    # It supervises a job by now.
+                    fork.tracing.end()
                 hit = fork.tracing.was_hit()
             standing = case.check_standing(case.settled(stays=not answer.get("error")))
             if answer.get("error"):
@@ -61,8 +65,8 @@ def test_a_start_that_cannot_write_says_so_or_starts(
             case.clean()
         return hit
 
-    who = "start" if generation == CONTROL else "the process that begins a job"
-    sweep(f"{who}, {error}", _writing(calls_of_start(zygote, tmp_path, STAYS, generation), error), run)
+    who = "start" if generation == CONTROL else "a supervisor that begins"
+    sweep(f"{who}, {error}", _writing(calls_of_beginning(zygote, tmp_path, generation), error), run)
 
 
 @pytest.mark.slow
@@ -94,14 +98,14 @@ def test_a_supervisor_that_cannot_write_records_the_end_all_the_same(
             case.clean()
         return hit
 
-    sweep(f"a supervisor's life, {error}", _writing(calls_of_start(zygote, tmp_path, ENDS, SUPERVISOR), error), run)
+    sweep(f"a supervisor's life, {error}", _writing(calls_of_life(zygote, tmp_path, ENDS), error), run)
 
 
 @pytest.mark.slow
 @pytest.mark.row(11, 28)
 @each_error
 def test_an_end_that_cannot_be_written_for_long_arrives_when_it_can(zygote: Zygote, tmp_path: Path, error: str) -> None:
-    calls = calls_of_start(zygote, tmp_path, ENDS, SUPERVISOR)
+    calls = calls_of_life(zygote, tmp_path, ENDS)
     started = next(number for number, call in enumerate(calls) if call.name == "unlinkat")
 
     def run(fault: Fault) -> bool:
@@ -136,7 +140,7 @@ def test_an_end_that_cannot_be_written_for_long_arrives_when_it_can(zygote: Zygo
 
 @pytest.mark.row(11)
 def test_an_end_that_a_full_disk_holds_up_is_told_so(zygote: Zygote, tmp_path: Path, small_disk: Path) -> None:
-    calls = calls_of_start(zygote, tmp_path, ENDS, SUPERVISOR)
+    calls = calls_of_life(zygote, tmp_path, ENDS)
     last = [fault for fault in _writing(calls, "ENOSPC") if "/reserve>" in fault.call.text]
     case = JobCase(zygote, small_disk, ENDS)
     try:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from .injection import Call, Fault, Fork, Zygote, faults, wait_until
-from .job_case import COMMAND, CONTROL, STARTER, SUPERVISOR, JobCase
+from .job_case import COMMAND, CONTROL, SUPERVISOR, JobCase
 from .sweeping import sweep
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ KILL = "signal=KILL"
 
 @pytest.mark.slow
 @pytest.mark.row(9, 12)
-@pytest.mark.parametrize(("who", "generation"), [("start", CONTROL), ("the process that begins a job", STARTER)])
+@pytest.mark.parametrize(("who", "generation"), [("start", CONTROL), ("a supervisor that begins", SUPERVISOR)])
 def test_a_start_that_is_killed_anywhere_starts_once_or_not(
     zygote: Zygote, tmp_path: Path, who: str, generation: int
 ) -> None:
@@ -46,12 +46,12 @@ def test_a_start_that_is_killed_anywhere_starts_once_or_not(
             case.clean()
         return hit
 
-    sweep(f"{who}, kill -9", faults(calls_of_start(zygote, tmp_path, STAYS, generation), KILL), run)
+    sweep(f"{who}, kill -9", faults(calls_of_beginning(zygote, tmp_path, generation), KILL), run)
 
 
 @pytest.mark.slow
 @pytest.mark.row(9, 10)
-@pytest.mark.parametrize(("who", "generation"), [("one", CONTROL), ("the process that begins a job", STARTER)])
+@pytest.mark.parametrize(("who", "generation"), [("one", CONTROL), ("a supervisor that begins", SUPERVISOR)])
 def test_a_second_start_comes_at_any_moment_of_the_first(
     zygote: Zygote, tmp_path: Path, who: str, generation: int
 ) -> None:
@@ -76,7 +76,7 @@ def test_a_second_start_comes_at_any_moment_of_the_first(
             case.clean()
         return True
 
-    calls = [call for call in calls_of_start(zygote, tmp_path, STAYS, generation) if call.name != "exit_group"]
+    calls = [call for call in calls_of_beginning(zygote, tmp_path, generation) if call.name != "exit_group"]
     sweep(f"two starts, {who} held", faults(calls, "signal=STOP"), run)
 
 
@@ -84,10 +84,10 @@ def test_the_jobs_of_one_call_begin_together(zygote: Zygote, tmp_path: Path) -> 
     """Each waits for the disk by itself: one that is held up holds up no other."""
     case = JobCase(zygote, tmp_path, STAYS)
     try:
-        with case.open("start", generation=STARTER, traced=False, jobs=3) as fork:
-            starters = (fork.target, fork.see_another(), fork.see_another())
-            assert len(set(starters)) == 3
-            case.kill((fork.pid, *starters))
+        with case.open("start", generation=SUPERVISOR, traced=False, jobs=3) as fork:
+            supervisors = (fork.target, fork.see_another(), fork.see_another())
+            assert len(set(supervisors)) == 3
+            case.kill((fork.pid, *supervisors))
     finally:
         case.clean()
 
@@ -110,13 +110,13 @@ def test_a_supervisor_that_is_killed_anywhere_leaves_the_truth(zygote: Zygote, t
             case.clean()
         return hit
 
-    sweep("a supervisor's life, kill -9", faults(calls_of_start(zygote, tmp_path, ENDS, SUPERVISOR), KILL), run)
+    sweep("a supervisor's life, kill -9", faults(calls_of_life(zygote, tmp_path, ENDS), KILL), run)
 
 
 @pytest.mark.slow
 @pytest.mark.row(3, 12)
 def test_a_supervisor_that_is_killed_anywhere_while_it_stops_a_job(zygote: Zygote, tmp_path: Path) -> None:
-    calls = calls_of_start(zygote, tmp_path, DEAF, SUPERVISOR)
+    calls = calls_of_life(zygote, tmp_path, DEAF)
     first = next(number for number, call in enumerate(calls) if call.name == "pidfd_send_signal")
 
     def run(fault: Fault) -> bool:
@@ -224,3 +224,19 @@ def calls_of_start(zygote: Zygote, folder: Path, command: str, generation: int) 
             return fork.tracing.calls()
     finally:
         case.clean()
+
+
+def calls_of_beginning(zygote: Zygote, folder: Path, generation: int) -> list[Call]:
+    """Return the calls of a start, or those of a supervisor until its job's folder is there."""
+    calls = calls_of_start(zygote, folder, STAYS, generation)
+    return calls if generation == CONTROL else calls[: _folder_is_there(calls)]
+
+
+def calls_of_life(zygote: Zygote, folder: Path, command: str) -> list[Call]:
+    """Return the calls of a supervisor from when its job's folder is there."""
+    calls = calls_of_start(zygote, folder, command, SUPERVISOR)
+    return calls[_folder_is_there(calls) :]
+
+
+def _folder_is_there(calls: list[Call]) -> int:
+    return 1 + next(number for number, call in enumerate(calls) if call.name.startswith("rename"))
