@@ -5,9 +5,11 @@ from __future__ import annotations
 try:
     # Here, and not when it is needed: it is needed in every fork.
     import ctypes
-except ImportError:
+
+    _library = ctypes.CDLL(None, use_errno=True)
+except (ImportError, OSError):
     # Some Pythons lack it, and then a job runs all the same.
-    ctypes = None  # type: ignore[assignment]
+    _library = None  # type: ignore[assignment]
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -15,6 +17,6 @@ _PR_SET_CHILD_SUBREAPER = 36
 def become_subreaper() -> bool:
     """Make orphans below this process its children; whether the system allowed it."""
     try:
-        return bool(ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
+        return bool(_library.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
     except (OSError, AttributeError):
         return False
