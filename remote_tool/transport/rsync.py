@@ -9,6 +9,7 @@ import secrets
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -361,13 +362,14 @@ class _Push:
     async def _run_rsync(self, rsync: LocalRsync, bridge: Bridge) -> tuple[int, bytes]:
         """Run the local rsync; return its status and what it said on stderr."""
         ours, theirs = socket.socketpair()
-        with ours:
+        # rsync writes each line by itself: into a pipe it would wake us for each of a first sync's.
+        with ours, tempfile.TemporaryFile() as items:
             with theirs:
                 # A session of its own: Ctrl-C reaches us, and we end it.
                 process = await asyncio.create_subprocess_exec(
                     *self._command(rsync),
                     stdin=asyncio.subprocess.PIPE,
-                    stdout=asyncio.subprocess.PIPE,
+                    stdout=items,
                     stderr=asyncio.subprocess.PIPE,
                     env={**environment(), rsync_shell.SOCKET_VARIABLE: str(theirs.fileno())},
                     pass_fds=(theirs.fileno(),),
@@ -383,7 +385,7 @@ class _Push:
             try:
                 async with asyncio.TaskGroup() as group:
                     group.create_task(bridge.serve(ours, rsync_server.receive_words, ended_well))
-                    errors = group.create_task(self._attend(rsync, process))
+                    errors = group.create_task(self._attend(rsync, process, items.fileno()))
             except BaseExceptionGroup as problems:
                 raise problems.exceptions[0] from None
             finally:
@@ -415,13 +417,12 @@ class _Push:
             return ("-lptO", "-I", "--safe-links", "-0", "--files-from=-", "-e", shell)
         return (*("-rlptO", "--safe-links", "-0", "--exclude-from=-", "-e", shell),)
 
-    async def _attend(self, rsync: LocalRsync, process: asyncio.subprocess.Process) -> bytes:
+    async def _attend(self, rsync: LocalRsync, process: asyncio.subprocess.Process, items: int) -> bytes:
         assert process.stdin is not None
-        assert process.stdout is not None
         assert process.stderr is not None
         async with asyncio.TaskGroup() as group:
             group.create_task(self._feed(process.stdin))
-            group.create_task(self._read_items(rsync, process.stdout))
+            group.create_task(self._read_items(rsync, process, items))
             errors = group.create_task(process.stderr.read())
         await process.wait()
         return errors.result()
@@ -434,15 +435,20 @@ class _Push:
             await stdin.drain()
         stdin.close()
 
-    async def _read_items(self, rsync: LocalRsync, stdout: asyncio.StreamReader) -> None:
-        """Take a block of lines at a time: of a first sync there are as many lines as files, for each server."""
-        rest = b""
-        while data := await stdout.read(MEBIBYTE):
-            self._on_output(data)
-            *lines, rest = (rest + data).split(b"\n")
-            items = filter(None, map(rsync.parse_item, lines))
-            self._sent += [os.fsdecode(item.name) for item in items if not item.is_folder]
-            self._tell_progress()
+    async def _read_items(self, rsync: LocalRsync, process: asyncio.subprocess.Process, items: int) -> None:
+        """Look now and then at what rsync has said of files: of a first sync as many lines as there are files."""
+        rest, position, has_ended = b"", 0, False
+        while not has_ended:
+            # Not by waiting for it, as above.
+            has_ended = process.returncode is not None
+            while data := os.pread(items, MEBIBYTE, position):
+                position += len(data)
+                self._on_output(data)
+                *lines, rest = (rest + data).split(b"\n")
+                found = filter(None, map(rsync.parse_item, lines))
+                self._sent += [os.fsdecode(item.name) for item in found if not item.is_folder]
+                self._tell_progress()
+            await asyncio.sleep(MOMENT)
 
 
 def _own_name() -> str:

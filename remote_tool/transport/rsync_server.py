@@ -30,6 +30,8 @@ PATIENCE = 600
 PARTIAL_FOLDER = "/remote-tool-partial"
 # Where rsync may lie when the short PATH of a session without a terminal does not have it.
 PLACES = ("/usr/local/bin", "/opt/homebrew/bin", "$HOME/.local/bin", "$HOME/miniconda3/bin", "$HOME/miniforge3/bin")
+# Of what a first sync brought: each start of mv takes longer than all that it moves.
+MOVED_AT_ONCE = 200
 COMPLETE = "complete"
 # Where Linux lets a program open its own streams once more.
 STREAMS = "/proc/self/fd"
@@ -278,12 +280,14 @@ def _settle(remote: RemotePaths) -> list[str]:
     return [
         f"project={project} arriving={arriving}",
         "settle() {",
-        "  left=0",
+        "  left=0; set --",
         '  for each in "$arriving"/* "$arriving"/.[!.]* "$arriving"/..?*; do',
         '    [ -e "$each" ] || [ -L "$each" ] || continue',
         # What came there meanwhile is another's: mv would go into it.
-        '    [ ! -e "$project/${each##*/}" ] && mv -- "$each" "$project/" || left=1',
+        '    if [ -e "$project/${each##*/}" ]; then left=1; else set -- "$@" "$each"; fi',
+        f'    [ $# -lt {MOVED_AT_ONCE} ] || {{ mv -- "$@" "$project/" || left=1; set --; }}',
         "  done",
+        '  [ $# -eq 0 ] || mv -- "$@" "$project/" || left=1',
         '  mode=$(stat -c %a "$arriving" 2>/dev/null || stat -f %Lp "$arriving") && chmod "$mode" "$project"',
         '  rm -rf "$arriving"; return "$left"',
         "}",
