@@ -315,3 +315,9 @@ def test_nothing_else_imports_the_ssh_library() -> None:
     ):
         answer = subprocess.run([sys.executable, "-c", seam(module)], capture_output=True, check=True).stdout
         assert answer == b"False\n", module
+
+
+def test_a_command_that_connects_to_nobody_loads_no_ssh_library() -> None:
+    """It takes a third of a short command, and a sync lists the project meanwhile."""
+    program = "import sys, remote_tool.cli.app, remote_tool.workspace; sys.exit('asyncssh' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
