@@ -6,7 +6,9 @@ import asyncio
 import os
 import re
 import shutil
+import tempfile
 from dataclasses import dataclass
+from typing import IO
 
 from remote_tool.errors import SyncError
 
@@ -89,6 +91,17 @@ def environment() -> dict[str, str]:
     """Return the environment for rsync: no settings of the user's, and messages that can be read."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("RSYNC_")}
     return {**own, "LC_ALL": "C"}
+
+
+def scratch_file() -> IO[bytes]:
+    """Return a nameless file for what rsync prints: it writes each line by itself, and a pipe would wake us for each.
+
+    It is in memory where the system can do that, so that a disk that is full here stops no sync.
+    """
+    try:
+        return os.fdopen(os.memfd_create("rsync"), "w+b")
+    except (AttributeError, OSError):
+        return tempfile.TemporaryFile()
 
 
 def unescape(name: bytes) -> bytes:

@@ -9,7 +9,6 @@ import secrets
 import signal
 import socket
 import sys
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING
 from remote_tool.errors import RemoteCommandError, SyncError
 from remote_tool.transport import begun, known_copy, rsync_server, rsync_shell
 from remote_tool.transport.endpoint import printable
-from remote_tool.transport.local_rsync import environment, find_local_rsync
+from remote_tool.transport.local_rsync import environment, find_local_rsync, scratch_file
 from remote_tool.transport.relayed import Asking, Relayed
 from remote_tool.transport.rsync_bridge import Bridge
 from remote_tool.transport.rsync_failures import SOME_VANISHED, STREAM_BROKE, Ending
@@ -362,8 +361,7 @@ class _Push:
     async def _run_rsync(self, rsync: LocalRsync, bridge: Bridge) -> tuple[int, bytes]:
         """Run the local rsync; return its status and what it said on stderr."""
         ours, theirs = socket.socketpair()
-        # rsync writes each line by itself: into a pipe it would wake us for each of a first sync's.
-        with ours, tempfile.TemporaryFile() as items:
+        with ours, scratch_file() as items:
             with theirs:
                 # A session of its own: Ctrl-C reaches us, and we end it.
                 process = await asyncio.create_subprocess_exec(

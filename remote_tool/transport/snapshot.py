@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from remote_tool.errors import SyncError
 from remote_tool.transport.known_copy import KnownCopy
-from remote_tool.transport.local_rsync import LocalRsync, environment, find_local_rsync, unescape
+from remote_tool.transport.local_rsync import LocalRsync, environment, find_local_rsync, scratch_file, unescape
 from remote_tool.transport.private_files import OWN_FOLDERS, SECRET_RULES, identities, is_private_key, secret_in
 
 if TYPE_CHECKING:
@@ -202,8 +202,7 @@ def _literal(name: bytes) -> bytes:
 async def _list(rsync: LocalRsync, root: Path, rules: bytes) -> tuple[bytes, bytes]:
     """Have rsync say what it would send into an empty folder."""
     nowhere = os.path.join(tempfile.gettempdir(), f"remote-tool-{secrets.token_hex(8)}")
-    # rsync writes each line by itself: into a pipe it would wake us for each.
-    with tempfile.TemporaryFile() as out:
+    with scratch_file() as out:
         # A trailing slash sends what is inside; the destination does not exist, and with -n never will.
         process = await asyncio.create_subprocess_exec(
             rsync.program,
