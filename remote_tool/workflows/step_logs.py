@@ -67,6 +67,12 @@ class StepLog:
         lines = self.tail.replace(b"\r", b"\n").decode(errors="replace").splitlines()
         return [line.rstrip() for line in lines if line.strip()][-TAIL_LINES:]
 
+    def leave_nothing_if_silent(self) -> None:
+        """Remove the file when nothing came: of most syncs nothing does, and there are many."""
+        self.end()
+        if self._file.tell() == 0:
+            self.path.unlink(missing_ok=True)
+
     def close(self) -> None:
         self.end()
         self._file.close()

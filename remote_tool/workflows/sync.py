@@ -180,6 +180,7 @@ async def send_project(
         except BaseException as error:
             report(StepEnded(host.name, STEP, Outcome.FAILED, _first_line(error), time.monotonic() - began))
             raise
+        log.leave_nothing_if_silent()
     for warning in result.warnings:
         report(Notice(host.name, warning))
     outcome = Outcome.DONE if result.changed else Outcome.UNCHANGED

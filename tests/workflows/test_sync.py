@@ -53,6 +53,8 @@ async def test_each_server_has_a_step_with_output_log_and_end(config: Config) ->
         assert end.detail.startswith("sent 1 file (")
         logs = list(config.local.logs.glob(f"*-{server}-rsync.log"))
         assert [b"a.py" in log.read_bytes() for log in logs] == [True]
+    await run(config)
+    assert len(list(config.local.logs.glob("*-rsync.log"))) == 2, "a sync of nothing leaves no log"
 
 
 async def test_the_project_is_listed_once_for_all_servers(
