@@ -6,6 +6,8 @@ import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from benchmarks import warmth
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -147,6 +149,7 @@ def _try(contender: Contender, result: Result) -> bool:
 
 def _once(contender: Contender) -> float:
     contender.before()
+    warmth.warm()
     try:
         return contender.run()
     finally:
