@@ -329,10 +329,27 @@ def test_a_port_that_is_taken_again_and_again_is_given_up_and_one_that_the_user_
     assert f"another program had taken port {taken[-1]}" in followed.first_failure.message
 
 
+@pytest.fixture
+def slow_to_end(trainer: Workspace) -> Iterator[None]:
+    """Have the control program of the first server hear of its client's end only after a while."""
+    said: list[bytes] = []
+    trainer.run("readlink -f .remote-scripts", ["first"], on_output=lambda _server, _stream, data: said.append(data))
+    python = Path(b"".join(said).decode().strip()) / "python"
+    real = python.readlink()
+    wrapper = python.with_name("slow-python")
+    wrapper.write_text(f'#!/bin/sh\n(cat; sleep 0.4) | {real} "$@"\n')
+    wrapper.chmod(0o700)
+    wrapper.replace(python)
+    yield
+    wrapper.symlink_to(real)
+    wrapper.replace(python)
+
+
 @pytest.mark.row(93)
+@pytest.mark.usefixtures("slow_to_end")
 def test_the_ports_of_a_plan_are_free_when_it_is_made(trainer: Workspace) -> None:
     """Else the launch would find them taken by the test of them."""
-    for _ in range(10):
+    for _ in range(2):
         rendezvous = trainer.plan_torch(LaunchRequest("ranks.py")).rendezvous
         for port in (rendezvous.port, rendezvous.watch_port):
             with socket.socket() as listener:
