@@ -10,22 +10,28 @@ WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 PYTEST_OPTIONS ?=
 TORCH := torch==2.13.0
 
+FRAMEWORKS := .cache/frameworks
 BENCH := .cache/bench
 WORKS ?=
 
-.PHONY: demo test check bench mutants reference clean system-demo system-test
+.PHONY: demo test test-user check bench mutants reference clean system-demo system-test
 
 demo: system-demo $(VENV)/stamp-demo
 	$(BIN)/remote-tool demo
 
-test: system-test $(VENV)/stamp-test $(WHEELS)/stamp
+test: system-test $(VENV)/stamp-test $(WHEELS)/stamp $(FRAMEWORKS)/stamp
 	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_OPTIONS)
+
+# The quick tests as an ordinary user: root makes one for it, and removes it after.
+test-user: system-test $(VENV)/stamp-test
+	$(BIN)/python tools/test_as_user.py -n $(WORKERS) -m 'not slow' $(PYTEST_OPTIONS)
 
 check: $(VENV)/stamp-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.house
 
 # Side by side with doing it by hand and with labml_remote; WORKS='sync-one run-8' chooses, BENCH_OPTIONS adds to it.
 bench: system-test $(VENV)/stamp-bench $(BENCH)/stamp
@@ -38,6 +44,7 @@ mutants: system-test $(VENV)/stamp-test
 reference: $(VENV)/stamp-test
 	$(BIN)/python -m remote_tool.cli.reference
 	$(BIN)/python -m tests.reliability
+	$(BIN)/python -m tests.house.floors
 
 clean:
 	rm -rf $(VENV) .cache build dist
@@ -76,6 +83,17 @@ $(VENV)/stamp-bench: pyproject.toml $(VENV)/stamp-test
 $(BENCH)/stamp: $(VENV)/stamp-test
 	$(BIN)/python -m venv $(BENCH)
 	$(BENCH)/bin/pip install -q --disable-pip-version-check labml-remote==0.1.1
+	@touch $@
+
+# Frameworks need much, so they get an environment of their own, which takes torch and the rest from that of the tests.
+# Tests of what the index lacks are skipped.
+PURELIB := import sysconfig; print(sysconfig.get_path("purelib"))
+$(FRAMEWORKS)/stamp: pyproject.toml $(VENV)/stamp-test
+	$(BIN)/python -m venv $(FRAMEWORKS)
+	$(BIN)/python -c '$(PURELIB)' > "$$($(FRAMEWORKS)/bin/python -c '$(PURELIB)')/tests.pth"
+	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["frameworks"], sep="\n")' | \
+		while read -r each; do $(FRAMEWORKS)/bin/pip install -q --disable-pip-version-check "$$each" \
+			|| echo "not installed, so its tests are skipped: $$each"; done
 	@touch $@
 
 # The journey test installs the sample's packages on its servers from these files, without the network.

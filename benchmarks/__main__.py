@@ -1,4 +1,4 @@
-"""``make bench``: hold the contests, draw the curves, and write docs/benchmarks.md anew."""
+"""``make bench``: hold the contests, draw the curves, and rewrite docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ CURVES = {"scale": scale.measure, "distance": distance.measure, "relay": relay.m
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure what is asked for; only a whole run rewrites the page, a part goes into its own file."""
     parser = argparse.ArgumentParser(prog="make bench")
-    parser.add_argument("works", nargs="*", metavar="WORK", help=f"{', '.join([*PLANS, *CURVES])}; default: all")
-    parser.add_argument("--rounds", type=int, help="Instead of each work's own number.")
-    parser.add_argument("--labml", type=Path, help="The Python that has labml_remote 0.1.1.")
-    parser.add_argument("--output", type=Path, default=RESULTS / "results.json", help="Where the results are written.")
-    parser.add_argument("--keep", action="store_true", help="Keep what the file says of other works.")
+    parser.add_argument("works", nargs="*", metavar="TASK", help=f"{', '.join([*PLANS, *CURVES])}; default: all")
+    parser.add_argument("--rounds", type=int, help="Rounds to measure instead of each task's default.")
+    parser.add_argument("--labml", type=Path, help="Python of an environment with labml_remote 0.1.1.")
+    parser.add_argument("--output", type=Path, default=RESULTS / "results.json", help="File to write the results to.")
+    parser.add_argument("--keep", action="store_true", help="Keep the results of other tasks in that file.")
     chosen = parser.parse_args(arguments)
     unknown = set(chosen.works) - {*PLANS, *CURVES}
     if unknown:
-        parser.error(f"no such work: {', '.join(sorted(unknown))}")
+        parser.error(f"unknown task: {', '.join(sorted(unknown))}")
     remove_leftovers()
     results = _old(chosen.output) if chosen.keep else {}
     works = chosen.works or [*PLANS, *CURVES]

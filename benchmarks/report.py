@@ -60,7 +60,7 @@ def write_page(page: Path, results: Mapping[str, Any]) -> None:
 def works_table(works: Mapping[str, Any]) -> str:
     """Return the ratios as Markdown: one row per work, 1.0 is what it is compared with."""
     lines = [
-        "| work | goal | remote_tool | by hand | labml_remote | parallel-ssh | seconds of ours (quartiles) |",
+        "| task | goal | remote_tool | by hand | labml_remote | parallel-ssh | our seconds (quartiles) |",
         "|---|---|---|---|---|---|---|",
     ]
     for work in works.values():

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from remote_tool.errors import RemoteToolError
     from remote_tool.jobs.job import Job, JobState
     from remote_tool.launchers.fan_out import FanOutRequest
-    from remote_tool.launchers.torch import LaunchRequest
-    from remote_tool.workflows.follow_jobs import FollowOptions
+    from remote_tool.launchers.request import LaunchRequest
+    from remote_tool.workflows.jobs.follow import FollowOptions
     from remote_tool.workflows.selection import JobSelection
-    from remote_tool.workflows.start_jobs import StartRequest
+    from remote_tool.workflows.start.start import StartRequest
     from remote_tool.workspace import Hooks, RunningJob, Workspace
 
 __version__ = "0.1.0"
@@ -35,15 +35,15 @@ __all__ = [
 
 _HOMES = {
     "FanOutRequest": "remote_tool.launchers.fan_out",
-    "FollowOptions": "remote_tool.workflows.follow_jobs",
+    "FollowOptions": "remote_tool.workflows.jobs.follow",
     "Hooks": "remote_tool.workspace",
     "Job": "remote_tool.jobs.job",
     "JobSelection": "remote_tool.workflows.selection",
     "JobState": "remote_tool.jobs.job",
-    "LaunchRequest": "remote_tool.launchers.torch",
+    "LaunchRequest": "remote_tool.launchers.request",
     "RemoteToolError": "remote_tool.errors",
     "RunningJob": "remote_tool.workspace",
-    "StartRequest": "remote_tool.workflows.start_jobs",
+    "StartRequest": "remote_tool.workflows.start.start",
     "Workspace": "remote_tool.workspace",
 }
 
@@ -55,3 +55,7 @@ def __getattr__(name: str) -> object:
     from importlib import import_module  # noqa: PLC0415
 
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -9,6 +9,8 @@ import signal
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     # Until the program is loaded Ctrl-C has nothing to clean up, and a traceback of imports would help nobody.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # The demo starts its commands with Ctrl-C held back until here.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 from remote_tool.cli.app import main
 

@@ -18,15 +18,17 @@ class LocalPaths:
 
     Attributes:
         root: The project folder, absolute.
-        jobs_folder: Where the records and logs of jobs are kept, relative to root.
-        logs_folder: Where the output of steps is kept, relative to root.
-        exclude: The rsync patterns that are not sent, relative to root.
+        jobs_folder: The folder of the records and logs of jobs, relative to root.
+        logs_folder: The folder of the output of steps, relative to root.
+        exclude: The file of rsync patterns that are not sent, relative to root.
+        artifacts_folder: The folder of pulled artifacts, absolute; None: beside the record of each job.
     """
 
     root: Path
     jobs_folder: str = f"{REMOTE_FOLDER}/jobs"
     logs_folder: str = f"{REMOTE_FOLDER}/logs"
     exclude: str = f"{REMOTE_FOLDER}/exclude.txt"
+    artifacts_folder: Path | None = None
 
     @property
     def remote_folder(self) -> Path:
@@ -54,23 +56,50 @@ class LocalPaths:
 
     @property
     def fan_outs(self) -> Path:
-        """What there is to do of each fan-out that was started here."""
+        """The work of each fan-out that was started here."""
         return self.remote_folder / "fan-outs"
 
     @property
     def sharing(self) -> Path:
-        """Which servers were found to have the project's folder in common."""
+        """Which servers share the project folder."""
         return self.logs / "sharing"
+
+    @property
+    def looked(self) -> Path:
+        """Which files of the project were searched for private keys."""
+        return self.logs / "looked-into"
+
+    @property
+    def held_back(self) -> Path:
+        """Which files were reported as not sent."""
+        return self.logs / "held-back"
 
     def job(self, job_id: str) -> Path:
         return self.jobs / job_id
 
+    def artifacts(self, job_id: str) -> Path:
+        """The folder of the artifacts of a job."""
+        # The user's own folder may be a link; below it none is followed.
+        chosen = self.artifacts_folder
+        return self.job(job_id) / "artifacts" if chosen is None else chosen.resolve() / job_id
+
+    @property
+    def artifacts_in_project(self) -> tuple[str, ...]:
+        """The folders of artifacts in the project, relative to root: as written, and with links resolved."""
+        if self.artifacts_folder is None:
+            return ()
+        as_written = Path(os.path.normpath(self.artifacts_folder)), self.root
+        behind_links = self.artifacts_folder.resolve(), self.root.resolve()
+        return tuple(
+            str(path.relative_to(root)) for path, root in (as_written, behind_links) if path.is_relative_to(root)
+        )
+
     def begun_sync(self, server: str) -> Path:
-        """What a sync of a server that did not finish may have sent."""
+        """Files that an interrupted sync to a server may have sent."""
         return self.logs / f"{server}.begun-sync"
 
     def known_copy(self, server: str) -> Path:
-        """What the last sync from here left on a server."""
+        """The state of a server after the last sync from this machine."""
         return self.logs / f"{server}.known-copy"
 
 
@@ -95,12 +124,17 @@ class RemotePaths:
         return f"{self.project}/{self.scripts_name}"
 
     @property
+    def programs(self) -> str:
+        """The folder of the control program and its Python."""
+        return self.scripts
+
+    @property
     def jobs(self) -> str:
         return f"{self.project}/{self.jobs_name}"
 
     @property
     def environment(self) -> str:
-        """The environment that we make; an existing one lies where the user says."""
+        """The environment that remote-tool creates; an existing one is elsewhere."""
         return f"{self.scripts}/environment"
 
     @property
@@ -124,12 +158,12 @@ class RemotePaths:
 
     @property
     def sync_lock(self) -> str:
-        """Locked while somebody sends."""
+        """Locked during a sync."""
         return f"{self.scripts}/sync-lock"
 
     @property
     def sync_owner(self) -> str:
-        """Who sends, and since when: ``<seconds since the epoch> <user>@<host>``."""
+        """Who is sending, and since when: ``<seconds since the epoch> <user>@<host>``."""
         return f"{self.scripts}/sync-owner"
 
     @property
@@ -138,11 +172,33 @@ class RemotePaths:
         return f"{self.scripts}/sent"
 
 
+@dataclass(frozen=True)
+class DataPaths(RemotePaths):
+    """A data set's folder on a server; the state of its syncs is beside it, on the same disk.
+
+    An absolute target is relative to ``/``, which scripts then use as ``$HOME``.
+
+    Attributes:
+        programs_folder: That of the project, relative to the home folder.
+    """
+
+    programs_folder: str = ""
+
+    @property
+    def programs(self) -> str:
+        return self.programs_folder
+
+    @property
+    def scripts(self) -> str:
+        folder, _, name = self.project.rpartition("/")
+        return f"{folder}{'/' if folder else ''}.{name}{self.scripts_name}"
+
+
 def current_folder() -> Path:
-    """Return the folder that the shell is in.
+    """Return the current folder.
 
     Raises:
-        UsageError: It is no more.
+        UsageError: It has been removed.
     """
     try:
         return Path.cwd()
@@ -151,22 +207,31 @@ def current_folder() -> Path:
 
 
 def find_root(start: Path) -> Path:
-    """Find the folder with ``.remote/``, here or above, as git does.
+    """Find the folder that contains ``.remote/``, starting here and going up, as git does.
 
     Raises:
-        UsageError: There is none.
+        UsageError: There is no such folder.
     """
     start = start.resolve()
     for folder in (start, *start.parents):
         if (folder / REMOTE_FOLDER / "configs.yaml").is_file() or (folder / REMOTE_FOLDER).is_dir():
             return folder
     raise UsageError(
-        f"No workspace: {start} has no {REMOTE_FOLDER} folder, nor has any folder above it", hint="remote-tool init"
+        f"No workspace: neither {start} nor any folder above it contains a {REMOTE_FOLDER} folder",
+        hint="remote-tool init",
     )
 
 
+def inside_project(root: Path, folder: Path) -> str | None:
+    """Return a folder relative to the project folder: empty for that folder itself, None for one outside."""
+    found = Path(os.path.normpath(folder))
+    if not found.is_relative_to(root):
+        return None
+    return "" if found == root else found.relative_to(root).as_posix()
+
+
 def user_cache_folder() -> Path:
-    """Return the folder of this user for what can be fetched again: downloaded installers."""
+    """Return the cache folder of this user: for downloaded installers."""
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "remote_tool"
     configured = os.environ.get("XDG_CACHE_HOME", "")

@@ -1,4 +1,4 @@
-"""The Python API: start a job, see its lines, stop another; run it in a prepared workspace."""
+"""Use the Python API: start a job, print its lines, stop another one. Run this in a prepared workspace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prints a line every second for ten minutes; something to follow and to stop."""
+"""Print a line every second for ten minutes, as a job to follow and to stop."""
 
 from __future__ import annotations
 

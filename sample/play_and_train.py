@@ -1,4 +1,4 @@
-"""Plays on every GPU, gathers the games, trains on them, plays with what was learnt; run it in a prepared workspace.
+"""Play on every GPU, collect the games, train on them, and play with the new model. Run this in a prepared workspace.
 
 python play_and_train.py --train master    the first server trains, all play
 python play_and_train.py --train all       all train together with torchrun, all play
@@ -18,7 +18,7 @@ MODEL, NEW_MODEL = Path("models/value.json"), "models/new.json"
 
 
 def main() -> None:
-    """Play and train, as often as is asked for."""
+    """Play and train for the requested number of rounds."""
     options = read_options()
     workspace = Workspace.find()
     servers = tuple(workspace.config.servers)
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def read_options() -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--train", choices=("master", "all", "alone"), default="master")
     parser.add_argument("--rounds", type=int, default=3)
@@ -49,7 +49,7 @@ def read_options() -> argparse.Namespace:
 
 
 def train(workspace: Workspace, servers: tuple[str, ...], *, together: bool) -> RunningJob:
-    """Train on all games that were gathered, which the start sends; return the job that writes the model."""
+    """Train on all collected games, which are sent at the start; return the job that writes the model."""
     command = f"train_value.py --data {GAMES} --out {NEW_MODEL}"
     jobs = workspace.launch_torch(command) if together else [workspace.start(servers[0], f"python {command}")]
     for line in jobs[0].tail():
@@ -60,7 +60,7 @@ def train(workspace: Workspace, servers: tuple[str, ...], *, together: bool) -> 
 
 
 def take(model: Path, place: Path) -> None:
-    """Put a model where the next start sends it to all servers."""
+    """Copy a model to where the next start sends it to all servers."""
     place.parent.mkdir(exist_ok=True)
     shutil.copy(model, place)
 

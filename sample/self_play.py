@@ -1,7 +1,7 @@
-"""Plays tic-tac-toe against itself and writes what came of it; needs nothing but Python.
+"""Play tic-tac-toe against itself and write the results. Needs only Python.
 
-The moves are the best that models/value.json knows, or chance where there is no model yet, and now and then chance
-anyway: without it every game would be the same.
+Each move is the best one according to models/value.json, or random if there is no model yet. Some moves are always
+random: otherwise, every game would be the same.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ MODEL = Path("models/value.json")
 LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
 CURIOSITY = 0.2
 
-# 1: of whom it is about, -1: of the other, 0: free.
+# 1: the player in question, -1: the opponent, 0: free.
 Board = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Model:
-    """A network with one hidden layer: how good a board is for whom it is about, from -1 to 1."""
+    """A network with one hidden layer: the value of a board for a player, from -1 to 1."""
 
     hidden: list[list[float]]
     hidden_bias: list[float]
@@ -32,11 +32,11 @@ class Model:
 
     @classmethod
     def load(cls, path: Path = MODEL) -> Model | None:
-        """Read what was trained; None before the first training."""
+        """Load the trained model; None before the first training."""
         return cls(**json.loads(path.read_text())) if path.exists() else None
 
     def value(self, board: Board) -> float:
-        """Judge a board."""
+        """Evaluate a board."""
         sums = [
             sum(weight * square for weight, square in zip(row, board, strict=True)) + bias
             for row, bias in zip(self.hidden, self.hidden_bias, strict=True)
@@ -46,7 +46,7 @@ class Model:
 
 
 def main() -> None:
-    """Play, and write a line for each position of each game."""
+    """Play, and write one line per position of each game."""
     options = read_options()
     model, chance = Model.load(), random.Random(options.seed)  # noqa: S311 - it guards nothing
     games = [play((model, model), chance) for _ in range(options.games)]
@@ -57,20 +57,20 @@ def main() -> None:
 
 
 def read_options() -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--games", type=int, default=10)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seed", type=int, help="the same games again")
+    parser.add_argument("--seed", type=int, help="seed for reproducible games")
     return parser.parse_args()
 
 
 def play(players: tuple[Model | None, Model | None], chance: random.Random) -> list[tuple[Board, int]]:
-    """Play a game; return each board as whoever just moved sees it, with what became of it: 1 won, 0 drawn, -1 lost."""
+    """Play a game; return each board as its last player sees it, with the result: 1 won, 0 drawn, -1 lost."""
     board: Board = (0,) * 9
     boards = []
     while not is_won(board) and 0 in board:
-        # The other one moves, and sees the board from the other side.
+        # The opponent moves next, and sees the board from the other side.
         board = move(tuple(-square for square in board), players[len(boards) % 2], chance)
         boards.append(board)
     result = int(is_won(board))
@@ -78,7 +78,7 @@ def play(players: tuple[Model | None, Model | None], chance: random.Random) -> l
 
 
 def move(board: Board, model: Model | None, chance: random.Random) -> Board:
-    """Return the board after the move that leads to the best one, or after any."""
+    """Return the board after the best move, or after a random one."""
     free = [place for place in range(9) if board[place] == 0]
     after = [(*board[:place], 1, *board[place + 1 :]) for place in free]
     if model is None or chance.random() < CURIOSITY:
@@ -87,7 +87,7 @@ def move(board: Board, model: Model | None, chance: random.Random) -> Board:
 
 
 def measure(model: Model | None, games: int = 100) -> int:
-    """Return how many games a model does not lose against chance; it has the first move in half of them."""
+    """Return how many games a model does not lose against random moves; it moves first in half of the games."""
     chance, kept = random.Random(0), 0  # noqa: S311 - it guards nothing
     for game in range(games):
         positions = play((model, None) if game % 2 == 0 else (None, model), chance)
@@ -98,12 +98,12 @@ def measure(model: Model | None, games: int = 100) -> int:
 
 
 def is_won(board: Board) -> bool:
-    """Whether whoever just moved has a line."""
+    """Whether the last player to move has a line."""
     return any(all(board[place] == 1 for place in line) for line in LINES)
 
 
 def write(path: Path, text: str) -> None:
-    """Write beside and rename: whoever reads it finds a whole one."""
+    """Write to a temporary file and rename it, so that readers always find a complete file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{path.name}.new")
     beside.write_text(text)

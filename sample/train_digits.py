@@ -1,4 +1,4 @@
-"""Trains a small network on handwritten digits: on as many processes as torchrun starts, or alone as a script."""
+"""Train a small network on handwritten digits, on all processes of torchrun, or alone as a script."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SEED = 7
 
 @dataclass(frozen=True)
 class Place:
-    """Which process this is, and on what it computes."""
+    """The rank of this process, and its device."""
 
     rank: int
     world_size: int
@@ -33,7 +33,7 @@ class Place:
 
 @record
 def main() -> None:
-    """Join the other processes, train, and leave them."""
+    """Join the process group, train, and leave it."""
     options = read_options()
     torch.manual_seed(SEED)
     device = choose_device()
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def train(options: argparse.Namespace, model: nn.Module, optimizer: torch.optim.Optimizer, place: Place) -> None:
-    """Train, report every epoch, and end with the accuracy on digits that were never trained on."""
+    """Train, report every epoch, and finally the accuracy on digits that were held out."""
     seen, held_out = load_data()
     first_epoch = 0 if options.fresh else resume(model, optimizer, place)
     network = wrap(model, place)
@@ -60,16 +60,16 @@ def train(options: argparse.Namespace, model: nn.Module, optimizer: torch.optim.
 
 
 def read_options() -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--learning-rate", type=float, default=0.003)
-    parser.add_argument("--fresh", action="store_true", help="begin anew, though there is a checkpoint")
+    parser.add_argument("--fresh", action="store_true", help="start from scratch, even if there is a checkpoint")
     return parser.parse_args()
 
 
 def choose_device() -> torch.device:
-    """Return a GPU of its own where every process here has one, else the CPU: one thread, or OMP_NUM_THREADS."""
+    """Return a separate GPU if every process here can have one, else the CPU: one thread, or OMP_NUM_THREADS."""
     if torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
@@ -80,7 +80,7 @@ def choose_device() -> torch.device:
 
 
 def join(device: torch.device) -> Place:
-    """Join the other processes, if torchrun started some: nccl where there are GPUs, gloo where not."""
+    """Join the process group, if torchrun started several processes: nccl with GPUs, gloo without."""
     if "RANK" in os.environ:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     place = Place(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")), device)
@@ -89,7 +89,7 @@ def join(device: torch.device) -> Place:
 
 
 def leave() -> None:
-    """Leave the other processes when all are done."""
+    """Leave the process group when all processes are done."""
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
@@ -105,14 +105,14 @@ def load_data() -> tuple[TensorDataset, TensorDataset]:
 
 
 def wrap(model: nn.Module, place: Place) -> nn.Module:
-    """Average gradients over all processes; alone there is nothing to average."""
+    """Average gradients over all processes, if there are several."""
     return DistributedDataParallel(model) if dist.is_initialized() and place.world_size > 1 else model
 
 
 def train_epoch(
     epoch: int, network: nn.Module, optimizer: torch.optim.Optimizer, data: TensorDataset, place: Place
 ) -> None:
-    """See every digit once, each process its share."""
+    """Train on every digit once, each process on its share."""
     began = time.monotonic()
     sampler: DistributedSampler[TensorDataset] = DistributedSampler(
         data, num_replicas=place.world_size, rank=place.rank, seed=SEED
@@ -140,7 +140,7 @@ def measure(model: nn.Module, data: TensorDataset, place: Place) -> float:
 
 
 def save(epoch: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Write the checkpoint beside and rename it: whoever reads it finds a whole one."""
+    """Write the checkpoint to a temporary file and rename it, so that readers always find a complete one."""
     CHECKPOINT.parent.mkdir(exist_ok=True)
     beside = CHECKPOINT.with_suffix(".new")
     torch.save({"epoch": epoch + 1, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, beside)
@@ -148,7 +148,7 @@ def save(epoch: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None
 
 
 def resume(model: nn.Module, optimizer: torch.optim.Optimizer, place: Place) -> int:
-    """Go on from the checkpoint of rank 0, if there is one; return the epoch to begin with."""
+    """Resume from the checkpoint of rank 0, if there is one; return the epoch to start with."""
     state: list[object] = [None]
     if place.rank == 0 and CHECKPOINT.exists():
         state = [torch.load(CHECKPOINT, map_location="cpu", weights_only=True)]

@@ -1,4 +1,4 @@
-"""Trains the network of models/value.json on what self_play.py wrote: alone, or on all processes of torchrun."""
+"""Train the network of models/value.json on the games of self_play.py: alone, or on all processes of torchrun."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SEED = 7
 
 @record
 def main() -> None:
-    """Join the other processes, train, and leave them."""
+    """Join the process group, train, and leave it."""
     options = read_options()
     torch.manual_seed(SEED)
     torch.set_num_threads(1)
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def read_options() -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=Path("data/self_play"))
     parser.add_argument("--out", type=Path, default=Path("models/new.json"))
@@ -89,7 +89,7 @@ def train(
 
 
 def resume(network: nn.Sequential) -> None:
-    """Go on from the model that there is."""
+    """Load the existing model."""
     model = Model.load()
     if model is not None:
         values = (model.hidden, model.hidden_bias, [model.output], [model.output_bias])
@@ -98,7 +98,7 @@ def resume(network: nn.Sequential) -> None:
 
 
 def save(network: nn.Sequential, path: Path) -> None:
-    """Write the model as self_play.py reads it."""
+    """Write the model in the format of self_play.py."""
     hidden, hidden_bias, output, output_bias = (each.tolist() for each in network.parameters())
     names = ("hidden", "hidden_bias", "output", "output_bias")
     write(path, json.dumps(dict(zip(names, (hidden, hidden_bias, output[0], output_bias[0]), strict=True))))

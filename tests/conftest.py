@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 from hypothesis import HealthCheck, settings
 
+from remote_tool import redaction
 from remote_tool.config.model import Config, HostKeyPolicy, Server
 from remote_tool.paths import LocalPaths, RemotePaths
 from tests import figures
 from tests.containers import Podman
 from tests.leftovers import new_name, remove_leftovers
+from tests.secret_watch import watching
 from tests.sshd import TestServer, make_key
 
 if TYPE_CHECKING:
@@ -120,6 +122,26 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(home))
     return home
+
+
+@pytest.fixture(autouse=True)
+def _nothing_redacted() -> Iterator[None]:
+    """Values of an earlier test are nobody's secret."""
+    redaction.forget()
+    yield
+    redaction.forget()
+
+
+@pytest.fixture(autouse=True)
+def _secrets_stay_hidden(request: pytest.FixtureRequest, _nothing_redacted: None, own_home: Path) -> Iterator[None]:
+    """Look at the end of every test, also of one that failed, for the secrets that it gave the program."""
+
+    def folders() -> list[Path]:
+        own = request.node.funcargs.get("tmp_path")
+        return [own_home, own] if own is not None else [own_home]
+
+    with watching(folders):
+        yield
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from remote_tool.supervisor.gpus import count_nvidia
+from remote_tool.agent.machine.gpus import count_nvidia
 
 PROGRAMS = ("sh", "cat", "sleep", "env", "sed", "grep", "echo", "kill", "ls", "printf", "tr", "true")
 # What a machine without the right to raise limits needs.
@@ -52,8 +52,12 @@ class Podman:
         shutil.copy(busybox, root / "bin" / "busybox")
         for program in PROGRAMS:
             (root / "bin" / program).symlink_to("busybox")
-        libraries = subprocess.run(["ldd", str(busybox)], check=False, capture_output=True, text=True).stdout
-        for word in libraries.split():
+        # Debian's busybox lacks it, images of other systems have it.
+        nice = shutil.which("nice") or ""
+        shutil.copy(nice, root / "bin" / "nice")
+        programs = [["ldd", str(busybox)], ["ldd", nice]]
+        libraries = [subprocess.run(words, check=False, capture_output=True, text=True).stdout for words in programs]
+        for word in " ".join(libraries).split():
             if word.startswith("/"):
                 (root / word[1:]).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(word, root / word[1:])

@@ -185,11 +185,14 @@ class NetworkHost:
 
     def drop_connections(self) -> None:
         """Kill the sshd processes that serve connections; the one that listens goes on."""
+        for outer in self.session_pids():
+            with suppress(ProcessLookupError):
+                os.kill(outer, _KILL)
+
+    def session_pids(self) -> list[int]:
+        """The sshd processes that serve connections."""
         listening = self._listening_sshd()
-        for outer in self._all_pids():
-            if _command_name(outer) == "sshd" and outer != listening:
-                with suppress(ProcessLookupError):
-                    os.kill(outer, _KILL)
+        return [outer for outer in self._all_pids() if _command_name(outer) == "sshd" and outer != listening]
 
     # What happens to its network
 

@@ -58,7 +58,7 @@ class Reachable(Protocol):
 
 @dataclass
 class TestServer:
-    """One sshd; ``home`` is the server's ``$HOME``."""
+    """One sshd; ``home`` is the server's ``$HOME``, and ``before`` are words that its command begins with."""
 
     __test__ = False
     address = "127.0.0.1"
@@ -67,6 +67,7 @@ class TestServer:
     folder: Path
     key: Path
     options: dict[str, str] = field(default_factory=dict)
+    before: tuple[str, ...] = ()
     port: int = 0
     process: subprocess.Popen[bytes] | None = None
 
@@ -135,7 +136,7 @@ class TestServer:
         with (self.folder / "sshd.log").open("ab") as log:
             before = log.tell()
             self.process = subprocess.Popen(
-                [SSHD, "-D", "-e", "-f", str(file)], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                [*self.before, SSHD, "-D", "-e", "-f", str(file)], stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         deadline = time.monotonic() + 10
         # Who answers at the port may be the server of another test, which took it in between.

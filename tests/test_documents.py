@@ -9,6 +9,7 @@ it fails, unless the next one asks for ``$?``. ``<!-- not run: why -->`` before 
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -16,9 +17,11 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+from xml.etree import ElementTree as ET
 
 import pytest
 
+from remote_tool.cli.program import COMMANDS, load_command
 from remote_tool.config.loading import parse
 from remote_tool.config.model import Config
 
@@ -30,8 +33,11 @@ DOCUMENTS = [REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md", *sorted((REP
 LEFT_OUT = "<!-- not run: "
 NEEDS = "<!-- needs: "
 ASKS_STATUS = "echo $?"
-# Of pip in requirements.txt, and of torchrun.
-OPTIONS_OF_OTHERS = {"--hash", "--index-url", "--master-addr"}
+# Of pip in requirements.txt, of rsync, torchrun and Hydra.
+OPTIONS_OF_OTHERS = {
+    *("--hash", "--index-url", "--keep-dirlinks", "--log-dir", "--master-addr", "--nnodes", "--rdzv-endpoint"),
+    "--multirun",
+}
 BETWEEN = "\x1e"
 
 
@@ -190,10 +196,8 @@ def test_every_link_leads_somewhere(document: Path) -> None:
 
 
 def options_by_command() -> dict[str, set[str]]:
-    """What ``--help`` says, by way of the reference: another test compares the two."""
-    text = (REPOSITORY / "docs" / "reference.md").read_text()
-    sections = re.findall(r"^## remote-tool (\S+)\n```text\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    return {name: set(re.findall(r"--[a-z-]+", body)) for name, body in sections}
+    """Return the options of each command, with those that ``--help`` hides."""
+    return {name: {word for each in load_command(name).params for word in each.opts} | {"--help"} for name in COMMANDS}
 
 
 def test_the_readme_has_every_command() -> None:
@@ -215,14 +219,15 @@ def test_every_command_and_option_that_is_named_exists(document: Path) -> None:
     unknown = []
     for text in mentions_of(document):
         for name, rest in re.findall(r"remote-tool ([a-z][a-z-]*)([^;|&]*)", text):
-            options = set(re.findall(r"(?<!\S)--[a-z-]+", rest))
+            # What stands after -- is the program's.
+            options = set(re.findall(r"(?<!\S)--[a-z-]+", rest.partition(" -- ")[0]))
             if name not in commands or not options <= commands[name]:
                 unknown.append(text)
         first, _, rest = text.partition(" ")
-        options = set(re.findall(r"(?<!\S)--[a-z-]+", rest))
+        options = set(re.findall(r"(?<!\S)--[a-z-]+", f" {rest}".partition(" -- ")[0]))
         if first in commands and not options <= commands[first]:
             unknown.append(text)
-        option = re.match(r"--[a-z-]+", first)
+        option = re.match(r"--[a-z_-]+", first)
         if option and option[0] not in everywhere:
             unknown.append(text)
     assert unknown == []
@@ -233,6 +238,52 @@ def test_every_target_of_make_exists(document: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
     named = {name for text in mentions_of(document) for name in re.findall(r"^make ([a-z-]+)", text)}
     assert named <= targets
+
+
+def code_named_in(document: Path) -> set[str]:
+    """The files, folders and names in files (``path::name``) of this repository that a document names."""
+    spans = re.findall(r"`([^`\s]+)`", outside_of_blocks(document))
+    return {span for span in spans if re.fullmatch(r"[\w-][\w./-]*(?:/|\.py|\.toml|\.md|\.svg)(?:::\w+)?", span)}
+
+
+def exists(named: str) -> bool:
+    path, _, name = named.partition("::")
+    places = [root / path for root in (REPOSITORY, REPOSITORY / "remote_tool") if (root / path).exists()]
+    return any(place.is_dir() or re.search(rf"\b{name}\b", place.read_text()) for place in places)
+
+
+@pytest.mark.parametrize("name", ["architecture.md", "contributing.md"])
+def test_every_module_and_folder_that_is_named_exists(name: str) -> None:
+    named = code_named_in(REPOSITORY / "docs" / name)
+    assert len(named) > 10
+    assert [each for each in sorted(named) if not exists(each)] == []
+
+
+def test_a_module_that_is_not_there_is_noticed(tmp_path: Path) -> None:
+    document = tmp_path / "a.md"
+    document.write_text(
+        "See `cli/app.py::main`, `cli/gone.py`, `cli/app.py::gone_too`, `workflows/`, `a b/`, `~/home/`."
+    )
+    named = code_named_in(document)
+    assert named == {"cli/app.py::main", "cli/gone.py", "cli/app.py::gone_too", "workflows/"}
+    assert {each for each in named if not exists(each)} == {"cli/gone.py", "cli/app.py::gone_too"}
+
+
+def test_the_recorded_terminal_shows_commands_that_exist() -> None:
+    picture = REPOSITORY / "docs" / "terminal.svg"
+    assert picture.stat().st_size < 60_000
+    texts = ["".join(text.itertext()) for text in ET.parse(picture).iter("{http://www.w3.org/2000/svg}text")]
+    typed = [text.split() for text in texts if text.startswith("remote-tool ")]
+    commands = options_by_command()
+    assert len(typed) > 1
+    for _, name, *words in typed:
+        assert {word for word in words if word.startswith("--")} <= commands[name]
+
+
+def test_the_recorded_terminal_names_nothing_of_the_machine_that_recorded_it() -> None:
+    picture = (REPOSITORY / "docs" / "terminal.svg").read_text()
+    for private in (platform.node(), "/home/", "/root", "/tmp", "127.0.0.1"):
+        assert private not in picture
 
 
 def test_a_line_is_compared_as_the_documents_need_it() -> None:

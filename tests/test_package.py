@@ -15,6 +15,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import remote_tool
+
 REPOSITORY = Path(__file__).parents[1]
 SAMPLE = "remote_tool/workflows/demo/sample"
 
@@ -43,9 +45,10 @@ def test_only_an_ssh_library_without_known_holes_is_accepted() -> None:
 def test_the_scp_and_sftp_of_the_ssh_library_are_not_used() -> None:
     """Servers have named files outside of the target in it; ours come by rsync one way, and by our protocol the other.
 
-    What is used of the library is in one module, as the import contracts have it.
+    Only modules of one folder use the library, as the import contracts have it.
     """
-    text = (REPOSITORY / "remote_tool" / "transport" / "ssh_host.py").read_text()
+    folder = REPOSITORY / "remote_tool" / "transport" / "ssh"
+    text = "\n".join(file.read_text() for file in folder.rglob("*.py"))
     assert not re.search(r"\b(scp|sftp|start_sftp_client)\b", text, re.IGNORECASE)
 
 
@@ -151,4 +154,9 @@ def test_the_demo_without_torch_says_what_to_install(installed: Path, dependenci
     error, hint = told.stderr.splitlines()
     assert error.startswith("error: The demo trains with torch and ")
     assert " this Python has no torch and no s" in error
-    assert hint == "hint: pip install 'remote-tool[sample]'"
+    assert hint.startswith("hint: ")
+    assert hint.endswith(" -m pip install 'torch>=2.4' 'scikit-learn>=1.5'")
+
+
+def test_the_names_of_the_package_are_listed() -> None:
+    assert set(remote_tool.__all__) <= set(dir(remote_tool))

@@ -20,8 +20,8 @@ import pytest
 
 from remote_tool.config.model import Server
 from remote_tool.jobs.job import JobSpec, LaunchWatch
-from remote_tool.launchers.torch import LaunchRequest
-from remote_tool.workflows.start_jobs import StartRequest
+from remote_tool.launchers.request import LaunchRequest
+from remote_tool.workflows.start.start import StartRequest
 from tests.below import files_below
 from tests.figures import record_figure
 from tests.project import make_project
@@ -190,7 +190,7 @@ async def test_a_password_is_in_no_file_no_log_no_command_line_and_no_message(tm
 
             def travel() -> None:
                 # This server does no more than log in; what matters is over when it is asked what is there.
-                journey.do("setup", "-v", until=b"log in to", DOOR_PASSWORD=canary.value)
+                journey.do("setup", "-v", "--accept-new-keys", until=b"log in to", DOOR_PASSWORD=canary.value)
                 other.own |= sampler.own
                 journey.do("setup", "-v", kill_after=0.5, DOOR_PASSWORD=canary.value)
                 assert journey.do("job-list", "-v", DOOR_PASSWORD=wrong.value) != 0
@@ -217,7 +217,9 @@ async def test_a_new_key_stays_here_and_its_password_goes_nowhere_else(tmp_path:
         (root / ".remote" / "configs.yaml").write_text(f"servers:\n  door: {{{server}}}\n")
         with Sampler(canary) as sampler:
             journey = Journey(root, sampler)
-            assert await asyncio.to_thread(journey.do, "keys", "-vv", DOOR_PASSWORD=canary.value) == 0
+            assert (
+                await asyncio.to_thread(journey.do, "keys", "-vv", "--accept-new-keys", DOOR_PASSWORD=canary.value) == 0
+            )
         assert door.authorized_keys.exists()
     key = own_home / ".ssh" / "id_ed25519"
     private = key.read_bytes().splitlines()[2]

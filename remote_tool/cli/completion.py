@@ -1,10 +1,10 @@
-"""What the shell offers for servers, jobs and tags: from the files here, silent when there are none."""
+"""Shell completion of servers, jobs, tags and folders, read from local files; silent if there are none."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from remote_tool.cli.plain import one_line
+from remote_tool.cli.output.sanitize import one_line
 from remote_tool.config.loading import load
 from remote_tool.errors import RemoteToolError
 from remote_tool.jobs.listed_hosts import recall_hosts
@@ -34,9 +34,16 @@ def complete_job(incomplete: str) -> list[tuple[str, str]]:
 
 
 def complete_tag(incomplete: str) -> list[str]:
-    """Offer the tags of all jobs, but those that a shell or a terminal would take for something else."""
+    """Offer the tags of all jobs, except those with characters that a shell or a terminal would interpret."""
     tags = {tag for job in _jobs() for tag in job.tags if tag.startswith(incomplete)}
     return sorted(tag for tag in tags if tag.isprintable() and " " not in tag)
+
+
+def complete_folder(incomplete: str) -> list[str]:
+    """Offer folders below the current one."""
+    above, _, start = incomplete.rpartition("/")
+    folders = sorted(each for each in (current_folder() / above).glob("*/") if each.name.startswith(start))
+    return [f"{above}/{each.name}" if above else each.name for each in folders if start or each.name[0] != "."]
 
 
 def _config() -> Config | None:
@@ -48,7 +55,7 @@ def _config() -> Config | None:
 
 
 def _say_nothing(_text: str) -> None:
-    """What stands beside the command line while it is completed would be in its way."""
+    """A notice would disturb the command line that is being completed."""
 
 
 def _jobs() -> list[Job]:

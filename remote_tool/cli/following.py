@@ -1,4 +1,4 @@
-"""Shows what jobs print while they are followed, and how they ended."""
+"""Shows the output of jobs while they are followed, and how they ended."""
 
 from __future__ import annotations
 
@@ -6,40 +6,54 @@ from contextlib import closing, nullcontext
 from textwrap import indent
 from typing import TYPE_CHECKING
 
-from remote_tool.cli import streams
-from remote_tool.cli.console import Console, inform, leave_unless_ok, show_failures
-from remote_tool.cli.log_lines import ExactOutput, LabelledOutput
-from remote_tool.cli.plain import one_line, visible
-from remote_tool.cli.tables import how_it_ended
+import typer
+
+from remote_tool.cli.output import streams
+from remote_tool.cli.output.console import Console, inform, leave_unless_ok, show_failures
+from remote_tool.cli.output.log_lines import ExactOutput, LabelledOutput
+from remote_tool.cli.output.sanitize import escape_controls, one_line
+from remote_tool.cli.tables.jobs import how_it_ended
+from remote_tool.jobs.job import JobState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from remote_tool import FollowOptions, JobSelection, Workspace
-    from remote_tool.cli.live_status import LiveStatus
-    from remote_tool.workflows.failures import RankFailure
-    from remote_tool.workflows.follow_jobs import Chunk, FollowAnswer, OnChunk
+    from remote_tool.cli.status_line.live_status import LiveStatus
+    from remote_tool.jobs.job import Job
+    from remote_tool.workflows.jobs.failures import RankFailure
+    from remote_tool.workflows.jobs.follow import Chunk, FollowAnswer, OnChunk
+    from remote_tool.workflows.selection import JobsAnswer
 
     Following = Callable[[OnChunk], FollowAnswer]
 
+_ALONE = (
+    "set num_nodes in Lightning, cpu=True in accelerate without GPUs, or call init_process_group in a loop of your own"
+)
+
+
+def show_problems(answer: JobsAnswer) -> None:
+    """Show the records that cannot be read and the servers that failed."""
+    for sentence in answer.bad:
+        inform(sentence)
+    show_failures(answer.errors)
+
 
 def follow(workspace: Workspace, selection: JobSelection, options: FollowOptions, *, pass_on: bool = False) -> None:
-    """Print what comes; with pass_on, end with the jobs' own exit status."""
+    """Print the output of jobs; with pass_on, exit with the jobs' own status."""
     status = workspace.config.status if options.wait else None
     answer = show_until_end(lambda show: workspace.follow_jobs(selection, show, options), selection, status=status)
     pulled = bring_artifacts(workspace, answer) if options.wait else 0
-    failed = answer.exit_code if answer.errors else 0
-    leave_unless_ok((answer.exit_code if pass_on else failed) or pulled)
+    leave_unless_ok((answer.exit_code if pass_on else answer.own_exit_code) or pulled)
 
 
 def show_until_end(
     following: Following, selection: JobSelection, *, status: Mapping[str, str] | None = None
 ) -> FollowAnswer:
-    """Print what a following hands on, then how it ended.
+    """Print output as it arrives, then how each job ended.
 
-    On a terminal a line at the bottom says meanwhile how far the jobs are, by these patterns and the usual ones; None
-    leaves it out.
+    On a terminal, a line at the bottom shows progress, read by these patterns and the default ones; None: no line.
     """
     output = Output()
     try:
@@ -47,17 +61,17 @@ def show_until_end(
             answer = following(_to_both(output, live))
     except KeyboardInterrupt:
         inform(f"\nstill running; to follow again: remote-tool job-tail{output.selected or _selected(selection)}")
-        raise
+        raise typer.Exit(streams.INTERRUPTED) from None
     show_end(answer)
     return answer
 
 
 def bring_artifacts(workspace: Workspace, answer: FollowAnswer) -> int:
-    """Bring home the files of jobs that have ended, and return the exit status of that."""
+    """Fetch the artifacts of jobs that have ended; returns the exit status of that."""
     ended = [job for job in answer.jobs if job.state.is_finished and job.server not in answer.errors]
     if not any(job.artifacts and not job.artifacts_complete for job in ended):
         return 0
-    with Console(activity="bringing artifacts home") as console:
+    with Console(activity="fetching artifacts") as console:
         pulled = console.rebind(workspace).pull_artifacts(ended)
     show_failures(pulled.errors)
     return pulled.exit_code
@@ -66,7 +80,7 @@ def bring_artifacts(workspace: Workspace, answer: FollowAnswer) -> int:
 def _live_status(patterns: Mapping[str, str] | None) -> AbstractContextManager[LiveStatus | None]:
     if patterns is None or not streams.can_hold_line():
         return nullcontext()
-    from remote_tool.cli.live_status import LiveStatus  # noqa: PLC0415 - in a pipe Rich need not load
+    from remote_tool.cli.status_line.live_status import LiveStatus  # noqa: PLC0415 - in a pipe Rich need not load
 
     return LiveStatus(patterns)
 
@@ -111,25 +125,44 @@ class Output:
 
 
 def show_end(answer: FollowAnswer) -> None:
-    """Say how every job ended, and of a launch which rank failed first and why."""
+    """Show how every job ended, and for a launch which rank failed first and why."""
     for job in answer.jobs:
         inform(f"job {job.key} on {job.server}: {how_it_ended(job)}")
     if answer.first_failure is not None and any(job.launch_id for job in answer.jobs):
         _show_failure(answer.first_failure)
+    _warn_of_lone_nodes(answer.jobs)
     show_failures(answer.errors)
 
 
+def _warn_of_lone_nodes(jobs: Sequence[Job]) -> None:
+    """Warn when the nodes of a successful launch did not train together: nothing else shows it."""
+    launches: dict[str, list[Job]] = {}
+    for job in jobs:
+        launches.setdefault(job.launch_id, []).append(job)
+    for launch_id, nodes in launches.items():
+        is_alone = all(job.trained_alone and job.state is JobState.SUCCEEDED for job in nodes)
+        if launch_id and len(nodes) > 1 and is_alone:
+            names = ", ".join(job.server for job in nodes)
+            inform(f"warning: no process on {names} joined a process group, so each trained alone; {_ALONE}")
+
+
 def _show_failure(failure: RankFailure) -> None:
-    host = f" (host {failure.host})" if failure.host else ""
-    parts = [failure.server]
-    if failure.rank is not None:
-        parts.append(f"rank {failure.rank}{host}")
-    if failure.signal or failure.exit_code is not None:
-        parts.append(f"signal {failure.signal}" if failure.signal else f"exit code {failure.exit_code}")
-    inform(f"first to fail: {', '.join(parts)}: {one_line(failure.message)}")
+    where = failure.server if failure.rank is None else f"{failure.server}, rank {failure.rank}"
+    inform(f"first to fail: {where}: {one_line(_how_it_failed(failure))}")
     if failure.traceback:
         # Indented: none of its lines looks like a line of ours.
-        inform(indent(visible(failure.traceback), "  "))
+        inform(indent(escape_controls(failure.traceback), "  "))
+
+
+def _how_it_failed(failure: RankFailure) -> str:
+    """Return the error of a rank, with its exit code unless it is named already or is that of every exception."""
+    if failure.exit_code is None:
+        return failure.message or "reason unknown"
+    code = f"exit code {failure.exit_code}"
+    if not failure.message:
+        return code
+    is_known = failure.exit_code == 1 or failure.message.endswith(code)
+    return failure.message if is_known else f"{failure.message} ({code})"
 
 
 def _selected(selection: JobSelection) -> str:

@@ -1,25 +1,35 @@
-"""What this machine itself can refuse, in words: a full or read-only disk, a folder of somebody else."""
+"""Errors of this machine, such as a full or read-only disk, or a folder of another user."""
 
 from __future__ import annotations
 
 import errno
 import os
 
-from remote_tool.errors import RemoteToolError
+from remote_tool.cli.output import streams
+from remote_tool.errors import MOST_FILES, RemoteToolError
 
-# macOS allows 10,240.
-MOST_FILES = 8192
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 _RIGHTS = {errno.EACCES, errno.EPERM}
 
 
-def explain(problem: OSError) -> RemoteToolError | None:
-    """Return an error for what the user can mend; None for anything else, which is a bug."""
-    place = os.fsdecode(problem.filename) if isinstance(problem.filename, str | bytes) else ""
-    if problem.errno == errno.EMFILE:
+def explain(problem: OSError | ImportError) -> RemoteToolError | None:
+    """Return an error for a problem that the user can fix; None for a bug."""
+    if _is_too_many_files(problem):
         return RemoteToolError("Too many files are open for this number of servers", hint=f"ulimit -n {MOST_FILES}")
+    if isinstance(problem, ImportError):
+        return None
+    place = os.fsdecode(problem.filename) if isinstance(problem.filename, str | bytes) else ""
+    if problem.errno == errno.EBADF and streams.OUT in streams.closed:
+        return RemoteToolError("Cannot write: standard output is closed", hint="To discard the output: >/dev/null")
     if problem.errno in _DISK:
         return RemoteToolError(f"Cannot write{place and f' {place}'}: {problem.strerror}", hint="df -h .")
     if problem.errno in _RIGHTS and place:
         return RemoteToolError(f"Cannot use {place}: {problem.strerror}", hint=f"ls -ld {place}")
     return None
+
+
+def _is_too_many_files(problem: OSError | ImportError) -> bool:
+    if isinstance(problem, ImportError):
+        # The dynamic linker reports an extension module that it cannot open by text alone.
+        return os.strerror(errno.EMFILE) in str(problem)
+    return problem.errno == errno.EMFILE

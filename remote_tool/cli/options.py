@@ -1,107 +1,181 @@
-"""The options that several commands share, declared once."""
+"""The options that several commands share, each declared once."""
 
 from __future__ import annotations
 
 import importlib
 import re
 import shlex
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from remote_tool.errors import UsageError
+from remote_tool.paths import current_folder, find_root, inside_project
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def _offer(what: str) -> Callable[[str], list[str | tuple[str, str]]]:
-    """Load what completes an option when the shell asks: it reads the configuration, which ``--help`` does not need."""
+def _complete(kind: str) -> Callable[[str], list[str | tuple[str, str]]]:
+    """Load the completion of an option when the shell asks: it reads the configuration, which ``--help`` need not."""
 
     def complete(incomplete: str) -> list[str | tuple[str, str]]:
         module = importlib.import_module("remote_tool.cli.completion")
-        return list(getattr(module, f"complete_{what}")(incomplete))
+        return list(getattr(module, f"complete_{kind}")(incomplete))
 
     return complete
 
 
+def _add_verbosity_of_program(context: typer.Context, value: int) -> int:
+    """Count the ``-v`` before the command's name too."""
+    return value + (context.obj or 0)
+
+
 Servers = Annotated[
     list[str] | None,
-    typer.Option("--server", metavar="NAME", help="This server; may be repeated.", autocompletion=_offer("server")),
+    typer.Option(
+        "--server",
+        metavar="NAME",
+        help="Act on this server only; may be repeated.",
+        autocompletion=_complete("server"),
+    ),
 ]
 Hosts = Annotated[
     str | None,
     typer.Option(
-        "--hosts", metavar="HOST[:N],…", help="These hosts instead, with N processes each: 10.0.0.1:2,10.0.0.2:2."
+        "--hosts",
+        metavar="HOST[:N],…",
+        help="Use these hosts instead of configured servers, with N processes each: 10.0.0.1:2,10.0.0.2:2.",
     ),
 ]
 Hostfile = Annotated[
     str | None,
-    typer.Option("--hostfile", metavar="FILE", help="The hosts of this file instead, as MPI and DeepSpeed have it."),
+    typer.Option(
+        "--hostfile",
+        metavar="FILE",
+        help="Use the hosts in this MPI or DeepSpeed hostfile instead of configured servers.",
+    ),
 ]
-Command = Annotated[str, typer.Option("--cmd", metavar="COMMAND", help="What to run.")]
+Command = Annotated[
+    str | None,
+    typer.Option(
+        "--cmd",
+        metavar="COMMAND",
+        help="Command for the shell. Alternatively, pass a program and its arguments after --.",
+    ),
+]
+Words = Annotated[
+    list[str] | None,
+    # Hidden from the list of options, where Typer would name its Python type; the usage line shows it.
+    typer.Argument(metavar="WORD", hidden=True),
+]
 Environment = Annotated[
-    list[str] | None, typer.Option("--env", metavar="K V", help="A variable, as two words; may be repeated.")
-]
-Jobs = Annotated[
     list[str] | None,
-    typer.Option("--job", metavar="JOB", help="A key or an id; may be repeated.", autocompletion=_offer("job")),
+    typer.Option("--env", metavar="K V", help="Set environment variable K to V; may be repeated."),
 ]
-Tags = Annotated[
+JobNames = Annotated[
     list[str] | None,
-    typer.Option("--tag", metavar="TAG", help="A tag; may be repeated.", autocompletion=_offer("tag")),
+    typer.Option(
+        "--job",
+        metavar="JOB",
+        help="Select a job by key or id, like a positional argument; may be repeated.",
+        autocompletion=_complete("job"),
+    ),
+]
+Keys = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY", hidden=True, autocompletion=_complete("job")),
+]
+TagsToSet = Annotated[
+    list[str] | None,
+    typer.Option("--tag", metavar="TAG", help="Tag the jobs; may be repeated.", autocompletion=_complete("tag")),
+]
+TagsToFind = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tag", metavar="TAG", help="Select jobs with this tag; may be repeated.", autocompletion=_complete("tag")
+    ),
 ]
 Artifacts = Annotated[
     list[str] | None,
-    typer.Option("--artifact", metavar="GLOB", help="Files that it writes, to bring home; may be repeated."),
+    typer.Option("--artifact", metavar="GLOB", help="Fetch files that match this pattern; may be repeated."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-Force = Annotated[bool, typer.Option("--force", help="Do it anew, though it is done.")]
-Relay = Annotated[
-    bool, typer.Option("--relay", help="Send to one server, which hands it on to the others: for a slow line.")
-]
-ShowOutput = Annotated[bool, typer.Option("--show-output", help="Show what the steps print.")]
-Devices = Annotated[
-    str | None,
+FromJob = Annotated[
+    str,
     typer.Option(
-        "--devices", metavar="LIST", help="The GPUs that it sees, such as 0,3 or UUIDs; default: as configured."
+        "--from-job",
+        metavar="KEY",
+        help="Send the artifacts of this job to every server first, to resume from its checkpoint.",
+        autocompletion=_complete("job"),
     ),
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Force = Annotated[bool, typer.Option("--force", help="Redo every step, even if up to date.")]
+Relay = Annotated[
+    bool,
+    typer.Option("--relay", help="Send to one server, which forwards to the others; faster over a slow connection."),
+]
+ShowOutput = Annotated[bool, typer.Option("--show-output", help="Show the output of each step.")]
+Devices = Annotated[
+    str | None,
+    typer.Option("--devices", metavar="LIST", help="GPUs to expose, e.g. 0,3 or UUIDs; default: as configured."),
+]
+Nice = Annotated[
+    int | None, typer.Option("--nice", metavar="N", help="Lower its CPU priority by N, 0 to 19, as nice -n does.")
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Also replace files that were changed on the server or never sent.")
+]
+Workdir = Annotated[
+    str | None,
+    typer.Option(
+        "--workdir",
+        metavar="DIR",
+        help="Run in this folder of the project; default: workdir in configs.yaml, else the current folder.",
+        autocompletion=_complete("folder"),
+    ),
+]
+Checksum = Annotated[bool, typer.Option("--checksum", help="Compare file contents instead of sizes and times.")]
+ChangeNothing = Annotated[bool, typer.Option("--dry-run", help="List what would change, and change nothing.")]
+PlanOnly = Annotated[bool, typer.Option("--dry-run", help="Show what would be started, and start nothing.")]
 NoSync = Annotated[bool, typer.Option("--no-sync", help="Do not send changed files first.")]
-Follow = Annotated[bool, typer.Option("--follow", help="Show what it prints, and end as it does.")]
+LostAfter = Annotated[
+    float | None,
+    typer.Option(
+        "--lost-after",
+        metavar="SECONDS",
+        help="Stop the launch when a server is silent this long; default: lost_after in configs.yaml, else 60.",
+    ),
+]
+MasterPort = Annotated[
+    int | None,
+    typer.Option("--master-port", metavar="PORT", help="Rendezvous port on the first server; default: a free port."),
+]
+Follow = Annotated[bool, typer.Option("--follow", help="Show the output until it ends, and exit with its status.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
+AcceptNewKeys = Annotated[
+    bool,
+    typer.Option("--accept-new-keys", help="Trust new host keys, even when logging in with a password."),
+]
 Verbose = Annotated[
     int,
     typer.Option(
         *("--verbose", "-v"),
         count=True,
         show_default=False,
-        help="Show every remote command and its time; -vv: the SSH library too.",
+        callback=_add_verbosity_of_program,
+        help="Show every remote command and its duration; -vv: also the log of the SSH library.",
     ),
 ]
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def join_pairs(args: list[str]) -> list[str]:
-    """Turn ``--env K V`` into ``--env K=V``, as Typer has no repeated option of two words; the latter is taken too."""
-    joined: list[str] = []
-    rest = list(args)
-    while rest:
-        word = rest.pop(0)
-        joined.append(word)
-        if word == "--":
-            return joined + rest
-        if word == "--env" and len(rest) > 1 and "=" not in rest[0]:
-            joined.append(f"{rest.pop(0)}={rest.pop(0)}")
-    return joined
-
-
 def read_environment(pairs: list[str] | None) -> dict[str, str]:
     """Read the variables of ``--env``; a value is never shown, as it may be a secret.
 
     Raises:
-        UsageError: A name is not one, or a value cannot be one.
+        UsageError: A name or a value is invalid.
     """
     variables = {}
     for pair in pairs or []:
@@ -116,44 +190,30 @@ def read_environment(pairs: list[str] | None) -> dict[str, str]:
     return variables
 
 
-@dataclass(frozen=True)
-class Targets:
-    """Where a command works: on servers of the configuration, or on the hosts of a list."""
-
-    servers: tuple[str, ...] = ()
-    hosts: str | None = None
-    hostfile: str | None = None
-
-    @classmethod
-    def read(cls, servers: list[str] | None, hosts: str | None, hostfile: str | None) -> Targets:
-        """Read ``--server``, ``--hosts`` and ``--hostfile``.
-
-        Raises:
-            UsageError: More than one of them is given.
-        """
-        options = {"--server": servers or None, "--hosts": hosts, "--hostfile": hostfile}
-        given = [name for name, value in options.items() if value is not None]
-        if len(given) > 1:
-            raise UsageError(f"{' and '.join(given)} both say which servers are meant", hint="Keep one of them")
-        return cls(tuple(servers or ()), hosts, hostfile)
-
-    @property
-    def is_list(self) -> bool:
-        """Whether hosts of a list are meant."""
-        return self.hosts is not None or self.hostfile is not None
-
-    @property
-    def words(self) -> str:
-        """The options as they are typed, with a space before each; empty without any."""
-        given = [*(("--server", name) for name in self.servers), ("--hosts", self.hosts), ("--hostfile", self.hostfile)]
-        return "".join(f" {option} {shlex.quote(value)}" for option, value in given if value is not None)
-
-
-def refuse_both(*, json: bool, follow: bool) -> None:
-    """Refuse ``--json`` with ``--follow``: both want stdout.
+def read_workdir(given: str | None) -> str | None:
+    """Return ``--workdir`` relative to the project folder, however it is named from here; None when it is not given.
 
     Raises:
-        UsageError: Both are given.
+        UsageError: The folder is outside the project.
     """
-    if json and follow:
-        raise UsageError("--json and --follow both write to stdout", hint="--json, then remote-tool job-tail --job KEY")
+    if given is None:
+        return None
+    here = current_folder()
+    root = find_root(here)
+    folder = inside_project(root, here / given)
+    if folder is None:
+        raise UsageError(f"--workdir {given} is not in the project {root}", hint="Choose a folder of the project")
+    return folder
+
+
+def read_command(cmd: str | None, words: list[str] | None) -> str:
+    """Return the command as text for a shell: ``--cmd`` as it is, or words with their quotes.
+
+    Raises:
+        UsageError: Both are given, or neither.
+    """
+    if cmd is not None and words:
+        raise UsageError(f"Both --cmd and {words[0]!r:.100} give a command to run", hint="Keep one of them")
+    if cmd is None and not words:
+        raise UsageError("No command to run", hint="--cmd 'COMMAND | OTHER', or -- PROGRAM ARGUMENT...")
+    return shlex.join(words or ()) if cmd is None else cmd

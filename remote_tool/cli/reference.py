@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
-from remote_tool.cli.app import COMMANDS, PROGRAM, load_command, make_program
+from remote_tool.cli.program import COMMANDS, PROGRAM, load_command, make_program
+
+if TYPE_CHECKING:
+    from typer.core import TyperCommand, TyperGroup
 
 FILE = Path(__file__).parents[2] / "docs" / "reference.md"
 # What --help takes on a terminal of 80 columns.
@@ -15,42 +19,50 @@ WIDTH = 78
 INTRODUCTION = """\
 # Commands
 
-This page is what `--help` says; `python -m remote_tool.cli.reference` writes it.
+This page is the output of `--help`, written by `python -m remote_tool.cli.reference`.
 
-A command finds the workspace by looking for `.remote/` upward from the current folder. `--server NAME` may be
-repeated; without it a command acts on all servers. Work on several servers goes on at once, one that fails stops no
-other, and the end names every failure.
+A command finds the workspace by searching for `.remote/` in the current folder and the folders above it. Without
+`--server NAME`, a command acts on all servers. It works on servers in parallel; a failure on one does not stop the
+others, and every failure is listed at the end.
 
 Data goes to stdout, everything else to stderr. In a pipe, and with `NO_COLOR`, the text is plain. `run`, `job-tail` and
-`--follow` pass on exact bytes when one program speaks; of several, each line stands whole behind `server` or
-`server:rank`. On a terminal colours pass, and every other control character of a server is written out, as `\\x1b`.
+`--follow` pass on exact bytes when there is one source; with several, each line is labeled `server` or `server:rank`.
+On a terminal, colors from servers are kept, and every other control character is escaped, as `\\x1b`.
 
 | exit status | meaning |
 |---|---|
-| 0 | done |
-| 1 | it failed |
+| 0 | success |
+| 1 | failure |
 | 2 | wrong usage or configuration |
 | 3 | some servers failed, others did not |
 | 4 | no connection |
-| 130 | Ctrl-C; jobs go on |
-| 141 | the reader of a pipe has gone; jobs go on |
-| 143 | SIGTERM; jobs go on |
+| 130 | Ctrl-C; jobs keep running |
+| 141 | the reader of a pipe exited; jobs keep running |
+| 143 | SIGTERM; jobs keep running |
 
-`run`, `job-wait` and `--follow` end with the job's own status, 128+N for signal N.
+`run`, `job-wait` and `--follow` exit with the job's own status, or 128+N if signal N ended it.
 
-`--json` prints one document: `{"jobs": […], "errors": […]}` of commands about jobs, `{"servers": […], "errors": […]}`
-of the others. A start adds `"warnings": […]` where there are any. An error of a server, `{"server", "message"}`, is
-in it and on stderr too; an error before any server was asked is on stderr only, and stdout stays empty.
+`--json` prints one document: `{"jobs": […], "errors": […]}` for commands about jobs, `{"servers": […], "errors": […]}`
+for the others. Commands that start jobs add `"warnings": […]` if there are any. The error of a server, `{"server",
+"message"}`, is in the document and on stderr. A command that fails before it contacts a server, for example because of
+an unknown option, prints only `{"errors": [{"server": "", "message"}]}`.
 
 - A job: `"key", "id", "launch_id", "node_rank", "server", "state", "exit_code", "signal", "reason", "pid", "tags",
-  "command", "created_at", "started_at", "ended_at", "log"`. Times are ISO 8601 UTC, `log` is the folder here.
-- `job-pull`: each job has `"files": [{"name", "path", "size", "new"}]` and `"left_out": [{"name", "reason"}]` too.
-- `helper-fan-out`: beside the jobs `"fan_out": {"launch_id", "name", "shards", "done", "failed", "gathered"}`: how many
-  shards there are, the numbers of those that are done and of those that failed, and the gathered files here.
-- `job-kill --strays`: `{"strays": [{"server", "pid", "job", "key", "state", "command", "age_seconds", "memory_bytes",
+  "started_by", "command", "workdir", "git": {"commit", "branch", "dirty"}, "nice", "gpus", "created_at",
+  "started_at", "ended_at", "log"`. Times are ISO 8601 UTC, `log` is the local folder, `workdir` is relative to the
+  project; `git` is null if unknown. `started_by` is the `user@machine` that started the job. `nice` is null if the
+  niceness was not set. `gpus` lists the GPUs that the job was given, by number or UUID; null if it may use all.
+- `job-pull`: each job also has `"files": [{"name", "path", "size", "new"}]` and `"left_out": [{"name", "reason"}]`.
+- `helper-fan-out`: in addition to the jobs, `"fan_out": {"launch_id", "name", "shards", "done", "failed", "gathered"}`:
+  the number of shards, the numbers of finished and failed shards, and the paths of gathered files.
+- `clean`: `{"items": [{"server", "what", "count", "bytes", "goes", "frees", "reason"}], "kept": [{"job", "reason"}],
+  "forgotten": [{"job", "reason"}], "removed", "errors": [...]}`. `server` is null for this machine. `goes` and `frees`
+  count what was removed if `removed` is true, else what would be. The exit status is 1 if something removable was kept.
+- `job-kill --orphans`: `{"strays": [{"server", "pid", "job", "key", "state", "command", "age_seconds", "memory_bytes",
   "gpu_memory_bytes", "ended"}], "errors": […]}`.
 - `prepare`, for each server: `"server", "steps": [{"step", "outcome", "detail", "seconds"}], "changed", "seconds",
-  "warnings"`.
+  "warnings", "python", "follows"`: the version of Python that jobs use, and, if servers share a folder, the server that
+  did the work.
 - `rsync`, for each server: `"server", "snapshot", "sent", "removed", "bytes", "skipped", "warnings", "relayed",
   "relayed_by", "changed"`.
 - `run`, for each server: `"server", "exit_code", "stdout", "stderr"`.
@@ -59,9 +71,9 @@ in it and on stderr too; an error before any server was asked is on stderr only,
 - `check`, for each server: `"name", "checks": [{"name", "status", "value", "hint"}]`; the status is `ok`, `warn`,
   `fail` or `unknown`.
 - `bandwidth`: `{"links": [{"from", "to", "gbit_per_second", "round_trip_ms", "interface", "to_interface", "address",
-  "method", "error"}], "errors": […]}`; what was not measured is null.
+  "method", "error"}], "errors": […]}`; values that were not measured are null.
 
-`-v` may stand before the command or after it. It never shows the values of `--env`.
+`-v` may come before or after the command. It never shows values of `--env`.
 """
 
 
@@ -70,12 +82,15 @@ def reference() -> str:
     program = make_program()
     parts = [
         INTRODUCTION,
-        _section(PROGRAM, typer.Context(program, info_name=PROGRAM, terminal_width=WIDTH).get_help()),
+        _section(PROGRAM, _context(program, PROGRAM).get_help()),
     ]
-    for name in COMMANDS:
-        context = typer.Context(load_command(name), info_name=f"{PROGRAM} {name}", terminal_width=WIDTH)
-        parts.append(_section(f"{PROGRAM} {name}", context.get_help()))
+    names = {name: f"{PROGRAM} {name}" for name in COMMANDS}
+    parts += [_section(title, _context(load_command(name), title).get_help()) for name, title in names.items()]
     return "\n".join(parts)
+
+
+def _context(command: TyperCommand | TyperGroup, name: str) -> typer.Context:
+    return typer.Context(command, info_name=name, terminal_width=WIDTH, **command.context_settings)
 
 
 def _section(title: str, text: str) -> str:

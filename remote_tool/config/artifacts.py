@@ -1,11 +1,14 @@
-"""Which files that jobs write come home: what is asked for a job, and what the configuration says for all."""
+"""Artifacts: which files of jobs are pulled, how many bytes of them, and into which folder of this machine."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from remote_tool.config import fields, forms
+from remote_tool.config.model import ArtifactLimit
 from remote_tool.errors import UsageError
-from remote_tool.supervisor.artifact_patterns import (
+from remote_tool.protocol.artifact_patterns import (
     MOST_PATTERNS,
     ArtifactPattern,
     PatternError,
@@ -14,18 +17,50 @@ from remote_tool.supervisor.artifact_patterns import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
+    from remote_tool.config.document import ConfigNode
     from remote_tool.config.model import Config
+    from remote_tool.paths import LocalPaths
+
+PATTERN_KEYS = ("glob", "newest")
+LIMIT_KEYS = ("file", "job")
+# What programs trust, so that no file of a server belongs there.
+_TRUSTED = {".git", ".ssh", ".gnupg"}
+
+
+def artifact_patterns(place: ConfigNode) -> tuple[ArtifactPattern, ...]:
+    items = place.items("a list of globs, such as [checkpoints/*.pt]")
+    if len(items) > MOST_PATTERNS:
+        place.refuse(f"too many globs: at most {MOST_PATTERNS} are allowed")
+    return tuple(pattern for each in items if (pattern := _artifact(each)) is not None)
+
+
+def _artifact(place: ConfigNode) -> ArtifactPattern | None:
+    values = place.entries(PATTERN_KEYS) if place.is_mapping else {"glob": place}
+    if "glob" not in values:
+        place.refuse("requires glob, such as {glob: checkpoints/*.pt, newest: 2}")
+    glob, newest = fields.text_of(values, "glob", forms.ARTIFACT), fields.text_of(values, "newest", forms.NEWEST)
+    return ArtifactPattern(plain_glob(glob), int(newest) if newest else None) if glob else None
+
+
+def artifact_limit(place: ConfigNode) -> ArtifactLimit:
+    """Read the limit of each file, or those of each and of all together; the latter is never the smaller one."""
+    values = place.entries(LIMIT_KEYS) if place.is_mapping else {"file": place}
+    usual = ArtifactLimit()
+    file, job = (forms.read_size(fields.text_of(values, key, forms.SIZE) or "") for key in LIMIT_KEYS)
+    each = usual.file if file is None else file
+    return ArtifactLimit(each, max(usual.job, each) if job is None else job)
 
 
 def read_artifacts(wanted: Iterable[str | ArtifactPattern]) -> tuple[ArtifactPattern, ...]:
     """Read what a request names.
 
     Raises:
-        UsageError: Something is no glob of files inside the project.
+        UsageError: Something is no glob of files inside the project, or there are too many.
     """
     patterns = [ArtifactPattern(each) if isinstance(each, str) else each for each in wanted]
+    _refuse_too_many(patterns)
     for pattern in patterns:
         try:
             read_patterns([pattern])
@@ -43,6 +78,49 @@ def wanted_artifacts(config: Config, wanted: Iterable[str | ArtifactPattern]) ->
         UsageError: There are too many, or something is no glob.
     """
     by_glob = {pattern.glob: pattern for pattern in (*config.artifacts, *read_artifacts(wanted))}
-    if len(by_glob) > MOST_PATTERNS:
-        raise UsageError(f"{len(by_glob)} globs of artifacts; at most {MOST_PATTERNS} are possible")
+    _refuse_too_many(by_glob)
     return tuple(by_glob.values())
+
+
+def _refuse_too_many(globs: Collection[object]) -> None:
+    if len(globs) > MOST_PATTERNS:
+        raise UsageError(f"--artifact: a job can have at most {MOST_PATTERNS} globs, found {len(globs)}")
+
+
+def problem_with_folder(folder: Path, local: LocalPaths) -> str:
+    """Return why a folder cannot hold artifacts, as "it …"; empty when it can."""
+    try:
+        place, root, home = folder.resolve(), local.root.resolve(), Path.home().resolve()
+        is_file = place.exists() and not place.is_dir()
+    except (OSError, RuntimeError) as error:
+        return f"cannot be used: {error}"
+    if root.is_relative_to(place) or home.is_relative_to(place):
+        return "is the project, your home folder, or a folder that contains one of them"
+    if _TRUSTED & set(place.parts):
+        return f"is inside {', '.join(sorted(_TRUSTED & set(place.parts)))}, whose files other programs trust"
+    ours = [each.resolve() for each in (local.jobs, local.logs, local.fan_outs)]
+    if any(place.is_relative_to(each) or each.is_relative_to(place) for each in ours):
+        return "contains remote-tool's own files"
+    return "is not a folder" if is_file else ""
+
+
+def read_folder(text: str | Path, local: LocalPaths) -> Path:
+    """Return the folder of ``--to``, which is relative to the current one.
+
+    Raises:
+        UsageError: It would be sent with the project, or nothing of a server belongs there.
+    """
+    try:
+        folder = Path(text).expanduser().absolute()
+    except RuntimeError as error:
+        raise UsageError(f"--to {text}: {error}") from None
+    if problem := problem_with_folder(folder, local):
+        raise UsageError(f"--to {text} {problem}", hint="--to ~/models, or another folder outside the project")
+    place = folder.resolve()
+    kept = [local.remote_folder, *([local.artifacts_folder] if local.artifacts_folder else [])]
+    if place.is_relative_to(local.root.resolve()) and not any(place.is_relative_to(each.resolve()) for each in kept):
+        raise UsageError(
+            f"--to {text} is inside the project, so the next sync would send it to the servers",
+            hint=f"Choose another folder, or set artifacts_folder: {text} in .remote/configs.yaml, which is never sent",
+        )
+    return folder

@@ -1,4 +1,4 @@
-"""Which GPUs of a server are meant, as CUDA takes them: numbers as ``nvidia-smi`` counts, or UUIDs."""
+"""Which GPUs of a server a command uses, as CUDA takes them: numbers as in ``nvidia-smi``, or UUIDs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ HINT = "--devices 0,3 or --devices GPU-8932f937,GPU-5ac02f11, as nvidia-smi -L l
 
 
 def parse_devices(text: str | None) -> tuple[str, ...]:
-    """Read ``0,3`` or ``GPU-8932f937,…``; None is none of them.
+    """Read ``0,3`` or ``GPU-8932f937,…``; None means no devices.
 
     Raises:
-        UsageError: It is no list of devices.
+        UsageError: It is not a list of devices.
     """
     if text is None:
         return ()
@@ -32,10 +32,10 @@ def parse_devices(text: str | None) -> tuple[str, ...]:
 
 
 def check_devices(devices: Sequence[str | int], environment: Mapping[str, str] | None = None) -> None:
-    """Refuse devices that CUDA would not take, and those that the variables of the same request say otherwise.
+    """Refuse devices that CUDA would not accept, and devices that a variable of the same request contradicts.
 
     Raises:
-        UsageError: They cannot be meant.
+        UsageError: The devices are invalid.
     """
     for device in map(str, devices):
         if not forms.DEVICE.accepts(device):
@@ -43,7 +43,7 @@ def check_devices(devices: Sequence[str | int], environment: Mapping[str, str] |
     if problem := problem_with(devices):
         raise UsageError(f"Devices {joined(devices)}: {problem}", hint=HINT)
     if devices and VISIBLE in (environment or {}):
-        raise UsageError(f"Both --devices and --env {VISIBLE} say which GPUs are used", hint="Keep one of the two")
+        raise UsageError(f"--devices and --env {VISIBLE} cannot be combined", hint="Keep one of the two")
 
 
 def problem_with(devices: Iterable[str | int]) -> str:
@@ -51,7 +51,7 @@ def problem_with(devices: Iterable[str | int]) -> str:
     names = [str(device) for device in devices]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
-        return f"{twice[0]} is named twice"
+        return f"{twice[0]} is given twice"
     if len({name.partition("-")[0] if "-" in name else "" for name in names}) > 1:
         return "numbers, GPU-… and MIG-… cannot be mixed"
     return ""
@@ -97,14 +97,14 @@ def refuse_missing(server: str, devices: Sequence[str], gpus: int, uuids: Sequen
 
 def _missing(device: str, gpus: int, uuids: Sequence[str]) -> str:
     if not gpus:
-        return f"has no GPU, so device {device} cannot be used there"
+        return f"has no GPU, but device {device} is requested"
     if device.isdigit():
-        known = "GPU 0 only" if gpus == 1 else f"the GPUs 0 to {gpus - 1}"
+        known = "only GPU 0" if gpus == 1 else f"only GPUs 0 to {gpus - 1}"
         return "" if int(device) < gpus else f"has {known}, not {device}"
-    meant = [uuid for uuid in uuids if uuid.startswith(device.lower().replace("gpu-", "GPU-", 1))]
-    if device.startswith("MIG-") or not uuids or len(meant) == 1:
+    matching = [uuid for uuid in uuids if uuid.startswith(device.lower().replace("gpu-", "GPU-", 1))]
+    if device.startswith("MIG-") or not uuids or len(matching) == 1:
         return ""
-    return f"has {len(meant)} GPUs whose UUID begins with {device}" if meant else f"has no GPU {device}"
+    return f"has {len(matching)} GPUs whose UUID starts with {device}" if matching else f"has no GPU {device}"
 
 
 def command_environment(

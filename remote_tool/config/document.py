@@ -1,4 +1,4 @@
-"""The text of configs.yaml as places: bounded in size, without tags, each value with its key and line."""
+"""The text of configs.yaml as nodes: bounded in size, without tags, each value with its key and line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from remote_tool.config.forms import Form
+    from remote_tool.config.forms import Validator
 
 LARGEST_FILE = 1024 * 1024
 # Aliases make a small file mean a huge one; thousands of servers stay below this.
@@ -37,7 +37,7 @@ _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @dataclass
 class Problems:
-    """What is wrong with a file; each problem once, told in the order of the lines."""
+    """The problems of a file: each one once, in the order of the lines."""
 
     shown: str
     _found: dict[tuple[int, str], None] = field(default_factory=dict)
@@ -60,14 +60,14 @@ class Problems:
 
 
 @dataclass(frozen=True)
-class Place:
+class ConfigNode:
     """A value in the file.
 
     Attributes:
-        node: What YAML made of it.
-        key: The dotted way to it; empty at the top.
-        line: Of its key, where a reader looks for it.
-        problems: Where what is wrong with it is noted.
+        node: The YAML node.
+        key: Its dotted path; empty at the top.
+        line: The line of its key.
+        problems: Where its problems are added.
     """
 
     node: Node
@@ -77,7 +77,7 @@ class Place:
 
     @property
     def is_blank(self) -> bool:
-        """``key:`` and ``key: ''`` mean that it is not given."""
+        """``key:`` and ``key: ''`` mean that it is not set."""
         return isinstance(self.node, ScalarNode) and (_is_null(self.node) or self.node.value == "")
 
     @property
@@ -89,15 +89,19 @@ class Place:
     def is_mapping(self) -> bool:
         return isinstance(self.node, MappingNode)
 
+    @property
+    def is_list(self) -> bool:
+        return isinstance(self.node, SequenceNode)
+
     def refuse(self, text: str) -> None:
-        """Note what is wrong, in words of the caller."""
+        """Add a problem."""
         self.problems.add(text, line=self.line, key=self.key)
 
     def must_be(self, wanted: str) -> None:
-        """Note that something else was wanted, and what was found."""
+        """Add a problem that names the expected and the found value."""
         self.refuse(f"must be {wanted}, found {_described(self.node)}")
 
-    def text(self, form: Form) -> str | None:
+    def text(self, form: Validator) -> str | None:
         """Return the text as it stands in the file: 3.10 stays 3.10, and a server may be called no."""
         if isinstance(self.node, ScalarNode) and not _is_null(self.node) and form.accepts(self.node.value):
             return str(self.node.value)
@@ -107,17 +111,17 @@ class Place:
             self.must_be(form.wanted)
         return None
 
-    def items(self, wanted: str) -> list[Place]:
+    def items(self, wanted: str) -> list[ConfigNode]:
         """Return the values of a list that is not empty."""
         if not isinstance(self.node, SequenceNode) or not self.node.value:
             self.must_be(wanted)
             return []
         return [
-            Place(each, f"{self.key}[{index}]", _line_of(each), self.problems)
+            ConfigNode(each, f"{self.key}[{index}]", _line_of(each), self.problems)
             for index, each in enumerate(self.node.value)
         ]
 
-    def entries(self, allowed: Iterable[str], *, inner: Iterable[str] = (), owner: str = "") -> dict[str, Place]:
+    def entries(self, allowed: Iterable[str], *, inner: Iterable[str] = (), owner: str = "") -> dict[str, ConfigNode]:
         """Return the values of a mapping by key, without those left blank; an unknown key is refused.
 
         Those in inner are keys of something else, the owner.
@@ -127,54 +131,56 @@ class Place:
         values = {}
         for name, place in self.pairs():
             if name in elsewhere:
-                place.refuse(f"is a key of {owner}, not of the top")
+                place.refuse(f"belongs under {owner}, not at the top level")
             elif name not in known:
                 place.refuse(_unknown(name, () if self.problems.are_many else known))
             elif not place.is_blank:
                 values[name] = place
         return values
 
-    def pairs(self) -> Iterator[tuple[str, Place]]:
+    def pairs(self) -> Iterator[tuple[str, ConfigNode]]:
         """Yield the pairs of a mapping, merged ones (``<<``) last; a key given twice is refused."""
         if not isinstance(self.node, MappingNode):
             if not self.is_blank:
                 self.must_be("a mapping (key: value)")
             return
-        own: dict[str, Place] = {}
-        merged: dict[str, Place] = {}
+        own: dict[str, ConfigNode] = {}
+        merged: dict[str, ConfigNode] = {}
         for key, value in self.node.value:
             if key.tag == _STANDARD + "merge":
                 merged = self._merged(value) | merged
             elif not isinstance(key, ScalarNode):
-                self.problems.add("a key must be plain text", line=_line_of(key), key=self.key)
+                self.problems.add("keys must be plain text", line=_line_of(key), key=self.key)
             elif key.value in own:
-                self._inner(key, value).refuse(f"given twice, first on line {own[key.value].line}")
+                self._inner(key, value).refuse(f"duplicate key, first set on line {own[key.value].line}")
             else:
                 own[key.value] = self._inner(key, value)
         yield from (own | {name: place for name, place in merged.items() if name not in own}).items()
 
-    def _inner(self, key: ScalarNode, value: Node) -> Place:
+    def _inner(self, key: ScalarNode, value: Node) -> ConfigNode:
         name = _shown_key(key.value)
-        return Place(value, f"{self.key}.{name}" if self.key else name, _line_of(key), self.problems)
+        return ConfigNode(value, f"{self.key}.{name}" if self.key else name, _line_of(key), self.problems)
 
-    def _merged(self, value: Node) -> dict[str, Place]:
+    def _merged(self, value: Node) -> dict[str, ConfigNode]:
         """Return what ``<<`` brings; of several mappings the first wins."""
-        merged: dict[str, Place] = {}
+        merged: dict[str, ConfigNode] = {}
         for each in value.value if isinstance(value, SequenceNode) else [value]:
-            merged = dict(Place(each, self.key, _line_of(each), self.problems).pairs()) | merged
+            merged = dict(ConfigNode(each, self.key, _line_of(each), self.problems).pairs()) | merged
         return merged
 
 
-def read_document(text: bytes, problems: Problems) -> Place | None:
-    """Return the top of a file; None when it cannot be looked at further. An empty file is an empty mapping."""
+def read_document(text: bytes, problems: Problems) -> ConfigNode | None:
+    """Return the top node of a file; None if it is invalid. An empty file is an empty mapping."""
     try:
         decoded = text.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        problems.add(f"not UTF-8 (byte {error.object[error.start]:#04x})", line=text.count(b"\n", 0, error.start) + 1)
+        problems.add(
+            f"not valid UTF-8 (byte {error.object[error.start]:#04x})", line=text.count(b"\n", 0, error.start) + 1
+        )
         return None
     if bad := _NOT_YAML.search(decoded):
         line = decoded.count("\n", 0, bad.start()) + 1
-        problems.add(f"the character U+{ord(bad[0]):04X} cannot stand in YAML", line=line)
+        problems.add(f"the character U+{ord(bad[0]):04X} is not allowed in YAML", line=line)
         return None
     try:
         node = yaml.compose(decoded, Loader=_LOADER) if _is_bounded(decoded, problems) else None
@@ -183,12 +189,12 @@ def read_document(text: bytes, problems: Problems) -> Place | None:
         return None
     if problems:
         return None
-    top = Place(node or MappingNode(_STANDARD + "map", []), "", _line_of(node) if node else 1, problems)
+    top = ConfigNode(node or MappingNode(_STANDARD + "map", []), "", _line_of(node) if node else 1, problems)
     return top if _is_harmless(top) else None
 
 
 def _is_bounded(text: str, problems: Problems) -> bool:
-    """Look at the events first: they need no memory, and no stack for what is nested."""
+    """Check the events first: they need no memory, and no stack for nested values."""
     depth = count = 0
     for event in yaml.parse(text, Loader=_LOADER):
         count += isinstance(event, (CollectionStartEvent, ScalarEvent, AliasEvent))
@@ -200,18 +206,18 @@ def _is_bounded(text: str, problems: Problems) -> bool:
     return True
 
 
-def _is_harmless(top: Place) -> bool:
+def _is_harmless(top: ConfigNode) -> bool:
     """Follow aliases, within a bound; refuse tags, which stand for types of a program."""
     count = 0
     waiting = [top.node]
     while waiting:
         node = waiting.pop()
         if node.tag not in _TAGS:
-            top.problems.add("a tag (!...) is refused; quote a text that begins with !", line=_line_of(node))
+            top.problems.add("tags (!...) are not allowed; quote text that starts with !", line=_line_of(node))
         inner = _inner_nodes(node)
         count += len(inner)
         if count > MOST_NODES:
-            top.problems.add(f"with its aliases more than {MOST_NODES} values", line=_line_of(node))
+            top.problems.add(f"aliases expand to more than {MOST_NODES} values", line=_line_of(node))
             return False
         waiting += inner
     return True
@@ -230,12 +236,12 @@ def _add_syntax_error(error: yaml.YAMLError, text: str, problems: Problems) -> N
         said, mark = error.problem or said, error.problem_mark or error.context_mark
     line, column = (mark.line, mark.column) if mark else (0, 0)
     if "".join(text.splitlines()[line : line + 1])[column:].startswith("\t"):
-        problems.add("a tab cannot stand here; indent with spaces", line=line + 1)
+        problems.add("tabs are not allowed here; indent with spaces", line=line + 1)
     elif "alias" in said:
-        problems.add("an alias (*...) of nothing; quote a text that begins with *", line=line + 1)
+        problems.add("undefined alias (*...); quote text that starts with *", line=line + 1)
     else:
         # What is quoted may be a piece of a password that should have been quoted.
-        problems.add("not YAML: " + re.sub(r"'[^']{2,}'", "it", said), line=line + 1)
+        problems.add("not valid YAML: " + re.sub(r"'[^']{2,}'", "it", said), line=line + 1)
 
 
 def _unknown(name: str, known: tuple[str, ...]) -> str:
@@ -243,8 +249,8 @@ def _unknown(name: str, known: tuple[str, ...]) -> str:
     if likely:
         return f"unknown key; did you mean {likely[0]}?"
     if re.search("proxy|jump|forward|command", name, re.IGNORECASE):
-        return "unknown key; such things belong in ~/.ssh/config, which is obeyed"
-    return f"unknown key; known are {', '.join(known)}" if known else "unknown key"
+        return "unknown key; set it in ~/.ssh/config, which remote-tool reads"
+    return f"unknown key; expected one of {', '.join(known)}" if known else "unknown key"
 
 
 def _shown_key(name: str) -> str:

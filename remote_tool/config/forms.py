@@ -1,4 +1,4 @@
-"""What a name, an address, a path may look like: for configs.yaml and for what ``init`` is told."""
+"""Validators for names, addresses, paths and sizes: for configs.yaml and for the options of ``init``."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import ipaddress
 import re
 import shlex
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from remote_tool.supervisor.artifact_patterns import MOST_NEWEST, is_glob
-from remote_tool.supervisor.log_limit import SMALLEST_LIMIT
+from remote_tool.config.launch_command import begins_shell
+from remote_tool.protocol.artifact_patterns import MOST_NEWEST, is_glob
+from remote_tool.protocol.limits import LONGEST_LOST_AFTER, SHORTEST_LOST_AFTER, SMALLEST_LOG_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
 @dataclass(frozen=True)
-class Form:
-    """What a text may be.
+class Validator:
+    """A rule for a text.
 
     Attributes:
         wanted: Completes "must be …".
-        accepts: Tells whether a text is of this form.
-        is_secret: What is found instead is not shown.
+        accepts: Tells whether a text follows the rule.
+        is_secret: An invalid value is not shown.
     """
 
     wanted: str
@@ -31,9 +31,9 @@ class Form:
     is_secret: bool = False
 
 
-def _like(wanted: str, pattern: str, *, is_secret: bool = False) -> Form:
+def _like(wanted: str, pattern: str, *, is_secret: bool = False) -> Validator:
     compiled = re.compile(pattern)
-    return Form(wanted, lambda text: compiled.fullmatch(text) is not None, is_secret)
+    return Validator(wanted, lambda text: compiled.fullmatch(text) is not None, is_secret)
 
 
 LARGEST_PORT = 65535
@@ -42,8 +42,9 @@ OLDEST_PYTHON = (3, 8)
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
 _PYTHON = re.compile(r"[0-9]{1,2}\.[0-9]{1,3}(\.[0-9]{1,3})?")
 _SIZE = re.compile(r"([0-9]{1,15}) ?(?:([KMGT])i?)?B?", re.IGNORECASE)
-_ENGINES = {"docker", "podman", "nerdctl"}
-_PASSES_STDIN = re.compile("--interactive|-[a-zA-Z]*i[a-zA-Z]*")
+_AGE = re.compile(r"([0-9]{1,6}) ?([mhdw])")
+_SECONDS = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+_HUNDREDTHS = re.compile(r"([0-9]{1,2}(?:\.[0-9]{1,3})?) ?%")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,500}")
 _NO_OPTION = r"[A-Za-z0-9_][A-Za-z0-9._-]"
 
@@ -54,11 +55,16 @@ def plain_host(text: str) -> str:
 
 
 def _is_host(text: str) -> bool:
-    """What ssh accepts, less what could be taken for an option, a pattern or a command."""
+    """Whether ssh accepts it, and cannot take it for an option, a pattern or a command."""
     inner = plain_host(text)
     if ":" in inner:
         return _is_ipv6(inner)
     return inner == text and _HOST.fullmatch(text) is not None
+
+
+def _is_login(text: str) -> bool:
+    user, at, host = text.rpartition("@")
+    return _is_host(host) and (not at or USERNAME.accepts(user))
 
 
 def _is_ipv6(text: str) -> bool:
@@ -76,6 +82,10 @@ def _is_newest(text: str) -> bool:
     return re.fullmatch("[0-9]{1,4}", text) is not None and 1 <= int(text) <= MOST_NEWEST
 
 
+def _is_lost_after(text: str) -> bool:
+    return re.fullmatch("[0-9]{1,5}", text) is not None and SHORTEST_LOST_AFTER <= int(text) <= LONGEST_LOST_AFTER
+
+
 def _is_python(text: str) -> bool:
     if not _PYTHON.fullmatch(text):
         return False
@@ -84,12 +94,24 @@ def _is_python(text: str) -> bool:
 
 
 def read_size(text: str) -> int | None:
-    """Return the bytes of a size such as 500MB or 4 GiB; None for what is no size."""
+    """Return the bytes of a size such as 500MB or 4 GiB; None if it is not a size."""
     found = _SIZE.fullmatch(text)
     if not found:
         return None
     power = " KMGT".index((found[2] or " ").upper())
     return int(found[1]) << (10 * power)
+
+
+def read_age(text: str) -> float | None:
+    """Return the seconds of an age such as 12h, 30d or 8w; None if it is not an age."""
+    found = _AGE.fullmatch(text)
+    return int(found[1]) * _SECONDS[found[2]] if found else None
+
+
+def read_hundredths(text: str) -> float | None:
+    """Return the number of a part such as 5% or 2.5 %; None if it is not a share."""
+    found = _HUNDREDTHS.fullmatch(text)
+    return float(found[1]) if found else None
 
 
 def _is_local_path(text: str) -> bool:
@@ -98,6 +120,11 @@ def _is_local_path(text: str) -> bool:
 
 def _is_inside(text: str) -> bool:
     return text.isprintable() and not text.startswith(("/", "~")) and ".." not in text.split("/") and within(text) != ""
+
+
+def _is_package_source(text: str) -> bool:
+    path = re.sub(r"\[[A-Za-z0-9._, -]+\]$", "", text)
+    return path in {".", "./"} or _is_inside(path)
 
 
 def within(text: str) -> str:
@@ -117,59 +144,84 @@ def _split(text: str) -> list[str]:
         return []
 
 
-def _begins_shell(text: str) -> bool:
-    """Whether a command may begin a job: where an engine is asked to, it must pass stdin on, and start nothing new."""
-    words = _split(text)
-    if not words or PurePosixPath(words[0]).name not in _ENGINES:
-        return bool(words)
-    return "exec" in words and any(_PASSES_STDIN.fullmatch(word) for word in words)
-
-
 def _names_image(text: str) -> bool:
     words = _split(text)
     return bool(words) and _IMAGE.fullmatch(words[-1]) is not None
 
 
 PROJECT_NAME = _like(
-    "a folder name of letters, digits, . _ - that begins with a letter, a digit or _", _NO_OPTION + "{0,127}"
+    "a folder name of letters, digits, . _ - that starts with a letter, a digit or _; "
+    "or several joined by /, such as dev/digits, for a folder below the home folder",
+    f"(?=.{{1,255}}$)(?:{_NO_OPTION}{{0,127}}/){{0,7}}{_NO_OPTION}{{0,127}}",
 )
-SERVER_NAME = _like("made of letters, digits, . _ - and begin with a letter, a digit or _", _NO_OPTION + "{0,63}")
-HOSTNAME = Form("a host name, an address or an alias of ~/.ssh/config, without user and port", _is_host)
-ADDRESS = Form("a host name or an address that the other servers reach", _is_host)
+SERVER_NAME = _like("made of letters, digits, . _ - and start with a letter, a digit or _", _NO_OPTION + "{0,63}")
+HOSTNAME = Validator("a host name, an address or an alias from ~/.ssh/config, without user or port", _is_host)
+ADDRESS = Validator("a host name or an address that the other servers can reach", _is_host)
 USERNAME = _like("a user name", r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,127}")
-PORT = Form(f"a whole number from 1 to {LARGEST_PORT}", _is_port)
-LOCAL_PATH = Form("the path of a file here, relative to the project, absolute or beginning with ~/", _is_local_path)
-INSIDE = Form("a path inside the project", _is_inside)
+CONFIGURED_HOST = Validator(
+    "a host name, an address or an alias from ~/.ssh/config, optionally with user@ in front, without a port",
+    _is_login,
+)
+PORT = Validator(f"a whole number from 1 to {LARGEST_PORT}", _is_port)
+LOCAL_PATH = Validator(
+    "the path of a local file: relative to the project, absolute, or starting with ~/", _is_local_path
+)
+LOCAL_FOLDER = Validator(
+    "the path of a local folder: relative to the project, absolute, or starting with ~/", _is_local_path
+)
+INSIDE = Validator("a path inside the project", _is_inside)
+WORKDIR = Validator(
+    "a folder in the project, such as src, or . for the project folder itself",
+    lambda text: text == "." or _is_inside(text),
+)
 FOLDER_NAME = _like(
     "the name of a folder inside the project on the server", r"[A-Za-z0-9._][A-Za-z0-9._-]{1,63}(?<!\.\.)"
 )
-SECRET = Form("a text in one line", lambda text: "\n" not in text and "\0" not in text, is_secret=True)
+SECRET = Validator("a single line of text", lambda text: "\n" not in text and "\0" not in text, is_secret=True)
 VARIABLE = _like("the name of an environment variable", "[A-Za-z_][A-Za-z0-9_]{0,127}")
 DEVICE = _like(
     "the number of a GPU, or its UUID such as GPU-8932f937 or MIG-…",
     "0|[1-9][0-9]{0,3}|GPU-[0-9A-Fa-f][0-9A-Fa-f-]{0,63}|MIG-[0-9A-Za-z][0-9A-Za-z/-]{0,99}",
 )
-VALUE = Form("a text without NUL", lambda text: "\0" not in text, is_secret=True)
-SCRIPT = Form("a text for the shell, without NUL", lambda text: "\0" not in text, is_secret=True)
-PYTHON = Form('a version such as "3.11" or "3.11.7", 3.8 or newer', _is_python)
-LOG_LIMIT = Form("a size of 1MB or more, such as 500MB or 4GB", lambda text: (read_size(text) or 0) >= SMALLEST_LIMIT)
-ARTIFACT = Form("a glob inside the project, such as checkpoints/*.pt, or a folder/", is_glob)
-NEWEST = Form(f"a whole number from 1 to {MOST_NEWEST}", _is_newest)
-SIZE = Form("a size such as 500MB or 10GB", lambda text: read_size(text) is not None)
-PREFIX = Form("a path on the server, absolute or beginning with ~/", _is_prefix)
-# These two may hold a user, a password or a token.
-CHANNEL = _like("the name or address of a channel", r"[A-Za-z0-9_./][A-Za-z0-9_./:~%+@-]{0,500}", is_secret=True)
-URL = _like("an address that begins with https:// or http://", r"https?://[!-~]{1,2000}", is_secret=True)
-LAUNCH = Form(
-    "a command that passes its stdin on, such as docker exec -i NAME; for a container per job there is container:",
-    _begins_shell,
+VALUE = Validator("text without NUL characters", lambda text: "\0" not in text, is_secret=True)
+SCRIPT = Validator("a shell script without NUL characters", lambda text: "\0" not in text, is_secret=True)
+PYTHON = Validator('a Python version, 3.8 or newer, such as "3.11" or "3.11.7"', _is_python)
+LOG_LIMIT = Validator(
+    "a size of 1MB or more, such as 500MB or 4GB", lambda text: (read_size(text) or 0) >= SMALLEST_LOG_LIMIT
 )
-CONTAINER = Form("an image, with options of docker run before it if need be", _names_image)
-STATUS_NAME = _like("a word of letters, digits, . _ - with 20 characters at most", _NO_OPTION + "{0,19}")
-PATTERN = Form("a regular expression with one group, such as 'accuracy ([0-9.]+)'", str.isprintable)
+ARTIFACT = Validator("a glob inside the project, such as checkpoints/*.pt, or a folder such as out/", is_glob)
+SENT_ANYWAY = Validator(
+    "a file in the project or a pattern, such as tests/keys/*.pem",
+    lambda text: bool(text.strip("/")) and text.isprintable() and ".." not in text.split("/"),
+)
+LOST_AFTER = Validator(f"a whole number of seconds from {SHORTEST_LOST_AFTER} to {LONGEST_LOST_AFTER}", _is_lost_after)
+PACKAGES = Validator(
+    "a file or folder in the project, such as requirements/gpu.txt, libs/mine or .[train]", _is_package_source
+)
+NEWEST = Validator(f"a whole number from 1 to {MOST_NEWEST}", _is_newest)
+SIZE = Validator("a size such as 500MB or 10GB", lambda text: read_size(text) is not None)
+MIN_FREE = Validator(
+    "a size such as 5GB, or a share of the disk such as 5%",
+    lambda text: read_size(text) is not None or read_hundredths(text) is not None,
+)
+KEPT_JOBS = Validator(
+    "a number of jobs from 1 to 999999, or an age such as 30d",
+    lambda text: re.fullmatch("[1-9][0-9]{0,5}", text) is not None or bool(read_age(text)),
+)
+PREFIX = Validator("a path on the server, absolute or starting with ~/", _is_prefix)
+# These two may hold a user, a password or a token.
+CHANNEL = _like("the name or URL of a channel", r"[A-Za-z0-9_./][A-Za-z0-9_./:~%+@-]{0,500}", is_secret=True)
+URL = _like("a URL that starts with https:// or http://", r"https?://[!-~]{1,2000}", is_secret=True)
+LAUNCH = Validator(
+    "a command that passes stdin on, such as docker exec -i NAME; for a new container per job, use container:",
+    lambda text: begins_shell(_split(text)),
+)
+CONTAINER = Validator("an image, optionally with docker run options in front", _names_image)
+STATUS_NAME = _like("a word of letters, digits, . _ -, at most 20 characters long", _NO_OPTION + "{0,19}")
+PATTERN = Validator("a regular expression with one group, such as 'accuracy ([0-9.]+)'", str.isprintable)
 SHA256 = _like("64 hexadecimal digits", "[0-9a-fA-F]{64}")
 
 
-def one_of(choices: tuple[str, ...]) -> Form:
-    """Return the form of a choice."""
-    return Form(f"one of {', '.join(choices)}", choices.__contains__)
+def one_of(choices: tuple[str, ...]) -> Validator:
+    """Return the validator of a choice."""
+    return Validator(f"one of {', '.join(choices)}", choices.__contains__)

@@ -6,6 +6,8 @@ Nothing here knows the configured servers.
 from __future__ import annotations
 
 import ipaddress
+import itertools
+import math
 import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -13,21 +15,28 @@ from typing import TYPE_CHECKING
 from remote_tool.config import forms
 from remote_tool.config.document import LARGEST_FILE, Problems
 from remote_tool.errors import ConfigError, UsageError
+from remote_tool.readable import readable_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-FORM = "HOST or HOST:PROCESSES, such as 10.0.0.1:2 or me@[fd00::5]:2"
-LINE_FORM = "one host in each line: HOST, HOST:PROCESSES or HOST slots=PROCESSES"
+FORM = "HOST or HOST:PROCESSES, such as 10.0.0.1:2, me@[fd00::5]:2 or node[01-16]:8"
+LINE_FORM = "one host per line: HOST, HOST:PROCESSES or HOST slots=PROCESSES"
 # More processes on one machine are a port that was meant.
 MOST_PROCESSES = 128
 SSH_PORT = 22
-PORT_HINT = "The port of ssh belongs into ~/.ssh/config: Host {host}, Port {number}"
-USUAL_PORT_HINT = "Leave :22 out when the port of ssh is meant; --nproc-per-node 22 starts 22 processes"
+PORT_HINT = "Set the SSH port in ~/.ssh/config: Host {host}, Port {number}"
+USUAL_PORT_HINT = "Leave out :22, the SSH port; to start 22 processes, use --nproc-per-node 22"
 # What the words of a line mean; max_slots bounds what we do not do, to start more processes than slots.
 _WORDS = {"slots": "slots", "user": "user", "username": "user", "max_slots": "", "max-slots": ""}
 _ENTRY = re.compile(r"(?:(?P<user>[^@]*)@)?(?P<host>\[[^\]]*\]|[^:\[\]]*)(?::(?P<count>[^:]*))?")
+# Slurm's short form, such as node[01-16,20]; the brackets of an IPv6 address are the beginning of a host.
+_RANGES = re.compile(r"(?<=[^\s,@\[\]])\[(?P<ranges>[0-9][0-9,-]*)\]")
+_COMMA = re.compile(r",(?![^\[]*\])")
+MOST_HOSTS = 4096
+# An address in brackets begins with neither.
+_JSON = (b"{", b'["', b"[{", b"[ ", b"[\n", b"[\r")
 _SPACED_EQUALS = re.compile(r"\s*=\s*")
 
 
@@ -37,7 +46,7 @@ class ListedHost:
 
     Attributes:
         hostname: An address, a name, or an alias of ``~/.ssh/config``; without brackets.
-        username: None: as ``~/.ssh/config`` says.
+        username: None: as ``~/.ssh/config`` says, else your own name.
         processes: How many it is to have; None: the list does not say.
     """
 
@@ -60,13 +69,14 @@ class _Entry:
 
 
 def parse_hosts(text: str) -> tuple[ListedHost, ...]:
-    """Read ``HOST[:PROCESSES],…``; a host that is named again gets the processes of both.
+    """Read ``HOST[:PROCESSES],…`` or Slurm's ``node[01-16,20]``; a host that is named again gets the processes of both.
 
     Raises:
-        UsageError: It is no such list.
+        UsageError: It is not such a list.
     """
     try:
-        entries = [_read_entry(word.strip()) for word in text.split(",")]
+        words = [word.strip() for word in _COMMA.split(text.strip().removesuffix(","))]
+        entries = [_read_entry(each) for word in words for each in _expand(word)]
     except ValueError as error:
         raise UsageError(f"--hosts {text!r}: {error}", hint=_hint_of(error)) from None
     return _together(entries)
@@ -76,7 +86,7 @@ def load_hostfile(file: Path) -> tuple[ListedHost, ...]:
     """Read a hostfile from a file or a pipe.
 
     Raises:
-        ConfigError: It cannot be read or is none; every problem is named with its line.
+        ConfigError: It cannot be read or is invalid; every problem is listed with its line.
     """
     try:
         with file.open("rb") as stream:
@@ -89,14 +99,16 @@ def parse_hostfile(data: bytes, shown: str) -> tuple[ListedHost, ...]:
     """Read a hostfile; shown is what problems call it.
 
     Raises:
-        ConfigError: It is none; every problem is named with its line.
+        ConfigError: It is invalid; every problem is listed with its line.
     """
     problems = Problems(shown)
+    if data.lstrip().startswith(_JSON):
+        raise ConfigError(f"{shown}: is JSON, not a hostfile", hint=f"A hostfile has {LINE_FORM}")
     entries = [] if len(data) > LARGEST_FILE else _read_lines(data, problems)
     if len(data) > LARGEST_FILE:
-        problems.add(f"larger than {LARGEST_FILE // 1024} KiB")
+        problems.add(f"larger than {readable_size(LARGEST_FILE)}")
     elif not entries and not problems:
-        problems.add("names no host")
+        problems.add("contains no hosts")
     if problems:
         raise ConfigError(problems.sentences(), hint=f"A hostfile has {LINE_FORM}")
     return _together(entries)
@@ -111,7 +123,7 @@ def canonical_host(hostname: str) -> str:
 
 
 def name_for(hostname: str) -> str:
-    """Return what a server is called whose host is all that is known of it."""
+    """Return a name for a server of which only the host is known."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", hostname).strip(".-")[:64] or "server"
 
 
@@ -119,7 +131,7 @@ class _PortError(ValueError):
     """What should be a number of processes is a port."""
 
     def __init__(self, host: str, number: int) -> None:
-        super().__init__(f"{host}:{number} asks for {number} processes; the number after a host is never a port")
+        super().__init__(f"{host}:{number} requests {number} processes; the number after a host is not a port")
         self.hint = USUAL_PORT_HINT if number == SSH_PORT else PORT_HINT.format(host=host, number=number)
 
 
@@ -131,7 +143,9 @@ def _read_lines(data: bytes, problems: Problems) -> list[_Entry]:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        problems.add(f"not UTF-8 (byte {error.object[error.start]:#04x})", line=data.count(b"\n", 0, error.start) + 1)
+        problems.add(
+            f"not valid UTF-8 (byte {error.object[error.start]:#04x})", line=data.count(b"\n", 0, error.start) + 1
+        )
         return []
     entries: list[_Entry] = []
     with_slots: dict[tuple[str, str | None], bool] = {}
@@ -140,28 +154,54 @@ def _read_lines(data: bytes, problems: Problems) -> list[_Entry]:
         if not words:
             continue
         try:
-            entry = _read_line(words)
+            found = [_read_line(host, words[1:]) for host in _expand(words[0])]
         except _PortError as error:
             problems.add(f"{error}. {error.hint}", line=number)
             continue
         except ValueError as error:
             problems.add(str(error), line=number)
             continue
-        login = entry.host.login
-        if login in with_slots and (entry.has_slots or with_slots[login]):
-            problems.add(f"{entry.host.hostname} is there already, and slots= does not add up", line=number)
-        with_slots[login] = entry.has_slots
-        entries.append(entry)
+        for entry in found:
+            login = entry.host.login
+            if login in with_slots and (entry.has_slots or with_slots[login]):
+                problems.add(f"{entry.host.hostname} is listed twice, and slots= cannot be added up", line=number)
+            with_slots[login] = entry.has_slots
+        entries += found
     return entries
 
 
-def _read_line(words: list[str]) -> _Entry:
-    first, *settings = words
+def _expand(text: str) -> list[str]:
+    """Return the hosts of Slurm's short form; a host without it is itself."""
+    parts: list[list[str]] = []
+    end = 0
+    for found in _RANGES.finditer(text):
+        parts += [[text[end : found.start()]], _numbers(found["ranges"])]
+        end = found.end()
+    parts.append([text[end:]])
+    if math.prod(map(len, parts)) > MOST_HOSTS:
+        raise ValueError(f"{text!r:.300} names more than {MOST_HOSTS} hosts")
+    return ["".join(each) for each in itertools.product(*parts)]
+
+
+def _numbers(ranges: str) -> list[str]:
+    """Return the numbers of ``01-16,20``, each as wide as the first of its range is written."""
+    numbers: list[str] = []
+    for each in ranges.split(","):
+        first, dash, last = each.partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()) or int(last or first) < int(first):
+            raise ValueError(f"[{ranges}] is not a list of ranges such as [01-16,20]")
+        if int(last or first) - int(first) >= MOST_HOSTS:
+            raise ValueError(f"[{ranges}] names more than {MOST_HOSTS} hosts")
+        numbers += [f"{number:0{len(first)}d}" for number in range(int(first), int(last or first) + 1)]
+    return numbers
+
+
+def _read_line(first: str, settings: list[str]) -> _Entry:
     entry = _read_entry(first)
     for setting in settings:
         key, separator, value = setting.partition("=")
         if key not in _WORDS or not separator:
-            raise ValueError(f"{setting!r:.100} is not understood; a line is {LINE_FORM.partition(': ')[2]}")
+            raise ValueError(f"{setting!r:.100} is not valid; a line is {LINE_FORM.partition(': ')[2]}")
         entry = _apply(entry, _WORDS[key], value)
     return entry
 
@@ -170,19 +210,20 @@ def _apply(entry: _Entry, meaning: str, value: str) -> _Entry:
     host = entry.host
     if meaning == "slots":
         if host.processes is not None:
-            raise ValueError(f"{host.hostname} has its number of processes twice")
+            raise ValueError(f"{host.hostname} has two numbers of processes; keep one of them")
         return _Entry(replace(host, processes=_read_count(value)), has_slots=True)
     if meaning == "user":
-        if host.username is not None:
-            raise ValueError(f"{host.hostname} has its user twice")
-        return replace(entry, host=replace(host, username=_checked(value, forms.USERNAME, "the user")))
+        username = _checked(value, forms.USERNAME, "the user")
+        if host.username not in {None, username}:
+            raise ValueError(f"{host.hostname} has two users, {host.username} and {username}; keep one of them")
+        return replace(entry, host=replace(host, username=username))
     return entry
 
 
 def _read_entry(text: str) -> _Entry:
     found = _ENTRY.fullmatch(text)
     if found is None:
-        raise ValueError(f"{text!r:.300} is not a host; an IPv6 address stands in brackets")
+        raise ValueError(f"{text!r:.300} is not a host; put IPv6 addresses in brackets")
     host = forms.plain_host(_checked(found["host"], forms.HOSTNAME, "the host"))
     user = found["user"]
     username = None if user is None else _checked(user, forms.USERNAME, "the user")
@@ -194,11 +235,11 @@ def _read_entry(text: str) -> _Entry:
 
 def _read_count(text: str) -> int:
     if not re.fullmatch("[0-9]{1,5}", text) or int(text) == 0:
-        raise ValueError(f"the number of processes must be a whole number from 1, found {text!r:.100}")
+        raise ValueError(f"the number of processes must be a positive whole number, found {text!r:.100}")
     return int(text)
 
 
-def _checked(text: str, form: forms.Form, what: str) -> str:
+def _checked(text: str, form: forms.Validator, what: str) -> str:
     if not form.accepts(text):
         raise ValueError(f"{what} must be {form.wanted}, found {text!r:.300}")
     return text

@@ -47,7 +47,7 @@ def servers_for(hosts: Sequence[ListedHost], known: Mapping[str, Server]) -> lis
         server = _configured(servers, host) or _known(servers, host) or _new(servers, host)
         twice = [other.hostname for each, other in found if each.name == server.name]
         if twice:
-            raise UsageError(f"{twice[0]} and {host.hostname} are both the server {server.name}", hint="Name it once")
+            raise UsageError(f"{twice[0]} and {host.hostname} are both the server {server.name}", hint="List it once")
         servers[server.name] = server
         found.append((server, host))
     return found
@@ -70,7 +70,10 @@ def _configured(servers: Mapping[str, Server], host: ListedHost) -> Server | Non
     found = [each for each in there if host.username is None or each.username in {None, host.username}]
     if len(found) > 1:
         names = " and ".join(each.name for each in found)
-        raise UsageError(f"{host.hostname} may be {names}", hint=f"Name the server that is meant: {found[0].name}")
+        raise UsageError(
+            f"{host.hostname} is ambiguous: it is the host of {names}",
+            hint=f"Use the name of the server, such as {found[0].name}",
+        )
     return _with_its_user(found[0], host) if found else None
 
 
@@ -79,7 +82,7 @@ def _with_its_user(server: Server, host: ListedHost) -> Server:
         wanted = f"the user {server.username}" if server.username else "no username"
         raise UsageError(
             f"{host.username}@{host.hostname} is the server {server.name}, which is configured with {wanted}",
-            hint=f"Leave {host.username}@ out, or set username: of {server.name} in .remote/configs.yaml",
+            hint=f"Leave out {host.username}@, or set username: of {server.name} in .remote/configs.yaml",
         )
     return server
 

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+import stat
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from remote_tool.config import forms
-from remote_tool.config.devices import problem_with
-from remote_tool.config.document import LARGEST_FILE, Place, Problems, read_document
-from remote_tool.config.hosts import canonical_host
+from remote_tool.config import data_sets, fields, forms, servers
+from remote_tool.config.artifacts import artifact_limit, artifact_patterns, problem_with_folder
+from remote_tool.config.document import LARGEST_FILE, ConfigNode, Problems, read_document
+from remote_tool.config.environment import read_environment
+from remote_tool.config.launch_command import wants_terminal
 from remote_tool.config.model import (
-    CONDA_FORGE,
     ArtifactLimit,
     Config,
     Environment,
-    EnvironmentKind,
     HostKeyPolicy,
-    Installer,
-    Server,
+    KeptJobs,
+    MinFree,
 )
-from remote_tool.config.status_patterns import problem_of
 from remote_tool.errors import ConfigError
 from remote_tool.paths import LocalPaths, RemotePaths
-from remote_tool.supervisor.activation import RESERVED
-from remote_tool.supervisor.artifact_patterns import MOST_PATTERNS, ArtifactPattern, plain_glob
-from remote_tool.supervisor.log_limit import DEFAULT_LIMIT
-
-if TYPE_CHECKING:
-    from remote_tool.config.forms import Form
+from remote_tool.protocol.limits import DEFAULT_LOG_LIMIT, DEFAULT_LOST_AFTER
+from remote_tool.readable import readable_size
 
 TOP_KEYS = (
     "name",
@@ -37,47 +32,34 @@ TOP_KEYS = (
     "servers",
     "host_keys",
     "log_limit",
+    "lost_after",
     "shared",
     "scripts_folder",
     "logs_folder",
     "jobs_folder",
     "exclude_file",
+    "send_anyway",
     "remote_scripts_folder_name",
     "remote_jobs_folder_name",
     "artifacts",
+    "artifacts_folder",
     "artifact_limit",
+    "packages",
+    "keep_jobs",
+    "min_free",
     "setup",
     "env",
     "status",
+    "workdir",
+    "data",
 )
-SERVER_KEYS = (
-    "hostname",
-    "username",
-    "port",
-    "private_key",
-    "password",
-    "password_env",
-    "address",
-    "devices",
-    "launch",
-    "container",
-    "environment",
-    "setup",
-    "env",
-)
-KINDS = tuple(kind for kind in EnvironmentKind if kind is not EnvironmentKind.INSIDE)
-CONDA_KEYS = ("channels", "installer")
-INSTALLER_KEYS = ("url", "file", "sha256")
-ARTIFACT_KEYS = ("glob", "newest")
-LIMIT_KEYS = ("file", "job")
-USUAL_PORT = 22
 
 
 def load(root: Path) -> Config:
     """Read the configuration of the workspace in a folder.
 
     Raises:
-        ConfigError: It is missing, cannot be read or is wrong; every problem is named.
+        ConfigError: The file is missing, unreadable or invalid; every problem is listed.
     """
     file = LocalPaths(root).config_file
     try:
@@ -90,261 +72,166 @@ def load(root: Path) -> Config:
     return parse(text, file, root)
 
 
+def remarks(config: Config) -> list[str]:
+    """Return warnings about settings that are accepted but should be changed."""
+    return [text for text in (_readable_passwords(config), _terminals(config)) if text]
+
+
+def _terminals(config: Config) -> str:
+    """Return a sentence about launch commands that ask for a terminal; empty without."""
+    names = [name for name, server in config.servers.items() if wants_terminal(server.launch or ())]
+    if not names:
+        return ""
+    return f"{', '.join(names)}: ignoring -t in launch: jobs have no terminal; docker exec -i NAME is enough"
+
+
+def _readable_passwords(config: Config) -> str:
+    """Return a sentence about passwords in configs.yaml that other users of this machine can read; empty without."""
+    file = config.local.config_file
+    names = [name for name, server in config.servers.items() if server.password is not None]
+    try:
+        is_open = bool(file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH))
+    except OSError:
+        return ""
+    if not names or not is_open:
+        return ""
+    shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+    remedy = f"chmod 600 {shlex.quote(str(shown))}"
+    return f"{shown} contains the password of {', '.join(names)} and is readable by other users: {remedy}"
+
+
 def parse(text: bytes, file: Path, root: Path) -> Config:
     """Read a configuration from its text; file is what problems name, root is the project folder.
 
     Raises:
-        ConfigError: It is wrong; every problem is named.
+        ConfigError: It is invalid; every problem is listed.
     """
     problems = Problems(str(file.relative_to(root)) if file.is_relative_to(root) else str(file))
     config = None
     if len(text) > LARGEST_FILE:
-        problems.add(f"larger than {LARGEST_FILE // 1024} KiB")
+        problems.add(f"larger than {readable_size(LARGEST_FILE)}")
     elif (top := read_document(text, problems)) is not None:
         config = _config(top, root.absolute())
     if problems or config is None:
-        hint = f"Edit {problems.shown}; docs/configuration.md explains every key"
+        hint = f"Edit {problems.shown}; docs/configuration.md describes every key"
         raise ConfigError(problems.sentences(), hint=hint)
     return config
 
 
-def _config(top: Place, root: Path) -> Config:
-    only_of_servers = [key for key in SERVER_KEYS if key not in TOP_KEYS]
+def _config(top: ConfigNode, root: Path) -> Config:
+    only_of_servers = [key for key in servers.KEYS if key not in TOP_KEYS]
     values = top.entries(TOP_KEYS, inner=only_of_servers, owner="a server (servers: NAME: ...)")
     name = _name(top, values, root)
     return Config(
         name=name,
-        servers=_servers(values["servers"], root) if "servers" in values else {},
+        servers=servers.read_servers(values["servers"], root) if "servers" in values else {},
         local=_local(values, root),
         remote=_remote(values, name),
-        python=_text(values, "python", forms.PYTHON),
-        environment=_environment(values["environment"], root) if "environment" in values else Environment(),
+        python=fields.text_of(values, "python", forms.PYTHON),
+        environment=read_environment(values["environment"], root) if "environment" in values else Environment(),
+        packages=_packages(values["packages"]) if "packages" in values else None,
         host_keys=HostKeyPolicy(
-            _text(values, "host_keys", forms.one_of(tuple(HostKeyPolicy))) or HostKeyPolicy.ACCEPT_NEW
+            fields.text_of(values, "host_keys", forms.one_of(tuple(HostKeyPolicy))) or HostKeyPolicy.ACCEPT_NEW
         ),
-        log_limit=forms.read_size(_text(values, "log_limit", forms.LOG_LIMIT) or "") or DEFAULT_LIMIT,
-        setup=_text(values, "setup", forms.SCRIPT),
-        env=_variables(values),
-        artifacts=_artifacts(values["artifacts"]) if "artifacts" in values else (),
-        artifact_limit=_artifact_limit(values["artifact_limit"]) if "artifact_limit" in values else ArtifactLimit(),
-        shared=_yes_or_no(values, "shared"),
+        log_limit=forms.read_size(fields.text_of(values, "log_limit", forms.LOG_LIMIT) or "") or DEFAULT_LOG_LIMIT,
+        lost_after=float(fields.text_of(values, "lost_after", forms.LOST_AFTER) or DEFAULT_LOST_AFTER),
+        setup=fields.text_of(values, "setup", forms.SCRIPT),
+        env=fields.variables(values),
+        artifacts=artifact_patterns(values["artifacts"]) if "artifacts" in values else (),
+        artifact_limit=artifact_limit(values["artifact_limit"]) if "artifact_limit" in values else ArtifactLimit(),
+        send_anyway=_send_anyway(values["send_anyway"]) if "send_anyway" in values else (),
+        keep_jobs=_keep_jobs(values),
+        min_free=_min_free(values),
+        shared=fields.yes_or_no(values, "shared"),
         status=_status(values["status"]) if "status" in values else {},
+        workdir=fields.workdir(values),
+        data=data_sets.read_data_sets(values["data"], root, name) if "data" in values else {},
     )
 
 
-def _status(place: Place) -> dict[str, str]:
+def _status(place: ConfigNode) -> dict[str, str]:
     patterns = {}
     for name, found in place.pairs():
         if not forms.STATUS_NAME.accepts(name):
-            found.refuse(f"the name of a value must be {forms.STATUS_NAME.wanted}")
+            found.refuse(f"the name must be {forms.STATUS_NAME.wanted}")
             continue
         text = found.text(forms.PATTERN)
-        if text is not None and (problem := problem_of(text)):
-            found.refuse(f"must be {problem}")
+        if text is not None and (problem := _pattern_problem(text)):
+            found.refuse(f"must be a regular expression with one group, such as 'accuracy ([0-9.]+)'; {problem}")
         elif text is not None:
             patterns[name] = text
     return patterns
 
 
-def _text(values: dict[str, Place], key: str, form: Form) -> str | None:
-    return values[key].text(form) if key in values else None
+def _pattern_problem(text: str) -> str:
+    """Return what is wrong with a regular expression; empty when nothing is."""
+    try:
+        groups = re.compile(text).groups
+    except (re.error, OverflowError, RecursionError) as error:
+        return str(error)
+    return "" if groups == 1 else f"this one has {groups} groups"
 
 
-def _yes_or_no(values: dict[str, Place], key: str) -> bool | None:
-    text = _text(values, key, forms.one_of(("true", "false")))
-    return text == "true" if text else None
-
-
-def _name(top: Place, values: dict[str, Place], root: Path) -> str:
+def _name(top: ConfigNode, values: dict[str, ConfigNode], root: Path) -> str:
     if "name" not in values and not forms.PROJECT_NAME.accepts(root.name):
         top.problems.add(
-            f"is missing, and the project folder {root.name!r} cannot stand for it;"
+            f"required, because the name of the project folder, {root.name!r}, is not a valid one;"
             f" it must be {forms.PROJECT_NAME.wanted}",
             line=1,
             key="name",
         )
-    return _text(values, "name", forms.PROJECT_NAME) or root.name
+    return fields.text_of(values, "name", forms.PROJECT_NAME) or root.name
 
 
-def _servers(place: Place, root: Path) -> dict[str, Server]:
-    servers: dict[str, Server] = {}
-    machines: dict[tuple[str, int, str | None], str] = {}
-    for name, found in place.pairs():
-        if not forms.SERVER_NAME.accepts(name):
-            found.refuse(f"the name of a server must be {forms.SERVER_NAME.wanted}")
-        server = _server(name, found, root)
-        if server is None:
-            continue
-        servers[name] = server
-        machine = (canonical_host(server.hostname), server.port or USUAL_PORT, server.username)
-        if machines.setdefault(machine, name) != name:
-            found.refuse(f"is the same machine as {machines[machine]} (same hostname, port and username)")
-    return servers
-
-
-def _server(name: str, place: Place, root: Path) -> Server | None:
-    if not place.is_mapping and not place.is_blank:
-        place.must_be("a mapping, such as {hostname: 10.0.0.5}")
-        return None
-    values = place.entries(SERVER_KEYS)
-    if "hostname" not in values:
-        place.refuse(f"hostname is missing; it must be {forms.HOSTNAME.wanted}")
-    if "password" in values and "password_env" in values:
-        values["password_env"].refuse("stands beside password; keep one of them")
-    if "launch" in values and "container" in values:
-        values["container"].refuse("stands beside launch; keep one of them")
-    hostname = _text(values, "hostname", forms.HOSTNAME)
-    server = Server(
-        name=name,
-        hostname=forms.plain_host(hostname or ""),
-        username=_text(values, "username", forms.USERNAME),
-        port=_port(values),
-        private_key=_local_path(values, "private_key", root),
-        password=_text(values, "password", forms.SECRET),
-        password_env=_text(values, "password_env", forms.VARIABLE),
-        address=_address(values),
-        launch=_words(values, "launch", forms.LAUNCH),
-        container=_words(values, "container", forms.CONTAINER),
-        environment=_environment(values["environment"], root) if "environment" in values else None,
-        devices=_devices(values["devices"]) if "devices" in values else (),
-        setup=_text(values, "setup", forms.SCRIPT),
-        env=_variables(values),
-    )
-    return server if hostname else None
-
-
-def _words(values: dict[str, Place], key: str, form: Form) -> tuple[str, ...] | None:
-    text = _text(values, key, form)
-    return tuple(shlex.split(text)) if text else None
-
-
-def _port(values: dict[str, Place]) -> int | None:
-    text = _text(values, "port", forms.PORT)
-    return int(text) if text else None
-
-
-def _address(values: dict[str, Place]) -> str | None:
-    text = _text(values, "address", forms.ADDRESS)
-    return forms.plain_host(text) if text else None
-
-
-def _devices(place: Place) -> tuple[str, ...]:
-    found = [each.text(forms.DEVICE) for each in place.items("a list of GPUs, such as [0, 3]")]
-    devices = tuple(each for each in found if each)
-    if problem := problem_with(devices):
-        place.refuse(problem)
-    return devices
-
-
-def _variables(values: dict[str, Place]) -> dict[str, str]:
-    """Return the variables of ``env``; one with an empty value counts, and one without a value does not."""
-    variables = {}
-    for name, place in values["env"].pairs() if "env" in values else ():
-        if not forms.VARIABLE.accepts(name):
-            place.refuse(f"must be {forms.VARIABLE.wanted}")
-        elif name in RESERVED:
-            place.refuse("is set by remote-tool; choose another name")
-        elif not place.is_null:
-            variables[name] = place.text(forms.VALUE) or ""
-    return variables
-
-
-def _local_path(values: dict[str, Place], key: str, root: Path) -> Path | None:
-    text = _text(values, key, forms.LOCAL_PATH)
-    if text is None:
-        return None
-    return Path.home() / text[2:] if text.startswith("~/") else root / text
-
-
-def _local(values: dict[str, Place], root: Path) -> LocalPaths:
+def _local(values: dict[str, ConfigNode], root: Path) -> LocalPaths:
     default = LocalPaths(root)
     # labml_remote's folder of local scripts: we keep none.
-    _inside(values, "scripts_folder")
-    return LocalPaths(
+    fields.inside_project(values, "scripts_folder")
+    local = LocalPaths(
         root,
-        jobs_folder=_inside(values, "jobs_folder") or default.jobs_folder,
-        logs_folder=_inside(values, "logs_folder") or default.logs_folder,
-        exclude=_inside(values, "exclude_file") or default.exclude,
+        jobs_folder=fields.inside_project(values, "jobs_folder") or default.jobs_folder,
+        logs_folder=fields.inside_project(values, "logs_folder") or default.logs_folder,
+        exclude=fields.inside_project(values, "exclude_file") or default.exclude,
+        artifacts_folder=fields.local_path(values, "artifacts_folder", root, forms.LOCAL_FOLDER),
     )
+    if local.artifacts_folder and (problem := problem_with_folder(local.artifacts_folder, local)):
+        values["artifacts_folder"].refuse(problem)
+    return local
 
 
-def _inside(values: dict[str, Place], key: str) -> str:
-    return forms.within(_text(values, key, forms.INSIDE) or "")
-
-
-def _remote(values: dict[str, Place], name: str) -> RemotePaths:
+def _remote(values: dict[str, ConfigNode], name: str) -> RemotePaths:
     default = RemotePaths(name)
-    scripts = _text(values, "remote_scripts_folder_name", forms.FOLDER_NAME) or default.scripts_name
-    jobs = _text(values, "remote_jobs_folder_name", forms.FOLDER_NAME) or default.jobs_name
+    scripts = fields.text_of(values, "remote_scripts_folder_name", forms.FOLDER_NAME) or default.scripts_name
+    jobs = fields.text_of(values, "remote_jobs_folder_name", forms.FOLDER_NAME) or default.jobs_name
     if scripts == jobs:
         key = "remote_jobs_folder_name" if "remote_jobs_folder_name" in values else "remote_scripts_folder_name"
-        values[key].refuse(f"{jobs} is the name of our other folder on the server; they must differ")
+        values[key].refuse(f"must differ from remote-tool's other folder on the server, also {jobs}")
     return RemotePaths(name, scripts_name=scripts, jobs_name=jobs)
 
 
-def _environment(place: Place, root: Path) -> Environment:
-    if not place.is_mapping:
-        kinds = tuple(kind for kind in KINDS if kind is not EnvironmentKind.EXISTING)
-        choice = forms.one_of(kinds)
-        form = forms.Form(f"{choice.wanted}, or {{existing: /path/to/prefix}}", choice.accepts)
-        return Environment(EnvironmentKind(place.text(form) or EnvironmentKind.MINICONDA))
-    given = list(place.pairs())
-    if len(given) != 1:
-        place.refuse(f"must have one of {', '.join(KINDS)}, such as {{existing: /path/to/prefix}}")
-        return Environment()
-    ((kind, found),) = given
-    if kind not in KINDS:
-        place.entries(KINDS)
-        return Environment()
-    if kind == EnvironmentKind.EXISTING:
-        return Environment(EnvironmentKind.EXISTING, prefix=found.text(forms.PREFIX))
-    return _made_environment(EnvironmentKind(kind), found, root)
+def _packages(place: ConfigNode) -> tuple[str, ...]:
+    """Read a list of files and folders, or one of them."""
+    items = place.items("a list of files and folders, such as [requirements/gpu.txt]") if place.is_list else [place]
+    return tuple(text for each in items if (text := each.text(forms.PACKAGES)) is not None)
 
 
-def _made_environment(kind: EnvironmentKind, place: Place, root: Path) -> Environment:
-    values = place.entries(CONDA_KEYS if kind.is_conda else ())
-    channels = (
-        [each.text(forms.CHANNEL) for each in values["channels"].items("a list of channels")]
-        if ("channels" in values)
-        else CONDA_FORGE
-    )
-    return Environment(
-        kind,
-        channels=tuple(each for each in channels if each),
-        installer=_installer(values["installer"], root) if "installer" in values else None,
-    )
+def _keep_jobs(values: dict[str, ConfigNode]) -> KeptJobs | None:
+    text = fields.text_of(values, "keep_jobs", forms.KEPT_JOBS)
+    if not text:
+        return None
+    return KeptJobs(count=int(text)) if text.isdigit() else KeptJobs(seconds=forms.read_age(text))
 
 
-def _installer(place: Place, root: Path) -> Installer | None:
-    values = place.entries(INSTALLER_KEYS)
-    if ("url" in values) == ("file" in values) or "sha256" not in values:
-        place.refuse("needs url or file, and sha256")
-    return Installer(
-        (_text(values, "sha256", forms.SHA256) or "").lower(),
-        url=_text(values, "url", forms.URL),
-        file=_local_path(values, "file", root),
-    )
+def _min_free(values: dict[str, ConfigNode]) -> MinFree:
+    """Read bytes or hundredths; what is given counts alone."""
+    text = fields.text_of(values, "min_free", forms.MIN_FREE)
+    if not text:
+        return MinFree()
+    hundredths = forms.read_hundredths(text)
+    size = forms.read_size(text) if hundredths is None else None
+    return MinFree(2**62 if size is None else size, 100.0 if hundredths is None else hundredths)
 
 
-def _artifacts(place: Place) -> tuple[ArtifactPattern, ...]:
-    items = place.items("a list of globs, such as [checkpoints/*.pt]")
-    if len(items) > MOST_PATTERNS:
-        place.refuse(f"has more than {MOST_PATTERNS} globs")
-    return tuple(pattern for each in items if (pattern := _artifact(each)) is not None)
-
-
-def _artifact(place: Place) -> ArtifactPattern | None:
-    values = place.entries(ARTIFACT_KEYS) if place.is_mapping else {"glob": place}
-    if "glob" not in values:
-        place.refuse("needs a glob, such as {glob: checkpoints/*.pt, newest: 2}")
-    glob, newest = _text(values, "glob", forms.ARTIFACT), _text(values, "newest", forms.NEWEST)
-    return ArtifactPattern(plain_glob(glob), int(newest) if newest else None) if glob else None
-
-
-def _artifact_limit(place: Place) -> ArtifactLimit:
-    """Read the limit of each file, or those of each and of all together; the latter is never the smaller one."""
-    values = place.entries(LIMIT_KEYS) if place.is_mapping else {"file": place}
-    usual = ArtifactLimit()
-    file, job = (forms.read_size(_text(values, key, forms.SIZE) or "") for key in LIMIT_KEYS)
-    each = usual.file if file is None else file
-    return ArtifactLimit(each, max(usual.job, each) if job is None else job)
+def _send_anyway(place: ConfigNode) -> tuple[str, ...]:
+    items = place.items("a list of files, such as [config/example.env, tests/keys/*.pem]")
+    return tuple(text for each in items if (text := each.text(forms.SENT_ANYWAY)) is not None)

@@ -1,4 +1,4 @@
-"""What configs.yaml says, as frozen values."""
+"""The configuration of configs.yaml, as frozen values."""
 
 from __future__ import annotations
 
@@ -7,20 +7,27 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from remote_tool.supervisor.log_limit import DEFAULT_LIMIT
+from remote_tool.config.forms import within
+from remote_tool.config.launch_command import as_started
+from remote_tool.protocol.limits import DEFAULT_LOG_LIMIT, DEFAULT_LOST_AFTER
+from remote_tool.redaction import hide
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from remote_tool.config.data_sets import DataSet
     from remote_tool.paths import LocalPaths, RemotePaths
-    from remote_tool.supervisor.artifact_patterns import ArtifactPattern
+    from remote_tool.protocol.artifact_patterns import ArtifactPattern
 
 CONDA_FORGE = ("conda-forge",)
 
 
 class EnvironmentKind(StrEnum):
-    """How Python gets onto a server; inside: it is behind the server's launch command, and none of our business."""
+    """How Python gets onto a server: each kind is a line here and a module in ``environments/kinds``.
+
+    ``inside`` is for jobs that start behind a launch command or in a container, which bring a Python of their own.
+    """
 
     MINICONDA = "miniconda"
     MINIFORGE = "miniforge"
@@ -33,9 +40,14 @@ class EnvironmentKind(StrEnum):
     def is_conda(self) -> bool:
         return self in {EnvironmentKind.MINICONDA, EnvironmentKind.MINIFORGE}
 
+    @property
+    def module(self) -> str:
+        """The module of ``environments/kinds`` that plans it."""
+        return "conda" if self.is_conda else self.value
+
 
 class HostKeyPolicy(StrEnum):
-    """What to do with the key of a host that no known_hosts file has; a changed key is always refused."""
+    """How to handle the key of an unknown host; a changed key is always refused."""
 
     ACCEPT_NEW = "accept-new"
     STRICT = "strict"
@@ -52,12 +64,12 @@ class Installer:
 
 @dataclass(frozen=True)
 class Environment:
-    """Which Python a server gets.
+    """The Python environment of a server.
 
     Attributes:
-        kind: The tool that makes it.
+        kind: The tool that creates it.
         prefix: Of an existing environment, on the server; ``~`` is allowed.
-        installer: Instead of the pinned conda installer.
+        installer: Replaces the pinned conda installer.
         channels: Where conda takes Python from.
     """
 
@@ -69,7 +81,7 @@ class Environment:
 
 @dataclass(frozen=True)
 class ArtifactLimit:
-    """How many bytes of artifacts come home.
+    """Limits on the bytes of artifacts that are pulled.
 
     Attributes:
         file: Of each file.
@@ -81,25 +93,41 @@ class ArtifactLimit:
 
 
 @dataclass(frozen=True)
+class MinFree:
+    """The free space to keep on a server's disk: the smaller of a number of bytes and a share in percent."""
+
+    bytes: int = 5 * 1024**3
+    hundredths: float = 5.0
+
+
+@dataclass(frozen=True)
+class KeptJobs:
+    """The finished jobs to keep on a server when others start: the newest ``count``, or the last ``seconds``."""
+
+    count: int | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
 class Server:
     """One machine.
 
     Attributes:
-        name: Letters, digits, ``. _ -``.
+        name: Its name: letters, digits, ``. _ -``.
         hostname: An address, a name, or an alias of ``~/.ssh/config``.
-        username: None: User of ``~/.ssh/config``, else ubuntu.
-        port: None: Port of ``~/.ssh/config``, else 22.
-        private_key: Absolute; None: ssh agent, ``~/.ssh/config``, default keys.
-        password: Never shown.
+        username: The login; None: User from ``~/.ssh/config``, else ubuntu, or your own name for a host of a list.
+        port: The SSH port; None: Port from ``~/.ssh/config``, else 22.
+        private_key: An absolute path; None: ssh agent, ``~/.ssh/config``, default keys.
+        password: The password; never shown.
         password_env: The local variable that holds the password.
-        address: How the other servers reach this one; None: found by test.
+        address: The address at which the other servers reach this one; None: detected.
         devices: The GPUs that commands see there, by number or UUID; empty: all.
-        launch: Words that begin the job's shell, such as ``docker exec -i NAME``; ``{project}`` is the project there.
-        container: Options of ``docker run``, and the image of a container that each job gets; None without.
-        environment: Of this server alone; None: that of all, and the one inside where jobs begin behind a command.
-        is_listed: Whether only a host list named it, and not configs.yaml.
-        setup: For the shell, before each command; None: as for all servers.
-        env: Variables of each command, by name.
+        launch: Command that starts the shell of a job, such as ``docker exec -i NAME``; ``{project}`` is the project.
+        container: ``docker run`` options and the image of a new container for each job; None: no containers.
+        environment: Overrides the common one; None: the common one, or with launch or container the one inside.
+        is_listed: Whether it comes from a host list and not from configs.yaml.
+        setup: Shell commands to run before each command; None: the common ones.
+        env: Environment variables of each command, by name.
     """
 
     name: str
@@ -120,7 +148,7 @@ class Server:
 
     @property
     def is_entered(self) -> bool:
-        """Whether what runs there begins behind a launch command, or in a container."""
+        """Whether commands on it start behind a launch command, or in a container."""
         return self.launch is not None or self.container is not None
 
 
@@ -130,21 +158,28 @@ class Config:
 
     Attributes:
         name: The project's folder under the server's home.
-        servers: By name, in the order of the file; with those that only host lists named, earlier or now.
-        local: The workspace's files here.
+        servers: By name, in the order of the file; includes those of host lists, earlier ones too.
+        local: The local files of the workspace.
         remote: The project's folders on each server.
-        python: As configured; None when it is not.
-        environment: Which Python the servers get.
-        host_keys: What happens at the first contact.
-        log_limit: Bytes that each output file of a job may have, on its server and here.
-        artifacts: Which files that jobs write come home.
-        artifact_limit: How many bytes of them.
-        shared: Whether all servers have the project's folder in common; None: found by test.
-        listed: The servers of a host list, in its order, with their processes (None: it does not say); they are meant
-            where none is named. Empty: no list was given.
-        setup: For the shell, before each command; a server's own one counts instead.
-        env: Variables of each command, by name; a server's own ones win.
-        status: Patterns by name that tell from a job's output how far it is; they come beside the usual ones.
+        python: The configured version; None: not configured.
+        environment: The Python environment of the servers.
+        host_keys: How to handle unknown host keys.
+        log_limit: The maximum bytes of each output file of a job, on its server and locally.
+        lost_after: Seconds that a launch waits for a silent server.
+        artifacts: Patterns of the files to pull from jobs.
+        artifact_limit: The maximum bytes of these files.
+        workdir: The folder in which commands start, relative to the project; None: not configured.
+        packages: Files and folders in the project that list packages; None: detected by name.
+        keep_jobs: Which finished jobs to keep; None: all, until they are cleaned.
+        min_free: Warn if less disk space is free on a server.
+        send_anyway: Patterns of files to send even though they look like credentials.
+        shared: Whether all servers share the project folder; None: detected.
+        listed: The servers of a host list, in its order, with their numbers of processes (None: not given); they
+            are the default selection. Empty: no list was given.
+        setup: Shell commands to run before each command; a server can override them.
+        env: Environment variables of each command, by name; those of a server take precedence.
+        status: Regular expressions by name, for values of the status line besides the built-in ones.
+        data: Data sets outside the project, by name.
     """
 
     name: str
@@ -154,27 +189,34 @@ class Config:
     python: str | None = None
     environment: Environment = Environment()
     host_keys: HostKeyPolicy = HostKeyPolicy.ACCEPT_NEW
-    log_limit: int = DEFAULT_LIMIT
+    log_limit: int = DEFAULT_LOG_LIMIT
+    lost_after: float = DEFAULT_LOST_AFTER
     artifacts: tuple[ArtifactPattern, ...] = ()
     artifact_limit: ArtifactLimit = ArtifactLimit()
+    packages: tuple[str, ...] | None = None
     shared: bool | None = None
     listed: Mapping[str, int | None] = field(default_factory=dict)
     status: Mapping[str, str] = field(default_factory=dict)
     setup: str | None = None
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    send_anyway: tuple[str, ...] = ()
+    workdir: str | None = None
+    keep_jobs: KeptJobs | None = None
+    min_free: MinFree = MinFree()
+    data: Mapping[str, DataSet] = field(default_factory=dict)
 
     @property
     def usual_servers(self) -> tuple[str, ...]:
-        """Those that are meant where none is named."""
+        """The servers of a command that names none."""
         return tuple(self.listed) or tuple(name for name, server in self.servers.items() if not server.is_listed)
 
     @property
     def python_version(self) -> str:
-        """The version to install, like ``3.11``: as configured, else the one running this program."""
+        """The version to install, like ``3.11``: as configured, else the one that runs this program."""
         return self.python or f"{sys.version_info.major}.{sys.version_info.minor}"
 
     def for_server(self, name: str) -> Config:
-        """Return it with the environment that this server has."""
+        """Return this configuration with the environment of a server."""
         server = self.servers[name]
         if server.environment is not None:
             return replace(self, environment=server.environment)
@@ -182,21 +224,31 @@ class Config:
             return replace(self, environment=Environment(EnvironmentKind.INSIDE), python=None)
         return self
 
+    def workdir_for(self, asked_for: str | None) -> str:
+        """Return the folder in which a command starts, relative to the project; empty for the project folder itself."""
+        return within((self.workdir or "") if asked_for is None else asked_for)
+
     def setup_of(self, server: str) -> str:
-        """What the shell of a command sources first on a server; empty without one."""
+        """The shell commands to run before each command on a server; may be empty."""
         own = self.servers[server].setup
         return (self.setup if own is None else own) or ""
 
     def variables_of(self, server: str) -> dict[str, str]:
-        """The variables that the configuration has for the commands on a server."""
-        return {**self.env, **self.servers[server].env}
+        """The variables that the configuration sets for commands on a server.
+
+        From now on the values of ``env`` are redacted in every text; the paths of data sets are not secret.
+        """
+        variables = {**self.env, **self.servers[server].env}
+        hide(variables.values())
+        return {**{each.variable: each.target for each in self.data.values()}, **variables}
 
     def entry_of(self, name: str) -> dict[str, object] | None:
-        """Return what a server is told of where its commands begin; None when they begin there as they are."""
+        """Return how commands are wrapped on a server: behind a launch command or in a container; None: not at all."""
         server = self.servers[name]
         if not server.is_entered:
             return None
-        # One that was named for this server is reached from inside too: it lies in the project's folder, or is mounted.
+        # An environment configured for this server is reachable from inside: it is in the project folder, or mounted.
         activates = self.for_server(name).environment.kind is not EnvironmentKind.INSIDE
-        kind, words = ("container", server.container) if server.container is not None else ("launch", server.launch)
-        return {kind: list(words or ()), "activate": activates}
+        if server.container is not None:
+            return {"container": list(server.container), "activate": activates}
+        return {"launch": as_started(server.launch or ()), "activate": activates}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remote_tool.environments.wish import wish_of
+from remote_tool.config.model import EnvironmentKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +28,7 @@ class Activation:
         python: Its interpreter, absolute.
         version: Of its interpreter, like ``3.11.7``.
         channels: Where conda took it from; empty for the other kinds.
-        wished_prefix: The existing prefix as it was configured.
+        requested_prefix: The existing prefix as configured.
         tool: The conda that made it; empty for the other kinds.
         variables: What activation sets.
         unset: What activation removes.
@@ -40,7 +40,7 @@ class Activation:
     python: str
     version: str
     channels: tuple[str, ...] = ()
-    wished_prefix: str = ""
+    requested_prefix: str = ""
     tool: str = ""
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)
     unset: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ class Activation:
 
     @classmethod
     def parse(cls, text: str) -> Activation | None:
-        """Read the record; None when it is none: what cannot be read is not finished."""
+        """Read the record; None if it is invalid: an environment without a valid record is not finished."""
         try:
             record = json.loads(text)
             if record["schema"] != SCHEMA:
@@ -59,14 +59,14 @@ class Activation:
 
     @classmethod
     def _of_record(cls, record: Mapping[str, Any]) -> Activation:
-        wish = record["wish"]
+        requested = record["wish"]
         return cls(
             kind=str(record["kind"]),
             prefix=str(record["prefix"]),
             python=str(record["python"]),
             version=str(record["version"]),
-            channels=tuple(wish["channels"]),
-            wished_prefix=str(wish["prefix"]),
+            channels=tuple(requested["channels"]),
+            requested_prefix=str(requested["prefix"]),
             tool=str(record["tool"]),
             variables=dict(record["variables"]),
             unset=tuple(record["unset"]),
@@ -74,11 +74,21 @@ class Activation:
         )
 
 
+def requested_spec(config: Config) -> dict[str, object]:
+    """Return the part of the configuration that the record of a finished environment keeps, as JSON has it."""
+    environment = config.environment
+    is_existing = environment.kind is EnvironmentKind.EXISTING
+    return {
+        "channels": list(environment.channels) if environment.kind.is_conda else [],
+        "prefix": (environment.prefix or "") if is_existing else "",
+    }
+
+
 def capture_script(config: Config, prefix: str, *, tool: str = "", python: str = "") -> str:
     """Return the shell lines that record a finished prefix: activation.json, and the link to its Python.
 
     Args:
-        config: What was wished.
+        config: The environment that was requested, and the folders.
         prefix: Of the environment: absolute, with ``~``, or relative to ``$HOME``.
         tool: The conda that made it.
         python: Its interpreter, absolute; empty: ``bin/python``, or ``bin/python3``.
@@ -90,7 +100,7 @@ def capture_script(config: Config, prefix: str, *, tool: str = "", python: str =
         "python": python,
         "scripts": config.remote.scripts,
         "tool": tool,
-        "wish": wish_of(config),
+        "wish": requested_spec(config),
     }
     program = Path(__file__).with_name("capture_activation.py").read_text(encoding="utf-8")
     likely = shlex.quote(python) if python else f"{shell_path(prefix)}/bin/python"

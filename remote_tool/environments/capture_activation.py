@@ -32,10 +32,14 @@ DUMP = "import json, os; print(json.dumps(dict(os.environ)))"
 
 def capture(request: dict[str, Any]) -> dict[str, Any]:
     """Return the record of an environment."""
+    # What configs.yaml sets comes with each command; here it would be written down.
+    for name in os.environ.pop("REMOTE_TOOL_USERS_VARIABLES", "").split():
+        os.environ.pop(name, None)
     prefix = request["prefix"]
     folder = home() / (prefix[1:].lstrip("/") if prefix == "~" or prefix.startswith("~/") else prefix)
     if (folder / "conda-meta").is_dir():
         variables, unset, path = of_conda(folder)
+        path += path_of_conda(folder, request["tool"])
     elif (folder / "pyvenv.cfg").is_file():
         unset = ["PYTHONHOME", "CONDA_PREFIX", "CONDA_DEFAULT_ENV"]
         variables, path = {"VIRTUAL_ENV": str(folder)}, [str(folder / "bin")]
@@ -79,6 +83,12 @@ def of_conda(folder: Path) -> tuple[dict[str, str], list[str], list[str]]:
     known = before.get("PATH", "").split(os.pathsep)
     added = [entry for entry in after.get("PATH", "").split(os.pathsep) if entry and entry not in known]
     return changed, ["PYTHONHOME", "VIRTUAL_ENV", *removed], added or [str(folder / "bin")]
+
+
+def path_of_conda(folder: Path, tool: str) -> list[str]:
+    """Return the folder that ``conda init`` puts on PATH: of the conda that made the prefix, or that it belongs to."""
+    bases = ([Path(tool).parents[1]] if tool else []) + [folder, *folder.resolve().parents[:2]]
+    return [str(base / "condabin") for base in bases if (base / "condabin" / "conda").exists()][:1]
 
 
 def users_variables(folder: Path) -> dict[str, str]:

@@ -1,17 +1,14 @@
-"""Which planner makes which kind of environment, and what is checked for all of them."""
+"""Which kind plans the environment of a server, whether the server has it already, and what every kind requires."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Protocol, cast
 
-from remote_tool.config.model import EnvironmentKind
-from remote_tool.environments.conda import plan_conda
-from remote_tool.environments.existing import plan_existing
-from remote_tool.environments.inside import plan_inside
+from remote_tool.environments.activation import requested_spec
+from remote_tool.environments.plan import EnvironmentRequest
 from remote_tool.environments.system_packages import install_command
-from remote_tool.environments.uv import plan_uv
-from remote_tool.environments.venv import plan_venv
-from remote_tool.environments.version import is_too_old
+from remote_tool.environments.version import is_too_old, version_matches
 from remote_tool.errors import EnvironmentSetupError
 
 if TYPE_CHECKING:
@@ -20,37 +17,53 @@ if TYPE_CHECKING:
     from remote_tool.environments.plan import EnvironmentPlan
 
 _BAD_FOLDERS = {
-    "link": ("is a link, where a folder of ours must be", "on {server}: rm ~/{path}"),
-    "file": ("is a file, where a folder must be", "move it away, or change name: in configs.yaml"),
+    "link": ("is a symbolic link, but must be a folder", "on {server}: rm ~/{path}"),
+    "file": ("is a file, but must be a folder", "move it away, or change name: in configs.yaml"),
     "owner": ("belongs to another user", "change name: in configs.yaml"),
 }
 
 
+class _Kind(Protocol):
+    """A module of ``kinds/``."""
+
+    def plan(self, request: EnvironmentRequest) -> EnvironmentPlan: ...
+
+
 def plan_environment(config: Config, facts: ServerFacts, *, force: bool = False) -> EnvironmentPlan:
-    """Plan the configured environment, whatever is there.
+    """Plan the configured environment, even if it exists already.
 
     Raises:
-        EnvironmentSetupError: This server cannot have it; the text says what it lacks.
+        EnvironmentSetupError: This server cannot have it; the message says what is missing.
     """
-    kind = config.environment.kind
-    if kind is EnvironmentKind.EXISTING:
-        return plan_existing(config, facts)
-    if kind is EnvironmentKind.INSIDE:
-        return plan_inside(config, facts)
-    if is_too_old(config.python_version):
-        raise EnvironmentSetupError(f"Python {config.python_version} is too old; 3.8 is the oldest that works")
-    if kind is EnvironmentKind.VENV:
-        return plan_venv(config, facts, force=force)
-    if kind is EnvironmentKind.UV:
-        return plan_uv(config, facts, force=force)
-    return plan_conda(config, facts, force=force)
+    if config.python is not None and is_too_old(config.python):
+        raise EnvironmentSetupError(f"Python {config.python} is too old; Python 3.8 or newer is required")
+    kind = cast("_Kind", import_module(f"remote_tool.environments.kinds.{config.environment.kind.module}"))
+    return kind.plan(EnvironmentRequest(config, facts, force=force))
+
+
+def is_fulfilled(config: Config, facts: ServerFacts) -> bool:
+    """Tell whether the server has a finished environment that matches the request, and it starts.
+
+    Without ``python:`` any version of the same kind matches: else two people with different versions of their own
+    would undo each other's work.
+    """
+    activation = facts.activation
+    if activation is None or facts.environment_python != activation.version:
+        return False
+    requested = requested_spec(config)
+    same = (activation.kind, list(activation.channels), activation.requested_prefix) == (
+        config.environment.kind.value,
+        requested["channels"],
+        requested["prefix"],
+    )
+    return same and (config.python is None or version_matches(activation.version, config.python))
 
 
 def require_own_folders(facts: ServerFacts) -> None:
-    """Refuse folders that somebody else could change under our hands.
+    """Refuse folders that somebody else could tamper with.
 
     Raises:
-        EnvironmentSetupError: The project's folder or ours is a trap.
+        EnvironmentSetupError: The project folder or one of ours is not a plain folder of this user.
     """
     for bad in facts.bad_folders:
         reason, _, path = bad.partition(":")
@@ -63,12 +76,12 @@ def require_own_folders(facts: ServerFacts) -> None:
 
 
 def require_rsync(facts: ServerFacts) -> None:
-    """Refuse a server without rsync before long work begins.
+    """Refuse a server without rsync before anything that takes long.
 
     Raises:
-        EnvironmentSetupError: It has none; the hint is what to type.
+        EnvironmentSetupError: It has none; the hint is the command that installs it.
     """
     if not facts.rsync:
         raise EnvironmentSetupError(
-            f"{facts.server} has no rsync", hint=install_command(facts, "rsync"), server=facts.server
+            f"rsync is not installed on {facts.server}", hint=install_command(facts, "rsync"), server=facts.server
         )

@@ -1,4 +1,4 @@
-"""What a server has, asked in one round trip: one script for any POSIX shell, one strict answer."""
+"""The facts about a server, collected in one round trip: one script for any POSIX shell, one strict answer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Interpreter:
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """What a server has.
+    """The facts about a server.
 
     Attributes:
         server: Its name in the configuration.
@@ -51,6 +51,7 @@ class ServerFacts:
         distribution: ID and ID_LIKE of os-release, like ``ubuntu debian``.
         libc: ``glibc`` or ``musl``.
         free_kilobytes: Space for us on the disk of ``$HOME``; None when it is not known.
+        total_kilobytes: All that it has; None when it is not known.
         probed: Whether pythons and condas were looked for: not when our environment works.
         pythons: Those on the PATH, newest first.
         condas: Conda programs, by path, in the order in which they are preferred.
@@ -64,7 +65,8 @@ class ServerFacts:
         sync_state: The record of the last sync.
         sent_sha256: Hash of the list of the files that we sent; empty without one, and where nobody compares.
         has_supervisor: Whether the folder of this version is there.
-        folder: What lets one guess whether another server has the same home: its inode, file system and boot.
+        folders: What lets one guess whether another server has the same folder: inode, file system and boot of the
+            home, then of each folder down to the project's, as far as they are there.
         bad_folders: ``why:path`` of folders of ours that we must not use.
     """
 
@@ -78,6 +80,7 @@ class ServerFacts:
     distribution: str = ""
     libc: str = "glibc"
     free_kilobytes: int | None = None
+    total_kilobytes: int | None = None
     probed: bool = True
     pythons: tuple[Interpreter, ...] = ()
     condas: tuple[str, ...] = ()
@@ -91,14 +94,14 @@ class ServerFacts:
     sync_state: str = ""
     sent_sha256: str = ""
     has_supervisor: bool = False
-    folder: str = ""
+    folders: tuple[str, ...] = ()
     bad_folders: tuple[str, ...] = ()
 
 
 def facts_script(
     config: Config, supervisor_version: str, *, probe: bool = False, look_only: bool = False, compare: bool = False
 ) -> str:
-    """Return the script that tells everything that prepare needs.
+    """Return the script that collects everything that prepare needs.
 
     Args:
         config: Names the folders, and an existing prefix.
@@ -136,12 +139,14 @@ def parse_facts(server: str, answer: bytes) -> ServerFacts:
     records = _records(answer)
     if records is None:
         shown = answer[:200].decode(errors="replace")
-        raise EnvironmentSetupError(f"{server} did not tell what it has, but: {shown!r}", server=server)
+        raise EnvironmentSetupError(f"{server} sent an unexpected answer about its state: {shown!r}", server=server)
     single = {key: values[-1] for key, values in records.items()}
     try:
         return _facts(server, records, single)
     except (KeyError, ValueError) as error:
-        raise EnvironmentSetupError(f"{server} told what it has in a wrong form: {error}", server=server) from error
+        raise EnvironmentSetupError(
+            f"{server} sent an invalid answer about its state: {error}", server=server
+        ) from error
 
 
 def _records(answer: bytes) -> dict[str, list[str]] | None:
@@ -158,7 +163,7 @@ def _records(answer: bytes) -> dict[str, list[str]] | None:
 
 
 def _facts(server: str, records: Mapping[str, list[str]], single: Mapping[str, str]) -> ServerFacts:
-    free = single.get("free", "")
+    free, total = single.get("free", ""), single.get("total", "")
     return ServerFacts(
         server=server,
         home=single["home"],
@@ -170,6 +175,7 @@ def _facts(server: str, records: Mapping[str, list[str]], single: Mapping[str, s
         distribution=single.get("distribution", "").strip(),
         libc=single["libc"],
         free_kilobytes=int(free) if free else None,
+        total_kilobytes=int(total) if total else None,
         probed=single["probed"] == "yes",
         pythons=tuple(_interpreters(records.get("interpreter", ()))),
         condas=tuple(dict.fromkeys(records.get("conda", ()))),
@@ -183,7 +189,7 @@ def _facts(server: str, records: Mapping[str, list[str]], single: Mapping[str, s
         sync_state=single.get("sync", ""),
         sent_sha256=single.get("sent", ""),
         has_supervisor=single.get("supervisor") == "yes",
-        folder=single.get("folder", ""),
+        folders=tuple(records.get("folder", ())),
         bad_folders=tuple(records.get("bad_folder", ())),
     )
 
@@ -192,8 +198,8 @@ def _ends_sessions(logind: str, username: str) -> bool:
     """Read logind.conf(5)'s KillUserProcesses and its exceptions."""
     settings = dict(line.split("=", 1) for line in logind.splitlines() if "=" in line)
     only, excluded = (settings.get(name, "").split() for name in ("KillOnlyUsers", "KillExcludeUsers"))
-    is_meant = username in only if only else username not in excluded
-    return settings.get("KillUserProcesses") == "yes" and is_meant
+    is_listed = username in only if only else username not in excluded
+    return settings.get("KillUserProcesses") == "yes" and is_listed
 
 
 def _interpreters(lines: Iterable[str]) -> Iterable[Interpreter]:
@@ -251,27 +257,33 @@ find_pythons() {
     done
 }
 
-# conda init makes a shell function of conda, and CONDA_EXE then names the program.
-conda_of_login() {
-    command -v timeout >/dev/null || return 0
-    timeout 5 "${SHELL:-/bin/sh}" -l -c \
+# conda init makes a shell function of conda, and CONDA_EXE then names the program. It does so in .bashrc, which on
+# Debian returns at once in a shell that is not interactive. An interactive shell ignores SIGTERM, and a process that
+# its start-up files leave behind may hold the pipe.
+conda_of_shell() {
+    found=$(exec 2>/dev/null; timeout -s KILL 5 "${SHELL:-/bin/sh}" "$@" -c \
         'exec /bin/sh -c '\''printf "\nremote-tool:%s\n" "${CONDA_EXE:-$(command -v conda)}"'\' \
-        2>/dev/null </dev/null | sed -n 's/^remote-tool://p'
+        </dev/null | timeout -s KILL 6 sed -n '/^remote-tool:/{s///p;q;}')
+    case $found in /*) [ -x "$found" ] && tell conda "$found" ;; *) return 1 ;; esac
 }
 
 find_condas() {
     case $conda_first in
-        miniforge) first=miniforge3 second=miniconda3 ;;
-        miniconda) first=miniconda3 second=miniforge3 ;;
+        miniforge) set -- miniforge3 miniforge mambaforge miniconda3 miniconda ;;
+        miniconda) set -- miniconda3 miniconda miniforge3 miniforge mambaforge ;;
         *) return ;;
     esac
     any=
-    for base in "$HOME/$first" "$HOME/$second" /opt/conda; do
-        [ -x "$base/bin/conda" ] && [ -x "$base/bin/python" ] && tell conda "$base/bin/conda" && any=yes
+    for name in "$@" anaconda3 anaconda; do
+        for base in "$HOME/$name" "/opt/$name"; do
+            [ -x "$base/bin/conda" ] && [ -x "$base/bin/python" ] && tell conda "$base/bin/conda" && any=yes
+        done
     done
+    base=/opt/conda
+    [ -x "$base/bin/conda" ] && [ -x "$base/bin/python" ] && tell conda "$base/bin/conda" && any=yes
     [ "$any" ] && return
-    login=$(conda_of_login)
-    case $login in /*) [ -x "$login" ] && tell conda "$login" ;; esac
+    command -v timeout >/dev/null || return 0
+    conda_of_shell -l || conda_of_shell -l -i || conda_of_shell -i
 }
 
 tell home "$HOME"
@@ -290,18 +302,38 @@ fi
 tell distribution "$( (. /etc/os-release && printf '%s %s' "$ID" "$ID_LIKE") 2>/dev/null)"
 libc=glibc; for loader in /lib/ld-musl-*; do [ -e "$loader" ] && libc=musl; done
 tell libc "$libc"
-kind= free=
-if disk=$(stat -f -c '%a %S %T' . 2>/dev/null); then
-    rest=${disk#* }
-    kind=${rest#* }
-    case ${disk%% *}${rest%% *} in *[!0-9]*) ;; *) free=$((${disk%% *} * ${rest%% *} / 1024)) ;; esac
+kind= free= total=
+if disk=$(stat -f -c '%a %S %b %T' . 2>/dev/null); then
+    set -- $disk
+    case $1$2$3 in *[!0-9]*) ;; *) free=$(($1 * $2 / 1024)) total=$(($3 * $2 / 1024)) ;; esac
+    shift 3
+    kind=$*
 else
-    free=$(df -Pk . 2>/dev/null | { read -r _; read -r _ _ _ free _; printf %s "$free"; })
+    disk=$(df -Pk . 2>/dev/null | { read -r _; read -r _ total _ free _; printf '%s %s' "$free" "$total"; })
+    free=${disk% *} total=${disk#* }
 fi
+case $total in *[!0-9]*) ;; *) tell total "$total" ;; esac
 case $free in *[!0-9]*) ;; *) tell free "$free" ;; esac
 
+# Any of the folders down to the project's may be on a network disk, or a link to one.
+tell_folders() {
+    below=. rest=$project
+    set -- .
+    while [ "$rest" ]; do
+        below=$below/${rest%%/*}
+        set -- "$@" "$below"
+        case $rest in */*) rest=${rest#*/} ;; *) rest= ;; esac
+    done
+    home_disk=
+    stat -L -c '%d %i' "$@" 2>/dev/null | while read -r disk inode; do
+        home_disk=${home_disk:-$disk} own=$kind
+        [ "$disk" = "$home_disk" ] || own=$(stat -f -c %T "$1" 2>/dev/null)
+        tell folder "$inode|$own|$line"
+        shift
+    done
+}
 line_of /proc/sys/kernel/random/boot_id
-tell folder "$(stat -L -c %i . 2>/dev/null)|$kind|$line"
+tell_folders
 
 check_folder "$project" theirs o-w
 check_folder "$scripts" ours 700

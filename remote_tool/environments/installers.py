@@ -1,4 +1,4 @@
-"""The conda installers: exact versions with the SHA-256 that is checked before anything is executed."""
+"""The conda installers: exact versions, each with a SHA-256 that is verified before anything is executed."""
 
 from __future__ import annotations
 
@@ -49,11 +49,13 @@ class ChosenInstaller:
         name: Its file name.
         sha256: 64 hex digits, lower case.
         url: Where it is; empty for a local file.
+        key: Of configs.yaml, that names another one.
         file: A local file; None for a URL.
     """
 
     name: str
     sha256: str
+    key: str
     url: str = ""
     file: Path | None = None
 
@@ -74,20 +76,22 @@ def choose_installer(environment: Environment, facts: ServerFacts) -> ChosenInst
         EnvironmentSetupError: There is none for this machine.
     """
     configured = environment.installer
+    key = f"environment.{environment.kind}.installer"
     if configured is not None:
         name = configured.file.name if configured.file else Path(urlsplit(configured.url or "").path).name
-        return ChosenInstaller(name or "installer.sh", configured.sha256.lower(), configured.url or "", configured.file)
+        name, sha256 = name or "installer.sh", configured.sha256.lower()
+        return ChosenInstaller(name, sha256, key, configured.url or "", configured.file)
     system = {"Darwin": "MacOSX"}.get(facts.system, facts.system)
     platform = f"{system}-{facts.machine}"
     digest = _DIGESTS.get((environment.kind, platform))
     if digest is None or facts.libc != "glibc":
         raise EnvironmentSetupError(
-            f"{facts.server}: there is no {environment.kind} for {platform} with {facts.libc}",
-            hint="set environment to venv or uv, or environment.installer to one of your own",
+            f"{facts.server}: {environment.kind} has no installer for {platform} with {facts.libc}",
+            hint=f"set environment to venv or uv, or {key} to an installer of your own",
             server=facts.server,
         )
     folder, name = _SOURCES[environment.kind]
-    return ChosenInstaller(name.format(platform), digest, folder + name.format(platform))
+    return ChosenInstaller(name.format(platform), digest, key, folder + name.format(platform))
 
 
 def plan_download(installer: ChosenInstaller) -> Step:
@@ -112,6 +116,7 @@ folder=$HOME/{REMOTE_CACHE}
 file=$HOME/{shlex.quote(installer.remote_path)}
 name={shlex.quote(installer.name)}
 expected={installer.sha256}
+key={installer.key}
 {_VERIFY}
 """
 
@@ -123,21 +128,21 @@ hash_of() {
     elif command -v openssl >/dev/null; then openssl dgst -sha256 -r < "$1"
     elif command -v python3 >/dev/null; then
         python3 -I -S -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())' < "$1"
-    else refuse "there is nothing to check $name with" "install coreutils, for sha256sum"
+    else refuse "cannot verify $name: sha256sum, shasum, openssl and python3 are all missing" "install coreutils"
     fi | { read -r digest _ && printf %s "$digest"; }
 }
 verify() {
     found=$(hash_of "$1")
     [ "$found" = "$expected" ] && return
     rm -f "$1"
-    refuse "$name is not the expected file, and was not executed: its sha256 is $found, expected is $expected" \
-        "check environment.installer, or try again: the download may have been changed on its way"
+    refuse "$name has the wrong checksum and was not run: its sha256 is $found, expected $expected" \
+        "check $key, or try again: the download may be corrupted"
 }
 """
 
 _DOWNLOAD = r"""
 (umask 077; mkdir -p "$folder") || exit
-if [ -f "$file" ] && [ "$(hash_of "$file")" = "$expected" ]; then echo "$name is here already"; exit 0; fi
+if [ -f "$file" ] && [ "$(hash_of "$file")" = "$expected" ]; then echo "$name is already downloaded"; exit 0; fi
 part=$file.$$.part
 trap 'rm -f "$part"' EXIT
 trap 'exit 143' TERM
@@ -158,7 +163,7 @@ except OSError as error:
     sys.exit("%s" % error)
 ' "$part"
     else
-        echo 'There is no curl, wget or python3 to download with' >&2
+        echo 'Cannot download: curl, wget and python3 are all missing' >&2
         return 1
     fi
 }

@@ -1,80 +1,55 @@
-"""Which packages the project wants, and how they get into the environment."""
+"""Install the packages of the project into the environment."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 import shlex
-import tomllib
-from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from remote_tool.environments.activation import capture_script, shell_path
+from remote_tool.environments.package_files import Installer
 from remote_tool.environments.step import Step
-from remote_tool.errors import EnvironmentSetupError
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Mapping
 
-    from remote_tool.config.model import Config, EnvironmentKind
+    from remote_tool.config.model import Config
     from remote_tool.environments.activation import Activation
     from remote_tool.environments.facts import ServerFacts
+    from remote_tool.environments.package_files import Packages, Source
 
 PACKAGES_TIMEOUT = 2 * 3600.0
-_INCLUDE = re.compile(r"^\s*(?:-r|--requirement|-c|--constraint)(?:\s+|=)?(?P<file>[^\s#]+)", re.MULTILINE)
+OUTSIDE_HINT = "copy it into the project, or move .remote to the folder that contains both: that folder is sent"
 
 
-@dataclass(frozen=True)
-class PackageFile:
-    """The file that says which packages are wanted.
-
-    Attributes:
-        name: Relative to the project.
-        digests: SHA-256 of every file that has a say, by path relative to the project.
-        has_hashes: Whether packages are pinned by hash, which is then required of all.
-        ignored: Others that are there, and are not looked at.
-    """
-
-    name: str
-    digests: dict[str, str]
-    has_hashes: bool = False
-    ignored: tuple[str, ...] = ()
-
-
-def find_package_file(root: Path, kind: EnvironmentKind) -> PackageFile | None:
-    """Return the first of requirements.txt, Pipfile, pyproject.toml, environment.yml; None when none is there.
-
-    Raises:
-        EnvironmentSetupError: It cannot be read.
-    """
-    candidates = [name for name in ("requirements.txt", "Pipfile") if (root / name).is_file()]
-    if _is_project(root / "pyproject.toml"):
-        candidates.append("pyproject.toml")
-    conda_files = [name for name in ("environment.yml", "environment.yaml") if (root / name).is_file()]
-    usable = candidates + (conda_files if kind.is_conda else [])
-    if not usable:
-        return None
-    name = usable[0]
-    files = _files_with_a_say(root, name)
-    return PackageFile(
-        name=name,
-        digests={file: hashlib.sha256((root / file).read_bytes()).hexdigest() for file in files},
-        has_hashes=name == "requirements.txt" and any(b"--hash=" in (root / file).read_bytes() for file in files),
-        ignored=tuple(other for other in candidates + conda_files if other != name),
-    )
-
-
-def fingerprint(file: PackageFile, activation: Activation) -> str:
-    """Return what changes whenever the packages must be installed anew."""
-    said = [file.name, sorted(file.digests.items()), activation.kind, activation.version, activation.prefix]
+def fingerprint(packages: Packages, activation: Activation) -> str:
+    """Return a hash that changes whenever the packages must be reinstalled."""
+    extras = [source.extras for source in packages.sources if source.extras]
+    said = [packages.name, sorted(packages.digests.items()), activation.kind, activation.version]
+    said += [activation.prefix, *extras]
     return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
 
-def plan_packages(config: Config, facts: ServerFacts, activation: Activation, file: PackageFile) -> Step:
-    """Plan to install the packages; the fingerprint is written when all of it has worked."""
-    verify = json.dumps(file.digests)
+def plan_packages(
+    config: Config, facts: ServerFacts, activation: Activation, packages: Packages, variables: Mapping[str, str]
+) -> Step:
+    """Plan to install the packages; the fingerprint is written only after everything succeeded.
+
+    Args:
+        config: Names the folders, and conda's channels.
+        facts: Tell whether the server has uv.
+        activation: Of the environment that they are for.
+        packages: What is installed.
+        variables: For the installers, where the user has not set them.
+    """
+    exports = "".join(
+        f'[ "${{{name}+set}}" ] || export {name}={shlex.quote(value)}\n' for name, value in variables.items()
+    )
+    outside = "".join(
+        f"[ -e {shlex.quote(path)} ] || refuse {shlex.quote(_not_sent(name, path))} {shlex.quote(OUTSIDE_HINT)}\n"
+        for name, path in packages.outside
+    )
     script = f"""
 python={shlex.quote(activation.python)}
 prefix={shlex.quote(activation.prefix)}
@@ -82,77 +57,62 @@ conda={shlex.quote(activation.tool)}
 uv={shlex.quote(facts.uv)}
 activation=$HOME/{shlex.quote(config.remote.activation)}
 packages=$HOME/{shlex.quote(config.remote.packages_fingerprint)}
-tools=$HOME/{shlex.quote(config.remote.scripts)}/pipenv
-fingerprint={fingerprint(file, activation)}
-digests={shlex.quote(verify)}
-cd {shell_path(config.remote.project)} || refuse "the project is not on this server" "remote-tool rsync"
+scripts=$HOME/{shlex.quote(config.remote.scripts)}
+channels={shlex.quote(",".join(config.environment.channels))}
+notice=
+fingerprint={fingerprint(packages, activation)}
+digests={shlex.quote(json.dumps(packages.digests))}
+cd {shell_path(config.remote.project)} || refuse "the project has not been sent to this server" "remote-tool rsync"
 {_BEGIN}
-{_install(file)}
+{exports}{outside}{_install(packages)}
 cd "$HOME" || exit
 if [ -d "$prefix/conda-meta" ]; then
 {capture_script(config, activation.prefix, tool=activation.tool)}
 fi
 {_FINISH}
 """
-    return Step("packages", f"Installing {file.name}", script, PACKAGES_TIMEOUT)
+    return Step("packages", f"Installing {packages.name}", script, PACKAGES_TIMEOUT)
 
 
-def _is_project(file: Path) -> bool:
-    if not file.is_file():
-        return False
-    try:
-        return "project" in tomllib.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise EnvironmentSetupError(f"pyproject.toml: {error}") from error
+def _not_sent(name: str, path: str) -> str:
+    return f"{name} refers to {path}, which is outside the project: it is not sent, and does not exist on this server"
 
 
-def _files_with_a_say(root: Path, name: str) -> list[str]:
-    if name == "requirements.txt":
-        return _with_included(root, name)
-    beside = {"Pipfile": ("Pipfile.lock",), "pyproject.toml": ("setup.py", "setup.cfg")}.get(name, ())
-    return [name, *(other for other in beside if (root / other).is_file())]
+def _install(packages: Packages) -> str:
+    """Return the lines that install everything; pip gets all that is its own at once, so that it all fits together."""
+    lines = [line for source in packages.sources if (line := _line_of(source))]
+    words = [word for source in packages.sources if source.installer is Installer.PIP for word in _words_of(source)]
+    if words:
+        lines.append(shlex.join(["install", *words, *(["--require-hashes"] if packages.has_hashes else [])]))
+    helpers = {Installer.PIPENV: _PIPENV, Installer.UV: _UV, Installer.POETRY: _POETRY}
+    used = dict.fromkeys(source.installer for source in packages.sources)
+    return "".join(helpers.get(installer, "") for installer in used) + "\n".join(lines)
 
 
-def _with_included(root: Path, name: str) -> list[str]:
-    """Return the file and those that it includes; what lies outside of the project is not sent, so pip will say it."""
-    found: list[str] = []
-    waiting = [name]
-    while waiting:
-        current = waiting.pop(0)
-        if current in found or not (root / current).is_file():
-            continue
-        found.append(current)
-        text = (root / current).read_text(encoding="utf-8", errors="replace")
-        waiting += filter(None, (_inside(current, match["file"]) for match in _INCLUDE.finditer(text)))
-    return found
+def _line_of(source: Source) -> str:
+    folder = shlex.quote(source.path)
+    if source.installer is Installer.CONDA:
+        return f'CONDA_CHANNELS=${{CONDA_CHANNELS:-$channels}} "$conda" env update -q -p "$prefix" -f {folder} || exit'
+    if source.installer is Installer.PIPENV:
+        is_locked = "Pipfile.lock" in source.files
+        return "run_pipenv sync --system" if is_locked else "run_pipenv install --system --skip-lock"
+    if source.installer is Installer.UV:
+        return f"sync_with_uv --project {folder}" + "".join(f" --extra {shlex.quote(each)}" for each in source.extras)
+    if source.installer is Installer.POETRY:
+        extras = "".join(f" --extras {shlex.quote(each)}" for each in source.extras)
+        otherwise = shlex.join(_words_of(source))
+        return f"install_with_poetry {shlex.quote(source.needs)} {shlex.quote(otherwise)} --directory {folder}{extras}"
+    return ""
 
 
-def _inside(including: str, included: str) -> str:
-    """Return the path of an included file relative to the project; empty when it lies outside, or is a URL."""
-    if "://" in included or "$" in included or included.startswith("/"):
-        return ""
-    parts: list[str] = []
-    for part in (PurePosixPath(including).parent / included).parts:
-        if part != "..":
-            parts.append(part)
-        elif parts:
-            parts.pop()
-        else:
-            return ""
-    return "/".join(parts)
-
-
-def _install(file: PackageFile) -> str:
-    hashes = " --require-hashes" if file.has_hashes else ""
-    if file.name == "requirements.txt":
-        return f"install -r requirements.txt{hashes}"
-    if file.name == "pyproject.toml":
-        return "install -e ."
-    if file.name == "Pipfile":
-        return _PIPENV + (
-            "run_pipenv sync --system" if "Pipfile.lock" in file.digests else "run_pipenv install --system --skip-lock"
-        )
-    return f'"$conda" env update -q -p "$prefix" -f {file.name} || exit'
+def _words_of(source: Source) -> list[str]:
+    """Return what pip is told of a source."""
+    if source.path.endswith((".txt", ".in")):
+        return ["-r", source.path]
+    extras = f"[{','.join(source.extras)}]" if source.extras else ""
+    if source.path.startswith("./"):
+        return [source.path + extras]
+    return ["-e", (source.path if source.path == "." else f"./{source.path}") + extras]
 
 
 # Another file on the server than here, and the fingerprint would vouch for packages that were never installed.
@@ -168,8 +128,8 @@ for name, digest in json.loads(sys.argv[1]).items():
     if not same:
         print(name)
 ' "$digests") || exit
-[ -z "$different" ] || refuse "not the same on the server as here: $(echo $different)" \
-    "remote-tool rsync; and exclude.txt must not exclude it"
+[ -z "$different" ] || refuse "differs between the server and this machine: $(echo $different)" \
+    "remote-tool rsync, and make sure that exclude.txt does not exclude it"
 rm -f "$packages" || exit
 eval "$("$python" -I -c '
 import json, shlex, sys
@@ -193,9 +153,11 @@ install() {
 _FINISH = r"""
 umask 077
 printf '%s\n' "$fingerprint" >"$packages.new" && mv -f "$packages.new" "$packages" || exit
+[ -z "$notice" ] || echo "notice: $notice"
 """
 
 _PIPENV = r"""
+tools=$scripts/pipenv
 run_pipenv() {
     PIPENV_IGNORE_VIRTUALENVS=0 PIPENV_NOSPIN=1 PIPENV_YES=1 PIPENV_VERBOSITY=-1 CI=1 "$program" "$@" || exit
 }
@@ -208,4 +170,32 @@ if ! [ -x "$program" ]; then
         "$python" -m venv "$tools" && "$tools/bin/python" -m pip install -q pipenv || exit
     fi
 fi
+"""
+
+# uv makes no environment of its own here, and leaves what the lock does not name.
+_UV = r"""
+if [ -z "$uv" ]; then
+    uv=$scripts/tools/bin/uv
+    [ -x "$uv" ] || "$python" -m pip install -q --target "$scripts/tools" uv || exit
+fi
+sync_with_uv() {
+    UV_PROJECT_ENVIRONMENT=$prefix "$uv" sync --frozen --inexact --python "$python" "$@" || exit
+}
+"""
+
+# Poetry takes the active environment; what a lock adds to pyproject.toml is lost where there is no Poetry.
+_POETRY = r"""
+install_with_poetry() {
+    needed=$1 otherwise=$2
+    shift 2
+    if poetry=$(command -v poetry); then
+        VIRTUAL_ENV=$prefix "$poetry" install --no-interaction --no-ansi "$@" || exit
+    elif [ "$needed" ]; then
+        refuse "pyproject.toml sets package-mode = false, which only Poetry supports, and poetry is not installed" \
+            "run pipx install poetry on the server, or name a requirements file under packages: in configs.yaml"
+    else
+        notice="ignoring poetry.lock: poetry is not installed on this server"
+        eval "install $otherwise"
+    fi
+}
 """

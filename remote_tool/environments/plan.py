@@ -1,4 +1,4 @@
-"""What has to be done for an environment, as data."""
+"""An environment as data: the request that a kind plans for, and the steps that it answers with."""
 
 from __future__ import annotations
 
@@ -6,8 +6,25 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from remote_tool.config.model import Config
+    from remote_tool.environments.facts import ServerFacts
     from remote_tool.environments.installers import ChosenInstaller
     from remote_tool.environments.step import Step
+
+
+@dataclass(frozen=True)
+class EnvironmentRequest:
+    """An environment for a server.
+
+    Attributes:
+        config: The configuration that this server has.
+        facts: What the server has already.
+        force: Recreate the environment even if it is up to date.
+    """
+
+    config: Config
+    facts: ServerFacts
+    force: bool = False
 
 
 @dataclass(frozen=True)
@@ -15,8 +32,8 @@ class EnvironmentPlan:
     """The steps that make an environment, in their order; the last one records it.
 
     Attributes:
-        steps: What runs on the server.
-        installer: What must be on the server before the steps.
+        steps: The scripts that run on the server.
+        installer: The file that must be on the server before them.
     """
 
     steps: tuple[Step, ...]

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 # The script says why on a line "refused: …", and what to do on a line "hint: …".
 REFUSED = 65
+# Names of the variables that the user has set: they are no part of an environment.
+USERS_VARIABLES = "REMOTE_TOOL_USERS_VARIABLES"
 
 # What the user has set comes first; the transport has added the system's folders.
 SEARCH_PATH = 'PATH="${PATH:+$PATH:}$HOME/.local/bin:$HOME/.cargo/bin:/snap/bin"; export PATH'
@@ -31,15 +37,24 @@ class Step:
     alone: bool = True
 
 
-def guarded(step: Step, scripts_folder: str) -> str:
+def guarded(step: Step, scripts_folder: str, variables: Mapping[str, str]) -> str:
     """Frame a step's script: it starts in ``$HOME``, alone in the project if it has to, and ends with its client.
 
     A step that goes on after its client has gone would write into what the next prepare makes, so stdin is watched:
     its end ends the step and everything that it started.
+
+    Args:
+        step: What to do.
+        scripts_folder: Ours on the server, relative to ``$HOME``.
+        variables: What the user has set for all commands; what would lead Python astray is left out.
     """
+    # All paths of ours begin in the home folder.
+    exports = {name: f"export {name}={shlex.quote(value)}\n" for name, value in variables.items() if name != "HOME"}
+    names = shlex.quote(" ".join(exports.keys() - {"PATH"}))
     return (
         _FRAME.replace("@SCRIPTS@", shlex.quote(scripts_folder))
         .replace("@SEARCH@", SEARCH_PATH)
+        .replace("@VARIABLES@", "".join([*exports.values(), f"export {USERS_VARIABLES}={names}"]))
         .replace("@ALONE@", "true" if step.alone else "false")
         .replace("@SCRIPT@", step.script)
     )
@@ -49,6 +64,7 @@ def guarded(step: Step, scripts_folder: str) -> str:
 # The script comes by stdin of a shell of its own, never in argv: it may name a URL with a password.
 _FRAME = r"""
 cd "$HOME" || exit 90
+@VARIABLES@
 @SEARCH@
 unset PYTHONPATH PYTHONHOME PYTHONSTARTUP CDPATH ENV BASH_ENV
 exec 3<&0
@@ -66,7 +82,7 @@ mkdir -p "$scripts" && chmod 700 "$scripts" || exit
 exec 9>>"$scripts/lock" || exit
 umask 022
 if @ALONE@ && command -v flock >/dev/null; then
-    flock -n 9 || echo 'Waiting: another prepare is at work here' >&2
+    flock -n 9 || echo 'Waiting for another prepare of this project' >&2
     until flock -n 9; do sleep 1; done
 fi
 (

@@ -1,4 +1,4 @@
-"""What to type when a server lacks something of its system: by distribution, with sudo unless we are root."""
+"""The command that installs a missing system package: by distribution, with sudo unless we are root."""
 
 from __future__ import annotations
 
@@ -46,10 +46,19 @@ _SIGNS = (
     ),
     ("git", re.compile(rb"Cannot find command 'git'|Git executable not found|\bgit: (?:command )?not found")),
 )
+# What pip and uv print when they reach no package index.
+_NO_INDEX = re.compile(
+    rb"NewConnectionError|ConnectTimeoutError|NameResolutionError"
+    rb"|Failed to fetch: .*(?:\n.*){0,4}client error \(Connect\)"
+)
+# What they print when they cannot make the environment that a package is built in.
+_NO_BUILD_ENVIRONMENT = re.compile(
+    rb"(?:build dependencies|to install build dependencies) did not run|Failed to resolve requirements from"
+)
 
 
 def install_command(facts: ServerFacts, lacking: str, *, version: str = "3") -> str:
-    """Return what to type on the server for something that it lacks.
+    """Return the command that installs something that the server lacks.
 
     Args:
         facts: Tell the distribution, and whether sudo is needed.
@@ -75,13 +84,36 @@ def package_family(distribution: str) -> str:
     return ""
 
 
-def hint_from_output(facts: ServerFacts, output: bytes, *, version: str = "3") -> str:
+def hint_from_output(facts: ServerFacts, output: bytes, *, version: str = "3", kind: str = "miniconda") -> str:
     """Return what to do when a step's output says what the server lacks; empty when it does not."""
     if b"No space left on device" in output or b"Disk quota exceeded" in output:
-        return f"the disk of {facts.server} is full: make room, then run it again"
+        return f"the disk of {facts.server} is full: free some space, then run the command again"
     if b"CondaToSNonInteractiveError" in output:
-        return "these channels have terms that you must accept yourself; or set environment.channels to [conda-forge]"
+        return (
+            "these channels have terms of service that you must accept yourself; "
+            f"or name conda-forge instead, in environment.{kind}.channels and in environment.yml"
+        )
+    if b"setuptools-scm was unable to detect version" in output:
+        return (
+            "the version comes from git, and the git history is not sent: "
+            'set env: {SETUPTOOLS_SCM_PRETEND_VERSION: "1.0"} in .remote/configs.yaml'
+        )
+    if without_index := _hint_without_index(facts, output):
+        return without_index
     for lacking, sign in _SIGNS:
         if sign.search(output):
             return install_command(facts, lacking, version=version)
     return ""
+
+
+def _hint_without_index(facts: ServerFacts, output: bytes) -> str:
+    """Return what to do where no package index is reached; empty when one is."""
+    variable, value = ("UV_NO_BUILD_ISOLATION", 1) if facts.uv else ("PIP_NO_BUILD_ISOLATION", 0)
+    index = f"set {'UV_DEFAULT_INDEX' if facts.uv else 'PIP_INDEX_URL'} under env: to an index that it can reach"
+    if _NO_BUILD_ENVIRONMENT.search(output) and (_NO_INDEX.search(output) or b"(from versions: none)" in output):
+        return (
+            "the server cannot reach the package index, and a build installs setuptools from it into an environment "
+            f"of its own (build isolation): {index}; or install setuptools and wheel in the environment and set "
+            f"{variable}: {value} under env:"
+        )
+    return f"the server cannot reach the package index: {index}" if _NO_INDEX.search(output) else ""

@@ -1,24 +1,26 @@
 """What came home of a job's files: ``.remote/jobs/<id>/artifacts/``, each file whole or not there at all.
 
-What is not whole yet lies in ``.remote-tool/partial`` beside them, named by what it will be and which state of the file
-on the server it is a part of: so it is gone on with only as long as that is the very file. No link is followed.
+With ``artifacts_folder`` it is ``<that folder>/<id>/``. What is not whole yet lies in ``.remote-tool/partial`` beside
+them, named by what it will be and which state of the file on the server it is a part of: so it is gone on with only as
+long as that is the very file. No link is followed.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
+import shlex
 import stat
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from remote_tool.errors import JobError
-from remote_tool.jobs.whole_files import read_whole, write_whole
-from remote_tool.supervisor import strict_json
+from remote_tool.protocol import strict_json
+from remote_tool.system.files import read_bounded, write_atomically
+from remote_tool.system.locks import lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -67,7 +69,7 @@ def why_not_here(path: str) -> str:
     if not path.isprintable():
         return "its name has characters that cannot be printed"
     if {"", ".", ".."} & set(parts) or len(path.encode()) > LONGEST_PATH or len(parts) > DEEPEST:
-        return "that is no path in the project"
+        return "that is not a path in the project"
     if any(len(part.encode()) > LONGEST_NAME for part in parts):
         return "its name is too long"
     return "that name is ours" if parts[0].casefold() == OURS else ""
@@ -78,14 +80,21 @@ class ArtifactFolder:
     """The artifacts of one job.
 
     Attributes:
-        job_folder: The job's folder here.
+        parent: The job's folder here, or one that has a folder for each job.
+        name: Of the folder in it.
     """
 
-    job_folder: Path
+    parent: Path
+    name: str = FOLDER
+
+    @classmethod
+    def at(cls, folder: Path) -> ArtifactFolder:
+        """Return the artifacts that a folder holds."""
+        return cls(folder.parent, folder.name)
 
     @property
     def folder(self) -> Path:
-        return self.job_folder / FOLDER
+        return self.parent / self.name
 
     def path(self, name: str) -> Path:
         """Return where a file lies."""
@@ -127,7 +136,7 @@ class ArtifactFolder:
         with self.writing(""), self._opened([OURS], create=True) as folder:
             file = os.open(LOCK, os.O_RDWR | os.O_CREAT | _FILE_FLAGS, 0o600, dir_fd=folder)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(file)
             yield
         finally:
             os.close(file)
@@ -197,7 +206,7 @@ class ArtifactFolder:
     def giving_way(self) -> dict[str, int]:
         """Return the time of each file that gives way to newer ones, and is still as it came."""
         try:
-            noted = strict_json.parse(read_whole(self.folder / OURS / GIVING_WAY, LARGEST_NOTE)[0])
+            noted = strict_json.parse(read_bounded(self.folder / OURS / GIVING_WAY, LARGEST_NOTE)[0])
         except (OSError, ValueError):
             return {}
         if not isinstance(noted, dict):
@@ -207,7 +216,7 @@ class ArtifactFolder:
     def note_giving_way(self, files: Mapping[str, int]) -> None:
         """Remember which files give way; without the note none does."""
         with self.writing(""), self._opened([OURS], create=True):
-            write_whole(self.folder / OURS / GIVING_WAY, json.dumps(dict(files)).encode())
+            write_atomically(self.folder / OURS / GIVING_WAY, json.dumps(dict(files)).encode())
 
     def remove(self, name: str) -> None:
         """Remove a file, and the folders that are empty then."""
@@ -231,9 +240,9 @@ class ArtifactFolder:
         except OSError as error:
             if error.errno in _NOT_PLAIN:
                 raise JobError(
-                    f"{path} is no plain file in plain folders; links are not followed", hint=f"ls -ld {path}"
+                    f"{path} is not a regular file in regular folders; links are not followed", hint=f"ls -ld {path}"
                 ) from None
-            raise JobError(f"Cannot write {path}: {error.strerror}", hint=f"df -h {self.job_folder}") from error
+            raise JobError(f"Cannot write {path}: {error.strerror}", hint=f"df -h {self.parent}") from error
 
     @contextmanager
     def opened(self) -> Iterator[int]:
@@ -251,13 +260,26 @@ class ArtifactFolder:
     def _opened(self, folders: list[str], *, create: bool = False) -> Iterator[int]:
         """Open a folder below ours, one by one, so that no link can lead elsewhere."""
         with ExitStack() as stack:
-            parent = _open(stack, str(self.job_folder), None)
-            for name in (FOLDER, *folders):
+            parent = _open(stack, str(self.parent), None)
+            for name in (self.name, *folders):
                 if create:
                     with suppress(FileExistsError):
                         os.mkdir(name, 0o700, dir_fd=parent)
                 parent = _open(stack, name, parent)
             yield parent
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder that the user has chosen, but not the one that it lies in: a disk may be missing there.
+
+    Raises:
+        JobError: It cannot be made.
+    """
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        quoted = shlex.quote(str(folder))
+        raise JobError(f"Cannot make the folder {folder}: {error.strerror}", hint=f"mkdir -p {quoted}") from error
 
 
 class Arrival:
@@ -288,7 +310,7 @@ class Arrival:
             OSError: It cannot be written.
         """
         if not data or offset < self.size or offset + len(data) > self._file.stamp.size:
-            raise JobError(f"{self._file.path}: bytes came that do not go on where ours end")
+            raise JobError(f"{self._file.path}: received bytes that do not continue the local copy")
         while data:
             written = os.pwrite(self._descriptor, data, offset)
             data, offset = data[written:], offset + written

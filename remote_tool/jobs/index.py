@@ -11,19 +11,21 @@ import os
 import time
 import zlib
 from contextlib import suppress
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from remote_tool.jobs.job import Job
-from remote_tool.jobs.whole_files import read_whole, write_whole
+from remote_tool.protocol.job_fields import JOB_FIELDS
+from remote_tool.system.files import read_bounded, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from remote_tool.jobs.job import Job
+
 NAME = ".index"
 RECORD = "job.yaml"
-FIELDS = tuple(each.name for each in fields(Job))
+FIELDS = tuple(each.name for each in JOB_FIELDS)
 # Of another version of ours, or of another kind of record: not understood, so not used.
 _TITLE = f"remote-tool 1 {' '.join(FIELDS)}".encode()
 _LARGEST = 256 * 1024 * 1024
@@ -40,7 +42,7 @@ class Line(NamedTuple):
 
     Attributes:
         stamp: Tells its record from every other file that may come in its place.
-        server: Its name.
+        server: Its name; empty where that does not have the job any more.
         values: The fields of the job, as a JSON list.
     """
 
@@ -79,7 +81,7 @@ class Index:
         """Note what a finished job's record says, and which file that was."""
         values = json.dumps([getattr(job, name) for name in FIELDS])
         if len(values) <= _LONGEST_LINE and _is_settled(record):
-            self._new[job.id] = Line(_stamp(record), job.server, values)
+            self._new[job.id] = Line(_stamp(record), "" if job.cleaned else job.server, values)
 
     def keep(self, names: Sequence[str]) -> None:
         """Write the lines of these jobs when there are enough new ones; a disk that takes none does not matter."""
@@ -88,7 +90,7 @@ class Index:
         lines = {**(self._lines or {}), **self._new}
         self._lines, self._new = {name: lines[name] for name in names if name in lines}, {}
         with suppress(OSError):
-            write_whole(self._folder / NAME, _format(self._lines))
+            write_atomically(self._folder / NAME, _format(self._lines))
 
 
 def values_of(lines: Mapping[str, Line]) -> list[dict[str, Any]]:
@@ -109,7 +111,7 @@ def values_of(lines: Mapping[str, Line]) -> list[dict[str, Any]]:
 
 def _read(path: Path) -> dict[str, Line]:
     try:
-        data, _ = read_whole(path, _LARGEST)
+        data, _ = read_bounded(path, _LARGEST)
         title, checksum, text = data.split(b"\n", 2)
         if title != _TITLE or int(checksum, 16) != zlib.crc32(text):
             return {}

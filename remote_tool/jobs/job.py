@@ -1,25 +1,31 @@
-"""A job: what is asked for, what is known of it, and its states."""
+"""A job: its request, its record and its states."""
 
 from __future__ import annotations
 
+import getpass
+import os
 import secrets
 import signal as signals
+import socket
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import cache
 from typing import TYPE_CHECKING
+
+from remote_tool.protocol.limits import DEFAULT_LOST_AFTER, LONGEST_STARTED_BY
+from remote_tool.redaction import redact
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from remote_tool.supervisor.artifact_patterns import ArtifactPattern
+    from remote_tool.protocol.artifact_patterns import ArtifactPattern
 
-HIDDEN_TAG = "hidden"
+# labml_remote wrote the second.
+HIDDEN_TAGS = frozenset({"hidden", "__hidden__"})
 MASTER_TAG = "master"
 DEFAULT_GRACE = 10.0
-# torchrun itself gives its workers 30 seconds, and was measured to need 32.
-TORCHRUN_GRACE = 45.0
 
 
 class JobState(StrEnum):
@@ -39,7 +45,12 @@ class JobState(StrEnum):
 
     @property
     def is_finished(self) -> bool:
-        return self in {JobState.SUCCEEDED, JobState.FAILED, JobState.KILLED, JobState.LOST}
+        return self.is_final or self is JobState.LOST
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the end is known; a lost job may be found again."""
+        return self in {JobState.SUCCEEDED, JobState.FAILED, JobState.KILLED}
 
 
 @dataclass(frozen=True)
@@ -51,31 +62,72 @@ class LaunchWatch:
         address: Of the first node, as the others reach it.
         port: Where its supervisor listens.
         secret: What they know each other by; it is on no disk.
+        lost_after: Seconds that they wait for one whose link is silent.
     """
 
     servers: tuple[str, ...]
     address: str
     port: int
     secret: str = field(repr=False)
+    lost_after: float = DEFAULT_LOST_AFTER
+
+
+@cache
+def own_name() -> str:
+    """Return who we are, for others who use the same account of a server."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    name = f"{user}@{socket.gethostname()}".encode(errors="replace").decode(errors="replace")
+    return name[:LONGEST_STARTED_BY]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSettings:
+    """The fields that a job is started with and that its record keeps.
+
+    Attributes:
+        launch_id: Shared by the jobs of one launch; empty without one.
+        node_rank: Place in the launch; None without one.
+        rank_offset: Global rank of this node's local rank 0; None when torchrun decides.
+        artifacts: Which of the files that it writes to bring home.
+        workdir: Its working folder, relative to the project; empty for the project's own.
+        git_commit: The commit that was sent; empty when it is not known.
+        git_branch: Empty when none was checked out.
+        git_dirty: Whether the project had uncommitted changes; None when that is not known.
+        started_by: Who started it, as that client said: ``ann@laptop``; empty when it did not.
+        nice: Its niceness, 0 to 19; None: as the server's logins have it.
+        gpus: The GPUs that it was given, by number or UUID; None: it may use all.
+    """
+
+    launch_id: str = ""
+    node_rank: int | None = None
+    rank_offset: int | None = None
+    artifacts: tuple[ArtifactPattern, ...] = ()
+    workdir: str = ""
+    git_commit: str = ""
+    git_branch: str = ""
+    git_dirty: bool | None = None
+    started_by: str = ""
+    nice: int | None = None
+    gpus: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
-class JobSpec:
-    """What is asked for.
+class JobSpec(JobSettings):
+    """A job to start; see :class:`JobSettings` for the fields that its record keeps.
 
     Attributes:
         id: From :func:`new_job_id`.
         server: Name of the server.
         command: One line or more for the shell.
         environment: All its variables; they travel with the start and are written nowhere.
-        tags: Free words; ``hidden`` keeps a job out of lists.
-        launch_id: Shared by the jobs of one launch; empty without one.
-        node_rank: Place in the launch; None without one.
+        tags: Free words; ``hidden`` and ``__hidden__`` keep a job out of lists.
         grace: Seconds between SIGTERM and SIGKILL.
-        rank_offset: Global rank of this node's local rank 0; None when torchrun decides.
         snapshot: Which state of the project was synced; empty when not known.
         watch: How the nodes of its launch watch each other; None without others.
-        artifacts: Which files that it writes come home.
+        started_by: Who starts it, like ``ann@laptop``.
     """
 
     id: str
@@ -83,18 +135,15 @@ class JobSpec:
     command: str
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     tags: tuple[str, ...] = ()
-    launch_id: str = ""
-    node_rank: int | None = None
     grace: float = DEFAULT_GRACE
-    rank_offset: int | None = None
     snapshot: str = ""
     watch: LaunchWatch | None = None
-    artifacts: tuple[ArtifactPattern, ...] = ()
+    started_by: str = field(default_factory=own_name, kw_only=True)
 
 
 @dataclass(frozen=True)
-class Job:
-    """What is known of a job.
+class Job(JobSettings):
+    """The record of a job; see :class:`JobSettings` for the fields that it was started with.
 
     Attributes:
         key: A small number, counted per checkout.
@@ -104,15 +153,18 @@ class Job:
         reason: One sentence when there is something to say, else empty.
         pid: Of the command, on the server.
         created_at: Seconds since the epoch, like the other times.
-        seen_at: When the server last told us this.
-        logs_complete: Whether everything that it wrote is here; only of a finished job.
+        seen_at: When the server last answered about it.
+        folder_id: Of the folder of jobs in which its server has it; empty when not known.
+        processes_left: Of a lost job: how many of its processes still run.
+        logs_complete: Whether all its output is here; only of a finished job.
         stopped_with_launch: Whether it was stopped because another node of its launch ended.
-        lost_node: Node rank that its launch lost, and ended for; None without one.
-        taken_port: Port of its launch that another program had taken when it was to listen; None without one.
-        stop_signal: It is to be stopped with this signal as soon as its server answers; empty when nobody wants that.
-        stop_grace: Seconds until SIGKILL then; None: as it was started with.
-        artifacts: Which files that it writes come home.
-        artifacts_complete: Whether they are all here; only of a finished job.
+        lost_node: Rank of the node whose loss ended its launch; None without one.
+        taken_port: Port of its launch that another program had taken; None without one.
+        trained_alone: Whether its ranks ran for long and never joined a process group.
+        stop_signal: The signal to stop it with as soon as its server answers; empty without a pending stop.
+        stop_grace: Seconds until SIGKILL then; None: its own grace.
+        artifacts_complete: Whether all its artifacts are here; only of a finished job.
+        cleaned: Whether its server has removed it, so that only this record is left.
     """
 
     key: int
@@ -121,9 +173,6 @@ class Job:
     command: str
     state: JobState
     tags: tuple[str, ...] = ()
-    launch_id: str = ""
-    node_rank: int | None = None
-    rank_offset: int | None = None
     exit_code: int | None = None
     signal: str | None = None
     reason: str = ""
@@ -132,14 +181,26 @@ class Job:
     started_at: float | None = None
     ended_at: float | None = None
     seen_at: float | None = None
+    folder_id: str = ""
+    processes_left: int = 0
     logs_complete: bool = False
     stopped_with_launch: bool = False
     lost_node: int | None = None
     taken_port: int | None = None
+    trained_alone: bool = False
     stop_signal: str = ""
     stop_grace: float | None = None
-    artifacts: tuple[ArtifactPattern, ...] = ()
     artifacts_complete: bool = False
+    cleaned: bool = False
+
+    def __post_init__(self) -> None:
+        """Quote no server that quotes a secret, as this is written down; and have no end before the state says so."""
+        if self.reason:
+            object.__setattr__(self, "reason", redact(self.reason))
+        if not self.state.is_finished:
+            # The answer to a start may hold the end of a command that was quick, beside "running".
+            for name in ("exit_code", "signal", "ended_at"):
+                object.__setattr__(self, name, None)
 
     @property
     def program_exit_code(self) -> int:
@@ -150,9 +211,25 @@ class Job:
             return 128 + signals.Signals[self.signal]
         return 1
 
+    def duration(self, now: float) -> float | None:
+        """Seconds that its command has run; None when it never began, or nobody knows how long it ran."""
+        if self.started_at is None or self.state in {JobState.LOST, JobState.UNREACHABLE}:
+            return None
+        return (now if self.ended_at is None else self.ended_at) - self.started_at
+
+    @property
+    def may_run(self) -> bool:
+        """Whether something of it may still run: it has not ended, or it is lost and processes of it are left."""
+        return not self.state.is_finished or self.processes_left > 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, or is lost and nothing of it is left."""
+        return self.state.is_finished and not self.may_run
+
     @property
     def is_hidden(self) -> bool:
-        return HIDDEN_TAG in self.tags
+        return not HIDDEN_TAGS.isdisjoint(self.tags)
 
     @property
     def is_master(self) -> bool:

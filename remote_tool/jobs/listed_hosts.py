@@ -9,8 +9,8 @@ from remote_tool.config import forms
 from remote_tool.config.listed import with_listed, with_remembered
 from remote_tool.config.model import Server
 from remote_tool.errors import JobError
-from remote_tool.jobs.whole_files import read_whole, write_whole
-from remote_tool.supervisor import strict_json
+from remote_tool.protocol import strict_json
+from remote_tool.system.files import read_bounded, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,7 +53,7 @@ def remember_hosts(config: Config, registry: Registry, hosts: Sequence[ListedHos
         if new and bad:
             raise bad[0]
         if new:
-            write_whole(path, _format([*known, *new][-MOST_HOSTS:]))
+            write_atomically(path, _format([*known, *new][-MOST_HOSTS:]))
     return listed
 
 
@@ -71,7 +71,7 @@ def _format(servers: Sequence[Server]) -> bytes:
 def _read(path: Path) -> tuple[list[Server], list[JobError]]:
     """Return the servers, and what cannot be read: the file, or lines of it."""
     try:
-        text, _ = read_whole(path, LARGEST_FILE)
+        text, _ = read_bounded(path, LARGEST_FILE)
     except FileNotFoundError:
         return [], []
     except (OSError, ValueError) as error:

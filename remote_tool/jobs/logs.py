@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from remote_tool.errors import JobError
 from remote_tool.jobs.records import STREAM
-from remote_tool.supervisor.log_limit import end_of_hole, give_back, read_stored
+from remote_tool.protocol.sparse_files import end_of_hole, give_back, read_stored
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,12 +94,16 @@ class LogFolder:
 
     def read(self, stream: str, start: int) -> Iterator[bytes]:
         """Yield what is here from an offset on, in pieces, without its holes."""
+        return (data for _, data in self.pieces(stream, start))
+
+    def pieces(self, stream: str, start: int) -> Iterator[tuple[int, bytes]]:
+        """Yield what is here from an offset on, in pieces, and where each begins: behind the last one, or a hole."""
         try:
             with self._opened(stream, os.O_RDONLY) as descriptor:
                 while start < (size := os.fstat(descriptor).st_size):
                     begin, data = read_stored(descriptor, start, size, READ_SIZE)
                     start = begin + len(data)
-                    yield data
+                    yield begin, data
         except FileNotFoundError:
             return
 
@@ -153,7 +157,7 @@ def _open_beneath(stack: ExitStack, folder: str, parent: int | None) -> int:
 
 def _not_plain(path: Path) -> JobError:
     return JobError(
-        f"{path} is no plain file in a plain folder; links are not followed", hint=f"ls -ld {path.parent} {path}"
+        f"{path} is not a regular file in a regular folder; links are not followed", hint=f"ls -ld {path.parent} {path}"
     )
 
 

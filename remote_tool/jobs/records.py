@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
-import math
 import re
+import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from remote_tool.errors import JobError
 from remote_tool.jobs.job import Job, JobState
-from remote_tool.supervisor.artifact_patterns import ArtifactPattern, PatternError, read_patterns
+from remote_tool.protocol import job_fields
+from remote_tool.protocol.artifact_patterns import read_patterns
+from remote_tool.protocol.job_fields import JOB_FIELDS, MOMENT, PATTERNS, SECONDS, STATE, TEXTS, is_count
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+    from remote_tool.protocol.job_fields import Field
 
 JOB_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{32}")
-LAUNCH_ID = re.compile(r"[0-9a-zA-Z._-]{0,80}")
 STREAM = re.compile(r"out|err|ranks/[0-9]{1,6}/[0-9]{1,6}/(out|err|error)")
-SIGNAL = re.compile(r"SIG[A-Z0-9+-]{1,16}")
-MAXIMUM_COMMAND = 4 * 1024 * 1024
-MAXIMUM_TAGS = 100
+FOLDER_ID = re.compile(r"[0-9a-f]{32}")
+LARGEST_COUNT = 2**22
 # On the server's side only: the job's processes are on another machine that shares the folder.
 ELSEWHERE = "elsewhere"
 
-T = TypeVar("T")
+GONE = "its folder is gone from the server"
+CLEANED = "its folder was removed by clean"
+NOT_ITS_FOLDER = "its server has another folder of jobs now, such as that of an empty disk"
+UNKNOWN = "its server does not know it"
+
+_BY_KIND = ((TEXTS, tuple), (PATTERNS, read_patterns), (STATE, JobState), (SECONDS, float), (MOMENT, float))
+# How an attribute is made of a record's value, where that is not the value itself.
+CONVERTERS: dict[str, Callable[[Any], Any]] = {
+    each.name: convert for each in JOB_FIELDS for kind, convert in _BY_KIND if each.kind is kind
+}
+_KEPT = [each for each in JOB_FIELDS if each.changes != job_fields.SEEN]
+_BY_NAME = {each.name: each for each in JOB_FIELDS}
 
 
 @dataclass(frozen=True)
@@ -43,42 +56,30 @@ class RemoteJob:
     sizes: Mapping[str, int] = field(default_factory=dict)
 
 
-def parse_job(data: object, server: str, now: float) -> RemoteJob:
-    """Check and convert one entry of the server's ``status`` answer.
+def parse_job(data: object, server: str, now: float, folder_id: str = "") -> RemoteJob:
+    """Check and convert one entry of the server's ``status`` answer, which came with the id of its folder of jobs.
 
     Raises:
-        JobError: A field is missing, of the wrong type, too large or not of its form.
+        JobError: A field is missing, of the wrong type, too large or invalid.
     """
     entry = _mapping(data, "job")
-    spec = _mapping(entry.get("spec"), "spec")
-    started = _mapping(entry.get("started") or {}, "started")
-    ended = _mapping(entry.get("ended") or {}, "ended")
-    state = _one_of(entry.get("state"), {*_REMOTE_STATES, ELSEWHERE})
     job_id = _matching(entry.get("id"), JOB_ID, "id")
-    if spec.get("id") != job_id:
-        raise JobError(f"job {job_id}: its record is of another job", server=server)
+    state = _one_of(entry.get("state"), {*_REMOTE_STATES, ELSEWHERE})
+    said = {
+        job_fields.REQUEST: _mapping(entry.get("spec"), "spec"),
+        job_fields.STARTED: _mapping(entry.get("started") or {}, "started"),
+        job_fields.ENDED: _mapping(entry.get("ended") or {}, "ended"),
+        job_fields.ANSWER: {**entry, "state": JobState.RUNNING.value if state == ELSEWHERE else state},
+    }
+    if said[job_fields.REQUEST].get("id") != job_id:
+        raise JobError(f"job {job_id}: its record belongs to another job", server=server)
+    values = {each.name: _read(each, said[each.origin]) for each in JOB_FIELDS if each.origin in said}
     job = Job(
         key=0,
-        id=job_id,
-        server=_text(spec.get("server", ""), "server", 256),
-        command=_text(spec.get("command"), "command", MAXIMUM_COMMAND),
-        state=JobState.RUNNING if state == ELSEWHERE else JobState(state),
-        tags=_tags(spec.get("tags", [])),
-        launch_id=_matching(spec.get("launch_id") or "", LAUNCH_ID, "launch_id"),
-        node_rank=_optional_whole(spec.get("node_rank"), "node_rank", 100_000),
-        rank_offset=_optional_whole(spec.get("rank_offset"), "rank_offset", 10_000_000),
-        exit_code=_optional_whole(ended.get("exit_code"), "exit_code", 255),
-        signal=_optional_signal(ended.get("signal")),
-        reason=_text(entry.get("reason") or "", "reason", 4096),
-        pid=_optional_whole(started.get("pid"), "pid", 2**31),
-        created_at=_moment(spec.get("created_at"), "created_at") or 0.0,
-        started_at=_moment(started.get("started_at"), "started_at"),
-        ended_at=_moment(ended.get("ended_at"), "ended_at"),
         seen_at=now,
-        stopped_with_launch=ended.get("stopped_with_launch") is True,
-        lost_node=_optional_whole(ended.get("lost_node"), "lost_node", 100_000),
-        taken_port=_optional_whole(ended.get("taken_port"), "taken_port", 65_535),
-        artifacts=_artifacts(spec.get("artifacts")),
+        folder_id=folder_id,
+        processes_left=_count_processes(entry.get("processes", [])) if state == JobState.LOST else 0,
+        **values,
     )
     return RemoteJob(
         job=job,
@@ -88,28 +89,144 @@ def parse_job(data: object, server: str, now: float) -> RemoteJob:
     )
 
 
+@dataclass(frozen=True)
+class RemovedJob:
+    """How a job ended whose folder was cleaned away, as its server remembers it."""
+
+    id: str
+    state: JobState
+    exit_code: int | None
+    signal: str | None
+    ended_at: float | None
+
+
+def parse_removed(data: object) -> RemovedJob:
+    """Check and convert one entry of ``removed`` in the server's ``status`` answer.
+
+    Raises:
+        JobError: A field is missing, of the wrong type or invalid.
+    """
+    entry = _mapping(data, "removed")
+    state = JobState(_one_of(entry.get("state"), {state.value for state in JobState if state.is_finished}))
+    return RemovedJob(
+        _matching(entry.get("id"), JOB_ID, "id"),
+        state,
+        *(_read(_BY_NAME[name], entry) for name in ("exit_code", "signal", "ended_at")),
+    )
+
+
+def read_unsure(answer: Mapping[str, object]) -> tuple[tuple[str, ...], frozenset[int]]:
+    """Return the ids that a server is not sure that we know, and the buckets that they are of; less what cannot be."""
+    ids, buckets = answer.get("unsure"), answer.get("buckets")
+    return (
+        tuple(each for each in ids if isinstance(each, str) and JOB_ID.fullmatch(each))
+        if isinstance(ids, list)
+        else (),
+        frozenset(each for each in buckets if isinstance(each, int)) if isinstance(buckets, list) else frozenset(),
+    )
+
+
+def read_folder_id(value: object) -> str:
+    """Return the id of a server's folder of jobs; empty for what cannot be one."""
+    return value if isinstance(value, str) and FOLDER_ID.fullmatch(value) else ""
+
+
+def read_count(value: object) -> int:
+    """Return how many processes a server tells of; none for what cannot be a number of them."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < LARGEST_COUNT else 0
+
+
 def merge(known: Job, seen: Job) -> Job:
-    """What is known after the server said something; the end of a finished job never changes."""
-    complete = known.logs_complete or seen.logs_complete
-    pulled = known.artifacts_complete or seen.artifacts_complete
-    if known.state.is_finished:
+    """What is known after the server said something; an end that is known never changes, but a loss is corrected."""
+    if known.state is JobState.LOST and not _corrects(seen, known):
+        return known
+    says = [known, seen]
+    if known.state is JobState.LOST and seen.state is not JobState.LOST:
+        says = [seen]  # it was found, so there is more to bring home
+    elif known.state.is_final and seen.state is JobState.LOST:
+        says = [known]
+    complete = any(each.logs_complete for each in says)
+    pulled = any(each.artifacts_complete for each in says)
+    if known.state.is_final or _is_same_loss(known, seen):
+        # A lost job is asked about again and again: its record is written only when something is new.
         return replace(known, logs_complete=complete, artifacts_complete=pulled)
     return replace(
         seen,
-        key=known.key,
-        server=known.server,
-        command=known.command,
-        tags=known.tags,
-        launch_id=known.launch_id,
-        node_rank=known.node_rank,
-        rank_offset=known.rank_offset,
-        created_at=known.created_at,
+        **{each.name: _merge_field(each, known, seen) for each in _KEPT},
         logs_complete=complete,
-        artifacts=known.artifacts,
         artifacts_complete=pulled,
-        stop_signal=seen.stop_signal or known.stop_signal,
         stop_grace=seen.stop_grace if seen.stop_signal else known.stop_grace,
     )
+
+
+def _merge_field(each: Field, known: Job, seen: Job) -> Any:  # noqa: ANN401 - of the field's type
+    """Return what a record has after the server said something, by the rule of the field."""
+    before, now = getattr(known, each.name), getattr(seen, each.name)
+    if each.changes == job_fields.ONCE:
+        return now if before in (None, "") else before
+    return before if each.changes == job_fields.NEVER or (each.changes == job_fields.LAST_KNOWN and not now) else now
+
+
+def _corrects(seen: Job, loss: Job) -> bool:
+    """Whether what was seen of a lost job says more than that: not an answer of before, which came late."""
+    if seen.state is JobState.UNREACHABLE:
+        return False
+    return seen.state.is_final or (seen.seen_at or 0.0) >= (loss.seen_at or 0.0)
+
+
+def _is_same_loss(known: Job, seen: Job) -> bool:
+    loss = replace(known, reason=seen.reason, processes_left=seen.processes_left)
+    is_known = loss == known and seen.folder_id in {"", known.folder_id}
+    return known.state is seen.state is JobState.LOST and is_known
+
+
+def vanish(known: Job, processes_left: int = 0) -> Job:
+    """What a job is whose folder is gone from the very folder of jobs that it was in: nothing more comes of it."""
+    remain = "1 process remains" if processes_left == 1 else f"{processes_left} processes remain"
+    reason = f"{GONE}; {remain}" if processes_left else GONE
+    if known.state.is_final or (known.state is JobState.LOST and known.reason == reason):
+        return replace(known, logs_complete=True)
+    now = time.time()
+    return replace(
+        known,
+        state=JobState.LOST,
+        reason=reason,
+        ended_at=now,
+        seen_at=now,
+        processes_left=processes_left,
+        logs_complete=True,
+        stop_signal=known.stop_signal if processes_left else "",
+    )
+
+
+def become_cleaned(known: Job, removed: RemovedJob | None = None) -> Job:
+    """What a job is whose folder was cleaned away: as it ended, and nothing more comes of it."""
+    if not known.state.is_final and removed is not None:
+        known = replace(
+            known,
+            state=removed.state,
+            exit_code=removed.exit_code,
+            signal=removed.signal,
+            ended_at=removed.ended_at,
+            seen_at=time.time(),
+            reason=CLEANED,
+            processes_left=0,
+            stop_signal="",
+        )
+    return replace(known, cleaned=True, logs_complete=True, artifacts_complete=True)
+
+
+def why_missing(job: Job) -> str:
+    """Why nobody can tell how a job is that is missing where nothing says that it was there."""
+    return NOT_ITS_FOLDER if job.folder_id else UNKNOWN
+
+
+def become_unreachable(known: Job, why: str) -> Job:
+    """What a job is that its server cannot tell of: as it was known, but nobody can say whether it runs."""
+    if known.state.is_finished:
+        return known
+    last = known.reason.partition("; ")[0] if known.state is JobState.UNREACHABLE else f"last seen {known.state}"
+    return replace(known, state=JobState.UNREACHABLE, reason=f"{last}; {why}")
 
 
 _REMOTE_STATES = frozenset(state.value for state in JobState if state is not JobState.UNREACHABLE)
@@ -121,61 +238,50 @@ def _mapping(value: object, what: str) -> Mapping[str, object]:
     return value
 
 
-def _text(value: object, what: str, longest: int) -> str:
-    if not isinstance(value, str) or len(value) > longest:
-        raise JobError(f"{what}: must be a text of at most {longest} characters")
-    return value
-
-
 def _matching(value: object, form: re.Pattern[str], what: str) -> str:
     if not isinstance(value, str) or not form.fullmatch(value):
-        raise JobError(f"{what}: not of its form")
+        raise JobError(f"{what}: invalid value")
     return value
 
 
 def _one_of(value: object, allowed: set[str]) -> str:
     if not isinstance(value, str) or value not in allowed:
-        raise JobError("state: not a state that we know")
+        raise JobError("state: unknown state")
     return value
 
 
-def _tags(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list) or len(value) > MAXIMUM_TAGS:
-        raise JobError(f"tags: must be a list of at most {MAXIMUM_TAGS} texts")
-    return tuple(_text(tag, "tag", 1024) for tag in value)
+def from_record(each: Field, value: Any) -> Any:  # noqa: ANN401 - JSON here, of the field's type there
+    """Return the attribute of a job that a value of a record stands for.
+
+    Raises:
+        ValueError: It stands for none.
+    """
+    convert = CONVERTERS.get(each.name)
+    return value if convert is None or value is None else convert(value)
 
 
-def _artifacts(value: object) -> tuple[ArtifactPattern, ...]:
-    try:
-        return read_patterns(value or [])
-    except PatternError as error:
-        raise JobError(f"artifacts: must be {error}") from error
+def _read(each: Field, said: Mapping[str, object]) -> Any:  # noqa: ANN401 - of the field's type
+    """Return a field of what a server says, checked; its default when it does not say."""
+    value = said.get(each.name)
+    if value is None and not each.is_required:
+        return from_record(each, each.default)
+    if not each.accepts(value) or not each.fits(value):
+        raise JobError(f"{each.name}: must be {each.kind.wanted.format(each.limit)}")
+    return from_record(each, value)
 
 
-def _optional_whole(value: object, what: str, largest: int) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= largest:
-        raise JobError(f"{what}: must be a whole number from 0 to {largest}")
-    return value
-
-
-def _optional_signal(value: object) -> str | None:
-    return None if value is None else _matching(value, SIGNAL, "signal")
-
-
-def _moment(value: object, what: str) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise JobError(f"{what}: must be seconds since the epoch")
-    if not 0 <= value < 2**34:
-        raise JobError(f"{what}: out of range")
-    return float(value)
+def _count_processes(value: object) -> int:
+    if not isinstance(value, list):
+        raise JobError("processes: must be a list")
+    return len(value)
 
 
 def _sizes(value: object) -> dict[str, int]:
     sizes = _mapping(value, "sizes")
-    return {
-        _matching(name, STREAM, "stream"): _optional_whole(size, "size", 2**62) or 0 for name, size in sizes.items()
-    }
+    return {_matching(name, STREAM, "stream"): _size(size) for name, size in sizes.items()}
+
+
+def _size(value: object) -> int:
+    if not is_count(value, 2**62):
+        raise JobError("size: must be a number of bytes")
+    return int(value)  # type: ignore[call-overload, no-any-return]

@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import fields, replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 from remote_tool.errors import JobError
-from remote_tool.jobs.index import FIELDS, RECORD, Index, values_of
+from remote_tool.jobs.index import RECORD, Index, values_of
 from remote_tool.jobs.job import Job, JobSpec, JobState
+from remote_tool.jobs.record_file import (
+    DamagedRecordError,
+    as_job,
+    format_record,
+    key_left_in,
+    read_record,
+    read_stamped,
+)
 from remote_tool.jobs.records import JOB_ID, merge
-from remote_tool.jobs.whole_files import read_whole, write_whole
-from remote_tool.supervisor import strict_json
-from remote_tool.supervisor.artifact_patterns import read_patterns
+from remote_tool.jobs.registry_lock import LOCK_TIMEOUT, held_by_another, wait_for_lock
+from remote_tool.protocol import job_folder, removing
+from remote_tool.protocol.job_fields import JOB_FIELDS
+from remote_tool.system.files import sync_folder, sync_folders, write_all_atomically
+from remote_tool.system.locks import lock
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-SCHEMA = 1
-LOCK_TIMEOUT = 20.0
-# A command may have 4 MiB, and each character of it six in JSON.
-LARGEST_RECORD = 32 * 1024 * 1024
-_FLAGS = ("logs_complete", "stopped_with_launch", "artifacts_complete")
-# Of a pid, a rank, seconds since the epoch.
-LARGEST_NUMBER = 2**34
+_OF_SPEC = frozenset(field.name for field in fields(JobSpec)) & {field.name for field in JOB_FIELDS}
 
 
 class Registry:
@@ -45,54 +48,53 @@ class Registry:
 
     @property
     def ended(self) -> Mapping[str, str]:
-        """The servers of the jobs, by id, that were seen to have ended: they never change again."""
+        """The servers of the jobs, by id, whose ends are known and never change; empty where it has gone there."""
         return self._ended
 
     def create(self, specs: Sequence[JobSpec]) -> list[Job]:
         """Record jobs that are about to be started, and give them keys."""
         now = time.time()
-        jobs = [
-            Job(
-                key=0,
-                id=spec.id,
-                server=spec.server,
-                command=spec.command,
-                state=JobState.STARTING,
-                tags=spec.tags,
-                launch_id=spec.launch_id,
-                node_rank=spec.node_rank,
-                rank_offset=spec.rank_offset,
-                artifacts=spec.artifacts,
-                created_at=now,
-            )
+        return self.adopt(
+            Job(key=0, state=JobState.STARTING, created_at=now, **{name: getattr(spec, name) for name in _OF_SPEC})
             for spec in specs
-        ]
-        return self.adopt(jobs)
+        )
 
     def adopt(self, jobs: Iterable[Job]) -> list[Job]:
-        """Record jobs that are new here, and give them keys; those already here stay as they are."""
+        """Record jobs that are new here, and give them keys; those already here stay as they are.
+
+        A damaged record gives way to what is known of its job now, and keeps its key where that can still be read.
+
+        Raises:
+            JobError: A record cannot be read now, or is of a newer version; it stays as it is.
+        """
         with self.locked():
             last = key = self._last_key()
-            recorded, new = [], []
+            recorded, new, mended = [], [], []
             for job in jobs:
                 path = self._record(job.id)
-                if path.exists():
+                try:
                     recorded.append(read_record(path))
-                    continue
-                key += 1
-                recorded.append(replace(job, key=key))
-                new.append(recorded[-1])
+                except FileNotFoundError:
+                    key += 1
+                    new.append(replace(job, key=key))
+                except DamagedRecordError:
+                    if not path.is_file():
+                        raise
+                    left = key_left_in(path)
+                    key += left == 0
+                    mended.append(replace(job, key=left or key))
             if key != last:
                 # Before the records: whoever is killed in between leaves a gap, never two jobs with one key.
                 self._write_last_key(key)
             self._write_all(new)
-        return recorded
+            self._write(mended)
+        return [*recorded, *new, *mended]
 
     def _write_all(self, new: Sequence[Job]) -> None:
         """Write records that were not there: all, or none when there is no room for them."""
         try:
-            for job in new:
-                self._write(job)
+            self._write(new)
+            sync_folder(self.folder)
         except OSError:
             for job in new:
                 with suppress(OSError):
@@ -100,21 +102,49 @@ class Registry:
             raise
 
     def update(self, jobs: Iterable[Job]) -> list[Job]:
-        """Record what was seen of jobs; a finished job is never changed again."""
+        """Record what servers said of jobs; an end that is known is never changed again."""
+        return self.revise((seen.id, partial(merge, seen=seen)) for seen in jobs)
+
+    def revise(self, changes: Iterable[tuple[str, Callable[[Job], Job]]]) -> list[Job]:
+        """Change records as they are now: another program may have changed them since they were read."""
         with self.locked():
-            merged = []
-            for seen in jobs:
+            revised: list[Job] = []
+            changed: dict[str, Job] = {}
+            for job_id, change in changes:
                 try:
-                    known = read_record(self._record(seen.id))
+                    known = changed.get(job_id) or read_record(self._record(job_id))
                 except (JobError, FileNotFoundError):
                     # Its record is damaged or was removed meanwhile; load names it, the others go on.
                     continue
-                new = merge(known, seen)
+                new = change(known)
                 if new != known:
-                    self._write(new)
-                self._note_end(new)
-                merged.append(new)
-        return merged
+                    changed[job_id] = new
+                revised.append(new)
+            self._write(changed.values())
+            for job in revised:
+                self._note_end(job)
+        return revised
+
+    def forget(self, ids: Iterable[str], seconds: float = LOCK_TIMEOUT) -> None:
+        """Remove the records and logs of jobs: each at once, though it takes its time until the disk has it back.
+
+        Their keys are not given again. What this has no time for, the next call removes.
+        """
+        with self.locked():
+            # Without this file the keys are counted from the records.
+            self._write_last_key(self._last_key())
+            folder = job_folder.open_folder(str(self.folder))
+            try:
+                for job_id in ids:
+                    removing.set_aside(folder, self._record(job_id).parent.name)
+                    self._ended.pop(job_id, None)
+            finally:
+                os.close(folder)
+        folder = job_folder.open_folder(str(self.folder))
+        try:
+            removing.remove_marked(folder, time.monotonic() + seconds)
+        finally:
+            os.close(folder)
 
     def load(self) -> tuple[list[Job], list[str]]:
         """Return all jobs by key, and a sentence for each record that cannot be read."""
@@ -122,7 +152,7 @@ class Registry:
         lines = self._index.lines(names)
         jobs, bad = self._read(name for name in names if name not in lines)
         try:
-            jobs += [_as_job(values) for values in values_of(lines)]
+            jobs += [as_job(values) for values in values_of(lines)]
         except (ValueError, KeyError, TypeError):
             # Somebody has made the index up.
             jobs, bad = self._read(names)
@@ -132,7 +162,10 @@ class Registry:
         return sorted(jobs, key=lambda job: job.key), bad
 
     def load_unfinished(self) -> tuple[list[Job], list[str]]:
-        """As :meth:`load`, without the jobs that have ended; :attr:`ended` has those."""
+        """As :meth:`load`, without the jobs whose ends are known; :attr:`ended` has those.
+
+        Lost jobs are among them, as a later look may find them. Reading a record of one takes about 0.1 ms.
+        """
         everything = self._names()
         for name in self._ended.keys() - set(everything):
             del self._ended[name]
@@ -143,7 +176,7 @@ class Registry:
         for job in jobs:
             self._note_end(job)
         self._index.keep(everything)
-        return sorted((job for job in jobs if not job.state.is_finished), key=lambda job: job.key), bad
+        return sorted((job for job in jobs if not job.state.is_final), key=lambda job: job.key), bad
 
     def load_newest(self, count: int) -> list[Job]:
         """Return the jobs that were made last, by key, as far as their records can be read."""
@@ -157,20 +190,20 @@ class Registry:
         jobs, bad = [], []
         for name in names:
             try:
-                job, state = _read_record(f"{self.folder}/{name}/{RECORD}", name)
+                job, state = read_stamped(f"{self.folder}/{name}/{RECORD}", name)
             except FileNotFoundError:
                 continue
             except JobError as error:
                 bad.append(error.message)
                 continue
             jobs.append(job)
-            if job.state.is_finished:
+            if job.state.is_final:
                 self._index.add(job, state)
         return jobs, bad
 
     def _note_end(self, job: Job) -> None:
-        if job.state.is_finished:
-            self._ended[job.id] = job.server
+        if job.state.is_final:
+            self._ended[job.id] = "" if job.cleaned else job.server
 
     def _names(self) -> list[str]:
         try:
@@ -183,160 +216,61 @@ class Registry:
             raise JobError(f"{job_id!r} is not a job id")
         return self.folder / job_id / RECORD
 
-    def _write(self, job: Job) -> None:
-        path = self._record(job.id)
-        if path.parent.is_symlink():
-            raise JobError(f"{path.parent} is a link; refusing to write through it", hint=f"rm {path.parent}")
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_whole(path, format_record(job))
+    def _write(self, jobs: Collection[Job]) -> None:
+        """Write records, each whole or not at all, and see them on the disk."""
+        texts = {self._record(job.id): format_record(job) for job in jobs}
+        for path in texts:
+            if path.parent.is_symlink():
+                raise JobError(f"{path.parent} is a link; refusing to write through it", hint=f"rm {path.parent}")
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_all_atomically(texts)
+        sync_folders([path.parent for path in texts])
 
     def _last_key(self) -> int:
         try:
             return int((self.folder / "last_key").read_text())
         except (FileNotFoundError, ValueError):
             jobs, _ = self.load()
-            return max((job.key for job in jobs), default=0)
+            left = [key_left_in(self._record(name)) for name in self._names()]
+            return max([*left, *(job.key for job in jobs)], default=0)
 
     def _write_last_key(self, key: int) -> None:
-        write_whole(self.folder / "last_key", f"{key}\n".encode())
+        # The folder is synced with the records, which come after it.
+        write_all_atomically({self.folder / "last_key": f"{key}\n".encode()})
+
+    def busy(self) -> JobError | None:
+        """Return what :meth:`locked` would end with if whoever writes here now went on for long; None: nobody does."""
+        path = self.folder / "lock"
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            # There is none yet, or locked tells what is wrong.
+            return None
+        try:
+            lock(descriptor)
+        except BlockingIOError:
+            return held_by_another(descriptor, path)
+        except OSError:
+            return None
+        else:
+            return None
+        finally:
+            os.close(descriptor)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Let no other program of ours write here meanwhile."""
         try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not self.folder.is_dir():
+                self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                sync_folder(self.folder.parent)
             descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise JobError(f"Cannot write to {self.folder}: {error.strerror}", hint="df -h .") from error
         try:
-            _lock(descriptor, self.folder)
+            wait_for_lock(descriptor, self.folder / "lock")
             yield
         except OSError as error:
             raise JobError(f"Cannot write to {self.folder}: {error.strerror}", hint="df -h .") from error
         finally:
             os.close(descriptor)
-
-
-def format_record(job: Job) -> bytes:
-    """A job as the text of its record."""
-    values: dict[str, Any] = {"schema": SCHEMA, **asdict(job)}
-    return "".join(f"{name}: {json.dumps(value)}\n" for name, value in values.items()).encode()
-
-
-def read_record(path: Path) -> Job:
-    """Read a record.
-
-    Raises:
-        JobError: It is not a record, or of a newer version; the message names the file.
-        FileNotFoundError: There is none.
-    """
-    return _read_record(str(path), path.parent.name)[0]
-
-
-def _read_record(path: str, job_id: str) -> tuple[Job, os.stat_result]:
-    """Read the record of a job, and tell which file that was."""
-    folder = os.path.dirname(path)  # noqa: PTH120 - ten thousand of them
-    try:
-        text, state = read_whole(path, LARGEST_RECORD)
-        values = _pairs(text)
-        schema = values.pop("schema")
-        if schema != SCHEMA:
-            raise JobError(f"{path}: written by a newer version of remote-tool (schema {schema!r})")
-        job = _as_job({name: values[name] for name in FIELDS if name in values})
-    except FileNotFoundError:
-        raise
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        raise JobError(f"{path}: not a job record ({error})", hint=f"rm -r {folder}") from error
-    if job.id != job_id:
-        raise JobError(f"{path}: not the record of this job", hint=f"rm -r {folder}")
-    return job, state
-
-
-def _as_job(values: dict[str, Any]) -> Job:
-    if not _well_typed(values):
-        raise ValueError("a value is of the wrong type")
-    values["state"] = JobState(values["state"])
-    values["tags"] = tuple(values["tags"])
-    values["artifacts"] = read_patterns(values.get("artifacts", ()))
-    return Job(**values)
-
-
-def _well_typed(values: dict[str, Any]) -> bool:
-    texts = ("id", "server", "command", "launch_id", "reason", "stop_signal")
-    counts = ("node_rank", "rank_offset", "exit_code", "pid", "lost_node")
-    moments = ("created_at", "started_at", "ended_at", "seen_at", "stop_grace")
-    return (
-        _is_count(values["key"])
-        and all(values.get(name) is None or _is_count(values[name]) for name in counts)
-        and isinstance(values.get("signal") or "", str)
-        and all(isinstance(values.get(name, False), bool) for name in _FLAGS)
-        and all(isinstance(values.get(name, ""), str) for name in texts)
-        and all(isinstance(tag, str) for tag in values["tags"])
-        and all(_is_moment(values.get(name) or 0.0) for name in moments)
-    )
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LARGEST_NUMBER
-
-
-def _is_moment(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < LARGEST_NUMBER
-
-
-def _pairs(text: bytes) -> dict[str, Any]:
-    """Read ``name: value`` lines; all values at once, which is much faster than one by one."""
-    lines = [line.partition(b": ") for line in text.splitlines()]
-    names = [name.decode() for name, _, _ in lines]
-    values = strict_json.parse(b"[%s]" % b",".join(value for _, _, value in lines))
-    if len(values) != len(names) or len(set(names)) != len(names):
-        raise ValueError("not one name and value a line")
-    return dict(zip(names, values, strict=True))
-
-
-def _lock(descriptor: int, folder: Path) -> None:
-    deadline = time.monotonic() + LOCK_TIMEOUT
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise _held_by_another(descriptor, folder / "lock") from None
-            time.sleep(0.01)
-        else:
-            return
-
-
-def _held_by_another(descriptor: int, lock: Path) -> JobError:
-    holders = _holders(descriptor)
-    who = f" (process {', '.join(map(str, holders))})" if holders else ""
-    hint = f"ps -fp {','.join(map(str, holders))}" if holders else f"fuser -v {lock}"
-    return JobError(f"Another remote-tool{who} holds {lock} for more than {LOCK_TIMEOUT:.0f} s", hint=hint)
-
-
-def _holders(descriptor: int) -> list[int]:
-    """Return the processes that hold a lock on an open file, where the kernel tells."""
-    inode = str(os.fstat(descriptor).st_ino)
-    try:
-        with open("/proc/locks", encoding="ascii", errors="replace") as file:  # noqa: PTH123 - Path is for annotations here
-            locks = [line.split() for line in file]
-    except OSError:
-        return []
-    # 1: FLOCK  ADVISORY  WRITE 4711 08:01:1234 0 EOF
-    pids = [fields[4] for fields in locks if fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == inode]
-    return [int(pid) for pid in pids if _has_open(pid, descriptor)]
-
-
-def _has_open(pid: str, descriptor: int) -> bool:
-    """Whether a process has the same file open: another file system may have the same number for another file."""
-    wanted = os.fstat(descriptor)
-    with suppress(OSError):
-        names = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208 - Path is for annotations here
-        return any(_is_same(f"/proc/{pid}/fd/{name}", wanted) for name in names)
-    return False
-
-
-def _is_same(path: str, wanted: os.stat_result) -> bool:
-    with suppress(OSError):
-        return os.path.samestat(os.stat(path), wanted)  # noqa: PTH116 - the same
-    return False

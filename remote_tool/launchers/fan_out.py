@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from itertools import accumulate, pairwise
-from string import Formatter
 from typing import TYPE_CHECKING, Any
 
 from remote_tool.config.artifacts import read_artifacts
 from remote_tool.config.devices import VISIBLE, check_devices, visible_devices, with_devices
+from remote_tool.config.limits import check_items, check_nice, check_request, check_workdir
 from remote_tool.errors import UsageError
-from remote_tool.launchers.torch import refuse_one_machine
+from remote_tool.launchers.command import with_interpreter
+from remote_tool.launchers.nodes import refuse_one_machine
+from remote_tool.launchers.placeholders import OF_ITEMS, check_template, check_words, fill, names_in, placeholders
+from remote_tool.redaction import hide
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-OF_ALL, OF_TOTAL, OF_ITEMS = ("shard", "shards"), ("count", "start", "stop"), ("item",)
 # The server's record of a job has no room for a larger number of a shard.
 MOST_SHARDS = 100_000
 MOST_SLOTS = 1024
@@ -32,15 +34,19 @@ class FanOutRequest:
         command: For the shell, with placeholders; a ``.py`` file as first word runs with the environment's Python.
         servers: Empty: all.
         total: A number that is split evenly; None: nothing is counted.
-        items: Texts that are handed out one by one instead.
+        items: Texts to hand out one by one instead.
         per_server: Slots of each server; None: as a host list says, else one for each GPU, or one.
         environment: Variables of every job; written nowhere.
+        env: More variables, which override ``environment``.
         tags: For every job.
-        retries: How often a shard that failed is started again while somebody follows.
-        sync: Whether changed files are sent first.
-        artifacts: Globs of files that a shard writes and that come home; with placeholders, but no item.
-        gather: Folder of the project where what came home is put too, in ``<name>/<shard>/``; empty: nowhere.
-        devices: The GPUs that each server uses, by number or UUID; empty: as configured, else all.
+        retries: Restart a failed shard up to N times while the fan-out is followed.
+        sync: Send changed files first.
+        artifacts: Globs of files to pull; with placeholders, except {item}.
+        gather: Folder of the project to copy pulled files to, in ``<name>/<shard>/``; empty: none.
+        devices: GPUs to use on each server, by number or UUID; empty: as configured, else all.
+        overwrite: Whether files are replaced too that were changed on the server, or never sent.
+        workdir: The working folder, relative to the project; None: as configured, else the project's own.
+        nice: Run the command with this niceness, 0 to 19; None: unchanged.
     """
 
     command: str
@@ -49,19 +55,26 @@ class FanOutRequest:
     items: tuple[str, ...] = field(default=(), repr=False)
     per_server: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    env: InitVar[Mapping[str, str] | None] = field(default=None, kw_only=True)
     tags: tuple[str, ...] = ()
     retries: int = 1
     sync: bool = True
     artifacts: tuple[str, ...] = ()
     gather: str = ""
     devices: tuple[str | int, ...] = ()
+    overwrite: bool = False
+    workdir: str | None = None
+    nice: int | None = None
 
-    def __post_init__(self) -> None:
-        """Refuse what can not be meant."""
+    def __post_init__(self, env: Mapping[str, str] | None) -> None:
+        """Refuse an invalid request."""
+        object.__setattr__(self, "environment", {**self.environment, **(env or {})})
         if not self.command.strip():
             raise UsageError("--cmd is empty", hint="remote-tool helper-fan-out --cmd 'play.py --games {count}'")
+        check_workdir(self.workdir)
+        check_nice(self.nice)
         if self.total is not None and self.items:
-            raise UsageError("--total and --items both say what there is to do; give one of them")
+            raise UsageError("Give either --total or --items, not both")
         for option, value, least in (
             ("--total", self.total, 1),
             ("--per-server", self.per_server, 1),
@@ -72,14 +85,19 @@ class FanOutRequest:
         if self.per_server is not None and self.per_server > MOST_SLOTS:
             raise UsageError(f"--per-server must be at most {MOST_SLOTS}, found {self.per_server}")
         if len(self.items) > MOST_SHARDS:
-            raise UsageError(f"--items has {len(self.items)} lines, and at most {MOST_SHARDS} can be handed out")
+            raise UsageError(f"--items has {len(self.items)} lines; the limit is {MOST_SHARDS}")
         check_devices(self.devices, self.environment)
+        hide(self.environment.values())
         _refuse_same_gpus(self.environment)
         known = placeholders(counted=self.total is not None)
         check_template("--cmd", self.command, (*known, *(OF_ITEMS if self.items else ())))
         for glob in self.artifacts:
             check_template("--artifact", glob, known)
         read_artifacts(Shard(0, 1, 0, 1).globs(self.artifacts))
+        check_items(self.items, "REMOTE_TOOL_ITEM")
+        check_words(self.command, self.items)
+        own_tags = len(fan_out_tags("", Shard(0, 1), Slot("", 0)))
+        check_request(self.command, self.tags, self.environment, tags_besides=own_tags)
 
 
 @dataclass(frozen=True)
@@ -129,8 +147,8 @@ class Shard:
     Attributes:
         number: From 0.
         shards: How many there are.
-        start: Of a total, the first that is meant; None without a total.
-        stop: Of a total, the first that is no longer meant.
+        start: Of a total, the first number of this shard; None without a total.
+        stop: Of a total, the first number after this shard; None without a total.
         item: Of a list; None without one.
     """
 
@@ -158,12 +176,15 @@ class Shard:
         return f"shard {self.number} of {self.shards}{part}"
 
     def command(self, template: str) -> str:
-        """Put the values into a command; each is one word to the shell."""
-        return _fill(with_interpreter(template), {name: shlex.quote(value) for name, value in self.values.items()})
+        """Put the values into a command; each is one word to the shell, ``{item:raw}`` the words of the item."""
+        quoted = {name: shlex.quote(value) for name, value in self.values.items()}
+        if self.item is not None and "item:raw" in names_in(template):
+            quoted["item:raw"] = shlex.join(shlex.split(self.item))
+        return fill(with_interpreter(template), quoted)
 
     def globs(self, templates: Sequence[str]) -> tuple[str, ...]:
         """Put the values into globs."""
-        return tuple(_fill(template, self.values) for template in templates)
+        return tuple(fill(template, self.values) for template in templates)
 
 
 @dataclass(frozen=True)
@@ -263,35 +284,6 @@ def split_evenly(total: int, parts: int) -> list[tuple[int, int]]:
     return list(pairwise(accumulate((size + (part < more) for part in range(parts)), initial=0)))
 
 
-def placeholders(*, counted: bool) -> tuple[str, ...]:
-    """Return what may stand in braces, but for an item."""
-    return (*OF_ALL, *(OF_TOTAL if counted else ()))
-
-
-def check_template(option: str, template: str, known: Sequence[str]) -> None:
-    """Refuse a command or a glob with braces that mean nothing.
-
-    Raises:
-        UsageError: A placeholder is unknown, or an item stands in quotes; the message has the known ones.
-    """
-    before = ""
-    for text, name, form, conversion in _parse(option, template):
-        before += text
-        if name is None:
-            continue
-        if name not in known or form or conversion:
-            raise _unknown_placeholder(option, _written(name, form, conversion), known)
-        if name in OF_ITEMS and _is_in_quotes(before):
-            raise UsageError(f"{option}: {{{name}}} is quoted as the shell needs it; take away the quotes around it")
-        before += "_"
-
-
-def with_interpreter(command: str) -> str:
-    """Return a command whose first word may be a ``.py`` file as the shell takes it."""
-    words = command.strip()
-    return f"python {words}" if words.split(maxsplit=1)[0].endswith(".py") else words
-
-
 def fan_out_name(launch_id: str) -> str:
     """Return the end of an id, by which people name a fan-out."""
     return launch_id[-NAME_LENGTH:]
@@ -300,44 +292,6 @@ def fan_out_name(launch_id: str) -> str:
 def fan_out_tags(launch_id: str, shard: Shard, slot: Slot) -> tuple[str, ...]:
     """Return the tags by which a job is found: of the whole fan-out, of its shard, and of its slot."""
     return f"{TAG}{fan_out_name(launch_id)}", f"shard-{shard.number}", f"slot-{slot.number}"
-
-
-def _fill(template: str, values: Mapping[str, str]) -> str:
-    parsed = Formatter().parse(template)
-    return "".join(text + (values[name] if name is not None else "") for text, name, _, _ in parsed)
-
-
-def _parse(option: str, template: str) -> list[tuple[str, str | None, str | None, str | None]]:
-    try:
-        return list(Formatter().parse(template))
-    except ValueError:
-        raise UsageError(
-            f"{option} {template!r} has a brace that opens or closes nothing",
-            hint="{{ and }} are the braces themselves",
-        ) from None
-
-
-def _written(name: str, form: str | None, conversion: str | None) -> str:
-    return f"{{{name}{f'!{conversion}' if conversion else ''}{f':{form}' if form else ''}}}"
-
-
-def _unknown_placeholder(option: str, written: str, known: Sequence[str]) -> UsageError:
-    hint = f"{{{written}}} gives the braces themselves"
-    needed = {f"{{{name}}}": "--total" for name in OF_TOTAL}
-    if option == "--cmd":
-        needed |= {f"{{{name}}}": "--items" for name in OF_ITEMS}
-    if written in needed and written[1:-1] not in known:
-        return UsageError(f"{option}: {written} needs {needed[written]}", hint=hint)
-    listed = ", ".join(f"{{{each}}}" for each in known)
-    return UsageError(f"{option}: {written} is no placeholder; there are {listed}", hint=hint)
-
-
-def _is_in_quotes(before: str) -> bool:
-    try:
-        shlex.split(before)
-    except ValueError:
-        return not before.endswith("\\")
-    return False
 
 
 def _share(gpus: Sequence[str], slots: int) -> list[tuple[str, ...]]:

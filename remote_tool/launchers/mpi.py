@@ -12,26 +12,25 @@ import shlex
 from typing import TYPE_CHECKING
 
 from remote_tool.errors import JobError
-from remote_tool.launchers.fan_out import with_interpreter
-from remote_tool.launchers.torch import (
-    LaunchNames,
-    LaunchPlan,
-    LaunchRequest,
-    NodeFacts,
-    NodePlan,
-    Rendezvous,
-    count_processes,
-    launch_environment,
-)
-from remote_tool.supervisor.proxies import PROXIES_FILE
+from remote_tool.launchers.command import with_interpreter
+from remote_tool.launchers.nodes import count_processes, launch_environment, refuse_one_machine
+from remote_tool.launchers.plan import FirstNode, Launcher, LaunchNames, LaunchPlan, NodeFacts, NodePlan, Rendezvous
+from remote_tool.launchers.request import LaunchRequest
+from remote_tool.protocol.job_folder import PROXIES_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from remote_tool.launchers.plan import LaunchNames, NodeFacts, Rendezvous
+    from remote_tool.launchers.request import LaunchRequest
+
 MPIEXEC = "mpiexec.hydra"
 PROXY = "hydra_pmi_proxy"
+# The server itself waits for less.
+PROXIES_SECONDS = 45.0
 _FAILED_FILE = "mpi-failed"
 _STATUS_FILE = "mpi-status"
+_PROXY_ERRORS_FILE = "mpi-proxy-errors"
 # What mpiexec may ask of a proxy; a value is plain text.
 _OPTIONS = frozenset(
     [
@@ -53,17 +52,26 @@ _OPTIONS = frozenset(
 )
 _VALUE = re.compile(r"[A-Za-z0-9._:-]{1,200}")
 _LONGEST_LINE = 4000
+# The files of a job are named from there on.
+_TO_PROJECT = 'cd "$REMOTE_TOOL_PROJECT" || exit'
 
-# Runs in place of each rank: its arguments are the command and the name of the folder of jobs. Hydra hears of a rank
-# that ends before MPI_Init, but lets the others wait for it; so the proxy is ended, and with it this node's job. The
-# second before is for what the rank said, which goes by way of the proxy.
+# What MPICH says at MPI_Abort and at errors of its own.
+_ABORT = r"Abort\(-?[0-9]{1,10}\) on node [0-9]+ .*"
+
+# Runs in place of each rank: its arguments are the command, the folder of jobs, and the working folder. Hydra hears
+# of a rank that ends before MPI_Init, but lets the others wait for it; so the proxy is ended, and with it this node's
+# job. The second before is for what the rank printed, which goes by way of the proxy. Errors go straight into the job's
+# file: at MPI_Abort mpiexec exits at once, and what is on its way is lost.
 _RANK = """\
 cd "$REMOTE_TOOL_PROJECT" || exit
+errors="$2/$REMOTE_TOOL_JOB_ID/job.err"
+[ -w "$errors" ] && exec 2>>"$errors"
+cd "./$3" || exit
 "$(command -v bash || echo sh)" -c "$1"
 status=$?
 [ "$status" = 0 ] && exit
 said="rank $PMI_RANK of $PMI_SIZE on $REMOTE_TOOL_SERVER ended with exit code $status"
-echo "$status $said" >"$2/$REMOTE_TOOL_JOB_ID/mpi-failed"
+echo "$status $said" >"$REMOTE_TOOL_PROJECT/$2/$REMOTE_TOOL_JOB_ID/mpi-failed"
 sleep 1
 kill -KILL "$PPID"
 exit "$status"
@@ -80,7 +88,7 @@ def plan_mpi(
     """
     if ":" in rendezvous.address:
         raise JobError(
-            f"mpiexec needs an IPv4 address to meet at, found {rendezvous.address}",
+            f"mpiexec needs an IPv4 address for the rendezvous, found {rendezvous.address}",
             hint=f"Set servers.{facts[0].server}.address in configs.yaml",
         )
     processes = count_processes(request, facts)
@@ -122,12 +130,13 @@ def first_script(request: LaunchRequest, processes: Sequence[int], rendezvous: R
             *(MPIEXEC, "-launcher", "manual", "-localhost", rendezvous.address, "-hosts", hosts),
             # Each rank has the environment of its own node's job.
             *("-genvnone", "-disable-hostname-propagation", "-wdir", "/"),
-            *("/bin/sh", "-c", _RANK, "rank", with_interpreter(request.command), jobs),
+            *("/bin/sh", "-c", _RANK, "rank", with_interpreter(request.command), jobs, request.workdir or ""),
         ]
     )
     place = shlex.quote(folder)
     return f"""\
 # mpiexec {_one_line(request.command)}
+{_TO_PROJECT}
 {{
   MPIEXEC_PORT_RANGE={rendezvous.port}:{rendezvous.port} {mpiexec} </dev/null
   echo $? >{place}/{_STATUS_FILE}
@@ -136,23 +145,38 @@ def first_script(request: LaunchRequest, processes: Sequence[int], rendezvous: R
   while read -r mark line && [ "$mark" = HYDRA_LAUNCH: ]; do echo "$line"; done >{place}/{PROXIES_FILE}.new
   mv {place}/{PROXIES_FILE}.new {place}/{PROXIES_FILE}
   set -f
-  $proxy </dev/null &
+  $proxy </dev/null 2>{place}/{_PROXY_ERRORS_FILE} &
   (trap '' TERM INT HUP; exec cat)
 }}
 status=$(cat {place}/{_STATUS_FILE})
-# Of two nodes that fail together, the other one has the cause.
-[ "$status" = 0 ] || [ -e {place}/{_FAILED_FILE} ] || sleep 1
-{_end(place)}"""
+{_end(place, patience=1)}"""
 
 
 def proxy_script(options: Sequence[str], rank: int, command: str, folder: str) -> str:
     """Return what another node runs: the proxy, with what mpiexec asks of it."""
     words = shlex.join([PROXY, *(options or ["…"])])
+    place = shlex.quote(folder)
     return f"""\
 # mpiexec, node {rank}: {_one_line(command)}
-{words} </dev/null
+{_TO_PROJECT}
+{words} </dev/null 2>{place}/{_PROXY_ERRORS_FILE}
 status=$?
-{_end(shlex.quote(folder))}"""
+{_end(place, patience=3)}"""
+
+
+def plan_proxies(lines: object, request: LaunchRequest, plan: LaunchPlan, jobs_folder: str) -> dict[int, str]:
+    """Return the command of each other node rank, from what the first node's mpiexec asks for.
+
+    Raises:
+        JobError: As of :func:`read_proxies`.
+    """
+    proxies = read_proxies(lines, plan)
+    return {
+        node.node_rank: proxy_script(
+            proxies[node.node_rank], node.node_rank, request.command, f"{jobs_folder}/{node.job_id}"
+        )
+        for node in plan.nodes[1:]
+    }
 
 
 def read_proxies(lines: object, plan: LaunchPlan) -> dict[int, list[str]]:
@@ -169,11 +193,11 @@ def read_proxies(lines: object, plan: LaunchPlan) -> dict[int, list[str]]:
 
 def _read_proxy(line: object, rank: int, plan: LaunchPlan) -> list[str]:
     if not isinstance(line, str) or len(line) > _LONGEST_LINE:
-        raise _refused(plan, "a proxy's command is no short text")
+        raise _refused(plan, "a proxy's command is not short text")
     program, *words = line.split() or [""]
     options = dict(zip(words[0::2], words[1::2], strict=False))
     if program.rpartition("/")[2] != PROXY or len(words) != 2 * len(options):
-        raise _refused(plan, f"{line!r:.200} is no command of {PROXY}")
+        raise _refused(plan, f"{line!r:.200} is not a command of {PROXY}")
     for name, value in options.items():
         if name not in _OPTIONS or not _VALUE.fullmatch(value):
             raise _refused(plan, f"{name} {value!r:.100} is not known")
@@ -185,7 +209,7 @@ def _read_proxy(line: object, rank: int, plan: LaunchPlan) -> list[str]:
 
 def _refused(plan: LaunchPlan, why: str) -> JobError:
     server = plan.nodes[0].server
-    return JobError(f"{server}: what its mpiexec wants started on the others is refused: {why}", server=server)
+    return JobError(f"{server}: refused the commands of its mpiexec for the other servers: {why}", server=server)
 
 
 def _with_own_address(environment: Mapping[str, str], address: str) -> dict[str, str]:
@@ -194,14 +218,44 @@ def _with_own_address(environment: Mapping[str, str], address: str) -> dict[str,
     return {**own, **environment}
 
 
-def _end(place: str) -> str:
-    failed = f"{place}/{_FAILED_FILE}"
+def _end(place: str, *, patience: int) -> str:
+    """Return how a node's job ends: with the exit code and the words of its rank that failed.
+
+    A node whose ranks did not fail waits for the one whose ranks did, so that this is the first to end. The first node
+    waits less: it is the only one that has the status of mpiexec.
+    """
+    failed, errors = f"{place}/{_FAILED_FILE}", f"{place}/{_PROXY_ERRORS_FILE}"
     return f"""\
-[ -e {failed} ] || exit "${{status:-1}}"
-read -r status said <{failed}
-echo "$said" >&2
+[ "${{status:-1}}" = 0 ] && [ ! -e {failed} ] && exit
+said=$(tail -c 65536 {place}/job.err | grep -aoE '{_ABORT}' | head -n 1)
+if [ "$said" ]; then
+  code=${{said#*(}}
+  code=${{code%%)*}}
+  status=$((code & 255))
+  [ "$status" != 0 ] || status=1
+elif [ -e {failed} ]; then
+  read -r status said <{failed}
+else
+  cat {errors} >&2
+  sleep {patience}
+  exit "${{status:-1}}"
+fi
+[ "$(tail -n 1 {place}/job.err)" = "$said" ] || echo "$said" >&2
 exit "$status\""""
 
 
 def _one_line(command: str) -> str:
     return " ".join(command.split())
+
+
+LAUNCHER = Launcher(
+    plan_mpi,
+    refuse_one_machine,
+    first_node=FirstNode(
+        operation="proxies",
+        seconds=PROXIES_SECONDS,
+        commands=plan_proxies,
+        program=MPIEXEC,
+        hint=f"it needs MPICH: remote-tool run --cmd '{MPIEXEC} --version'",
+    ),
+)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from remote_tool.errors import RemoteCommandError
-from remote_tool.transport.endpoint import printable
+from remote_tool.transport.ssh.endpoint import printable
 
 if TYPE_CHECKING:
     from remote_tool.transport.host import Host
@@ -24,13 +24,13 @@ mkdir -p .ssh && chmod 700 .ssh || exit
 file=.ssh/authorized_keys
 new=.ssh/.authorized_keys.remote-tool
 fail() { echo "$*" >&2; exit 1; }
-[ -w .ssh ] || fail "$HOME/.ssh cannot be written to"
+[ -w .ssh ] || fail "$HOME/.ssh is not writable"
 [ ! -d "$file" ] || fail "$HOME/$file is a folder"
-[ ! -e "$file" ] || [ -w "$file" ] || fail "$HOME/$file cannot be written to"
+[ ! -e "$file" ] || [ -w "$file" ] || fail "$HOME/$file is not writable"
 tries=0
 until (set -C; : > "$new") 2>/dev/null; do
     tries=$((tries + 1))
-    [ "$tries" -le 100 ] || fail "$HOME/$new cannot be made: another program writes there, or the disk is full"
+    [ "$tries" -le 100 ] || fail "$HOME/$new cannot be created: another program is writing there, or the disk is full"
     [ -z "$(find "$new" -mmin +1 2>/dev/null)" ] || rm -f "$new"
     sleep 0.1 2>/dev/null || sleep 1
 done
@@ -91,12 +91,12 @@ async def add_key(host: Host, line: str) -> Installed:
     answer = await host.run(_ADD, stdin=line.encode() + b"\n", limit=LIMIT, label=label)
     what, _, file = answer.stdout.decode(errors="replace").strip().partition("\n")
     if what not in {ADDED, PRESENT}:
-        message = f"{host.name}: {label}: not an answer: {printable(what)[:100]!r}"
+        message = f"{host.name}: {label}: unexpected answer: {printable(what)[:100]!r}"
         raise RemoteCommandError(message, server=host.name, command=label, exit_status=0)
     return Installed(what == PRESENT, printable(file))
 
 
 async def writable_by_others(host: Host) -> list[str]:
     """Return the paths on the way to ``authorized_keys`` that other users may write to."""
-    answer = await host.run(_LOOK, limit=LIMIT, check=False, label="look at the permissions of ~/.ssh")
+    answer = await host.run(_LOOK, limit=LIMIT, check=False, label="check the permissions of ~/.ssh")
     return [printable(path) for path in answer.stdout.decode(errors="replace").splitlines()]

@@ -7,6 +7,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
 
     from remote_tool.transport.login import Login
@@ -49,6 +50,12 @@ class Completed:
 
 class Channel(Protocol):
     """A remote command that runs, and its three streams of bytes."""
+
+    async def start(self) -> None:
+        """Wait until the login shell has started the command, or has ended; what is written before may be lost.
+
+        Raises RemoteCommandError when that takes too long, ConnectionLostError.
+        """
 
     async def write(self, data: bytes) -> None:
         """Send to the command's stdin; waits while the other side does not read."""
@@ -108,6 +115,12 @@ class Host(Protocol):
 
     def open(self, script: str, *, label: str = "") -> AbstractAsyncContextManager[Channel]:
         """Start a script whose streams the caller reads and writes; leaving the context closes the channel."""
+
+    async def watch(self, seconds: float, tell: Callable[[bool], None]) -> None:
+        """Call ``tell(False)`` when the server has said nothing for so many seconds, ``tell(True)`` when it does again.
+
+        It runs until it is cancelled. A server that answers is never reported, even when its commands print nothing.
+        """
 
     async def upload(self, data: bytes, path: str, *, mode: int = 0o600) -> None:
         """Write a file, relative to ``$HOME``; it appears whole or not at all, its folder is made (0700)."""

@@ -8,21 +8,22 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from remote_tool.errors import RemoteToolError, SomeServersFailedError, UsageError
-from remote_tool.transport.asking import Asker
-from remote_tool.transport.host_key_check import HostKeyRules
-from remote_tool.transport.passwords import CommonPasswords
-from remote_tool.transport.shared import Shared
-from remote_tool.transport.surroundings import Surroundings
+from remote_tool.transport.connection_cache import ConnectionCache
+from remote_tool.transport.prompter import Prompter
+from remote_tool.transport.ssh.context import ConnectionContext
+from remote_tool.transport.ssh.host_keys.rules import HostKeyRules
+from remote_tool.transport.ssh.passwords import CommonPasswords
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
     from pathlib import Path
     from types import ModuleType
 
     from remote_tool.config.model import Config, Server
-    from remote_tool.transport.endpoint import Means
+    from remote_tool.errors import HostKeyError
     from remote_tool.transport.host import Host
-    from remote_tool.transport.ssh_host import SshHost
+    from remote_tool.transport.ssh.endpoint import AuthMethods
+    from remote_tool.transport.ssh.host import SshHost
 
 T = TypeVar("T")
 
@@ -32,9 +33,10 @@ class HostPool:
 
     Args:
         config: Whose servers there are.
-        report: Told what the user should know, for a server: ``report(server, text)``.
-        trace: Told each remote command: ``trace(server, label, seconds)``.
+        report: Called with notices for the user about a server: ``report(server, text)``.
+        trace: Called for each remote command: ``trace(server, label, seconds)``.
         ask_password: Asks the user for a secret; None when there is no terminal.
+        confirm: Asks the user whether to trust new host keys; None when there is no terminal.
     """
 
     def __init__(
@@ -44,16 +46,23 @@ class HostPool:
         report: Callable[[str, str], None] | None = None,
         trace: Callable[[str, str, float], None] | None = None,
         ask_password: Callable[[str], str | None] | None = None,
+        confirm: Callable[[str], bool] | None = None,
     ) -> None:
         self._config = config
-        self.asker = Asker(ask_password)
-        self._surroundings = Surroundings(
-            rules=HostKeyRules(config.local.known_hosts, config.host_keys, report or _ignore_notice),
-            asker=self.asker,
+        self.prompter = Prompter(ask_password, confirm)
+        self._context = ConnectionContext(
+            rules=HostKeyRules(
+                config.local.known_hosts,
+                config.host_keys,
+                report or _ignore_notice,
+                self.prompter,
+                {name: server.hostname for name, server in config.servers.items()},
+            ),
+            prompter=self.prompter,
             trace=trace or _ignore_trace,
-            common_passwords=CommonPasswords(self.asker),
+            common_passwords=CommonPasswords(self.prompter),
         )
-        self._hosts: Shared[str, SshHost] = Shared()
+        self._hosts: ConnectionCache[str, SshHost] = ConnectionCache()
         self._loading: asyncio.Task[ModuleType] | None = None
 
     async def __aenter__(self) -> Self:
@@ -71,19 +80,27 @@ class HostPool:
         return await self._hosts.get(name, lambda: self._connect(name))
 
     @asynccontextmanager
-    async def login(self, name: str, means: Means, private_key: Path | None = None) -> AsyncIterator[Host]:
-        """Log in anew with keys or passwords alone, with this key instead of the usual ones, and leave again.
+    async def login(self, name: str, methods: AuthMethods, private_key: Path | None = None) -> AsyncIterator[Host]:
+        """Log in a second time, with keys or passwords only and this key instead of the usual ones; log out at the end.
 
         Raises:
             ConnectError: No connection; LoginError where that does not let us in.
         """
         server = self._server(name)
         server = replace(server, private_key=private_key) if private_key else server
-        host: SshHost = await (await self._ssh()).connect(server, self._surroundings, means)
+        host: SshHost = await (await self._ssh()).connect(server, self._context, methods)
         try:
             yield host
         finally:
             await host.close()
+
+    async def confirm_host_keys(self, names: Iterable[str]) -> Mapping[str, HostKeyError]:
+        """Ask once about all new host keys of servers that a password may be sent to next.
+
+        Returns:
+            The error of each server whose key nobody said yes to.
+        """
+        return await self._context.rules.confirm_shown(names)
 
     async def ask_together(self, names: Iterable[str]) -> None:
         """Ask once for the password of these servers, as far as their users have the same name and none is configured.
@@ -95,20 +112,20 @@ class HostPool:
         for name in names:
             endpoint = (await asyncio.to_thread(ssh.resolve_way, self._server(name)))[-1]
             if endpoint.identity.configured_password() is None:
-                self._surroundings.common_passwords.expect(endpoint.username, name)
+                self._context.common_passwords.expect(endpoint.username, name)
 
     def remember_passphrase(self, path: Path, passphrase: str) -> None:
         """Do not ask for the passphrase of this key file."""
-        self._surroundings.passphrases.remember(path, passphrase)
+        self._context.passphrases.remember(path, passphrase)
 
     async def close(self) -> None:
         """Close every connection, within a bound, also when a server does not answer."""
         await asyncio.gather(*(host.close() for host in await self._hosts.drain()))
-        await asyncio.gather(*(jump.close() for jump in await self._surroundings.jumps.drain()))
+        await asyncio.gather(*(jump.close() for jump in await self._context.jumps.drain()))
 
     async def _connect(self, name: str) -> SshHost:
         server = self._server(name)
-        host: SshHost = await (await self._ssh()).connect(server, self._surroundings)
+        host: SshHost = await (await self._ssh()).connect(server, self._context)
         return host
 
     async def _ssh(self) -> ModuleType:
@@ -171,7 +188,7 @@ async def on_every(names: Iterable[str], action: Callable[[str], Awaitable[T]]) 
 
 
 def _load_ssh() -> ModuleType:
-    from remote_tool.transport import ssh_host  # noqa: PLC0415 - see HostPool._ssh
+    from remote_tool.transport.ssh import host as ssh_host  # noqa: PLC0415 - see HostPool._ssh
 
     return ssh_host
 

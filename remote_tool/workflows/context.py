@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from remote_tool.jobs.registry_lock import LOCK_TIMEOUT
+from remote_tool.workflows.events import Notice
 
 if TYPE_CHECKING:
     from remote_tool.config.model import Config
@@ -12,11 +17,34 @@ if TYPE_CHECKING:
     from remote_tool.workflows.events import Report
 
 
+# Then the user is told what is waited for.
+TOLD_AFTER = 2.0
+
+
 @dataclass(frozen=True)
 class Context:
-    """The configuration, the connections of this command, the records, and whom to tell."""
+    """The configuration, the connections of this command, the records, whom to tell, and whose full disk was told."""
 
     config: Config
     pool: HostPool
     registry: Registry
     report: Report
+    low: set[str] = field(default_factory=set)
+
+    async def may_write(self) -> None:
+        """Wait until no other program writes the records; meanwhile the work on other servers goes on.
+
+        Raises:
+            JobError: One does for too long; the message names it.
+        """
+        began, is_told = time.monotonic(), False
+        while (problem := self.registry.busy()) is not None:
+            waited = time.monotonic() - began
+            if waited > LOCK_TIMEOUT:
+                raise problem
+            if waited > TOLD_AFTER and not is_told:
+                is_told = True
+                self.report(
+                    Notice("", f"waiting for another remote-tool that is writing the records here; {problem.hint}")
+                )
+            await asyncio.sleep(0.02)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from remote_tool.redaction import redact
+
 
 class Outcome(StrEnum):
     """How a step ended."""
@@ -43,13 +45,22 @@ class StepOutput:
 
 @dataclass(frozen=True)
 class StepEnded:
-    """A step ended; detail is what changed, or the error's first line."""
+    """A step ended; detail is what changed, or the error's first line.
+
+    Attributes:
+        is_internal: It concerns nobody but us, unless it failed.
+    """
 
     server: str
     step: str
     outcome: Outcome
     detail: str = ""
     seconds: float = 0.0
+    is_internal: bool = False
+
+    def __post_init__(self) -> None:
+        """Quote no server that quotes a secret."""
+        object.__setattr__(self, "detail", redact(self.detail))
 
 
 @dataclass(frozen=True)
@@ -58,6 +69,10 @@ class Notice:
 
     server: str
     text: str
+
+    def __post_init__(self) -> None:
+        """Quote no server that quotes a secret."""
+        object.__setattr__(self, "text", redact(self.text))
 
 
 Event = StepStarted | StepProgress | StepOutput | StepEnded | Notice

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from contextlib import contextmanager
@@ -11,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from remote_tool.errors import JobError, UsageError
 from remote_tool.jobs.records import JOB_ID
-from remote_tool.jobs.whole_files import read_whole, write_whole
 from remote_tool.launchers.fan_out import MOST_SHARDS, TAG, FanOutRequest, fan_out_name
-from remote_tool.supervisor import strict_json
+from remote_tool.protocol import strict_json
+from remote_tool.system.files import read_bounded, write_atomically
+from remote_tool.system.locks import lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -64,11 +64,13 @@ def write_record(folder: Path, record: FanOutRecord) -> None:
         "retries": request.retries,
         "artifacts": request.artifacts,
         "gather": request.gather,
+        "workdir": request.workdir,
+        "nice": request.nice,
         "devices": [str(device) for device in request.devices],
     }
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_whole(folder / f"{record.launch_id}.json", json.dumps(values).encode())
+        write_atomically(folder / f"{record.launch_id}.json", json.dumps(values).encode())
     except OSError as error:
         raise JobError(f"Cannot write to {folder}: {error.strerror}", hint="df -h .") from error
 
@@ -86,12 +88,12 @@ def followed(folder: Path, launch_id: str) -> Iterator[None]:
     except OSError as error:
         raise JobError(f"Cannot read {path}: {error.strerror}") from error
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(descriptor)
         yield
     except BlockingIOError:
         name = fan_out_name(launch_id)
         raise JobError(
-            f"Another remote-tool follows fan-out {name}", hint=f"remote-tool job-tail --tag {TAG}{name}"
+            f"Another remote-tool is following fan-out {name}", hint=f"remote-tool job-tail --tag {TAG}{name}"
         ) from None
     finally:
         os.close(descriptor)
@@ -111,10 +113,10 @@ def find_record(folder: Path, word: str) -> FanOutRecord:
         known = ", ".join(fan_out_name(each) for each in ids[-5:])
         raise UsageError(f"No fan-out {word!r} was started here" + (f"; the last are {known}" if known else ""))
     if len(found) > 1:
-        raise UsageError(f"{word!r} is the end of {len(found)} fan-outs: {', '.join(found[:5])}")
+        raise UsageError(f"{word!r} matches {len(found)} fan-outs: {', '.join(found[:5])}")
     path = folder / f"{found[0]}.json"
     try:
-        return _read(strict_json.parse(read_whole(path, LARGEST)[0]), found[0])
+        return _read(strict_json.parse(read_bounded(path, LARGEST)[0]), found[0])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise JobError(f"{path}: not the record of a fan-out ({error})", hint=f"rm {path}") from error
 
@@ -135,6 +137,9 @@ def _read(values: Any, launch_id: str) -> FanOutRecord:  # noqa: ANN401 - whatev
         artifacts=_texts(values, "artifacts"),
         gather=_text(values, "gather"),
         devices=_texts(values, "devices"),
+        # Earlier versions began in the project's folder.
+        workdir=_text({"workdir": "", **values}, "workdir"),
+        nice=_number({"nice": None, **values}, "nice"),
     )
     shards = _number(values, "shards") or 0
     if not 1 <= shards <= MOST_SHARDS:
@@ -148,18 +153,18 @@ def _read(values: Any, launch_id: str) -> FanOutRecord:  # noqa: ANN401 - whatev
 
 def _text(values: Mapping[str, Any], name: str) -> str:
     if not isinstance(values[name], str):
-        raise TypeError(f"{name} is no text")
+        raise TypeError(f"{name} is not text")
     return str(values[name])
 
 
 def _texts(values: Mapping[str, Any], name: str) -> tuple[str, ...]:
     if not isinstance(values[name], list) or not all(isinstance(each, str) for each in values[name]):
-        raise TypeError(f"{name} is no list of texts")
+        raise TypeError(f"{name} is not a list of texts")
     return tuple(values[name])
 
 
 def _number(values: Mapping[str, Any], name: str) -> int | None:
     value = values[name]
     if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-        raise TypeError(f"{name} is no number")
+        raise TypeError(f"{name} is not a number")
     return value

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from remote_tool.errors import JobError, RemoteToolError, SomeServersFailedError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from remote_tool.config.model import Config
-    from remote_tool.jobs.job import Job
+    from remote_tool.jobs.job import Job, JobState
+
+
+SORT_FIELDS: dict[str, Callable[[Job], Any]] = {
+    "key": lambda job: job.key,
+    "server": lambda job: (job.server, job.key),
+    "state": lambda job: (job.state.value, job.key),
+    "started": lambda job: (job.started_at or job.created_at, job.key),
+    "duration": lambda job: (job.duration(time.time()) or 0.0, job.key),
+}
 
 
 @dataclass(frozen=True)
@@ -19,12 +29,14 @@ class JobSelection:
     """A choice of jobs.
 
     Attributes:
-        jobs: Keys, ids, or unique beginnings of ids; these count whatever their state.
+        jobs: Keys, ids, or unique prefixes of ids, in any state.
         tags: A job must have all of them.
         servers: A job must be on one of them; empty means all.
-        running: Whether jobs that run are meant.
-        stopped: Whether jobs that ended are meant.
-        hidden: Whether hidden jobs are meant.
+        running: Select running jobs, and lost ones with processes left.
+        stopped: Select jobs that ended.
+        hidden: Select hidden jobs too.
+        states: A job must be in one of them; instead of ``running`` and ``stopped``. Empty means any.
+        last: Only the newest N, running or not; None: all.
     """
 
     jobs: tuple[str, ...] = ()
@@ -33,6 +45,8 @@ class JobSelection:
     running: bool = True
     stopped: bool = False
     hidden: bool = False
+    states: tuple[JobState, ...] = ()
+    last: int | None = None
 
     @property
     def is_explicit(self) -> bool:
@@ -40,8 +54,10 @@ class JobSelection:
 
     @property
     def may_have_ended(self) -> bool:
-        """Whether jobs that ended can be among those that are meant."""
-        return self.stopped or bool(self.jobs)
+        """Whether the selection can include jobs that ended."""
+        if self.states:
+            return any(state.is_finished for state in self.states)
+        return self.stopped or self.last is not None or bool(self.jobs)
 
 
 @dataclass(frozen=True)
@@ -52,7 +68,7 @@ class JobsAnswer:
         jobs: The jobs, as they are now.
         errors: The error of each server that could not answer.
         bad: A sentence for each record that cannot be read.
-        warnings: Server and sentence for what is no failure, such as a sync that changed files under a running job.
+        warnings: Server and sentence for what did not fail, such as a sync that changed files under a running job.
         answered: Servers that were asked, also those without a job; where there is an error, they failed.
     """
 
@@ -102,7 +118,7 @@ class StillRunningError(JobError):
 
 
 def choose_servers(config: Config, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the servers that are meant: those named, once each, or all.
+    """Return the selected servers: the named ones, once each, or all.
 
     Raises:
         UsageError: There are none, or a name is not in the configuration.
@@ -112,7 +128,8 @@ def choose_servers(config: Config, names: Sequence[str]) -> tuple[str, ...]:
     unknown = [name for name in names if name not in config.servers]
     if unknown:
         known = ", ".join(config.usual_servers or config.servers)
-        raise UsageError(f"Unknown server {unknown[0]!r}; the configuration has {known}")
+        hint = f"--hosts {unknown[0]}, to use a host that is not configured" if "@" in unknown[0] else ""
+        raise UsageError(f"Unknown server {unknown[0]!r}; the configuration has {known}", hint=hint)
     return tuple(dict.fromkeys(names)) or config.usual_servers
 
 
@@ -126,7 +143,25 @@ def choose_jobs(jobs: Iterable[Job], selection: JobSelection) -> list[Job]:
     if selection.jobs:
         named = {job.id: job for word in selection.jobs for job in [find_job(jobs, word)]}
         return [job for job in named.values() if _matches(job, selection)]
-    return [job for job in jobs if _matches(job, selection) and _state_is_meant(job, selection)]
+    chosen = [job for job in jobs if _matches(job, selection) and _state_is_meant(job, selection)]
+    if selection.last is not None:
+        newest = {job.id for job in sorted(chosen, key=_by_age)[max(0, len(chosen) - selection.last) :]}
+        chosen = [job for job in chosen if job.id in newest]
+    return chosen
+
+
+def sort_jobs(jobs: Iterable[Job], order: str) -> list[Job]:
+    """Sort jobs by one of ``SORT_FIELDS``; the other way around with ``-`` before it.
+
+    Raises:
+        UsageError: There is no such field.
+    """
+    field_name = order.removeprefix("-")
+    if field_name not in SORT_FIELDS:
+        raise UsageError(
+            f"--sort {order!r} is not a field", hint=f"--sort {', '.join(SORT_FIELDS)}; -started: newest first"
+        )
+    return sorted(jobs, key=SORT_FIELDS[field_name], reverse=order.startswith("-"))
 
 
 def find_job(jobs: Sequence[Job], word: str) -> Job:
@@ -140,7 +175,7 @@ def find_job(jobs: Sequence[Job], word: str) -> Job:
     if not found:
         raise UsageError(f"No job {word!r}", hint="remote-tool job-list --stopped")
     if len(found) > 1:
-        raise UsageError(f"{word!r} is the beginning of {len(found)} jobs: {_listed(found)}")
+        raise UsageError(f"{word!r} matches {len(found)} jobs: {_listed(found)}")
     return found[0]
 
 
@@ -170,13 +205,17 @@ def _most_likely(jobs: Sequence[Job]) -> Job:
     if len(masters) == 1:
         return masters[0]
     if len(running) > 1:
-        raise UsageError(f"{len(running)} jobs run: {_listed(running)}", hint="remote-tool job-tail --job KEY")
+        raise UsageError(f"{len(running)} jobs are running: {_listed(running)}", hint="remote-tool job-tail --job KEY")
     return running[0] if running else _newest([job for job in jobs if job.is_master] or jobs)
 
 
 def _newest(jobs: Sequence[Job]) -> Job:
     # Not the highest key: a job of another checkout gets its key when it is found, however old it is.
-    return max(jobs, key=lambda job: (job.created_at, job.key))
+    return max(jobs, key=_by_age)
+
+
+def _by_age(job: Job) -> tuple[float, int]:
+    return job.created_at, job.key
 
 
 def _listed(jobs: Sequence[Job]) -> str:
@@ -190,4 +229,9 @@ def _matches(job: Job, selection: JobSelection) -> bool:
 
 
 def _state_is_meant(job: Job, selection: JobSelection) -> bool:
-    return selection.stopped if job.state.is_finished else selection.running
+    if selection.states:
+        return job.state in selection.states
+    if selection.last is not None:
+        return True
+    # A lost job of which processes are left is both.
+    return (selection.running and job.may_run) or (selection.stopped and job.state.is_finished)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections import deque
+from collections import Counter, deque
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, BinaryIO, Self
+
+from remote_tool.redaction import redact_lines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,6 +22,10 @@ LONGEST_LINE = 64 * 1024
 # The output that is searched for what the server lacks.
 LONGEST_TAIL = 64 * 1024
 
+# Of each step on each server, and in all.
+MOST_OF_STEP, MOST_LOGS = 10, 5000
+_NAME = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9]{6}-.+\.log")
+_MOMENT_LENGTH = len("20261121-053000-000000-")
 _URL_PASSWORD = re.compile(rb"(://)[^\s/@:]*(?::[^\s/@]*)?@")
 
 
@@ -100,9 +107,22 @@ class StepLog:
         return shown
 
 
+def forget_old_logs(paths: LocalPaths) -> None:
+    """Remove logs beyond the newest of each server and step, and beyond so many in all."""
+    with suppress(OSError):
+        counts: Counter[str] = Counter()
+        names = [name for name in os.listdir(paths.logs) if _NAME.fullmatch(name)]  # noqa: PTH208 - no stat each
+        for number, name in enumerate(sorted(names, reverse=True)):
+            of_step = name[_MOMENT_LENGTH:]
+            counts[of_step] += 1
+            if counts[of_step] > MOST_OF_STEP or number >= MOST_LOGS:
+                with suppress(OSError):
+                    (paths.logs / name).unlink()
+
+
 def hide_passwords(text: bytes) -> bytes:
-    """Replace name and password in URLs."""
-    return _URL_PASSWORD.sub(rb"\1***@", text)
+    """Replace name and password in URLs, and what no text of ours shows."""
+    return redact_lines(_URL_PASSWORD.sub(rb"\1***@", text))
 
 
 def shown_path(path: Path, paths: LocalPaths) -> str:

@@ -14,6 +14,8 @@ import termios
 import time
 from typing import TYPE_CHECKING, Self
 
+from tests.secret_watch import hear, typed
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
@@ -40,6 +42,7 @@ class Terminal:
         environment: dict[str, str] | None = None,
     ) -> None:
         self.raw = b""
+        self._words = arguments
         self._ours, self.theirs = pty.openpty()
         fcntl.ioctl(self.theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
         settings = {name: value for name, value in os.environ.items() if name not in {"NO_COLOR", "COLUMNS", "LINES"}}
@@ -68,6 +71,8 @@ class Terminal:
 
     def type(self, text: str) -> None:
         r"""Type; ``\x03`` is Ctrl-C."""
+        if not termios.tcgetattr(self.theirs)[3] & termios.ECHO:
+            typed(text)
         os.write(self._ours, text.encode())
 
     def end(self, seconds: float = 20.0) -> int:
@@ -90,6 +95,7 @@ class Terminal:
         return self
 
     def __exit__(self, *_: object) -> None:
+        hear(self._words, self.raw)
         self.process.kill()
         self.process.wait()
         os.close(self._ours)

@@ -22,7 +22,7 @@ def test_a_followed_job_brings_its_files_and_job_pull_says_where_they_are(projec
     key = re.findall(r"job (\d+) on first", ran.stderr)[0]
     again = remote_tool("job-pull", "--job", key, cwd=project)
     assert (again.returncode, again.stdout) == (0, "")
-    assert f"job {key} on first: 0 new, 1 were here" in again.stderr
+    assert f"job {key} on first: 0 new, 1 already here" in again.stderr
     (file,) = (project / ".remote" / "jobs").glob("*/artifacts/cli-out/model.pt")
     file.unlink()
     pulled = remote_tool("job-pull", "--job", key, cwd=project)
@@ -70,13 +70,13 @@ def test_job_pull_tells_programs_what_is_here_and_what_is_not(project: Path) -> 
         (file,) = job["files"]
         assert (file["name"], file["size"], file["new"]) == ("json-out/a.pt", 2, True)
         assert Path(file["path"]).read_text() == "x\n"
-        assert job["left_out"] == [{"name": "json-out/.env", "reason": "json-out/.env may hold secrets"}]
+        assert job["left_out"] == [{"name": "json-out/.env", "reason": "json-out/.env may contain secrets"}]
 
 
 def test_without_anything_to_pull_the_next_thing_to_type_is_said(project: Path) -> None:
     pulled = remote_tool("job-pull", "--tag", "no-such-tag", cwd=project)
     assert pulled.returncode == 2
-    assert "error: There are no such jobs" in pulled.stderr
+    assert "error: No job matches" in pulled.stderr
     wrong = remote_tool("job-run", "--cmd", "true", "--artifact", "../x", cwd=project)
     assert wrong.returncode == 2
     assert "--artifact '../x': must be a glob inside the project" in wrong.stderr

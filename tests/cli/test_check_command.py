@@ -33,7 +33,7 @@ def test_a_pipe_gets_a_line_for_each_check_and_stderr_what_mends_it(project: Pat
     assert {(row[0], row[1]) for row in rows} >= {
         (server, name) for server in ("first", "second") for name in ("login", "host-key", "rsync", "gpus", "clock")
     }
-    last = "2 servers fit for training" if is_fit else r"2 servers: \d+ to mend \(FAIL\)"
+    last = "2 servers ready for training" if is_fit else r"2 servers: \d+ failures?"
     assert re.match(last, looked.stderr.splitlines()[-1])
 
 
@@ -57,7 +57,7 @@ def test_some_away_is_3_and_all_away_is_4_and_each_is_in_the_answer(away: Path) 
     some = remote_tool("check", cwd=away)
     assert some.returncode == 3
     (line,) = [line for line in some.stdout.splitlines() if line.startswith("away")]
-    assert re.search(r"^away +connection +FAIL +away: 127.0.0.1:1 refuses connections$", line)
+    assert re.search(r"^away +connection +FAIL +away: 127.0.0.1:1 refused the connection$", line)
     everything = remote_tool("check", "--server", "away", "--json", cwd=away)
     assert everything.returncode == 4
     document = json.loads(everything.stdout)

@@ -6,10 +6,12 @@ import errno
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import termios
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,11 +21,12 @@ from remote_tool import Workspace
 from remote_tool.cli.local_problems import explain
 from tests.cli.conftest import kill, start
 from tests.cli.terminal import Terminal
-from tests.project import processes_of, write_configuration
+from tests.project import make_project, processes_of, remote_tool, write_configuration
+from tests.sshd import TestServer
+from tests.workflows.test_jobs import until
 
 if TYPE_CHECKING:
     from tests.conftest import MakeServer
-    from tests.sshd import TestServer
 
 # Each runs the program several times.
 pytestmark = pytest.mark.slow
@@ -63,16 +66,18 @@ def leaves_within(process: subprocess.Popen[bytes], seconds: float) -> tuple[byt
 
 
 @pytest.mark.row(61)
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status", "said"), [(signal.SIGINT, 130, b"interrupted\n"), (signal.SIGTERM, 143, b"")]
+)
 def test_an_interrupted_run_leaves_at_once_and_takes_its_command_along(
-    project: Path, marker: str, number: signal.Signals, status: int
+    project: Path, marker: str, number: signal.Signals, status: int, said: bytes
 ) -> None:
     process = open_program("run", "--server", "first", "--cmd", f"echo up; sleep 1000; : {marker}", cwd=project)
     assert process.stdout is not None
     assert process.stdout.readline() == b"up\n"
     process.send_signal(number)
     out, err = leaves_within(process, 1)
-    assert (process.returncode, out, err) == (status, b"", b"")
+    assert (process.returncode, out, err) == (status, b"", said)
     while commands_with(marker):
         time.sleep(0.02)
 
@@ -89,6 +94,91 @@ def test_ctrl_c_at_a_tail_leaves_the_job_alone_and_says_how_to_come_back(project
     assert (process.returncode, out, err.decode().strip()) == (130, b"", again)
     assert len(processes_of(job.id)) >= 1
     kill(project, job)
+
+
+def is_sending(server: TestServer) -> bool:
+    """Whether some of a large file has come."""
+    return any(file.stat().st_size > 1_000_000 for file in server.home.rglob("large.bin.*"))
+
+
+@pytest.mark.row(61, 170)
+@pytest.mark.parametrize("command", ["rsync", "prepare", "job-run"])
+def test_ctrl_c_in_the_middle_of_a_sync_says_what_is_left_and_the_next_one_resumes(
+    make_server: MakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    server = make_server("first")
+    root = make_project(tmp_path / "project", [server])
+    assert remote_tool("prepare", cwd=root).returncode == 0
+    (root / "large.bin").write_bytes(os.urandom(8_000_000))
+    slow = tmp_path / "slow" / "rsync"
+    slow.parent.mkdir()
+    slow.write_text(f'#!/bin/sh\nexec {shutil.which("rsync")} --bwlimit=2m "$@"\n')
+    slow.chmod(0o755)
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
+        words = ("job-run", "--", "true") if command == "job-run" else (command,)
+        process = open_program(*words, cwd=root)
+        until(lambda: is_sending(server))
+        process.send_signal(signal.SIGINT)
+        _, err = leaves_within(process, 1)
+    left = "to see what was started: remote-tool job-list" if command == "job-run" else "run it again to resume"
+    assert process.returncode == 130
+    assert err.decode().splitlines()[-1] == f"interrupted; {left}"
+    assert not any(word in err for word in (b"Cancelled", b"Traceback", b"failed"))
+    again = remote_tool("rsync", cwd=root)
+    assert again.returncode == 0, again.stderr
+    # Of what had come, nothing was sent again.
+    assert "sent 1 file" in again.stderr
+    assert "(7.6 MiB)" not in again.stderr
+
+
+@pytest.mark.row(61, 170)
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("run", "--", "true"), "interrupted"),
+        (("rsync",), "interrupted; run it again to resume"),
+        (("prepare",), "interrupted; run it again to resume"),
+        (("data-sync",), "interrupted; run it again to resume"),
+        (("helper-launch", "--cmd", "true"), "interrupted; to see what was started: remote-tool job-list"),
+        (("job-list",), "interrupted"),
+        (("job-wait",), "interrupted; the jobs keep running"),
+        (("job-kill", "--server", "first"), "interrupted; to see what is still running: remote-tool job-list"),
+        (("check",), "interrupted"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_ctrl_c_while_a_server_does_not_answer_is_one_line(
+    tmp_path: Path, ssh_key: Path, words: tuple[str, ...], said: str
+) -> None:
+    """The port takes the connection and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        server = TestServer("first", tmp_path / "server", ssh_key, port=silent.getsockname()[1])
+        (tmp_path / "set").mkdir()
+        (tmp_path / "set" / "file").touch()
+        data = {"set": {"from": str(tmp_path / "set"), "to": "~/set"}}
+        root = make_project(tmp_path / "project", [server], data=data)
+        process = open_program(*words, cwd=root)
+        connection, _ = silent.accept()
+        with connection:
+            process.send_signal(signal.SIGINT)
+            out, err = leaves_within(process, 1)
+    assert (process.returncode, out, err.decode()) == (130, b"", f"{said}\n")
+
+
+@pytest.mark.row(61, 170)
+def test_ctrl_c_at_any_moment_of_a_short_command_shows_no_traceback(project: Path) -> None:
+    """From its first line on, while it loads, connects, works and ends."""
+    for step in range(30):
+        process = open_program("rsync", cwd=project)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(0.05 * step)
+        process.send_signal(signal.SIGINT)
+        _, err = leaves_within(process, 1)
+        # Python's own start and the package's, before the first line of the program, may have a traceback.
+        is_ours = b"/remote_tool/" in err.replace(b"/remote_tool/__init__.py", b"") or b"Traceback" not in err
+        assert process.returncode in {0, 130, -signal.SIGINT} or not is_ours, err
+        assert not is_ours or not any(word in err for word in (b"Cancelled", b"Traceback", b"failed")), err
 
 
 @pytest.mark.row(61)
@@ -213,6 +303,75 @@ def test_a_disk_that_cannot_be_written_is_named_without_a_traceback(project: Pat
     )
 
 
+CLOSED = b"error: Cannot write: standard output is closed\nhint: To discard the output: >/dev/null\n"
+
+
+def run_with_closed(streams: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[bytes]:
+    """Run the program as a shell does that closes some of its standard streams."""
+    closing = {"0": "<&-", "1": ">&-", "2": "2>&-"}
+    command = f'exec "$@" {" ".join(closing[each] for each in streams)}'
+    return subprocess.run(["sh", "-c", command, "sh", *PROGRAM, *arguments], cwd=cwd, check=False, capture_output=True)
+
+
+@pytest.mark.row(140)
+@pytest.mark.parametrize("streams", ["0", "1", "2", "012"])
+@pytest.mark.parametrize("arguments", [("run", "--cmd", "echo x"), ("job-list", "--stopped"), ("--version",)])
+def test_closed_standard_streams_are_no_bug(project: Path, streams: str, arguments: tuple[str, ...]) -> None:
+    """Output that cannot be written is an error, as on a full disk; nothing else is."""
+    kill(project, start(project, "true"))
+    words = arguments if arguments == ("--version",) else (*arguments, "--server", "first")
+    ended = run_with_closed(streams, *words, cwd=project)
+    assert b"Traceback" not in ended.stderr
+    assert ended.returncode == (1 if "1" in streams else 0), ended.stderr
+    assert ended.stderr == (CLOSED if streams == "1" else b"")
+    assert bool(ended.stdout) == ("1" not in streams)
+
+
+@pytest.mark.row(140)
+def test_a_command_that_prints_nothing_needs_no_standard_streams(project: Path) -> None:
+    assert run_with_closed("012", "rsync", "--server", "first", cwd=project).returncode == 0
+
+
+@pytest.mark.row(140)
+@pytest.mark.parametrize("streams", ["0", "1", "2", "012"])
+def test_no_file_of_ours_becomes_a_closed_standard_stream(tmp_path: Path, streams: str) -> None:
+    """Else what is printed, or what a program prints that we start, would be written into it."""
+    code = (
+        "import os, sys; sys.argv = ['remote-tool', '--version']; sys.exit = lambda status: None\n"
+        "from remote_tool.cli.app import main\n"
+        "main()\n"
+        f"names = [os.readlink(f'/proc/self/fd/{{each}}') for each in {[int(each) for each in streams]}]\n"
+        "with open('names', 'w') as file: file.write(f'{file.fileno() > 2} {set(names)}')\n"
+    )
+    closing = " ".join({"0": "<&-", "1": ">&-", "2": "2>&-"}[each] for each in streams)
+    subprocess.run(
+        ["sh", "-c", f'exec "$0" -c "$1" {closing}', sys.executable, code], cwd=tmp_path, check=False, timeout=30
+    )
+    assert (tmp_path / "names").read_text() == "True {'/dev/null'}"
+
+
+@pytest.mark.slow
+@pytest.mark.row(140)
+@pytest.mark.parametrize("command", [("run", "--cmd", "true"), ("job-list",), ("rsync",), ("check",)])
+def test_too_many_open_files_are_told_with_the_command_that_helps(project: Path, command: tuple[str, ...]) -> None:
+    """Wherever the last one was needed."""
+    refused = 0
+    for limit in range(7, 28, 2):
+        ended = subprocess.run(
+            ["sh", "-c", f'ulimit -n {limit}; exec "$@"', "sh", *PROGRAM, *command],
+            cwd=project,
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        assert "Traceback" not in ended.stderr, (limit, ended.stderr)
+        if ended.returncode:
+            refused += 1
+            assert "ulimit -n 8192" in ended.stdout + ended.stderr, (limit, ended.stdout, ended.stderr)
+            assert "df -h" not in ended.stderr
+    assert refused
+
+
 @pytest.mark.row(124)
 @pytest.mark.parametrize(
     ("number", "path", "told"),
@@ -232,6 +391,14 @@ def test_what_this_machine_refuses_is_told_apart_from_a_bug(
     assert (error and (error.message, error.hint)) == told
 
 
+@pytest.mark.row(140)
+def test_an_extension_module_that_needs_one_file_too_many_is_told_apart_from_a_broken_installation() -> None:
+    error = explain(ImportError(f"_ctypes.so: cannot open shared object file: {os.strerror(errno.EMFILE)}"))
+    assert error
+    assert error.hint == "ulimit -n 8192"
+    assert explain(ImportError("_ctypes.so: undefined symbol")) is None
+
+
 def test_a_folder_that_was_removed_is_told(tmp_path: Path) -> None:
     code = "import os, remote_tool.cli.app as app; os.rmdir(os.getcwd()); app.main()"
     for command in ("init", "job-list"):
@@ -245,7 +412,7 @@ def test_a_folder_that_was_removed_is_told(tmp_path: Path) -> None:
 
 
 def test_a_bug_keeps_its_traceback(tmp_path: Path) -> None:
-    broken = "import remote_tool.cli.streams as s, remote_tool.cli.app as a; del s.write_text; a.main()"
+    broken = "import remote_tool.cli.output.streams as s, remote_tool.cli.app as a; del s.write_text; a.main()"
     process = subprocess.run(
         [sys.executable, "-c", broken, "job-list"], cwd=tmp_path, check=False, capture_output=True, text=True
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -10,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from remote_tool import __version__
-from remote_tool.cli.app import COMMANDS, load_command
-from remote_tool.cli.options import join_pairs, read_environment
+from remote_tool.cli.options import read_command, read_environment
+from remote_tool.cli.program import COMMANDS, load_command
 from remote_tool.cli.reference import reference
 from remote_tool.errors import UsageError
 from tests.project import remote_tool
@@ -19,14 +20,17 @@ from tests.sshd import free_port
 
 REPOSITORY = Path(__file__).parent.parent.parent
 INTERFACE = [
-    *("init", "keys", "check", "prepare", "setup", "rsync", "update-packages", "run", "job-run", "helper-torch-launch"),
-    *("helper-mpi-launch", "helper-fan-out"),
-    *("bandwidth", "job-list", "job-tail", "job-kill", "job-wait", "job-rsync", "job-pull", "demo"),
+    *("init", "keys", "check", "prepare", "setup", "rsync", "data-sync", "update-packages", "bandwidth"),
+    *("run", "job-run", "helper-torch-launch", "helper-launch", "helper-mpi-launch", "helper-fan-out"),
+    *("job-list", "job-tail", "job-kill", "job-wait", "job-rsync", "job-pull", "clean", "demo"),
 ]
 WITH_JSON = [
     "bandwidth",
     "check",
+    "clean",
+    "data-sync",
     "helper-fan-out",
+    "helper-launch",
     "helper-mpi-launch",
     "helper-torch-launch",
     "job-kill",
@@ -77,9 +81,9 @@ def test_help_and_the_names_of_commands_load_nothing_heavy(tmp_path: Path) -> No
         assert [module for module in modules if module.startswith(HEAVY)] == []
 
 
-@pytest.mark.parametrize("module", sorted({module for module, _ in COMMANDS.values()}))
+@pytest.mark.parametrize("module", sorted({module for module, _, _ in COMMANDS.values()}))
 def test_help_of_a_command_does_not_load_the_ssh_library(tmp_path: Path, module: str) -> None:
-    command = next(name for name, (its_module, _) in COMMANDS.items() if its_module == module)
+    command = next(name for name, (its_module, _, _) in COMMANDS.items() if its_module == module)
     modules = modules_of(command, "--help", cwd=tmp_path)
     assert "remote_tool.cli.options" in modules
     assert [module for module in modules if module.startswith(("asyncssh", "remote_tool.workspace"))] == []
@@ -89,8 +93,13 @@ def test_help_of_a_command_does_not_load_the_ssh_library(tmp_path: Path, module:
     ("words", "needed"),
     [
         (("run", "--cmd", "true"), set()),
-        (("job-list",), {"log_streams", "clocks", "groups", "stopping"}),
-        (("prepare",), {"run_steps", "step_logs", "sync", "sharing", "groups"}),
+        (("job-list",), {"jobs.link_news", "jobs.log_streams", "jobs.clock_skew", "home_groups", "jobs.pending_stops"}),
+        (
+            ("prepare",),
+            {"step_logs", "home_groups"}
+            | {"prepare.server", "prepare.steps", "prepare.shared_home", "transfer_pace"}
+            | {"sync.sync", "sync.options", "sync.project", "sync.first_sync"},
+        ),
     ],
 )
 def test_a_command_in_a_pipe_loads_only_what_it_needs(tmp_path: Path, words: tuple[str, ...], needed: set[str]) -> None:
@@ -101,8 +110,9 @@ def test_a_command_in_a_pipe_loads_only_what_it_needs(tmp_path: Path, words: tup
     modules = modules_of(*words, cwd=tmp_path, ends=4, environment={"HOME": str(tmp_path)})
     assert "asyncssh" in modules
     # Python's list lacks the workflow itself, which is imported by its name.
-    loaded = {module.rpartition(".")[2] for module in modules if module.startswith("remote_tool.workflows.")}
-    assert loaded == needed | {"context", "events", "selection", "supervisor"}
+    names = {module.partition("remote_tool.workflows.")[2] for module in modules} - {""}
+    loaded = {name for name in names if not (REPOSITORY / "remote_tool" / "workflows" / name).is_dir()}
+    assert loaded == needed | {"agent_client", "agent_sources", "context", "events", "selection"}
     assert [module for module in modules if module.startswith(("rich", "http", "pydantic"))] == []
 
 
@@ -120,8 +130,100 @@ def test_no_garbage_is_looked_for_when_the_program_ends(tmp_path: Path) -> None:
 
 def test_help_lists_the_commands_of_the_interface(tmp_path: Path) -> None:
     shown = remote_tool("--help", cwd=tmp_path).stdout
-    listed = re.findall(r"(?m)^  ([a-z-]+)  +[A-Z]", shown.partition("Commands:")[2])
+    listed = re.findall(r"(?m)^  ([a-z-]+)  +[A-Z]", shown.partition("Set up:")[2])
     assert listed == INTERFACE
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "help_of"),
+    [
+        (("nope",), "No such command 'nope'", ""),
+        (("run", "--josn"), "No such option: --josn (Possible options: --hosts, --json)", " run"),
+        (("job-kill", "--grace", "long"), "Invalid value for '--grace'", " job-kill"),
+        (("demo", "--servers", "99"), "Invalid value for '--servers'", " demo"),
+    ],
+)
+def test_wrong_words_are_an_error_like_any_other(
+    words: tuple[str, ...], message: str, help_of: str, tmp_path: Path
+) -> None:
+    ran = remote_tool(*words, cwd=tmp_path)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    error, hint = ran.stderr.splitlines()
+    assert error.startswith(f"error: {message}")
+    assert hint == f"hint: remote-tool{help_of} --help"
+
+
+@pytest.mark.parametrize(
+    ("words", "messages"),
+    [
+        (("rsync", "--json", "--bad"), ["No such option: --bad"]),
+        (("run", "--json"), ["No command to run"]),
+        (("job-list", "--json"), ["No workspace: "]),
+    ],
+)
+def test_refusals_are_json_too(words: tuple[str, ...], messages: list[str], tmp_path: Path) -> None:
+    ran = remote_tool(*words, cwd=tmp_path)
+    document = json.loads(ran.stdout)
+    assert (ran.returncode, list(document)) == (2, ["errors"])
+    assert [error["server"] for error in document["errors"]] == [""]
+    assert all(error["message"].startswith(text) for error, text in zip(document["errors"], messages, strict=True))
+    assert ran.stderr.startswith(f"error: {messages[0]}")
+
+
+def test_every_problem_of_the_configuration_is_an_error_of_the_document(tmp_path: Path) -> None:
+    (tmp_path / ".remote").mkdir()
+    (tmp_path / ".remote" / "configs.yaml").write_text("nmae: x\nservers: {a: {hostnam: 127.0.0.1}}\n")
+    ran = remote_tool("prepare", "--json", cwd=tmp_path)
+    problems = [error["message"] for error in json.loads(ran.stdout)["errors"]]
+    assert len(problems) >= 2
+    assert [line for line in ran.stderr.splitlines() if line.startswith("error")] == [f"error: {p}" for p in problems]
+
+
+def test_json_among_the_words_of_a_command_is_not_ours(tmp_path: Path) -> None:
+    assert remote_tool("run", "--", "tool", "--json", cwd=tmp_path).stdout == ""
+
+
+@pytest.mark.parametrize("words", [("df", "-k"), ("python", "train.py", "--lr", "1e-3")])
+def test_options_of_a_program_without_the_two_dashes_are_told_where_they_go(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    ran = remote_tool("job-run", *words, cwd=tmp_path)
+    assert ran.returncode == 2
+    assert ran.stderr.splitlines()[-1].endswith("come after --, like remote-tool job-run -- df -h")
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("ps", "job-list"), ("logs", "job-tail"), ("ssh", "run"), ("job-stop", "job-kill")]
+)
+def test_a_command_of_another_tool_is_pointed_to_ours(typed: str, meant: str, tmp_path: Path) -> None:
+    ran = remote_tool(typed, "--help", cwd=tmp_path)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert f"No such command '{typed}'. Did you mean '{meant}'?" in ran.stderr
+
+
+def test_h_is_help_and_every_example_names_its_command(tmp_path: Path) -> None:
+    assert remote_tool("job-kill", "-h", cwd=tmp_path).stdout == remote_tool("job-kill", "--help", cwd=tmp_path).stdout
+    for name, (_, _, example) in COMMANDS.items():
+        assert load_command(name).epilog == (f"Example: remote-tool {name} {example}" if example else None)
+
+
+@pytest.mark.parametrize(
+    ("cmd", "words", "command"),
+    [
+        ("echo $HOME | wc", None, "echo $HOME | wc"),
+        (None, ["df", "-h"], "df -h"),
+        (None, ["echo", "$HOME", "two words", "a'b"], """echo '$HOME' 'two words' 'a'"'"'b'"""),
+    ],
+)
+def test_words_are_quoted_and_text_is_left_to_the_shell(cmd: str | None, words: list[str] | None, command: str) -> None:
+    assert read_command(cmd, words) == command
+
+
+def test_a_command_is_given_once() -> None:
+    with pytest.raises(UsageError, match=r"Both --cmd and .* give a command to run"):
+        read_command("true", ["true"])
+    with pytest.raises(UsageError, match="No command to run"):
+        read_command(None, None)
 
 
 def test_every_command_has_verbose_and_those_of_the_interface_have_json() -> None:
@@ -132,7 +234,7 @@ def test_every_command_has_verbose_and_those_of_the_interface_have_json() -> Non
 
 def test_the_reference_is_what_help_says(tmp_path: Path) -> None:
     written = (REPOSITORY / "docs" / "reference.md").read_text()
-    assert written == reference(), "python -m remote_tool.cli.reference writes it anew"
+    assert written == reference(), "run: python -m remote_tool.cli.reference"
     for arguments in ((), ("job-kill",)):
         shown = remote_tool(*arguments, "--help", cwd=tmp_path, environment={"COLUMNS": "80"}).stdout
         assert shown.strip() in written
@@ -155,8 +257,8 @@ def test_a_misspelt_command_or_option_is_refused_with_the_likely_one(tmp_path: P
 @pytest.mark.parametrize("words", ["job-list", "prepare --json", "helper-torch-launch --cmd train.py"])
 def test_outside_of_a_workspace_a_command_says_so(words: str, tmp_path: Path) -> None:
     refused = remote_tool(*words.split(), cwd=tmp_path)
-    assert (refused.returncode, refused.stdout) == (2, "")
-    where = f"{tmp_path.resolve()} has no .remote folder, nor has any folder above it"
+    assert (refused.returncode, bool(refused.stdout)) == (2, "--json" in words)
+    where = f"neither {tmp_path.resolve()} nor any folder above it contains a .remote folder"
     assert refused.stderr == f"error: No workspace: {where}\nhint: remote-tool init\n"
 
 
@@ -174,10 +276,12 @@ def test_completion_is_silent_outside_of_a_workspace(tmp_path: Path) -> None:
 
 @pytest.mark.row(111)
 def test_a_variable_is_two_words() -> None:
-    words = ["--cmd", "x", "--env", "A", "1 2", "--env", "B=b=c", "--env", "EMPTY", "", "--", "--env", "C", "3"]
-    joined = join_pairs(words)
-    assert joined == ["--cmd", "x", "--env", "A=1 2", "--env", "B=b=c", "--env", "EMPTY=", "--", "--env", "C", "3"]
-    assert read_environment(["A=1 2", "B=b=c", "EMPTY="]) == {"A": "1 2", "B": "b=c", "EMPTY": ""}
+    words = ["--cmd", "--env", "--env", "A", "1 2", "--env", "B=b=c", "--env", "EMPTY", "", "--", "--env", "C", "3"]
+    command = load_command("run")
+    context = command.make_context("run", words)
+    assert (context.params["cmd"], context.params["words"]) == ("--env", ["--env", "C", "3"])
+    assert context.params["env"] == ["A=1 2", "B=b=c", "EMPTY="]
+    assert read_environment(context.params["env"]) == {"A": "1 2", "B": "b=c", "EMPTY": ""}
 
 
 @pytest.mark.parametrize("pair", ["1A=x", "A-B=x", "=x", "Ä=x", "A B=x", "A\n=x"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 from typing import TYPE_CHECKING
 
@@ -62,7 +63,7 @@ def test_a_launch_takes_its_processes_from_the_list_unless_told(bare: Path) -> N
 
 def test_servers_are_looked_after_by_a_list_too(bare: Path) -> None:
     let_in = remote_tool("keys", "--hosts", "10.0.0.1", "--dry-run", cwd=bare)
-    assert (let_in.returncode, let_in.stdout) == (0, "10.0.0.1: a key logs in already\n"), let_in.stderr
+    assert (let_in.returncode, let_in.stdout) == (0, "10.0.0.1: key-based login already works\n"), let_in.stderr
     ready = remote_tool("keys", "--hostfile", "hosts", cwd=bare)
     assert ready.stderr.splitlines()[-1:] == ["next: remote-tool prepare --hostfile hosts"]
     checked = json.loads(remote_tool("check", "--hostfile", "hosts", "--json", cwd=bare).stdout)
@@ -70,10 +71,10 @@ def test_servers_are_looked_after_by_a_list_too(bare: Path) -> None:
     measured = remote_tool("bandwidth", "--hosts", "10.0.0.1,10.0.0.2", "--seconds", "0.1", "--json", cwd=bare)
     links = json.loads(measured.stdout)["links"]
     assert {(each["from"], each["to"]) for each in links} == {("10.0.0.1", "10.0.0.2"), ("10.0.0.2", "10.0.0.1")}
-    strays = remote_tool("job-kill", "--strays", "--hosts", "10.0.0.1", cwd=bare)
-    assert (strays.returncode, strays.stderr) == (0, "no strays\n")
+    orphans = remote_tool("job-kill", "--orphans", "--hosts", "10.0.0.1", cwd=bare)
+    assert (orphans.returncode, orphans.stderr) == (0, "no orphans\n")
     refused = remote_tool("job-kill", "--hosts", "10.0.0.1", cwd=bare)
-    assert (refused.returncode, "are for --strays" in refused.stderr) == (2, True)
+    assert (refused.returncode, "need --orphans" in refused.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -81,24 +82,24 @@ def test_servers_are_looked_after_by_a_list_too(bare: Path) -> None:
     [
         (
             ["--hosts", "a", "--hostfile", "b"],
-            "error: --hosts and --hostfile both say which servers are meant\nhint: Keep one of them\n",
+            "error: --hosts and --hostfile cannot be combined\nhint: Keep one of them\n",
         ),
         (
             ["--hosts", "a", "--server", "b"],
-            "error: --server and --hosts both say which servers are meant\nhint: Keep one of them\n",
+            "error: --server and --hosts cannot be combined\nhint: Keep one of them\n",
         ),
         (
             ["--hosts", "a:2222"],
             (
-                "error: --hosts 'a:2222': a:2222 asks for 2222 processes; the number after a host is never a port\n"
-                "hint: The port of ssh belongs into ~/.ssh/config: Host a, Port 2222\n"
+                "error: --hosts 'a:2222': a:2222 requests 2222 processes; the number after a host is not a port\n"
+                "hint: Set the SSH port in ~/.ssh/config: Host a, Port 2222\n"
             ),
         ),
         (["--hostfile", "missing"], "error: missing: No such file or directory\nhint: ls -l missing\n"),
         (
             ["--hostfile", "wrong"],
             (
-                "error: wrong:1: 'rack=7' is not understood; a line is HOST, HOST:PROCESSES or HOST slots=PROCESSES\n"
+                "error: wrong:1: 'rack=7' is not valid; a line is HOST, HOST:PROCESSES or HOST slots=PROCESSES\n"
                 "error: wrong:3: fd00::5 is not a host"
             ),
         ),
@@ -127,15 +128,17 @@ def test_a_host_that_does_not_answer_is_looked_for_in_what_ssh_knows(bare: Path,
     assert "Check away in ~/.ssh/config" in ran.stderr
 
 
-def test_init_writes_hosts_as_servers(tmp_path: Path) -> None:
+def test_init_writes_hosts_as_servers(tmp_path: Path, own_home: Path) -> None:
+    (own_home / ".ssh").mkdir(mode=0o700, exist_ok=True)
+    (own_home / ".ssh" / "config").write_text("Host gpu-lab\n  User somebody\n")
     (tmp_path / "hosts").write_text("me@10.0.0.1 slots=2\n[fd00::5]:4\n10.0.0.3\n")
     made = remote_tool("init", "--name", "digits", "--hostfile", "hosts", "--hosts", "gpu-lab", cwd=tmp_path)
     assert made.returncode == 0, made.stderr
-    assert "the numbers of processes are not kept" in made.stderr
+    assert "numbers of processes are not saved" in made.stderr
     servers = load(tmp_path).servers
     assert [(each.name, each.username, each.hostname) for each in servers.values()] == [
         ("gpu-lab", None, "gpu-lab"),
         ("10.0.0.1", "me", "10.0.0.1"),
-        ("fd00--5", None, "fd00::5"),
-        ("10.0.0.3", None, "10.0.0.3"),
+        ("fd00--5", getpass.getuser(), "fd00::5"),
+        ("10.0.0.3", getpass.getuser(), "10.0.0.3"),
     ]

@@ -37,9 +37,9 @@ while not os.path.exists("go"):
 SHOW = """
 import sys, time
 from remote_tool.cli.following import Output
-from remote_tool.cli.live_status import LiveStatus
+from remote_tool.cli.status_line.live_status import LiveStatus
 from remote_tool.jobs.job import Job, JobState
-from remote_tool.workflows.follow_jobs import Chunk
+from remote_tool.workflows.jobs.follow import Chunk
 job = Job(1, "id", "gpu1", "train", JobState.RUNNING)
 output = Output()
 with LiveStatus({"acc": "acc ([0-9.]+)"}) as live:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -10,18 +11,19 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 
-from remote_tool.cli import streams
-from remote_tool.cli.console import Console, show_error, show_failures
 from remote_tool.cli.following import show_end, show_until_end
-from remote_tool.cli.log_lines import LONGEST_LINE, ExactOutput, LabelledOutput
-from remote_tool.cli.plain import harmless_line, harmless_stream, one_line, visible
-from remote_tool.cli.tables import print_jobs
+from remote_tool.cli.output import streams
+from remote_tool.cli.output.console import Console, show_error, show_failures
+from remote_tool.cli.output.log_lines import LONGEST_LINE, ExactOutput, LabelledOutput
+from remote_tool.cli.output.sanitize import escape_controls, harmless_line, harmless_stream, one_line
+from remote_tool.cli.tables.jobs import print_jobs
 from remote_tool.errors import ConfigError, ConnectError, SomeServersFailedError
 from remote_tool.jobs.job import Job, JobState
 from remote_tool.workflows.events import Notice, Outcome, StepEnded, StepOutput, StepProgress, StepStarted
-from remote_tool.workflows.failures import RankFailure
-from remote_tool.workflows.follow_jobs import Chunk, FollowAnswer, OnChunk
+from remote_tool.workflows.jobs.failures import RankFailure
+from remote_tool.workflows.jobs.follow import Chunk, FollowAnswer, OnChunk
 from remote_tool.workflows.selection import JobSelection
 from tests.cli.terminal import Terminal
 
@@ -48,13 +50,13 @@ PASSING = re.compile(r"\x1b\[[0-9;:]{0,40}m")
 @pytest.mark.row(110)
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_what_steers_a_terminal_is_written_out(text: str) -> None:
-    assert CONTROLS.search(visible(text)) is None
+    assert CONTROLS.search(escape_controls(text)) is None
     assert CONTROLS.search(one_line(text)) is None
     assert CONTROLS.search(PASSING.sub("", harmless_line(text))) is None
 
 
 def test_written_out_characters_can_be_read() -> None:
-    assert visible("a\x1b]0;t\x07\u202e\udcff\tb\nc") == "a\\x1b]0;t\\x07\\u202e\\udcff\tb\nc"
+    assert escape_controls("a\x1b]0;t\x07\u202e\udcff\tb\nc") == "a\\x1b]0;t\\x07\\u202e\\udcff\tb\nc"
     assert one_line("a\tb\nc") == "a b c"
 
 
@@ -166,20 +168,30 @@ LONG = Job(
     created_at=0.0,
 )
 
+WIDE = replace(LONG, key=7, server="机器", command="python 训练.py " + "漢字" * 60, tags=("標籤",))
+
 
 @pytest.mark.row(110)
-def test_rows_in_a_pipe_have_no_empty_column_and_no_escape(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(time, "time", lambda: 7300.0)
+def test_rows_in_a_pipe_have_no_empty_column_and_no_escape(capfd: pytest.CaptureFixture[str]) -> None:
+    first, second = (time.strftime("%Y-%m-%dT%H:%M", time.localtime(moment)) for moment in (7200, 0))
     ended = Job(
-        key=3, id=JOB.id, server="second", command="exit 3", state=JobState.FAILED, exit_code=3, created_at=7290.0
+        key=3,
+        id=JOB.id,
+        server="second",
+        command="exit 3",
+        state=JobState.FAILED,
+        exit_code=3,
+        created_at=7199.0,
+        started_at=7200.0,
+        ended_at=7295.0,
     )
     print_jobs([ended, JOB])
     assert capfd.readouterr().out == (
-        "KEY  SERVER  STATE        EXIT  LAUNCH  AGE  TAGS           REASON                             COMMAND\n"
-        "3    second  failed       3     -       10s  -              -                                  exit 3\n"
-        "12   gpu1    unreachable  -     1234/0  2h   sweep,\\x1b[2J  "
+        "KEY  SERVER  STATE        EXIT  LAUNCH  STARTED           DURATION  TAGS           "
+        "REASON                             COMMAND\n"
+        f"3    second  failed       3     -       {first}  1m35s     -              "
+        "-                                  exit 3\n"
+        f"12   gpu1    unreachable  -     1234/0  {second}  -         sweep,\\x1b[2J  "
         "last seen running, 40 s ago\\u202e  python train.py \\x1b]0;x\\x07\n"
     )
 
@@ -199,7 +211,7 @@ def test_the_rank_that_failed_first_is_named_with_its_traceback(capfd: pytest.Ca
     assert out == ""
     assert err == (
         "job 12 on gpu2: failed, exit code 1\n"
-        "first to fail: gpu2, rank 3 (host node\\x1b[2Jb), exit code 1: ValueError: bad luck\n"
+        "first to fail: gpu2, rank 3: ValueError: bad luck\n"
         '  Traceback (most recent call last):\n    File "train.py", line 5\n  ValueError: bad\n  error: luck\n'
         "error: gpu9 does not answer\n"
         "hint: ping gpu9\n"
@@ -252,6 +264,23 @@ def test_what_steps_tell_is_a_line_each_in_a_pipe_and_harmless(capfd: pytest.Cap
     ]
 
 
+def test_a_pipe_hears_now_and_then_how_far_a_long_step_is(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with Console(activity="connecting") as console:
+        console.report(StepStarted("gpu1", "rsync"))
+        for now in range(80):
+            console.report(StepProgress("gpu1", "rsync", f"{now} % of 1.0 GiB\x07"))
+        console.report(StepEnded("gpu1", "rsync", Outcome.DONE, "", 80.0))
+        console.report(StepProgress("gpu1", "rsync", "too late"))
+    assert capfd.readouterr().err.splitlines() == [
+        *(f"gpu1: rsync: {second} % of 1.0 GiB\\x07" for second in (5, 35, 65)),
+        "gpu1: rsync: done (80.0 s)",
+    ]
+
+
 @pytest.mark.row(110)
 def test_errors_are_clear_without_colour_and_a_hint_stands_once(capfd: pytest.CaptureFixture[str]) -> None:
     errors = {name: ConnectError(f"{name} \x1b[2J is away", hint="ping it") for name in ("gpu1", "gpu2")}
@@ -262,23 +291,164 @@ def test_errors_are_clear_without_colour_and_a_hint_stands_once(capfd: pytest.Ca
         "error: gpu1 \\x1b[2J is away",
         "error: gpu2 \\x1b[2J is away",
         "error: gpu3: does not answer",
-        "hint: ping it",
+        "hint (gpu1, gpu2): ping it",
         "error: a.yaml:1: x: wrong",
         "error: a.yaml:2: y: wrong",
         "hint: look",
     ]
 
 
-def test_a_table_fits_a_terminal_of_80_columns_and_keeps_the_reason(tmp_path: Path) -> None:
-    show = "import tests.cli.test_output as t; t.print_jobs([t.JOB, t.LONG])"
-    with Terminal(cwd=tmp_path, program=["-c", show], environment={"PYTHONPATH": str(REPOSITORY)}) as terminal:
+def test_servers_that_need_the_same_have_one_hint_and_one_alone_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    hints = {
+        "gpu1": "Check servers.gpu1.port",
+        "gpu2": "Check servers.gpu2.port",
+        "gpu3": "Look at gpu3",
+        "gpu4": "Look",
+    }
+    hints |= {"gpu5": "Try: ssh -p 1 u@10.0.0.5", "gpu6": "Try: ssh u@10.0.0.6"}
+    show_failures({name: ConnectError(f"{name} is away", hint=hint) for name, hint in hints.items()})
+    show_failures({f"node{number}": ConnectError("is away", hint="ping it") for number in range(20)})
+    shown = [line for line in capfd.readouterr().err.splitlines() if line.startswith("hint")]
+    assert shown == [
+        "hint (gpu1, gpu2): Check servers.NAME.port",
+        "hint: Look at gpu3",
+        "hint (gpu4): Look",
+        "hint (gpu5, gpu6): Try: ssh -p 1 u@10.0.0.5",
+        f"hint ({', '.join(f'node{number}' for number in range(8))} and 12 more): ping it",
+    ]
+
+
+def test_a_step_that_failed_names_its_server_once(capfd: pytest.CaptureFixture[str]) -> None:
+    with Console() as console:
+        console.report(StepEnded("gpu2", "rsync", Outcome.FAILED, "gpu2: the disk is full", 1.0))
+    assert capfd.readouterr().err == "gpu2: rsync: failed (1.0 s), the disk is full\n"
+
+
+def test_steps_of_a_server_with_nothing_to_do_are_shown_only_when_asked_for(capfd: pytest.CaptureFixture[str]) -> None:
+    steps = [
+        StepEnded("gpu1", "environment", Outcome.UNCHANGED, "Python"),
+        StepEnded("gpu2", "environment", Outcome.UNCHANGED, "Python"),
+        StepEnded("gpu2", "rsync", Outcome.DONE, "sent"),
+        StepEnded("gpu2", "packages", Outcome.UNCHANGED, "none"),
+        StepEnded("gpu2", "supervisor", Outcome.DONE, "0123", is_internal=True),
+        StepEnded("gpu1", "supervisor", Outcome.FAILED, "no room", is_internal=True),
+    ]
+    for verbose in (0, 1):
+        with Console(verbose=verbose, only_changes=True) as console:
+            for step in steps[: len(steps) if verbose else -1]:
+                console.report(step)
+    lines = capfd.readouterr().err.splitlines()
+    assert [line.split(", ")[0] for line in lines[:3]] == [
+        "gpu2: environment: unchanged",
+        "gpu2: rsync: done (0.0 s)",
+        "gpu2: packages: unchanged",
+    ]
+    assert [line.split(":")[1].strip() for line in lines[3:]] == [step.step for step in steps]
+
+
+@pytest.mark.parametrize("columns", [50, 80])
+def test_an_error_breaks_between_words_on_a_terminal(tmp_path: Path, columns: int) -> None:
+    path = ".remote/logs/" + "0123456789" * 9
+    message = (
+        f"gpu1: the whole of a sentence that is longer than a line of the terminal says why\n  look at {path} then"
+    )
+    show = f"import tests.cli.test_output as t; t.show_error(t.ConnectError({message!r}, hint='do it ' * 30))"
+    environment = {"PYTHONPATH": str(REPOSITORY), "COLUMNS": str(columns)}
+    with Terminal(cwd=tmp_path, program=["-c", show], environment=environment) as terminal:
+        assert terminal.end() == 0
+        lines = terminal.text.splitlines()
+    assert max(len(line) for line in lines if path not in line) <= columns
+    assert sum(path in line for line in lines) == 1
+    assert " ".join(" ".join(lines).split()) == " ".join(f"error: {message} hint: {'do it ' * 30}".split())
+    assert all(line.startswith(("error: ", "hint: ", "  ")) for line in lines)
+
+
+def drawn(jobs: str, columns: int, cwd: Path) -> list[str]:
+    """Return the lines that a terminal of so many columns shows."""
+    show = f"import tests.cli.test_output as t; t.print_jobs({jobs})"
+    environment = {"PYTHONPATH": str(REPOSITORY), "COLUMNS": str(columns)}
+    with Terminal(cwd=cwd, program=["-c", show], environment=environment) as terminal:
         assert terminal.end() == 0
         lines = [line.rstrip() for line in terminal.text.splitlines()]
-    assert max(map(len, lines)) <= 80
-    assert lines[0].split() == ["KEY", "SERVER", "STATE", "EXIT", "LAUNCH", "AGE", "TAGS", "COMMAND"]
-    assert re.match(r" *12  gpu1 +unreachable +1234/0 ", lines[1])
-    assert "last seen running, 40 s ago\\u202e" in " ".join(" ".join(lines).split())
-    assert re.fullmatch(r"123456  gpu-server-…  failed +SIGKILL +\d+d  a-tag,a…  python .*…", lines[-1])
+    assert max(map(cell_len, lines)) <= columns
+    return lines
+
+
+def test_a_table_fits_a_terminal_of_80_columns_and_keeps_the_reason(tmp_path: Path) -> None:
+    lines = drawn("[t.JOB, t.LONG]", 80, tmp_path)
+    assert lines[0].split() == ["KEY", "SERVER", "STATE", "EXIT", "STARTED", "TAGS", "COMMAND"]
+    assert re.match(r" *12  gpu1 +unreachable +\d{4}-\d\d-\d\d ", lines[1])
+    assert lines[2].strip() == "last seen running, 40 s ago\\u202e"
+    assert re.fullmatch(r"123456  gpu-server-…  failed +SIGKILL +\d{4}-\d\d-\d\d +a-tag,a…  python.*…", lines[-1])
+
+
+@pytest.mark.parametrize("columns", [30, 50, 80, 200])
+@pytest.mark.parametrize("jobs", ["[t.JOB, t.LONG]", "[t.WIDE]"])
+def test_no_terminal_is_too_narrow_for_keys_and_states(tmp_path: Path, columns: int, jobs: str) -> None:
+    lines = drawn(jobs, columns, tmp_path)
+    words = " ".join(lines).split()
+    for job in eval(jobs, {"t": sys.modules[__name__]}):
+        assert str(job.key) in words
+        assert job.state.value in words
+
+
+def test_a_wide_terminal_shows_every_column_and_a_narrow_one_drops_the_least_important(tmp_path: Path) -> None:
+    every = ["KEY", "SERVER", "STATE", "EXIT", "LAUNCH", "STARTED", "DURATION", "TAGS", "COMMAND"]
+    jobs = "[t.replace(t.LONG, launch_id='a-1234', node_rank=0, started_at=1e8, ended_at=1e8 + 90000)]"
+    columns = {width: drawn(jobs, width, tmp_path)[0].split() for width in (130, 85, 75, 68)}
+    assert columns == {
+        130: every,
+        85: [name for name in every if name != "LAUNCH"],
+        75: [name for name in every if name not in {"LAUNCH", "DURATION"}],
+        68: [name for name in every if name not in {"LAUNCH", "DURATION", "TAGS"}],
+    }
+    assert drawn(jobs, 55, tmp_path) == [
+        "123456  gpu-server-with-a-long-name  failed  SIGKILL",
+        "  1973-03-03  1d1h  1234/0  a-tag,and-another",
+        "  python train.py --learning-rate 0.1",
+    ]
+
+
+def test_who_started_jobs_is_shown_where_several_people_did(capfd: pytest.CaptureFixture[str]) -> None:
+    ann, bob = (replace(JOB, key=key, started_by=name) for key, name in ((1, "ann@tower"), (2, "bob@laptop\x07")))
+    print_jobs([ann, ann, JOB])
+    assert "WHO" not in capfd.readouterr().out
+    print_jobs([ann, bob, JOB])
+    header, *rows = capfd.readouterr().out.splitlines()
+    assert header.split().index("WHO") == 7
+    assert [row.split()[7] for row in rows] == ["ann@tower", "bob@laptop\\x07", "-"]
+
+
+def test_the_gpus_of_jobs_are_a_column_where_some_were_given(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    print_jobs([JOB, replace(JOB, gpus=("0", "3"))])
+    header, *rows = capfd.readouterr().out.splitlines()
+    assert header.split()[-3:] == ["GPUS", "REASON", "COMMAND"]
+    assert [row.split()[8] for row in rows] == ["-", "0,3"]
+    jobs = "[t.replace(t.LONG, gpus=('GPU-8932f937-d72c-4106-c12f-20bd9faed9f6', 'GPU-5ac02f11')), t.LONG]"
+    wide, usual = (drawn(jobs, width, tmp_path) for width in (200, 80))
+    narrow = drawn("[t.replace(t.LONG, signal='', gpus=('0', '3'))]", 50, tmp_path)
+    assert "  GPU-8932f937-d72c-4106-c12f-20bd9faed9f6,GPU-5ac02f11  " in wide[1]
+    assert "GPUS" in usual[0].split()
+    assert "GPU-8932f93…" in usual[1]
+    assert narrow == [
+        "123456  gpu-server-with-a-long-name  failed",
+        "  1970-01-01  a-tag,and-another  GPUs 0,3",
+        "  python train.py --learning-rate 0.1",
+    ]
+
+
+def test_one_reason_of_several_jobs_is_said_once(tmp_path: Path) -> None:
+    lines = drawn("[t.replace(t.JOB, key=key) for key in (7, 8, 9)]", 80, tmp_path)
+    assert sum("last seen" in line for line in lines) == 1
+    assert lines[-1].strip() == "7 to 9: last seen running, 40 s ago\\u202e"
+
+
+def test_a_reason_does_not_repeat_the_error_of_the_server(capfd: pytest.CaptureFixture[str]) -> None:
+    error = ConnectError("gpu1 is not prepared")
+    print_jobs([replace(JOB, reason="last seen running, 3 s ago; gpu1 is not prepared")], errors={"gpu1": error})
+    out = capfd.readouterr().out
+    assert "last seen running, 3 s ago " in out
+    assert "not prepared" not in out
 
 
 @pytest.mark.row(110)
@@ -287,3 +457,21 @@ def test_a_program_on_a_terminal_cannot_steer_it(project: Path) -> None:
     with Terminal("run", "--server", "first", "--cmd", hostile, cwd=project) as terminal:
         assert terminal.end() == 0
         assert terminal.raw.decode() == ("a\\x1b]0;owned\\x07b\\x1b[2Jc\ufffd2J\x1b[31mred\r\n10%\r\x1b[K20%\x1b[0m")
+
+
+def test_what_comes_beside_a_progress_bar_is_not_glued_to_it(tmp_path: Path) -> None:
+    """The streams of a job come one after the other: what tqdm clears for its text may come after that."""
+    show = """if True:
+        from remote_tool.cli.output.log_lines import ExactOutput
+        output = ExactOutput()
+        for stream, data in (
+            (2, b"\\r 10%|#"), (1, b"text\\n"), (2, b"\\r      \\r"), (2, b"\\r 20%|##"), (2, b" 2/10"),
+            (1, b"mo"), (1, b"re\\n"), (2, b"\\r100%\\n"), (1, b"end\\n"),
+        ):
+            output.write("", stream, data)
+        output.close()
+    """
+    with Terminal(cwd=tmp_path, program=["-c", show], environment={"PYTHONPATH": str(REPOSITORY)}) as terminal:
+        assert terminal.end() == 0
+    shown = terminal.raw.decode()
+    assert shown == ("\r 10%|#\r\x1b[Ktext\r\n\r      \r\r 20%|## 2/10\r\x1b[Kmore\r\n\r100%\r\nend\r\n")

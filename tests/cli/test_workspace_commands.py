@@ -34,19 +34,23 @@ def test_preparing_twice_says_that_nothing_had_to_be_done(make_server: MakeServe
     root = make_project(tmp_path / "project", [server])
     first = remote_tool("prepare", cwd=root)
     assert (first.returncode, first.stdout) == (0, "")
-    host_key, *steps, end = [re.sub(r"\d+\.\d s", "N s", line) for line in first.stderr.splitlines()]
+    host_key, *steps, ready, end = [re.sub(r"\d+\.\d s", "N s", line) for line in first.stderr.splitlines()]
     assert re.fullmatch(rf"gpu1: new host key of 127.0.0.1:{server.port} accepted: SHA256:\S+", host_key)
     assert [line.split(" (")[0] for line in steps if "packages" not in line] == [
         "gpu1: environment: done",
         "gpu1: rsync: done",
-        "gpu1: supervisor: done",
     ]
-    assert end == "done on 1 server in N s"
+    python = f"Python {sys.version_info[0]}.{sys.version_info[1]}.{sys.version_info[2]}"
+    assert (ready, end) == (f"gpu1  ready  {python}", "done on 1 server in N s")
     second = remote_tool("prepare", cwd=root)
     assert (second.returncode, second.stdout) == (0, "")
-    *steps, end = second.stderr.splitlines()
+    line, end = second.stderr.splitlines()
+    assert line == f"gpu1  ready  {python}"
+    assert re.fullmatch(r"1 server already up to date \(\d+\.\d s\)", end)
+    third = remote_tool("prepare", "-v", cwd=root)
+    steps = [line for line in third.stderr.splitlines() if ": unchanged" in line]
     assert [re.match(r"gpu1: (\w+): unchanged", line) is not None for line in steps] == [True] * 4
-    assert re.fullmatch(r"nothing had to be done on 1 server \(\d+\.\d s\)", end)
+    assert re.search(r"(?m)^gpu1: supervisor: unchanged, [0-9a-f]{16}$", third.stderr)
 
 
 @pytest.mark.slow
@@ -66,6 +70,8 @@ def test_prepare_and_rsync_as_json(project: Path) -> None:
 def test_a_dry_run_lists_what_would_be_sent_and_sends_nothing(
     project: Path, servers: tuple[TestServer, TestServer]
 ) -> None:
+    # Another project of the same name may have been sent meanwhile.
+    assert remote_tool("rsync", "--server", "first", cwd=project).returncode == 0
     name = f"{new_job_id()} new.py"
     (project / name).write_text("")
     try:
@@ -155,14 +161,14 @@ def test_init_takes_everything_from_options_and_overwrites_nothing(tmp_path: Pat
     written = (tmp_path / ".remote" / "configs.yaml").read_text()
     again = remote_tool("init", *options, cwd=tmp_path)
     assert again.returncode == 2
-    assert again.stderr.startswith("error: .remote/configs.yaml is there already; nothing was written\n")
+    assert again.stderr.startswith("error: .remote/configs.yaml already exists; nothing was written\n")
     assert (tmp_path / ".remote" / "configs.yaml").read_text() == written
 
 
 @pytest.mark.slow
 def test_init_asks_again_until_an_answer_can_be_used(tmp_path: Path) -> None:
     with Terminal("init", cwd=tmp_path) as terminal:
-        terminal.until("on the servers")
+        terminal.until("folder on servers")
         terminal.type("../evil\n")
         terminal.until("error: ")
         terminal.type("digits\n")
@@ -176,16 +182,21 @@ def test_init_asks_again_until_an_answer_can_be_used(tmp_path: Path) -> None:
         terminal.until("Two servers are called gpu1")
         terminal.type("\n")
         terminal.until("Private key")
+        terminal.type("~/.ssh/no_such_key\n")
+        terminal.until(".ssh/no_such_key")
+        terminal.until("Private key", times=2)
         terminal.type("\n")
         assert terminal.end() == 0
+        assert "error: No such file" in terminal.text
     written = (tmp_path / ".remote" / "configs.yaml").read_text()
     assert "name: digits" in written
     assert "username: ubuntu" in written
+    assert "private_key" not in written
 
 
 def test_ctrl_c_at_a_question_writes_nothing(tmp_path: Path) -> None:
     with Terminal("init", cwd=tmp_path) as terminal:
-        terminal.until("on the servers")
+        terminal.until("folder on servers")
         terminal.type("\x03")
         assert terminal.end() == 130
         assert "Traceback" not in terminal.text
@@ -217,7 +228,7 @@ def test_a_failing_server_is_named_at_the_end(tmp_path: Path, make_server: MakeS
     failed = remote_tool("prepare", cwd=root)
     assert failed.returncode == 1
     assert failed.stderr.splitlines()[-1].startswith("1 of 1 server failed after ")
-    assert re.search(r"(?m)^error: bare .*/no/such/prefix", failed.stderr)
+    assert re.search(r"(?m)^error: /no/such/prefix/bin/python on bare ", failed.stderr)
 
 
 @pytest.mark.parametrize("limit", ["-S -n 12", "-n 12"])

@@ -42,7 +42,7 @@ def test_devices_are_numbers_or_uuids(text: str, devices: tuple[str, ...] | None
         ("0-3", "found '0-3'"),
         ("GPU-", "found 'GPU-'"),
         ("GPU-$(x)", "found"),
-        ("0,3,0", "0 is named twice"),
+        ("0,3,0", "0 is given twice"),
         ("0,GPU-8932f937", "cannot be mixed"),
         ("GPU-8932f937,MIG-8932f937", "cannot be mixed"),
     ],
@@ -63,7 +63,7 @@ def test_the_option_wins_over_the_key_and_a_variable_over_the_key() -> None:
 
 
 def test_the_option_and_the_variable_are_refused_together() -> None:
-    with pytest.raises(UsageError, match="Both --devices and --env CUDA_VISIBLE_DEVICES"):
+    with pytest.raises(UsageError, match="--devices and --env CUDA_VISIBLE_DEVICES cannot be combined"):
         check_devices((0,), {"CUDA_VISIBLE_DEVICES": "0"})
     check_devices((), {"CUDA_VISIBLE_DEVICES": "0"})
 
@@ -81,16 +81,16 @@ def test_numbers_are_those_of_nvidia_smi() -> None:
     ("device", "gpus", "uuids", "problem"),
     [
         ("3", 4, [], ""),
-        ("4", 4, [], "gpu1 has the GPUs 0 to 3, not 4"),
-        ("1", 1, [], "gpu1 has GPU 0 only, not 1"),
-        ("0", 0, [], "gpu1 has no GPU, so device 0 cannot be used there"),
+        ("4", 4, [], "gpu1 has only GPUs 0 to 3, not 4"),
+        ("1", 1, [], "gpu1 has only GPU 0, not 1"),
+        ("0", 0, [], "gpu1 has no GPU, but device 0 is requested"),
         ("GPU-1f", 2, ["GPU-1f00", "GPU-2f00"], ""),
         ("GPU-1F", 2, ["GPU-1f00", "GPU-2f00"], ""),
         ("GPU-1f", 2, [], ""),
         ("GPU-3f", 2, ["GPU-1f00", "GPU-2f00"], "gpu1 has no GPU GPU-3f"),
-        ("GPU-1f", 2, ["GPU-1f00", "GPU-1f01"], "gpu1 has 2 GPUs whose UUID begins with GPU-1f"),
+        ("GPU-1f", 2, ["GPU-1f00", "GPU-1f01"], "gpu1 has 2 GPUs whose UUID starts with GPU-1f"),
         ("MIG-1f", 1, ["GPU-1f00"], ""),
-        ("MIG-1f", 0, [], "gpu1 has no GPU, so device MIG-1f cannot be used there"),
+        ("MIG-1f", 0, [], "gpu1 has no GPU, but device MIG-1f is requested"),
     ],
 )
 def test_devices_that_a_server_does_not_have_are_refused(

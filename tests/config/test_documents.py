@@ -8,24 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from remote_tool.config.loading import (
-    ARTIFACT_KEYS,
-    CONDA_KEYS,
-    INSTALLER_KEYS,
-    LIMIT_KEYS,
-    SERVER_KEYS,
-    TOP_KEYS,
-    parse,
-)
+from remote_tool.config.artifacts import LIMIT_KEYS, PATTERN_KEYS
+from remote_tool.config.data_sets import KEYS as DATA_KEYS
+from remote_tool.config.environment import CONDA_KEYS, INSTALLER_KEYS
+from remote_tool.config.loading import TOP_KEYS, parse
 from remote_tool.config.model import Config, EnvironmentKind, HostKeyPolicy, Installer, Server
+from remote_tool.config.servers import KEYS as SERVER_KEYS
 from remote_tool.paths import LocalPaths, RemotePaths
-from remote_tool.workflows.init import EXCLUDES
+from remote_tool.workflows.servers.init import EXCLUDES
 
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLE = REPOSITORY / ".remote.example"
 PAGE = REPOSITORY / "docs" / "configuration.md"
 ROOT = Path("/home/me/my_project")
-KEYS = (*TOP_KEYS, *SERVER_KEYS, *CONDA_KEYS, *INSTALLER_KEYS, *ARTIFACT_KEYS, *LIMIT_KEYS)
+KEYS = (*TOP_KEYS, *DATA_KEYS, *SERVER_KEYS, *CONDA_KEYS, *INSTALLER_KEYS, *PATTERN_KEYS, *LIMIT_KEYS)
 
 
 def read(text: str) -> Config:
@@ -78,6 +74,7 @@ def test_the_defaults_on_the_page_are_the_real_ones() -> None:
         "environment": read("").environment.kind,
         "host_keys": read("").host_keys,
         "log_limit": f"{read('').log_limit // 1024**3}GB",
+        "lost_after": f"{read('').lost_after:g}",
         "artifact_limit": "{{file: {}GB, job: {}GB}}".format(
             *(size // 1024**3 for size in dataclasses.astuple(read("").artifact_limit))
         ),

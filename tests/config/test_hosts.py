@@ -56,6 +56,32 @@ def test_a_hostfile_of_each_launcher(form: str) -> None:
 
 def test_users_of_a_hostfile() -> None:
     assert [host.username for host in parse_hostfile(HOSTFILES["user="].encode(), "hosts")] == ["me", "you"]
+    assert parse_hostfile(b"me@a user=me\n", "hosts") == (ListedHost("a", "me"),)
+    assert problems("me@a user=you\n") == ["hosts:1: a has two users, me and you; keep one of them"]
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("node[01-03,20]", ["node01", "node02", "node03", "node20"]),
+        ("a,gpu[9-11].lab,b", ["a", "gpu9.lab", "gpu10.lab", "gpu11.lab", "b"]),
+        ("r[1-2]n[1,3]", ["r1n1", "r1n3", "r2n1", "r2n3"]),
+        ("a,b,", ["a", "b"]),
+        ("[fd00::5],node[1]", ["fd00::5", "node1"]),
+    ],
+)
+def test_the_short_form_of_slurm_names_every_host(text: str, hosts: list[str]) -> None:
+    assert [host.hostname for host in parse_hosts(text)] == hosts
+
+
+def test_every_host_of_a_short_form_has_the_user_and_the_processes() -> None:
+    assert parse_hosts("me@node[1-2]:4") == (ListedHost("node1", "me", 4), ListedHost("node2", "me", 4))
+    assert parse_hostfile(b"me@node[1-2] slots=4\n", "hosts") == parse_hosts("me@node[1-2]:4")
+
+
+@pytest.mark.parametrize("data", [b'{"hosts": ["a"]}', b'["a", "b"]', b'\n[\n  "a"\n]', b'[{"a": 1}]'])
+def test_json_is_refused_in_one_sentence(data: bytes) -> None:
+    assert problems(data) == ["hosts: is JSON, not a hostfile"]
 
 
 def test_one_address_written_in_two_ways_is_one_host() -> None:
@@ -67,16 +93,16 @@ def test_two_users_of_one_address_are_two_hosts() -> None:
 
 
 def test_22_processes_are_doubted() -> None:
-    with pytest.raises(UsageError, match="a:22 asks for 22 processes") as caught:
+    with pytest.raises(UsageError, match="a:22 requests 22 processes") as caught:
         parse_hosts("a:22")
-    assert caught.value.hint.startswith("Leave :22 out")
+    assert caught.value.hint.startswith("Leave out :22")
 
 
 @pytest.mark.parametrize("number", ["129", "2222", "65535"])
 def test_a_port_is_not_taken_for_a_number_of_processes(number: str) -> None:
-    with pytest.raises(UsageError, match=f"10.0.0.5:{number} asks for {number} processes.* is never a port") as caught:
+    with pytest.raises(UsageError, match=f"10.0.0.5:{number} requests {number} processes.* is not a port") as caught:
         parse_hosts(f"10.0.0.4:2,10.0.0.5:{number}")
-    assert caught.value.hint == f"The port of ssh belongs into ~/.ssh/config: Host 10.0.0.5, Port {number}"
+    assert caught.value.hint == f"Set the SSH port in ~/.ssh/config: Host 10.0.0.5, Port {number}"
 
 
 def test_22_slots_are_meant_where_a_file_says_so() -> None:
@@ -88,14 +114,19 @@ def test_22_slots_are_meant_where_a_file_says_so() -> None:
     [
         ("", "the host must be"),
         ("a,,b", "the host must be"),
+        (",", "the host must be"),
+        ("node[3-1]", "[3-1] is not a list of ranges"),
+        ("node[1-]", "[1-] is not a list of ranges"),
+        ("node[0-9999999]", "names more than 4096 hosts"),
+        ("a[1-99]b[1-99]", "names more than 4096 hosts"),
         ("-oProxyCommand=x", "the host must be"),
         ("a;b", "the host must be"),
-        ("fd00::5:2", "an IPv6 address stands in brackets"),
-        ("[fd00::5", "an IPv6 address stands in brackets"),
-        ("a:0", "whole number from 1, found '0'"),
-        ("a:two", "whole number from 1, found 'two'"),
-        ("a:", "whole number from 1, found ''"),
-        ("a:٢", "whole number from 1"),
+        ("fd00::5:2", "put IPv6 addresses in brackets"),
+        ("[fd00::5", "put IPv6 addresses in brackets"),
+        ("a:0", "positive whole number, found '0'"),
+        ("a:two", "positive whole number, found 'two'"),
+        ("a:", "positive whole number, found ''"),
+        ("a:٢", "positive whole number"),
         ("@a", "the user must be"),
         ("-l@a", "the user must be"),
         ("me@", "the host must be"),
@@ -112,23 +143,23 @@ def test_every_problem_of_a_hostfile_is_named_with_its_line() -> None:
     text = "a slots=2\na slots=2\nb ifname=eth0\n\nc:2222\nfe80::1 slots=2\nd slots=none\ne:2 slots=2\nu@f user=v\n"
     found = problems(text)
     assert [each.split(": ")[0] for each in found] == [f"hosts:{line}" for line in (2, 3, 5, 6, 7, 8, 9)]
-    assert "a is there already, and slots= does not add up" in found[0]
-    assert "'ifname=eth0' is not understood" in found[1]
-    assert "belongs into ~/.ssh/config: Host c, Port 2222" in found[2]
+    assert "a is listed twice, and slots= cannot be added up" in found[0]
+    assert "'ifname=eth0' is not valid" in found[1]
+    assert "Set the SSH port in ~/.ssh/config: Host c, Port 2222" in found[2]
 
 
 @pytest.mark.parametrize("text", ["a slots=2\na\n", "a\na slots=2\n", "a:2\na slots=2\n"])
 def test_slots_do_not_add_up_as_in_open_mpi_and_deepspeed(text: str) -> None:
-    assert problems(text) == ["hosts:2: a is there already, and slots= does not add up"]
+    assert problems(text) == ["hosts:2: a is listed twice, and slots= cannot be added up"]
 
 
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
-        (b"", "hosts: names no host"),
-        (b"# nothing\n\n", "hosts: names no host"),
-        (b"a\n\xff\n", "hosts:2: not UTF-8 (byte 0xff)"),
-        (b"a" * (LARGEST_FILE + 1), "hosts: larger than 1024 KiB"),
+        (b"", "hosts: contains no hosts"),
+        (b"# nothing\n\n", "hosts: contains no hosts"),
+        (b"a\n\xff\n", "hosts:2: not valid UTF-8 (byte 0xff)"),
+        (b"a" * (LARGEST_FILE + 1), "hosts: larger than 1.0 MiB"),
         (b"a\0b", "hosts:1: the host must be"),
     ],
 )

@@ -101,6 +101,6 @@ def test_another_user_of_a_configured_machine_is_another_server() -> None:
 
 def test_one_address_of_two_servers_must_be_named_better() -> None:
     config = read("servers: {a: {hostname: h, port: 22}, b: {hostname: h, port: 2222}}")
-    with pytest.raises(UsageError, match="h may be a and b"):
+    with pytest.raises(UsageError, match="h is ambiguous: it is the host of a and b"):
         meant("h:2", config)
     assert [each.port for each in meant("b:2", config)] == [2222]

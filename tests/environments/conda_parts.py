@@ -38,6 +38,8 @@ sed '1,/^@@@@@@@@$/d' "$0" | tar -xzf - -C "$prefix"
 @WAIT@
 sed "s|@PREFIX@|$prefix|g" "$prefix/bin/conda.in" >"$prefix/bin/conda"
 chmod +x "$prefix/bin/conda"
+mkdir "$prefix/condabin"
+cp "$prefix/bin/conda" "$prefix/condabin/conda"
 echo "installation finished."
 exit 0
 @@@@@@@@
@@ -72,6 +74,16 @@ def create(arguments):
     (prefix / "channels").write_text(json.dumps(arguments.channel))
 
 
+def channels_of(wanted):
+    """As conda 26.7: those of the file, then the configured ones; there is no default any more."""
+    channels = wanted.get("channels", [])
+    if "nodefaults" not in channels:
+        channels = [*channels, *filter(None, os.environ.get("CONDA_CHANNELS", "").split(","))]
+    if not channels:
+        sys.exit("NoChannelsConfiguredError: No channels are configured.")
+    return [channel for channel in channels if channel != "nodefaults"]
+
+
 def update(arguments):
     import yaml
 
@@ -79,7 +91,7 @@ def update(arguments):
     prefix = Path(arguments.prefix)
     here = [json.loads(file.read_text()) for file in (prefix / "conda-meta").glob("*.json")]
     pinned = [f"{record['name']}=={record['version']}" for record in here]
-    asyncio.run(link(prefix, wanted["channels"], [*pinned, *wanted["dependencies"]]))
+    asyncio.run(link(prefix, channels_of(wanted), [*pinned, *wanted["dependencies"]]))
 
 
 def main():

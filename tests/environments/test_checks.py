@@ -1,4 +1,4 @@
-"""Verdicts: what is fit, what is not, what mends it, and which server differs from the others."""
+"""Checks: their results, their hints, and the server that differs from the others."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 
 from remote_tool.config.model import Environment, EnvironmentKind
 from remote_tool.environments.activation import Activation
-from remote_tool.environments.agreement import Clock, check_clocks, compare
-from remote_tool.environments.checks import Check, Examined, Status, check_server
+from remote_tool.environments.checks.agreement import Clock, check_clocks, compare
+from remote_tool.environments.checks.checks import Check, ServerInspection, Status, check_server
+from remote_tool.environments.checks.gpu_facts import Gpu, GpuAnswer, GpuState
+from remote_tool.environments.checks.machine import Disk, Machine
+from remote_tool.environments.checks.torch_version import TorchBuild
 from remote_tool.environments.facts import Interpreter, ServerFacts
-from remote_tool.environments.gpu_facts import Gpu, GpuAnswer, GpuState
-from remote_tool.environments.machine import Disk, Machine
-from remote_tool.environments.torch_version import TorchBuild
 from tests.environments.test_facts import config_for
 
 if TYPE_CHECKING:
@@ -59,13 +59,13 @@ def found(
 ) -> Check:
     """Return one check of a server that is fit but for what is given."""
     config = config_for(tmp_path, environment=Environment(EnvironmentKind.VENV))
-    examined = Examined(config, replace(FACTS, **facts or {}), replace(MACHINE, **machine or {}), ("gpu2",))
+    examined = ServerInspection(config, replace(FACTS, **facts or {}), replace(MACHINE, **machine or {}), ("gpu2",))
     return next(check for check in check_server(examined) if check.name == name)
 
 
 def test_a_fit_server_has_nothing_to_mend(tmp_path: Path) -> None:
     config = config_for(tmp_path, environment=Environment(EnvironmentKind.VENV))
-    checks = check_server(Examined(config, FACTS, MACHINE))
+    checks = check_server(ServerInspection(config, FACTS, MACHINE))
     assert {check.status for check in checks} == {Status.OK}
     assert not any(check.hint for check in checks)
 
@@ -73,15 +73,15 @@ def test_a_fit_server_has_nothing_to_mend(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "facts", "status", "value", "hint"),
     [
-        ("rsync", {"rsync": ""}, "fail", "not there", "sudo apt-get install rsync"),
+        ("rsync", {"rsync": ""}, "fail", "not installed", "sudo apt-get install rsync"),
         ("rsync", {"rsync_version": "openrsync: protocol version 29"}, "ok", "openrsync", ""),
         ("environment", {"activation": None, "pythons": (Interpreter("/usr/bin/python3.11", "3.11.2", True),)},
             "fail", "not prepared", "remote-tool prepare --server gpu1"),
         ("environment", {"activation": None}, "fail", "has no Python", "sudo apt-get install python3"),
         ("environment", {"has_supervisor": False}, "fail", "another version", "remote-tool prepare --server gpu1"),
-        ("environment", {"bad_folders": ("link:project/.remote-scripts",)}, "fail", "is a link", "rm ~/project"),
+        ("environment", {"bad_folders": ("link:project/.remote-scripts",)}, "fail", "a symbolic link", "rm ~/project"),
         ("disk", {"free_kilobytes": 9 * GIB}, "warn", "9.0 GiB free", "du "),
-        ("disk", {"free_kilobytes": GIB // 2}, "fail", "512 MiB free", "du "),
+        ("disk", {"free_kilobytes": GIB // 2}, "fail", "512.0 MiB free", "du "),
         ("logout", {"ends_sessions": True}, "fail", "KillUserProcesses", "KillExcludeUsers=me"),
     ],
 )  # fmt: skip
@@ -96,9 +96,10 @@ def test_what_prepare_would_know(
     ("name", "machine", "status", "value", "hint"),
     [
         ("torch", {"torch": None}, "ok", "not installed", ""),
-        ("cuda", {"torch": TorchBuild("2.9.0", "13.0")}, "fail", "driver up to 12.4, torch for 13.0", "CUDA 12.4"),
-        ("cuda", {"torch": TorchBuild("2.7.0", "12.8")}, "warn", "torch for 12.8", "CUDA 12.4"),
-        ("cuda", {"torch": TorchBuild("2.3.0", "12.1")}, "ok", "torch for 12.1", ""),
+        ("cuda", {"torch": TorchBuild("2.9.0", "13.0")},
+            "fail", "driver supports 12.4, torch is built for 13.0", "CUDA 12.4"),
+        ("cuda", {"torch": TorchBuild("2.7.0", "12.8")}, "warn", "torch is built for 12.8", "CUDA 12.4"),
+        ("cuda", {"torch": TorchBuild("2.3.0", "12.1")}, "ok", "torch is built for 12.1", ""),
         ("cuda", {"torch": TorchBuild("2.3.0+cpu")}, "fail", "built without", "update-packages"),
         ("cuda", {"torch": None}, "ok", "up to 12.4", ""),
         ("nccl", {"nccl": ""}, "unknown", "torch's own", ""),
@@ -111,17 +112,18 @@ def test_what_prepare_would_know(
         ("gpus", {"gpus": replace(ANSWERED, parts=7)}, "ok", "2 x NVIDIA H100, 80 GiB, 7 MIG parts", ""),
         ("gpu use", {"gpus": replace(ANSWERED, processes=(("me", 2), ("alice", 1)))},
             "warn", "processes: 2 of me, 1 of alice", "nvidia-smi"),
-        ("gpu use", {"gpus": replace(ANSWERED, gpus=(replace(H100, load=97),))}, "warn", "97 % at most", "nvidia-smi"),
-        ("disk", {"disks": (Disk("sda", turns=True),)}, "warn", "turning disk sda", "slow"),
+        ("gpu use", {"gpus": replace(ANSWERED, gpus=(replace(H100, load=97),))},
+            "warn", "up to 97 % busy", "nvidia-smi"),
+        ("disk", {"disks": (Disk("sda", turns=True),)}, "warn", "hard disk sda", "slow"),
         ("disk", {"disks": (), "disk_kind": "nfs"}, "ok", "nfs", ""),
-        ("shared memory", {"shared_memory_kilobytes": 65536}, "warn", "64 MiB free", "--shm-size"),
-        ("shared memory", {"shared_memory_kilobytes": None}, "unknown", "not told", ""),
+        ("shared memory", {"shared_memory_kilobytes": 65536}, "warn", "64.0 MiB free", "--shm-size"),
+        ("shared memory", {"shared_memory_kilobytes": None}, "unknown", "unknown", ""),
         ("open files", {"open_files": 256}, "warn", "256", "ulimit -n"),
         ("logout", {"removes_shared_memory": True}, "warn", "RemoveIPC", "sudo loginctl enable-linger"),
-        ("names", {"names": {"gpu1": ("127.0.1.1",)}}, "warn", "gpu1 is 127.0.1.1", "/etc/hosts"),
-        ("names", {"names": {"gpu1": ()}}, "warn", "does not find its own name", "/etc/hosts"),
-        ("names", {"names": {"gpu1": ("10.0.0.5",), "gpu2": ()}}, "fail", "does not find gpu2", "address:"),
-        ("names", {"names": {}}, "unknown", "not told", ""),
+        ("names", {"names": {"gpu1": ("127.0.1.1",)}}, "warn", "gpu1 resolves to 127.0.1.1", "/etc/hosts"),
+        ("names", {"names": {"gpu1": ()}}, "warn", "cannot resolve its own name", "/etc/hosts"),
+        ("names", {"names": {"gpu1": ("10.0.0.5",), "gpu2": ()}}, "fail", "cannot resolve gpu2", "address:"),
+        ("names", {"names": {}}, "unknown", "unknown", ""),
     ],
 )  # fmt: skip
 def test_what_a_machine_tells(

@@ -6,6 +6,8 @@ import os
 import pwd
 import shutil
 import subprocess
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,11 +16,10 @@ from remote_tool.config.model import Config, Environment, EnvironmentKind
 from remote_tool.environments.facts import ServerFacts, facts_script, parse_facts
 from remote_tool.errors import EnvironmentSetupError
 from remote_tool.paths import LocalPaths, RemotePaths
-from remote_tool.transport.script import ENOUGH_PATH
+from remote_tool.transport.ssh.script import ENOUGH_PATH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 SHELLS = [
     shell
@@ -34,10 +35,18 @@ def config_for(
     return Config(name, {}, LocalPaths(tmp_path), RemotePaths(name), python, environment or Environment())
 
 
-def ask(home: Path, config: Config, shell: list[str] | None = None, *, path: str = "", **wishes: bool) -> ServerFacts:
+def ask(
+    home: Path,
+    config: Config,
+    shell: list[str] | None = None,
+    *,
+    path: str = "",
+    login_shell: str = "/bin/sh",
+    **wishes: bool,
+) -> ServerFacts:
     script = f"{ENOUGH_PATH}\n{facts_script(config, '0123', **wishes)}"
     program = [shutil.which((shell or ["sh"])[0]) or "sh", *(shell or ["sh"])[1:], "-s"]
-    environment = {"HOME": str(home), "PATH": path or "/usr/bin:/bin", "SHELL": "/bin/sh"}
+    environment = {"HOME": str(home), "PATH": path or "/usr/bin:/bin", "SHELL": login_shell}
     done = subprocess.run(program, input=script.encode(), capture_output=True, env=environment, check=True)
     assert done.stderr == b""
     return parse_facts("first", done.stdout)
@@ -135,6 +144,30 @@ def test_a_conda_that_the_login_shell_has_as_a_function_is_found(home: Path, tmp
     conda = conda_at(tmp_path / "somewhere")
     (home / ".profile").write_text(f"conda() {{ :; }}; export CONDA_EXE='{conda}'\n")
     assert ask(home, config_for(tmp_path)).condas == (conda,)
+
+
+@pytest.mark.parametrize("name", ["miniconda", "anaconda3", "mambaforge", "miniforge3"])
+def test_a_conda_of_another_name_in_the_home_is_found(name: str, home: Path, tmp_path: Path) -> None:
+    conda = conda_at(home / name)
+    assert conda in ask(home, config_for(tmp_path)).condas
+
+
+def test_a_conda_that_only_an_interactive_shell_has_is_found(home: Path, tmp_path: Path) -> None:
+    """``conda init`` writes into .bashrc, and on Debian that does nothing in other shells."""
+    conda = conda_at(tmp_path / "somewhere")
+    (home / ".profile").write_text('. "$HOME/.bashrc"\n')
+    (home / ".bashrc").write_text(f'case $- in *i*) ;; *) return ;; esac\nPATH="{Path(conda).parent}:$PATH"\n')
+    assert ask(home, config_for(tmp_path), login_shell="/bin/bash").condas == (conda,)
+    (home / ".profile").unlink()
+    assert ask(home, config_for(tmp_path), login_shell="/bin/bash").condas == (conda,)
+
+
+@pytest.mark.slow
+def test_start_up_files_that_never_end_or_leave_something_behind_hold_up_nothing(home: Path, tmp_path: Path) -> None:
+    (home / ".bashrc").write_text("trap '' TERM; sleep 60 & while :; do sleep 1; done\n")
+    began = time.monotonic()
+    assert ask(home, config_for(tmp_path), login_shell="/bin/bash").condas == ()
+    assert time.monotonic() - began < 20
 
 
 def test_half_a_conda_is_no_conda(home: Path, tmp_path: Path) -> None:

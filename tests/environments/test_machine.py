@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remote_tool.config.model import Environment, EnvironmentKind
+from remote_tool.environments.checks.gpu_facts import Gpu, GpuAnswer, GpuState, parse_gpus
+from remote_tool.environments.checks.machine import Disk, Machine, machine_script, parse_machine, split_answer
+from remote_tool.environments.checks.torch_version import TorchBuild, parse_torch
 from remote_tool.environments.facts import facts_script, parse_facts
-from remote_tool.environments.gpu_facts import Gpu, GpuAnswer, GpuState, parse_gpus
-from remote_tool.environments.machine import Disk, Machine, machine_script, parse_machine, split_answer
-from remote_tool.environments.torch_version import TorchBuild, parse_torch
 from tests.environments.test_facts import SHELLS, WORST_NAME, config_for, stub
 
 CSV = "NVIDIA H100 80GB HBM3, 81559, 1024, 37, 550.54.15"
@@ -193,7 +193,7 @@ def test_it_is_ended_also_where_there_is_no_timeout_program(home: Path, tmp_path
     [
         ("echo 'NVIDIA-SMI has failed because it could not talk to the driver'; exit 9", "NVIDIA-SMI has failed"),
         ("printf '\\033]0;owned\\007\\0nonsense'", "\x1b]0;owned"),
-        ("exit 0", "it said nothing"),
+        ("exit 0", "it printed nothing"),
         (f"echo '{CSV}'; echo 'Unable to determine the device handle for GPU0000:3B:00.0'; exit 15", "NVIDIA H100"),
         (f"echo '{CSV}'; echo 'a, b'", "NVIDIA H100"),
         ("yes", "y"),

@@ -9,11 +9,10 @@ import pytest
 
 from remote_tool.config.model import Config, Environment, EnvironmentKind, Installer
 from remote_tool.environments.activation import Activation
-from remote_tool.environments.choice import plan_environment, require_own_folders, require_rsync
+from remote_tool.environments.choice import is_fulfilled, plan_environment, require_own_folders, require_rsync
 from remote_tool.environments.facts import Interpreter, ServerFacts
 from remote_tool.environments.installers import choose_installer, plan_download
 from remote_tool.environments.version import version_matches
-from remote_tool.environments.wish import is_fulfilled
 from remote_tool.errors import EnvironmentSetupError
 from remote_tool.paths import LocalPaths, RemotePaths
 
@@ -90,7 +89,7 @@ def test_a_machine_without_an_installer_is_refused_with_another_way(facts: Serve
 
 def test_too_little_room_for_conda_is_said_before_it_begins() -> None:
     error = refusal(config(EnvironmentKind.MINICONDA), replace(BARE, free_kilobytes=200_000))
-    assert "195 MB free" in error.message
+    assert "has 195.3 MiB free" in error.message
 
 
 def test_venv_takes_the_wished_version() -> None:
@@ -108,7 +107,7 @@ def test_venv_without_the_version_names_what_is_there_and_what_to_install() -> N
 def test_a_python_without_venv_names_the_package() -> None:
     facts = replace(BARE, pythons=(replace(PYTHON, makes_environments=False),))
     error = refusal(config(EnvironmentKind.VENV), facts)
-    assert "cannot make a venv" in error.message
+    assert "cannot create a venv" in error.message
     assert error.hint == "on gpu1: sudo apt-get install python3.11-venv; or set environment to uv or miniconda"
 
 
@@ -164,7 +163,7 @@ def test_a_server_without_rsync_is_told_how_to_get_it() -> None:
     with pytest.raises(EnvironmentSetupError) as caught:
         require_rsync(BARE)
     assert (caught.value.message, caught.value.hint) == (
-        "gpu1 has no rsync",
+        "rsync is not installed on gpu1",
         "on gpu1: sudo apt-get install rsync",
     )
 

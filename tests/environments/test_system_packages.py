@@ -54,6 +54,11 @@ def test_the_nearest_family_decides() -> None:
         (b"OSError: [Errno 28] No space left on device", "is full"),
         (b"CondaToSNonInteractiveError: Terms of Service", "channels"),
         (b"No matching distribution found for nosuch", ""),
+        (b"WARNING: Retrying after connection broken by 'NewConnectionError(...)': /simple/x/", "PIP_INDEX_URL"),
+        (
+            b"install build dependencies did not run successfully.\nrequirement setuptools (from versions: none)",
+            "PIP_NO_BUILD_ISOLATION: 0",
+        ),
     ],
 )
 def test_output_tells_what_is_lacking(output: bytes, hint: str) -> None:

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from remote_tool import Workspace
-from remote_tool.cli import streams
 from remote_tool.cli.app import main
+from remote_tool.cli.output import streams
 from remote_tool.jobs.job import Job, JobState, new_job_id
 from remote_tool.jobs.registry import Registry
 from tests.hostile import forced

@@ -18,8 +18,8 @@ def main() -> None:
     address = os.environ["SSH_CONNECTION"].split()[2]
     if address == SILENT:
         time.sleep(600)
-    line = read_line()
-    script = unescape(line)
+    read_line()
+    script = unescape(read_line().partition(b"#")[2])
     source = os.path.join(os.environ["HOME"], "answer.py")  # noqa: PTH118 - it starts quickly
     if address != HOSTILE or not os.path.exists(source):  # noqa: PTH110
         os.execv("/bin/sh", ["/bin/sh", "-c", script])

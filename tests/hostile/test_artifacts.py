@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from remote_tool.jobs.job import Job, new_job_id
-from remote_tool.supervisor.artifact_patterns import ArtifactPattern
-from remote_tool.workflows import supervisor
+from remote_tool.protocol.artifact_patterns import ArtifactPattern
+from remote_tool.workflows import agent_client
 from tests.below import files_below
 from tests.figures import record_figure
 from tests.hostile.conftest import SILENCE
@@ -132,7 +132,7 @@ def test_a_name_that_leads_elsewhere_is_left_out_and_the_others_come(desk: Desk)
     home = desk.root / ".remote" / "jobs" / job.id / "artifacts"
     assert {path.relative_to(home).as_posix() for path in files_below(home)} == {"model.pt", ".remote-tool/lock"}
     assert (home / "model.pt").read_bytes() == b"good"
-    assert f"{len(NAMES)} left out" in said
+    assert f"{len(NAMES)} skipped" in said
     record_figure("answers of a hostile server tried", len(NAMES))
 
 
@@ -161,7 +161,7 @@ def test_bytes_that_are_not_of_the_file_are_one_error_and_no_file(desk: Desk) ->
 
 @pytest.mark.row(106)
 def test_endless_lists_and_silence_end(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "LONGEST_SILENCE", SILENCE)
+    monkeypatch.setattr(agent_client, "LONGEST_SILENCE", SILENCE)
     job = job_of(desk)
     endless = f"while True: write(1, frame(request, {{'job': {job.id!r}, 'files': [{FILE!r}] * 500}}))"
     tell(desk, job, {"artifacts": []}, then=f"if request['op'] == 'artifacts':\n    {endless}")
@@ -186,6 +186,6 @@ def test_a_private_key_under_another_name_does_not_stay(desk: Desk) -> None:
         ({"done": True}, b""),
     ]
     tell(desk, job, {"artifacts": listing(job, ["model.pt", *stamp, False]), "send": sent})
-    assert "model.pt is not brought home: it is a private key" in check(desk, job, "job-pull", "--job", job.id)
+    assert "model.pt was not pulled: it is a private key" in check(desk, job, "job-pull", "--job", job.id)
     home = desk.root / ".remote" / "jobs" / job.id / "artifacts"
     assert [path.name for path in files_below(home)] == ["lock"]

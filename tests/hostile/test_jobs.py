@@ -135,7 +135,7 @@ def test_nothing_is_believed_of_jobs_of_another_server(desk: Desk, command: str)
     desk.check(desk.program(command, *words))
     known = {job.id: job for job in desk.jobs()}
     assert known[other.id].state is JobState.RUNNING
-    assert known[foreign.id].state is JobState.LOST
+    assert known[foreign.id].state is JobState.UNREACHABLE
     assert (known[foreign.id].server, known[other.id].server) == ("honest", "elsewhere")
 
 

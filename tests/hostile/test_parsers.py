@@ -21,18 +21,18 @@ from remote_tool.environments.activation import Activation
 from remote_tool.environments.facts import parse_facts
 from remote_tool.errors import ConfigError, EnvironmentSetupError, JobError
 from remote_tool.jobs.job import Job, JobState
+from remote_tool.jobs.record_file import format_record, read_record
 from remote_tool.jobs.records import parse_job
-from remote_tool.jobs.registry import format_record, read_record
-from remote_tool.supervisor import strict_json
-from remote_tool.supervisor.framing import NOISE_LIMIT, FrameReader, FramingError, encode
-from remote_tool.supervisor.records import RecordError, encode_record, parse_record
-from remote_tool.transport import known_hosts
-from remote_tool.transport.rsync_server import parse_state
-from remote_tool.workflows import launch
-from remote_tool.workflows.failures import first_failure
+from remote_tool.protocol import strict_json
+from remote_tool.protocol.framing import NOISE_LIMIT, FrameReader, FramingError, encode
+from remote_tool.protocol.records import RecordError, encode_record, parse_record
+from remote_tool.transport.ssh.host_keys import entries as known_hosts
+from remote_tool.transport.sync.server_state import parse_state
+from remote_tool.workflows.jobs.failures import first_failure
+from remote_tool.workflows.launch import node_facts, rendezvous
+from tests.agent.test_records import RECORDS
 from tests.figures import record_figure
 from tests.hostile.test_jobs import entry
-from tests.supervisor.test_records import RECORDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,7 +115,7 @@ def read_answer(text: bytes, _folder: Path) -> None:
 def read_launch(text: bytes, _folder: Path) -> None:
     answer = strict_json.parse(text)
     if isinstance(answer, dict):
-        for read in (launch.read_facts, launch._read_routes):
+        for read in (node_facts.read_facts, rendezvous._read_routes):
             try:
                 read("bad", answer)
             except JobError:
@@ -228,7 +228,7 @@ def test_made_up_text_is_a_value_or_the_readers_own_error(name: str, tmp_path_fa
 @pytest.mark.row(106)
 @given(st.dictionaries(st.sampled_from([*json.loads(LAUNCH), "x"]), json_values | st.lists(json_values, max_size=2)))
 def test_any_facts_of_a_launch_are_read_or_refused(answer: dict[str, object]) -> None:
-    for read in (launch.read_facts, launch._read_routes):
+    for read in (node_facts.read_facts, rendezvous._read_routes):
         try:
             read("bad", answer)
         except JobError:

@@ -12,7 +12,7 @@ import pytest
 from remote_tool.jobs import index
 from remote_tool.jobs.job import Job, JobSpec, JobState, new_job_id
 from remote_tool.jobs.registry import Registry
-from remote_tool.jobs.whole_files import read_whole
+from remote_tool.system.files import read_bounded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,7 +43,7 @@ def jobs(tmp_path: Path) -> list[Job]:
 
 def records_read(work: Callable[[], object]) -> int:
     """How many records are opened meanwhile."""
-    with mock.patch("remote_tool.jobs.registry.read_whole", wraps=read_whole) as read:
+    with mock.patch("remote_tool.jobs.record_file.read_bounded", wraps=read_bounded) as read:
         work()
     return read.call_count
 
@@ -158,3 +158,13 @@ def test_a_job_that_ends_is_unfinished_no_more(tmp_path: Path, jobs: list[Job]) 
     records.update([replace(jobs[-1], state=JobState.SUCCEEDED, exit_code=0)])
     assert records.load_unfinished() == ([], [])
     assert set(records.ended) == {job.id for job in jobs}
+
+
+def test_a_lost_job_is_neither_in_the_index_nor_among_those_that_ended(tmp_path: Path, jobs: list[Job]) -> None:
+    records = Registry(tmp_path)
+    records.update([replace(jobs[-1], state=JobState.LOST)])
+    lost = [replace(jobs[-1], state=JobState.LOST)]
+    for fresh in (records, Registry(tmp_path), Registry(tmp_path)):
+        assert fresh.load() == ([*jobs[:ENDED], *lost], [])
+        assert fresh.load_unfinished() == (lost, [])
+        assert lost[0].id not in fresh.ended

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from remote_tool.jobs.logs import READ_SIZE, LogFolder
-from remote_tool.supervisor.log_limit import KEPT_BEGINNING, give_back
+from remote_tool.protocol.sparse_files import KEPT_BEGINNING, give_back
 from tests.figures import record_figure
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,9 +18,10 @@ from remote_tool.errors import JobError
 from remote_tool.jobs import logs
 from remote_tool.jobs.job import Job, JobSpec, JobState, new_job_id
 from remote_tool.jobs.logs import LogFolder
+from remote_tool.jobs.record_file import DamagedRecordError, format_record, read_record
 from remote_tool.jobs.records import merge, parse_job
-from remote_tool.jobs.registry import Registry, format_record, read_record
-from remote_tool.supervisor.artifact_patterns import ArtifactPattern
+from remote_tool.jobs.registry import Registry
+from remote_tool.protocol.artifact_patterns import ArtifactPattern
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,8 +54,8 @@ def test_a_record_keeps_which_files_come_home(tmp_path: Path) -> None:
     assert Registry(tmp_path).load()[0][0].artifacts == patterns
     record = tmp_path / job.id / "job.yaml"
     lines = record.read_text().splitlines(keepends=True)
-    record.write_text("".join(line for line in lines if not line.startswith("artifacts")))
-    assert read_record(record) == replace(job, artifacts=())
+    record.write_text("".join(line for line in lines if not line.startswith(("artifacts", "started_by"))))
+    assert read_record(record) == replace(job, artifacts=(), started_by="")
 
 
 @pytest.mark.row(22)
@@ -64,6 +66,45 @@ def test_a_finished_job_never_changes_again(tmp_path: Path) -> None:
     registry.update([replace(job, state=JobState.RUNNING)])
     assert registry.load()[0][0].state is JobState.FAILED
     assert registry.load()[0][0].exit_code == 3
+
+
+LOST = {"state": JobState.LOST, "reason": "gone", "seen_at": 5.0, "logs_complete": True, "artifacts_complete": True}
+UPDATES: dict[str, tuple[dict[str, object], dict[str, object]]] = {
+    "it runs": ({"state": JobState.RUNNING, "seen_at": 6.0}, {"state": JobState.RUNNING, "seen_at": 6.0}),
+    "it has ended": ({"state": JobState.FAILED, "exit_code": 3}, {"state": JobState.FAILED, "exit_code": 3}),
+    "it ended, and all is here": (
+        {"state": JobState.FAILED, "logs_complete": True},
+        {"state": JobState.FAILED, "logs_complete": True},
+    ),
+    "it ran, said late": ({"state": JobState.RUNNING, "seen_at": 4.0}, LOST),
+    "nobody can tell": ({"state": JobState.UNREACHABLE, "seen_at": 6.0}, LOST),
+    "it is lost, as before": ({"state": JobState.LOST, "reason": "gone", "seen_at": 6.0}, LOST),
+    "processes of it are left": (
+        {**LOST, "processes_left": 2, "seen_at": 6.0},
+        {**LOST, "processes_left": 2, "seen_at": 6.0},
+    ),
+}
+
+
+@pytest.mark.row(131)
+@pytest.mark.parametrize("update", UPDATES)
+def test_a_loss_is_corrected_by_a_later_look_that_finds_the_job(tmp_path: Path, update: str) -> None:
+    seen, known = UPDATES[update]
+    registry = Registry(tmp_path)
+    job = registry.create([spec()])[0]
+    registry.update([replace(job, **LOST)])  # type: ignore[arg-type]
+    (updated,) = registry.update([replace(job, **seen)])  # type: ignore[arg-type]
+    assert updated == replace(job, **known)  # type: ignore[arg-type]
+    assert Registry(tmp_path).load()[0] == [updated]
+
+
+@pytest.mark.row(131)
+def test_a_loss_that_is_said_late_does_not_make_the_logs_of_an_ended_job_complete(tmp_path: Path) -> None:
+    registry = Registry(tmp_path)
+    job = registry.create([spec()])[0]
+    registry.update([replace(job, state=JobState.SUCCEEDED, exit_code=0)])
+    (known,) = registry.update([replace(job, **LOST)])  # type: ignore[arg-type]
+    assert (known.state, known.logs_complete, known.artifacts_complete) == (JobState.SUCCEEDED, False, False)
 
 
 @pytest.mark.row(122)
@@ -92,6 +133,65 @@ def test_a_damaged_record_is_named_and_hides_no_other(tmp_path: Path, cut: int) 
     assert [job.id for job in jobs] == [good.id]
     assert len(bad) == 1
     assert str(path) in bad[0]
+
+
+@pytest.mark.row(156)
+@pytest.mark.parametrize("cut", [0, 1, 10, 12, 18, 40, 200])
+def test_a_damaged_record_is_written_again_and_keeps_its_logs_and_its_key(tmp_path: Path, cut: int) -> None:
+    registry = Registry(tmp_path)
+    good, damaged = registry.create([spec(), spec()])
+    LogFolder(tmp_path / damaged.id).write("out", 0, b"the only copy")
+    path = tmp_path / damaged.id / "job.yaml"
+    text = path.read_bytes()
+    path.write_bytes(text[:cut])
+    seen = replace(damaged, key=0, state=JobState.RUNNING)
+    (mended,) = Registry(tmp_path).adopt([seen])
+    assert Registry(tmp_path).load() == ([good, mended], [])
+    assert mended == replace(seen, key=2 if b"key: 2\n" in text[:cut] else 3)
+    assert b"".join(LogFolder(tmp_path / damaged.id).read("out", 0)) == b"the only copy"
+    assert registry.create([spec()])[0].key == (4 if mended.key == 3 else 3)
+
+
+@pytest.mark.row(156)
+def test_a_key_in_a_damaged_record_is_not_given_twice_when_the_counter_is_gone(tmp_path: Path) -> None:
+    registry = Registry(tmp_path)
+    _, damaged = registry.create([spec(), spec()])
+    path = tmp_path / damaged.id / "job.yaml"
+    path.write_bytes(path.read_bytes()[:40])
+    (tmp_path / "last_key").write_text("")
+    assert registry.create([spec()])[0].key == 3
+
+
+@pytest.mark.row(156)
+def test_a_record_that_cannot_be_read_now_is_not_damaged_and_stays(tmp_path: Path) -> None:
+    """Too many open files say nothing of it."""
+    registry = Registry(tmp_path)
+    (job,) = registry.create([spec()])
+    path = tmp_path / job.id / "job.yaml"
+    text = path.read_bytes()
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with (tmp_path / "lock").open() as lowest:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest.fileno(), limit[1]))
+        try:
+            with pytest.raises(JobError, match="Too many open files") as raised:
+                read_record(path)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    assert not isinstance(raised.value, DamagedRecordError)
+    assert path.read_bytes() == text
+
+
+@pytest.mark.row(156)
+def test_no_message_about_a_record_tells_to_remove_logs(tmp_path: Path) -> None:
+    registry = Registry(tmp_path)
+    (job,) = registry.create([spec()])
+    path = tmp_path / job.id / "job.yaml"
+    for wrong in (b"", b"key: 1\n", path.read_bytes().replace(job.id.encode(), new_job_id().encode())):
+        path.write_bytes(wrong)
+        with pytest.raises(DamagedRecordError) as raised:
+            read_record(path)
+        assert "rm " not in f"{raised.value.message} {raised.value.hint}"
+        assert "remote-tool job-list writes it again" in raised.value.hint
 
 
 def test_damage_to_the_key_counter_is_mended_from_the_records(tmp_path: Path) -> None:
@@ -187,12 +287,23 @@ def answer(**values: object) -> dict[str, object]:
 
 
 def test_a_servers_answer_becomes_a_job() -> None:
-    spec = {**SPEC, "artifacts": [["a/*.pt", 2]]}
+    spec = {**SPEC, "artifacts": [["a/*.pt", 2]], "started_by": "ann@laptop"}
     job = parse_job(
         answer(id=SPEC["id"], spec=spec, state="failed", ended={"exit_code": 3, "ended_at": 4.0}), "a", 9.0
     ).job
     assert job.artifacts == (ArtifactPattern("a/*.pt", 2),)
+    assert job.started_by == "ann@laptop"
+    assert parse_job(answer(), "a", 9.0).job.started_by == ""
     assert (job.state, job.exit_code, job.pid, job.seen_at) == (JobState.FAILED, 3, 5, 9.0)
+
+
+@pytest.mark.row(171)
+@pytest.mark.parametrize("state", [JobState.STARTING, JobState.RUNNING, JobState.UNREACHABLE])
+def test_a_job_that_has_not_ended_has_no_end(state: JobState) -> None:
+    job = replace(parse_job(answer(ended={"exit_code": 3, "ended_at": 4.0}), "a", 9.0).job, state=state)
+    assert (job.state, job.exit_code, job.signal, job.ended_at) == (state, None, None, None)
+    again = replace(job, state=JobState.FAILED, exit_code=3, ended_at=4.0)
+    assert replace(again, state=state).exit_code is None
 
 
 @pytest.mark.row(106)
@@ -214,6 +325,8 @@ def test_a_servers_answer_becomes_a_job() -> None:
         {"started": {"pid": 2**40}},
         {"id": SPEC["id"], "spec": {**SPEC, "artifacts": [["../x", None]]}},
         {"id": SPEC["id"], "spec": {**SPEC, "artifacts": 5}},
+        {"id": SPEC["id"], "spec": {**SPEC, "started_by": 5}},
+        {"id": SPEC["id"], "spec": {**SPEC, "started_by": "x" * 300}},
     ],
 )
 def test_a_crafted_answer_is_refused(wrong: dict[str, object]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
 
 import pytest
 
@@ -87,6 +88,34 @@ def test_an_item_is_one_word_to_the_shell_whatever_it_holds() -> None:
     assert made.is_queue
 
 
+@pytest.mark.parametrize(
+    ("item", "words"),
+    [
+        ("lr=0.1 batch=32", ["lr=0.1", "batch=32"]),
+        ("--name 'a b'  --note \"it's\" c\\ d ''", ["--name", "a b", "--note", "it's", "c d", ""]),
+        (
+            "dir=${now:%H} x={a:1,b:2} y=choice(1,2) z=[1,*] #n",
+            ["dir=${now:%H}", "x={a:1,b:2}", "y=choice(1,2)", "z=[1,*]", "#n"],
+        ),
+        ("a; rm -rf / && b | c > d `e` $(f)", ["a;", "rm", "-rf", "/", "&&", "b", "|", "c", ">", "d", "`e`", "$(f)"]),
+    ],
+)
+def test_a_raw_item_is_its_words_and_nothing_in_it_is_run_or_expanded(item: str, words: list[str]) -> None:
+    made = plan(FanOutRequest("printf '%s\\n' {item:raw} --as {shard}", items=(item,)), ServerSlots("a"))
+    (command,) = commands(made)
+    printed = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert printed.stdout.splitlines() == [*words, "--as", "0"]
+    assert made.shards[0].environment["REMOTE_TOOL_ITEM"] == item
+
+
+@pytest.mark.parametrize(("item", "reason"), [("b 'c", "no closing quotation"), ("b\\", "no escaped character")])
+def test_a_raw_item_that_has_no_words_is_refused_by_its_number(item: str, reason: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        FanOutRequest("play {item:raw}", items=("a", item))
+    assert refused.value.message == f"--items: {{item:raw}} cannot split item 2 into words: {item!r}: {reason}"
+    FanOutRequest("play {item}", items=("a", item))
+
+
 def test_braces_of_the_command_itself_are_doubled() -> None:
     made = plan(FanOutRequest("echo ${{HOME}} | awk '{{print $1}}' {shard}"), ServerSlots("a"))
     assert commands(made) == ["echo ${HOME} | awk '{print $1}' 0"]
@@ -97,26 +126,27 @@ def test_braces_of_the_command_itself_are_doubled() -> None:
     [
         (
             "x {gpu}",
-            "--cmd: {gpu} is no placeholder; there are {shard}, {shards}, {count}, {start}, {stop}",
-            "{{gpu}} gives the braces themselves",
+            "--cmd: {gpu} is not a placeholder; use {shard}, {shards}, {count}, {start}, {stop}",
+            "{{gpu}} is a literal pair of braces",
         ),
         (
             "awk '{print $1}'",
-            "--cmd: {print $1} is no placeholder; there are {shard}, {shards}, {count}, {start}, {stop}",
-            "{{print $1}} gives the braces themselves",
+            "--cmd: {print $1} is not a placeholder; use {shard}, {shards}, {count}, {start}, {stop}",
+            "{{print $1}} is a literal pair of braces",
         ),
         (
             "x {}",
-            "--cmd: {} is no placeholder; there are {shard}, {shards}, {count}, {start}, {stop}",
-            "{{}} gives the braces themselves",
+            "--cmd: {} is not a placeholder; use {shard}, {shards}, {count}, {start}, {stop}",
+            "{{}} is a literal pair of braces",
         ),
         (
             "x {shard:03}",
-            "--cmd: {shard:03} is no placeholder; there are {shard}, {shards}, {count}, {start}, {stop}",
-            "{{shard:03}} gives the braces themselves",
+            "--cmd: {shard:03} is not a placeholder; use {shard}, {shards}, {count}, {start}, {stop}",
+            "{{shard:03}} is a literal pair of braces",
         ),
-        ("x {item}", "--cmd: {item} needs --items", "{{item}} gives the braces themselves"),
-        ("x }", "--cmd 'x }' has a brace that opens or closes nothing", "{{ and }} are the braces themselves"),
+        ("x {item}", "--cmd: {item} needs --items", "{{item}} is a literal pair of braces"),
+        ("x {item:raw}", "--cmd: {item:raw} needs --items", "{{item:raw}} is a literal pair of braces"),
+        ("x }", "--cmd 'x }' has an unmatched brace", "write {{ and }} for literal braces"),
         (" ", "--cmd is empty", "remote-tool helper-fan-out --cmd 'play.py --games {count}'"),
     ],
 )
@@ -126,9 +156,11 @@ def test_a_command_that_can_not_be_meant_is_refused(command: str, message: str, 
     assert (refused.value.message, refused.value.hint) == (message, hint)
 
 
-@pytest.mark.parametrize("command", ["play '{item}'", 'play "{item}"', "play --to='x {shard} {item}'"])
+@pytest.mark.parametrize(
+    "command", ["play '{item}'", 'play "{item}"', 'play "{item:raw}"', "play --to='x {shard} {item}'"]
+)
 def test_quotes_around_an_item_are_refused_as_it_has_its_own(command: str) -> None:
-    with pytest.raises(UsageError, match="is quoted as the shell needs it"):
+    with pytest.raises(UsageError, match="is quoted automatically"):
         FanOutRequest(command, items=("a",))
     FanOutRequest("play 'x' {item} --to=\\'{item}", items=("a",))
 
@@ -143,7 +175,7 @@ def test_a_variable_that_gives_the_same_gpus_to_every_slot_is_refused() -> None:
 def test_what_has_no_total_has_no_count() -> None:
     with pytest.raises(UsageError, match=r"^--cmd: \{count\} needs --total$"):
         FanOutRequest("x {count}")
-    with pytest.raises(UsageError, match="--total and --items"):
+    with pytest.raises(UsageError, match="--total or --items"):
         FanOutRequest("x", total=1, items=("a",))
 
 

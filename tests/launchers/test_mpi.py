@@ -8,7 +8,8 @@ import pytest
 
 from remote_tool.errors import JobError
 from remote_tool.launchers.mpi import plan_mpi, proxy_script, read_proxies
-from remote_tool.launchers.torch import LaunchNames, LaunchPlan, LaunchRequest, NodeFacts, Rendezvous, Route
+from remote_tool.launchers.plan import LaunchNames, LaunchPlan, NodeFacts, Rendezvous, Route
+from remote_tool.launchers.request import LaunchRequest
 
 # As mpiexec 4.0.2 says it.
 LINE = (
@@ -59,7 +60,7 @@ def test_hydra_wants_an_address_without_colons() -> None:
 def test_what_mpiexec_wants_is_started_by_the_nodes_own_proxy() -> None:
     options = read_proxies([LINE], plan())[1]
     script = proxy_script(options, 1, "./solve", ".jobs/job-b")
-    assert f"\nhydra_pmi_proxy {LINE.partition(' ')[2]} </dev/null\n" in script
+    assert f"\nhydra_pmi_proxy {LINE.partition(' ')[2]} </dev/null 2>" in script
 
 
 @pytest.mark.parametrize(
@@ -84,5 +85,5 @@ def test_what_mpiexec_wants_is_started_by_the_nodes_own_proxy() -> None:
     ],
 )
 def test_everything_else_is_refused(answer: object) -> None:
-    with pytest.raises(JobError, match="a: what its mpiexec wants started on the others is refused"):
+    with pytest.raises(JobError, match="a: refused the commands of its mpiexec for the other servers"):
         read_proxies(answer, plan())

@@ -7,19 +7,11 @@ from dataclasses import replace
 import pytest
 
 from remote_tool.errors import JobError, UsageError
-from remote_tool.launchers.torch import (
-    LaunchNames,
-    LaunchPlan,
-    LaunchRequest,
-    NodeFacts,
-    Rendezvous,
-    Route,
-    check_nodes,
-    plan_launch,
-    script,
-    script_file,
-)
-from remote_tool.workflows.launch import make_specs
+from remote_tool.launchers.command import script_file
+from remote_tool.launchers.plan import LaunchNames, LaunchPlan, NodeFacts, Rendezvous, Route
+from remote_tool.launchers.request import LaunchRequest
+from remote_tool.launchers.torch import check_nodes, plan_launch
+from remote_tool.workflows.launch.launch import make_specs
 
 
 def node(
@@ -97,7 +89,7 @@ def test_torchrun_gets_more_time_than_it_needs_to_stop() -> None:
 @pytest.mark.parametrize(
     ("nodes", "text"),
     [
-        ((node("a"), node("b", torch="")), "b has no torch"),
+        ((node("a"), node("b", torch="")), "b does not have torch"),
         ((node("a"), node("b", torch="2.12.0")), "torch differs between the servers: a 2.13.0, b 2.12.0"),
         ((node("a"), node("b", python="3.12.1")), "Python differs"),
         (
@@ -113,13 +105,23 @@ def test_servers_that_cannot_train_together_are_refused(nodes: tuple[NodeFacts, 
 
 @pytest.mark.row(98)
 def test_a_server_named_twice_is_refused() -> None:
-    with pytest.raises(UsageError, match="a is named twice"):
+    with pytest.raises(UsageError, match="a is listed twice"):
         plan(LaunchRequest("train.py"), node("a"), node("a"))
 
 
 def test_unequal_processes_with_restarts_are_refused() -> None:
     with pytest.raises(UsageError, match="same number of processes"):
         plan(LaunchRequest("train.py", processes="auto", max_restarts=1), node("a", gpus=2), node("b"))
+
+
+@pytest.mark.row(158)
+def test_the_supervisors_of_a_launch_are_told_how_long_to_wait_for_a_silent_one() -> None:
+    request = LaunchRequest("train.py", lost_after=300)
+    watches = [spec.watch for spec in make_specs(plan(request, node("a"), node("b")), request, {})]
+    assert [watch.lost_after for watch in watches if watch] == [300, 300]
+    for seconds, found in ((3.0, "3"), (4.9, "4.9"), (86_401, "86401"), (float("nan"), "nan")):
+        with pytest.raises(UsageError, match=f"--lost-after must be from 5 to 86400 seconds, found {found}$"):
+            LaunchRequest("train.py", lost_after=seconds)
 
 
 def test_a_host_list_says_how_many_processes_unless_an_option_does() -> None:
@@ -154,7 +156,7 @@ def test_chosen_gpus_win_over_a_variable_of_the_configuration_which_auto_counts_
 @pytest.mark.parametrize("wish", [{"processes": 3}, {"listed": 3}])
 def test_more_processes_than_chosen_gpus_are_refused(wish: dict[str, int]) -> None:
     request = LaunchRequest("train.py", processes=wish.get("processes"))
-    with pytest.raises(UsageError, match="a is to run 3 processes on 2 GPUs: 0,3") as caught:
+    with pytest.raises(UsageError, match="a cannot run 3 processes on 2 GPUs: 0,3") as caught:
         plan(request, replace(node("a", gpus=8), devices=("0", "3"), listed=wish.get("listed")))
     assert "--nproc-per-node auto" in caught.value.hint
 
@@ -176,16 +178,16 @@ def test_requests_that_cannot_be_meant_are_refused(wrong: dict[str, object]) -> 
 
 
 @pytest.mark.parametrize(
-    ("command", "taken", "file"),
+    ("command", "file"),
     [
-        ("train.py --a b", "train.py --a b", "train.py"),
-        ("python train.py", "train.py", "train.py"),
-        ("-m package.train", "-m package.train", None),
-        ("$SCRIPT", "$SCRIPT", None),
+        ("train.py --a b", "train.py"),
+        ("python train.py", "train.py"),
+        ("-m package.train", None),
+        ("$SCRIPT", None),
+        ("", None),
     ],
 )
-def test_the_command_is_taken_as_torchrun_takes_it(command: str, taken: str, file: str | None) -> None:
-    assert script(command) == taken
+def test_the_script_of_a_command_is_found(command: str, file: str | None) -> None:
     assert script_file(command) == file
 
 
@@ -196,5 +198,35 @@ def test_an_unfinished_quote_is_named() -> None:
 
 def test_the_plan_reads_well_and_secrets_are_not_in_it() -> None:
     made = plan(LaunchRequest("train.py", environment={"TOKEN": "hush"}), node("a"), node("b"))
-    assert "a: node rank 0, 1 processes, eth1" in made.text()
+    assert "a: node rank 0, 1 process, eth1" in made.text()
     assert "hush" not in made.text() + str(made.as_json()) + repr(made)
+
+
+def test_processes_can_be_counted_by_gpus_or_cpus() -> None:
+    nodes = (node("a", gpus=2), replace(node("b", gpus=1), cpus=16))
+    assert [each.processes for each in plan(LaunchRequest("x.py", processes="gpu"), *nodes).nodes] == [2, 1]
+    assert [each.processes for each in plan(LaunchRequest("x.py", processes="cpu"), *nodes).nodes] == [1, 16]
+    with pytest.raises(UsageError, match="b has no GPU for --nproc-per-node gpu"):
+        plan(LaunchRequest("x.py", processes="gpu"), node("a", gpus=2), node("b"))
+
+
+def test_workers_that_start_again_do_not_share_the_store_of_the_agents_unless_the_user_says_so() -> None:
+    name = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+    once, again = (plan(LaunchRequest("x.py", max_restarts=count), node("a"), node("b")) for count in (0, 1))
+    assert [each.environment.get(name) for each in (*once.nodes, *again.nodes)] == [None, None, "1", "1"]
+    chosen = plan(LaunchRequest("x.py", max_restarts=1, environment={name: "0"}), node("a"))
+    assert chosen.nodes[0].environment[name] == "0"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "hint"),
+    [
+        ("torchrun", "remote-tool helper-torch-launch --cmd train.py"),
+        ("shell", "remote-tool helper-launch --cmd ./run_train.sh"),
+        ("mpi", "remote-tool helper-mpi-launch --cmd solve.py"),
+    ],
+)
+def test_without_a_command_the_hint_names_the_command_that_was_typed(launcher: str, hint: str) -> None:
+    with pytest.raises(UsageError, match="--cmd is empty") as refused:
+        LaunchRequest(" ", launcher=launcher)
+    assert refused.value.hint == hint

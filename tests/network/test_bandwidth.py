@@ -11,7 +11,7 @@ from tests.figures import record_figure
 from tests.project import remote_tool
 
 if TYPE_CHECKING:
-    from remote_tool.workflows.bandwidth import BandwidthAnswer
+    from remote_tool.workflows.servers.bandwidth import BandwidthAnswer
     from tests.network.conftest import MakeWorkspace
     from tests.network_hosts import Network
 

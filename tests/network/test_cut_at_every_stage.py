@@ -23,13 +23,14 @@ from remote_tool import JobState, Workspace
 from remote_tool.errors import RemoteToolError
 from remote_tool.jobs.job import JobSpec
 from remote_tool.jobs.registry import Registry
-from remote_tool.transport import login_messages, ssh_host
 from remote_tool.transport.pool import HostPool
-from remote_tool.transport.ssh_channel import SshChannel
+from remote_tool.transport.ssh import login_errors, ssh_config
+from remote_tool.transport.ssh.channel import SshChannel
+from remote_tool.transport.ssh.connection import Connection
 from remote_tool.workflows.context import Context
 from remote_tool.workflows.events import ignore
 from remote_tool.workflows.selection import JobSelection
-from remote_tool.workflows.start_jobs import start_specs
+from remote_tool.workflows.start.start_specs import start_specs
 from tests.figures import record_case, record_figure
 from tests.network_hosts import Network
 from tests.project import make_project
@@ -37,7 +38,7 @@ from tests.project import make_project
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from remote_tool.workflows.follow_jobs import Chunk
+    from remote_tool.workflows.jobs.follow import Chunk
     from tests.network_hosts import NetworkHost
 
 Action = Callable[[], object]
@@ -65,9 +66,9 @@ class Stage:
         """Be ready; from now on waiting is short, too short for a busy machine outside of the fault."""
         self._fault = fault
         self.happened.clear()
-        self._patience.setattr(ssh_host, "KEEPALIVE_SECONDS", 0.3)
-        self._patience.setattr(login_messages, "CONNECT_SECONDS", 4.0)
-        self._patience.setattr(login_messages, "LOGIN_SECONDS", 4.0)
+        self._patience.setattr(ssh_config, "KEEPALIVE_SECONDS", 0.3)
+        self._patience.setattr(login_errors, "CONNECT_SECONDS", 4.0)
+        self._patience.setattr(login_errors, "LOGIN_SECONDS", 4.0)
 
     def strike(self) -> None:
         """Let it happen now; only the first time."""
@@ -163,19 +164,19 @@ def stage(server: NetworkHost, project: Path) -> Iterator[Stage]:
 
 def at_step(stage: Stage, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Strike when the SSH library gets so far with a login."""
-    original = getattr(ssh_host.Connection, step)
+    original = getattr(Connection, step)
 
-    def then_strike(connection: ssh_host.Connection, *arguments: object) -> object:
+    def then_strike(connection: Connection, *arguments: object) -> object:
         stage.strike()
         return original(connection, *arguments)
 
-    monkeypatch.setattr(ssh_host.Connection, step, then_strike)
+    monkeypatch.setattr(Connection, step, then_strike)
 
 
 def at_request(operation: str, monkeypatch: pytest.MonkeyPatch, before: Action, after: Action = lambda: None) -> None:
     """Do something just before and just after a question to the supervisor is written."""
     original = SshChannel.write
-    mark = f'"op": "{operation}"'.encode()
+    mark = f'"op":"{operation}"'.encode()
 
     async def write(channel: SshChannel, data: bytes) -> None:
         if mark in data:

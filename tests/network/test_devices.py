@@ -49,14 +49,14 @@ def test_a_launch_knows_the_gpus_of_its_servers(network: Network, make_workspace
     workspace = make_workspace(first, second)
     (workspace.root / "train.py").write_text("")
 
-    def processes(*devices: str | int, nproc: int | None = None) -> list[int]:
+    def processes(*devices: str | int, nproc: int | None = None) -> list[int | None]:
         request = LaunchRequest("train.py", processes=nproc or "auto", devices=devices)
         return [node.processes for node in workspace.plan_torch(request).nodes]
 
     assert processes() == [2, 1]
     assert processes(0) == [1, 1]
     assert processes("GPU-8932") == [1, 1]
-    for device, problem in ((1, "second has GPU 0 only, not 1"), ("GPU-5ac0", "second has no GPU GPU-5ac0")):
+    for device, problem in ((1, "second has only GPU 0, not 1"), ("GPU-5ac0", "second has no GPU GPU-5ac0")):
         with pytest.raises(SomeServersFailedError) as caught:
             processes(device, nproc=1)
         assert {name: error.message for name, error in caught.value.failures.items()} == {"second": problem}

@@ -254,8 +254,9 @@ def test_what_a_killed_run_left_is_removed_by_the_next(tmp_path: Path, ssh_key: 
         "import pathlib, sys\nfrom tests.network_hosts import Network\n"
         "network = Network(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])).__enter__()\n"
         "host = network.host('host', disk='1m')\nhost.spawn('sleep', '1000')\n"
-        "while not host.pids(): pass\n"
-        "print(network.name, host.outer_pid(min(host.pids())), flush=True)\ninput()\n"
+        "while 'sleep 1000' not in host.pids().values(): pass\n"
+        "(pid,) = [pid for pid, command in host.pids().items() if command == 'sleep 1000']\n"
+        "print(network.name, host.outer_pid(pid), flush=True)\ninput()\n"
     )
     root = Path(__file__).parents[2]
     words = [sys.executable, "-c", script, str(tmp_path / "network"), str(ssh_key)]

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from remote_tool.errors import ConnectError, ConnectionLostError, HostKeyError
-from remote_tool.transport import login_messages, ssh_host
 from remote_tool.transport.pool import HostPool
+from remote_tool.transport.ssh import login_errors, ssh_config
 from tests.sshd import make_key
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ async def test_a_changed_key_anywhere_on_the_way_is_refused_by_name(
 async def test_a_jump_host_that_is_off_is_named(
     chain: list[NetworkHost], through: Callable[..., Config], dead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(login_messages, "CONNECT_SECONDS", 1.0)
+    monkeypatch.setattr(login_errors, "CONNECT_SECONDS", 1.0)
     config = through(*chain)
     chain[dead].power_off()
     began = time.monotonic()
@@ -119,7 +119,7 @@ async def test_a_jump_host_that_is_off_is_named(
 async def test_a_jump_host_that_dies_in_the_middle_is_an_error_in_time_and_gone_through_again(
     chain: list[NetworkHost], through: Callable[..., Config], dead: int, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ssh_host, "KEEPALIVE_SECONDS", INTERVAL)
+    monkeypatch.setattr(ssh_config, "KEEPALIVE_SECONDS", INTERVAL)
     host = chain[dead]
     async with HostPool(through(*chain)) as pool, asyncio.timeout(30):
         far = await pool.host("far")
@@ -129,7 +129,7 @@ async def test_a_jump_host_that_dies_in_the_middle_is_an_error_in_time_and_gone_
             began = time.monotonic()
             with pytest.raises(ConnectionLostError):
                 await channel.wait()
-            assert time.monotonic() - began < INTERVAL * (ssh_host.KEEPALIVE_COUNT + 1) + 1.5
+            assert time.monotonic() - began < INTERVAL * (ssh_config.KEEPALIVE_COUNT + 1) + 1.5
         host.mend()
         if dead or how == "reboot":
             # Mending put the far ones on the laptop's own wire.

@@ -50,14 +50,14 @@ def test_passwords_of_real_servers_become_a_key_and_permissions_are_explained(
         prompts.append(prompt)
         return SECRET
 
-    workspace = Workspace(replace(config, servers=servers), Hooks(ask_password=ask))
+    workspace = Workspace(replace(config, servers=servers), Hooks(ask_password=ask, confirm=lambda _: True))
     results = workspace.install_keys(check=False)
-    assert prompts == ["Password of root on first, second (empty: each by itself): "]
+    assert prompts == ["Password of root on first, second (leave empty to enter them one by one): "]
     assert {server: key.state for server, key in results.values.items()} == {"first": "added"}
     line = (own_home / ".ssh" / "id_ed25519.pub").read_text()
     assert (first.home / ".ssh" / "authorized_keys").read_text() == line
     error = results.errors["second"]
-    assert "other users may write to /mnt/home, and sshd takes no key from there (StrictModes)" in str(error)
+    assert "other users may write to /mnt/home, so sshd ignores the keys there (StrictModes)" in str(error)
     assert error.hint == "On second: chmod go-w /mnt/home"
     second.home.chmod(0o755)
     assert {key.state for key in workspace.install_keys().values.values()} == {"works"}

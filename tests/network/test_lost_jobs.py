@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from remote_tool import JobState
-from remote_tool.transport import ssh_host
 from remote_tool.transport.pool import HostPool
+from remote_tool.transport.ssh import ssh_config
+from remote_tool.workflows.agent_client import call
 from remote_tool.workflows.selection import JobSelection
-from remote_tool.workflows.supervisor import call
 from tests.network_hosts import fake_time_library
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from remote_tool import RunningJob, Workspace
-    from remote_tool.workflows.follow_jobs import Chunk
+    from remote_tool.workflows.jobs.follow import Chunk
     from tests.network.conftest import MakeWorkspace
     from tests.network_hosts import Network, NetworkHost
 
@@ -133,6 +133,7 @@ def test_a_job_goes_on_while_the_cable_is_out(network: Network, make_workspace: 
         begun.wait(20)
         host.cut()
         # The connection is given up here and there, and the job ends in the dark.
+        host.drop_connections()
         until((folder_of(host, job) / "ended.json").exists)
         host.mend()
 
@@ -179,7 +180,7 @@ def test_servers_that_share_a_home_do_not_judge_each_others_jobs(
         jobs[1].id: ("second", JobState.RUNNING),
     }
     refusal = ask(workspace, "second", "stop", {"ids": [jobs[0].id], "signal": "SIGKILL", "grace": 0})["jobs"][0]
-    assert refusal["error"] == "it cannot be stopped from here: it belongs to another machine or container, first"
+    assert refusal["error"] == "it cannot be stopped from here: it runs on another machine or container: first"
     assert set(second.pids()) >= innocent
     assert not (folder_of(first, jobs[0]) / "ended.json").exists()
     # Each is ended where it is.
@@ -203,7 +204,7 @@ def test_a_name_that_leads_to_several_machines_with_one_home_makes_no_job_lost(
     astray = type(workspace).find(workspace.root)
     (seen,) = astray.list_jobs(only(job)).jobs
     assert seen.state is JobState.UNREACHABLE
-    assert seen.reason == "last seen running; it belongs to another machine or container, first"
+    assert seen.reason == "last seen running; it runs on another machine or container: first"
     assert "it cannot be stopped from here" in str(astray.stop_jobs(only(job)).errors["first"])
     workspace.config.local.config_file.write_text(text)
     assert job.state is JobState.RUNNING
@@ -250,7 +251,7 @@ def test_a_clock_that_is_a_little_off_is_nothing_to_tell(network: Network, make_
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keepalive thirty times as fast."""
-    monkeypatch.setattr(ssh_host, "KEEPALIVE_SECONDS", 0.5)
+    monkeypatch.setattr(ssh_config, "KEEPALIVE_SECONDS", 0.5)
 
 
 def ask(workspace: Workspace, server: str, operation: str, request: dict[str, Any]) -> dict[str, Any]:

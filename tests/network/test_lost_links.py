@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from remote_tool.errors import ConnectError, ConnectionLostError, HostKeyError, LoginError
-from remote_tool.transport import login_messages, ssh_host
 from remote_tool.transport.pool import HostPool, on_every
+from remote_tool.transport.ssh import login_errors, ssh_config
+from remote_tool.transport.ssh.connection import Connection
 from tests.figures import record_figure
 
 if TYPE_CHECKING:
@@ -22,17 +23,17 @@ if TYPE_CHECKING:
     from tests.network_hosts import Network, NetworkHost
 
 # A thirtieth of the real one.
-REAL_INTERVAL = ssh_host.KEEPALIVE_SECONDS
+REAL_INTERVAL = ssh_config.KEEPALIVE_SECONDS
 INTERVAL = REAL_INTERVAL / 30
 # asyncssh asks when nothing came for an interval, and gives up when the answer to the last question is due.
-INTERVALS = ssh_host.KEEPALIVE_COUNT + 1
+INTERVALS = ssh_config.KEEPALIVE_COUNT + 1
 SLACK = 1.5
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keepalive thirty times as fast."""
-    monkeypatch.setattr(ssh_host, "KEEPALIVE_SECONDS", INTERVAL)
+    monkeypatch.setattr(ssh_config, "KEEPALIVE_SECONDS", INTERVAL)
 
 
 async def silent(host: Host, begun: Callable[[], None]) -> None:
@@ -152,9 +153,9 @@ async def test_servers_that_cannot_be_reached_are_told_in_time_and_hold_up_no_ot
     assert set(results.errors) == {"off", "cut", "blocked"}
     for error in results.errors.values():
         assert type(error) is ConnectError
-        assert "does not answer within 15 s" in str(error)
+        assert "did not answer within 15 s" in str(error)
     assert told.pop("near") < 5
-    assert max(told.values()) < login_messages.CONNECT_SECONDS + SLACK
+    assert max(told.values()) < login_errors.CONNECT_SECONDS + SLACK
     record_figure("server unreachable until the error (s)", max(told.values()))
 
 
@@ -164,8 +165,8 @@ async def test_servers_that_cannot_be_reached_are_told_in_time_and_hold_up_no_ot
 async def test_a_login_into_silence_is_given_up(
     network: Network, configuration: Configuration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
-    monkeypatch.setattr(login_messages, "LOGIN_SECONDS", 2.0)
-    monkeypatch.setattr(login_messages, "CONNECT_SECONDS", 1.0)
+    monkeypatch.setattr(login_errors, "LOGIN_SECONDS", 2.0)
+    monkeypatch.setattr(login_errors, "CONNECT_SECONDS", 1.0)
     host = network.host("far")
     cut_after(host, "connection_made" if stage == "before the banner" else "validate_host_public_key", monkeypatch)
     async with HostPool(configuration([host], tmp_path / "project")) as pool, asyncio.timeout(20):
@@ -181,10 +182,10 @@ async def test_a_login_into_silence_is_given_up(
 
 def cut_after(host: NetworkHost, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pull the cable the next time that the SSH library gets to this step."""
-    original = getattr(ssh_host.Connection, step)
+    original = getattr(Connection, step)
 
-    def then_cut(connection: ssh_host.Connection, *arguments: object) -> object:
+    def then_cut(connection: Connection, *arguments: object) -> object:
         host.cut()
         return original(connection, *arguments)
 
-    monkeypatch.setattr(ssh_host.Connection, step, then_cut)
+    monkeypatch.setattr(Connection, step, then_cut)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from remote_tool.errors import JobError
-from remote_tool.launchers.torch import LaunchRequest
+from remote_tool.launchers.request import LaunchRequest
+from remote_tool.workflows.jobs.follow import FollowOptions
 from remote_tool.workflows.selection import JobSelection
 from tests.figures import record_figure
 from tests.project import write_configuration
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from remote_tool import Workspace
-    from remote_tool.launchers.torch import LaunchPlan
-    from remote_tool.workflows.follow_jobs import Chunk
+    from remote_tool.launchers.plan import LaunchPlan
+    from remote_tool.workflows.jobs.follow import Chunk
     from tests.network.conftest import MakeWorkspace
     from tests.network_hosts import Network, NetworkHost
 
@@ -33,6 +34,7 @@ dist.init_process_group("gloo")
 value = torch.ones(1)
 dist.all_reduce(value)
 print("sum", int(value), os.environ["GLOO_SOCKET_IFNAME"], flush=True)
+print("rank", dist.get_rank(), flush=True)
 dist.destroy_process_group()
 """
 # Debian's own, and a machine that does not know its own name at all.
@@ -214,6 +216,11 @@ def test_nodes_may_have_different_numbers_of_gpus(network: Network, trainer: Cal
         host.reload_sshd()
     workspace = trainer(first, second)
     assert train(workspace, LaunchRequest("together.py", processes="auto")) == ["sum 3 eth0"] * 3
+    # The ranks count through all nodes, for those who follow one of them too.
+    for rank in range(3):
+        shown: list[Chunk] = []
+        workspace.follow_jobs(JobSelection(servers=("first",), stopped=True), shown.append, FollowOptions(rank=rank))
+        assert b"rank %d\n" % rank in b"".join(chunk.data for chunk in shown if chunk.stream.startswith("ranks"))
 
 
 @pytest.mark.row(98)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from remote_tool.jobs.job import JobState
-from remote_tool.launchers.torch import LaunchRequest
+from remote_tool.launchers.request import LaunchRequest
 from remote_tool.workflows.selection import JobSelection
 from tests.network.test_launches import has_ended, wait_until
 from tests.workflows.test_launch_mpi import MPI, pytestmark  # noqa: F401 - it says where MPI is missing
@@ -32,10 +32,10 @@ def test_three_machines_add_up_and_one_that_loses_its_power_ends_the_rest(
     assert [line.split()[:2] for line in sorted(out.splitlines())] == [["6", str(rank)] for rank in range(6)]
     for host in hosts:
         shutil.rmtree(host.home / "project" / ".jobs")
-    workspace.launch_mpi(LaunchRequest("sleep 600", processes=2))
+    workspace.launch_mpi(LaunchRequest("sleep 600", processes=2, lost_after=5))
     hosts[2].power_off()
     for host in hosts[:2]:
-        wait_until(partial(has_ended, host), "the end of the rest", 20)
+        wait_until(partial(has_ended, host), "the end of the rest", 25)
         wait_until(partial(_is_idle, host), "the end of its processes", 20)
 
 

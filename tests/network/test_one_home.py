@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from remote_tool import JobSelection, JobState, Workspace
 from remote_tool.transport.pool import HostPool
-from remote_tool.workflows.supervisor import call
+from remote_tool.workflows.agent_client import call
 from tests.environments.test_facts import stub
 from tests.network_hosts import HOME
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
     from tests.network.conftest import MakeWorkspace
     from tests.network_hosts import Network, NetworkHost
@@ -27,11 +29,27 @@ def trio(network: Network) -> list[NetworkHost]:
     """Two machines with one home, which their stat calls NFS, and a third one with its own."""
     first = network.host("first")
     hosts = [first, network.host("second", shares_home_with=first), network.host("third")]
-    stub(first.home / "bin", "stat", 'case " $* " in *" -f "*) echo nfs ;; *) exec /usr/bin/stat "$@" ;; esac')
     for host in hosts[:2]:
-        host.options["SetEnv"] = f"PATH={HOME}/bin:/usr/local/bin:/usr/bin:/bin"
-        host.reload_sshd()
+        call_disks_nfs(host)
     return hosts
+
+
+def call_disks_nfs(host: NetworkHost) -> None:
+    """Have the stat of a machine call every disk NFS."""
+    stub(
+        host.home / "bin",
+        "stat",
+        'case " $* " in *" -f "*) /usr/bin/stat "$@" | sed "s/[^ ]*$/nfs/" ;; *) exec /usr/bin/stat "$@" ;; esac',
+    )
+    host.options["SetEnv"] = f"PATH={HOME}/bin:/usr/local/bin:/usr/bin:/bin"
+    host.reload_sshd()
+
+
+@pytest.fixture
+def network_disk() -> Iterator[Path]:
+    """A folder that every machine sees; their /tmp are their own."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        yield Path(folder)
 
 
 @pytest.mark.slow
@@ -47,6 +65,27 @@ def test_machines_with_one_home_are_found_and_prepared_once(
     (workspace.root / "new.py").write_text("")
     *pair, third = (len(each.sent) for each in workspace.rsync().values.values())
     assert (sorted(pair), third) == ([0, 1], 1)
+
+
+@pytest.mark.row(168)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["project", "dev/digits"])
+def test_machines_that_share_only_the_projects_folder_are_found_too(
+    network: Network, make_workspace: MakeWorkspace, network_disk: Path, name: str
+) -> None:
+    hosts = network.hosts("first", "second")
+    for host in hosts:
+        call_disks_nfs(host)
+        (host.home / name.partition("/")[0]).symlink_to(network_disk)
+    workspace = make_workspace(*hosts, name=name)
+    assert '{"groups": [["first", "second"]]}' in workspace.config.local.sharing.read_text()
+    assert len([log for log in workspace.config.local.logs.glob("*.log") if "rsync" in log.name]) == 1
+    assert workspace.run("python hello.py").values == {"first": 0, "second": 0}
+    jobs = [workspace.start(host.name, "exit 3") for host in hosts]
+    assert [job.wait(30) for job in jobs] == [JobState.FAILED] * 2
+    assert {job.id: job.server for job in workspace.list_jobs(ALL).jobs} == {
+        job.id: host.name for job, host in zip(jobs, hosts, strict=True)
+    }
 
 
 @pytest.mark.row(30)

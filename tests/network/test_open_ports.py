@@ -18,8 +18,8 @@ from remote_tool.transport.pool import HostPool
 from remote_tool.workflows.context import Context
 from remote_tool.workflows.events import ignore
 from remote_tool.workflows.selection import JobSelection
-from remote_tool.workflows.start_jobs import start_specs
-from tests.supervisor.conftest import wait_until
+from remote_tool.workflows.start.start_specs import start_specs
+from tests.agent.conftest import wait_until
 
 if TYPE_CHECKING:
     from remote_tool import Workspace

@@ -14,7 +14,7 @@ from remote_tool.workflows.selection import JobSelection
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from remote_tool.workflows.follow_jobs import Chunk
+    from remote_tool.workflows.jobs.follow import Chunk
     from tests.conftest import Configuration
     from tests.network.conftest import MakeWorkspace
     from tests.network_hosts import Network, NetworkHost

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from remote_tool import JobState
-from remote_tool.transport import login_messages
+from remote_tool.transport.ssh import login_errors
 from remote_tool.workflows.selection import JobSelection
-from remote_tool.workflows.start_jobs import StartRequest
+from remote_tool.workflows.start.start import StartRequest
 from tests.project import remote_tool
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def sleepers(host: NetworkHost) -> list[str]:
 def test_the_rest_is_stopped_the_unreachable_is_named_and_stopped_when_it_answers(
     network: Network, make_workspace: MakeWorkspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(login_messages, "CONNECT_SECONDS", 1.0)
+    monkeypatch.setattr(login_errors, "CONNECT_SECONDS", 1.0)
     first, second, third = network.hosts("first", "second", "third")
     notices: list[str] = []
     workspace = make_workspace(first, second, third, notices=notices)
@@ -48,7 +48,7 @@ def test_the_rest_is_stopped_the_unreachable_is_named_and_stopped_when_it_answer
     assert list(answer.errors) == ["second"]
     assert answer.exit_code == 3
     assert [sleepers(host) for host in (first, second, third)] == [[], ["sleep 1000"], []]
-    assert f"second: job {jobs['second'].key} is stopped when the server answers again" in notices
+    assert f"second: job {jobs['second'].key} will be stopped when the server answers again" in notices
     # Nobody has to remember it: the next question to the server does it.
     second.mend()
     (stopped,) = (job for job in workspace.list_jobs(SWEPT).jobs if job.server == "second")
@@ -67,7 +67,7 @@ def test_the_program_says_which_server_and_ends_with_three(network: Network, mak
     second.block_port(22)
     killed = remote_tool("job-kill", "--tag", "sweep", "--yes", cwd=workspace.root)
     assert killed.returncode == 3
-    assert f"second: {second.address}:22 does not answer within 15 s" in killed.stderr
+    assert f"second: {second.address}:22 did not answer within 15 s" in killed.stderr
     assert sleepers(first) == []
     second.mend()
     listed = remote_tool("job-list", "--stopped", cwd=workspace.root)
@@ -81,7 +81,7 @@ def test_the_program_says_which_server_and_ends_with_three(network: Network, mak
 def test_a_stop_with_sigkill_is_made_up_for_with_sigkill(
     network: Network, make_workspace: MakeWorkspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(login_messages, "CONNECT_SECONDS", 1.0)
+    monkeypatch.setattr(login_errors, "CONNECT_SECONDS", 1.0)
     host = network.host("first")
     workspace = make_workspace(host)
     job = workspace.start("first", "trap 'echo polite' TERM; while :; do sleep 0.1; done", sync=False)

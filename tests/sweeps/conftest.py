@@ -28,7 +28,7 @@ def zygote(tracing: None) -> Iterator[Zygote]:
     del tracing
     # One folder with a bash, so that the search for it is short.
     environment = {"REMOTE_TOOL_SUPERVISOR": "1", "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
-    modules = (f"remote_tool.supervisor.{name}" for name in ("control", "starting", "stopping"))
+    modules = (f"remote_tool.agent.{name}" for name in ("control", "jobs.start", "jobs.stop"))
     with Zygote(*modules, "ctypes", **environment) as process:
         yield process
 

@@ -11,9 +11,10 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from remote_tool.supervisor import job_files, states
-from remote_tool.supervisor.framing import FrameReader
-from remote_tool.supervisor.records import parse_record
+from remote_tool.agent import states
+from remote_tool.protocol import job_folder
+from remote_tool.protocol.framing import FrameReader
+from remote_tool.protocol.records import parse_record
 
 from .injection import Descendant, Fault, Fork, Phase, Zygote, wait_until
 
@@ -67,7 +68,7 @@ class JobCase:
         asked = [self._job, *others] if op == "start" else [{"id": self.id}]
         request = {"nonce": self._nonce, "op": op, **FOLDERS, "jobs": asked, "ids": [self.id], "wait": False}
         phase = Phase(
-            function="remote_tool.supervisor.control:main",
+            function="remote_tool.agent.control:main",
             arguments=("",),
             folder=self.home,
             stdin=json.dumps(request).encode() + b"\n",
@@ -114,23 +115,23 @@ class JobCase:
     def settled(self, *, stays: bool) -> Reality:
         """Wait until nothing is on its way: the command runs below its supervisor, or nobody looks after it."""
 
-        def look() -> Reality | None:
+        def scan() -> Reality | None:
             # One look may miss who is forked while it looks.
             reality, again = self.reality(), self.reality()
             at_rest = not reality.ours or (stays and reality.commands and reality.runs)
             return reality if at_rest and reality == again else None
 
-        found: Reality = wait_until(look, "rest")
+        found: Reality = wait_until(scan, "rest")
         return found
 
-    def standing(self) -> states.Standing | None:
+    def standing(self) -> states.JobStatus | None:
         """Judge the job as ``status`` does; None when it does not exist."""
         try:
-            folder = job_files.open_folder(str(self.folder))
+            folder = job_folder.open_folder(str(self.folder))
         except FileNotFoundError:
             return None
         try:
-            return states.judge(folder, self.id, states.look())
+            return states.judge(folder, self.id, states.scan())
         finally:
             os.close(folder)
 
@@ -147,7 +148,7 @@ class JobCase:
                 parse_record(path.name, path.read_bytes(), self.id)
             assert path.name in _FILES or path.name.startswith("."), path
 
-    def check_standing(self, reality: Reality) -> states.Standing | None:
+    def check_standing(self, reality: Reality) -> states.JobStatus | None:
         """The judgement agrees with the kernel."""
         standing = self.standing()
         self.check_records()
@@ -164,7 +165,7 @@ class JobCase:
             assert not reality.commands
         return standing
 
-    def check_retry(self, before: states.Standing | None, *, stays: bool) -> None:
+    def check_retry(self, before: states.JobStatus | None, *, stays: bool) -> None:
         """A start that is asked for again starts nothing twice, and starts what never was there."""
         ended = self.ended()
         again = self.call("start")

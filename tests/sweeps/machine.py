@@ -120,7 +120,7 @@ class Machine(TestServer):
         self.process.stdin.flush()
         return json.loads(self.process.stdout.readline())
 
-    def look(self) -> dict[int, Seen]:
+    def scan(self) -> dict[int, Seen]:
         """Return every living process."""
         return {int(pid): Seen(*seen) for pid, seen in self._ask("look").items()}
 

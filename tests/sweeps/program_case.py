@@ -13,10 +13,11 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
+from remote_tool.agent import states
 from remote_tool.jobs.job import JobSpec, JobState, new_job_id
 from remote_tool.jobs.logs import LogFolder
 from remote_tool.jobs.registry import Registry
-from remote_tool.supervisor import job_files, states
+from remote_tool.protocol import job_folder
 from remote_tool.workflows.selection import JobSelection
 from remote_tool.workspace import Workspace
 from tests.project import make_project
@@ -101,7 +102,7 @@ class ProgramCase:
         folders = {"project": "", "jobs_folder": "/.jobs", "scripts_folder": "/.remote-scripts"}
         named = {key: f"{self.remote.name}{path}" for key, path in folders.items()}
         phase = Phase(
-            "remote_tool.supervisor.control:main",
+            "remote_tool.agent.control:main",
             self.folder,
             arguments=("",),
             stdin=json.dumps({"nonce": secrets.token_hex(16), "op": op, **named, **fields}).encode() + b"\n",
@@ -119,9 +120,9 @@ class ProgramCase:
         assert len({job.key for job in jobs}) == len(jobs)
         return jobs
 
-    def standings(self) -> dict[str, states.Standing]:
+    def standings(self) -> dict[str, states.JobStatus]:
         """How the jobs on the server stand, by the kernel and the records there."""
-        folder = job_files.open_jobs_folder(str(self.remote / ".jobs"))
+        folder = job_folder.open_jobs_folder(str(self.remote / ".jobs"))
         if folder is None:
             return {}
         try:
@@ -132,7 +133,7 @@ class ProgramCase:
     def _names(self) -> list[str]:
         return [path.name for path in (self.remote / ".jobs").iterdir() if not path.name.startswith(".")]
 
-    def at_rest(self) -> dict[str, states.Standing]:
+    def at_rest(self) -> dict[str, states.JobStatus]:
         """Wait until no start is on its way; what is not in the answer is not there."""
 
         def is_at_rest() -> bool:
@@ -155,7 +156,7 @@ class ProgramCase:
         for job_id in known:
             self._check_logs(job_id, complete=False)
         answer = Workspace.find(self.folder).list_jobs(EVERYTHING, logs=True)
-        assert not answer.errors
+        assert not answer.errors, (answer.errors, answer.jobs)
         assert not answer.bad
         here = {job.id: job for job in answer.jobs}
         assert set(here) == known | set(there)
@@ -194,10 +195,10 @@ class ProgramCase:
                     os.kill(process.pid, signal.SIGKILL)
 
 
-def _judge(jobs: int, name: str) -> states.Standing:
-    folder = job_files.open_folder(name, jobs)
+def _judge(jobs: int, name: str) -> states.JobStatus:
+    folder = job_folder.open_folder(name, jobs)
     try:
-        return states.judge(folder, name, states.look())
+        return states.judge(folder, name, states.scan())
     finally:
         os.close(folder)
 

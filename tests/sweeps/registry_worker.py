@@ -10,10 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from remote_tool.jobs import registry
+from remote_tool.jobs import registry_lock
 from remote_tool.jobs.index import RECORD
 from remote_tool.jobs.job import Job, JobSpec, JobState, new_job_id
-from remote_tool.jobs.registry import Registry, read_record
+from remote_tool.jobs.record_file import read_record
+from remote_tool.jobs.registry import Registry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,5 +87,5 @@ def _tell(what: str, *deeds: object) -> None:
 
 if __name__ == "__main__":
     # On a busy machine it takes a while until each has had its turn, and that is not what is tried here.
-    registry.LOCK_TIMEOUT = 80.0
+    registry_lock.LOCK_TIMEOUT = 80.0
     Worker(Path(sys.argv[1]), int(sys.argv[2])).run(holds=sys.argv[3:] == ["holds"])

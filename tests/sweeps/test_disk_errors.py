@@ -55,7 +55,8 @@ def test_a_start_that_cannot_write_says_so_or_starts(
                 assert str(case.jobs) in answer["error"]
                 assert ERRORS[error].split(" (")[0] in answer["error"]
                 assert standing is None
-                assert not case.jobs.exists() or not list(case.jobs.iterdir())
+                # The folder of all jobs has its id from the first start on, whatever becomes of that.
+                assert {path.name for path in case.jobs.glob("*")} <= {".folder-id"}
             else:
                 assert standing is not None
                 assert standing.state == "running"
@@ -203,6 +204,50 @@ def test_a_disk_that_does_not_answer_ends_no_job_and_no_supervisor(zygote: Zygot
         case.clean()
 
 
+@dataclass(frozen=True)
+class Stale(Fault):
+    """What a network disk says of a folder that another machine removed, from when it has this path."""
+
+    path: str = ""
+
+    def options(self, _: Path | None) -> list[str]:
+        """For strace."""
+        calls = "?fstat,newfstatat,openat,linkat"
+        return ["-e", f"trace={calls}", "-e", f"inject={calls}:error=ESTALE", "-P", self.path]
+
+
+@pytest.mark.slow
+@pytest.mark.row(137)
+def test_a_supervisor_whose_folder_a_network_disk_has_removed_ends_soon_and_not_while_it_may_be_there(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    case = JobCase(zygote, tmp_path, "until test -e ../go; do sleep 0.02; done")
+    away = case.home / "away"
+    about = away / ".jobs" / case.id
+    try:
+        fault = Stale(Call("newfstatat", 1, 1, str(about)), "error=ESTALE", path=str(about))
+        with case.open("start", generation=SUPERVISOR, fault=fault) as fork:
+            fork.go()
+            fork.wait()
+            tracing = fork.tracing
+            assert tracing is not None
+            assert case.settled(stays=True).commands
+            # From now on its folder is stale, while its path still leads to one.
+            case.project.rename(away)
+            case.folder.mkdir(parents=True)
+            (case.home / "go").touch()
+            wait_until(lambda: not case.reality().commands, "the end of the command")
+            hits = tracing.hits()
+            wait_until(lambda: tracing.hits() > hits + 2, "further tries")
+            assert case.reality().ours
+            case.folder.rmdir()
+            wait_until(lambda: not case.reality().ours, "the end of the supervisor")
+            tracing.wait()
+        assert not (about / "ended.json").exists()
+    finally:
+        case.clean()
+
+
 @pytest.mark.row(3, 29)
 def test_a_folder_that_cannot_be_opened_now_is_not_called_gone(zygote: Zygote, tmp_path: Path) -> None:
     case = JobCase(zygote, tmp_path, STAYS)
@@ -216,8 +261,7 @@ def test_a_folder_that_cannot_be_opened_now_is_not_called_gone(zygote: Zygote, t
                 answers[op] = case.answer(fork.wait(), fork.stderr())
         bad = {"name": case.id, "why": "Input/output error", "errno": 5}
         assert (answers["status"]["jobs"], answers["status"]["bad"]) == ([], [bad])
-        # Of the call, not of the job.
-        assert answers["follow"] == {"error": f"{case.id}: Input/output error", "errno": 5}
+        assert answers["follow"] == {"job": case.id, "trouble": "Input/output error"}
         assert "Input/output error" in answers["stop"]["error"]
         assert case.settled(stays=True).commands
     finally:
@@ -257,3 +301,37 @@ def test_a_stop_that_cannot_write_stops_all_the_same(
     assert isinstance(calls, list)
     who = "with" if supervised else "without"
     sweep(f"stop {who} a supervisor, {error}", _writing(calls, error), lambda fault: bool(run(fault)))
+
+
+@pytest.mark.slow
+@pytest.mark.row(153)
+@pytest.mark.parametrize("error", ["EMFILE", "EIO"])
+def test_a_start_that_cannot_read_says_not_begun_only_where_nothing_ever_runs(
+    zygote: Zygote, tmp_path: Path, error: str
+) -> None:
+    def run(fault: Fault) -> bool:
+        case = JobCase(zygote, tmp_path, STAYS)
+        try:
+            with case.open("start", fault=fault) as fork:
+                fork.go()
+                output = fork.wait()
+                answer = case.answer(output, fork.stderr()) if output else {}
+                assert fork.tracing is not None
+                fork.tracing.wait()
+                hit = fork.tracing.was_hit()
+            reality = case.settled(stays=True)
+            if answer.get("begun") is False:
+                assert (reality.runs, case.folder.exists()) == (0, False)
+            elif "error" not in answer:
+                assert reality.runs == 1
+            case.check_retry(case.check_standing(reality), stays=True)
+            case.check_stop()
+        finally:
+            case.clean()
+        return hit
+
+    calls = calls_of_beginning(zygote, tmp_path, CONTROL)
+    # The kernel's own files are on no disk.
+    wanted = "" if error == "EMFILE" else "/.jobs"
+    opening = [call for call in calls if call.name == "openat" and wanted in call.text]
+    sweep(f"a start that cannot read, {error}", [Fault(call, f"error={error}") for call in opening], run)

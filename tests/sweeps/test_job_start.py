@@ -70,7 +70,7 @@ def test_a_second_start_comes_at_any_moment_of_the_first(
             assert case.settled(stays=True).runs == 1
             assert sorted(answer["already"] for answer in answers) == [False, True]
             assert len({answer["started"]["pid"] for answer in answers}) == 1
-            assert len(list(case.jobs.iterdir())) == 1
+            assert {path.name for path in case.jobs.iterdir()} == {case.id, ".folder-id"}
             case.check_stop()
         finally:
             case.clean()

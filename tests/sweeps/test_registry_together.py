@@ -15,7 +15,7 @@ from typing import Any, Self
 import pytest
 
 from remote_tool.errors import JobError
-from remote_tool.jobs import registry as registry_module
+from remote_tool.jobs import registry_lock
 from remote_tool.jobs.job import Job, JobSpec, JobState, new_job_id
 from remote_tool.jobs.registry import Registry
 from tests.figures import record_figure
@@ -112,7 +112,7 @@ def check(jobs: list[Job], deeds: list[list[Any]]) -> None:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> float:
     """Wait a second for a lock."""
-    monkeypatch.setattr(registry_module, "LOCK_TIMEOUT", 1.0)
+    monkeypatch.setattr(registry_lock, "LOCK_TIMEOUT", 1.0)
     return 1.0
 
 
@@ -132,7 +132,7 @@ def test_a_lock_that_is_held_too_long_is_named_with_its_holder_and_free_when_tha
         assert impatient <= time.monotonic() - began < impatient + 5
         pid = holder.process.pid
         assert raised.value.message == (
-            f"Another remote-tool (process {pid}) holds {registry.folder / 'lock'} for more than 1 s"
+            f"Another remote-tool (process {pid}) has held {registry.folder / 'lock'} for more than 1 s"
         )
         assert raised.value.hint == f"ps -fp {pid}"
         assert registry.load()[0], "reading needs no lock"

@@ -37,6 +37,11 @@ class PasswordServer:
     signalled: asyncio.Event = field(default_factory=asyncio.Event)
     port: int = 0
     home: Path | None = None
+    host_key: asyncssh.SSHKey = field(default_factory=lambda: asyncssh.generate_private_key("ssh-ed25519"))
+
+    @property
+    def fingerprint(self) -> str:
+        return self.host_key.get_fingerprint()
 
     def server(self, name: str = "first", **changes: object) -> Server:
         return Server(name=name, hostname="127.0.0.1", port=self.port, username="someone", **changes)  # type: ignore[arg-type]
@@ -47,11 +52,18 @@ class PasswordServer:
         return self.home / ".ssh" / "authorized_keys"
 
 
+def trust(question: str) -> bool:
+    """Say yes to a new host key; without that no password is sent."""
+    assert "New host key" in question
+    return True
+
+
 class _House:
     """The connections of one server, and the commands that run for each."""
 
     def __init__(self) -> None:
         self._commands: dict[asyncssh.connection.SSHConnection, set[asyncio.Task[None]]] = {}
+        self._cancelled: set[asyncio.Task[None]] = set()
 
     def enter(self, connection: asyncssh.connection.SSHConnection) -> None:
         self._commands[connection] = set()
@@ -63,7 +75,9 @@ class _House:
         self._commands[connection].add(command)
 
     def leave(self, connection: asyncssh.connection.SSHConnection) -> None:
-        for command in self._commands[connection]:
+        """Cancel the connection's commands, once: a second cancellation would interrupt their cleanup."""
+        for command in self._commands[connection] - self._cancelled:
+            self._cancelled.add(command)
             command.cancel()
 
     async def close(self) -> None:
@@ -159,9 +173,11 @@ async def _shell(command: str, home: Path | None) -> AsyncIterator[asyncio.subpr
         if shell.returncode is None:
             with suppress(ProcessLookupError):
                 os.killpg(shell.pid, signal.SIGKILL)
-        await shell.wait()
-        # Its pipes are closed by the loop only later, when there may be none any more.
-        shell._transport.close()  # type: ignore[attr-defined]
+        try:
+            await shell.wait()
+        finally:
+            # Its pipes are closed by the loop only later, when there may be none any more.
+            shell._transport.close()  # type: ignore[attr-defined]
 
 
 @asynccontextmanager
@@ -172,7 +188,7 @@ async def password_server(settings: PasswordServer) -> AsyncIterator[PasswordSer
         "127.0.0.1",
         0,
         server_factory=lambda: _Door(settings, house),
-        server_host_keys=[asyncssh.generate_private_key("ssh-ed25519")],
+        server_host_keys=[settings.host_key],
         process_factory=partial(_run, settings, house),
         encoding=None,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from remote_tool.config.model import Config
-    from remote_tool.transport.known_hosts import HostKey
+    from remote_tool.transport.ssh.host_keys.entries import HostKey
     from tests.conftest import MakeServer
     from tests.sshd import TestServer
     from tests.transport.conftest import LogIn, Told
@@ -67,7 +68,7 @@ async def test_a_new_host_is_accepted_and_recorded_once(
     for _ in range(2):
         async with log_in(server) as host:
             await host.run("true")
-    assert project_file.read_text() == f"{name_of(server)} {key.text}\n"
+    assert project_file.read_text() == f"{name_of(server)} {key.text} remote-tool:{server.name}:127.0.0.1\n"
     assert project_file.stat().st_mode & 0o777 == 0o600
     assert told.notices == [("first", f"new host key of 127.0.0.1:{server.port} accepted: {key.fingerprint}")]
 
@@ -105,9 +106,9 @@ async def test_a_changed_key_is_refused(
     error = await refused(log_in, server)
 
     new = key_of(server.host_key)
-    assert f"known is {other_key.kind} {other_key.fingerprint} ({file}:" in str(error)
-    assert f"it shows {new.kind} {new.fingerprint}" in str(error)
-    assert error.hint == f"If the server was set up anew: ssh-keygen -R '{name_of(server)}' -f {file}"
+    assert f"expected {other_key.kind} {other_key.fingerprint} ({file}:" in str(error)
+    assert f"got {new.kind} {new.fingerprint}" in str(error)
+    assert error.hint == f"If the server was reinstalled: ssh-keygen -R '{name_of(server)}' -f {file}"
     assert file.read_bytes() == before
 
 
@@ -377,6 +378,17 @@ async def test_the_user_is_ubuntu_when_nothing_says_another(
         await host.run("true")
 
 
+async def test_a_host_of_a_list_is_logged_in_to_as_ssh_would(
+    server: TestServer, log_in: LogIn, write_config: Callable[[str], None]
+) -> None:
+    async with log_in(server, username=None, is_listed=True) as host:
+        assert (await host.run("id -un")).stdout.decode().strip() == server.username
+    write_config("User somebody-else\n")
+    with pytest.raises(ConnectError, match="as somebody-else"):
+        async with log_in(server, username=None, is_listed=True):
+            pass
+
+
 @pytest.mark.row(51)
 @pytest.mark.parametrize("line", ["Port abc", 'Host "unclosed', "ProxyJump a:b:c:d"])
 async def test_a_wrong_ssh_config_is_named(
@@ -467,7 +479,7 @@ async def test_a_jump_host_that_cannot_reach_the_server_is_named(
 @pytest.mark.row(50)
 async def test_jump_hosts_in_a_circle_are_an_error(server: TestServer, log_in: LogIn, ssh_folder: Path) -> None:
     (ssh_folder / "config").write_text("Host a\nProxyJump b\nHost b\nProxyJump a\n")
-    with pytest.raises(ConnectError, match=r"ProxyJump of ~/\.ssh/config runs in a circle: b, a, b"):
+    with pytest.raises(ConnectError, match=r"ProxyJump in ~/\.ssh/config forms a loop: b, a, b"):
         async with log_in(server, hostname="a"):
             pass
 
@@ -483,3 +495,60 @@ async def test_a_proxy_command_of_ssh_config_is_used(
     write_config(f'ProxyCommand python3 -c "{script}" {server.port}\n')
     async with log_in(server, hostname="far-away") as host:
         assert (await host.run("echo in")).stdout == b"in\n"
+
+
+@pytest.mark.row(172)
+async def test_a_proxy_command_that_gets_nowhere_is_quoted_at_once(
+    server: TestServer, log_in: LogIn, write_config: Callable[[str], None]
+) -> None:
+    write_config("ProxyCommand sh -c \"echo 'Warning: new' >&2; echo 'Network is unreachable' >&2; exit 1\"\n")
+    began = time.monotonic()
+    with pytest.raises(ConnectError) as caught:
+        async with log_in(server, hostname="far-away"):
+            pass
+    assert "cannot be reached through its ProxyCommand: Network is unreachable" in caught.value.message
+    assert caught.value.hint.startswith("Check ProxyCommand in ~/.ssh/config")
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.row(172)
+async def test_no_address_of_our_own_is_no_fault_of_the_server(
+    server: TestServer, log_in: LogIn, write_config: Callable[[str], None]
+) -> None:
+    write_config("BindAddress 192.0.2.1\n")
+    with pytest.raises(ConnectError) as caught:
+        async with log_in(server):
+            pass
+    assert "Cannot assign requested address" in caught.value.message
+    assert caught.value.hint.startswith("Does this machine have a route to it")
+
+
+@pytest.mark.row(176)
+async def test_the_key_of_a_server_that_left_the_configuration_is_forgotten(
+    server: TestServer, tmp_path: Path, other_key: HostKey
+) -> None:
+    """Rented machines come and go at the same addresses; a configured one never changes its key silently."""
+    config = make_configuration([server], tmp_path / "project")
+    known_hosts = config.local.known_hosts
+
+    async def log_in_as(*names: str) -> None:
+        servers = {name: replace(config.servers["first"], name=name) for name in names}
+        async with HostPool(replace(config, servers=servers)) as pool:
+            for name in names:
+                await (await pool.host(name)).run("true")
+
+    known_hosts.parent.mkdir(parents=True, exist_ok=True)
+    line = f"{name_of(server)} {other_key.text}"
+    for note in ("", " by hand", " remote-tool:next:127.0.0.1"):
+        known_hosts.write_text(f"{line}{note}\n")
+        with pytest.raises(HostKeyError, match="has changed"):
+            await log_in_as("next")
+    known_hosts.write_text(f"other.host {other_key.text}\n{line} remote-tool:rented:127.0.0.1\n")
+    await log_in_as("next")
+    shown = f"{name_of(server)} {key_of(server.host_key).text}"
+    assert known_hosts.read_text() == f"other.host {other_key.text}\n{shown} remote-tool:next:127.0.0.1\n"
+    await log_in_as("next", "twin")
+    assert known_hosts.read_text().count(shown) == 2
+    known_hosts.write_text(f"{line} remote-tool:next:127.0.0.1\n{line} remote-tool:twin:127.0.0.1\n")
+    with pytest.raises(HostKeyError, match="has changed"):
+        await log_in_as("twin")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -9,17 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from remote_tool.transport.known_hosts import (
-    HostKey,
-    KnownHosts,
-    Reader,
-    UnusableFileError,
-    Verdict,
-    accept,
-    lookup_names,
-    parse,
-    read_revoked,
-)
+from remote_tool.transport.ssh.host_keys import known_hosts
+from remote_tool.transport.ssh.host_keys.entries import HostKey, Marker, UnusableFileError, parse, read_revoked
+from remote_tool.transport.ssh.host_keys.known_hosts import KnownHosts, Lines, Reader, Verdict, lookup_names
+from remote_tool.transport.ssh.host_keys.record import accept
 from tests.small_disks import small_disk
 from tests.sshd import make_key
 
@@ -43,7 +39,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[HostKey, HostKey]:
 
 def verdict(content: str | bytes, host: str, port: int, key: HostKey, folder: Path) -> Verdict:
     content = content.encode() if isinstance(content, str) else content
-    return KnownHosts(parse(content, folder / "known_hosts")[0]).check(lookup_names(host, port), key).verdict
+    return KnownHosts([Lines(parse(content, folder / "known_hosts")[0])]).check(lookup_names(host, port), key).verdict
 
 
 def hashed(name: str, key: HostKey, folder: Path) -> str:
@@ -52,6 +48,46 @@ def hashed(name: str, key: HostKey, folder: Path) -> str:
     file.write_text(f"{name} {key.text}\n")
     subprocess.run(["ssh-keygen", "-H", "-f", str(file)], check=True, capture_output=True)
     return file.read_text()
+
+
+@pytest.mark.row(144)
+def test_hashed_lines_are_searched_once_for_each_name(
+    keys: tuple[HostKey, HostKey], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of lines for hundreds of servers take seconds; several searches for each took as many times that."""
+    rounds = 0
+
+    class Counted:
+        @staticmethod
+        def sha1(data: bytes) -> hashlib._Hash:
+            nonlocal rounds
+            rounds += 1
+            return hashlib.sha1(data)
+
+    file = tmp_path / "known_hosts"
+    file.write_text("".join(f"{hash_of(f'host{number}', keys[0])}\n" for number in range(40)))
+    reader = Reader(print)
+    reader.read([file])
+    monkeypatch.setattr(known_hosts, "hashlib", Counted)
+    for _ in range(3):
+        known = reader.read([file])
+        assert known.check(["host7", "other"], keys[0]).verdict is Verdict.KNOWN
+        assert [entry.line for entry in known.select(["host9"], Marker.TRUSTED)] == [10]
+        assert known.check(["host7"], keys[1]).verdict is Verdict.CHANGED
+        assert known.select(["other"], Marker.AUTHORITY) == []
+    assert rounds == 3 * 40 * 2
+
+
+@pytest.mark.parametrize("size", [0, 1, 20, 64, 65, 200])
+def test_a_salt_of_any_size_is_that_of_an_hmac(size: int, keys: tuple[HostKey, HostKey], tmp_path: Path) -> None:
+    line = hash_of("host", keys[0], bytes(range(size)))
+    assert verdict(line, "host", 22, keys[0], tmp_path) is Verdict.KNOWN
+    assert verdict(line, "other", 22, keys[0], tmp_path) is Verdict.NEW
+
+
+def hash_of(name: str, key: HostKey, salt: bytes = b"salt") -> str:
+    digest = hmac.new(salt, name.encode(), "sha1").digest()
+    return f"|1|{base64.b64encode(salt).decode()}|{base64.b64encode(digest).decode()} {key.text}"
 
 
 def test_fingerprints_are_those_of_ssh_keygen(tmp_path: Path) -> None:

@@ -17,11 +17,12 @@ import pytest
 from remote_tool.config.model import Config, Server
 from remote_tool.errors import ConnectError, LoginError
 from remote_tool.paths import LocalPaths, RemotePaths
-from remote_tool.transport import login_messages, ssh_host
 from remote_tool.transport.pool import HostPool
+from remote_tool.transport.ssh import log_in as ssh_log_in
+from remote_tool.transport.ssh import login_errors
 from tests.conftest import make_configuration
 from tests.sshd import free_port, make_key
-from tests.transport.password_server import PasswordServer, password_server
+from tests.transport.password_server import PasswordServer, password_server, trust
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -40,7 +41,7 @@ def configured(server: Server, root: Path) -> Config:
 
 
 async def reach(server: Server, root: Path, ask: Callable[[str], str | None] | None = None) -> bytes:
-    async with HostPool(configured(server, root), ask_password=ask) as pool:
+    async with HostPool(configured(server, root), ask_password=ask, confirm=trust) as pool:
         host = await pool.host(server.name)
         return (await host.run("echo in")).stdout
 
@@ -86,7 +87,7 @@ async def test_a_wrong_password_is_tried_once(tmp_path: Path) -> None:
     """Not again by another method, and not by a second use of the pool."""
     async with (
         password_server(PasswordServer(methods=["keyboard-interactive", "password"])) as door,
-        HostPool(configured(door.server(password="wrong one"), tmp_path)) as pool,
+        HostPool(configured(door.server(password="wrong one"), tmp_path), confirm=trust) as pool,
     ):
         for _ in range(2):
             with pytest.raises(LoginError) as caught:
@@ -137,7 +138,7 @@ async def test_a_second_factor_is_asked_with_the_servers_own_words(tmp_path: Pat
 
 
 async def test_the_time_to_type_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(login_messages, "LOGIN_SECONDS", 0.4)
+    monkeypatch.setattr(login_errors, "LOGIN_SECONDS", 0.4)
 
     def slow(prompt: str) -> str:
         del prompt
@@ -180,7 +181,7 @@ async def test_questions_of_several_servers_come_one_after_the_other(tmp_path: P
     async with password_server(PasswordServer()) as door:
         servers = {str(number): replace(door.server(), name=str(number)) for number in range(4)}
         config = replace(configured(door.server(), tmp_path), servers=servers)
-        async with HostPool(config, ask_password=ask) as pool:
+        async with HostPool(config, ask_password=ask, confirm=trust) as pool:
             await asyncio.gather(*(pool.host(name) for name in servers))
 
 
@@ -190,7 +191,7 @@ async def test_a_password_is_in_no_text(tmp_path: Path) -> None:
     told: list[str] = []
     async with password_server(PasswordServer()) as door:
         config = configured(door.server(password=SECRET), tmp_path)
-        async with HostPool(config, trace=lambda *texts: told.append(str(texts))) as pool:
+        async with HostPool(config, trace=lambda *texts: told.append(str(texts)), confirm=trust) as pool:
             host = await pool.host("first")
             await host.run("true")
             shown = repr([config, host, vars(host), host._connection._endpoint, told])  # type: ignore[attr-defined]
@@ -280,14 +281,32 @@ async def test_a_file_that_is_no_key_is_named(server: TestServer, tmp_path: Path
 
 
 @pytest.mark.row(49)
-async def test_a_key_that_others_can_read_is_not_used(server: TestServer, tmp_path: Path, config_of: Any) -> None:
-    """As ssh has it; and the mode stays as it is."""
+async def test_a_configured_key_that_others_can_read_is_taken_from_them_first(
+    server: TestServer, tmp_path: Path, log_in: LogIn, told: Told
+) -> None:
+    """As labml_remote has it: ssh uses no such key. It is said once."""
     key = tmp_path / "key"
     key.write_bytes(server.key.read_bytes())
     key.chmod(0o644)
-    error = await refusal(config_of(server, private_key=key).servers["first"], tmp_path / "root")
-    assert "is open to other users (mode 0644)" in str(error)
-    assert error.hint == f"chmod 600 {key}"
+    for _ in range(2):
+        async with log_in(server, private_key=key) as host:
+            assert (await host.run("echo in")).stdout == b"in\n"
+    assert key.stat().st_mode & 0o777 == 0o600
+    said = [text for _, text in told.notices if "chmod" in text]
+    assert said == [f"chmod 600 {key}: other users could read the private key"]
+
+
+@pytest.mark.row(49)
+async def test_a_usual_key_that_others_can_read_is_not_used_and_stays(
+    server: TestServer, tmp_path: Path, config_of: Any, own_home: Path
+) -> None:
+    """As ssh has it: it is no file of the project."""
+    (own_home / ".ssh").mkdir()
+    key = own_home / ".ssh" / "id_ed25519"
+    key.write_bytes(server.key.read_bytes())
+    key.chmod(0o644)
+    error = await refusal(config_of(server, private_key=None).servers["first"], tmp_path / "root")
+    assert "is accessible to other users (mode 0644)" in str(error)
     assert key.stat().st_mode & 0o777 == 0o644
 
 
@@ -387,17 +406,17 @@ async def test_a_closed_port_is_named(hostname: str, tmp_path: Path) -> None:
     """Also where the name has several addresses."""
     port = free_port()
     error = await refusal(plain(port, hostname), tmp_path)
-    assert str(error) == f"first: {hostname}:{port} refuses connections"
+    assert str(error) == f"first: {hostname}:{port} refused the connection"
     assert "sshd" in error.hint
 
 
 @pytest.mark.row(43)
 async def test_no_answer_is_a_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full backlog answers nothing, as a firewall that drops."""
-    monkeypatch.setattr(login_messages, "CONNECT_SECONDS", 0.3)
+    monkeypatch.setattr(login_errors, "CONNECT_SECONDS", 0.3)
     with full_backlog() as port:
         error = await refusal(plain(port), tmp_path)
-    assert str(error) == f"first: 127.0.0.1:{port} does not answer within 0.3 s"
+    assert str(error) == f"first: 127.0.0.1:{port} did not answer within 0.3 s"
     assert "firewall" in error.hint
 
 
@@ -445,7 +464,7 @@ async def fake_server(serve: Callable[[asyncio.StreamReader, asyncio.StreamWrite
 
 @pytest.mark.row(44)
 async def test_a_server_that_never_speaks_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(login_messages, "LOGIN_SECONDS", 0.3)
+    monkeypatch.setattr(login_errors, "LOGIN_SECONDS", 0.3)
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         del writer
@@ -453,7 +472,7 @@ async def test_a_server_that_never_speaks_is_given_up(tmp_path: Path, monkeypatc
 
     async with fake_server(silent) as port:
         error = await refusal(plain(port), tmp_path)
-    assert f"127.0.0.1:{port} took the connection, but the login was not done within 0.3 s" in str(error)
+    assert f"127.0.0.1:{port} accepted the connection, but the login did not finish within 0.3 s" in str(error)
 
 
 @pytest.mark.row(44)
@@ -480,7 +499,7 @@ async def test_an_endless_banner_is_given_up(tmp_path: Path, line: bytes) -> Non
 
 @pytest.mark.row(44)
 async def test_a_web_server_is_no_ssh_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ssh_host, "PAUSES", (0.1,))
+    monkeypatch.setattr(ssh_log_in, "PAUSES", (0.1,))
 
     async def web(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()
@@ -488,7 +507,7 @@ async def test_a_web_server_is_no_ssh_server(tmp_path: Path, monkeypatch: pytest
 
     async with fake_server(web) as port:
         error = await refusal(plain(port), tmp_path)
-    assert f"first: 127.0.0.1:{port} hung up before the login" in str(error)
+    assert f"first: 127.0.0.1:{port} closed the connection before the login" in str(error)
     assert type(error) is ConnectError
 
 
@@ -516,7 +535,7 @@ async def test_no_more_than_eight_log_in_at_one_server_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aliases: bool
 ) -> None:
     """A stock sshd begins to drop at ten, whatever the names in ssh_config that lead there."""
-    monkeypatch.setattr(login_messages, "LOGIN_SECONDS", 0.2)
+    monkeypatch.setattr(login_errors, "LOGIN_SECONDS", 0.2)
     present = most = 0
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -580,7 +599,7 @@ async def test_a_login_that_is_cut_off_later_is_not_tried_again(tmp_path: Path) 
     """The server may have counted a failure."""
     async with password_server(PasswordServer(hangs_up=True)) as door:
         error = await refusal(door.server(password=SECRET), tmp_path)
-    assert f"first: 127.0.0.1:{door.port} hung up during the login as someone" in str(error)
+    assert f"first: 127.0.0.1:{door.port} closed the connection during the login as someone" in str(error)
     assert door.connections == 1
 
 
@@ -592,8 +611,8 @@ async def test_a_server_that_refuses_us_for_a_while_is_waited_for_and_it_is_said
 
     It says one line and closes, before its version; here the pauses are short.
     """
-    monkeypatch.setattr(ssh_host, "PAUSES", (0.01, 0.02, 0.04))
-    monkeypatch.setattr(ssh_host, "TOLD_PAUSE", 0.03)
+    monkeypatch.setattr(ssh_log_in, "PAUSES", (0.01, 0.02, 0.04))
+    monkeypatch.setattr(ssh_log_in, "NOTICED_PAUSE", 0.03)
     connections: list[bytes] = []
 
     async def penalising(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -609,9 +628,9 @@ async def test_a_server_that_refuses_us_for_a_while_is_waited_for_and_it_is_said
         async with HostPool(config, report=told.notice) as pool:
             assert (await (await pool.host("first")).run("echo in")).stdout == b"in\n"
     assert all(line.startswith(b"SSH-2.0-") for line in connections), "no connection that asks for nothing"
-    tellings = [text for _, text in told.notices if "hung up before the login" in text]
+    tellings = [text for _, text in told.notices if "closed the connection before the login" in text]
     assert len(tellings) == 1, "a short pause is nothing to tell"
-    assert "refuse us for a while after failed ones" in tellings[0]
+    assert "reject this machine for a while after failed logins" in tellings[0]
     assert tellings[0].endswith("trying again")
 
 
@@ -619,7 +638,7 @@ async def test_a_server_that_refuses_us_for_a_while_is_waited_for_and_it_is_said
 async def test_a_server_that_goes_on_refusing_is_given_up_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ssh_host, "PAUSES", (0.01,) * len(ssh_host.PAUSES))
+    monkeypatch.setattr(ssh_log_in, "PAUSES", (0.01,) * len(ssh_log_in.PAUSES))
     connections = 0
 
     async def penalising(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -629,15 +648,15 @@ async def test_a_server_that_goes_on_refusing_is_given_up_with_the_reason(
 
     async with fake_server(penalising) as port:
         error = await refusal(plain(port), tmp_path)
-    assert connections == len(ssh_host.PAUSES) + 1
-    assert "or refuse us for a while after failed ones" in error.hint
+    assert connections == len(ssh_log_in.PAUSES) + 1
+    assert "or reject this machine for a while after failed logins" in error.hint
 
 
 @pytest.mark.row(47)
 def test_the_pauses_are_longer_than_a_first_penalty_and_not_endless() -> None:
     """A refused login costs 5 s there, and the refusals begin at 15 s (sshd_config(5), PerSourcePenalties)."""
-    assert sum(ssh_host.PAUSES) * ssh_host.JITTER[0] > 15
-    assert sum(ssh_host.PAUSES) * ssh_host.JITTER[1] < 60
+    assert sum(ssh_log_in.PAUSES) * ssh_log_in.JITTER[0] > 15
+    assert sum(ssh_log_in.PAUSES) * ssh_log_in.JITTER[1] < 60
 
 
 @pytest.mark.row(47)

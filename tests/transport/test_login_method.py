@@ -10,7 +10,7 @@ import pytest
 
 from remote_tool.transport.login import key_name
 from remote_tool.transport.pool import HostPool
-from tests.transport.password_server import PasswordServer, password_server
+from tests.transport.password_server import PasswordServer, password_server, trust
 from tests.transport.test_login import configured
 
 if TYPE_CHECKING:
@@ -59,6 +59,6 @@ async def test_of_several_keys_the_one_is_told_that_was_taken(
 async def test_a_password_is_told_and_not_what_it_is(tmp_path: Path, method: str) -> None:
     async with (
         password_server(PasswordServer(methods=[method])) as door,
-        HostPool(configured(door.server(password=door.password), tmp_path)) as pool,
+        HostPool(configured(door.server(password=door.password), tmp_path), confirm=trust) as pool,
     ):
         assert (await pool.host("first")).login.method == "password"

@@ -12,9 +12,9 @@ import pytest
 
 from remote_tool.errors import ConnectionLostError
 from remote_tool.transport.pool import HostPool
+from tests.agent.conftest import wait_until
 from tests.conftest import make_configuration
-from tests.supervisor.conftest import wait_until
-from tests.transport.password_server import PasswordServer, password_server
+from tests.transport.password_server import PasswordServer, password_server, trust
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 async def endless_command(door: PasswordServer, folder: Path) -> AsyncIterator[tuple[HostPool, Path]]:
     """Run what does not end by itself; yields its connection and its entry in /proc."""
     config = replace(make_configuration([], folder), servers={"first": door.server(password=door.password)})
-    async with HostPool(config) as pool:
+    async with HostPool(config, confirm=trust) as pool:
         host = await pool.host("first")
         command = asyncio.create_task(host.run(f"echo $$ > '{folder}/pid'; tail -f /dev/null; true"))
         pid = folder / "pid"

@@ -22,9 +22,11 @@ from remote_tool.errors import (
     SomeServersFailedError,
     UsageError,
 )
-from remote_tool.transport import ssh_host
-from remote_tool.transport.login_messages import Stage
 from remote_tool.transport.pool import HostPool, Results, on_every
+from remote_tool.transport.ssh import log_in as ssh_log_in
+from remote_tool.transport.ssh import ssh_config
+from remote_tool.transport.ssh.errors import explained
+from remote_tool.transport.ssh.login_errors import Progress, Stage
 from tests.conftest import make_configuration
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from remote_tool.config.model import Config
-    from remote_tool.transport.ssh_host import SshHost
+    from remote_tool.transport.ssh.host import SshHost
     from tests.conftest import MakeServer
     from tests.sshd import TestServer
 
@@ -126,7 +128,7 @@ async def test_closing_ends_logins_that_are_under_way(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At once, and nothing is left of them."""
-    monkeypatch.setattr(ssh_host, "PAUSES", ())
+    monkeypatch.setattr(ssh_log_in, "PAUSES", ())
     gone = asyncio.Event()
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -264,12 +266,12 @@ def public_exceptions() -> list[type[Exception]]:
 def test_every_public_exception_of_the_library_becomes_one_of_ours(kind: type[Exception], config: Config) -> None:
     """Whatever the stage, with the server's name in it."""
     for stage in Stage:
-        connection = connection_at(stage, config)
+        progress = progress_at(stage, config)
         error = kind.__new__(kind, "why it is so")
         error.args = ("why it is so",)
         if kind is asyncssh.ChannelOpenError and stage is Stage.READY:
             continue  # a refused session is no failure: it waits for its turn
-        with pytest.raises(RemoteToolError) as caught, ssh_host.explained(connection):
+        with pytest.raises(RemoteToolError) as caught, explained(progress):
             raise error
         assert "first" in str(caught.value)
         assert caught.value.server == "first"
@@ -281,22 +283,19 @@ def test_every_public_exception_of_the_library_becomes_one_of_ours(kind: type[Ex
 )
 def test_every_error_of_the_system_becomes_one_of_ours(error: Exception, config: Config) -> None:
     for stage in Stage:
-        with pytest.raises(ConnectError, match="first") as caught, ssh_host.explained(connection_at(stage, config)):
+        with pytest.raises(ConnectError, match="first") as caught, explained(progress_at(stage, config)):
             raise error
         assert caught.value.hint
 
 
 def test_a_bug_of_ours_crosses_as_it_is(config: Config) -> None:
-    with pytest.raises(KeyError), ssh_host.explained(connection_at(Stage.READY, config)):
+    with pytest.raises(KeyError), explained(progress_at(Stage.READY, config)):
         raise KeyError
 
 
-def connection_at(stage: Stage, config: Config) -> ssh_host.Connection:
-    pool = HostPool(config)
-    *_, endpoint = ssh_host.resolve_way(config.servers["first"])
-    connection = ssh_host.Connection(endpoint, pool._surroundings)
-    connection.progress.stage = stage
-    return connection
+def progress_at(stage: Stage, config: Config) -> Progress:
+    *_, endpoint = ssh_config.resolve_way(config.servers["first"])
+    return Progress(endpoint, can_ask=False, stage=stage)
 
 
 def test_nothing_else_imports_the_ssh_library() -> None:
@@ -304,14 +303,16 @@ def test_nothing_else_imports_the_ssh_library() -> None:
     seam: Callable[[str], str] = "import sys, remote_tool.transport.{}; print('asyncssh' in sys.modules)".format
     for module in (
         "host",
-        "known_hosts",
-        "script",
-        "ssh_channel",
-        "session_limit",
-        "asking",
-        "shared",
-        "endpoint",
-        "passwords",
+        "pool",
+        "connection_cache",
+        "prompter",
+        "ssh.channel",
+        "ssh.context",
+        "ssh.endpoint",
+        "ssh.host_keys.check",
+        "ssh.passwords",
+        "ssh.script",
+        "ssh.session_limit",
     ):
         answer = subprocess.run([sys.executable, "-c", seam(module)], capture_output=True, check=True).stdout
         assert answer == b"False\n", module

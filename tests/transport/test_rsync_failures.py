@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from remote_tool.errors import ConnectError, SyncError
-from remote_tool.transport import rsync_server, script
 from remote_tool.transport.pool import HostPool
+from remote_tool.transport.ssh import script
+from remote_tool.transport.sync import server_script
 from remote_tool.workflows.events import StepProgress
-from remote_tool.workflows.sync import SyncOptions, sync
+from remote_tool.workflows.sync.options import SyncOptions
+from remote_tool.workflows.sync.sync import sync
 from tests.conftest import make_configuration
-from tests.transport.test_rsync import Desk
+from tests.transport.test_push import Desk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,8 +52,8 @@ def desk_for(server: TestServer, tmp_path: Path) -> Desk:
 def server_without_rsync(make_server: MakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TestServer:
     """A server that has rsync nowhere, though this machine may have one in a place of the system's."""
     monkeypatch.setattr(script, "ENOUGH_PATH", ":")
-    places = [place for place in rsync_server.PLACES if place.startswith("$HOME/")]
-    monkeypatch.setattr(rsync_server, "PLACES", tuple(places))
+    places = [place for place in server_script.PLACES if place.startswith("$HOME/")]
+    monkeypatch.setattr(server_script, "PLACES", tuple(places))
     return make_server(SetEnv=f"PATH={tools(tmp_path / 'tools')}")
 
 
@@ -72,7 +74,7 @@ async def test_a_server_without_rsync_says_how_to_get_it(server_without_rsync: T
     desk = desk_for(server_without_rsync, tmp_path)
     error = await failure(desk)
     assert isinstance(error, SyncError)
-    assert "no rsync" in error.message
+    assert "rsync is not installed" in error.message
     assert "apt-get install rsync" in error.hint
     assert "conda install" in error.hint
     assert not desk.copy.exists()
@@ -95,7 +97,7 @@ async def test_rsync_of_a_miniconda_is_found(server_without_rsync: TestServer, t
         ("exit 14", "talk to each other"),
         ("exit 77", "status 77"),
         ("kill -KILL $$", "SIGKILL"),
-        ("exit 0", "ended before the end"),
+        ("exit 0", "exited too early"),
     ],
 )
 async def test_how_the_servers_rsync_ended_is_one_sentence(
@@ -150,7 +152,7 @@ async def test_two_rsyncs_that_lose_each_other_again_are_given_up(
 ) -> None:
     desk = desk_for(server_without_rsync, tmp_path)
     fake_rsync(desk, 'case $1$2 in --version) exit;; esac; echo one >> "$HOME/tries"; exit 12')
-    assert "ended before the end" in str(await failure(desk))
+    assert "exited too early" in str(await failure(desk))
     assert (desk.server.home / "tries").read_text() == "one\n" * 2
 
 

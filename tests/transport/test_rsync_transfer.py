@@ -20,22 +20,26 @@ import pytest
 
 from remote_tool.errors import ConnectionLostError, SyncError
 from remote_tool.paths import LocalPaths, RemotePaths
-from remote_tool.transport import local_rsync, snapshot
 from remote_tool.transport.host import Exit
 from remote_tool.transport.pool import HostPool
-from remote_tool.transport.rsync import PushOptions, push
-from remote_tool.transport.rsync_failures import CAUSES, Ending
-from remote_tool.transport.snapshot import SelectionRules, take_snapshot
-from remote_tool.workflows.sync import SyncOptions, selection_rules, sync
+from remote_tool.transport.sync import local_rsync, snapshot
+from remote_tool.transport.sync.failures import CAUSES, Ending
+from remote_tool.transport.sync.push import push
+from remote_tool.transport.sync.push_options import PushOptions
+from remote_tool.transport.sync.server_finish import PARTIAL_FOLDER
+from remote_tool.transport.sync.snapshot import SelectionRules, take_snapshot
+from remote_tool.workflows.sync.options import SyncOptions
+from remote_tool.workflows.sync.project import selection_rules
+from remote_tool.workflows.sync.sync import sync
 from tests.conftest import make_configuration
 from tests.figures import record_figure
-from tests.transport.test_rsync import Desk
+from tests.transport.test_push import Desk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from remote_tool.transport.host import Host
-    from remote_tool.transport.rsync import Progress
+    from remote_tool.transport.sync.push import Progress
     from tests.conftest import MakeServer
 
 RSYNC = shutil.which("rsync") or "rsync"
@@ -89,12 +93,16 @@ async def have_rsync_killed(desk: Desk) -> None:
     """Sync, and kill the server's rsync in the middle of a large file."""
 
     def kill(progress: Progress) -> None:
-        if progress.bytes > 8_000_000:
-            for pid in programs(desk.server.home):
-                os.kill(pid, signal.SIGKILL)
+        # On a busy machine all of that may still wait in buffers on the way.
+        if progress.bytes > 8_000_000 and any(desk.copy.rglob("*big.*")):
+            pids = list(programs(desk.server.home))
+            # One that sees another end would tidy up.
+            for number in (signal.SIGSTOP, signal.SIGKILL):
+                for pid in pids:
+                    os.kill(pid, number)
 
     async with HostPool(desk.config) as pool:
-        with pytest.raises(SyncError, match=r"KILL|ended before the end"):
+        with pytest.raises(SyncError, match=r"KILL|exited too early"):
             await push_of(desk, await pool.host("first"), kill)
 
 
@@ -170,7 +178,7 @@ async def test_a_folder_may_become_a_file_and_a_file_a_folder(desk: Desk) -> Non
     result = await desk.sync()
     assert desk.names() == {"a.py", "model", "data", "data/set.txt"}
     assert (desk.copy / "model").read_text() == "now a file\n"
-    assert set(result.removed) == {"model/a.py", "model/deep/b.py"}
+    assert set(result.removed) == {"model/a.py", "model/deep/b.py", "data"}
     assert desk.state == f"complete {result.snapshot}\n"
 
 
@@ -242,14 +250,32 @@ async def test_an_interrupted_large_file_is_taken_up_again(desk: Desk) -> None:
     async with HostPool(desk.config) as pool:
         with pytest.raises(ConnectionLostError):
             await push_of(desk, await pool.host("first"), drop_in_the_middle)
-    partial = desk.copy / ".remote-scripts" / "partial"
-    await until((partial / "big").exists)
+    await until(lambda: any(desk.copy.rglob(f"{PARTIAL_FOLDER}/big")))
     await until(lambda: not programs(desk.server.home))
-    assert desk.names() <= {"a.py"}, "half a file is no part of the project"
+    here = {name for name in desk.names() if not name.startswith(PARTIAL_FOLDER)}
+    assert here <= {"a.py"}, "half a file is no part of the project"
     result = await desk.sync()
     assert result.bytes < size * 3 // 4
     assert (desk.copy / "big").read_bytes() == (desk.project / "big").read_bytes()
-    assert not partial.exists()
+    assert not any(desk.copy.rglob("*partial*"))
+
+
+@pytest.mark.row(78)
+@pytest.mark.slow
+async def test_half_a_file_in_a_folder_is_taken_up_again_and_goes_when_it_is_gone_here(desk: Desk) -> None:
+    await desk.sync()
+    for name in ("deep/er/big", "deep/gone"):
+        (desk.project / name).parent.mkdir(parents=True, exist_ok=True)
+        (desk.project / name).write_bytes(os.urandom(8 * 1024 * 1024))
+        half = desk.copy / Path(name).parent / PARTIAL_FOLDER / Path(name).name
+        half.parent.mkdir(parents=True)
+        half.write_bytes((desk.project / name).read_bytes()[: 6 * 1024 * 1024])
+    (desk.project / "deep/gone").unlink()
+    (desk.copy / ".remote-scripts" / "sync").write_text("incomplete x y\n")
+    result = await desk.sync()
+    assert result.bytes < 4 * 1024 * 1024
+    assert (desk.copy / "deep/er/big").read_bytes() == (desk.project / "deep/er/big").read_bytes()
+    assert desk.names() == {"a.py", "deep", "deep/er", "deep/er/big"}
 
 
 @pytest.mark.row(69)
@@ -302,7 +328,7 @@ async def test_a_local_rsync_that_is_killed_is_said_and_ends_the_other(desk: Des
 
     async with HostPool(desk.config) as pool:
         host = await pool.host("first")
-        with pytest.raises(SyncError, match=r"ended by signal 9|ended before the end"):
+        with pytest.raises(SyncError, match=r"killed by signal 9|exited too early"):
             await push_of(desk, host, kill)
         assert (await host.run("echo on")).stdout == b"on\n"
     await until(lambda: not programs(desk.server.home))
@@ -323,7 +349,7 @@ async def test_a_file_that_vanishes_while_others_are_sent_is_a_warning(desk: Des
     async with HostPool(desk.config) as pool:
         host = await pool.host("first")
         result = await push(host, desk.config.remote, wanted, PushOptions(), vanish)
-    assert result.warnings == ("some files were gone here before they were sent",)
+    assert result.warnings == ("some local files disappeared before they were sent",)
     assert desk.names() == {"a.py", "big"}
     assert desk.state == f"complete {wanted.id}\n"
 
@@ -438,7 +464,7 @@ def test_a_project_with_an_unreadable_file_and_folder_is_sent_without_them() -> 
     script = """
 import asyncio, concurrent.futures.thread, json, os, sys
 from pathlib import Path
-from remote_tool.transport.snapshot import SelectionRules, take_snapshot
+from remote_tool.transport.sync.snapshot import SelectionRules, take_snapshot
 root = Path(sys.argv[1])
 if os.geteuid() == 0:
     os.setgroups([])
@@ -475,7 +501,7 @@ def plain_environment() -> dict[str, str]:
 
 @pytest.mark.row(68)
 async def test_a_project_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
-    with pytest.raises(SyncError, match="is not there"):
+    with pytest.raises(SyncError, match="does not exist"):
         await take_snapshot(tmp_path / "gone", SelectionRules(tmp_path / "none"))
 
 
@@ -523,9 +549,9 @@ def test_each_exit_status_is_one_clear_cause(status: int) -> None:
         (127, Exit(127), CAUSES[127]),
         (12, Exit(12), CAUSES[12]),
         (11, Exit(12), CAUSES[11]),
-        (255, Exit(None, "KILL"), "the server's rsync was ended by SIGKILL"),
-        (137, Exit(137), "the server's rsync was ended by SIGKILL"),
-        (-15, Exit(12), "rsync was ended by signal 15"),
+        (255, Exit(None, "KILL"), "the server's rsync was killed by SIGKILL"),
+        (137, Exit(137), "the server's rsync was killed by SIGKILL"),
+        (-15, Exit(12), "rsync was killed by signal 15"),
         (99, Exit(0), "rsync ended with status 99"),
         (12, None, CAUSES[12]),
     ],
@@ -596,7 +622,7 @@ async def test_what_somebody_makes_there_during_a_first_sync_stays_and_the_next_
             theirs.write_text("kept")
 
     async with HostPool(desk.config) as pool:
-        with pytest.raises(SyncError, match="something else came into the project meanwhile"):
+        with pytest.raises(SyncError, match="other files appeared in the project during the sync"):
             await push_of(desk, await pool.host("first"), write)
     assert (desk.copy / ".remote-scripts" / "sync").read_text().startswith("incomplete ")
     await desk.sync()

@@ -5,23 +5,27 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import shutil
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
 from remote_tool.errors import SyncError
-from remote_tool.transport import rsync_server
+from remote_tool.paths import RemotePaths
 from remote_tool.transport.pool import HostPool
-from remote_tool.transport.rsync import PushOptions, PushResult, push
-from remote_tool.transport.snapshot import take_snapshot
-from remote_tool.workflows.sync import selection_rules
+from remote_tool.transport.sync import server_finish, server_script
+from remote_tool.transport.sync.push import PushResult, push
+from remote_tool.transport.sync.push_options import PushOptions
+from remote_tool.transport.sync.snapshot import take_snapshot
+from remote_tool.workflows.sync.project import selection_rules
 from tests.conftest import make_configuration
-from tests.transport.test_rsync import Desk
+from tests.transport.test_push import Desk
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from remote_tool.transport.rsync_server import Attempt
+    from remote_tool.transport.sync.server_state import Attempt
     from tests.conftest import MakeServer
 
 JOB = "20261121-053000-0123456789abcdef0123456789abcdef"
@@ -83,18 +87,18 @@ async def test_who_has_to_wait_is_told_for_whom(laptops: tuple[Desk, Desk]) -> N
     assert (await sending).changed
     (text,) = waiting
     assert owner.split()[1] in text
-    assert "has been sending here for" in text
+    assert "has been syncing here for" in text
 
 
 @pytest.mark.row(85)
 async def test_a_lock_is_not_waited_for_for_ever(laptops: tuple[Desk, Desk], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rsync_server, "PATIENCE", 1)
+    monkeypatch.setattr(server_script, "PATIENCE", 1)
     await send(laptops[0])
     with (laptops[0].copy / ".remote-scripts" / "sync-lock").open("rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(SyncError, match="somebody else has been sending there") as caught:
+        with pytest.raises(SyncError, match="another sync has been running there") as caught:
             await send(laptops[1])
-    assert "has been sending here for" in str(caught.value)
+    assert "has been syncing here for" in str(caught.value)
 
 
 @pytest.mark.row(70, 85)
@@ -104,14 +108,14 @@ async def test_a_sync_that_was_overtaken_does_not_say_that_the_copy_is_whole(
     """Where the server has no flock nobody waits."""
     await send(laptops[0])
     state = laptops[0].copy / ".remote-scripts" / "sync"
-    original = rsync_server.whole_words
+    original = server_finish.commit_words
 
-    def overtaken(attempt: Attempt, sent_size: int | None, stale_size: int) -> bytes:
+    def overtaken(attempt: Attempt, sent_size: int, stale_size: int, *, all_sent: bool) -> bytes:
         state.write_text("incomplete other mark\n")
-        return original(attempt, sent_size, stale_size)
+        return original(attempt, sent_size, stale_size, all_sent=all_sent)
 
-    monkeypatch.setattr(rsync_server, "whole_words", overtaken)
-    with pytest.raises(SyncError, match="has begun to send here meanwhile"):
+    monkeypatch.setattr(server_finish, "commit_words", overtaken)
+    with pytest.raises(SyncError, match="has started another sync here"):
         await send(laptops[1])
     assert state.read_text() == "incomplete other mark\n"
 
@@ -132,6 +136,31 @@ async def test_the_lock_is_free_at_once_after_a_sync(laptops: tuple[Desk, Desk])
 
 
 @pytest.mark.row(71)
+@pytest.mark.parametrize("lost", [3, 40])
+def test_running_jobs_are_told_apart_from_lost_ones_with_few_processes(tmp_path: Path, lost: int) -> None:
+    """A flock for each of 2,000 lost jobs takes three seconds."""
+    remote = RemotePaths("proj ect")
+    calls = tmp_path / "calls"
+    flock = tmp_path / "bin" / "flock"
+    flock.parent.mkdir()
+    flock.write_text(f'#!/bin/sh\necho >> "{calls}"\nexec {shutil.which("flock")} "$@"\n')
+    flock.chmod(0o755)
+    ids = [f"20261121-053000-{number:032x}" for number in range(lost + 1)]
+    for job_id in ids:
+        folder = tmp_path / remote.jobs / job_id
+        folder.mkdir(parents=True)
+        (folder / "reserve").write_text("")
+    environment = {"HOME": str(tmp_path), "PATH": f"{flock.parent}:{os.environ['PATH']}"}
+    with (tmp_path / remote.jobs / ids[-1] / "reserve").open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        script = ["sh", "-c", server_finish.running_script(remote)]
+        done = subprocess.run(script, env=environment, check=True, capture_output=True)
+    assert server_finish.parse_finish(done.stdout) == ([], ids[-1:])
+    assert done.stderr == b""
+    assert len(calls.read_text().splitlines() if calls.exists() else []) <= 16
+
+
+@pytest.mark.row(71)
 async def test_a_change_under_a_running_job_is_told(laptops: tuple[Desk, Desk]) -> None:
     first, _ = laptops
     await send(first)
@@ -146,7 +175,7 @@ async def test_a_change_under_a_running_job_is_told(laptops: tuple[Desk, Desk]) 
         assert (await send(first)).warnings == ()
         first.write("file_1.py", "changed")
         (warning,) = (await send(first)).warnings
-    assert "a job runs in the folder whose files were changed" in warning
+    assert "a job is running in the folder that was updated" in warning
     assert JOB in warning
     assert ended.parent.name not in warning
     os.utime(first.project / "file_2.py", (1, 1))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from remote_tool.config.model import Environment, EnvironmentKind
 from remote_tool.transport.pool import HostPool
 from remote_tool.workflows.events import Event, StepEnded, StepStarted
-from remote_tool.workflows.prepare import PreparedServer, PrepareOptions, prepare, setup, update_packages
+from remote_tool.workflows.prepare.prepare import PreparedServer, PrepareOptions, prepare, setup, update_packages
 from tests.conftest import make_configuration
 
 if TYPE_CHECKING:

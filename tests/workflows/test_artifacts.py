@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,12 @@ from remote_tool.config.model import ArtifactLimit
 from remote_tool.errors import ConnectError, JobError, RemoteToolError, UsageError
 from remote_tool.jobs.artifacts import ArtifactFolder, RemoteFile, Stamp
 from remote_tool.jobs.job import new_job_id
-from remote_tool.supervisor.artifact_patterns import ArtifactPattern
-from remote_tool.workflows import artifact_streams, artifacts
-from remote_tool.workflows.artifact_limits import Allowance, Room
+from remote_tool.protocol.artifact_patterns import ArtifactPattern
+from remote_tool.workflows.artifacts import pull as artifacts
+from remote_tool.workflows.artifacts import streams
+from remote_tool.workflows.artifacts.limits import DiskBudget, Quota
+from remote_tool.workflows.artifacts.listing import Listing
+from remote_tool.workflows.artifacts.transfer import Transfer
 from remote_tool.workflows.events import Notice
 from remote_tool.workspace import Hooks
 from tests.below import files_below
@@ -26,7 +30,8 @@ from tests.small_disks import small_disk
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from remote_tool.workflows.artifacts import PulledJob
+    from remote_tool.workflows.artifacts.answer import PulledJob
+    from tests.conftest import MakeServer
     from tests.sshd import TestServer
 
 MEBIBYTE = 1 << 20
@@ -114,14 +119,14 @@ def desk(workspace: Workspace, shared_servers: tuple[TestServer, TestServer]) ->
 def heard(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[int], None]]:
     """What is called with the number of bytes that have come, while they come."""
     listeners: list[Callable[[int], None]] = []
-    count = artifact_streams._Meter.count
+    count = streams._Meter.count
 
     def counted(self: Any, name: str, size: int) -> None:
         count(self, name, size)
         for listener in listeners:
             listener(self.received)
 
-    monkeypatch.setattr(artifact_streams._Meter, "count", counted)
+    monkeypatch.setattr(streams._Meter, "count", counted)
     return listeners
 
 
@@ -170,7 +175,7 @@ def test_the_api_returns_where_the_files_are(desk: Desk) -> None:
     assert job.pull() == [home / "a.pt"]
     assert job.pull(f"{desk.name}/*.txt") == [home / "b.txt"]
     assert job.pull() == [home / "a.pt"]
-    with pytest.raises(UsageError, match="brings files home"):
+    with pytest.raises(UsageError, match="No selected job has artifacts"):
         desk.workspace.start("first", "true", sync=False).pull()
 
 
@@ -216,18 +221,24 @@ def test_secrets_links_sent_files_and_what_is_ours_stay_where_they_are(desk: Des
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "passwd").write_text("secret")
     (tmp_path / "private").write_text("secret")
-    sent = desk.workspace.config.local.root / "sent.txt"
-    sent.write_text("sent")
+    for name in ("sent.txt", "results.csv"):
+        (desk.workspace.config.local.root / name).write_text("sent")
     desk.workspace.rsync().raise_if_any_failed()
     job = desk.start(f"ln -s {tmp_path}/private link.pt; ln -s {tmp_path}/outside folder; mkfifo pipe", "**", ".*")
-    (desk.server.home / "project" / "sent.txt").write_text("changed by the job")
+    (desk.server.home / "project" / "results.csv").write_text("changed by the job")
     for name in (".env", "in/.env.local", "id_rsa", ".git/config", ".ssh/known_hosts", "in/.remote-scripts/x"):
         desk.write(name, b"secret")
     (desk.folder / "shared.txt").write_text(KEY)
     desk.write("good.pt", b"good")
     pulled = desk.pull(job, "**", ".*", "**/.*", ".ssh/*", "in/.remote-scripts/*", "folder/*", ".git/*")
-    pulled_all = desk.workspace.pull_jobs(by_id(job), ["**", ".jobs/**/*", ".remote-scripts/*", "sent.txt"]).jobs[0]
-    assert {file.name.rpartition("/")[2] for file in (*pulled.files, *pulled_all.files)} >= {"good.pt", "begun"}
+    pulled_all = desk.workspace.pull_jobs(
+        by_id(job), ["**", ".jobs/**/*", ".remote-scripts/*", "sent.txt", "*.csv"]
+    ).jobs[0]
+    assert {file.name.rpartition("/")[2] for file in (*pulled.files, *pulled_all.files)} >= {
+        "good.pt",
+        "begun",
+        "results.csv",
+    }
     root = desk.workspace.config.local.job(job.id) / "artifacts"
     here = {path.name for path in files_below(root)} - {"lock"}
     assert not here & {"link.pt", "passwd", ".env", ".env.local", "id_rsa", "config", "known_hosts", "x", "sent.txt"}
@@ -235,7 +246,24 @@ def test_secrets_links_sent_files_and_what_is_ours_stay_where_they_are(desk: Des
     reasons = names(pulled.left_out)
     assert reasons["shared.txt"] == "it is a private key"
     assert reasons["id_rsa"].endswith("is a private key")
-    assert reasons[".env"].endswith("may hold secrets")
+    assert reasons[".env"].endswith("may contain secrets")
+
+
+@pytest.mark.row(145)
+def test_of_two_jobs_at_once_each_brings_its_own_home_or_says_that_nobody_knows(desk: Desk) -> None:
+    """A path with the id of a job is that job's; the newest of one are not those of the other."""
+    jobs = [desk.start("", ArtifactPattern("$REMOTE_TOOL_JOB_ID/*.pt", 1), ArtifactPattern("*.pt", 1)) for _ in "ab"]
+    for job in jobs:
+        desk.write(f"{job.id}/own.pt", job.id.encode())
+    for job in jobs:
+        assert [file.name for file in desk.pull(job).files] == [f"{desk.name}/{job.id}/own.pt"]
+    assert not desk.told
+    desk.write("any.pt", b"x")
+    for job in jobs:
+        desk.pull(job)
+        assert desk.here(job) == {f"{job.id}/own.pt": job.id.encode(), "any.pt": b"x"}
+    text = f"may have written 1 of these files, such as {desk.name}/any.pt; to keep them apart"
+    assert [text in told for told in desk.told] == [True, True]
 
 
 def test_what_another_job_writes_after_the_end_is_not_of_this_one(desk: Desk) -> None:
@@ -253,7 +281,7 @@ def test_names_that_no_terminal_or_disk_should_have_are_left_out(desk: Desk) -> 
     pulled = desk.pull(job)
     assert set(desk.here(job)) == {"A.pt", "begun"}
     assert sorted(why for _, why in pulled.left_out) == [
-        f"its name differs from {desk.name}/A.pt in case only",
+        f"its name differs from {desk.name}/A.pt only in case",
         *["its name has characters that cannot be printed"] * 3,
     ]
 
@@ -271,11 +299,9 @@ def test_files_that_are_too_large_stay_and_are_named(
     desk.end()
     assert set(desk.here(job)) == {"a.pt", "d.pt"}
     reasons = names(pulled.left_out)
-    assert reasons["b.pt"] == "it has 2.0 MiB, and artifact_limit is 1.0 MiB for a file"
-    assert (
-        reasons["c.pt"] == "with its 700.0 KiB there would be more than the 1.5 MiB that artifact_limit has for a job"
-    )
-    assert any("b.pt is not brought home: it has 2.0 MiB" in text for text in desk.told)
+    assert reasons["b.pt"] == "it has 2.0 MiB; artifact_limit allows 1.0 MiB per file"
+    assert reasons["c.pt"] == "its 700.0 KiB would exceed the 1.5 MiB per job that artifact_limit allows"
+    assert any("b.pt was not pulled: it has 2.0 MiB" in text for text in desk.told)
     assert desk.workspace.select_local(by_id(job))[0].artifacts_complete
 
 
@@ -358,7 +384,7 @@ def test_a_file_that_changes_while_it_comes_is_left_for_the_next_time(
 
     heard.append(change)
     pulled = desk.pull(job)
-    assert names(pulled.left_out) == {"big.pt": "it changes while it is read; it comes the next time"}
+    assert names(pulled.left_out) == {"big.pt": "it kept changing while it was read; the next pull tries again"}
     assert (desk.here(job), desk.parts(job)) == ({}, [])
     heard.clear()
     desk.pull(job)
@@ -368,7 +394,7 @@ def test_a_file_that_changes_while_it_comes_is_left_for_the_next_time(
 def test_a_file_that_grew_since_it_was_listed_comes_as_it_is(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     job = desk.start("", "*.log")
     path = desk.write("metrics.log", b"1\n")
-    fetch = artifact_streams.fetch_files
+    fetch = streams.fetch_files
 
     async def fetch_later(*arguments: Any) -> None:
         path.write_bytes(b"1\n2\n")
@@ -389,7 +415,7 @@ def test_what_files_grow_by_after_the_list_counts_too(
     desk = Desk(Workspace.find(root), shared_servers[0])
     job = desk.start("", "*.pt")
     paths = [desk.write(name, b"") for name in ("a.pt", "b.pt", "c.pt")]
-    fetch = artifact_streams.fetch_files
+    fetch = streams.fetch_files
 
     async def fetch_later(*arguments: Any) -> None:
         for path, size in zip(paths, (2000, 1000, 1000), strict=True):
@@ -397,7 +423,7 @@ def test_what_files_grow_by_after_the_list_counts_too(
         await fetch(*arguments)
 
     monkeypatch.setattr(artifacts, "fetch_files", fetch_later)
-    with pytest.raises(JobError, match=r"c\.pt grew while artifacts came, beyond artifact_limit"):
+    with pytest.raises(JobError, match=r"c\.pt grew during the pull, beyond artifact_limit"):
         desk.pull(job)
     assert set(desk.here(job)) <= {"b.pt"}
     monkeypatch.undo()
@@ -408,8 +434,8 @@ def test_what_files_grow_by_after_the_list_counts_too(
 
 @pytest.mark.row(76)
 def test_what_a_file_may_grow_by_is_what_the_limits_and_the_disk_have_left(tmp_path: Path) -> None:
-    room = Room(tmp_path)
-    allowance = Allowance(ArtifactLimit(file=50, job=100), room)
+    room = DiskBudget(tmp_path)
+    allowance = Quota(ArtifactLimit(file=50, job=100), room)
     allowance.used, room.left = 40, 30
     assert [allowance.most(size) for size in (0, 10, 30, 60)] == [30, 40, 50, 60]
     assert allowance.grow(20)
@@ -422,12 +448,12 @@ def test_what_a_file_may_grow_by_is_what_the_limits_and_the_disk_have_left(tmp_p
 
 def test_a_disk_that_takes_no_more_is_an_error_that_names_the_file(tmp_path: Path) -> None:
     """Such as a quota; the limit of this process stands for it."""
-    (folder := ArtifactFolder(tmp_path / "job")).job_folder.mkdir()
+    (folder := ArtifactFolder(tmp_path / "job")).parent.mkdir()
     stamp = [1 << 20, 10**18, 7]
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     for piece in ({"offset": 4096}, {}):
         file = RemoteFile("model.pt", Stamp(*stamp))
-        transfer = artifact_streams.Transfer(folder, file, Allowance(ArtifactLimit(), Room(tmp_path)))
+        transfer = Transfer(folder, file, Quota(ArtifactLimit(), DiskBudget(tmp_path)))
         transfer.take({"begin": stamp, "offset": 0}, b"")
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limit[1]))
         try:
@@ -447,8 +473,8 @@ def test_an_error_that_may_pass_completes_nothing_and_one_that_stays_does(
     while not job.state.is_finished:
         pass
 
-    async def fail(_context: Any, _server: str, wanted: Any) -> dict[str, artifact_streams.Listing]:
-        listings = {job_id: artifact_streams.Listing() for job_id in wanted}
+    async def fail(_context: Any, _server: str, wanted: Any) -> dict[str, Listing]:
+        listings = {job_id: Listing() for job_id in wanted}
         for listing in listings.values():
             listing.take({"error": "Input/output error", "gone": gone})
         return listings
@@ -497,7 +523,7 @@ def test_without_room_here_nothing_is_begun_and_the_rest_comes(
         desk.write("large.pt", b"x" * 30 * MEBIBYTE)
         desk.write("small.pt", b"x")
         with pytest.raises(
-            JobError, match=r"No room in .* for 1 file of first \(30\.0 MiB\), such as .*large\.pt"
+            JobError, match=r"Not enough disk space in .* for 1 file of first \(30\.0 MiB\), such as .*large\.pt"
         ) as caught:
             desk.pull(job)
         assert caught.value.hint == f"df -h {jobs}"
@@ -566,3 +592,68 @@ def test_a_job_carries_which_files_come_home_to_another_laptop(
 def test_a_glob_that_leaves_the_project_is_refused(glob: str) -> None:
     with pytest.raises(UsageError, match="must be a glob inside the project"):
         StartRequest("true", artifacts=(glob,))
+
+
+@pytest.mark.row(167)
+@pytest.mark.slow
+def test_artifacts_come_to_the_folder_that_is_configured_and_are_never_sent(
+    make_server: MakeServer, tmp_path: Path
+) -> None:
+    server = make_server("first")
+    for written, here in {
+        "results": tmp_path / "project" / "results",
+        "linked": tmp_path / "disk",
+        "linked/deep": tmp_path / "disk" / "deep",
+        str(tmp_path / "elsewhere"): tmp_path / "elsewhere",
+    }.items():
+        (tmp_path / "disk").mkdir(exist_ok=True)
+        root = make_project(tmp_path / "project", [server], artifacts=["out/*"], artifacts_folder=written)
+        if not (root / "linked").is_symlink():
+            (root / "linked").symlink_to(tmp_path / "disk")
+        workspace = Workspace.find(root)
+        workspace.prepare()
+        job = workspace.start("first", "mkdir -p out; echo 1 > out/one")
+        assert job.wait(30).is_final
+        assert [path.relative_to(here) for path in job.pull()] == [Path(job.id, "out", "one")]
+        assert (here / job.id / "out" / "one").read_text() == "1\n"
+        assert not (workspace.config.local.job(job.id) / "artifacts").exists()
+        (pulled,) = workspace.select_local(by_id(job))
+        assert pulled.artifacts_complete
+        assert workspace.rsync().values["first"].sent == ()
+        assert not (server.home / "project" / "results").exists()
+        shutil.rmtree(here)
+
+
+@pytest.mark.row(167)
+@pytest.mark.slow
+def test_a_pull_goes_to_a_folder_of_ones_choice(
+    make_server: MakeServer, tmp_path: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = Workspace.find(make_project(tmp_path / "project", [make_server("first")], artifacts=["out/*"]))
+    workspace.prepare()
+    job = workspace.start("first", "mkdir -p out; echo 1 > out/one")
+    assert job.wait(30).is_final
+    usual = job.pull()
+    monkeypatch.chdir(own_home)
+    for _ in range(2):
+        assert job.pull(to="~/models") == [own_home / "models" / job.id / "out" / "one"]
+    assert job.pull(to="more") == [own_home / "more" / job.id / "out" / "one"]
+    assert job.pull() == usual
+    (own_home / "file").write_text("")
+    for place, problem in {
+        str(workspace.root): "is the project",
+        "~": "your home folder",
+        "/": "your home folder",
+        str(workspace.root / "results"): "is inside the project, so the next sync would send it",
+        str(workspace.root / ".remote" / "jobs" / job.id): "contains remote-tool's own files",
+        str(workspace.root / ".remote"): "contains remote-tool's own files",
+        "~/.ssh/keys": "is inside .ssh",
+        "file": "is not a folder",
+    }.items():
+        with pytest.raises(UsageError, match=problem) as caught:
+            job.pull(to=place)
+        assert caught.value.hint
+    with pytest.raises(JobError, match=r"Cannot make the folder .*/not/there: No such file") as failed:
+        job.pull(to="not/there")
+    assert failed.value.hint == f"mkdir -p {own_home}/not/there"
+    assert job.pull(to=workspace.root / ".remote" / "models")[0].is_file()

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from remote_tool.cli.bandwidth_matrix import matrix, remarks
+from remote_tool.cli.tables.bandwidth import matrix, remarks
 from remote_tool.errors import JobError
-from remote_tool.workflows.bandwidth import BandwidthAnswer, Link, _read_link, readable_rate, tournament
+from remote_tool.workflows.servers.bandwidth import BandwidthAnswer, Link, _read_link, readable_rate, tournament
 from tests.cli.described import undescribed
 from tests.project import remote_tool
 
@@ -37,7 +37,7 @@ def test_what_a_server_says_is_checked() -> None:
     assert (link.source, link.interface, link.target_interface) == ("a", "ib0", "eth0")
     hostile: list[dict[str, Any]] = [{"round_trip": -1}, {"round_trip": "x"}, {"round_trip": True}, {"method": "magic"}]
     for change in [*hostile, {"round_trip": float("nan")}, {"round_trip": None}]:
-        with pytest.raises(JobError, match="what it measured cannot be read"):
+        with pytest.raises(JobError, match="cannot read what it measured"):
             _read_link(("a", "b"), {**GOOD, **change})
     odd = _read_link(("a", "b"), {**GOOD, "interface": "\x1b[2J" + "x" * 1000, "address": "\x1b]0;x\x07"})
     assert len(odd.target_interface) == 64
@@ -64,7 +64,7 @@ def test_two_servers_are_measured_in_words_and_in_json(workspace: Workspace) -> 
 def test_one_server_or_no_time_is_wrong_usage(workspace: Workspace) -> None:
     alone = remote_tool("bandwidth", "--server", "first", cwd=workspace.root)
     assert (alone.returncode, alone.stdout) == (2, "")
-    assert "two servers or more" in alone.stderr
+    assert "at least two servers" in alone.stderr
     assert remote_tool("bandwidth", "--seconds", "61", cwd=workspace.root).returncode == 2
 
 
@@ -93,7 +93,7 @@ def test_little_bandwidth_is_said() -> None:
     assert remarks(answer_of(9.99))[1:] == [
         "warning: below 10 Gbit/s; training over gpu0 to gpu1 waits for the network"
     ]
-    assert "goes at the pace of gpu0 to gpu1" in remarks(answer_of(24.0))[1]
+    assert "limited by gpu0 to gpu1" in remarks(answer_of(24.0))[1]
     assert remarks(answer_of(98.0)) == ["slowest: gpu0 to gpu1, 98.0 Gbit/s over eth0"]
     assert remarks(BandwidthAnswer(("a", "b"), ())) == []
 

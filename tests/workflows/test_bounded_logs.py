@@ -10,7 +10,7 @@ import pytest
 
 from remote_tool import Workspace
 from remote_tool.errors import JobError
-from remote_tool.supervisor.streams import MOST_STREAMS, find_streams
+from remote_tool.protocol.streams import MOST_STREAMS, find_streams
 from remote_tool.workflows.events import Event, Notice
 from remote_tool.workflows.selection import JobSelection
 from remote_tool.workspace import Hooks
@@ -18,7 +18,7 @@ from remote_tool.workspace import Hooks
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from remote_tool.workflows.follow_jobs import Chunk
+    from remote_tool.workflows.jobs.follow import Chunk
 
 MB = 1_000_000
 
@@ -60,7 +60,7 @@ def test_more_than_the_limit_is_not_brought_home_and_this_is_said(shared_project
     careful = Workspace(replace(workspace.config, log_limit=2 * MB))
     answer = careful.pull_logs(JobSelection(jobs=(job.id,), stopped=True))
     assert isinstance(answer.errors["first"], JobError)
-    assert f"sends more of job {job.job.key} than log_limit allows" in str(answer.errors["first"])
+    assert f"sent more output of job {job.job.key} than log_limit allows" in str(answer.errors["first"])
     copy = workspace.config.local.job(job.id) / "job.out"
     assert 4 * MB < copy.stat().st_size < 8 * MB
     # What is missing can still come.
@@ -80,7 +80,7 @@ def test_of_very_many_output_files_the_first_come_home_and_this_is_said(shared_p
     job.wait(60)
     answer = workspace.pull_logs(JobSelection(jobs=(job.id,), stopped=True))
     assert not answer.errors
-    assert f"job {job.job.key}: only {MOST_STREAMS} of its output files are brought home" in told
+    assert f"job {job.job.key}: only {MOST_STREAMS} of its output files are pulled" in told
 
 
 @pytest.mark.row(76)

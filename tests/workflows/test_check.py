@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from remote_tool import Workspace
-from remote_tool.environments.checks import Status
+from remote_tool.environments.checks.checks import Status
 from remote_tool.transport.pool import HostPool
-from remote_tool.workflows.check import CheckAnswer, check
+from remote_tool.workflows.servers.check import CheckAnswer, check
 from tests.environments.test_facts import stub
 from tests.environments.test_machine import CSV, answering
 from tests.project import make_project
@@ -19,7 +19,7 @@ from tests.sshd import make_key
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from remote_tool.environments.checks import Check
+    from remote_tool.environments.checks.checks import Check
     from tests.conftest import MakeServer
     from tests.sshd import TestServer
 
@@ -86,7 +86,7 @@ def test_servers_are_compared(two_servers: tuple[TestServer, TestServer], tmp_pa
     )
     assert first["gpus"].value == "1 x NVIDIA H100 80GB HBM3, 80 GiB"
     assert second["gpus"].status is Status.WARN
-    assert first["cuda"].value == "driver up to 12.4, torch for 12.4"
+    assert first["cuda"].value == "driver supports 12.4, torch is built for 12.4"
 
 
 @pytest.mark.slow
@@ -107,7 +107,7 @@ async def test_what_hangs_at_no_signal_is_waited_for_only_so_long(
     bare: Workspace, two_servers: tuple[TestServer, TestServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a driver that hangs in the kernel: everything that was told before counts."""
-    monkeypatch.setattr("remote_tool.workflows.check.OTHER_SECONDS", 3.0)
+    monkeypatch.setattr("remote_tool.workflows.servers.check.OTHER_SECONDS", 3.0)
     stub(two_servers[0].programs, "nvidia-smi", "setsid sleep 8 & sleep 8")
     began = time.monotonic()
     async with HostPool(bare.config) as pool:
@@ -121,11 +121,11 @@ async def test_a_server_that_stops_in_the_middle_is_an_error_and_no_bug(
     bare: Workspace, two_servers: tuple[TestServer, TestServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A df on a dead network disk."""
-    monkeypatch.setattr("remote_tool.workflows.check.OTHER_SECONDS", 1.0)
+    monkeypatch.setattr("remote_tool.workflows.servers.check.OTHER_SECONDS", 1.0)
     stub(two_servers[0].programs, "df", "sleep 5")
     async with HostPool(bare.config) as pool:
         answer = await check(pool, bare.config, gpu_seconds=0.1)
-    assert "did not tell" in str(answer.errors["first"])
+    assert "did not answer" in str(answer.errors["first"])
     assert by_name(answer, "first")["connection"].status is Status.FAIL
     assert "second" not in answer.errors
     assert answer.exit_code == 3
@@ -149,7 +149,7 @@ def test_who_cannot_be_reached_or_logged_in_to_is_a_failed_check(
     answer = workspace.check()
     assert (list(answer.errors), answer.exit_code) == (["second", "closed", "changed"], 3)
     for server, name, reason in (
-        ("second", "connection", "refuses connections"),
+        ("second", "connection", "refused the connection"),
         ("closed", "login", "Cannot log in"),
         ("changed", "host key", "has changed"),
     ):

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from remote_tool.errors import UsageError
-from remote_tool.workflows.demo.journey import require_packages
+from remote_tool.workflows.demo import journey
+from remote_tool.workflows.demo.journey import how_to_install, require_packages
 from remote_tool.workflows.demo.server import DemoServer, running_servers
 from tests.project import remote_tool
 from tests.sshd import make_key
@@ -127,7 +128,26 @@ def test_a_python_that_prepare_would_have_to_change_is_refused(tmp_path: Path) -
     with pytest.raises(UsageError) as refused:
         require_packages(requirements)
     assert re.search(r"has torch \S+, which is older than 99.1 and no no-such-package$", refused.value.message)
-    assert refused.value.hint == "pip install 'remote-tool[sample]'"
+    assert refused.value.hint == "make demo"
+
+
+@pytest.mark.parametrize(
+    ("mark", "hint"),
+    [
+        ("pipx_metadata.json", "pipx inject remote-tool 'torch>=2.4' x"),
+        ("uv-receipt.toml", "uv pip install --python {prefix}/bin/python 'torch>=2.4' x"),
+        ("", "{prefix}/bin/python -m pip install 'torch>=2.4' x"),
+    ],
+)
+def test_packages_that_lack_come_the_way_that_the_program_came(
+    mark: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journey, "CHECKOUT", tmp_path)
+    prefix = tmp_path / "remote-tool"
+    prefix.mkdir()
+    if mark:
+        (prefix / mark).touch()
+    assert how_to_install(["torch>=2.4", "x"], prefix) == hint.format(prefix=prefix)
 
 
 def test_the_tests_python_can_show_the_demo() -> None:
@@ -225,7 +245,7 @@ def test_the_whole_demo_trains_and_leaves_nothing(temporary: Path) -> None:
     assert tailed == trained
     commands = re.findall(r"^\$ remote-tool (\S+)", output, re.MULTILINE)
     assert commands == ["init", "prepare", "prepare", "helper-torch-launch", "job-list", "job-tail"]
-    assert "nothing had to be done on 2 servers" in output
+    assert "2 servers already up to date" in output
     assert "ranks/0/0/out" in output
     assert processes_with(temporary) == []
     assert list(temporary.iterdir()) == []

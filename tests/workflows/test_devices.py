@@ -49,7 +49,7 @@ def test_a_command_sees_the_devices_that_are_chosen(half: Workspace) -> None:
 
 
 def test_the_option_does_not_change_a_variable_of_the_user(half: Workspace) -> None:
-    with pytest.raises(UsageError, match="Both --devices and --env CUDA_VISIBLE_DEVICES"):
+    with pytest.raises(UsageError, match="--devices and --env CUDA_VISIBLE_DEVICES cannot be combined"):
         half.run(SHOW, env={"CUDA_VISIBLE_DEVICES": "7"}, devices=(0,))
 
 
@@ -62,6 +62,27 @@ def test_jobs_see_their_devices(half: Workspace) -> None:
     for job, expected in zip(jobs, ["2,5 PCI_BUS_ID", "all any", "1 PCI_BUS_ID"], strict=True):
         half.follow_jobs(JobSelection(jobs=(job.id,)), lambda _chunk: None)
         assert (logs / job.id / "job.out").read_text().strip() == expected
+
+
+def test_the_gpus_that_a_job_was_given_are_recorded_here_and_on_its_server(half: Workspace) -> None:
+    given = StartRequest("sleep 1000", sync=False), StartRequest("sleep 1000", ("second",), sync=False, devices=(1, 3))
+    own = StartRequest("sleep 1000", ("second",), env={"CUDA_VISIBLE_DEVICES": "7"}, sync=False)
+    jobs = half.start_jobs(*given, own).jobs
+    expected = {job.id: gpus for job, gpus in zip(jobs, [("2", "5"), None, ("1", "3"), None], strict=True)}
+    assert {job.id: job.gpus for job in jobs} == expected
+    for job in jobs:
+        (half.config.local.job(job.id) / "job.yaml").unlink()
+    listed = {job.id: job.gpus for job in Workspace.find(half.root).list_jobs().jobs}
+    assert {job_id: listed[job_id] for job_id in expected} == expected
+    half.stop_jobs(JobSelection(jobs=tuple(expected)))
+
+
+def test_a_job_of_a_fan_out_has_the_gpus_of_its_slot(half: Workspace) -> None:
+    """They may be named in the variables of the configuration too, where no server has to have them."""
+    file = half.config.local.config_file
+    file.write_text(file.read_text() + "env: {CUDA_VISIBLE_DEVICES: '6,7'}\n")
+    answer = Workspace.find(half.root).fan_out(FanOutRequest("true", ("second",), total=2))
+    assert {job.node_rank: job.gpus for job in answer.jobs} == {0: ("6",), 1: ("7",)}
 
 
 def test_devices_win_over_a_variable_of_the_configuration(half: Workspace) -> None:

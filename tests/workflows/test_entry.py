@@ -72,6 +72,10 @@ def test_prepare_run_and_jobs_go_through_it(entered: Workspace, podman: Podman) 
     ended = remote_tool("job-run", "--cmd", "echo $FROM here; exit 4", "--server", "first", "--follow", cwd=root)
     assert (ended.returncode, ended.stdout) == (4, f"{root.parent}/first/home/project here\n")
 
+    for command in (["run"], ["job-run", "--no-sync", "--follow"]):
+        ran = remote_tool(*command, "--workdir", ".remote-scripts", "--cmd", "pwd", cwd=root)
+        assert ran.stdout.count("/home/project/.remote-scripts\n") == 2, (ran.stdout, ran.stderr)
+
     jobs = entered.start_jobs(StartRequest("trap '' TERM; while :; do sleep 1; done", sync=False)).jobs
     assert [job.state for job in jobs] == [JobState.RUNNING] * 2
     chosen = JobSelection(jobs=tuple(job.id for job in jobs))
@@ -108,3 +112,27 @@ def test_a_launch_trains_behind_launch_commands(tmp_path: Path, ssh_key: Path) -
         assert ran.returncode == 0, ran.stderr
         lines = {" ".join(line.split()) for line in ran.stdout.splitlines()}
         assert {"first:0 | rank 0 of 2", "second:1 | rank 1 of 2"} <= lines, ran.stdout
+
+
+@pytest.mark.slow
+def test_a_launch_command_with_a_terminal_works_as_it_was_pasted(tmp_path: Path, ssh_key: Path, podman: Podman) -> None:
+    if podman.problem:
+        pytest.skip(podman.problem)
+    search = f"{podman.bin}:{os.environ['PATH']}"
+    home = tmp_path / "first" / "home"
+    options = {"SetEnv": f"HOME={home} PATH={search}"}
+    mount = f"type=bind,source={tmp_path},target={tmp_path}"
+    with TestServer("first", tmp_path / "first", ssh_key, options) as first:
+        ran = podman.run(
+            *("run", "--detach", "--name", "box", "--network", "host", *OPTIONS, "--mount", mount),
+            *(IMAGE, "sleep", "600"),
+        )
+        assert ran.returncode == 0, ran.stderr
+        root = make_project(tmp_path / "project", [first])
+        write_entries(root, {"launch": "podman exec -it -w {project} box"})
+        prepared = remote_tool("prepare", cwd=root)
+        assert prepared.returncode == 0, prepared.stderr
+        assert prepared.stderr.count("first: ignoring -t in launch: jobs have no terminal") == 1
+        ran = remote_tool("run", "--cmd", "[ -t 0 ] || printf 'no terminal\\n'; exit 3", cwd=root)
+        assert (ran.returncode, ran.stdout) == (3, "no terminal\n"), ran.stderr
+    podman.run("rm", "--force", "--time", "0", "box")

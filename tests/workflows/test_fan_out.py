@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -17,20 +18,25 @@ import pytest
 
 from remote_tool import FanOutRequest, JobSelection, JobState, Workspace
 from remote_tool.errors import JobError, SomeServersFailedError, UsageError
-from remote_tool.jobs.job import Job, new_job_id
+from remote_tool.jobs.job import Job, JobSpec, new_job_id
 from remote_tool.jobs.registry import Registry
 from remote_tool.launchers.fan_out import Slot, make_shards
-from remote_tool.workflows import hand_out
-from remote_tool.workflows.audience import Audience, Turn
+from remote_tool.transport.pool import HostPool
+from remote_tool.workflows.context import Context
+from remote_tool.workflows.events import ignore
+from remote_tool.workflows.fan_out import dispatcher
+from remote_tool.workflows.fan_out.observer import Observer
+from remote_tool.workflows.fan_out.work_queue import Attempt, WorkQueue
 from remote_tool.workflows.fan_out_records import find_record
 from tests.project import make_project, processes_of
+from tests.workflows.test_followers import kill_control_programs
 from tests.workflows.test_jobs import log_of, remote_folder, until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from remote_tool.workflows.fan_out import FanOutAnswer
-    from remote_tool.workflows.follow_jobs import Chunk
+    from remote_tool.workflows.fan_out.answer import FanOutAnswer
+    from remote_tool.workflows.jobs.follow import Chunk
     from tests.conftest import MakeServer
     from tests.sshd import TestServer
 
@@ -43,11 +49,11 @@ class Heard:
     def __init__(self) -> None:
         self.name = ""
         self.chunks: list[Chunk] = []
-        self.ends: list[tuple[Turn, bool]] = []
-        self.audience = Audience(
+        self.ends: list[tuple[Attempt, bool]] = []
+        self.observer = Observer(
             lambda plan: setattr(self, "name", plan.name),
             self.chunks.append,
-            lambda turn, again: self.ends.append((turn, again)),
+            lambda attempt, again: self.ends.append((attempt, again)),
         )
 
     def lines(self) -> dict[str, list[str]]:
@@ -67,7 +73,7 @@ def test_a_total_is_split_over_all_slots_and_each_job_is_told_its_part(workspace
     say = "echo {count} {start} {stop} {shard} {shards}; echo " + " ".join(
         f"$REMOTE_TOOL_{name}" for name in VARIABLES.split()
     )
-    answer = workspace.fan_out(FanOutRequest(say, total=10, per_server=2, tags=("play",)), audience=heard.audience)
+    answer = workspace.fan_out(FanOutRequest(say, total=10, per_server=2, tags=("play",)), observer=heard.observer)
     assert heard.lines() == {
         "0 first": ["3 0 3 0 4"] * 2,
         "1 first": ["3 3 6 1 4"] * 2,
@@ -98,24 +104,24 @@ def test_a_slot_sees_its_gpu_as_the_server_names_it(make_server: MakeServer, tmp
     workspace.prepare()
     heard = Heard()
     request = FanOutRequest("echo ${{CUDA_VISIBLE_DEVICES:-none}}")
-    assert workspace.fan_out(request, audience=heard.audience).exit_code == 0
+    assert workspace.fan_out(request, observer=heard.observer).exit_code == 0
     assert heard.lines() == {"0 first": ["4"], "1 first": ["GPU-12"], "2 second": ["none"]}
     unseen = Heard()
-    workspace.fan_out(replace(request, environment={"CUDA_VISIBLE_DEVICES": ""}), audience=unseen.audience)
+    workspace.fan_out(replace(request, environment={"CUDA_VISIBLE_DEVICES": ""}), observer=unseen.observer)
     assert unseen.lines() == {"0 first": ["none"], "1 second": ["none"]}
 
 
 def test_a_shard_that_fails_is_started_again_on_another_server(workspace: Workspace) -> None:
     heard = Heard()
     command = "echo try; test $REMOTE_TOOL_SHARD != 0 || test $REMOTE_TOOL_SERVER = second"
-    answer = workspace.fan_out(FanOutRequest(command), audience=heard.audience)
+    answer = workspace.fan_out(FanOutRequest(command), observer=heard.observer)
     assert answer.exit_code == 0
     assert states(answer) == [
         (0, "first", JobState.FAILED),
         (0, "second", JobState.SUCCEEDED),
         (1, "second", JobState.SUCCEEDED),
     ]
-    assert [(turn.shard.number, again) for turn, again in heard.ends if turn.job.state is JobState.FAILED] == [
+    assert [(attempt.shard.number, again) for attempt, again in heard.ends if attempt.job.state is JobState.FAILED] == [
         (0, True)
     ]
 
@@ -139,7 +145,7 @@ def test_items_are_handed_out_to_whoever_is_free(workspace: Workspace, tmp_path:
     wait = f"until test $(ls {seen} | wc -l) = 5; do sleep 0.02; done"
     command = f'case {{item}} in held) {wait};; *) touch {seen}/{{shard}};; esac; printf "%s\\n" {{item}}'
     heard = Heard()
-    answer = workspace.fan_out(FanOutRequest(command, items=items), audience=heard.audience)
+    answer = workspace.fan_out(FanOutRequest(command, items=items), observer=heard.observer)
     assert (answer.exit_code, answer.undone) == (0, 0)
     assert heard.lines() == {"0 first": ["held"]} | {f"{n} second": [items[n]] for n in range(1, 6)}
 
@@ -151,29 +157,91 @@ def test_a_server_that_fails_everything_does_not_use_up_the_items(workspace: Wor
     assert (answer.exit_code, answer.undone) == (0, 0)
 
 
+@pytest.mark.row(151)
 @pytest.mark.slow
-def test_the_shards_of_a_server_that_is_gone_are_done_by_the_others(
+def test_what_may_run_on_a_server_that_is_given_up_is_named_and_not_started_elsewhere(
     make_server: MakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hand_out, "GONE_AFTER", 0.1)
+    """Only who stops it gives it to the others."""
+    monkeypatch.setattr(dispatcher, "GONE_AFTER", 0.1)
     first, second = make_server("first"), make_server("second")
     workspace = Workspace.find(make_project(tmp_path / "project", [first, second]))
     workspace.prepare()
-    go = tmp_path / "go"
-    command = f"echo on; test $REMOTE_TOOL_SERVER = first || until test -e {go}; do sleep 0.05; done"
+    go, seen = tmp_path / "go", tmp_path / "seen"
+    command = (
+        f"echo {{item}} $REMOTE_TOOL_SERVER >> {seen}; echo on;"
+        f" test $REMOTE_TOOL_SERVER = first || until test -e {go}; do sleep 0.05; done"
+    )
     heard = Heard()
-    request = FanOutRequest(command, items=("a", "b"))
+    request = FanOutRequest(command, items=("a", "b", "c"))
     with ThreadPoolExecutor() as threads:
-        following = threads.submit(workspace.fan_out, request, audience=heard.audience, check=False)
+        following = threads.submit(workspace.fan_out, request, observer=heard.observer, check=False)
         until(lambda: "1 second" in heard.lines())
         (left,) = [chunk.job for chunk in heard.chunks if chunk.label == "1 second"]
         second.stop()
         answer = following.result(30)
-    assert (answer.exit_code, answer.undone, list(answer.errors)) == (3, 0, ["second"])
-    assert heard.lines()["1 first"] == ["on"]
+    assert (answer.exit_code, answer.undone, list(answer.errors)) == (3, 1, ["second"])
+    error = answer.errors["second"]
+    assert "shard 1 may still run there, and is not started elsewhere" in str(error)
+    assert f"remote-tool job-kill --job {left.key}" in error.hint
+    assert sorted(seen.read_text().splitlines()) == ["a first", "b second", "c first"]
+    workspace.stop_jobs(JobSelection(jobs=(left.id,)))
+    resumed = workspace.resume_fan_out(heard.name, check=False)
+    assert (resumed.undone, sorted(seen.read_text().splitlines())[1]) == (0, "b first")
     second.start()
     Workspace.find(workspace.root).list_jobs()
     until(lambda: not processes_of(left.id))
+
+
+@pytest.mark.row(151)
+@pytest.mark.slow
+def test_a_control_program_that_is_killed_costs_a_fan_out_no_server_and_no_shard_runs_twice(
+    workspace: Workspace, shared_servers: tuple[TestServer, TestServer], tmp_path: Path
+) -> None:
+    go, seen = tmp_path / "go", tmp_path / "seen"
+    command = f"echo {{item}} $REMOTE_TOOL_SERVER >> {seen}; echo on; until test -e {go}; do sleep 0.05; done; echo off"
+    heard = Heard()
+    with ThreadPoolExecutor() as threads:
+        request = FanOutRequest(command, items=("a", "b", "c"))
+        following = threads.submit(workspace.fan_out, request, observer=heard.observer, check=False)
+        until(lambda: len(heard.lines()) == 2)
+        for _ in range(2):
+            until(lambda: kill_control_programs(shared_servers[1]))
+        go.touch()
+        answer = following.result(30)
+    assert (answer.exit_code, answer.undone, dict(answer.errors)) == (0, 0, {})
+    assert sorted(line.split()[0] for line in seen.read_text().splitlines()) == ["a", "b", "c"]
+    assert all(lines == ["on", "off"] for lines in heard.lines().values())
+
+
+async def test_an_interruption_is_not_swallowed_while_a_follow_ends(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slot has become free, so the follow is left, which takes a moment; Ctrl-C comes in that moment."""
+    ending, may_end = asyncio.Event(), asyncio.Event()
+
+    async def follow_slowly(*_: object, **__: object) -> None:
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            ending.set()
+            await may_end.wait()
+
+    monkeypatch.setattr(dispatcher, "follow_server", follow_slowly)
+    running, waits = make_shards(FanOutRequest("true", items=("a", "b")), 2)
+    job = Job(1, new_job_id(), "first", "true", JobState.RUNNING)
+    slots = [Slot("first", 0), Slot("first", 1)]
+    board = WorkQueue(slots, deque([waits]), retries=1, attempts={job.id: Attempt(running, slots[0], job)})
+    async with HostPool(workspace.config) as pool:
+        context = Context(workspace.config, pool, Registry(workspace.config.local.jobs), ignore)
+        handing = dispatcher.Dispatcher(context, board, lambda _: JobSpec("", "", ""), Observer())
+        task = asyncio.create_task(handing._follow("first"))
+        await ending.wait()
+        task.cancel()
+        await asyncio.sleep(0)
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
 
 
 @pytest.mark.slow
@@ -202,9 +270,9 @@ def test_what_was_interrupted_goes_on_and_nothing_is_done_twice(workspace: Works
     )
     request = FanOutRequest(command, items=("bad", "slow", "c", "d"), retries=0, environment={"WHO": "me"})
     heard = Heard()
-    audience = Audience(heard.audience.on_plan, on_end=lambda _turn, _again: os.kill(os.getpid(), signal.SIGINT))
+    observer = Observer(heard.observer.on_plan, on_end=lambda _turn, _again: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
-        workspace.fan_out(request, audience=audience)
+        workspace.fan_out(request, observer=observer)
     with pytest.raises(UsageError, match="needs WHO again"):
         workspace.resume_fan_out(heard.name)
     go.touch()
@@ -222,10 +290,10 @@ def test_what_was_interrupted_goes_on_and_nothing_is_done_twice(workspace: Works
 
 def test_a_fan_out_that_goes_on_keeps_the_slots_of_its_host_list(workspace: Workspace) -> None:
     slots: list[list[str]] = []
-    audience = Audience(lambda plan: slots.append([slot.server for slot in plan.slots]))
+    observer = Observer(lambda plan: slots.append([slot.server for slot in plan.slots]))
     request = FanOutRequest("exit 1", retries=0)
-    answer = workspace.with_hosts("first:2,second:1").fan_out(request, audience=audience, check=False)
-    workspace.resume_fan_out(answer.launch_id, audience=audience, check=False)
+    answer = workspace.with_hosts("first:2,second:1").fan_out(request, observer=observer, check=False)
+    workspace.resume_fan_out(answer.launch_id, observer=observer, check=False)
     assert slots == [["first", "first", "second"]] * 2
     record = workspace.config.local.fan_outs / f"{answer.launch_id}.json"
     values = json.loads(record.read_text())
@@ -238,8 +306,8 @@ def test_it_is_over_when_nobody_is_left_who_could_do_what_waits() -> None:
     """A server where a job of earlier runs may have no slots now."""
     running, waits = make_shards(FanOutRequest("true", items=("a", "b")), 2)
     job = Job(1, new_job_id(), "first", "true", JobState.RUNNING)
-    turns = {job.id: Turn(running, Slot("first", 0), job)}
-    board = hand_out.Board([Slot("second", 0)], deque([waits]), retries=1, turns=turns)
+    attempts = {job.id: Attempt(running, Slot("first", 0), job)}
+    board = WorkQueue([Slot("second", 0)], deque([waits]), retries=1, attempts=attempts)
     board.retire("second")
     over = [board.is_over]
     board.end(replace(job, state=JobState.SUCCEEDED))
@@ -252,9 +320,9 @@ def test_only_one_program_hands_out(workspace: Workspace) -> None:
     heard = Heard()
     with ThreadPoolExecutor() as threads:
         request = FanOutRequest("echo on; sleep 1000", servers=("first",))
-        following = threads.submit(workspace.fan_out, request, audience=heard.audience, check=False)
+        following = threads.submit(workspace.fan_out, request, observer=heard.observer, check=False)
         until(heard.lines)
-        with pytest.raises(JobError, match=f"Another remote-tool follows fan-out {heard.name}"):
+        with pytest.raises(JobError, match=f"Another remote-tool is following fan-out {heard.name}"):
             workspace.resume_fan_out(heard.name)
         workspace.stop_jobs(JobSelection(tags=(f"fan-out-{heard.name}",)), signal="SIGKILL")
         assert following.result(30).exit_code == 1
@@ -272,7 +340,8 @@ def test_a_start_whose_answer_was_lost_is_asked_for_again_by_its_id(
     for job in (first, second):
         (registry.folder / job.id / "job.yaml").unlink()
     begun = replace(second, state=JobState.STARTING, ended_at=None)
-    never = replace(first, id=new_job_id(), state=JobState.STARTING, created_at=time.time(), ended_at=None)
+    gone = replace(first, id=new_job_id(), state=JobState.STARTING, created_at=time.time(), ended_at=None)
+    never = replace(gone, folder_id="", seen_at=None)
     shutil.rmtree(remote_folder(shared_servers[0], first.id))
     registry.adopt([never, begun])
     again = workspace.resume_fan_out(answer.launch_id)
@@ -280,12 +349,25 @@ def test_a_start_whose_answer_was_lost_is_asked_for_again_by_its_id(
     assert {job.id for job in again.jobs} == {never.id, begun.id}
 
 
+@pytest.mark.row(151)
+@pytest.mark.slow
+def test_a_shard_of_which_processes_are_left_is_started_nowhere_else(workspace: Workspace) -> None:
+    request = FanOutRequest("kill -9 $PPID; exec sleep 1000", items=("a",), per_server=1, retries=1)
+    answer = workspace.fan_out(request, check=False)
+    (job,) = answer.jobs
+    assert (job.state, job.processes_left, answer.undone) == (JobState.LOST, 1, 1)
+    again = workspace.resume_fan_out(answer.launch_id, check=False)
+    assert ([each.id for each in again.jobs], again.undone) == ([job.id], 1)
+    workspace.stop_jobs(JobSelection(jobs=(job.id,)), signal="SIGKILL")
+    assert processes_of(job.id) == []
+
+
 @pytest.mark.slow
 def test_after_a_kill_nothing_more_is_handed_out(workspace: Workspace) -> None:
     heard = Heard()
     request = FanOutRequest("echo {item}; sleep 1000", items=tuple("abcd"))
     with ThreadPoolExecutor() as threads:
-        following = threads.submit(workspace.fan_out, request, audience=heard.audience, check=False)
+        following = threads.submit(workspace.fan_out, request, observer=heard.observer, check=False)
         until(lambda: len(heard.lines()) == 2)
         workspace.stop_jobs(JobSelection(tags=(f"fan-out-{heard.name}",)))
         answer = following.result(30)

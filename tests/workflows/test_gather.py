@@ -78,7 +78,7 @@ def test_a_folder_outside_of_the_project_is_refused(workspace: Workspace, tmp_pa
     link = workspace.root / "link"
     link.symlink_to(tmp_path)
     try:
-        with pytest.raises(UsageError, match=f"^--gather {folder} is no folder in "):
+        with pytest.raises(UsageError, match=f"^--gather {folder} is not a folder inside "):
             workspace.fan_out(FanOutRequest(PLAY, gather=folder))
     finally:
         link.unlink()
@@ -87,10 +87,10 @@ def test_a_folder_outside_of_the_project_is_refused(workspace: Workspace, tmp_pa
 @pytest.mark.parametrize(
     ("glob", "message"),
     [
-        ("played/{item}", "--artifact: {item} is no placeholder; there are {shard}, {shards}"),
+        ("played/{item}", "--artifact: {item} is not a placeholder; use {shard}, {shards}"),
         ("played/{count}", "--artifact: {count} needs --total"),
         ("/etc/{shard}", "--artifact '/etc/0': must be a glob inside the project"),
-        ("a{", "--artifact 'a{' has a brace that opens or closes nothing"),
+        ("a{", "--artifact 'a{' has an unmatched brace"),
     ],
 )
 def test_globs_that_can_not_be_meant_are_refused(glob: str, message: str) -> None:

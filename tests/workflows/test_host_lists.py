@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from remote_tool.workflows.follow_jobs import Chunk
+    from remote_tool.workflows.jobs.follow import Chunk
     from tests.conftest import MakeServer
     from tests.sshd import TestServer
 

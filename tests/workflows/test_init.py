@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import tempfile
 from pathlib import Path
@@ -12,7 +13,16 @@ from hypothesis import strategies as st
 
 from remote_tool.config.loading import load
 from remote_tool.errors import ConfigError, UsageError
-from remote_tool.workflows.init import InitAnswers, ServerAnswer, check_answers, parse_server_option, write_workspace
+from remote_tool.paths import LocalPaths
+from remote_tool.system import files as files_module
+from remote_tool.workflows.servers.init import (
+    EXCLUDES,
+    InitAnswers,
+    ServerAnswer,
+    check_answers,
+    parse_server_option,
+    write_workspace,
+)
 
 ANSWERS = InitAnswers("digits", (ServerAnswer("gpu1", "10.0.0.5", "ubuntu", 2222), ServerAnswer("no", "fd00::5")))
 
@@ -54,8 +64,8 @@ def test_a_server_is_read_from_an_option(text: str, answer: ServerAnswer) -> Non
         ("a=b:65536", "the port must be"),
         ("a=b:" + "9" * 5000, "the port must be"),
         ("a=b:x", "the port must be"),
-        ("a=::1", "stands in brackets"),
-        ("a=fd00::5:22", "stands in brackets"),
+        ("a=::1", "in brackets"),
+        ("a=fd00::5:22", "in brackets"),
         ("a=[b]", "the host must be"),
         ("a=-oProxyCommand=x", "the name must be"),
         ("-oProxyCommand", "the host must be"),
@@ -93,6 +103,15 @@ def test_what_is_written_says_what_was_asked_for(tmp_path: Path) -> None:
     assert config.servers["gpu1"].hostname == "10.0.0.5"
     assert (config.servers["gpu1"].username, config.servers["gpu1"].port) == ("ubuntu", 2222)
     assert (config.servers["no"].hostname, config.servers["no"].username) == ("fd00::5", None)
+
+
+def test_what_is_often_left_out_is_proposed_behind_a_comment(tmp_path: Path) -> None:
+    for name in ("data", "wandb", "src", ".venv"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "runs").touch()
+    write_workspace(tmp_path, InitAnswers("x", ()))
+    text = LocalPaths(tmp_path).exclude_file.read_text()
+    assert text.removeprefix(EXCLUDES).splitlines()[1:] == ["# /data", "# /wandb"]
 
 
 def test_what_is_written_is_readable(tmp_path: Path) -> None:
@@ -201,7 +220,7 @@ def test_nothing_is_overwritten_and_nothing_written_beside_it(name: str, kind: s
         path.mkdir()
     else:
         path.symlink_to(tmp_path / "nowhere")
-    with pytest.raises(UsageError, match=rf"\.remote/{name} is there already; nothing was written"):
+    with pytest.raises(UsageError, match=rf"\.remote/{name} already exists; nothing was written"):
         write_workspace(tmp_path, ANSWERS)
     assert list(path.parent.iterdir()) == [path]
     assert files(tmp_path) == ({f".remote/{name}": b"mine"} if kind == "file" else {})
@@ -227,10 +246,10 @@ def test_a_folder_that_cannot_be_made_leaves_nothing(tmp_path: Path) -> None:
     assert files(tmp_path) == {".remote": b"a file"}
 
 
-@pytest.mark.parametrize("name", [".configs.yaml.new", ".exclude.txt.new", "..gitignore.new"])
+@pytest.mark.parametrize("name", ["configs.yaml", "exclude.txt", ".gitignore"])
 def test_when_one_file_cannot_be_written_none_is_there(name: str, tmp_path: Path) -> None:
     """A folder stands where the file would be written first, as a full disk would refuse it."""
-    (tmp_path / ".remote" / name).mkdir(parents=True)
+    (tmp_path / ".remote" / f".{name}.{os.getpid()}").mkdir(parents=True)
     with pytest.raises(UsageError, match="Cannot write to"):
         write_workspace(tmp_path, ANSWERS)
     assert files(tmp_path) == {}
@@ -241,13 +260,13 @@ def test_a_file_that_appears_meanwhile_is_kept_and_none_is_written(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / ".remote" / name
-    real = Path.write_bytes
+    real = files_module._write_and_sync
 
-    def write_and_be_overtaken(self: Path, data: bytes) -> int:
+    def write_and_be_overtaken(target: Path, data: bytes) -> None:
         path.write_text("theirs")
-        return real(self, data)
+        real(target, data)
 
-    monkeypatch.setattr(Path, "write_bytes", write_and_be_overtaken)
+    monkeypatch.setattr(files_module, "_write_and_sync", write_and_be_overtaken)
     with pytest.raises(UsageError):
         write_workspace(tmp_path, ANSWERS)
     assert files(tmp_path) == {f".remote/{name}": b"theirs"}

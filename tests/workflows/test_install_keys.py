@@ -13,25 +13,26 @@ import pytest
 
 from remote_tool.errors import ConnectError, LoginError, UsageError
 from remote_tool.jobs.registry import Registry
-from remote_tool.transport import ssh_host
 from remote_tool.transport.pool import HostPool
+from remote_tool.transport.ssh import key_files
+from remote_tool.transport.ssh.host_keys.rules import UnconfirmedKeyError
 from remote_tool.workflows.context import Context
 from remote_tool.workflows.events import Event, Notice
-from remote_tool.workflows.install_keys import KeysRequest, KeyState, install_keys
+from remote_tool.workflows.servers.install_keys import KeysRequest, KeyState, install_keys
 from tests.conftest import make_configuration
 from tests.sshd import free_port, make_key
-from tests.transport.password_server import PasswordServer, password_server
+from tests.transport.password_server import PasswordServer, password_server, trust
 from tests.transport.test_login import Answers, agent_with
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
     import asyncssh
 
     from remote_tool.config.model import Config
     from remote_tool.transport.pool import Results
-    from remote_tool.workflows.install_keys import KeyOnServer
+    from remote_tool.workflows.servers.install_keys import KeyOnServer
 
 SECRET = "open sesame"
 BOTH = ("publickey", "password")
@@ -46,10 +47,11 @@ class Desk:
     doors: dict[str, PasswordServer]
     user: Answers = field(default_factory=Answers)
     events: list[Event] = field(default_factory=list)
+    confirm: Callable[[str], bool] = trust
 
     async def keys(self, *answers: str, **wishes: object) -> Results[KeyOnServer]:
         self.user = Answers(*answers)
-        async with HostPool(self.config, ask_password=self.user) as pool:
+        async with HostPool(self.config, ask_password=self.user, confirm=self.confirm) as pool:
             context = Context(self.config, pool, Registry(self.config.local.jobs), self.events.append)
             return await install_keys(context, KeysRequest(**wishes))  # type: ignore[arg-type]
 
@@ -87,11 +89,11 @@ async def desk(tmp_path: Path, own_home: Path) -> AsyncIterator[Desk]:
 async def test_a_key_is_made_and_added_with_one_question_and_nothing_is_done_twice(desk: Desk, own_home: Path) -> None:
     results = await desk.keys(SECRET)
     assert states(results) == {"first": KeyState.ADDED, "second": KeyState.ADDED}
-    assert desk.user.prompts == ["Password of someone on first, second (empty: each by itself): "]
+    assert desk.user.prompts == ["Password of someone on first, second (leave empty to enter them one by one): "]
     key = own_home / ".ssh" / "id_ed25519"
     line = key.with_name("id_ed25519.pub").read_text()
     assert [mode_of(path) for path in (key.parent, key, key.with_name("id_ed25519.pub"))] == [0o700, 0o600, 0o644]
-    assert desk.notices == [f"made {key} and {key}.pub"]
+    assert desk.notices == [f"created {key} and {key}.pub"]
     for name, door in desk.doors.items():
         assert door.authorized_keys.read_text() == line
         assert [mode_of(path) for path in (door.authorized_keys.parent, door.authorized_keys)] == [0o700, 0o600]
@@ -103,6 +105,34 @@ async def test_a_key_is_made_and_added_with_one_question_and_nothing_is_done_twi
     assert states(again) == {"first": KeyState.WORKS, "second": KeyState.WORKS}
     assert desk.user.prompts == []
     assert desk.doors["first"].authorized_keys.read_text() == line
+
+
+@pytest.mark.row(141)
+async def test_one_question_is_about_all_new_host_keys_and_a_no_stops_only_their_servers(
+    desk: Desk,
+) -> None:
+    questions: list[str] = []
+
+    def refuse(question: str) -> bool:
+        questions.append(question)
+        return False
+
+    assert states(await desk.keys(SECRET, servers=("first",))) == {"first": KeyState.ADDED}
+    third = replace(desk.config.servers["second"], name="third")
+    desk.config = replace(desk.config, servers={**desk.config.servers, "third": third})
+    # The host of the first is known by now, but its key is not there any more.
+    desk.doors["first"].authorized_keys.unlink()
+    desk.confirm = refuse
+    results = await desk.keys(SECRET)
+    assert {server: key.state for server, key in results.values.items()} == {"first": KeyState.ADDED}
+    assert {server: type(error) for server, error in results.errors.items()} == {
+        "second": UnconfirmedKeyError,
+        "third": UnconfirmedKeyError,
+    }
+    shown = f"(127.0.0.1:{desk.doors['second'].port}): ssh-ed25519 {desk.doors['second'].fingerprint}"
+    assert questions == [f"New host keys:\n  second {shown}\n  third {shown}\nDo you trust them?"]
+    assert desk.doors["second"].attempts == []
+    assert not desk.doors["second"].authorized_keys.exists()
 
 
 async def test_only_where_the_common_password_fails_another_is_asked_for(desk: Desk) -> None:
@@ -149,8 +179,9 @@ async def test_a_server_that_fails_stops_no_other(desk: Desk) -> None:
     results = await desk.keys(SECRET, "wrong", "wrong", "wrong")
     assert {server: key.state for server, key in results.values.items()} == {"first": KeyState.ADDED}
     assert list(results.errors) == ["away", "second"]
-    assert "refuses connections" in str(results.errors["away"])
+    assert "refused the connection" in str(results.errors["away"])
     assert isinstance(results.errors["second"], LoginError)
+    assert not any("no server accepted" in notice for notice in desk.notices)
 
 
 async def test_without_a_terminal_it_says_what_is_missing(desk: Desk, own_home: Path) -> None:
@@ -158,6 +189,8 @@ async def test_without_a_terminal_it_says_what_is_missing(desk: Desk, own_home: 
         context = Context(desk.config, pool, Registry(desk.config.local.jobs), desk.events.append)
         results = await install_keys(context, KeysRequest())
     assert "there is no terminal to ask for a password" in str(results.errors["first"])
+    key = own_home / ".ssh" / "id_ed25519"
+    assert desk.notices[1:] == [f"no server accepted the new key {key}; to remove it: rm {key} {key}.pub"]
     assert not desk.doors["first"].authorized_keys.exists()
     assert (own_home / ".ssh" / "id_ed25519").exists()
 
@@ -177,7 +210,7 @@ async def test_nothing_that_is_there_is_overwritten(desk: Desk, own_home: Path) 
     (own_home / ".ssh").mkdir()
     half = own_home / ".ssh" / "id_ed25519.pub"
     half.write_text("the public half of a key on another machine\n")
-    with pytest.raises(UsageError, match=r"id_ed25519\.pub is there already"):
+    with pytest.raises(UsageError, match=r"id_ed25519\.pub already exists"):
         await desk.keys(SECRET)
     assert [path.name for path in half.parent.iterdir()] == [half.name]
     half.unlink()
@@ -226,7 +259,7 @@ async def test_a_key_that_is_there_and_is_not_taken_is_added_once_and_explained(
     assert door.home is not None
     door.home.chmod(0o775)
     error = (await desk.keys(SECRET, servers=("first",))).errors["first"]
-    assert f"other users may write to {door.home}, and sshd takes no key from there (StrictModes)" in str(error)
+    assert f"other users may write to {door.home}, so sshd ignores the keys there (StrictModes)" in str(error)
     assert error.hint == f"On first: chmod go-w {door.home}"
 
 
@@ -262,13 +295,13 @@ async def test_a_key_with_a_passphrase_is_opened_once(
 ) -> None:
     """To decrypt it takes a quarter of a second, which all servers would wait for in turn."""
     opened: list[str] = []
-    load = ssh_host._load_key_file
+    load = key_files.load_key_file
 
     def count(path: Path, passphrase: str | None = None) -> list[asyncssh.SSHKeyPair]:
         opened.extend([passphrase] if passphrase else [])
         return load(path, passphrase)
 
-    monkeypatch.setattr(ssh_host, "_load_key_file", count)
+    monkeypatch.setattr(key_files, "load_key_file", count)
     (own_home / ".ssh").mkdir()
     key = make_key(own_home / ".ssh" / "id_ed25519", passphrase="between us")
     results = await desk.keys("between us", SECRET)
@@ -291,7 +324,7 @@ async def test_the_agent_opens_a_key_and_its_own_is_added_where_there_is_no_file
 
 async def test_a_new_key_may_have_a_passphrase(desk: Desk, own_home: Path) -> None:
     key = own_home / ".ssh" / "id_ed25519"
-    with pytest.raises(UsageError, match="differ"):
+    with pytest.raises(UsageError, match="do not match"):
         await desk.keys("between us", "between me", ask_passphrase=True)
     with pytest.raises(UsageError, match="No passphrase"):
         await desk.keys("", ask_passphrase=True)
@@ -318,6 +351,6 @@ async def test_a_key_that_ssh_would_not_use_is_named_before_anything_is_done(des
     key.chmod(0o644)
     error = (await desk.keys(SECRET, servers=("first",))).errors["first"]
     assert isinstance(error, ConnectError)
-    assert "is open to other users" in str(error)
+    assert "is accessible to other users" in str(error)
     assert error.hint == f"chmod 600 {key}"
     assert desk.user.prompts == []

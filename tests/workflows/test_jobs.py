@@ -8,26 +8,32 @@ import math
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from remote_tool import JobState, RunningJob, Workspace
+from remote_tool import JobState, LaunchRequest, RunningJob, Workspace
 from remote_tool.errors import ConnectError, JobError, UsageError
 from remote_tool.jobs.job import JobSpec, new_job_id
 from remote_tool.jobs.registry import Registry
+from remote_tool.launchers.fan_out import FanOutRequest
 from remote_tool.transport.pool import HostPool
 from remote_tool.workflows.context import Context
 from remote_tool.workflows.events import Notice, ignore
-from remote_tool.workflows.follow_jobs import Chunk, FollowAnswer, FollowOptions
+from remote_tool.workflows.jobs.follow import Chunk, FollowAnswer, FollowOptions
 from remote_tool.workflows.selection import JobSelection
-from remote_tool.workflows.start_jobs import StartRequest, start_specs
+from remote_tool.workflows.start.start import StartRequest
+from remote_tool.workflows.start.start_specs import start_specs
 from remote_tool.workspace import Hooks
 from tests.below import contents_below
+from tests.figures import record_figure
 from tests.project import make_project, processes_of, write_configuration
 from tests.sweeps.injection import can_trace
 
@@ -76,6 +82,27 @@ def test_exit_codes_come_home_exactly(workspace: Workspace) -> None:
         zip((job.id for job in jobs), EXIT_CODES, strict=True)
     )
     assert [job.state for job in answer.jobs] == [JobState.SUCCEEDED] + [JobState.FAILED] * 7
+
+
+@pytest.mark.row(171)
+def test_the_answer_to_a_start_says_one_thing_of_each_job(workspace: Workspace) -> None:
+    requests = [StartRequest(f"exit {number % 2}", ("first",), sync=False) for number in range(30)]
+    jobs = workspace.start_jobs(*requests).jobs
+    told = {(job.state.is_finished, job.exit_code is None, job.ended_at is None) for job in jobs}
+    assert told <= {(False, True, True), (True, False, False)}
+    ended = workspace.wait_jobs(JobSelection(jobs=tuple(job.id for job in jobs), stopped=True)).jobs
+    assert [job.exit_code for job in ended] == [number % 2 for number in range(30)]
+
+
+def test_every_request_takes_its_variables_as_env(workspace: Workspace) -> None:
+    asked = StartRequest("echo $A$B$C", ("first",), environment={"A": "1", "B": "x"}, env={"B": "2"}, sync=False)
+    (job,) = workspace.start_jobs(asked, env={"C": "3"}).jobs
+    assert list(RunningJob(workspace, job).tail()) == ["123"]
+    parts = FanOutRequest("echo $A-{count}", ("first",), total=1, env={"A": "x"}, sync=False)
+    (job,) = workspace.fan_out(parts, env={"A": "y"}).jobs
+    assert list(RunningJob(workspace, job).tail()) == ["y-1"]
+    launch = LaunchRequest("x.py", env={"A": "1"})
+    assert dict(replace(launch, env={"B": "2"}).environment) == {"A": "1", "B": "2"}
 
 
 @pytest.mark.row(7)
@@ -165,7 +192,7 @@ def test_killing_twice_and_killing_what_ended_changes_nothing(workspace: Workspa
 @pytest.mark.row(127)
 def test_nothing_is_killed_without_a_selection(workspace: Workspace) -> None:
     job = begin(workspace, "first", "sleep 1000")
-    with pytest.raises(UsageError, match="Nothing is selected"):
+    with pytest.raises(UsageError, match="No job is selected"):
         workspace.stop_jobs(JobSelection())
     with pytest.raises(UsageError, match="No running job"):
         workspace.stop_jobs(JobSelection(tags=("no-such-tag",)))
@@ -266,7 +293,7 @@ def test_a_job_of_a_server_that_is_no_longer_configured_is_listed_and_a_stop_say
     registry = Registry(mine.config.local.jobs)
     (job,) = registry.create([JobSpec(new_job_id(), "removed", "sleep 1000")])
     registry.update([replace(job, state=JobState.RUNNING)])
-    assert [each.id for each in mine.list_jobs().jobs] == [job.id]
+    assert [each.id for each in mine.list_jobs().jobs if each.server == "removed"] == [job.id]
     answer = mine.stop_jobs(by_id(job.id))
     assert str(answer.errors["removed"]) == ("removed is no longer in the configuration, so its jobs cannot be stopped")
 
@@ -350,7 +377,7 @@ def test_a_server_that_cannot_be_reached_shows_the_last_state_with_its_age(
     with pytest.raises(ConnectError, match="away"):
         list(job.tail())
     for signal_name, grace in (("SIGTERM", math.inf), ("SIGTERM", 1e11), ("SIGTERM", -1), ("TERM", None)):
-        with pytest.raises(UsageError, match=r"^(The grace must be from 0 to 604800 seconds|There is no signal)"):
+        with pytest.raises(UsageError, match=r"^(--grace must be from 0 to 604800 seconds|Unknown signal)"):
             job.kill(signal_name, grace)
     assert workspace.list_jobs().jobs == answer.jobs
     server.start()
@@ -368,7 +395,7 @@ def test_a_following_that_lost_one_of_two_servers_says_some_failed(workspace: Wo
 
 @pytest.mark.row(104)
 def test_stops_of_earlier_are_made_up_for_with_one_question_and_one_that_fails_is_no_success(
-    workspace: Workspace,
+    workspace: Workspace, shared_servers: tuple[TestServer, TestServer]
 ) -> None:
     notices: list[object] = []
     asked: list[str] = []
@@ -376,16 +403,23 @@ def test_stops_of_earlier_are_made_up_for_with_one_question_and_one_that_fails_i
     jobs = [begin(desk, "first", "sleep 1000") for _ in range(3)]
     registry = Registry(desk.config.local.jobs)
     (unknown,) = registry.create([JobSpec(new_job_id(), "first", "sleep 1000")])
-    records = [*(job.job for job in jobs), replace(unknown, state=JobState.RUNNING)]
+    # It ends without anybody here knowing.
+    alone = begin(desk, "first", "exit 3")
+    record = shared_servers[0].home / "project" / ".jobs" / alone.id / "ended.json"
+    while not record.exists():
+        time.sleep(0.01)
+    missing = replace(unknown, state=JobState.RUNNING, folder_id=jobs[0].job.folder_id)
+    records = [*(job.job for job in jobs), missing, alone.job]
     registry.update(replace(job, stop_signal="SIGTERM", stop_grace=5.0) for job in records)
     asked.clear()
     listed = desk.list_jobs(by_id(*(job.id for job in records))).jobs
-    assert sorted(job.state for job in listed) == [*[JobState.KILLED] * 3, JobState.LOST]
+    assert sorted(job.state for job in listed) == [JobState.FAILED, *[JobState.KILLED] * 3, JobState.LOST]
     assert len([label for label in asked if "stop" in label]) == 1, asked
     told = [notice.text for notice in notices if isinstance(notice, Notice)]
     assert told == [
-        *(f"job {job.job.key} was stopped now, as asked while the server was away" for job in jobs),
+        *(f"job {job.job.key} has now been stopped, as requested while the server was unreachable" for job in jobs),
         f"job {unknown.key}: there is no such job on this server",
+        f"job {alone.job.key} ended (failed) before it could be stopped, as requested while the server was unreachable",
     ]
 
 
@@ -456,6 +490,37 @@ def test_the_older_shape_of_the_api_works(workspace: Workspace, monkeypatch: pyt
     assert list(job.tail()) == ["v"]
 
 
+def test_a_program_for_the_api_of_labml_remote_finds_jobs_and_servers(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(workspace.root)
+    from remote_tool.job import JOBS  # noqa: PLC0415 - as its users write it
+    from remote_tool.server import SERVERS  # noqa: PLC0415 - the same
+
+    assert [(name, SERVERS[name].conf.hostname) for name in SERVERS] == [
+        ("first", "127.0.0.1"),
+        ("second", "127.0.0.1"),
+    ]
+    tag = f"sweep-{workspace.root.parent.name}"
+    first = JOBS.create("first", "true", {}, [tag, "a"]).start()
+    second = JOBS.create(SERVERS["second"].name, "sleep 1000", {}, [tag, "__hidden__"]).start()
+    until(lambda: [job.job_id for job in JOBS.filter_running(JOBS.filter_by_tags([tag]))] == [second.job_id])
+    ours = JOBS.filter_by_tags([tag])
+    assert [(job.job_key, job.server.conf.name, job.running) for job in ours] == [
+        (first.job_key, "first", False),
+        (second.job_key, "second", True),
+    ]
+    assert {first.job_id, second.job_id} <= set(JOBS)
+    assert JOBS[second.job_id].tags == {tag, "__hidden__"}
+    assert JOBS.by_key(first.job_key).has_tags(["a"])
+    assert first.job_id not in {job.job_id for job in JOBS.filter_out_by_tags(["a"])}
+    assert second.job_id not in {job.id for job in workspace.list_jobs().jobs}, "it is hidden"
+    with pytest.raises(UsageError, match="No job '999999'"):
+        JOBS.by_key("999999")
+    SERVERS["second"].rsync_jobs()
+    second.kill("SIGKILL")
+
+
 async def test_the_api_works_where_an_event_loop_runs_as_in_a_notebook(workspace: Workspace) -> None:
     assert begin(workspace, "first", "exit 5").wait(30) is JobState.FAILED
 
@@ -468,3 +533,105 @@ def test_many_threads_start_jobs_at_once_and_none_hangs(workspace: Workspace) ->
     answer = workspace.wait_jobs(by_id(*(job.id for job in jobs)), timeout=60)
     assert len({job.key for job in answer.jobs}) == 24
     assert {(job.state, job.exit_code) for job in answer.jobs} == {(JobState.SUCCEEDED, 0)}
+
+
+@pytest.mark.slow
+@pytest.mark.row(153)
+def test_a_fan_out_of_more_jobs_than_a_server_lets_us_open_files_begins_whole(
+    make_server: MakeServer, tmp_path: Path
+) -> None:
+    server = make_server()
+    workspace = Workspace.find(make_project(tmp_path / "project", [server]))
+    workspace.prepare()
+    (server.home / ".bashrc").write_text("ulimit -Sn 64\n")
+    check_fan_out(workspace, server, 80)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.row(153)
+def test_1024_jobs_of_one_command_run_and_are_recorded_so(make_server: MakeServer, tmp_path: Path) -> None:
+    """Where a process may have 1,024 open files, as usual."""
+    server = make_server()
+    workspace = Workspace.find(make_project(tmp_path / "project", [server]))
+    workspace.prepare()
+    (server.home / ".bashrc").write_text("ulimit -Sn 1024\n")
+    check_fan_out(workspace, server, 1024)
+
+
+def check_fan_out(workspace: Workspace, server: TestServer, count: int) -> None:
+    """Begin so many jobs by one command, and compare what it says with what runs."""
+    began = time.monotonic()
+    answer = workspace.fan_out(FanOutRequest("exec sleep 600", per_server=count, sync=False), follow=False, check=False)
+    try:
+        record_figure(f"{count} jobs of one command: seconds until all run", round(time.monotonic() - began, 1))
+        assert dict(answer.errors) == {}
+        assert Counter(job.state for job in answer.jobs) == {JobState.RUNNING: count}
+        assert len(list((server.home / "project" / ".jobs").glob("*/started.json"))) == count
+    finally:
+        # As a power cut: to end so many politely takes much longer.
+        for path in (server.home / "project" / ".jobs").glob("*/started.json"):
+            started = json.loads(path.read_text())
+            for pid in (started["supervisor"]["pid"], started["pid"]):
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.row(156)
+@pytest.mark.parametrize("size", [0, 60])
+def test_a_record_that_a_power_cut_has_emptied_is_written_again_from_what_the_server_says(
+    workspace: Workspace, size: int
+) -> None:
+    job = begin(workspace, "first", "echo the only copy; sleep 60")
+    try:
+        until(lambda: workspace.pull_logs(by_id(job.id)).jobs and log_of(workspace, job.id))
+        path = workspace.config.local.job(job.id) / "job.yaml"
+        path.write_bytes(path.read_bytes()[:size])
+        answer = workspace.list_jobs(JobSelection())
+        assert (dict(answer.errors), answer.bad) == ({}, ())
+        (found,) = [each for each in answer.jobs if each.id == job.id]
+        assert (found.state, found.command) == (JobState.RUNNING, "echo the only copy; sleep 60")
+        assert found.key == job.job.key if size else found.key > job.job.key
+        assert log_of(workspace, job.id) == b"the only copy\n"
+    finally:
+        workspace.stop_jobs(by_id(job.id), signal="SIGKILL")
+
+
+@pytest.mark.slow
+@pytest.mark.row(155)
+async def test_a_program_that_holds_the_records_holds_up_no_other_work_and_is_named(workspace: Workspace) -> None:
+    """Another one that was stopped in the midst of writing."""
+    told: list[object] = []
+    registry = Registry(workspace.config.local.jobs)
+    registry.create([])
+    holding = (
+        "import fcntl, sys; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); sys.stdin.read()"
+    )
+    lock = str(registry.folder / "lock")
+    gaps = []
+
+    async def tick() -> None:
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(0.01)
+            gaps.append(time.monotonic() - began)
+
+    async with HostPool(workspace.config) as pool:
+        context = Context(workspace.config, pool, registry, told.append)
+        ticking = asyncio.create_task(tick())
+        with subprocess.Popen(
+            [sys.executable, "-c", holding, lock], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as holder:
+            assert holder.stdout is not None
+            assert holder.stdin is not None
+            holder.stdout.readline()
+            gaps.clear()
+            starting = asyncio.create_task(start_specs(context, [JobSpec(new_job_id(), "first", "true")]))
+            await asyncio.wait({starting}, timeout=4)
+            assert not starting.done()
+            text = f"waiting for another remote-tool that is writing the records here; ps -fp {holder.pid}"
+            assert told == [Notice("", text)]
+            assert max(gaps) < 1.0
+            holder.stdin.close()
+        ticking.cancel()
+        assert (await starting).errors == {}

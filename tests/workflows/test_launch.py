@@ -18,12 +18,15 @@ import pytest
 
 from remote_tool import JobState, Workspace
 from remote_tool.errors import JobError, UsageError
-from remote_tool.launchers.torch import LaunchRequest
-from remote_tool.workflows import launch
-from remote_tool.workflows.follow_jobs import Chunk, FollowOptions
+from remote_tool.jobs.job import Job
+from remote_tool.launchers.request import LaunchRequest
+from remote_tool.workflows.jobs.failures import first_failure
+from remote_tool.workflows.jobs.follow import Chunk, FollowOptions
+from remote_tool.workflows.launch import launch
 from remote_tool.workflows.selection import JobSelection
-from remote_tool.workflows.start_jobs import start_specs
+from remote_tool.workflows.start.start_specs import start_specs
 from tests.project import processes_of
+from tests.sshd import free_port
 from tests.workflows.test_jobs import until
 
 if TYPE_CHECKING:
@@ -70,6 +73,26 @@ while not up.exists():
 up.unlink()
 raise ValueError("rank one had enough")
 """
+# Rank 3 fails once all have met, so that the others fail as well, for want of it.
+BAD_BATCH = """
+import os, signal, sys, torch, torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+def train():
+    dist.init_process_group("gloo")
+    for step in range(10_000):
+        dist.all_reduce(torch.ones(1))
+        if step == 7 and dist.get_rank() == 3:
+            if sys.argv[1] == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            try:
+                {}["batch"]
+            except KeyError as error:
+                text = "bad batch at step 7\\nTraceback of \\x1b[2J the batch\\n\\n  its third line"
+                raise ValueError(text) from error
+
+(record(train) if sys.argv[1] == "recorded" else train)()
+"""
 # A restarted node counts its own failures only, so files say that both ran and that the first try is over.
 ONCE = """
 import os, pathlib, sys, tempfile, time
@@ -85,6 +108,10 @@ while not (folder / "up").exists():
     time.sleep(0.05)
 (folder / "tried").touch()
 sys.exit(1)
+"""
+WRITES = """
+import os
+open(f"written-{os.environ['RANK']}-{os.environ['MASTER_PORT']}", "w").close()
 """
 STUBBORN = """
 import os, signal, subprocess, time
@@ -110,8 +137,10 @@ def trainer(shared_project: Path) -> Workspace:
         "ranks": RANKS,
         "together": TOGETHER,
         "fails": FAILS,
+        "bad_batch": BAD_BATCH,
         "stubborn": STUBBORN,
         "unequal": UNEQUAL,
+        "writes": WRITES,
     }
     for name, text in scripts.items():
         (shared_project / f"{name}.py").write_text(text)
@@ -157,6 +186,23 @@ def test_every_rank_gets_its_place_and_its_own_log(trainer: Workspace) -> None:
     assert {chunk.rank for chunk in one_rank} == {3}
 
 
+@pytest.mark.slow
+def test_a_launch_in_python_takes_artifacts_a_port_and_no_sync(trainer: Workspace) -> None:
+    trainer.rsync()
+    late = trainer.root / "late.py"
+    late.write_text("raise SystemExit(9)\n")
+    port = free_port()
+    jobs = trainer.launch_torch("writes.py", master_port=port, sync=False, artifacts=["written-*"], tags=["python-api"])
+    late.unlink()
+    try:
+        assert [job.wait(timeout=60) for job in jobs] == [JobState.SUCCEEDED] * 2
+        written = [path.name for job in jobs for path in job.pull()]
+    finally:
+        trainer.run("rm -f written-*")
+    assert written == [f"written-0-{port}", f"written-1-{port}"]
+    assert trainer.run("test ! -e late.py").values == {"first": 0, "second": 0}
+
+
 @pytest.mark.row(93)
 @pytest.mark.slow
 def test_two_launches_at_once_never_become_one(trainer: Workspace) -> None:
@@ -181,9 +227,75 @@ def test_a_failing_rank_stops_the_launch_and_is_named(trainer: Workspace) -> Non
     assert "raise ValueError" in failure.traceback
     stopped, failed = followed.jobs
     assert [stopped.state, failed.state] == [JobState.FAILED] * 2
-    assert "stopped because second (node 1) ended with exit code 1" in stopped.reason
+    assert "stopped because second (node 1) rank 2: ValueError: rank two had enough" in stopped.reason
     assert followed.exit_code == 1
+    # Alone, a node that was stopped knows the cause by its reason only; its own ranks broke off because of it.
+    assert trainer.follow_jobs(selection([stopped.id]), lambda _chunk: None).first_failure is None
     assert [processes_of(job) for job in jobs] == [[], []]
+
+
+@pytest.mark.row(101, 159)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("plain", "ValueError: bad batch at step 7"),
+        ("recorded", "ValueError: bad batch at step 7"),
+        ("killed", "ended by SIGKILL"),
+    ],
+)
+def test_the_first_of_many_ranks_to_fail_is_named_with_what_it_said(trainer: Workspace, how: str, message: str) -> None:
+    answer = trainer.launch(LaunchRequest(f"bad_batch.py {how}", processes=2))
+    followed = trainer.follow_jobs(selection([job.id for job in answer.jobs]), lambda _chunk: None, FollowOptions())
+    failure = followed.first_failure
+    assert failure is not None
+    assert (failure.server, failure.rank, failure.message) == ("second", 3, message)
+    assert "[rank" not in failure.traceback
+    assert "Root Cause" not in failure.traceback
+    if how != "killed":
+        lines = [line.strip() for line in failure.traceback.splitlines()]
+        assert "KeyError: 'batch'" in lines
+        said = lines.index(message)
+        assert lines[said + 1 : said + 4] == ["Traceback of \x1b[2J the batch", "", "its third line"]
+    first, second = sorted(followed.jobs, key=lambda job: job.node_rank or 0)
+    assert second.reason == f"rank 3: {message}"
+    assert f"second (node 1) rank 3: {message}" in first.reason
+
+
+@pytest.mark.row(159)
+@pytest.mark.slow
+def test_the_reason_of_a_job_on_one_server_is_what_its_rank_said(trainer: Workspace) -> None:
+    (job,) = trainer.launch(LaunchRequest("fails.py", servers=("second",), processes=3)).jobs
+    followed = trainer.follow_jobs(selection([job.id]), lambda _chunk: None, FollowOptions())
+    assert followed.jobs[0].reason == "rank 2: ValueError: rank two had enough"
+
+
+@pytest.mark.row(101)
+def test_the_first_failure_is_read_from_a_traceback_with_ranks_before_its_lines(tmp_path: Path) -> None:
+    job = Job(1, "20261122-000000-" + "0" * 32, "gpu2", "", JobState.FAILED, launch_id="l", node_rank=1, rank_offset=2)
+    logs = tmp_path / job.id
+    (logs / "ranks" / "0" / "1").mkdir(parents=True)
+    (logs / "ranks" / "0" / "1" / "err").write_text(
+        "loading\n"
+        "[rank3]: Traceback (most recent call last):\n"
+        '[rank3]:   File "train.py", line 8, in <module>\n'
+        "[rank3]:     step()\n"
+        "[rank3]: ValueError: bad batch at step 7\n"
+        "[rank3]:[W1122 12:00:00] Warning: destroy_process_group() was not called\n"
+    )
+    (logs / "job.err").write_text(
+        "Root Cause (first observed failure):\n[0]:\n  time : x\n  host      : node-b\n"
+        "  rank      : 3 (local_rank: 1)\n  exitcode  : 1 (pid: 77)\n"
+    )
+    failure = first_failure([job], tmp_path)
+    assert failure is not None
+    assert (failure.server, failure.rank, failure.message) == ("gpu2", 3, "ValueError: bad batch at step 7")
+    assert failure.traceback.splitlines() == [
+        "Traceback (most recent call last):",
+        '  File "train.py", line 8, in <module>',
+        "    step()",
+        "ValueError: bad batch at step 7",
+    ]
 
 
 @pytest.mark.row(100)
@@ -233,7 +345,7 @@ def test_a_torchrun_that_waits_for_the_others_and_ignores_sigterm_is_killed_afte
     assert time.monotonic() - begin < 20
     (job,) = stopped.jobs
     assert job.state is JobState.KILLED
-    assert "SIGKILL ended what was left" in job.reason
+    assert "SIGKILL ended the remaining processes" in job.reason
     trainer.wait_jobs(selection([second]), timeout=30)
     assert [processes_of(first), processes_of(second)] == [[], []]
 
@@ -306,8 +418,8 @@ def test_a_launch_whose_port_is_taken_in_the_last_moment_goes_on_with_another(
     before = trainer.list_jobs(selection([job.id for job in jobs])).jobs
     assert [job.state for job in before] == [JobState.FAILED] * 2
     assert before[0].taken_port == taken[0]
-    assert f"another program had taken port {taken[0]} when torchrun was to listen on it" in before[0].reason
-    assert f"first (node 0) another program had taken port {taken[0]}" in before[1].reason
+    assert f"another program took port {taken[0]} before torchrun could listen on it" in before[0].reason
+    assert f"first (node 0) another program took port {taken[0]}" in before[1].reason
     assert [json.loads(line)["WORLD_SIZE"] for line in lines_of(shown, b"{")] == ["2", "2"]
 
 
@@ -326,7 +438,7 @@ def test_a_port_that_is_taken_again_and_again_is_given_up_and_one_that_the_user_
     assert followed.exit_code == 1
     assert followed.first_failure is not None
     assert followed.first_failure.server == "first"
-    assert f"another program had taken port {taken[-1]}" in followed.first_failure.message
+    assert f"another program took port {taken[-1]}" in followed.first_failure.message
 
 
 @pytest.fixture

@@ -12,11 +12,12 @@ import pytest
 
 from remote_tool import JobState, Workspace
 from remote_tool.errors import ConnectionLostError, JobError
-from remote_tool.launchers.torch import LaunchRequest
-from remote_tool.workflows import launch_mpi
+from remote_tool.launchers.request import LaunchRequest
+from remote_tool.workflows.jobs.failures import first_failure
+from remote_tool.workflows.launch import first_node, launch
 from remote_tool.workflows.selection import JobSelection
-from remote_tool.workflows.start_jobs import start_specs
-from tests.project import processes_of
+from remote_tool.workflows.start.start_specs import start_specs
+from tests.project import processes_of, remote_tool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from remote_tool import Job
     from remote_tool.jobs.job import JobSpec
     from remote_tool.workflows.context import Context
-    from remote_tool.workflows.follow_jobs import Chunk
+    from remote_tool.workflows.jobs.follow import Chunk
     from remote_tool.workflows.selection import JobsAnswer
 
 # MPI's own library, without a compiler: the numbers are those of MPICH's ABI for MPI_COMM_WORLD, MPI_INT and MPI_SUM.
@@ -52,6 +53,16 @@ if os.environ["PMI_RANK"] == "2":
     raise SystemExit(7)
 time.sleep(1000)
 """
+# As mpi4py's Comm.Abort: at once, with what was said just before.
+ABORTS = """
+import ctypes, os, sys, time
+mpi = ctypes.CDLL("libmpich.so.12")
+mpi.MPI_Init(None, None)
+if os.environ["PMI_RANK"] == sys.argv[1]:
+    print("loss is NaN at step 7", file=sys.stderr, flush=True)
+    mpi.MPI_Abort(0x44000000, 42)
+time.sleep(1000)
+"""
 
 
 def missing() -> str | None:
@@ -71,7 +82,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(missing() is not None, reason
 @pytest.fixture
 def trainer(shared_project: Path) -> Workspace:
     """The prepared workspace with the programs of this file."""
-    for name, text in {"mpi": MPI, "mpi_fails": FAILS}.items():
+    for name, text in {"mpi": MPI, "mpi_fails": FAILS, "mpi_aborts": ABORTS}.items():
         (shared_project / f"{name}.py").write_text(text)
     return Workspace.find(shared_project)
 
@@ -101,6 +112,39 @@ def test_ranks_of_all_servers_add_up_with_the_environment_of_their_own_server(tr
     assert len({job.launch_id for job in answer.jobs}) == 1
 
 
+@pytest.mark.row(161)
+def test_ranks_begin_in_the_working_folder(trainer: Workspace) -> None:
+    folder = trainer.root / "solver" / "part one"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "where.py").write_text("import os; print(os.getcwd())\n")
+    answer = trainer.launch_mpi(LaunchRequest("where.py", workdir="solver/part one"))
+    shown: list[Chunk] = []
+    followed = trainer.follow_jobs(by_id(answer.jobs), shown.append)
+    assert followed.exit_code == 0, shown
+    lines = b"".join(chunk.data for chunk in shown if chunk.stream == "out").decode().splitlines()
+    assert [line.endswith("/home/project/solver/part one") for line in lines] == [True, True]
+    assert len(set(lines)) == 2
+    # What a rank that failed leaves for its node is found, too.
+    answer = trainer.launch_mpi(LaunchRequest("sh -c 'exit 7'", workdir="solver"))
+    assert {job.exit_code for job in trainer.wait_jobs(by_id(answer.jobs)).jobs} == {7}
+
+
+@pytest.mark.parametrize("words", [["-m", "solver.steps --count 5"], ["--cmd", "-m solver.steps --count 5"]])
+def test_a_module_is_run_as_python_does(trainer: Workspace, words: list[str]) -> None:
+    folder = trainer.root / "solver"
+    folder.mkdir(exist_ok=True)
+    (folder / "steps.py").write_text("import sys; print(__name__, __package__, *sys.argv[1:])\n")
+    done = remote_tool("helper-mpi-launch", *words, "--follow", cwd=trainer.root)
+    assert done.returncode == 0, done.stderr
+    assert sorted(line.partition(" | ")[2] for line in done.stdout.splitlines()) == ["__main__ solver --count 5"] * 2
+
+
+def test_a_command_or_a_module_is_wanted(trainer: Workspace) -> None:
+    for words in ([], ["--cmd", "true", "-m", "solver.steps"]):
+        done = remote_tool("helper-mpi-launch", *words, cwd=trainer.root)
+        assert (done.returncode, "Give either --cmd or -m" in done.stderr) == (2, True), done.stderr
+
+
 def test_a_rank_that_fails_before_it_meets_the_others_ends_the_launch(trainer: Workspace) -> None:
     """The others would wait in MPI_Init for ever."""
     answer = trainer.launch_mpi(LaunchRequest("mpi_fails.py", processes=2))
@@ -118,6 +162,24 @@ def test_a_rank_that_fails_before_it_meets_the_others_ends_the_launch(trainer: W
     assert b"had enough\n" in said
 
 
+@pytest.mark.row(166)
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_launch_that_a_rank_aborts_ends_with_its_code_and_its_message_is_the_cause(
+    trainer: Workspace, rank: int
+) -> None:
+    answer = trainer.launch_mpi(LaunchRequest(f"mpi_aborts.py {rank}", processes=2))
+    followed = trainer.follow_jobs(by_id(answer.jobs), lambda _chunk: None)
+    guilty, other = followed.jobs if rank < 2 else followed.jobs[::-1]
+    assert (followed.exit_code, guilty.state, guilty.exit_code) == (42, JobState.FAILED, 42), followed.jobs
+    assert f"{guilty.server} (node {rank // 2}) ended with exit code 42" in other.reason
+    failure = first_failure(followed.jobs, trainer.config.local.jobs)
+    assert failure is not None
+    assert (failure.server, failure.exit_code) == (guilty.server, 42)
+    assert failure.message.startswith(f"Abort(42) on node {rank} (rank {rank} in comm 0): application called MPI_Abort")
+    assert "loss is NaN at step 7\n" in failure.traceback
+    assert "[proxy:" not in failure.traceback
+
+
 def test_killing_one_job_ends_all_of_it(trainer: Workspace) -> None:
     answer = trainer.launch_mpi(LaunchRequest("sleep 600", processes=2))
     trainer.stop_jobs(JobSelection(jobs=(answer.jobs[1].id,)), grace=5).raise_if_any_failed()
@@ -128,7 +190,7 @@ def test_killing_one_job_ends_all_of_it(trainer: Workspace) -> None:
 
 def test_without_mpich_it_is_said_and_nothing_is_left(trainer: Workspace) -> None:
     request = LaunchRequest("sleep 600", environment={"PATH": "/nowhere"})
-    with pytest.raises(JobError, match="before it said what the other servers are to start") as caught:
+    with pytest.raises(JobError, match="before it listed the commands for the other servers") as caught:
         trainer.launch_mpi(request)
     assert "MPICH" in caught.value.hint
 
@@ -138,8 +200,8 @@ def test_a_first_node_whose_answer_was_lost_does_not_stay(trainer: Workspace, mo
         answer = await start_specs(context, specs)
         return replace(answer, errors={spec.server: ConnectionLostError(f"{spec.server} is gone") for spec in specs})
 
-    monkeypatch.setattr(launch_mpi, "start_specs", start_and_lose)
-    monkeypatch.setattr(launch_mpi, "DEFAULT_GRACE", 1.0)
+    monkeypatch.setattr(first_node, "start_specs", start_and_lose)
+    monkeypatch.setattr(launch, "DEFAULT_GRACE", 1.0)
     answer = trainer.launch_mpi(LaunchRequest("sleep 600"), check=False)
     (job,) = answer.jobs
     assert (list(answer.errors), answer.exit_code, job.state) == (["first"], 4, JobState.KILLED)

@@ -18,16 +18,16 @@ import pytest
 from remote_tool.config.model import Environment, EnvironmentKind
 from remote_tool.errors import EnvironmentSetupError, RemoteToolError, SomeServersFailedError
 from remote_tool.transport.pool import HostPool
-from remote_tool.transport.snapshot import take_snapshot
+from remote_tool.transport.sync.snapshot import take_snapshot
 from remote_tool.workflows.events import Notice, Outcome, StepEnded
-from remote_tool.workflows.prepare import PrepareOptions, prepare, update_packages
+from remote_tool.workflows.prepare.prepare import PrepareOptions, prepare, update_packages
 from tests.environments.files_over_http import serve
 from tests.environments.test_facts import stub
 from tests.workflows.servers import Desk, desk_for, keep_offline, make_wheel, record_of, scripts_of
 
 if TYPE_CHECKING:
     from remote_tool.transport.host import Host
-    from remote_tool.transport.snapshot import SelectionRules, Snapshot
+    from remote_tool.transport.sync.snapshot import SelectionRules, Snapshot
     from remote_tool.workflows.events import Event
     from tests.conftest import MakeServer
     from tests.sshd import TestServer
@@ -124,7 +124,7 @@ async def test_a_bare_server_is_prepared_and_the_second_time_nothing_is_done(
     labels: list[str] = []
     async with HostPool(desk.config, trace=lambda _server, label, _seconds: labels.append(label)) as pool:
         await update_packages(pool, desk.config, (), PrepareOptions(), desk.events.append)
-    assert [label for label in labels if "log in" not in label] == ["what is there"], "one question is all"
+    assert [label for label in labels if "log in" not in label] == ["the server's facts"], "one question is all"
 
 
 class PatientPool(HostPool):
@@ -155,7 +155,7 @@ async def test_the_project_is_listed_during_the_login_and_again_after_something_
         if isinstance(event, StepEnded) and event.step == "environment":
             (desk.project / "late.py").touch()
 
-    monkeypatch.setattr("remote_tool.workflows.sync.take_snapshot", list_it)
+    monkeypatch.setattr("remote_tool.workflows.sync.project.take_snapshot", list_it)
     PatientPool.listing = asyncio.Event()
     for expected in (2, 3):
         async with PatientPool(desk.config) as pool:
@@ -188,7 +188,9 @@ async def test_packages_that_fail_stop_the_run_say_why_and_are_done_again(
         await desk.prepare()
     assert "no_such_package" in caught.value.message
     assert caught.value.server == "first"
-    assert f".remote/logs/{desk.logs[-1].name}" in caught.value.hint
+    first, last = caught.value.message.splitlines()
+    assert first == "first: Installing requirements.txt failed: No matching distribution found for no_such_package"
+    assert last == f"  full output: .remote/logs/{desk.logs[-1].name}"
     assert not (scripts_of(server) / "packages").exists()
     assert desk.ended()[-1].outcome is Outcome.FAILED
     with pytest.raises(EnvironmentSetupError):
@@ -299,7 +301,7 @@ async def test_an_environment_in_use_is_not_pulled_away(make_server: MakeServer,
     await desk.setup()
     python = record_of(server)["python"]
     with subprocess.Popen([python, "-c", "input()"], stdin=subprocess.PIPE, env=record_of(server)["variables"]) as user:
-        with pytest.raises(EnvironmentSetupError, match=rf"processes run in it: {user.pid}$") as caught:
+        with pytest.raises(EnvironmentSetupError, match=rf"processes are using it: {user.pid}$") as caught:
             await desk.setup(force=True)
         assert "job-list" in caught.value.hint
         assert Path(python).exists()
@@ -430,7 +432,7 @@ async def test_other_package_files_are_said_to_be_ignored(
     desk = as_project(with_packages(desk_at(tmp_path, wheels, make_server())))
     await desk.prepare()
     notices = [event.text for event in desk.events if isinstance(event, Notice)]
-    assert "packages come from requirements.txt; not looked at: pyproject.toml" in notices
+    assert "packages come from requirements.txt; ignored: pyproject.toml" in notices
 
 
 async def until(condition: object, what: str) -> None:
@@ -468,7 +470,7 @@ async def test_two_at_once_make_one_environment(make_server: MakeServer, tmp_pat
     desk = desk_at(tmp_path, wheels, server)
     await asyncio.gather(desk.setup(), desk.setup())
     outputs = [log.read_bytes() for log in desk.logs if log.name.endswith("-environment.log")]
-    assert sum(b"here already" in output for output in outputs) == 1
+    assert sum(b"The environment is up to date" in output for output in outputs) == 1
     assert record_of(server)["version"] == VERSION
 
 
@@ -480,7 +482,7 @@ async def test_packages_of_a_file_that_was_not_sent_are_refused(
     desk = with_packages(desk_at(tmp_path, wheels, server))
     await desk.prepare()
     with_packages(desk, "tiny_package>=1.0\n")
-    with pytest.raises(EnvironmentSetupError, match=r"not the same .*: requirements\.txt") as caught:
+    with pytest.raises(EnvironmentSetupError, match=r"differs between .*: requirements\.txt") as caught:
         await desk.update_packages()
     assert "remote-tool rsync" in caught.value.hint
 
@@ -536,5 +538,5 @@ async def test_a_server_that_ends_processes_at_logout_is_warned_of(make_server: 
     desk.wish(python=".".join(map(str, sys.version_info[:2])))
     await desk.setup()
     (warning,) = [event.text for event in desk.events if isinstance(event, Notice) and "logout" in event.text]
-    assert "jobs too (KillUserProcesses=yes)" in warning
+    assert "including jobs (KillUserProcesses=yes)" in warning
     assert f"KillExcludeUsers={server.username} to /etc/systemd/logind.conf" in warning

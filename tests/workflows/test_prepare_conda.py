@@ -13,10 +13,13 @@ import pytest
 
 from remote_tool.config.model import EnvironmentKind, Installer
 from remote_tool.errors import EnvironmentSetupError
+from remote_tool.jobs.registry import Registry
 from remote_tool.paths import user_cache_folder
 from remote_tool.transport.pool import HostPool
+from remote_tool.workflows.context import Context
 from remote_tool.workflows.events import Event, Outcome, StepEnded
-from remote_tool.workflows.prepare import PrepareOptions, setup
+from remote_tool.workflows.jobs.run import RunRequest, run_command
+from remote_tool.workflows.prepare.prepare import PrepareOptions, setup
 from tests.environments.conda_parts import SHORT_VERSION, VERSION, build_channel, build_installer
 from tests.environments.files_over_http import Site, serve
 from tests.workflows.servers import Desk, desk_for, record_of, scripts_of
@@ -94,7 +97,7 @@ async def test_a_bare_server_gets_conda_and_an_environment_and_keeps_them(
     assert (record["kind"], record["version"], record["prefix"]) == ("miniconda", VERSION, str(environment))
     assert record["variables"]["CONDA_PREFIX"] == str(environment)
     assert record["variables"]["TINY_HOME"] == f"{environment}/share/tiny"
-    assert record["path"] == [f"{environment}/share/tiny/bin", f"{environment}/bin"]
+    assert record["path"] == [f"{environment}/share/tiny/bin", f"{environment}/bin", f"{base}/condabin"]
     assert subprocess.run([scripts_of(server) / "python", "-I", "-S", "-c", ""], check=True).returncode == 0
     assert subprocess.run([environment / "bin" / "python", "-m", "pip", "--version"], check=True).returncode == 0
     assert desk.started() == ["download", "conda", "environment"]
@@ -137,7 +140,7 @@ async def test_one_flipped_byte_is_refused_and_nothing_is_executed(
         await desk.setup()
     assert expected in caught.value.message
     assert found in caught.value.message
-    assert "not executed" in caught.value.message
+    assert "was not run" in caught.value.message
     assert executed(server) == []
     assert [path.name for path in server.home.glob(".miniconda3*")] == []
     assert list((server.home / ".cache" / "remote_tool").iterdir()) == []
@@ -177,7 +180,7 @@ async def test_what_was_changed_after_the_download_is_not_executed(
 
     async with HostPool(desk.config) as pool:
         results = await setup(pool, desk.config, (), PrepareOptions(), spoil)
-    assert "not executed" in results.errors["first"].message
+    assert "was not run" in results.errors["first"].message
     assert executed(server) == []
 
 
@@ -330,7 +333,7 @@ async def test_a_folder_in_the_way_is_not_touched(make_server: MakeServer, site:
     desk = desk_with(site, tmp_path, server)
     (server.home / "miniconda3").mkdir()
     (server.home / "miniconda3" / "precious").touch()
-    with pytest.raises(EnvironmentSetupError, match="holds no conda") as caught:
+    with pytest.raises(EnvironmentSetupError, match="contains no conda") as caught:
         await desk.setup()
     assert "mv " in caught.value.hint
     assert (server.home / "miniconda3" / "precious").exists()
@@ -344,3 +347,45 @@ async def test_environment_yml_is_installed_by_conda(make_server: MakeServer, si
     python = record_of(server)["python"]
     assert subprocess.check_output([python, "-c", "import from_the_channel as f; print(f.ANSWER)"]) == b"42\n"
     assert not (await desk.prepare())["first"].changed
+
+
+@pytest.mark.row(178)
+async def test_environment_yml_without_channels_gets_the_configured_ones(
+    make_server: MakeServer, site: Site, tmp_path: Path
+) -> None:
+    """Conda has no default channel any more; and what the file names comes first."""
+    server = make_server()
+    desk = desk_with(site, tmp_path, server)
+    (desk.project / "environment.yml").write_text("dependencies: [extra]\n")
+    await desk.prepare()
+    code = "import from_the_channel as f; print(f.ANSWER)"
+    assert subprocess.check_output([record_of(server)["python"], "-c", code]) == b"42\n"
+
+
+@pytest.mark.row(178)
+async def test_conda_itself_is_on_the_path_of_commands(make_server: MakeServer, site: Site, tmp_path: Path) -> None:
+    """As after `conda activate`; also for a prefix of the user's own."""
+    server = make_server()
+    desk = desk_with(site, tmp_path, server)
+    await desk.prepare()
+    assert await said_by(desk, "conda --version; command -v conda python") == [
+        "conda 26.5.3",
+        f"{server.home}/miniconda3/condabin/conda",
+        f"{scripts_of(server)}/environment/bin/python",
+    ]
+    prefix = server.home / "miniconda3" / "envs" / "mine"
+    prefix.parent.mkdir()
+    (scripts_of(server) / "environment").rename(prefix)
+    desk.wish(desk.config.environment.__class__(EnvironmentKind.EXISTING, prefix=str(prefix)), SHORT_VERSION)
+    await desk.setup()
+    assert record_of(server)["path"][-1] == f"{(server.home / 'miniconda3').resolve()}/condabin"
+
+
+async def said_by(desk: Desk, command: str) -> list[str]:
+    """The lines that a command prints on the server."""
+    output: list[bytes] = []
+    async with HostPool(desk.config) as pool:
+        context = Context(desk.config, pool, Registry(desk.config.local.jobs), desk.events.append)
+        results = await run_command(context, RunRequest(command), lambda _server, _stream, data: output.append(data))
+    results.raise_if_any_failed()
+    return b"".join(output).decode().splitlines()

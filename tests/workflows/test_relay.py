@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from remote_tool.transport.pool import Results
-    from remote_tool.transport.rsync import PushResult
+    from remote_tool.transport.sync.push import PushResult
 
 pytestmark = pytest.mark.slow
 
@@ -158,6 +158,19 @@ def test_who_has_it_already_hands_it_on_and_nothing_large_goes_from_here(desk: D
     assert desk.shares == ["one"]
 
 
+@pytest.mark.row(146)
+def test_what_a_server_has_changed_is_not_replaced_by_what_another_one_brings(desk: Desk) -> None:
+    desk.sync()
+    changed = desk.copy(1) / "a.py"
+    changed.write_bytes(b"a job's, and longer than what was sent")
+    for _ in range(2):
+        (desk.root / "large.bin").write_bytes(os.urandom(LARGE))
+        desk.sync()
+        assert changed.read_bytes() == b"a job's, and longer than what was sent"
+        assert (desk.copy(1) / "large.bin").read_bytes() == (desk.root / "large.bin").read_bytes()
+    assert (desk.copy(2) / "a.py").read_bytes() == (desk.root / "a.py").read_bytes()
+
+
 def test_what_is_little_goes_from_here_and_nobody_is_asked_to_hand_it_on(desk: Desk) -> None:
     desk.sync()
     assert desk.sync().values["one"].sent == ()
@@ -211,7 +224,7 @@ def test_where_nobody_can_hand_it_on_all_are_sent_to_from_here(desk: Desk) -> No
         (desk.copy(number) / ".remote-scripts" / "python").unlink()
     results = desk.sync().values
     assert not any(result.relayed for result in results.values())
-    assert [text for text in desk.notices if "cannot hand the project on: " in text]
+    assert [text for text in desk.notices if "cannot pass the project on: " in text]
     assert [desk.contents(desk.copy(number)) for number in range(3)] == [desk.contents(desk.root)] * 3
 
 
@@ -246,7 +259,7 @@ def test_steps_say_where_it_came_from(desk: Desk) -> None:
     assert detail.startswith("sent 7 files (")
     assert detail.endswith(" from here, 1.9 MiB from one)")
     progress = [event.text for event in desk.events if isinstance(event, StepProgress) and event.server == "two"]
-    assert progress[0] == "waits for a server that has it"
+    assert progress[0] == "waiting for a server that has it"
 
 
 def test_prepare_relays_too(desk: Desk) -> None:

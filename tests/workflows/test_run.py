@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from remote_tool.errors import JobError, UsageError
+from remote_tool.errors import JobError, RemoteCommandError, SomeServersFailedError, UsageError
 from remote_tool.transport.host import Stream
 from remote_tool.workspace import Workspace
 from tests.project import make_project
@@ -29,7 +31,9 @@ def collect(workspace: Workspace, command: str, **options: object) -> tuple[dict
     def take(server: str, stream: Stream, data: bytes) -> None:
         output[server, stream] = output.get((server, stream), b"") + data
 
-    return workspace.run(command, on_output=take, **options).values, output  # type: ignore[arg-type]
+    results = workspace.run(command, on_output=take, check=False, **options)  # type: ignore[arg-type]
+    results.raise_if_any_failed()
+    return dict(results.values), output
 
 
 def test_both_outputs_come_apart_and_the_status_is_passed_on(workspace: Workspace) -> None:
@@ -40,8 +44,35 @@ def test_both_outputs_come_apart_and_the_status_is_passed_on(workspace: Workspac
         assert output[server, Stream.ERR] == b"e\n"
 
 
+def test_without_a_taker_the_results_have_what_each_server_printed(workspace: Workspace) -> None:
+    command = "printf 'a\\n\\377' && echo $REMOTE_TOOL_SERVER-$A >&2; exit 7"
+    results = workspace.run(command, env={"A": "b"}, check=False)
+    assert results.values == {"first": 7, "second": 7}
+    for server, result in results.values.items():
+        assert (result.stdout, result.stderr, result.exit_code) == ("a\n\ufffd", f"{server}-b\n", 7)
+        assert (f"{result}", json.dumps(result), pickle.loads(pickle.dumps(result)).stdout) == ("7", "7", "a\n\ufffd")
+    heard: list[bytes] = []
+    taken = workspace.run("echo x", ["first"], on_output=lambda *what: heard.append(what[2]), check=False)
+    assert (heard, taken.values["first"].stdout) == ([b"x\n"], "")
+
+
 def test_a_signal_becomes_128_and_its_number(workspace: Workspace) -> None:
     assert collect(workspace, "kill -KILL $$", servers=["first"])[0] == {"first": 137}
+
+
+@pytest.mark.parametrize("command", ["exit 3", "exit 255", "exit 1"])
+def test_a_status_other_than_zero_raises_and_is_in_the_error(workspace: Workspace, command: str) -> None:
+    status = int(command.split()[1])
+    with pytest.raises(RemoteCommandError, match=f"^first: the command ended with exit code {status}$") as failed:
+        workspace.run(command, ["first"])
+    assert (failed.value.exit_status, failed.value.command, failed.value.server) == (status, command, "first")
+    assert workspace.run(command, ["first"], check=False).values == {"first": status}
+
+
+def test_of_two_servers_the_one_whose_command_failed_is_named(workspace: Workspace) -> None:
+    with pytest.raises(SomeServersFailedError) as failed:
+        workspace.run('[ "$REMOTE_TOOL_SERVER" = first ] || exit 3')
+    assert (list(failed.value.failures), failed.value.succeeded) == (["second"], ["first"])
 
 
 @pytest.mark.row(56)

@@ -14,12 +14,15 @@ from remote_tool import JobSelection, JobState, Workspace
 from remote_tool.config.model import EnvironmentKind
 from remote_tool.errors import ConnectionLostError, EnvironmentSetupError
 from remote_tool.transport.pool import HostPool
-from remote_tool.workflows import sharing, supervisor
+from remote_tool.workflows import agent_client
 from remote_tool.workflows.events import Notice, Outcome
-from remote_tool.workflows.groups import Groups
-from remote_tool.workflows.prepare import PrepareOptions, ask_facts, prepare
-from remote_tool.workflows.sharing import Sharing, has_one_folder
-from remote_tool.workflows.sync import SyncOptions, sync
+from remote_tool.workflows.home_groups import Groups
+from remote_tool.workflows.prepare import shared_home
+from remote_tool.workflows.prepare.prepare import PrepareOptions, prepare
+from remote_tool.workflows.prepare.server import ask_facts
+from remote_tool.workflows.prepare.shared_home import Sharing, has_one_folder
+from remote_tool.workflows.sync.options import SyncOptions
+from remote_tool.workflows.sync.sync import sync
 from tests.environments.test_facts import stub
 from tests.project import make_project, write_configuration
 from tests.workflows.servers import desk_for, keep_offline, make_wheel, scripts_of
@@ -67,7 +70,7 @@ async def test_three_with_one_folder_are_prepared_by_one_transfer_and_one_instal
     assert prepared[worker].changed
     shared = [event for event in desk.ended() if event.outcome is Outcome.UNCHANGED and event.step != "supervisor"]
     assert len(shared) == 6
-    assert all(event.detail.endswith(f"in one folder with {worker}") for event in shared)
+    assert all(event.detail.endswith(f"shared with {worker}") for event in shared)
     assert not list(scripts_of(first).glob("mark-*"))
     assert not any(each.changed for each in (await desk.prepare()).values())
 
@@ -154,7 +157,7 @@ async def test_servers_with_homes_of_their_own_are_not_even_tested(
     async with HostPool(workspace.config, trace=lambda *told: labels.append(told[1])) as pool:
         (await prepare(pool, workspace.config, (), PrepareOptions(), lambda _: None)).raise_if_any_failed()
     assert not any("marker" in label for label in labels)
-    assert labels.count("what is there") == 4, "before and after the installation of each"
+    assert labels.count("the server's facts") == 4, "before and after the installation of each"
 
 
 async def test_a_marker_is_seen_in_the_same_folder_only_and_goes(trio: list[TestServer], tmp_path: Path) -> None:
@@ -189,7 +192,7 @@ async def test_a_step_that_fails_on_the_one_that_works_is_not_tried_by_the_other
         results = await prepare(pool, desk.config, (), PrepareOptions(), desk.events.append)
     assert set(results.errors) == {"first", "second", "third"}
     messages = [str(results.errors[name]) for name in ("first", "second")]
-    assert sum("has its folder in common with" in message for message in messages) == 1
+    assert sum("shares its folder with" in message for message in messages) == 1
     assert len([event for event in desk.ended() if event.step == "environment"]) == 2
 
 
@@ -228,7 +231,7 @@ async def test_a_disk_that_is_slow_costs_the_test_and_not_the_prepare(
     trio: list[TestServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A marker that is not written in time is none; one that is not removed in time has been seen all the same."""
-    monkeypatch.setattr(sharing, "_TEST_SECONDS", 1.0)
+    monkeypatch.setattr(shared_home, "_TEST_SECONDS", 1.0)
     stub(trio[0].programs, "mkdir", "exec sleep 4")
     stub(trio[1].programs, "rm", 'sleep 3; exec /bin/rm "$@"')
     config = desk_for(trio, tmp_path / "project").config
@@ -239,8 +242,8 @@ async def test_a_disk_that_is_slow_costs_the_test_and_not_the_prepare(
         for order, follows in (([0, 1], None), ([1, 0], hosts[1])):
             turns = Sharing(config)
             for number in order:
-                async with turns.turn(hosts[number], facts[number]) as turn:
-                    last = turn
+                async with turns.slot(hosts[number], facts[number]) as slot:
+                    last = slot
             assert last.follows is follows
 
 
@@ -256,16 +259,16 @@ async def test_when_the_link_of_the_one_that_works_is_lost_the_next_one_works(
         entered = asyncio.Event()
 
         async def lose() -> None:
-            async with turns.turn(first, facts[0]) as turn:
-                assert turn.follows is None
+            async with turns.slot(first, facts[0]) as slot:
+                assert slot.follows is None
                 entered.set()
                 await asyncio.sleep(0.3)
                 raise ConnectionLostError("gone", server="first")
 
         async def take_over() -> bool:
             await entered.wait()
-            async with turns.turn(second, facts[1]) as turn:
-                return turn.follows is None and turn.has_waited
+            async with turns.slot(second, facts[1]) as slot:
+                return slot.follows is None and slot.has_waited
 
         results = await asyncio.gather(lose(), take_over(), return_exceptions=True)
     assert isinstance(results[0], ConnectionLostError)
@@ -282,7 +285,7 @@ async def test_one_home_under_two_paths_is_refused(make_server: MakeServer, tmp_
     results = workspace.prepare(check=False)
     (error,) = results.errors.values()
     assert isinstance(error, EnvironmentSetupError)
-    assert "here it is" in str(error)
+    assert "but at another path" in str(error)
     assert len(results.values) == 1
 
 
@@ -316,7 +319,7 @@ async def test_the_supervisor_may_be_sent_by_all_at_once(trio: list[TestServer],
     folder.rmdir()
     async with HostPool(workspace.config) as pool:
         hosts = [await pool.host(name) for name in ("first", "second")]
-        await asyncio.gather(*(supervisor.install_supervisor(host, workspace.config) for host in hosts * 3))
+        await asyncio.gather(*(agent_client.install_supervisor(host, workspace.config) for host in hosts * 3))
     assert [each.name for each in scripts_of(trio[0]).glob("supervisor-*")] == [folder.name]
     assert not list(folder.glob("supervisor-*"))
 

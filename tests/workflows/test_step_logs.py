@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from remote_tool.paths import LocalPaths
-from remote_tool.workflows.step_logs import LONGEST_LINE, LONGEST_TAIL, StepLog
+from remote_tool.workflows.step_logs import LONGEST_LINE, LONGEST_TAIL, MOST_OF_STEP, StepLog, forget_old_logs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,3 +46,20 @@ def test_the_tail_is_bounded(tmp_path: Path) -> None:
             log.write(f"line {number}\n".encode())
         assert len(log.tail) < 2 * LONGEST_TAIL
         assert log.last_lines[-1] == "line 19999"
+
+
+@pytest.mark.row(177)
+def test_logs_of_steps_are_bounded_for_each_server_and_step(tmp_path: Path) -> None:
+    paths = LocalPaths(tmp_path)
+    for server in ("first", "second"):
+        for _ in range(MOST_OF_STEP + 3):
+            with StepLog(paths, server, "rsync") as log:
+                log.write(b"sent\n")
+    (paths.logs / "first.known-copy").touch()
+    newest = log.path
+    forget_old_logs(paths)
+    names = [path.name for path in paths.logs.iterdir()]
+    assert sum(name.endswith("-first-rsync.log") for name in names) == MOST_OF_STEP
+    assert sum(name.endswith("-second-rsync.log") for name in names) == MOST_OF_STEP
+    assert newest.exists()
+    assert "first.known-copy" in names

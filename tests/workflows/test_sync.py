@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
-from typing import TYPE_CHECKING
+import time
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from remote_tool.errors import ConnectError, SyncError, UsageError
 from remote_tool.transport.pool import HostPool
-from remote_tool.workflows import sync as workflow
+from remote_tool.transport.sync.snapshot import Entry
 from remote_tool.workflows.events import Notice, Outcome, StepEnded, StepOutput, StepProgress, StepStarted
-from remote_tool.workflows.sync import ProjectSnapshot, SyncOptions, readable_size, sync
+from remote_tool.workflows.sync import first_sync
+from remote_tool.workflows.sync import sync as workflow
+from remote_tool.workflows.sync.first_sync import standing_out
+from remote_tool.workflows.sync.options import SyncOptions
+from remote_tool.workflows.sync.project import ProjectSnapshot
+from remote_tool.workflows.sync.sync import sync
+from remote_tool.workflows.transfer_pace import TransferPace
 from tests.conftest import make_configuration
 
 if TYPE_CHECKING:
@@ -21,7 +31,7 @@ if TYPE_CHECKING:
 
     from remote_tool.config.model import Config
     from remote_tool.transport.pool import Results
-    from remote_tool.transport.rsync import PushResult
+    from remote_tool.transport.sync.push import PushResult
     from remote_tool.workflows.events import Event
     from tests.sshd import TestServer
 
@@ -33,7 +43,17 @@ def config(two_servers: tuple[TestServer, TestServer], tmp_path: Path) -> Config
     return config
 
 
-async def run(config: Config, events: list[Event] | None = None, **options: bool) -> Results[PushResult]:
+@pytest.fixture
+def slow_rsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An rsync that sends 2 MB per second."""
+    wrapper = tmp_path / "slow" / "rsync"
+    wrapper.parent.mkdir()
+    wrapper.write_text(f'#!/bin/sh\nexec {shutil.which("rsync")} --bwlimit=2m "$@"\n')
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{wrapper.parent}:{os.environ['PATH']}")
+
+
+async def run(config: Config, events: list[Event] | None = None, **options: Any) -> Results[PushResult]:
     async with HostPool(config) as pool:
         report = (events if events is not None else []).append
         return await sync(pool, config, (), SyncOptions(**options), report)
@@ -76,8 +96,59 @@ async def test_progress_comes_with_the_size_of_the_whole(config: Config, monkeyp
     events: list[Event] = []
     await run(config, events)
     texts = [event.text for event in events if isinstance(event, StepProgress) and event.server == "first"]
-    assert texts[-1].startswith("2 of 2 files, ")
-    assert "b.bin" in texts[-1]
+    assert texts[-1].startswith("100 % of 1.9 MiB, ")
+    assert texts[-1].endswith("2 of 2 files b.bin")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("slow_rsync")
+async def test_a_large_sync_says_percent_rate_and_time_left_also_when_it_is_resumed(config: Config) -> None:
+    (config.local.root / "b.bin").write_bytes(os.urandom(8_000_000))
+    form = re.compile(r"(\d+) % of 7.6 MiB(?:, ([\d.]+) MiB/s(?:, (\d+) s left)?)?, \d of 2 files b.bin")
+    events: list[Event] = []
+
+    def told() -> list[re.Match[str]]:
+        texts = [event.text for event in events if isinstance(event, StepProgress) and event.server == "first"]
+        return [found for text in texts if (found := form.fullmatch(text))]
+
+    async def reach_half() -> asyncio.Task[Results[PushResult]]:
+        running = asyncio.create_task(run(config, events))
+        while not any(int(each[1]) >= 50 for each in told()):
+            assert not running.done(), events
+            await asyncio.sleep(0.05)
+        return running
+
+    running = await reach_half()
+    percents = [int(each[1]) for each in told()]
+    assert percents == sorted(percents)
+    assert any(0.5 < float(each[2]) < 5 and 0 < int(each[3]) < 20 for each in told() if each[3])
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
+    assert not any(isinstance(event, StepEnded) for event in events)
+    events.clear()
+    # What came before the interruption is not sent again, and counts.
+    running = await reach_half()
+    assert next(int(each[1]) for each in told() if int(each[1]) > 3) >= 45
+    await running
+
+
+def test_the_pace_of_a_transfer_is_that_of_its_last_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    pace, mebibyte = TransferPace(), 1024 * 1024
+    assert pace.describe(0, 1000 * mebibyte) == "0 % of 1000.0 MiB"
+    told = []
+    for now, done in ((1.0, 10), (2.0, 20), (12.0, 20), (20.0, 420), (30.0, 1000)):  # noqa: B007
+        told.append(pace.describe(done * mebibyte, 1000 * mebibyte))
+    assert told == [
+        "1 % of 1000.0 MiB, 10.0 MiB/s, 1 min left",
+        "2 % of 1000.0 MiB, 10.0 MiB/s, 1 min left",
+        "2 % of 1000.0 MiB",
+        "42 % of 1000.0 MiB, 22.2 MiB/s, 26 s left",
+        "100 % of 1000.0 MiB, 58.0 MiB/s",
+    ]
+    assert TransferPace().describe(5 * mebibyte, 0) == "5.0 MiB"
 
 
 async def test_a_failure_ends_its_step_and_leaves_the_other_server_alone(
@@ -109,12 +180,67 @@ async def test_what_stays_here_is_told_once_and_not_without_end(config: Config) 
     events: list[Event] = []
     results = await run(config, events)
     notices = [event.text for event in events if isinstance(event, Notice) and event.server == ""]
-    assert len(notices) == 11
-    assert notices[0] == "not sent: .env may hold secrets"
-    assert notices[-1] == "not sent: 6 more, named in the logs of this step"
+    assert len(notices) == 12
+    assert notices[0] == "not sent: .env may contain secrets"
+    assert notices[-2] == "not sent: 6 more, listed in the logs of this step"
+    assert "remote-tool run --cmd 'ln -s /path/there link00'" in notices[-1]
     assert len(results.values["first"].skipped) == 16
     log = next(config.local.logs.glob("*-first-rsync.log")).read_text()
-    assert log.count("leads out of the project") == 15
+    assert log.count("points outside the project") == 15
+
+
+async def test_before_the_first_sync_a_line_names_what_might_stay_here(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_sync, "LARGE", 100 * 1024)
+    monkeypatch.setattr(first_sync, "MODEST", 10 * 1024)
+    root = config.local.root
+    for name, kilobytes in (("wandb/run/x", 1), ("data/train.bin", 20), ("src/deep/big.bin", 150), ("src/a.py", 2)):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(bytes(kilobytes * 1024))
+    (root / ".gitattributes").write_text("*.pt filter=lfs\n")
+    (root / "model.pt").write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 12345\n")
+    events: list[Event] = []
+    await run(replace(config, local=replace(config.local, exclude=".remote/leave-out.txt")), events)
+    first, second = (event.text for event in events if isinstance(event, Notice))
+    assert first == (
+        "this first sync sends src/deep/big.bin (150.0 KiB), data (20.0 KiB), wandb (1.0 KiB); "
+        "to exclude, add to .remote/leave-out.txt, one per line: /src/deep/big.bin  /data  /wandb"
+    )
+    assert second.startswith("1 file is a pointer of Git LFS")
+    told = [isinstance(event, Notice) for event in events]
+    assert told.index(True) < next(n for n, event in enumerate(events) if isinstance(event, StepEnded))
+    events.clear()
+    (root / "a.py").write_text("more\n")
+    await run(config, events)
+    assert not any(isinstance(event, Notice) for event in events)
+
+
+async def test_what_exclude_txt_leaves_out_is_not_named(config: Config) -> None:
+    (config.local.root / "wandb").mkdir()
+    (config.local.root / "wandb" / "log").touch()
+    config.local.exclude_file.write_text("/wandb\n")
+    events: list[Event] = []
+    await run(config, events)
+    assert not any(isinstance(event, Notice) for event in events)
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"data/x": 10}, []),
+        ({"data/x": 11 << 20, "pkg/data/x": 11 << 20}, ["data", "pkg/data"]),
+        ({".venv/lib/node_modules/x": 1}, [".venv"]),
+        ({"mine/pyvenv.cfg": 1, "mine/bin/python": 1}, ["mine"]),
+        ({"big/a": 60 << 20, "big/b": 60 << 20}, ["big"]),
+        ({"a": 99 << 20, "b": 99 << 20}, []),
+        ({"x/data/a": 200 << 20, "x/code.py": 10}, ["x/data"]),
+    ],
+    ids=str,
+)
+def test_what_stands_out_is_the_folder_or_file_itself(files: dict[str, int], expected: list[str]) -> None:
+    entries = [Entry(name.encode(), size, 0, 0o644) for name, size in files.items()]
+    assert sorted(name.decode() for name in standing_out(entries)) == expected
 
 
 async def test_an_unknown_server_is_refused_before_anything_is_sent(config: Config) -> None:
@@ -139,11 +265,3 @@ async def test_a_dry_run_says_would(config: Config, two_servers: tuple[TestServe
     await run(config, events, dry_run=True)
     assert {event.detail for event in events if isinstance(event, StepEnded)} == {"would send 1 file"}
     assert [list(server.home.glob("project")) for server in two_servers] == [[], []]
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 * 1024**3, "5.0 GiB"), (3 * 1024**4, "3.0 TiB")],
-)
-def test_sizes_are_readable(size: int, text: str) -> None:
-    assert readable_size(size) == text

@@ -8,8 +8,7 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from remote_tool.supervisor.processes import Process, Snapshot, send_signal
-from remote_tool.supervisor.subreaper import become_subreaper
+from remote_tool.workflows.demo.processes import Process, become_subreaper, list_processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,13 +52,13 @@ def _kill_descendants() -> None:
     deadline = time.monotonic() + LONGEST_END
     while (found := _descendants()) and time.monotonic() < deadline:
         for process in found:
-            send_signal(process, signal.SIGKILL)
+            process.kill()
         time.sleep(PAUSE)
 
 
 def _descendants() -> list[Process]:
     """Look for the living processes below this one, at any depth."""
-    processes = Snapshot().processes
+    processes = {process.pid: process for process in list_processes()}
     found = {os.getpid()}
     grown = True
     while grown:
@@ -73,4 +72,4 @@ def _collect_children() -> None:
     """Take the exit statuses of children that ended, so that no zombie is left to whoever inherits it."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
-            """One more has ended."""
+            """One more job has ended."""

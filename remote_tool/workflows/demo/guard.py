@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -16,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from remote_tool.supervisor.processes import Process, Snapshot, send_signal
+from remote_tool.workflows.demo.processes import Process, list_processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,14 +42,14 @@ def main() -> None:
     deadline = time.monotonic() + LONGEST_END
     while (found := _processes_of(folder)) and time.monotonic() < deadline:
         for process in found:
-            send_signal(process, signal.SIGKILL)
+            process.kill()
         time.sleep(PAUSE)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def _processes_of(folder: Path) -> list[Process]:
     mark = b"=" + os.fsencode(folder)
-    others = (process for process in Snapshot().processes.values() if process.pid != os.getpid())
+    others = (process for process in list_processes() if process.pid != os.getpid())
     return [process for process in others if process.is_alive and mark in _environment(process)]
 
 

@@ -7,11 +7,12 @@ import platform
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
@@ -23,7 +24,8 @@ from remote_tool.workflows.demo.guard import guarded
 from remote_tool.workflows.demo.server import DemoServer, running_servers
 
 # The sample in a checkout, and in an installed package.
-SAMPLES = (Path(__file__).parents[3] / "sample", Path(__file__).parent / "sample")
+CHECKOUT = Path(__file__).parents[3]
+SAMPLES = (CHECKOUT / "sample", Path(__file__).parent / "sample")
 MOST_LINES = 20
 LONGEST_GOODBYE = 10.0
 Show = Callable[[str], None]
@@ -69,8 +71,8 @@ def run_demo(options: DemoOptions, show: Show) -> int:
 def _require_everything() -> Path:
     if platform.system() != "Linux":
         raise UsageError(
-            f"The demo's servers are this machine; servers are Linux, and this is {platform.system()}",
-            hint="remote-tool init --server NAME=USER@HOST, with a Linux server that you reach by ssh",
+            f"The demo runs its servers on this machine, which must be Linux, not {platform.system()}",
+            hint="remote-tool init --server NAME=USER@HOST, with a Linux server that you can reach over SSH",
         )
     if shutil.which("rsync") is None:
         raise UsageError("The demo needs rsync on this machine", hint="sudo apt-get install rsync")
@@ -93,8 +95,21 @@ def require_packages(requirements: Path) -> None:
         raise UsageError(
             f"The demo trains with {' and '.join(name for name, _, _ in wanted)}, and this Python has"
             f" {' and '.join(problems)}",
-            hint="pip install 'remote-tool[sample]'",
+            hint=how_to_install([name + sign + least for name, sign, least in wanted if _problem_with(name, least)]),
         )
+
+
+def how_to_install(packages: Sequence[str], prefix: Path = Path(sys.prefix)) -> str:
+    """Return what puts packages beside this program, in the way in which it was installed itself."""
+    words = shlex.join(packages)
+    if (prefix / "pipx_metadata.json").is_file():
+        return f"pipx inject {prefix.name} {words}"
+    python = shlex.quote(str(prefix / "bin" / "python"))
+    if (prefix / "uv-receipt.toml").is_file():
+        return f"uv pip install --python {python} {words}"
+    if (CHECKOUT / "Makefile").is_file():
+        return "make demo"
+    return f"{python} -m pip install {words}"
 
 
 def _problem_with(name: str, least: str) -> str:
@@ -132,7 +147,7 @@ class _Journey:
         try:
             self._initialize(servers, key)
             self._command("prepare")
-            self._say("A second time there is nothing to do:")
+            self._say("The second time, there is nothing to do:")
             self._command("prepare")
             self._say("Train on all servers, two processes on each:")
             self._command("helper-torch-launch", "--cmd", "train_digits.py", "--nproc-per-node", "2", "--follow")
@@ -147,14 +162,15 @@ class _Journey:
 
     def _initialize(self, servers: list[DemoServer], key: Path) -> None:
         self._say(
-            f"{len(servers)} SSH servers on this machine, each with an empty home; the project is a copy of sample/."
+            f"{len(servers)} SSH servers on this machine, each with an empty home folder;"
+            " the project is a copy of sample/."
         )
         user = os.environ.get("USER") or "demo"
         words = [f"{server.name}={user}@127.0.0.1:{server.port}" for server in servers]
         options = [word for each in words for word in ("--server", each)]
         self._command("init", "--name", "digits", *options, "--private-key", str(key))
         configuration = self._project / ".remote" / "configs.yaml"
-        self._say("So that it takes a minute, the servers use the Python of this machine (environment: existing).")
+        self._say("To keep it short, the servers use this machine's Python (environment: existing).")
         with configuration.open("a") as file:
             file.write(f"environment: {{existing: {_quoted(sys.prefix)}}}\n")
 
@@ -162,13 +178,19 @@ class _Journey:
         self._show(f"\n$ remote-tool {shlex.join(words)}")
         status = self._program(*words)
         if status:
-            self._say(f"This failed with status {status}, and the demo ends here.")
+            self._say(f"This command failed with status {status}; the demo stops here.")
             raise _StepFailedError(status)
 
     def _program(self, *words: str) -> int:
         verbose = ["-" + "v" * self._options.verbose] if self._options.verbose else []
         command = [sys.executable, "-m", "remote_tool", *words, *verbose]
-        with subprocess.Popen(command, cwd=self._project, env=self._environment, stdin=subprocess.DEVNULL) as program:
+        # Python itself would answer a Ctrl-C with a traceback until our first line runs, which lets it through.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            program = subprocess.Popen(command, cwd=self._project, env=self._environment, stdin=subprocess.DEVNULL)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        with program:
             try:
                 return program.wait()
             except BaseException as error:
@@ -181,7 +203,7 @@ class _Journey:
                 raise
 
     def _show_what_came_home(self) -> None:
-        self._say("What came home:")
+        self._say("Files that were pulled:")
         jobs = self._project / ".remote" / "jobs"
         files = [path for path in sorted(jobs.rglob("*")) if path.is_file() and path.parent != jobs]
         for path in files[:MOST_LINES]:
@@ -191,7 +213,7 @@ class _Journey:
 
     def _wait(self, servers: list[DemoServer]) -> None:
         names = ", ".join(server.name for server in servers)
-        self._say(f"The project is {self._project}; {names} go on until Ctrl-C.")
+        self._say(f"The project is {self._project}; {names} keep running until Ctrl-C.")
         try:
             threading.Event().wait()
         except KeyboardInterrupt:

@@ -1,0 +1,1 @@
+"""List and send the files that jobs have written."""

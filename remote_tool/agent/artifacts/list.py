@@ -1,0 +1,283 @@
+"""Telling which files a job has written, of those that are wanted at home.
+
+A job wrote what changed since its command began and was not written again after its end, by the times that the file
+system itself gives: no other clock is asked. A path with the id of a job is that job's, if it could write it. Of other
+files that two jobs could have written, nobody can tell which one did: both get them, and the client hears of it.
+What was sent with the project is not told, nor what lies in our folders.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+
+from remote_tool.agent.requests import Folders, Request, is_list
+from remote_tool.protocol import job_folder
+from remote_tool.protocol.artifact_patterns import ArtifactPattern, PatternError, of_job, read_patterns
+from remote_tool.protocol.artifact_search import Found, Search, newest_units
+from remote_tool.protocol.lean.namedtuple import NamedTuple
+from remote_tool.protocol.lean.suppress import suppress
+from remote_tool.protocol.limits import MOST_ARTIFACTS
+from remote_tool.protocol.records import ENDED, SPEC, STARTED, RecordError, is_job_id
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, FrozenSet, Iterator, List, Optional, Set, Tuple
+
+_FILES_IN_FRAME = 500
+_LARGEST_LIST = 512 * 1024 * 1024
+_JOB_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{32}")
+
+
+class _Project(NamedTuple):
+    """The project here: open, which folders in it are ours, and the list of sent files, a record of each."""
+
+    folder: int
+    own: FrozenSet[Tuple[int, int]]
+    sent: Set[bytes]
+
+
+class _Span(NamedTuple):
+    """When a job ran, in nanoseconds of the file system's clock; the end is None while it runs."""
+
+    start: int
+    end: Optional[int]
+
+    def has(self, status: os.stat_result) -> bool:
+        """Whether a file was written in it; a job may give a file another time, but not another time of change."""
+        if status.st_ctime_ns < self.start:
+            return False
+        return self.end is None or min(status.st_mtime_ns, status.st_ctime_ns) <= self.end
+
+    def overlaps(self, other: _Span) -> bool:
+        return (self.end is None or other.start <= self.end) and (other.end is None or self.start <= other.end)
+
+
+class _File(NamedTuple):
+    """A file that is wanted; one that only a number of the newest asks for gives way to newer ones."""
+
+    status: os.stat_result
+    gives_way: bool
+
+
+class _NoSuchJobError(Exception):
+    """The folder of all jobs has none of this name."""
+
+
+class _Listing:
+    """What is told of a job.
+
+    Attributes:
+        files: By path.
+        older: How many files match that the job did not write.
+        is_cut: Whether there are more than are told.
+        shared: Which files another job can have written too.
+    """
+
+    def __init__(self) -> None:
+        self.files: Dict[str, _File] = {}
+        self.older = 0
+        self.is_cut = False
+        self.shared: List[str] = []
+
+    def add(self, found: List[Found], *, gives_way: bool) -> None:
+        for each in found:
+            known = self.files.get(each.path)
+            if known is None and len(self.files) >= MOST_ARTIFACTS:
+                self.is_cut = True
+                return
+            self.files[each.path] = _File(each.status, gives_way and (known is None or known.gives_way))
+
+    def told(self) -> List[List[Any]]:
+        """Return ``[path, size, nanoseconds, inode, gives way]`` of each file."""
+        return [
+            [path, file.status.st_size, file.status.st_mtime_ns, file.status.st_ino, file.gives_way]
+            for path, file in sorted(self.files.items())
+        ]
+
+
+def artifacts(request: Request) -> None:
+    """Answer op ``artifacts``: the files of each job, told in pieces, and its end."""
+    folders = request.folders()
+    asked = request.get("jobs", is_list)
+    lister = _Lister(job_folder.open_jobs_folder(folders.jobs), _open_project(folders))
+    for job in asked:
+        _answer(request, lister, job if isinstance(job, dict) else {})
+    request.answer({"done": True})
+
+
+def _open_project(folders: Folders) -> _Project:
+    # The project's folder itself may be a link of its user, to a larger disk.
+    folder = os.open(folders.project, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    own = set()
+    for path in (folders.jobs, folders.scripts):
+        try:
+            status = os.stat(path)
+        except FileNotFoundError:
+            continue
+        own.add((status.st_dev, status.st_ino))
+    return _Project(folder, frozenset(own), _read_sent(folders))
+
+
+def _read_sent(folders: Folders) -> Set[bytes]:
+    """Return the list of sent files, which has ``size time name`` for each."""
+    try:
+        with open(folders.sent_files, "rb") as file:
+            return set(file.read(_LARGEST_LIST).split(b"\0"))
+    except OSError:
+        return set()
+
+
+def _is_as_sent(found: Found, project: _Project) -> bool:
+    """Tell whether a file is as it was sent; one that a job has changed since is the job's."""
+    seconds = found.status.st_mtime_ns // 1_000_000_000
+    return b"%d %d %b" % (found.status.st_size, seconds, os.fsencode(found.path)) in project.sent
+
+
+def _answer(request: Request, lister: _Lister, asked: Dict[str, Any]) -> None:
+    job_id = str(asked.get("id"))
+    try:
+        listing = lister.list_job(job_id, asked.get("patterns"))
+    except _NoSuchJobError as error:
+        folder_id = job_folder.read_folder_id(lister.jobs)
+        request.answer({"job": job_id, "error": str(error), "gone": folder_id != "", "folder_id": folder_id})
+        return
+    except (RecordError, PatternError, OSError) as error:
+        # What else a disk or a record says may pass, and the client asks again; a pattern stays as it is.
+        why = str(getattr(error, "strerror", None) or error)
+        request.answer({"job": job_id, "error": why, "gone": isinstance(error, PatternError)})
+        return
+    files = listing.told()
+    for start in range(0, len(files), _FILES_IN_FRAME):
+        request.answer({"job": job_id, "files": files[start : start + _FILES_IN_FRAME]})
+    shared = {"shared": len(listing.shared), "example": min(listing.shared, default="")}
+    request.answer({"job": job_id, "end": True, "older": listing.older, "cut": listing.is_cut, **shared})
+
+
+class _Job(NamedTuple):
+    """What is known of a job: when it ran, and which files of it are wanted."""
+
+    job_id: str
+    span: Optional[_Span]
+    patterns: Tuple[ArtifactPattern, ...]
+
+    def can_have_written(self, status: os.stat_result) -> bool:
+        return self.span is not None and self.span.has(status)
+
+
+class _Lister:
+    """Finds the files of jobs of one project; what several jobs want is searched for once."""
+
+    def __init__(self, jobs: Optional[int], project: _Project) -> None:
+        self.jobs = jobs
+        self._project = project
+        self._found: Dict[str, Tuple[List[Found], bool]] = {}
+        self._spans: Dict[str, Optional[_Span]] = {}
+
+    def list_job(self, job_id: str, asked: object) -> _Listing:
+        """List the files of a job; with asked, those that these patterns name instead of its own.
+
+        Raises:
+            _NoSuchJobError: There is no such job.
+            RecordError: It cannot be read.
+            PatternError: Asked is not a list of patterns.
+        """
+        job = self._read(job_id, asked)
+        if job is None:
+            raise _NoSuchJobError("there is no such job on this server")
+        listing = _Listing()
+        for pattern in job.patterns if job.span else ():
+            self._add(job, pattern, listing)
+        listing.shared = self._shared(job, listing.files) if listing.files else []
+        return listing
+
+    def _read(self, job_id: str, asked: object = None) -> Optional[_Job]:
+        folder = job_folder.open_job(self.jobs, job_id)
+        if folder is None:
+            return None
+        try:
+            patterns = of_job(read_patterns(_patterns_of(folder, job_id) if asked is None else asked), job_id)
+            return _Job(job_id, _span_of(folder), patterns)
+        finally:
+            os.close(folder)
+
+    def _span(self, job_id: str) -> Optional[_Span]:
+        """Return when another job ran; None when it has not begun, is no job, or cannot be looked at now."""
+        if job_id not in self._spans:
+            self._spans[job_id] = None
+            with suppress(OSError):
+                folder = job_folder.open_job(self.jobs, job_id)
+                if folder is not None:
+                    try:
+                        self._spans[job_id] = _span_of(folder)
+                    finally:
+                        os.close(folder)
+        return self._spans[job_id]
+
+    def _find(self, glob: str) -> Tuple[List[Found], bool]:
+        """Return the files that a glob names and that were not sent, and whether there are more."""
+        if glob not in self._found:
+            search = Search(self._project.folder, self._project.own)
+            found = [each for each in search.find(glob) if not _is_as_sent(each, self._project)]
+            self._found[glob] = found, search.is_cut
+        return self._found[glob]
+
+    def _add(self, job: _Job, pattern: ArtifactPattern, listing: _Listing) -> None:
+        found, is_cut = self._find(pattern.glob)
+        written = [each for each in found if job.can_have_written(each.status) and not self._is_of_other(job, each)]
+        listing.older += len(found) - len(written)
+        listing.is_cut = listing.is_cut or is_cut
+        if pattern.newest is not None:
+            units = set(newest_units(written, pattern.newest))
+            written = [each for each in written if each.unit in units]
+        listing.add(written, gives_way=pattern.newest is not None)
+
+    def _is_of_other(self, job: _Job, found: Found) -> bool:
+        """Whether the path has the id of another job, which can have written the file, and not of this one."""
+        ids = set(_JOB_ID.findall(found.path))
+        if not ids or job.job_id in ids:
+            return False
+        spans = [self._span(each) for each in ids]
+        return any(span is not None and span.has(found.status) for span in spans)
+
+    def _shared(self, job: _Job, files: Dict[str, _File]) -> List[str]:
+        """Return the files that another job wants too and can have written as well as this one."""
+        unsure = {path: file.status for path, file in files.items() if job.job_id not in path}
+        shared = set()
+        for other in self._others(job) if unsure else ():
+            for pattern in other.patterns:
+                # What has its id in the path is no longer among them.
+                found = self._find(pattern.glob)[0] if other.job_id not in pattern.glob else []
+                wanted = {each.path for each in found} & unsure.keys()
+                shared |= {path for path in wanted if other.can_have_written(unsure[path])}
+        return sorted(shared)
+
+    def _others(self, job: _Job) -> Iterator[_Job]:
+        """Yield the other jobs that ran at the same time; records of those that ended long before are not read."""
+        for name in os.listdir(self.jobs) if self.jobs is not None else ():
+            span = self._span(name) if is_job_id(name) and name != job.job_id else None
+            if span is not None and job.span is not None and span.overlaps(job.span):
+                with suppress(RecordError, PatternError, OSError):
+                    other = self._read(name)
+                    if other is not None:
+                        yield other
+
+
+def _patterns_of(folder: int, job_id: str) -> object:
+    spec = job_folder.read_record(folder, SPEC, job_id)
+    return (spec or {}).get("artifacts") or []
+
+
+def _span_of(folder: int) -> Optional[_Span]:
+    """Return when a job ran; None for one whose command has not begun."""
+    start, end = (_written_at(folder, name) for name in (STARTED, ENDED))
+    return None if start is None else _Span(start, end)
+
+
+def _written_at(folder: int, name: str) -> Optional[int]:
+    try:
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    return status.st_mtime_ns if stat.S_ISREG(status.st_mode) else None

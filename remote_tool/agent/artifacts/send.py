@@ -1,0 +1,108 @@
+"""Sending files of the project: each from the byte that the client lacks, and whether it changed meanwhile."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+from remote_tool.agent.requests import Request, is_list
+from remote_tool.protocol.job_folder import open_file_beneath
+from remote_tool.protocol.sparse_files import read_stored
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional
+
+CHUNK = 512 * 1024
+# While a part that the client has is compared, it is told after so many bytes that this goes on.
+_TELL_EVERY = 64 * 1024 * 1024
+
+
+def send(request: Request) -> None:
+    """Answer op ``send``: all files in the order of the request, one after the other.
+
+    Of each file: ``begin`` with what it is and the offset of the first byte that comes, its bytes with their offsets,
+    and ``end``: ``whole``, ``changed`` while it was read, ``grew`` beyond what is taken, or why it cannot be read.
+    """
+    folders = request.folders()
+    asked = request.get("files", is_list)
+    project = os.open(folders.project, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    for number, each in enumerate(asked):
+        _Sending(request, number, each if isinstance(each, dict) else {}).send_from(project)
+    request.answer({"done": True})
+
+
+class _Sending:
+    """One file on its way."""
+
+    def __init__(self, request: Request, number: int, asked: Dict[str, Any]) -> None:
+        self._request = request
+        self._number = number
+        self._asked = asked
+
+    def send_from(self, project: int) -> None:
+        path = self._asked.get("path")
+        if not _is_inside(path):
+            self._answer(end="is not a path in the project")
+            return
+        try:
+            file = open_file_beneath(project, str(path))
+        except OSError as error:
+            self._answer(end=error.strerror)
+            return
+        try:
+            self._send(file)
+        except OSError as error:
+            if isinstance(error, BrokenPipeError):
+                raise
+            self._answer(end=error.strerror)
+        finally:
+            os.close(file)
+
+    def _send(self, file: int) -> None:
+        before = os.fstat(file)
+        most = self._asked.get("most")
+        if type(most) is int and before.st_size > most:
+            self._answer(end="grew")
+            return
+        offset = self._offset(file, before)
+        self._answer(begin=_stamp(before), offset=offset)
+        while offset < before.st_size:
+            start, body = read_stored(file, offset, before.st_size, CHUNK)
+            if body:
+                self._answer(body, offset=start)
+            elif start < before.st_size:
+                break  # it has become shorter
+            offset = start + len(body)
+        self._answer(end="whole" if _stamp(os.fstat(file)) == _stamp(before) else "changed")
+
+    def _offset(self, file: int, status: os.stat_result) -> int:
+        """Return where to go on: behind what the client has, when that is the beginning of just this file."""
+        have = self._asked.get("have")
+        if self._asked.get("stamp") != _stamp(status) or type(have) is not int or not 0 < have <= status.st_size:
+            return 0
+        return have if self._digest(file, have) == self._asked.get("sha256") else 0
+
+    def _digest(self, file: int, size: int) -> Optional[str]:
+        digest = hashlib.sha256()
+        done = 0
+        while done < size:
+            data = os.pread(file, min(CHUNK, size - done), done)
+            if not data:
+                return None
+            digest.update(data)
+            done += len(data)
+            if done % _TELL_EVERY == 0:
+                self._answer(checked=done)
+        return digest.hexdigest()
+
+    def _answer(self, body: bytes = b"", **header: Any) -> None:  # noqa: ANN401 - whatever JSON has
+        self._request.answer({"file": self._number, **header}, body)
+
+
+def _stamp(status: os.stat_result) -> List[int]:
+    return [status.st_size, status.st_mtime_ns, status.st_ino]
+
+
+def _is_inside(path: object) -> bool:
+    return isinstance(path, str) and "\0" not in path and not {"", ".", ".."} & set(path.split("/"))

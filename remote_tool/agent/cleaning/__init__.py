@@ -1,0 +1,1 @@
+"""Remove what is not needed any more on a server."""

@@ -1,0 +1,110 @@
+"""The removal of jobs that have ended: how they ended is noted first, then their folders go."""
+
+from __future__ import annotations
+
+import os
+
+from remote_tool.agent import states
+from remote_tool.agent.cleaning import leftovers, removed_jobs
+from remote_tool.agent.cleaning.removed_jobs import RemovedJob
+from remote_tool.protocol import job_folder, removing
+from remote_tool.protocol.records import RecordError, is_job_id
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional
+
+    from remote_tool.agent.requests import Folders
+    from remote_tool.agent.states import HostSnapshot, JobStatus
+
+JOBS = "jobs"
+
+
+class Removal:
+    """The removal of jobs.
+
+    Attributes:
+        removed: Those that it removed, or would.
+        gone: Those that were not there.
+        kept: Those that stay, and why.
+        more: Whether there was too little time.
+    """
+
+    def __init__(self, folders: Folders, *, dry_run: bool, deadline: float, jobs: Optional[int] = None) -> None:
+        self.folders = folders
+        self.dry_run = dry_run
+        self.deadline = deadline
+        self.jobs = job_folder.open_jobs_folder(folders.jobs) if jobs is None else jobs
+        self.removed: List[str] = []
+        self.gone: List[str] = []
+        self.kept: List[Dict[str, str]] = []
+        self.more = False
+        self._bytes = 0
+
+    def remove_jobs(self, ids: List[str], *, sized: bool = True) -> None:
+        """Remove those that have ended and of which nothing lives; first it is noted how they ended."""
+        host = states.scan()
+        spent: List[RemovedJob] = []
+        for job_id in ids:
+            if removing.is_over(self.deadline):
+                self.more = True
+                break
+            found = self._examine(job_id, host)
+            if found is not None:
+                spent.append(found)
+                self._bytes += removing.size_of(self.jobs or 0, job_id, self.deadline) if sized else 0
+        self.removed = [each.job_id for each in spent]
+        if self.jobs is None or self.dry_run:
+            return
+        if spent:
+            removed_jobs.remember(self.jobs, spent)
+        for each in spent:
+            removing.set_aside(self.jobs, each.job_id)
+        self.more = not removing.remove_marked(self.jobs, self.deadline) or self.more
+
+    def _examine(self, job_id: str, host: HostSnapshot) -> Optional[RemovedJob]:
+        """Return how a job ended that may go."""
+        try:
+            folder = job_folder.open_job(self.jobs, job_id)
+            if folder is None:
+                self.gone.append(job_id)
+                return None
+            try:
+                job_status = states.judge(folder, job_id, host)
+                why = why_it_stays(folder, job_status)
+            finally:
+                os.close(folder)
+        except (RecordError, OSError) as error:
+            self.kept.append({"id": job_id, "why": f"it cannot be read: {error}"})
+            return None
+        if why:
+            self.kept.append({"id": job_id, "why": why})
+            return None
+        ended = job_status.ended or {}
+        moment = ended.get("ended_at") or host.now
+        return RemovedJob(job_id, job_status.state, ended.get("exit_code"), ended.get("signal"), moment)
+
+    def jobs_item(self) -> Dict[str, Any]:
+        """Say what all jobs take here, and what of it goes."""
+        names = [] if self.jobs is None else [name for name in removing.names_in(self.jobs) if is_job_id(name)]
+        size = 0 if self.dry_run else self._bytes
+        for name in names:
+            if removing.is_over(self.deadline):
+                break
+            size += removing.size_of(self.jobs or 0, name, self.deadline)
+        count = len(names) + (0 if self.dry_run else len(self.removed))
+        return leftovers.item(JOBS, count, size, len(self.removed), self._bytes)
+
+    def as_answer(self) -> Dict[str, Any]:
+        return {"removed": self.removed, "gone": self.gone, "kept": self.kept, "more": self.more}
+
+
+def why_it_stays(folder: int, job_status: JobStatus) -> str:
+    """Why a job is still in use; empty where nothing of it is."""
+    if not job_status.is_finished and job_status.state != "lost":
+        return f"it is {'on another machine' if job_status.state == 'elsewhere' else job_status.state}"
+    if job_status.members:
+        return "some of its processes are still running"
+    if states.is_looked_after(folder):
+        return "its supervisor is still running"
+    return ""

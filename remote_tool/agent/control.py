@@ -1,0 +1,105 @@
+"""What a client calls: one request on stdin, its answers as frames on stdout, then the end."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import time
+
+from remote_tool.agent.requests import Request, read_request
+from remote_tool.protocol import job_folder
+from remote_tool.protocol.errors import RequestError
+from remote_tool.protocol.framing import FramingError
+from remote_tool.protocol.lean.signal import signal
+from remote_tool.protocol.lean.suppress import suppress
+from remote_tool.protocol.marks import JOB_MARKER, SUPERVISOR_MARKER
+
+# Each in a module of its own, of which one is loaded: to load all takes longer than most of them do.
+_OPS = {
+    "start": "jobs.start",
+    "status": "jobs.status",
+    "stop": "jobs.stop",
+    "follow": "logs.follow",
+    "run": "jobs.run",
+    "facts": "facts",
+    "listen": "network.reachability",
+    "connect": "network.reachability",
+    "share": "relay.share",
+    "fetch": "relay.fetch",
+    "artifacts": "artifacts.list",
+    "send": "artifacts.send",
+    "bandwidth_listen": "network.bandwidth",
+    "bandwidth_connect": "network.bandwidth",
+    "proxies": "launch.mpi_proxies",
+    "clean": "cleaning.clean",
+    "strays": "jobs.orphans",
+    "end_strays": "jobs.orphans",
+}
+_NO_REQUEST = 2
+# A version that nobody has used for some days may go.
+_NOTED_SECONDS = 86400.0
+
+
+def main(entry: str) -> int:
+    """Answer one request; returns the exit status.
+
+    Args:
+        entry: Path of the file that Python was started with.
+    """
+    _leave_other_job(entry)
+    _note_use(os.path.dirname(entry))
+    # Inherited as ignored it would make the kernel drop every exit status.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    request = read_request()
+    if request is None:
+        sys.stderr.write("remote-tool's control program: no request on stdin\n")
+        return _NO_REQUEST
+    try:
+        return _answer(request)
+    except BrokenPipeError:
+        return 0
+
+
+def _leave_other_job(entry: str) -> None:
+    """Start again with our own marks when this was started inside a job: ending that job must not end ours."""
+    if os.environ.get(SUPERVISOR_MARKER) and JOB_MARKER not in os.environ:
+        return
+    environment = {name: value for name, value in os.environb.items() if name != JOB_MARKER.encode("ascii")}
+    environment[SUPERVISOR_MARKER.encode("ascii")] = b"1"
+    os.execve(sys.executable, [sys.executable, "-I", "-S", entry], environment)  # noqa: S606 - no shell is the point
+
+
+def _note_use(folder: str) -> None:
+    """Let the time of a version's folder tell when it was used last, to the day."""
+    with suppress(OSError):
+        if time.time() - os.stat(folder).st_mtime > _NOTED_SECONDS:
+            os.utime(folder)
+
+
+def _answer(request: Request) -> int:
+    try:
+        return _carry_out(request)
+    except RequestError as error:
+        request.answer({"error": str(error), "hint": error.hint, **request.said_with_errors})
+    except (job_folder.FolderError, FramingError) as error:
+        request.answer({"error": str(error), **request.said_with_errors})
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        what = f"{error.filename}: " if error.filename else ""
+        request.answer({"error": f"{what}{error.strerror}", "errno": error.errno, **request.said_with_errors})
+    return 1
+
+
+def _carry_out(request: Request) -> int:
+    module = _OPS.get(request.op)
+    if module is None:
+        raise RequestError(f"Unknown operation on this server: {request.op!r:.40}")
+    # As importlib does it, which takes as long to load as a short answer's own module.
+    operation = getattr(__import__(f"remote_tool.agent.{module}", fromlist=[request.op]), request.op)
+    # From now on garbage is looked for, but not in what is loaded: each fork would get a copy of it all.
+    gc.freeze()
+    gc.enable()
+    # Only a command that was run has a status of its own.
+    return operation(request) or 0

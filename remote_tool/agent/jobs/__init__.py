@@ -1,0 +1,1 @@
+"""Start, look at, run and stop jobs."""

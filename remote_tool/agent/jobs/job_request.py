@@ -1,0 +1,148 @@
+"""A job of a request to start, checked: its record, its command and the environment that it begins in."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from remote_tool.agent import activation
+from remote_tool.agent.activation import Activation, Origin
+from remote_tool.agent.launch.cause import Membership, read_membership
+from remote_tool.agent.proc import processes
+from remote_tool.agent.requests import Folders, is_text
+from remote_tool.protocol import job_folder, limits
+from remote_tool.protocol.errors import RequestError
+from remote_tool.protocol.job_fields import REQUEST_FIELDS
+from remote_tool.protocol.lean.namedtuple import NamedTuple
+from remote_tool.protocol.limits import DEFAULT_LOG_LIMIT, SMALLEST_LOG_LIMIT, LimitError
+from remote_tool.protocol.records import (
+    COMMAND_LIMIT,
+    SCHEMA,
+    SPEC,
+    RecordError,
+    check_record,
+    encode_record,
+    is_job_id,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Optional
+
+    from remote_tool.agent.wrapper.wrapper import CommandWrapper
+    from remote_tool.protocol.records import Record
+
+
+class JobRequest(NamedTuple):
+    """A job to start, checked.
+
+    Attributes:
+        spec: Its record.
+        command: For the shell, in full.
+        environment: That the command, or its launch command, begins in.
+        membership: Its place in a launch of several nodes; None without one.
+        log_limit: Bytes that each of its output files may have.
+        command_wrapper: The launch command that it begins behind; None without one.
+        script: What the shell there reads.
+        setup: The script that it sources first; empty without one.
+    """
+
+    spec: Record
+    command: str
+    environment: Dict[bytes, bytes]
+    membership: Optional[Membership] = None
+    log_limit: int = DEFAULT_LOG_LIMIT
+    command_wrapper: "Optional[CommandWrapper]" = None
+    script: bytes = b""
+    setup: str = ""
+
+
+def check_job(job: object, active: Activation, folders: Folders) -> JobRequest:
+    """Check one job of a request to start; RequestError when it cannot be started as asked."""
+    if not isinstance(job, dict) or not is_job_id(job.get("id")):
+        raise RequestError("The request contains a job without a valid id")
+    command = job.get("command")
+    if not isinstance(command, str):
+        raise RequestError(f"Job {job['id']}: its command is not text")
+    user = activation.with_home(job.get("environment") or {})
+    activation.check_user(user)
+    workdir = folders.check_workdir(job.get("workdir", ""))
+    origin = Origin(folders.project, job["id"], str(job.get("server")), workdir)
+    spec = {
+        **{each.name: job.get(each.name, None if each.is_required else each.default) for each in REQUEST_FIELDS},
+        "schema": SCHEMA,
+        "id": job["id"],
+        "command": command[:COMMAND_LIMIT],
+        "command_length": len(command),
+        "environment_names": sorted(user),
+        "received_at": time.time(),
+        "place": processes.place(),
+    }
+    try:
+        record = check_record(SPEC, spec, job["id"])
+        _check_limits(record, command, user)
+    except (RecordError, LimitError) as error:
+        raise RequestError(f"Job {job['id']}: {error}") from error
+    begins_in = _launch_environment(job.get("entry"), active, user, origin, folders, record["nice"])
+    log_limit = job.get("log_limit") or DEFAULT_LOG_LIMIT
+    if type(log_limit) is not int or log_limit < SMALLEST_LOG_LIMIT:
+        raise RequestError(f"Job {job['id']}: its log_limit cannot be {log_limit!r:.40}")
+    setup = job.get("setup") or ""
+    if not is_text(setup):
+        raise RequestError(f"Job {job['id']}: its setup script is not text")
+    membership = _read_membership(job.get("watch"), record)
+    wrapped = (begins_in.command_wrapper, begins_in.script)
+    return JobRequest(record, command, begins_in.environment, membership, log_limit, *wrapped, setup)
+
+
+def _check_limits(spec: Record, command: str, user: Dict[str, str]) -> None:
+    """Refuse values that a client would not accept in a list of jobs, or that the kernel would not."""
+    limits.check_command(command)
+    limits.check_tags(spec["tags"])
+    limits.check_environment(user)
+    for field in REQUEST_FIELDS:
+        if not field.fits(spec[field.name]):
+            raise LimitError(field.name, f"cannot be {spec[field.name]!r:.60}")
+    size = len(encode_record(spec))
+    if size > job_folder.RECORD_LIMIT:
+        raise LimitError(SPEC, f"would have {size:,} bytes; at most {job_folder.RECORD_LIMIT:,} are possible")
+
+
+class LaunchEnvironment(NamedTuple):
+    """What a command begins in: its environment, or that of a launch command and what is set behind it."""
+
+    environment: Dict[bytes, bytes]
+    command_wrapper: "Optional[CommandWrapper]" = None
+    script: bytes = b""
+
+
+def _launch_environment(
+    entry: Any,  # noqa: ANN401 - from the request, checked where it is read
+    active: Activation,
+    user: Dict[str, str],
+    origin: Origin,
+    folders: Folders,
+    nice: Optional[int],
+) -> LaunchEnvironment:
+    if entry is None:
+        return LaunchEnvironment(activation.build_environment(os.environb, active, user, origin))
+    from remote_tool.agent.wrapper import container, wrapper  # noqa: PLC0415 - few jobs begin behind a launch command
+
+    command_wrapper = wrapper.read_wrapper(entry, f"remote-tool-{origin.job_id}", folders)
+    assert command_wrapper is not None
+    wrapper.make_home(command_wrapper)
+    environment = wrapper.outside_environment(os.environb)
+    container.wake_engine(command_wrapper, environment)
+    settings = wrapper.settings_for(command_wrapper, active, user, origin)
+    script = wrapper.job_script(command_wrapper, settings, f"{folders.jobs}/{origin.job_id}", nice)
+    return LaunchEnvironment(environment, command_wrapper, script)
+
+
+def _read_membership(watch: Any, spec: Record) -> Optional[Membership]:  # noqa: ANN401 - from the request, checked here
+    """Return a node's place in its launch; its secret goes into no file."""
+    if watch is None:
+        return None
+    try:
+        return read_membership(watch, spec["node_rank"], spec["rank_offset"])
+    except ValueError as error:
+        raise RequestError(f"Job {spec['id']}: {error}") from error

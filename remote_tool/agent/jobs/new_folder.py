@@ -1,0 +1,153 @@
+"""The folder of a new job: made beside the others and renamed, so that it appears complete, and only once."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+
+from remote_tool.agent.supervisor.records import RESERVED_BYTES
+from remote_tool.protocol import job_folder, setup_script
+from remote_tool.protocol.lean.namedtuple import NamedTuple
+from remote_tool.protocol.records import ENTRY, SPEC, encode_record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Optional
+
+    from remote_tool.agent.jobs.job_request import JobRequest
+
+_TEMPORARY = ".starting-"
+_TEMPORARY_SECONDS = 3600.0
+
+
+class NewFolder(NamedTuple):
+    """A job's folder that this process has made.
+
+    Attributes:
+        folder: Descriptor of it.
+        reserve: Descriptor of the file that keeps space for the final record.
+        locked: Whether the file system could lock that file.
+    """
+
+    folder: int
+    reserve: int
+    locked: bool
+
+
+def make_folder(jobs: int, job: JobRequest, *, again: bool) -> Optional[NewFolder]:
+    """Make the folder of a job; None when another process has made it.
+
+    Args:
+        jobs: Descriptor of the folder of all jobs.
+        job: The job.
+        again: Whether an earlier request may have started it.
+    """
+    job_id = job.spec["id"]
+    if job_folder.exists(jobs, job_id):
+        return None
+    if again:
+        _refuse_removed(jobs, job_id)
+    temporary = f"{_TEMPORARY}{os.urandom(8).hex()}"
+    folder = job_folder.create_folder(temporary, jobs)
+    reserve = -1
+    try:
+        reserve = job_folder.create_file(folder, job_folder.RESERVE)
+        locked = _lock(reserve)
+        _fill_folder(folder, reserve, job)
+        os.rename(temporary, job_id, src_dir_fd=jobs, dst_dir_fd=jobs)
+    except OSError:
+        _close(folder, reserve)
+        _remove_folder(jobs, temporary)
+        if job_folder.exists(jobs, job_id):
+            return None
+        raise
+    job_folder.sync_folder(jobs)
+    return NewFolder(folder, reserve, locked)
+
+
+def _refuse_removed(jobs: int, job_id: str) -> None:
+    """Start no job again that has ended and was removed by ``clean`` since its start was first requested."""
+    from remote_tool.agent.cleaning import removed_jobs  # noqa: PLC0415 - few are asked for again
+
+    if job_id in removed_jobs.recall(jobs):
+        raise FileExistsError(errno.EEXIST, "it has run, and was cleaned away")
+
+
+def _lock(reserve: int) -> bool:
+    """Lock the file for as long as a process of ours has it open; whether the file system can."""
+    try:
+        fcntl.flock(reserve, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _fill_folder(folder: int, reserve: int, job: JobRequest) -> None:
+    os.posix_fallocate(reserve, 0, RESERVED_BYTES)
+    command = job.command
+    if job.setup:
+        command = setup_script.put_before_job(command, job.spec["workdir"])
+        job_folder.write_file(folder, setup_script.FILE, _as_script(job.setup))
+    job_folder.write_file(folder, job_folder.COMMAND, _as_script(command))
+    os.close(job_folder.create_file(folder, job_folder.OUT))
+    os.close(job_folder.create_file(folder, job_folder.ERR))
+    os.close(job_folder.create_folder(job_folder.RANKS, folder))
+    if job.command_wrapper is not None:
+        entry = {
+            "id": job.spec["id"],
+            "ask": job.command_wrapper.ask,
+            "end": job.command_wrapper.end,
+        }
+        job_folder.write_file(folder, ENTRY, encode_record(entry))
+    job_folder.write_file(folder, SPEC, encode_record(job.spec))
+    job_folder.sync_folder(folder)
+
+
+def _as_script(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape") + b"\n"
+
+
+def remove_abandoned(jobs: int) -> None:
+    """Remove the temporary folders of starts that were killed."""
+    found = [name for name in os.listdir(jobs) if name.startswith(_TEMPORARY)]
+    now = _clock_of(jobs) if found else 0.0
+    for name in found:
+        try:
+            age = now - os.stat(name, dir_fd=jobs, follow_symlinks=False).st_mtime
+        except FileNotFoundError:
+            continue
+        if age > _TEMPORARY_SECONDS:
+            _remove_folder(jobs, name)
+
+
+def _clock_of(folder: int) -> float:
+    """Return the time on a folder's file system: on a network disk it may differ from this machine's clock."""
+    name = f".clock-{os.urandom(8).hex()}"
+    file = job_folder.create_file(folder, name)
+    try:
+        return os.fstat(file).st_mtime
+    finally:
+        os.close(file)
+        job_folder.remove(folder, name)
+
+
+def _remove_folder(parent: int, name: str) -> None:
+    """Remove a job's folder that never ran anything; what cannot be removed stays."""
+    try:
+        folder = job_folder.open_folder(name, parent)
+        for entry in os.listdir(folder):
+            if entry == job_folder.RANKS:
+                os.rmdir(entry, dir_fd=folder)
+            else:
+                job_folder.remove(folder, entry)
+        os.close(folder)
+        os.rmdir(name, dir_fd=parent)
+    except OSError:
+        pass
+
+
+def _close(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        if descriptor >= 0:
+            os.close(descriptor)

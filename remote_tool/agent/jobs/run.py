@@ -1,0 +1,196 @@
+"""An attached command: it has the client's stdout and stderr, and does not outlive the client."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+
+from remote_tool.agent import activation
+from remote_tool.agent.activation import Activation, Origin
+from remote_tool.agent.proc.subreaper import become_subreaper
+from remote_tool.agent.requests import Request, client_is_gone, is_text
+from remote_tool.agent.supervisor.shell import (
+    LEFTOVER_GRACE,
+    SETTLE_SECONDS,
+    decode_status,
+    restore_signals,
+    run_open_script,
+    spawn_shell,
+)
+from remote_tool.agent.supervisor.tree import Tree
+from remote_tool.protocol import job_folder
+from remote_tool.protocol.lean.signal import signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Dict, NoReturn, Optional, Tuple
+
+    from remote_tool.agent.wrapper.container import WrappedProcesses
+
+    Begin = Callable[[], int]
+_CANNOT_START = 127
+_ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+
+
+def run(request: Request) -> int:
+    """Carry out op ``run``; returns the exit status of the command, 128+N for signal N."""
+    folders = request.folders()
+    request.get("command", is_text)
+    user = activation.with_home(request.get("environment", lambda value: isinstance(value, dict), default={}))
+    job_id = f"run-{os.urandom(16).hex()}"
+    active = activation.load_activation(folders.activation)
+    workdir = folders.check_workdir(request.get("workdir", is_text, default=""))
+    origin = Origin(folders.project, job_id, request.get("server", is_text, default=""), workdir)
+    if request.get("entry", lambda _: True) is not None:
+        begin, wrapped = _behind_wrapper(request, active, user, origin)
+    else:
+        begin, wrapped = _host(request, active, user, origin), None
+    os.chdir(origin.folder)
+    try:
+        return _Attached(job_id, wrapped).run(begin)
+    except OSError as error:
+        # After the mark the streams are the command's, so this is no framed answer.
+        sys.stderr.write(f"The command could not be started: {error.strerror}\n")
+        return _CANNOT_START
+
+
+def _host(request: Request, active: Activation, user: Dict[str, str], origin: Origin) -> "Begin":
+    """Make a command ready that begins here, and tell the client that it does."""
+    environment = activation.build_environment(os.environb, active, user, origin)
+    script = _hide_script(request.folders().scripts, request.get("command", is_text))
+    mark = b"\0%s run\n" % request.nonce.encode("ascii")
+    job_folder.write_all(1, mark)
+    job_folder.write_all(2, mark)
+
+    def become() -> NoReturn:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        run_open_script(script, environment)
+
+    def begin() -> int:
+        try:
+            return spawn_shell(script, environment)
+        except (NotImplementedError, AttributeError):
+            return _fork(become)
+
+    return begin
+
+
+def _behind_wrapper(
+    request: Request, active: Activation, user: Dict[str, str], origin: Origin
+) -> "Tuple[Begin, Optional[WrappedProcesses]]":
+    """Make a command ready that begins behind a launch command, where it tells the client itself that it does."""
+    from remote_tool.agent.wrapper import container as wrapped  # noqa: PLC0415 - few servers have a launch command
+    from remote_tool.agent.wrapper import wrapper  # noqa: PLC0415 - few servers have a launch command
+
+    command_wrapper = wrapper.read_wrapper(
+        request.get("entry", lambda _: True), f"remote-tool-{origin.job_id}", request.folders()
+    )
+    assert command_wrapper is not None
+    wrapper.make_home(command_wrapper)
+    outside = wrapper.outside_environment(os.environb)
+    settings = wrapper.settings_for(command_wrapper, active, user, origin)
+    script = wrapper.run_script(command_wrapper, settings, request.get("command", is_text), request.nonce)
+
+    def become() -> NoReturn:
+        wrapper.enter(command_wrapper.words, script, outside)
+
+    return lambda: _fork(become), wrapped.WrappedProcesses(
+        origin.job_id, command_wrapper.ask, command_wrapper.end, outside
+    )
+
+
+def _hide_script(folder: str, command: str) -> int:
+    """Return a descriptor of a nameless file with the command: it may be long, and ``ps`` shows no secret."""
+    name = os.path.join(folder, f".run-{os.urandom(8).hex()}")
+    file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    os.unlink(name)
+    job_folder.write_all(file, f"{command}\n".encode("utf-8", "surrogateescape"))
+    os.lseek(file, 0, os.SEEK_SET)
+    return file
+
+
+class _Attached:
+    def __init__(self, job_id: str, wrapped: "Optional[WrappedProcesses]" = None) -> None:
+        self._wrapped = wrapped
+        self._status: Optional[int] = None
+        self._child = 0
+        self._is_childless = False
+        self._tree = Tree(job_id, "", self._pause, wrapped)
+        self._woken, wake = os.pipe()
+        os.set_blocking(wake, False)
+        os.set_blocking(self._woken, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, *_ENDING_SIGNALS):
+            signal.signal(number, _do_nothing)
+
+    def run(self, begin: "Begin") -> int:
+        """Run the command and end its whole tree with it, or with the client."""
+        gets_orphans = become_subreaper()
+        self._child = begin()
+        while self._status is None and not self._must_end():
+            self._reap()
+        has_ended = self._status is not None
+        # Whatever it left behind would be a child of ours; then nobody has to look through all processes.
+        is_alone = gets_orphans and self._is_childless and self._wrapped is None
+        if not is_alone and not (has_ended and self._tree.wait(SETTLE_SECONDS, _never)):
+            self._tree.signal(signal.SIGTERM)
+            if not self._tree.wait(LEFTOVER_GRACE, _never):
+                self._tree.kill()
+        if self._wrapped is not None:
+            self._wrapped.remove()
+        end = decode_status(self._status)
+        if end.exit_code is not None:
+            return end.exit_code
+        return 128 + (os.WTERMSIG(self._status) if self._status is not None else signal.SIGKILL)
+
+    def _must_end(self) -> bool:
+        """Wait for a signal or for word from the client; whether the command shall end."""
+        ready = select.select([0, self._woken], [], [])[0]
+        numbers = os.read(self._woken, 4096) if self._woken in ready else b""
+        if any(number in numbers for number in _ENDING_SIGNALS):
+            return True
+        return 0 in ready and client_is_gone(0)
+
+    def _pause(self, seconds: float) -> None:
+        time.sleep(seconds)
+        self._reap()
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                self._is_childless = True
+                return
+            if pid == 0:
+                return
+            if pid == self._child and self._status is None:
+                self._status = status
+
+
+def _fork(become: Callable[[], NoReturn]) -> int:
+    """Start a command by a fork; returns its pid."""
+    pid = os.fork()
+    return pid if pid else _become_command(become)
+
+
+def _become_command(become: Callable[[], NoReturn]) -> NoReturn:
+    try:
+        signal.set_wakeup_fd(-1)
+        os.setsid()
+        restore_signals()
+        become()
+    except BaseException as error:  # noqa: BLE001 - it is told to the user, and this must never return
+        os.write(2, f"The command could not be started: {error}\n".encode("utf-8", "replace"))
+    finally:
+        os._exit(_CANNOT_START)
+
+
+def _do_nothing(number: int, frame: object) -> None:
+    """Let the wake-up descriptor tell."""
+
+
+def _never() -> bool:
+    return False

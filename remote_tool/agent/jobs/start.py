@@ -1,0 +1,314 @@
+"""Starting jobs: the folder that appears decides who starts, and a start that was asked for twice happens once."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import select
+import time
+
+from remote_tool.agent import activation, states
+from remote_tool.agent.activation import ActivationError
+from remote_tool.agent.jobs import new_folder
+from remote_tool.agent.jobs.job_request import JobRequest, check_job
+from remote_tool.agent.requests import Folders, Request, is_list
+from remote_tool.agent.supervisor import supervise
+from remote_tool.agent.supervisor.plan import Plan
+from remote_tool.protocol import job_folder, limits
+from remote_tool.protocol.errors import RequestError
+from remote_tool.protocol.framing import HEADER_LIMIT
+from remote_tool.protocol.lean import json
+from remote_tool.protocol.lean.namedtuple import NamedTuple
+from remote_tool.protocol.lean.suppress import suppress
+from remote_tool.protocol.records import ENDED, SPEC, STARTED, RecordError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, NoReturn, Optional, Tuple
+
+    from remote_tool.protocol.records import Record
+
+# The answer waits this long for the commands to run.
+_START_SECONDS = 10.0
+# The client asks by its id for each job that a larger answer would tell of; room is left for the last one.
+_ANSWER_LIMIT = HEADER_LIMIT // 2
+# What a supervisor tells first: its job's folder is made, another one's is there, or why there is none.
+_MADE = b"m"
+_ALREADY = b"a"
+_FAILED = b"f"
+# What a start may spend on removing old jobs.
+_CLEAN_SECONDS = 2.0
+
+
+class PendingStart(NamedTuple):
+    """A job whose start has been asked for.
+
+    Attributes:
+        spec: What was asked for.
+        told: A descriptor with the first word of its supervisor; it ends when the command runs, or is known not to.
+        error: Why there is no supervisor.
+    """
+
+    spec: Record
+    told: int = -1
+    error: str = ""
+
+    @property
+    def job_id(self) -> str:
+        return str(self.spec["id"])
+
+
+class Call(NamedTuple):
+    """Where the jobs of one call are started.
+
+    Attributes:
+        jobs: Descriptor of the folder of all jobs.
+        folders: Of this server.
+        again: Whether they may have been started by an earlier try, whose answer was lost.
+        open_files: How many the login lets a process have, and how many it may raise that to.
+    """
+
+    jobs: int
+    folders: Folders
+    again: bool
+    open_files: Tuple[int, int]
+
+
+def start(request: Request) -> None:
+    """Answer op ``start``: all that the system lets us begin at once is begun before any of it is waited for.
+
+    ``begun`` is false where nothing of what was asked for runs or ever will: with an error of the whole call for all
+    of it, else for that one job. It never is when the same was asked for before.
+    """
+    again = request.get("again", lambda value: isinstance(value, bool), default=False)
+    spent = request.get("clean", is_list, default=[])
+    request.said_with_errors["begun"] = again
+    try:
+        call, job_requests = _read_call(request, again=again)
+    except OSError as error:
+        raise RequestError(job_folder.explain(str(error.filename or "The folder of the jobs"), error)) from error
+    request.said_with_errors["begun"] = True
+    answers = _start_all(call, job_requests)
+    answer = {"jobs": answers, "folder_id": job_folder.make_folder_id(call.jobs), "now": time.time()}
+    if spent:
+        from remote_tool.agent.cleaning import clean  # noqa: PLC0415 - few starts have something to remove
+
+        answer["cleaned"] = clean.remove_some(call.jobs, call.folders, spent, _CLEAN_SECONDS)
+    request.answer({**answer, **_low_room(request, call.folders)})
+    if _has_other_versions(call.folders):
+        from remote_tool.agent.cleaning import leftovers  # noqa: PLC0415 - only after an update
+
+        leftovers.remove_old_versions(call.folders.scripts)
+
+
+def _low_room(request: Request, folders: Folders) -> Dict[str, int]:
+    """Return what room there is, when it is less than the client wants to hear of."""
+    least = request.get("min_free", limits.is_min_free, default=[0, 0])
+    free, total = limits.room_of(folders.project)
+    return {"free": free, "total": total} if limits.is_low(free, total, least) else {}
+
+
+def _has_other_versions(folders: Folders) -> bool:
+    # All is answered: what cannot be read now is of the next start.
+    with suppress(OSError):
+        return sum(name.startswith("supervisor-") for name in os.listdir(folders.scripts)) > 1
+    return False
+
+
+def _read_call(request: Request, *, again: bool) -> Tuple[Call, List[JobRequest]]:
+    """Check all of it; what is refused here has begun nothing."""
+    folders = request.folders()
+    asked = request.get("jobs", is_list)
+    try:
+        active = activation.load_activation(folders.activation)
+        job_requests = [check_job(job, active, folders) for job in asked]
+    except ActivationError as error:
+        raise RequestError(str(error), hint="remote-tool setup") from error
+    jobs = _open_jobs(folders)
+    _refuse_half_a_project(jobs, folders, job_requests)
+    new_folder.remove_abandoned(jobs)
+    return Call(jobs, folders, again, resource.getrlimit(resource.RLIMIT_NOFILE)), job_requests
+
+
+def _open_jobs(folders: Folders) -> int:
+    """Open the folder of all jobs, and let nobody remove everything of ours until the jobs have their folders."""
+    jobs = job_folder.open_jobs_folder(folders.jobs, create=True)
+    assert jobs is not None
+    try:
+        fcntl.flock(jobs, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RequestError("remote-tool is being removed from this server", hint="remote-tool prepare") from None
+    except OSError:
+        pass  # a file system without locks
+    if not os.path.exists(folders.activation):
+        raise RequestError("remote-tool was removed from this server", hint="remote-tool prepare")
+    return jobs
+
+
+def _start_all(call: Call, job_requests: List[JobRequest]) -> List[Dict[str, Any]]:
+    """Start as many at once as there may be open files; return an answer for each, unless that would be too long."""
+    deadline = time.monotonic() + _START_SECONDS
+    at_once = job_folder.allow_open_files(len(job_requests))
+    answers: List[Dict[str, Any]] = []
+    size = 0
+    for first in range(0, len(job_requests), at_once):
+        pending = [_begin(call, job) for job in job_requests[first : first + at_once]]
+        for job in pending:
+            answer = _finish(call, job, deadline)
+            size += len(json.dumps(answer))
+            if size <= _ANSWER_LIMIT:
+                answers.append(answer)
+    return answers
+
+
+def _refuse_half_a_project(jobs: int, folders: Folders, job_requests: List[JobRequest]) -> None:
+    """Start nothing new on what a sync left half-way; a job that is there already did not need this copy."""
+    try:
+        with open(folders.sync_state, "rb") as file:
+            whole = not file.read(64).startswith(b"incomplete")
+    except OSError:
+        return  # never synced by us: the user's own copy
+    if not whole and not all(job_folder.exists(jobs, job.spec["id"]) for job in job_requests):
+        raise RequestError(
+            f"{folders.project} is incomplete: its last sync did not finish or is still running",
+            hint="remote-tool rsync",
+        )
+
+
+def _begin(call: Call, job: JobRequest) -> PendingStart:
+    """Fork the job's supervisor, which makes its folder, too: so all jobs wait for the disk together."""
+    try:
+        told, tell = os.pipe()
+    except OSError as error:
+        return PendingStart(job.spec, error=job_folder.explain("A pipe to the supervisor", error))
+    try:
+        pid = os.fork()
+    except OSError as error:
+        os.close(told)
+        return PendingStart(job.spec, error=job_folder.explain("The supervisor", error))
+    else:
+        if pid == 0:
+            _become_supervisor(call, job, tell)
+        return PendingStart(job.spec, told)
+    finally:
+        os.close(tell)
+
+
+def _become_supervisor(call: Call, job: JobRequest, tell: int) -> NoReturn:
+    """In the fork: make the job's folder, and supervise what is started in it."""
+    what = f"{call.folders.jobs}/{job.spec['id']}"
+    try:
+        umask = supervise.leave_client({call.jobs, tell})
+        # The job's own programs may use select, which knows no descriptor over 1024.
+        resource.setrlimit(resource.RLIMIT_NOFILE, call.open_files)
+        plan = _plan(call, job)
+        os.close(call.jobs)
+        # Whoever asked may have gone; the job goes on.
+        with suppress(BrokenPipeError):
+            os.write(tell, _ALREADY if plan is None else _MADE)
+        if plan is not None:
+            supervise.supervise(plan, tell, umask)
+    except OSError as error:
+        os.write(tell, _FAILED + job_folder.explain(what, error).encode("utf-8", "replace"))
+    except BaseException as error:  # noqa: BLE001 - it is told to the client, and this must never return
+        os.write(tell, _FAILED + f"{what}: {error!r:.500}".encode("utf-8", "replace"))
+    finally:
+        os._exit(1)
+
+
+def _plan(call: Call, job: JobRequest) -> Optional[Plan]:
+    """Make the job's folder, and say what its supervisor is to do; None when another start has made it."""
+    made = new_folder.make_folder(call.jobs, job, again=call.again)
+    if made is None:
+        return None
+    return Plan(
+        job_id=job.spec["id"],
+        folder=made.folder,
+        path=f"{call.folders.jobs}/{job.spec['id']}",
+        reserve=made.reserve,
+        locked=made.locked,
+        workdir=os.path.join(call.folders.project, job.spec["workdir"]),
+        environment=job.environment,
+        grace=job.spec["grace"],
+        place=job.spec["place"],
+        membership=job.membership,
+        log_limit=job.log_limit,
+        command_wrapper=job.command_wrapper,
+        script=job.script,
+        nice=job.spec["nice"],
+    )
+
+
+def _finish(call: Call, pending: PendingStart, deadline: float) -> Dict[str, Any]:
+    """Wait until a job runs, or is known not to, and return what its supervisor and its folder say."""
+    answer: Dict[str, Any] = {"id": pending.job_id, "spec": pending.spec, "already": False, "begun": True}
+    answer["started"] = answer["ended"] = None
+    try:
+        said = _first_word(pending, deadline)
+        if said is None:
+            # A slow machine; it may yet start, so nothing else can be said.
+            return {**answer, "state": "starting"}
+        # What could not be begun now may have been before.
+        folder = job_folder.open_job(call.jobs, pending.job_id)
+        if folder is None and said == _MADE:
+            return {**answer, "error": "its folder was removed"}
+        if folder is None:
+            why = said[len(_FAILED) :].decode("utf-8", "replace") or "its supervisor was killed before it started"
+            return {**answer, "error": why, "begun": call.again}
+        answer["already"] = said not in {_MADE, b""}
+        try:
+            _wait_until_told(folder, pending, answer, deadline)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        answer["error"] = job_folder.explain(f"{call.folders.jobs}/{pending.job_id}", error)
+    finally:
+        if pending.told >= 0:
+            os.close(pending.told)
+    return answer
+
+
+def _first_word(pending: PendingStart, deadline: float) -> Optional[bytes]:
+    """Return what a supervisor told first; nothing of one that was killed, None of one that is not there yet."""
+    if pending.told < 0:
+        return _FAILED + pending.error.encode("utf-8")
+    return os.read(pending.told, 4096) if _can_be_read(pending.told, deadline) else None
+
+
+def _can_be_read(descriptor: int, deadline: float) -> bool:
+    """Wait for bytes or their end; select would not take a descriptor over 1024."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
+
+
+def _wait_until_told(folder: int, pending: PendingStart, answer: Dict[str, Any], deadline: float) -> None:
+    try:
+        if answer["already"]:
+            _wait_for_other(folder, pending.job_id, deadline)
+        else:
+            _can_be_read(pending.told, deadline)
+        for key, name in (("spec", SPEC), ("ended", ENDED), ("started", STARTED)):
+            answer[key] = job_folder.read_record(folder, name, pending.job_id)
+    except RecordError as error:
+        answer["error"] = str(error)
+    if answer["ended"] is not None and _never_ran(answer["ended"]):
+        answer["state"], answer["reason"] = "failed", answer["ended"]["reason"][: limits.LONGEST_REASON]
+    if answer["started"] is None and answer["ended"] is None and "error" not in answer:
+        # The same: a slow machine.
+        answer["state"] = "starting"
+
+
+def _never_ran(ended: Record) -> bool:
+    return not ended["killed"] and ended["exit_code"] is None and ended["signal"] is None
+
+
+def _wait_for_other(folder: int, job_id: str, deadline: float) -> None:
+    """Wait while the process that was first starts the job."""
+    while time.monotonic() < deadline:
+        if job_folder.exists(folder, STARTED) or job_folder.exists(folder, ENDED):
+            return
+        if states.judge(folder, job_id, states.scan()).state != "starting":
+            return
+        time.sleep(0.02)

@@ -1,0 +1,128 @@
+"""Telling how jobs stand."""
+
+from __future__ import annotations
+
+import os
+
+from remote_tool.agent import states
+from remote_tool.agent.requests import Request, is_list
+from remote_tool.protocol import fingerprints, job_folder
+from remote_tool.protocol.errors import NO_SUCH_JOB
+from remote_tool.protocol.framing import HEADER_LIMIT
+from remote_tool.protocol.lean import json
+from remote_tool.protocol.records import RecordError, is_job_id
+from remote_tool.protocol.streams import stream_sizes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional, Tuple
+
+    from remote_tool.agent.states import HostSnapshot
+
+# The client asks again for what a larger answer would hold; room is left for the last job.
+_ANSWER_LIMIT = HEADER_LIMIT // 2
+
+
+def status(request: Request) -> None:
+    """Answer op ``status``: the jobs asked for, or all of them, and the folders that cannot be read.
+
+    A client that knows many ends sends their ``ended`` fingerprints: of jobs beyond the ``known`` ones only the ids are
+    told, as ``unsure``, and only those of the buckets that are not as here.
+
+    ``more`` says that there are others, for a client that skips these. ``folder_id`` tells in which folder they are:
+    what is missing in another one, such as an empty disk mounted in its place, says nothing. ``left`` tells of
+    ``known`` jobs that have no folder here, but living processes, and ``removed`` of those that were cleaned away.
+    """
+    folders = request.folders()
+    ids = request.get("ids", lambda value: value is None or is_list(value))
+    skip = request.get("skip", is_list, default=[])
+    known = request.get("known", is_list, default=[])
+    jobs = job_folder.open_jobs_folder(folders.jobs)
+    ended = request.get("ended", lambda value: value is None or fingerprints.is_fingerprints(value))
+    names, unsure = _leave_out_ended(_names(jobs, ids, skip), known, ended)
+    host = states.scan()
+    answers: List[Dict[str, Any]] = []
+    bad: List[Dict[str, Any]] = []
+    size = 0
+    for name in names:
+        told: Dict[str, Any] = {"name": _printable(name)}
+        try:
+            told = _describe(jobs, name, host)
+            answers.append(told)
+        except RecordError as error:
+            bad.append({**told, "why": str(error)})
+        except OSError as error:
+            # It says nothing of the job: the next look may find it as it was.
+            bad.append({**told, "why": str(error.strerror), "errno": error.errno})
+        size += len(json.dumps(told))
+        if size > _ANSWER_LIMIT:
+            break
+    gone = [name for name in known if is_job_id(name) and (jobs is None or not job_folder.exists(jobs, name))]
+    request.answer(
+        {
+            "now": host.now,
+            "identity": host.place,
+            "folder_id": job_folder.read_folder_id(jobs),
+            "jobs": answers,
+            "bad": bad,
+            "left": _left_of(gone, host),
+            "removed": _removed_of(jobs, gone),
+            **unsure,
+            "more": size > _ANSWER_LIMIT,
+        }
+    )
+
+
+def _leave_out_ended(
+    names: List[str], known: List[Any], ended: Optional[str]
+) -> "Tuple[List[str], Dict[str, List[Any]]]":
+    """Return the jobs to describe, and the ids of the buckets that the client does not know as they are here."""
+    if not ended:
+        return names, {}
+    asked = set(known)
+    others = [name for name in names if name not in asked and is_job_id(name)]
+    buckets = fingerprints.unlike(fingerprints.fingerprints(others), ended)
+    unsure = [name for name in others if fingerprints.bucket_of(name) in buckets] if buckets else []
+    left_out = set(others)
+    return [name for name in names if name not in left_out], {"unsure": unsure, "buckets": sorted(buckets)}
+
+
+def _removed_of(jobs: Optional[int], gone: List[str]) -> List[Dict[str, Any]]:
+    """Return how those jobs ended whose folders were cleaned away."""
+    if jobs is None or not gone:
+        return []
+    from remote_tool.agent.cleaning import removed_jobs  # noqa: PLC0415 - seldom needed
+
+    known = removed_jobs.recall(jobs)
+    return [known[name].as_answer() for name in gone if name in known]
+
+
+def _left_of(gone: List[str], host: HostSnapshot) -> List[Dict[str, Any]]:
+    """Return how many processes live of those jobs that have no folder here any more."""
+    counts = {name: len(host.snapshot.members(name, "")) for name in gone}
+    return [{"id": name, "count": count} for name, count in counts.items() if count]
+
+
+def _names(jobs: Optional[int], ids: Optional[List[Any]], skip: List[Any]) -> List[str]:
+    left_out = {name for name in skip if isinstance(name, str)}
+    if ids is None:
+        ids = [] if jobs is None else sorted(name for name in os.listdir(jobs) if not name.startswith("."))
+    return [name for name in ids if isinstance(name, str) and name not in left_out]
+
+
+def _describe(jobs: Optional[int], name: str, host: HostSnapshot) -> Dict[str, Any]:
+    if not is_job_id(name):
+        raise RecordError("this cannot be the name of a job")
+    folder = job_folder.open_job(jobs, name)
+    if folder is None:
+        raise RecordError(NO_SUCH_JOB)
+    try:
+        answer = states.judge(folder, name, host).as_answer(name)
+        answer["sizes"] = stream_sizes(folder)
+    finally:
+        os.close(folder)
+    return answer
+
+
+def _printable(name: str) -> str:
+    return os.fsencode(name).decode("utf-8", "backslashreplace")

@@ -1,0 +1,119 @@
+"""Why a launch ends: what happened on which node, as it is told from one supervisor to another."""
+
+from __future__ import annotations
+
+from remote_tool.agent.requests import is_text
+from remote_tool.protocol.lean.namedtuple import NamedTuple
+from remote_tool.protocol.limits import DEFAULT_LOST_AFTER, is_lost_after
+from remote_tool.protocol.records import is_grace, is_signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional, Tuple
+
+FAILED, KILLED, LOST = "failed", "killed", "lost"
+# After a failure nobody waits for the others, but a checkpoint may be written.
+STOP_GRACE = 4.0
+_KINDS = {FAILED, KILLED, LOST}
+_LONGEST_TEXT = 300
+_LAST_PORT = 65535
+_SECRET_LENGTH = 32
+
+
+class Membership(NamedTuple):
+    """A node's place in a launch.
+
+    Attributes:
+        rank: Its node rank; 0 listens.
+        servers: Names of all nodes, by rank.
+        address: Where the first node listens.
+        port: The port there.
+        secret: Of the launch; it is on no disk.
+        rank_offset: Global rank of the node's local rank 0; None when torchrun decides.
+        lost_after: Seconds of mere silence after which a node counts as lost.
+    """
+
+    rank: int
+    servers: Tuple[str, ...]
+    address: str
+    port: int
+    secret: bytes
+    rank_offset: Optional[int] = None
+    lost_after: float = DEFAULT_LOST_AFTER
+
+    def name(self, rank: int) -> str:
+        """For people: ``second (node 1)``."""
+        return f"{self.servers[rank]} (node {rank})"
+
+
+def read_membership(fields: Any, rank: Optional[int], rank_offset: Optional[int]) -> Membership:  # noqa: ANN401 - checked here
+    """Return a node's place in a launch as a client describes it; ValueError when it is not whole."""
+    known = fields if isinstance(fields, dict) else {}
+    servers, address, port, secret = (known.get(name) for name in ("servers", "address", "port", "secret"))
+    if not isinstance(servers, list) or not all(isinstance(each, str) for each in [*servers, address, secret]):
+        raise ValueError("its launch membership has no servers, address or secret")
+    if type(port) is not int or not 0 < port <= _LAST_PORT or len(str(secret)) < _SECRET_LENGTH:
+        raise ValueError("its launch membership has an invalid port or secret")
+    if rank is None or rank >= len(servers):
+        raise ValueError("its node rank is not part of the launch")
+    lost_after = known.get("lost_after", DEFAULT_LOST_AFTER)
+    if not is_lost_after(lost_after):
+        raise ValueError(f"its launch membership has an invalid lost_after: {lost_after!r:.40}")
+    return Membership(rank, tuple(servers), str(address), port, str(secret).encode("utf-8"), rank_offset, lost_after)
+
+
+class Cause(NamedTuple):
+    """Why a launch ends.
+
+    Attributes:
+        rank: Node rank of whom it happened to.
+        kind: ``failed``, ``killed`` by the user, or ``lost``.
+        what: What happened, to go on after the node's name.
+        age: Seconds since then.
+        signal: How the others are to be stopped.
+        grace: Seconds until SIGKILL.
+    """
+
+    rank: int
+    kind: str
+    what: str
+    age: float = 0.0
+    signal: str = "SIGTERM"
+    grace: float = STOP_GRACE
+
+    @property
+    def is_users(self) -> bool:
+        """Whether the user killed a node."""
+        return self.kind == KILLED
+
+    def as_message(self) -> Dict[str, Any]:
+        return dict(self._asdict())
+
+
+def read_cause(message: Any, size: int) -> Optional[Cause]:  # noqa: ANN401 - whatever another node sent
+    """Return the cause in a message; None when it is none that could be."""
+    if not isinstance(message, dict):
+        return None
+    fields: List[Any] = [message.get(name) for name in Cause._fields]
+    cause = Cause(*fields)
+    if type(cause.rank) is not int or not 0 <= cause.rank < size or cause.kind not in _KINDS:
+        return None
+    if not is_text(cause.what) or not is_signal(cause.signal) or not is_grace(cause.age) or not is_grace(cause.grace):
+        return None
+    return cause._replace(what=cause.what[:_LONGEST_TEXT])
+
+
+def silence_of(rank: int, seconds: float, *, has_joined: bool) -> Cause:
+    if has_joined:
+        return Cause(rank, LOST, f"has not responded for {seconds:.0f} s", seconds)
+    return Cause(rank, LOST, f"did not join the launch within {seconds:.0f} s", seconds)
+
+
+def find_rank_error(folder: int, membership: Membership, *, has_ended: bool = False) -> Optional[Cause]:
+    """Return the first error of a rank of this node, as far as it is known; has_ended: whether the command failed."""
+    from remote_tool.protocol import rank_errors  # noqa: PLC0415 - it is for torchrun only
+
+    error = rank_errors.find_first_error(folder, membership.rank_offset, has_ended=has_ended)
+    if error is None:
+        return None
+    return Cause(membership.rank, FAILED, error.what[:_LONGEST_TEXT], rank_errors.age_of(error))

@@ -1,0 +1,186 @@
+"""Looks whether the ranks of a node have met others: a launch whose nodes each train alone ends like any other.
+
+A rank in a process group holds a connection to the store at its MASTER_PORT, and most hold others to other machines.
+Only what is certain is said: nothing of a job that is short, that no torch runs in, or that cannot be looked into.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import time
+
+from remote_tool.agent.proc.processes import Process, Snapshot
+from remote_tool.protocol.lean.namedtuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Iterator, List, Optional, Set, Tuple
+
+# A connection that was closed in between is seen as well: the kernel remembers it for 60 seconds.
+LOOK_SECONDS = 10.0
+# Ranks that were seen for less may not have come to it.
+ALONE_SECONDS = 20.0
+_ESTABLISHED = b"01"
+# It was closed on this side first, whether the other side has closed it yet or not.
+_CLOSED = {b"04", b"05", b"06"}
+# Of a service on the web, such as Weights & Biases.
+_WEB = {b"%04X" % port for port in (80, 443)}
+# These meet by means of their own.
+_MPI = (b"\0OMPI_", b"\0PMI")
+# IPv4 in IPv6.
+_MAPPED = [b"\0\0\0\0", b"\0\0\0\0", b"\0\0\xff\xff"]
+_GONE = {errno.ENOENT, errno.ESRCH}
+
+
+class Connection(NamedTuple):
+    """A line of ``/proc/net/tcp``, as it is there: an end is ``0100007F:1F90``."""
+
+    local: bytes
+    remote: bytes
+    state: bytes
+    inode: bytes
+
+    @property
+    def ends(self) -> Tuple[bytes, bytes]:
+        return self.local, self.remote
+
+
+class RendezvousCheck:
+    """What is known of the meeting of a node's ranks with others."""
+
+    def __init__(self) -> None:
+        self._met = False
+        self._is_blind = False
+        self._torch_since: Optional[float] = None
+        self._torch_until = 0.0
+        self._next_look = time.monotonic() + LOOK_SECONDS
+        self._ports: Set[bytes] = set()
+        # Connections of others: of those that tried the port before, and torchrun's own to its store.
+        self._others: Set[Tuple[bytes, bytes]] = set()
+        try:
+            self._others.update(each.ends for each in _connections())
+        except OSError:
+            self._is_blind = True
+
+    @property
+    def _is_over(self) -> bool:
+        return self._met or self._is_blind
+
+    def check_if_due(self) -> None:
+        """Look, when it is time to; never again once they have met."""
+        if self._is_over or time.monotonic() < self._next_look:
+            return
+        try:
+            self._scan()
+        except OSError:
+            self._is_blind = True
+        self._next_look = time.monotonic() + LOOK_SECONDS
+
+    def missed(self) -> bool:
+        """Return, once the ranks have ended, whether they were seen for long and met nobody."""
+        is_long = self._torch_since is not None and self._torch_until - self._torch_since >= ALONE_SECONDS
+        if self._is_over or not is_long:
+            return False
+        try:
+            # They may have met since the last look.
+            closed = [each for each in _connections() if each.state in _CLOSED and self._may_be_meeting(each)]
+        except OSError:
+            return False
+        return all(each.ends in self._others for each in closed)
+
+    def _scan(self) -> None:
+        # In this order: whoever holds one of these connections is among the processes.
+        connections = list(_connections())
+        members = self._find_members()
+        if not members:
+            return
+        found = [each for each in connections if self._may_be_meeting(each)]
+        unknown = [each for each in found if each.ends not in self._others]
+        sockets = {inode for pid in members for inode in _sockets(pid)} if unknown else set()
+        self._met = any(each.state in _CLOSED or each.inode in sockets for each in unknown)
+        self._others = {each.ends for each in found}
+
+    def _may_be_meeting(self, connection: Connection) -> bool:
+        port, other = connection.local[-4:], connection.remote[-4:]
+        if port in self._ports or other in self._ports:
+            return True
+        if connection.state in _CLOSED or other in _WEB:
+            return False
+        host, there = connection.local[:-5], connection.remote[:-5]
+        return host != there and not _is_loopback(there)
+
+    def _find_members(self) -> List[int]:
+        """Return the processes that are told where to meet: ranks and what they start, not torchrun itself."""
+        snapshot, this, members = Snapshot(), os.getpid(), []
+        network = os.readlink("/proc/self/ns/net")
+        for process in snapshot.processes.values():
+            is_below = process.pid != this and any(each.pid == this for each in snapshot.lineage(process))
+            try:
+                if is_below and self._is_told(process):
+                    members.append(process.pid)
+                    self._is_blind = self._is_blind or os.readlink(f"/proc/{process.pid}/ns/net") != network
+                    self._note_torch(process)
+            except OSError as error:
+                if error.errno not in _GONE:
+                    raise
+        return members
+
+    def _is_told(self, process: Process) -> bool:
+        with open(f"/proc/{process.pid}/environ", "rb") as stream:
+            environment = b"\0" + stream.read()
+        _, name, rest = environment.partition(b"\0MASTER_PORT=")
+        port = rest.partition(b"\0")[0]
+        if port.isdigit():
+            self._ports.add(b"%04X" % int(port))
+        self._is_blind = self._is_blind or any(each in environment for each in _MPI)
+        return bool(name)
+
+    def _note_torch(self, process: Process) -> None:
+        """Note since when there is a process that has loaded torch: only such a one could join a process group."""
+        if self._torch_since is not None:
+            self._torch_until = time.monotonic()
+            return
+        with open(f"/proc/{process.pid}/maps", "rb") as stream:
+            if b"/libtorch" in stream.read():
+                self._torch_since = time.monotonic()
+
+
+def _connections() -> Iterator[Connection]:
+    """Yield the TCP connections of this machine, and those that were closed a moment ago."""
+    for name in ("tcp", "tcp6"):
+        try:
+            with open(f"/proc/self/net/{name}", "rb") as stream:
+                lines = stream.read().splitlines()[1:]
+        except FileNotFoundError:
+            # A kernel without IPv6.
+            continue
+        for line in lines:
+            fields = line.split()
+            if fields[3] == _ESTABLISHED or fields[3] in _CLOSED:
+                yield Connection(fields[1], fields[2], fields[3], fields[9])
+
+
+def _is_loopback(address: bytes) -> bool:
+    """Whether an address is of 127.0.0.0/8; ``::1`` has only itself as a peer."""
+    words = [int(address[start : start + 8], 16).to_bytes(4, sys.byteorder) for start in range(0, len(address), 8)]
+    return words[:-1] in ([], _MAPPED) and words[-1][0] == 127  # noqa: PLR2004
+
+
+def _sockets(pid: int) -> Iterator[bytes]:
+    """Yield the inodes of the sockets that a process holds; none once it has ended."""
+    folder = f"/proc/{pid}/fd"
+    try:
+        names = os.listdir(folder)
+    except OSError as error:
+        if error.errno in _GONE:
+            return
+        raise
+    for name in names:
+        try:
+            target = os.readlink(f"{folder}/{name}")
+        except FileNotFoundError:
+            continue
+        if target.startswith("socket:["):
+            yield target[8:-1].encode("ascii")

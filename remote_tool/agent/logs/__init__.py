@@ -1,0 +1,1 @@
+"""Follow what jobs write."""

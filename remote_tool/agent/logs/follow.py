@@ -1,0 +1,44 @@
+"""Following jobs: what they write is sent as it appears, until all have ended or the client is gone."""
+
+from __future__ import annotations
+
+from remote_tool.agent.logs.followed_job import FollowedJob
+from remote_tool.agent.logs.poller import Poller
+from remote_tool.agent.requests import Request, is_list
+from remote_tool.agent.states import CachedScan
+from remote_tool.protocol import job_folder
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import List, Optional
+
+
+def follow(request: Request) -> None:
+    """Answer op ``follow`` until every job has ended and been sent, or the client is gone."""
+    folders = request.folders()
+    asked = request.get("jobs", is_list)
+    wait = request.get("wait", lambda value: isinstance(value, bool), default=True)
+    output = request.get("streams", lambda value: isinstance(value, bool), default=True)
+    jobs = job_folder.open_jobs_folder(folders.jobs)
+    job_folder.allow_open_files(len(asked))
+    scans = CachedScan()
+    followed = [FollowedJob(jobs, job, scans, wait=wait, output=output) for job in asked]
+    due: Optional[List[FollowedJob]] = followed
+    poller = Poller()
+    while due is not None:
+        scans.forget()
+        sent = [job for job in due if _send(request, job)]
+        followed = [job for job in followed if not job.is_done]
+        if not followed:
+            request.answer({"done": True})
+            return
+        due = poller.wait(followed, sent)
+
+
+def _send(request: Request, job: FollowedJob) -> bool:
+    """Send what is new of a job; whether there was something."""
+    sent = False
+    for message in job.advance():
+        request.answer({"job": job.job_id, **message.header}, message.body)
+        sent = True
+    return sent

@@ -1,0 +1,1 @@
+"""What reaches this machine, and how fast."""

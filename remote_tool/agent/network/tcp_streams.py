@@ -1,0 +1,190 @@
+"""Bytes between two servers, as many as go through, counted where they arrive.
+
+Neither side takes or sends more than a greeting before the other has shown that it knows the secret of the measurement.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import socket
+import struct
+import sys
+import threading
+import time
+
+from remote_tool.protocol.lean.namedtuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Sequence
+
+# What a connection is for, said by the side that opened it, just after the greeting.
+TALK, SEND, TAKE = b"E", b"S", b"R"
+STREAMS = 4
+_NONCE = 32
+_BLOCK = 1024 * 1024
+_ROOM = 4 * 1024 * 1024
+_LINE_LIMIT = 4096
+# Part of the time that is not counted: the streams are still getting up to speed.
+_WARM_UP = 0.2
+_STEP_SECONDS = 0.2
+# Who sends goes on until the other side has counted enough.
+_LONGER = 5.0
+# Linux throws away what a TCP socket has received without copying it.
+_DISCARD = socket.MSG_TRUNC if sys.platform == "linux" else 0
+
+
+class UntrustedPeer(OSError):  # noqa: N818 - it is no fault of this program
+    """The other side does not know the secret."""
+
+
+class Counted(NamedTuple):
+    """Bytes that arrived between two moments of this machine's monotonic clock."""
+
+    size: int
+    begin: float
+    end: float
+
+
+def introduce(connection: socket.socket, secret: bytes, purpose: bytes) -> None:
+    """Begin a connection that we opened; UntrustedPeer when the other side does not know the secret."""
+    ours, theirs = _exchange(connection)
+    connection.sendall(_proof(secret, b"opens", ours, theirs))
+    if not hmac.compare_digest(read_exactly(connection, _NONCE), _proof(secret, b"listens", theirs, ours)):
+        raise UntrustedPeer("another program answers there")
+    connection.sendall(purpose)
+
+
+def greet(connection: socket.socket, secret: bytes) -> bytes:
+    """Begin a connection that came in, and return what it is for; UntrustedPeer when the other side knows no secret."""
+    ours, theirs = _exchange(connection)
+    if not hmac.compare_digest(read_exactly(connection, _NONCE), _proof(secret, b"opens", theirs, ours)):
+        raise UntrustedPeer("it does not know the secret")
+    connection.sendall(_proof(secret, b"listens", ours, theirs))
+    return read_exactly(connection, 1)
+
+
+def send(connection: socket.socket, seconds: float) -> None:
+    """Send until the other side has enough, a little longer than it counts at most."""
+    _set_step(connection, socket.SO_SNDTIMEO)
+    block = memoryview(os.urandom(_BLOCK))
+    end = time.monotonic() + seconds + _LONGER
+    while time.monotonic() < end:
+        try:
+            connection.send(block)
+        except BlockingIOError:
+            continue
+        except OSError:
+            return
+
+
+def take(connection: socket.socket, seconds: float) -> Counted:
+    """Receive for so long from the first byte on; count without the time that it takes to get up to speed."""
+    _set_step(connection, socket.SO_RCVTIMEO)
+    room = bytearray(_ROOM)
+    start = time.monotonic()
+    limit = start + seconds + _LONGER
+    # Nothing has come yet.
+    while _receive(connection, room) < 0 and time.monotonic() < limit:
+        start = time.monotonic()
+    begin = start + seconds * _WARM_UP
+    count, now = 0, time.monotonic()
+    while now < start + seconds:
+        received = _receive(connection, room)
+        now = time.monotonic()
+        if received == 0:
+            break
+        if now - seconds * _WARM_UP > start:
+            count += max(0, received)
+        else:
+            begin = now
+    return Counted(count, begin, max(now, begin))
+
+
+def bits_per_second(streams: Sequence[Counted]) -> float:
+    """Return what several streams had together; 0 when nothing came."""
+    seconds = max(each.end for each in streams) - min(each.begin for each in streams)
+    return 8 * sum(each.size for each in streams) / seconds if seconds > 0 else 0.0
+
+
+def take_all(connections: Sequence[socket.socket], seconds: float) -> List[Counted]:
+    """Receive from several connections at once."""
+    counted: List[Counted] = []
+    run_at_once([lambda each=each: counted.append(take(each, seconds)) for each in connections])
+    return counted
+
+
+def send_all(connections: Sequence[socket.socket], seconds: float) -> None:
+    """Send to several connections at once."""
+    run_at_once([lambda each=each: send(each, seconds) for each in connections])
+
+
+def run_at_once(works: Sequence[Any]) -> None:
+    """Call all of them at once, and wait for all."""
+    threads = [threading.Thread(target=work, daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def send_line(connection: socket.socket, message: Dict[str, Any]) -> None:
+    """Send a message."""
+    connection.sendall(json.dumps(message).encode("ascii") + b"\n")
+
+
+def read_line(connection: socket.socket) -> Dict[str, Any]:
+    """Return a message; OSError when what comes is none."""
+    line = b""
+    while not line.endswith(b"\n"):
+        if len(line) > _LINE_LIMIT:
+            raise OSError("the peer sent too much data")
+        line += read_exactly(connection, 1)
+    try:
+        message = json.loads(line.decode("ascii"))
+    except ValueError as error:
+        raise OSError("the peer sent an invalid message") from error
+    if not isinstance(message, dict):
+        raise OSError("the peer sent an invalid message")
+    return message
+
+
+def read_exactly(connection: socket.socket, count: int) -> bytes:
+    """Return so many bytes; OSError when the other side closes before."""
+    data = b""
+    while len(data) < count:
+        piece = connection.recv(count - len(data))
+        if not piece:
+            raise OSError("it closed the connection")
+        data += piece
+    return data
+
+
+def _exchange(connection: socket.socket) -> "tuple[bytes, bytes]":
+    ours = os.urandom(_NONCE)
+    connection.sendall(ours)
+    return ours, read_exactly(connection, _NONCE)
+
+
+def _proof(secret: bytes, role: bytes, own: bytes, other: bytes) -> bytes:
+    return hmac.new(secret, role + own + other, hashlib.sha256).digest()
+
+
+def _set_step(connection: socket.socket, option: int) -> None:
+    """Let a call wait for a moment only: a timeout of Python's would cost a system call before each."""
+    connection.settimeout(None)
+    whole = int(_STEP_SECONDS)
+    connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", whole, int((_STEP_SECONDS - whole) * 1000000)))
+
+
+def _receive(connection: socket.socket, room: bytearray) -> int:
+    """Return how many bytes came; 0 at the end, -1 when none came for a moment."""
+    try:
+        return connection.recv_into(room, len(room), _DISCARD)
+    except BlockingIOError:
+        return -1
+    except OSError:
+        return 0

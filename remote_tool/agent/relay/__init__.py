@@ -1,0 +1,1 @@
+"""Send the project from one server to others."""

@@ -1,0 +1,42 @@
+"""The program that runs on a server: ``python -I -S run_control.py``, with the folder of the packages beside it."""
+
+import gc
+import os
+import sys
+
+# Their __init__ modules are empty, and to find and load each of them would cost every answer as much as a module does.
+_PACKAGES = (
+    "remote_tool",
+    "remote_tool.protocol",
+    "remote_tool.protocol.lean",
+    "remote_tool.agent",
+    "remote_tool.agent.artifacts",
+    "remote_tool.agent.cleaning",
+    "remote_tool.agent.jobs",
+    "remote_tool.agent.launch",
+    "remote_tool.agent.logs",
+    "remote_tool.agent.machine",
+    "remote_tool.agent.network",
+    "remote_tool.agent.proc",
+    "remote_tool.agent.relay",
+    "remote_tool.agent.supervisor",
+    "remote_tool.agent.wrapper",
+)
+
+
+def _add_packages(folder: str) -> None:
+    for name in _PACKAGES:
+        module = sys.modules[name] = type(sys)(name)
+        module.__path__ = [os.path.join(folder, name.replace(".", os.sep))]
+
+
+if __name__ == "__main__":
+    # Next to nothing of what is imported is garbage.
+    gc.disable()
+    entry = os.path.abspath(__file__)
+    _add_packages(os.path.dirname(entry))
+    # No import of importlib: every answer would wait for it.
+    status = __import__("remote_tool.agent.control", fromlist=["main"]).main(entry)
+    sys.stderr.flush()
+    # All is said, and no thread is waited for: to take Python apart would cost a tenth of a short answer.
+    os._exit(status)

@@ -1,0 +1,257 @@
+"""Where a job stands, from its records and from the processes that are there."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+
+from remote_tool.agent.proc import processes
+from remote_tool.agent.proc.processes import Process, Snapshot
+from remote_tool.protocol import job_folder
+from remote_tool.protocol.job_folder import RESERVE
+from remote_tool.protocol.lean.namedtuple import NamedTuple
+from remote_tool.protocol.limits import LONGEST_REASON
+from remote_tool.protocol.records import ENDED, SPEC, STARTED, RecordError, state_of_ended
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Mapping, Optional
+
+    from remote_tool.protocol.records import Record
+
+# A start that holds no lock, on a file system without locks, is believed for this long.
+_START_SECONDS = 60.0
+_DISPLACED = "another folder has taken the place of its own, so its supervisor cannot record its end here"
+
+
+class HostSnapshot(NamedTuple):
+    """This machine now: what jobs are judged by.
+
+    Attributes:
+        place: Of this process.
+        snapshot: Of all processes.
+        now: Seconds since the epoch.
+    """
+
+    place: Dict[str, str]
+    snapshot: Snapshot
+    now: float
+
+
+def scan() -> HostSnapshot:
+    """Look at this machine."""
+    return HostSnapshot(processes.place(), Snapshot(), time.time())
+
+
+class CachedScan:
+    """One look at the machine for all jobs of a round: each takes as long as there are processes."""
+
+    def __init__(self) -> None:
+        self._host: Optional[HostSnapshot] = None
+
+    def forget(self) -> None:
+        """Begin a round."""
+        self._host = None
+
+    def scan(self) -> HostSnapshot:
+        """Return the look of this round."""
+        if self._host is None:
+            self._host = scan()
+        return self._host
+
+
+class Records(NamedTuple):
+    """The records of a job, checked."""
+
+    spec: Record
+    started: Optional[Record]
+    ended: Optional[Record]
+
+
+class JobStatus(NamedTuple):
+    """What is known of a job.
+
+    Attributes:
+        state: ``starting``, ``running``, ``succeeded``, ``failed``, ``killed``, ``lost`` or ``elsewhere``.
+        reason: One sentence, or empty.
+        supervisor: Its living supervisor on this machine.
+        members: Its living processes on this machine.
+        ran_here: Whether it ran on this machine, as far as its names tell.
+    """
+
+    spec: Record
+    started: Optional[Record]
+    ended: Optional[Record]
+    state: str
+    reason: str
+    supervisor: Optional[Process] = None
+    members: "tuple[Process, ...]" = ()
+    ran_here: bool = True
+
+    @property
+    def is_finished(self) -> bool:
+        return self.state in {"succeeded", "failed", "killed"}
+
+    def as_answer(self, job_id: str) -> Dict[str, Any]:
+        return {
+            "id": job_id,
+            "spec": self.spec,
+            "started": self.started,
+            "ended": self.ended,
+            "state": self.state,
+            "reason": self.reason[:LONGEST_REASON],
+            "ran_here": self.ran_here,
+            "alive": self.supervisor is not None or bool(self.members),
+            "processes": [process.pid for process in self.members],
+        }
+
+
+def judge(folder: int, job_id: str, host: HostSnapshot) -> JobStatus:
+    """Return where a job stands.
+
+    Args:
+        folder: Descriptor of its folder.
+        job_id: Of the job.
+        host: This machine now.
+
+    Raises:
+        RecordError: A record is malformed.
+    """
+    spec = job_folder.read_record(folder, SPEC, job_id)
+    if spec is None:
+        raise RecordError(f"{SPEC}: is missing")
+    ended = job_folder.read_record(folder, ENDED, job_id)
+    started = job_folder.read_record(folder, STARTED, job_id)
+    records = Records(spec, started, ended)
+    job_status = _judge_unended(folder, records, host) if ended is None else _judge_ended(folder, records, host)
+    if job_status.state == "lost":
+        # It may have ended between the two looks.
+        records = records._replace(ended=job_folder.read_record(folder, ENDED, job_id))
+        if records.ended is not None:
+            return _judge_ended(folder, records, host)
+    return job_status
+
+
+def is_supervised(folder: int, job_id: str) -> bool:
+    """Whether a job's supervisor lives on this machine, and its records can be read.
+
+    It is what :func:`judge` tells after a look at every process.
+    """
+    try:
+        spec = job_folder.read_record(folder, SPEC, job_id)
+        started = job_folder.read_record(folder, STARTED, job_id)
+    except (RecordError, OSError):
+        return False
+    if spec is None or started is None or not _is_here(started["place"], processes.place()):
+        return False
+    supervisor = processes.find_alive(started["supervisor"])
+    return supervisor is not None and processes.holds(supervisor.pid, folder)
+
+
+def is_looked_after(folder: int) -> bool:
+    """Whether a job's supervisor still holds its folder, also after it has recorded the end."""
+    return _lock_is_held(folder) is True
+
+
+def _judge_ended(folder: int, records: Records, host: HostSnapshot) -> JobStatus:
+    spec, started, ended = records
+    assert ended is not None
+    members: List[Process] = []
+    if ended["unkillable"] and started is not None and _is_here(started["place"], host.place):
+        members = host.snapshot.members(spec["id"], job_folder.path_of(folder), command=started["command"])
+    ran_here = _is_same_machine((started or spec)["place"], host.place)
+    return JobStatus(spec, started, ended, state_of_ended(ended), ended["reason"], None, tuple(members), ran_here)
+
+
+def _judge_unended(folder: int, records: Records, host: HostSnapshot) -> JobStatus:
+    spec, started, _ = records
+    record = spec if started is None else started
+    if not _is_here(record["place"], host.place):
+        state, reason = _judge_from_afar(folder, record, host.place)
+        return JobStatus(spec, started, None, state, reason)
+    if started is None:
+        return _starting(folder, spec, host)
+    supervisor = processes.find_alive(started["supervisor"])
+    pid = supervisor.pid if supervisor else 0
+    members = host.snapshot.members(spec["id"], job_folder.path_of(folder), pid, started["command"])
+    if supervisor is not None and not processes.holds(supervisor.pid, folder):
+        return JobStatus(spec, started, None, "lost", _DISPLACED, None, tuple(members))
+    if supervisor is not None:
+        ending = processes.find_alive(started["command"]) is None
+        reason = _ending_reason(folder) if ending else ""
+        return JobStatus(spec, started, None, "running", reason, supervisor, tuple(members))
+    return JobStatus(spec, started, None, "lost", _lost_reason(members), None, tuple(members))
+
+
+def _ending_reason(folder: int) -> str:
+    reason = "its command has ended, and its end is being recorded"
+    return f"{reason}, but the disk is full" if _is_full(folder) else reason
+
+
+def _is_full(folder: int) -> bool:
+    try:
+        room = os.fstatvfs(folder)
+    except OSError:
+        return False
+    # Some file systems make inodes as they need them, and count none.
+    return room.f_bavail == 0 or (room.f_files > 0 and room.f_favail == 0)
+
+
+def _lost_reason(members: List[Process]) -> str:
+    if not members:
+        return "its processes disappeared without a record"
+    remain = "1 process remains" if len(members) == 1 else f"{len(members)} processes remain"
+    return f"the supervisor is gone; {remain}"
+
+
+def _starting(folder: int, spec: Record, host: HostSnapshot) -> JobStatus:
+    held = _lock_is_held(folder)
+    if held is None:
+        held = host.now - spec["received_at"] < _START_SECONDS
+    if held:
+        return JobStatus(spec, None, None, "starting", "")
+    return JobStatus(spec, None, None, "lost", "its start was interrupted, and its command never ran")
+
+
+def _is_here(place: Mapping[str, str], this: Mapping[str, str]) -> bool:
+    """Whether the pids of a place mean something here: a boot has its id, and a container its namespace."""
+    return place["boot_id"] == this["boot_id"] and place["pid_namespace"] == this["pid_namespace"]
+
+
+def _judge_from_afar(folder: int, record: Mapping[str, Any], this: Mapping[str, str]) -> "tuple[str, str]":
+    place = record["place"]
+    if place["boot_id"] == this["boot_id"]:
+        # Another container of this kernel, so a lock tells the truth whatever the file system.
+        if record.get("locked", True) and _lock_is_held(folder) is False:
+            return "lost", "the container that it ran in has ended"
+    elif _is_same_machine(place, this):
+        return "lost", "the server rebooted"
+    return "elsewhere", f"it runs on another machine or container: {place['hostname']}"
+
+
+def _is_same_machine(place: Mapping[str, str], this: Mapping[str, str]) -> bool:
+    # Cloned disks share a machine id, so the name must agree as well.
+    known = place["machine_id"] or place["hostname"] not in {"", "localhost"}
+    return bool(known) and all(place[name] == this[name] for name in ("machine_id", "hostname"))
+
+
+def _lock_is_held(folder: int) -> Optional[bool]:
+    """Whether somebody on this machine looks after the job; None when the file system cannot tell."""
+    try:
+        file = job_folder.open_file_beneath(folder, RESERVE)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        if not job_folder.is_no_plain_file(error):
+            raise
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(file)
+    return False

@@ -1,0 +1,48 @@
+"""Why a command failed, beyond its exit code: the setup script, a port that was taken, or an error of a rank."""
+
+from __future__ import annotations
+
+from remote_tool.agent.launch.cause import Membership, find_rank_error
+from remote_tool.agent.launch.port_in_use import find_taken_port
+from remote_tool.agent.supervisor.shell import decode_status, describe_end
+from remote_tool.protocol import job_folder
+from remote_tool.protocol.lean.suppress import suppress
+from remote_tool.protocol.setup_script import DONE, FILE, describe_failure
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from remote_tool.agent.supervisor.outcome import Outcome
+    from remote_tool.agent.supervisor.plan import Plan
+
+
+def note_failed_setup(plan: Plan, outcome: Outcome) -> None:
+    """Note when the setup script is why the command did not run."""
+    if outcome.was_stopped or outcome.never_began:
+        return
+    # A disk that does not answer now proves nothing.
+    with suppress(OSError):
+        outcome.setup_failed = job_folder.exists(plan.folder, FILE) and not job_folder.exists(plan.folder, DONE)
+    if outcome.setup_failed:
+        outcome.notes.insert(0, describe_failure(describe_end(decode_status(outcome.status))))
+
+
+def note_taken_port(plan: Plan, outcome: Outcome) -> None:
+    """The port was free when the launch was planned, and torchrun opened it some seconds later."""
+    if outcome.was_stopped or outcome.end.exit_code in {None, 0}:
+        return
+    # Of a launch without torchrun.
+    own = plan.environment.get(b"MASTER_PORT", b"")
+    outcome.taken_port = find_taken_port(plan.folder, own)
+    if outcome.taken_port is not None:
+        who = "the launch" if own else "torchrun"
+        outcome.notes.append(f"another program took port {outcome.taken_port} before {who} could listen on it")
+
+
+def note_rank_error(plan: Plan, outcome: Outcome) -> None:
+    """Note the error that a rank of torchrun reported."""
+    place = plan.membership or Membership(0, ("",), "", 0, b"", 0)
+    # Of a job that runs for long, this program may have been removed meanwhile.
+    with suppress(OSError, ImportError):
+        if job_folder.exists(plan.folder, job_folder.RANKS):
+            error = find_rank_error(plan.folder, place, has_ended=True)
+            outcome.notes.append("" if error is None else error.what)

@@ -1,0 +1,91 @@
+"""The command's first process: forked, recorded, and only then let go."""
+
+from __future__ import annotations
+
+import os
+
+from remote_tool.agent.proc import processes
+from remote_tool.agent.supervisor.shell import restore_signals, run_shell
+from remote_tool.protocol import job_folder
+from remote_tool.protocol.lean.suppress import suppress
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, NoReturn, Tuple
+
+    from remote_tool.agent.proc.processes import Process
+    from remote_tool.agent.supervisor.outcome import Outcome
+    from remote_tool.agent.supervisor.plan import Plan
+
+NOT_STARTED = "the command could not be started"
+
+
+def start(plan: Plan, umask: int, outcome: Outcome, record: Callable[[Process, Process], bool]) -> bool:
+    """Start the command; whether it runs.
+
+    Args:
+        plan: The job.
+        umask: The command's.
+        outcome: Is told the process, and why there is none.
+        record: Writes down the command's process and the supervisor's; whether the command may run then.
+    """
+    gate = os.pipe()
+    errors = os.pipe()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        outcome.notes.append(f"{NOT_STARTED}: cannot fork: {error.strerror}")
+        return False
+    if pid == 0:
+        become_command(plan, umask, gate, errors)
+    os.close(gate[0])
+    os.close(errors[1])
+    may_run = _record(pid, outcome, record)
+    if may_run:
+        # It may have been killed while it waited.
+        with suppress(BrokenPipeError):
+            os.write(gate[1], b"1")
+    os.close(gate[1])
+    failure = os.read(errors[0], 4096).decode("utf-8", "replace")
+    os.close(errors[0])
+    if failure:
+        outcome.notes.append(f"{NOT_STARTED}: {failure}")
+    if failure or not may_run:
+        os.waitpid(pid, 0)
+    return may_run and not failure
+
+
+def _record(pid: int, outcome: Outcome, record: Callable[[Process, Process], bool]) -> bool:
+    this = None
+    with suppress(OSError):
+        outcome.command = processes.read_process(pid)
+        this = processes.read_process(os.getpid())
+    if this is None or outcome.command is None:
+        outcome.notes.append(f"{NOT_STARTED}: /proc does not show its process")
+        return False
+    return record(outcome.command, this)
+
+
+def become_command(plan: Plan, umask: int, gate: Tuple[int, int], errors: Tuple[int, int]) -> NoReturn:
+    """In the forked child: wait until the start is recorded, then become the command."""
+    try:
+        os.setsid()
+        # Else the gate would stay open when the supervisor dies.
+        os.close(gate[1])
+        if os.read(gate[0], 1) == b"1":
+            restore_signals()
+            os.umask(umask)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
+            os.dup2(os.open(job_folder.OUT, flags, dir_fd=plan.folder), 1)
+            os.dup2(os.open(job_folder.ERR, flags, dir_fd=plan.folder), 2)
+            os.chdir(plan.workdir)
+            if plan.command_wrapper is not None:
+                from remote_tool.agent.wrapper.wrapper import enter  # noqa: PLC0415 - few jobs have a launch command
+
+                enter(plan.command_wrapper.words, plan.script, plan.environment)
+            os.nice(plan.nice or 0)
+            run_shell(f"{plan.path}/{job_folder.COMMAND}", plan.environment)
+    except BaseException as error:  # noqa: BLE001 - the supervisor reports it, and this must never return
+        os.write(errors[1], str(error).encode("utf-8", "replace")[:4000])
+    finally:
+        os._exit(127)

@@ -1,0 +1,121 @@
+"""Ends a job: on request, with its launch, and what its command left behind."""
+
+from __future__ import annotations
+
+import time
+
+from remote_tool.agent.supervisor.shell import LEFTOVER_GRACE, SETTLE_SECONDS, decode_status, describe_end
+from remote_tool.agent.supervisor.tree import Tree
+from remote_tool.protocol import job_folder
+from remote_tool.protocol.lean.signal import number_of, signal
+from remote_tool.protocol.lean.suppress import suppress
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, List, Mapping, Optional
+
+    from remote_tool.agent.proc.processes import Process
+    from remote_tool.agent.supervisor.events import Events
+    from remote_tool.agent.supervisor.outcome import Outcome
+    from remote_tool.agent.supervisor.plan import Plan
+    from remote_tool.agent.wrapper.container import WrappedProcesses
+
+_MOST_PIDS = 500
+
+
+class Ending:
+    """Ends the processes of a job, and notes what that took."""
+
+    def __init__(self, plan: Plan, events: Events, outcome: Outcome, *, is_subreaper: bool) -> None:
+        """Get ready.
+
+        Args:
+            plan: The job.
+            events: What the supervisor waits for.
+            outcome: Is told what happened.
+            is_subreaper: Whether orphans of the job become children of this process.
+        """
+        self._plan = plan
+        self._events = events
+        self._outcome = outcome
+        self._subreaper = is_subreaper
+        self._wrapped = _make_wrapped(plan)
+        self._tree = Tree(plan.job_id, job_folder.path_of(plan.folder), events.pause, self._wrapped)
+
+    def stop(self, request: Mapping[str, Any]) -> None:
+        """Do what a request to stop says."""
+        self._outcome.killed = True
+        by_signal = "by_signal" in request
+        how = "stopped by a signal to its supervisor" if by_signal else f"stopped with {request['signal']}"
+        self._outcome.notes.append(how)
+        self.end_tree(request["signal"], request["grace"])
+
+    def end_tree(self, name: str, grace: float) -> None:
+        """End every process: a signal, the grace, SIGKILL."""
+        self._outcome.had_to_end = True
+        if name != "SIGKILL":
+            self._tree.signal(number_of(name) or signal.SIGTERM)
+            if self._tree.wait(grace, self._events.must_hurry):
+                return
+            self._outcome.notes.append("SIGKILL ended the remaining processes")
+        self._give_up_on(self._tree.kill())
+
+    def end_leftovers(self) -> None:
+        """End what a finished command left behind: a process that nobody looks after holds a GPU for ever."""
+        if self._outcome.was_stopped or self._has_left_nothing():
+            return
+        self._outcome.had_to_end = True
+        leftovers = self._tree.signal(signal.SIGTERM)
+        self._outcome.leftovers = len(leftovers)
+        if leftovers:
+            self._outcome.notes.append(f"{_count(leftovers)} left behind by the command had to be ended")
+        if not self._tree.wait(LEFTOVER_GRACE, self._events.must_hurry):
+            self._give_up_on(self._tree.kill())
+
+    def _has_left_nothing(self) -> bool:
+        """Wait a moment for processes that end without help; whether none is left then."""
+        if not self._subreaper or self._wrapped is not None:
+            return self._tree.wait(SETTLE_SECONDS, self._events.must_hurry)
+        # Orphans become children of a subreaper: while it has none, nobody has to look through all processes.
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while self._events.reap() and not self._events.must_hurry():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return not self._tree.members()
+            self._events.pause(left)
+        return not self._events.reap()
+
+    def leave_wrapper(self) -> None:
+        """Remove the container, and notice a launch command that ended before the command began."""
+        if self._wrapped is None:
+            return
+        self._wrapped.remove()
+        outcome = self._outcome
+        if outcome.had_to_end and self._wrapped.rest:
+            outcome.notes.append(self._wrapped.rest)
+        with suppress(OSError):
+            outcome.never_began = not outcome.killed and not job_folder.exists(self._plan.folder, job_folder.BEGUN)
+        if outcome.never_began:
+            assert self._plan.command_wrapper is not None
+            how = describe_end(decode_status(outcome.status))
+            outcome.notes.append(f"{self._plan.command_wrapper.words[0]} {how} before the command began")
+
+    def _give_up_on(self, members: List[Process]) -> None:
+        if not members:
+            return
+        self._outcome.unkillable = members[:_MOST_PIDS]
+        stuck = " (uninterruptible sleep)" if any(process.is_stuck for process in members) else ""
+        pids = ", ".join(str(process.pid) for process in members[:20])
+        self._outcome.notes.append(f"{_count(members)} could not be killed{stuck}: {pids}")
+
+
+def _make_wrapped(plan: Plan) -> "Optional[WrappedProcesses]":
+    if plan.command_wrapper is None:
+        return None
+    from remote_tool.agent.wrapper.container import WrappedProcesses  # noqa: PLC0415 - few jobs have a launch command
+
+    return WrappedProcesses(plan.job_id, plan.command_wrapper.ask, plan.command_wrapper.end, plan.environment)
+
+
+def _count(members: List[Process]) -> str:
+    return "1 process" if len(members) == 1 else f"{len(members)} processes"

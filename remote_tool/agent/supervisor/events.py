@@ -1,0 +1,95 @@
+"""What a supervisor waits for: signals, the end of its children, and requests to stop."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from remote_tool.agent.supervisor.log_limit import LogLimit
+from remote_tool.protocol import job_folder
+from remote_tool.protocol.lean.signal import signal
+from remote_tool.protocol.lean.suppress import suppress
+from remote_tool.protocol.records import STOP, RecordError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Mapping, Optional
+
+    from remote_tool.agent.supervisor.outcome import Outcome
+    from remote_tool.agent.supervisor.plan import Plan
+
+# A request to stop is in stop.json and comes with SIGUSR1; this is for one whose sender died in between.
+_IDLE_SECONDS = 10.0
+_SIGNALS = {signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+# On a full disk stop.json cannot be written, and the signal itself is the request.
+_REQUESTS: Dict[int, str] = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "SIGTERM", signal.SIGUSR2: "SIGKILL"}
+
+
+class Events:
+    """Waits, and meanwhile keeps the output within its limit."""
+
+    def __init__(self, plan: Plan, outcome: Outcome) -> None:
+        self._plan = plan
+        self._outcome = outcome
+        self._requested = ""
+        self._log_limit = LogLimit(plan.folder, plan.log_limit)
+
+    @property
+    def log_note(self) -> str:
+        """What became of the output, for the final record."""
+        return self._log_limit.note
+
+    @staticmethod
+    def block_signals() -> None:
+        """From here on signals wait until they are asked for."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+
+    def wait(self) -> None:
+        """Wait for whatever comes next."""
+        self.pause(min(_IDLE_SECONDS, self._log_limit.seconds))
+
+    def pause(self, seconds: float) -> None:
+        """Wait for a signal, at most this long, then collect what has ended."""
+        try:
+            received = signal.sigtimedwait(_SIGNALS, seconds)
+        except InterruptedError:
+            received = None
+        if received is not None and received.si_signo in _REQUESTS:
+            self._requested = _REQUESTS[received.si_signo]
+        self.reap()
+        self._log_limit.look_if_due()
+
+    def reap(self) -> bool:
+        """Collect children that have ended; whether another one lives."""
+        outcome = self._outcome
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            # An orphan that is reaped later may have got the same pid.
+            if outcome.status is None and outcome.command is not None and pid == outcome.command.pid:
+                outcome.status = status
+                # Now: looking for what it left behind may take long on a busy machine.
+                outcome.ended = time.time(), time.monotonic()
+
+    def read_stop(self) -> Optional[Mapping[str, Any]]:
+        """Return the request to stop that is there; None when there is none."""
+        request = None
+        try:
+            request = job_folder.read_record(self._plan.folder, STOP, self._plan.job_id)
+        except (RecordError, OSError):
+            # Somebody wanted it to end, whatever became of the details; a disk that does not answer wants nothing.
+            with suppress(OSError):
+                if job_folder.exists(self._plan.folder, STOP):
+                    request = {"signal": "SIGTERM", "grace": self._plan.grace}
+        if self._requested and (request is None or self._requested == "SIGKILL"):
+            return {"signal": self._requested, "grace": self._plan.grace, "by_signal": True}
+        return request
+
+    def must_hurry(self) -> bool:
+        """Whether SIGKILL is requested."""
+        request = self.read_stop()
+        return request is not None and request["signal"] == "SIGKILL"

@@ -1,0 +1,68 @@
+"""How a job ends, as far as its supervisor knows."""
+
+from __future__ import annotations
+
+from remote_tool.agent.supervisor import memory
+from remote_tool.agent.supervisor.shell import End, decode_status
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import List, Optional, Tuple
+
+    from remote_tool.agent.proc.processes import Process
+
+
+class Outcome:
+    """What happened to a job.
+
+    Attributes:
+        notes: Parts of the reason in the final record.
+        command: The first process of the command, once there is one.
+        status: Of the command, as a wait returned it.
+        ended: When that was, in seconds since the epoch and by the monotonic clock.
+        killed: Whether a user ended it.
+        ended_with_launch: Whether it was ended because another node failed, was killed or was lost.
+        had_to_end: Whether processes had to be signalled.
+        never_began: Whether its launch command ended before the command began.
+        setup_failed: Whether the setup script is why the command did not run.
+        leftovers: How many processes a finished command left behind.
+        unkillable: Processes that SIGKILL did not end.
+        taken_port: The port of the launch that another program had.
+    """
+
+    def __init__(self) -> None:
+        self.notes: List[str] = []
+        self.command: Optional[Process] = None
+        self.status: Optional[int] = None
+        self.ended: Optional[Tuple[float, float]] = None
+        self.killed = False
+        self.ended_with_launch = False
+        self.had_to_end = False
+        self.never_began = False
+        self.setup_failed = False
+        self.leftovers = 0
+        self.unkillable: List[Process] = []
+        self.taken_port: Optional[int] = None
+        self._memory = memory.count_kills()
+
+    @property
+    def end(self) -> End:
+        """How the command ended; of one that did not run, the exit code 0 of what came before says nothing."""
+        end = decode_status(self.status)
+        return End() if (self.setup_failed or self.never_began) and end.exit_code == 0 else end
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether it was ended from outside, which explains its end."""
+        return self.killed or self.ended_with_launch
+
+    def reason(self, log_note: str) -> str:
+        """Return the reason of the final record; empty when there is nothing to say."""
+        end = self.end
+        notes = list(self.notes)
+        if end.signal is not None and not self.killed:
+            notes.insert(0, f"ended by {end.signal}{' (core dumped)' if end.core_dumped else ''}")
+        if not self.killed and end.exit_code != 0 and self.command is not None:
+            notes.append(memory.explain_kills(self._memory))
+        notes.append(log_note)
+        return "; ".join(note for note in notes if note)

@@ -1,0 +1,120 @@
+"""What a supervisor writes about its job: how it started, and how it ended."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import time
+
+from remote_tool.protocol import job_folder
+from remote_tool.protocol.records import ENDED, STARTED, encode_record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Mapping, Optional
+
+    from remote_tool.agent.proc.processes import Process
+    from remote_tool.agent.supervisor.outcome import Outcome
+    from remote_tool.agent.supervisor.plan import Plan
+
+RESERVED_BYTES = 16 * 1024
+_RETRY_SECONDS = 86400.0
+# What a network disk says of a folder that another machine has removed.
+_NO_SUCH_FOLDER = {errno.ESTALE, errno.ENOENT}
+
+
+class Records:
+    """The records of one job.
+
+    Attributes:
+        started: When it started, by the monotonic clock.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self.started = time.monotonic()
+
+    def write_start(self, command: Process, supervisor: Process, *, is_subreaper: bool) -> None:
+        """Write started.json; OSError when it cannot be written."""
+        record = {
+            "id": self._plan.job_id,
+            "pid": command.pid,
+            "command": command.as_record(),
+            "supervisor": supervisor.as_record(),
+            "place": self._plan.place,
+            "started_at": time.time(),
+            "monotonic": self.started,
+            "subreaper": is_subreaper,
+            "locked": self._plan.locked,
+        }
+        job_folder.write_record(self._plan.folder, STARTED, record, replace=True)
+
+    def write_end(self, outcome: Outcome, reason: str, *, lost_node: Optional[int], trained_alone: bool) -> None:
+        """Write ended.json, however long that takes."""
+        end = outcome.end
+        ended_at, ended = outcome.ended or (time.time(), time.monotonic())
+        record = {
+            "id": self._plan.job_id,
+            "exit_code": end.exit_code,
+            "signal": end.signal,
+            "core_dumped": end.core_dumped,
+            "killed": outcome.killed,
+            "reason": reason,
+            "ended_at": ended_at,
+            "duration": round(ended - self.started, 3),
+            "leftovers": outcome.leftovers,
+            "unkillable": [process.pid for process in outcome.unkillable],
+            "stopped_with_launch": outcome.ended_with_launch,
+            "lost_node": lost_node,
+            "taken_port": outcome.taken_port,
+            "trained_alone": trained_alone,
+            "resources": _resources(),
+        }
+        deadline = time.monotonic() + _RETRY_SECONDS
+        pause = 0.1
+        # A full disk may have room later; nothing else is left to do.
+        while not self._try_to_record(record) and time.monotonic() < deadline:
+            time.sleep(pause)
+            pause = min(pause * 2, 5.0)
+
+    def _try_to_record(self, record: Mapping[str, Any]) -> bool:
+        """Write ended.json into the space kept for it; True when it is there, or when nobody can ever read it."""
+        try:
+            if os.fstat(self._plan.folder).st_nlink == 0:
+                return True
+            if job_folder.exists(self._plan.folder, job_folder.RESERVE):
+                _fill_reserve(self._plan.folder, self._plan.reserve, record)
+            else:
+                job_folder.write_record(self._plan.folder, ENDED, record)
+        except OSError as error:
+            return error.errno in _NO_SUCH_FOLDER and self._has_lost_its_name()
+        return True
+
+    def _has_lost_its_name(self) -> bool:
+        """Whether the folder's path leads nowhere; a network disk that is only away gives no such answer."""
+        try:
+            os.stat(self._plan.path)
+        except OSError as error:
+            return error.errno == errno.ENOENT
+        return False
+
+
+def _resources() -> Dict[str, Any]:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return {
+        "user_seconds": round(usage.ru_utime, 3),
+        "system_seconds": round(usage.ru_stime, 3),
+        "max_rss_bytes": usage.ru_maxrss * 1024,
+    }
+
+
+def _fill_reserve(folder: int, reserve: int, record: Mapping[str, Any]) -> None:
+    """Turn the reserved file into ended.json, unless there is one; needs no free space."""
+    data = encode_record(record)
+    os.lseek(reserve, 0, os.SEEK_SET)
+    job_folder.write_all(reserve, data)
+    os.ftruncate(reserve, len(data))
+    os.fsync(reserve)
+    job_folder.publish(folder, job_folder.RESERVE, ENDED)
+    job_folder.remove(folder, job_folder.RESERVE)

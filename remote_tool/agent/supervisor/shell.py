@@ -1,0 +1,127 @@
+"""How a forked process becomes a user's command, and how that ended."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from remote_tool.protocol.lean.namedtuple import NamedTuple
+from remote_tool.protocol.lean.signal import name_of, signal
+from remote_tool.protocol.lean.suppress import suppress
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Iterator, List, Mapping, NoReturn, Optional
+
+# What a finished command leaves behind gets this long after SIGTERM.
+LEFTOVER_GRACE = 5.0
+# Shells keep their own descriptors at 10 and above, and can close those with one digit.
+SCRIPT_DESCRIPTOR = 9
+# What its messages begin with.
+_NAME = b"command"
+# Children of a command that is just ending go by themselves, and are no leftovers.
+SETTLE_SECONDS = 0.5
+
+
+class End(NamedTuple):
+    """How a command ended; nothing is known when no wait returned it."""
+
+    exit_code: Optional[int] = None
+    signal: Optional[str] = None
+    core_dumped: bool = False
+
+
+def run_shell(script: str, environment: Mapping[bytes, bytes]) -> NoReturn:
+    """Become a shell that runs a file: bash, sh where there is none."""
+    for shell in _shells(environment):
+        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            os.execve(shell, [os.path.basename(shell), os.fsencode(script)], environment)  # noqa: S606 - it is the shell
+    raise _no_shell()
+
+
+def run_open_script(script: int, environment: Mapping[bytes, bytes]) -> NoReturn:
+    """Become a shell that runs an open file."""
+    os.dup2(script, SCRIPT_DESCRIPTOR)
+    for shell in _shells(environment):
+        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            os.execve(shell, loading_words(shell), environment)  # noqa: S606 - it is the shell
+    raise _no_shell()
+
+
+def spawn_shell(script: int, environment: Mapping[bytes, bytes]) -> int:
+    """Start a shell that runs an open file, in a session of its own with nothing on its stdin; return its pid.
+
+    Unlike a fork it copies none of this process's memory, which takes longer than the shell's own start.
+
+    Args:
+        script: A descriptor of the file.
+        environment: The shell's.
+
+    Raises:
+        NotImplementedError: This system cannot.
+    """
+    actions = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_DUP2, script, SCRIPT_DESCRIPTOR),
+    ]
+    usual = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
+    for shell in _shells(environment):
+        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            return os.posix_spawn(
+                shell,
+                loading_words(shell),
+                environment,
+                file_actions=actions,
+                setsid=True,
+                setsigmask=(),
+                setsigdef=usual,
+            )
+    raise _no_shell()
+
+
+def loading_words(shell: bytes) -> List[bytes]:
+    """Return the words of a shell that reads its script from the descriptor, and closes that for its children.
+
+    Were the descriptor the script's name, each message of the shell would begin with it.
+    """
+    if os.path.basename(shell) == b"bash":
+        # Debian's bash would read .bashrc for such a command, as sshd has started us.
+        return [b"bash", b"--norc", b"-c", b'eval "$(</proc/self/fd/%d)" %d<&-' % ((SCRIPT_DESCRIPTOR,) * 2), _NAME]
+    return [b"sh", b"-c", b'eval "$(cat <&%d)" %d<&-' % ((SCRIPT_DESCRIPTOR,) * 2), _NAME]
+
+
+def _shells(environment: Mapping[bytes, bytes]) -> Iterator[bytes]:
+    """Yield where a shell may be; to have os look for it would load more than all of this needs."""
+    for folder in environment.get(b"PATH", os.fsencode(os.defpath)).split(b":"):
+        yield os.path.join(folder, b"bash")
+    yield from (b"/bin/bash", b"/bin/sh")
+
+
+def _no_shell() -> OSError:
+    return FileNotFoundError(errno.ENOENT, "there is no bash and no sh")
+
+
+def restore_signals() -> None:
+    """Give a command the signals that a fresh process has: Python ignores some, and ours are blocked."""
+    for number in range(1, signal.NSIG):
+        if number not in {signal.SIGKILL, signal.SIGSTOP}:
+            # The C library keeps some numbers for itself.
+            with suppress(OSError, ValueError):
+                signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, set())
+
+
+def decode_status(status: Optional[int]) -> End:
+    """Return how a process ended by what a wait returned; None for one that no wait returned."""
+    if status is None:
+        return End()
+    if os.WIFSIGNALED(status):
+        return End(None, name_of(os.WTERMSIG(status)), os.WCOREDUMP(status))
+    return End(os.WEXITSTATUS(status))
+
+
+def describe_end(end: End) -> str:
+    """Say how a command ended, to go on after a name."""
+    if end.signal is not None:
+        return f"was ended by {end.signal}"
+    return f"ended with exit code {end.exit_code}"

@@ -1,0 +1,183 @@
+"""One supervisor per job: it starts the command, waits, ends what is left, and records how it went.
+
+It is forked from the control program, has no terminal and no descriptor of it, and is the parent that orphans of the
+job fall to. Whatever happens to the connection does not reach it.
+"""
+
+from __future__ import annotations
+
+import os
+
+from remote_tool.agent.proc import subreaper
+from remote_tool.agent.supervisor import causes, command
+from remote_tool.agent.supervisor.end import Ending
+from remote_tool.agent.supervisor.events import Events
+from remote_tool.agent.supervisor.outcome import Outcome
+from remote_tool.agent.supervisor.records import Records
+from remote_tool.protocol import job_folder
+from remote_tool.protocol.lean.suppress import suppress
+from remote_tool.protocol.records import STARTED
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn, Optional
+
+    from remote_tool.agent.launch.cause import Cause
+    from remote_tool.agent.proc.processes import Process
+    from remote_tool.agent.supervisor.launch import NodeOfLaunch
+    from remote_tool.agent.supervisor.plan import Plan
+
+
+def leave_client(keep: "set[int]") -> int:
+    """Go on in a session of one's own, with these descriptors alone and away from every folder; returns the umask."""
+    os.setsid()
+    umask = os.umask(0o077)
+    _close_descriptors(keep)
+    os.chdir("/")
+    return umask
+
+
+def supervise(plan: Plan, started: int, umask: int) -> NoReturn:
+    """Be the supervisor of a job to its end, after :func:`leave_client`.
+
+    Args:
+        plan: The job.
+        started: Is closed when the command runs, or is known not to.
+        umask: The command's.
+    """
+    try:
+        Supervisor(plan, started, umask).run()
+    except BaseException:  # noqa: BLE001 - nobody above could show it, and this must never return into the caller
+        _note_crash(plan)
+        os._exit(1)
+    finally:
+        os._exit(0)
+
+
+def _close_descriptors(keep: "set[int]") -> None:
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(null, standard)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in {0, 1, 2, *keep}:
+            # One of them was the listing's own.
+            with suppress(OSError):
+                os.close(int(name))
+
+
+def _note_crash(plan: Plan) -> None:
+    import traceback  # noqa: PLC0415 - it is for a bug, and costs what all the rest does
+
+    # The job counts as lost then, which is what it is.
+    with suppress(OSError):
+        job_folder.write_file(plan.folder, "supervisor.log", traceback.format_exc().encode("utf-8", "replace"))
+
+
+class Supervisor:
+    """Watches one command from its start to its record."""
+
+    def __init__(self, plan: Plan, started: int, umask: int) -> None:
+        self._plan = plan
+        self._started = started
+        self._umask = umask
+        self._subreaper = subreaper.become_subreaper()
+        self._outcome = Outcome()
+        self._records = Records(plan)
+        self._events = Events(plan, self._outcome)
+        self._ending = Ending(plan, self._events, self._outcome, is_subreaper=self._subreaper)
+        self._launch: Optional[NodeOfLaunch] = None
+
+    def run(self) -> None:
+        """Do all of it; the final record is written when this returns."""
+        self._events.block_signals()
+        if self._join_launch() and command.start(self._plan, self._umask, self._outcome, self._record_start):
+            self._watch_launch()
+            self._report_started()
+            self._wait_for_command()
+            self._ending.end_leftovers()
+            self._ending.leave_wrapper()
+            causes.note_failed_setup(self._plan, self._outcome)
+        else:
+            self._watch_launch()
+        causes.note_taken_port(self._plan, self._outcome)
+        self._note_cause()
+        self._record_end()
+        self._report_started()
+        if self._launch is not None:
+            self._launch.leave()
+
+    def _report_started(self) -> None:
+        if self._started >= 0:
+            os.close(self._started)
+            self._started = -1
+
+    def _join_launch(self) -> bool:
+        """Be ready to watch the other nodes of a launch; False when they could not reach this one."""
+        membership = self._plan.membership
+        if membership is None:
+            return True
+        from remote_tool.agent.supervisor import launch  # noqa: PLC0415 - only launches need threads and sockets
+
+        self._launch = launch.join_launch(self._plan, membership, self._outcome)
+        return self._launch is not None
+
+    def _watch_launch(self) -> None:
+        if self._launch is not None:
+            self._launch.start_watch()
+
+    def _record_start(self, process: Process, supervisor: Process) -> bool:
+        """Write started.json, before the command may run; whether it may."""
+        notes = self._outcome.notes
+        try:
+            self._records.write_start(process, supervisor, is_subreaper=self._subreaper)
+        except OSError as error:
+            why = job_folder.explain(f"{self._plan.path}/{STARTED}", error)
+            notes.append(f"{command.NOT_STARTED}: {why}")
+            return False
+        # A request that comes after this look finds started.json, and sends a signal.
+        if self._events.read_stop() is not None:
+            self._outcome.killed = True
+            notes.append("it was killed before its command started")
+            return False
+        return True
+
+    def _wait_for_command(self) -> None:
+        while self._outcome.status is None:
+            stop = self._events.read_stop()
+            if stop is not None:
+                if self._launch is not None:
+                    self._launch.report_stop(stop)
+                self._ending.stop(stop)
+                return
+            if self._launch is not None:
+                if self._launch.verdict is not None:
+                    self._stop_with_launch(self._launch, self._launch.verdict)
+                    return
+                self._launch.check_rendezvous()
+            self._events.wait()
+
+    def _stop_with_launch(self, launch: NodeOfLaunch, cause: Cause) -> None:
+        self._outcome.ended_with_launch = True
+        self._outcome.killed = cause.is_users
+        self._outcome.notes.append(f"stopped because {launch.describe(cause)}")
+        self._ending.end_tree(cause.signal, cause.grace)
+
+    def _note_cause(self) -> None:
+        """Note what ended the job or its launch first: a rank's error, or another node's."""
+        outcome = self._outcome
+        if outcome.was_stopped or outcome.end.exit_code == 0:
+            return
+        is_explained = outcome.status is None or outcome.taken_port is not None or outcome.setup_failed
+        cause = None if self._launch is None else self._launch.find_cause(outcome, is_explained=is_explained)
+        if cause is not None:
+            outcome.notes.append(cause)
+        elif not is_explained:
+            causes.note_rank_error(self._plan, outcome)
+
+    def _record_end(self) -> None:
+        self._records.write_end(
+            self._outcome,
+            self._outcome.reason(self._events.log_note),
+            lost_node=None if self._launch is None else self._launch.lost_node,
+            trained_alone=self._launch is not None and self._launch.trained_alone,
+        )

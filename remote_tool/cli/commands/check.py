@@ -1,0 +1,65 @@
+"""The command that checks whether servers are ready for training."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from remote_tool.cli.groups import Connection, Targets
+from remote_tool.cli.options import AsJson
+from remote_tool.cli.output.console import inform, leave_unless_ok, say
+from remote_tool.cli.output.json_output import errors_as_json, print_json
+from remote_tool.cli.output.sanitize import one_line
+from remote_tool.cli.tables.check import print_reports
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from remote_tool.workflows.servers.check import CheckAnswer, ServerReport
+
+
+def check(
+    *,
+    targets: Targets,
+    json: AsJson = False,
+    connection: Connection,
+) -> None:
+    """Check that servers are ready for training together, and suggest fixes; changes nothing."""
+    with connection.console("checking") as console:
+        answer = targets.find_workspace(console).check(targets.servers)
+    if json:
+        print_json(_document(answer))
+    else:
+        print_reports(answer.servers)
+        _show_hints(answer.servers)
+        inform(_summary(answer.servers))
+    leave_unless_ok(answer.exit_code)
+
+
+def _document(answer: CheckAnswer) -> dict[str, Any]:
+    servers = [{"name": each.name, "checks": [asdict(check) for check in each.checks]} for each in answer.servers]
+    return {"servers": servers, "errors": errors_as_json(answer.errors)}
+
+
+def _show_hints(servers: Sequence[ServerReport]) -> None:
+    """Show the fix for each failed check, once for all servers that need the same."""
+    hints: dict[tuple[str, str], list[str]] = {}
+    for server in servers:
+        for check in server.checks:
+            if check.hint:
+                hints.setdefault((check.name, check.hint), []).append(server.name)
+    for (name, hint), names in hints.items():
+        say(("hint", "bold"), f": {', '.join(names)}: {name}: {one_line(hint)}")
+
+
+def _summary(servers: Sequence[ServerReport]) -> str:
+    counts = {word: sum(check.status == word for each in servers for check in each.checks) for word in ("fail", "warn")}
+    number = "1 server" if len(servers) == 1 else f"{len(servers)} servers"
+    if not counts["fail"]:
+        warnings = f", {_counted(counts['warn'], 'warning')}" if counts["warn"] else ""
+        return f"{number} ready for training{warnings}"
+    return f"{number}: {_counted(counts['fail'], 'failure')}, {_counted(counts['warn'], 'warning')}"
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"

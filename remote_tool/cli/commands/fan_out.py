@@ -1,0 +1,226 @@
+"""The command that splits work over servers."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from remote_tool.cli.following import Output
+from remote_tool.cli.groups import Connection, PlannedOrShown, StartOptions
+from remote_tool.cli.options import read_environment
+from remote_tool.cli.output import streams
+from remote_tool.cli.output.console import inform, leave_unless_ok, show_failures
+from remote_tool.cli.output.json_output import print_json, started_document
+from remote_tool.cli.starting import show_plan
+from remote_tool.cli.tables.jobs import how_it_ended
+from remote_tool.errors import UsageError
+from remote_tool.launchers.fan_out import TAG, FanOutPlan, FanOutRequest, fan_out_name
+from remote_tool.workflows.fan_out.observer import Observer
+from remote_tool.workflows.selection import JobsAnswer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from remote_tool import Workspace
+    from remote_tool.cli.output.console import Console
+    from remote_tool.workflows.fan_out.answer import FanOutAnswer
+    from remote_tool.workflows.fan_out.work_queue import Attempt
+    from remote_tool.workflows.jobs.follow import Chunk
+
+
+def helper_fan_out(  # noqa: PLR0913 - one parameter per option
+    *,
+    cmd: Annotated[
+        str,
+        typer.Option("--cmd", metavar="COMMAND", help="Command of each shard, with placeholders such as {shard}."),
+    ] = "",
+    total: Annotated[
+        int | None, typer.Option("--total", min=1, metavar="N", help="Split this number evenly over the slots.")
+    ] = None,
+    items: Annotated[
+        str | None,
+        typer.Option("--items", metavar="FILE", help="Give each free slot the next line of this file."),
+    ] = None,
+    per_server: Annotated[
+        int | None,
+        typer.Option("--per-server", min=1, metavar="N", help="Slots per server; default: one per GPU, else 1."),
+    ] = None,
+    gather: Annotated[
+        str,
+        typer.Option("--gather", metavar="FOLDER", help="Also copy fetched files into this folder of the project."),
+    ] = "",
+    retries: Annotated[
+        int | None,
+        typer.Option("--retries", min=0, metavar="N", help="Retry a failed shard up to N times; default: 1."),
+    ] = None,
+    resume: Annotated[
+        str, typer.Option("--resume", metavar="NAME", help="Resume this fan-out; skips finished shards.")
+    ] = "",
+    start: StartOptions,
+    shown: PlannedOrShown,
+    connection: Connection,
+) -> None:
+    """Split work over every GPU (or slot) of every server, with one job per shard."""
+    screen = _Screen(shows_output=shown.follow)
+    console = connection.console("" if shown.follow else "working")
+    if resume:
+        work = {"--cmd": cmd, "--total": total, "--items": items, "--per-server": per_server}
+        rest = {"--gather": gather, "--retries": retries is not None, "--dry-run": shown.dry_run}
+        _refuse_beside(resume, {**work, **rest, **_given(start)})
+        variables = read_environment(start.env)
+        _follow_to_end(
+            console,
+            start,
+            screen,
+            lambda at: at.resume_fan_out(
+                resume,
+                variables,
+                sync=not start.no_sync,
+                overwrite=start.overwrite,
+                observer=screen.observer,
+                check=False,
+            ),
+            json=shown.json,
+        )
+        return
+    request = start.request(
+        FanOutRequest,
+        command=cmd,
+        total=total,
+        items=read_items(items) if items is not None else (),
+        per_server=per_server,
+        retries=1 if retries is None else retries,
+        gather=gather,
+    )
+    if shown.dry_run:
+        show_plan(console, start, lambda at: at.plan_fan_out(request), json=shown.json)
+        return
+    is_followed = shown.follow or items is not None
+    _follow_to_end(
+        console,
+        start,
+        screen,
+        lambda at: at.fan_out(request, follow=is_followed, observer=screen.observer, check=False),
+        json=shown.json,
+    )
+
+
+def _given(start: StartOptions) -> dict[str, object]:
+    """Return the options that a fan-out keeps from its start."""
+    where = {"--server": start.server, "--hosts": start.hosts, "--hostfile": start.hostfile, "--devices": start.devices}
+    return {
+        **where,
+        "--nice": start.nice is not None,
+        "--tag": start.tag,
+        "--artifact": start.artifact,
+        "--workdir": start.workdir,
+    }
+
+
+def read_items(file: str) -> tuple[str, ...]:
+    """Read the lines of a file that are not empty.
+
+    Raises:
+        UsageError: The file cannot be read, is not text, or has no lines.
+    """
+    try:
+        text = Path(file).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise UsageError(f"--items {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"--items {file} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+    lines = tuple(line for line in (each.rstrip("\r") for each in text.split("\n")) if line.strip())
+    if not lines:
+        raise UsageError(f"--items {file} has no lines")
+    if "\0" in text:
+        raise UsageError(f"--items {file}: a line contains a NUL character")
+    return lines
+
+
+class _Screen:
+    """Shows the progress of a fan-out."""
+
+    def __init__(self, *, shows_output: bool) -> None:
+        self._output = Output()
+        self.name = ""
+        self.observer = Observer(self._on_plan, self._output.show if shows_output else _drop, self._on_end)
+
+    def close(self) -> None:
+        """Print what is left of the output."""
+        self._output.close()
+
+    def _on_plan(self, plan: FanOutPlan) -> None:
+        self.name = plan.name
+        inform(f"fan-out {plan.name}: {plan.headline}")
+
+    def _on_end(self, attempt: Attempt, again: bool) -> None:
+        rest = "; retrying" if again else ""
+        job, where = attempt.job, f"shard {attempt.shard.number} on {attempt.slot.server}"
+        inform(f"{where}: {how_it_ended(job)} (job {job.key}){rest}")
+
+
+def _drop(_chunk: Chunk) -> None:
+    """Show nothing."""
+
+
+def _follow_to_end(
+    console: Console, start: StartOptions, screen: _Screen, work: Callable[[Workspace], FanOutAnswer], *, json: bool
+) -> None:
+    with console:
+        workspace = start.find_workspace(console)
+        try:
+            with closing(screen):
+                answer = work(workspace)
+        except KeyboardInterrupt:
+            if not screen.name:
+                raise
+            inform(f"\nstarted shards keep running; to resume: {_resume(screen.name)}")
+            raise typer.Exit(streams.INTERRUPTED) from None
+    if json:
+        _print_document(workspace, answer)
+    _show_answer(answer)
+    leave_unless_ok(answer.exit_code)
+
+
+def _show_answer(answer: FanOutAnswer) -> None:
+    name = fan_out_name(answer.launch_id)
+    if answer.is_followed:
+        inform(f"fan-out {name}: {len(answer.done)} of {answer.shards} shards done")
+        if answer.gathered:
+            count = len(answer.gathered)
+            inform(f"gathered {count} file{'' if count == 1 else 's'} in {answer.folder}")
+    else:
+        for job in answer.jobs:
+            inform(f"shard {job.node_rank} on {job.server}: {how_it_ended(job)} (job {job.key})")
+        inform(f"to list them: remote-tool job-list --tag {TAG}{name}")
+    if answer.undone:
+        inform(f"to resume: {_resume(name)}")
+    show_failures(answer.errors)
+
+
+def _resume(name: str) -> str:
+    return f"remote-tool helper-fan-out --resume {name}"
+
+
+def _print_document(workspace: Workspace, answer: FanOutAnswer) -> None:
+    jobs = JobsAnswer(answer.jobs, answer.errors, warnings=answer.warnings)
+    progress = {"shards": answer.shards, "done": sorted(answer.done), "failed": sorted(answer.failed)}
+    progress["gathered"] = [str(path) for path in answer.gathered]
+    names = {"launch_id": answer.launch_id, "name": fan_out_name(answer.launch_id)}
+    print_json({**started_document(jobs, workspace.config.local.jobs), "fan_out": {**names, **progress}})
+
+
+def _refuse_beside(resume: str, given: dict[str, object]) -> None:
+    """Refuse options that would change a fan-out that has started.
+
+    Raises:
+        UsageError: One of them is given.
+    """
+    beside = [option for option, value in given.items() if value]
+    if beside:
+        raise UsageError(
+            f"--resume keeps the options of the start, so it cannot be combined with {beside[0]}", hint=_resume(resume)
+        )

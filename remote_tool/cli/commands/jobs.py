@@ -1,0 +1,277 @@
+"""The commands about jobs."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import remote_tool
+from remote_tool.cli.commands.orphans import end_orphans
+from remote_tool.cli.following import follow, show_problems
+from remote_tool.cli.groups import ChosenJobs, Connection, NamedJobs, Targets
+from remote_tool.cli.options import AsJson, Servers, ShowOutput, TagsToFind, Yes
+from remote_tool.cli.output import streams
+from remote_tool.cli.output.console import ask, can_ask, confirm, inform, leave_unless_ok
+from remote_tool.cli.output.json_output import jobs_document, print_json
+from remote_tool.cli.tables.jobs import print_jobs, short_command
+from remote_tool.errors import UsageError
+from remote_tool.jobs.job import JobState
+from remote_tool.protocol.limits import LONGEST_GRACE
+from remote_tool.workflows.selection import JobsAnswer, JobSelection, StillRunningError, sort_jobs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from remote_tool import Workspace
+
+ASKING = "asking servers"
+# Seconds.
+LONGEST_DELAY = 86400
+
+
+def job_list(  # noqa: PLR0913 - one parameter per option
+    *,
+    server: Servers = None,
+    rsync: Annotated[bool, typer.Option("--rsync", help="Also fetch logs and artifacts.")] = False,
+    stopped: Annotated[bool, typer.Option("--stopped", help="Include jobs that have ended.")] = False,
+    hidden: Annotated[bool, typer.Option("--hidden", help="Include jobs with the tag hidden or __hidden__.")] = False,
+    tag: TagsToFind = None,
+    state: Annotated[
+        list[str] | None, typer.Option("--state", metavar="STATE", help="List jobs in this state; may be repeated.")
+    ] = None,
+    last: Annotated[
+        int | None, typer.Option("--last", min=1, metavar="N", help="List the N newest jobs, running or ended.")
+    ] = None,
+    sort: Annotated[
+        str | None,
+        typer.Option(
+            "--sort",
+            metavar="FIELD",
+            help="Sort by key, server, state, started or duration; prefix with - to reverse.",
+        ),
+    ] = None,
+    json: AsJson = False,
+    connection: Connection,
+) -> None:
+    """List running jobs with their current state."""
+    order = sort or "key"
+    sort_jobs((), order)
+    selection = JobSelection(
+        tags=tuple(tag or ()),
+        servers=tuple(server or ()),
+        stopped=stopped,
+        hidden=hidden,
+        states=read_states(state or ()),
+        last=last,
+    )
+    with connection.console(ASKING) as console:
+        workspace = console.find_workspace()
+        answer = workspace.list_jobs(selection, logs=rsync)
+    others = "" if selection.states or stopped else "; --stopped lists the others"
+    empty = ("no jobs", "") if selection.may_have_ended else ("no running jobs", others)
+    _show(workspace, replace(answer, jobs=tuple(sort_jobs(answer.jobs, order))), json=json, empty=empty)
+    leave_unless_ok(answer.exit_code)
+
+
+def job_tail(
+    *,
+    jobs: ChosenJobs,
+    lines: Annotated[
+        int | None, typer.Option("--lines", min=0, metavar="N", help="Start with the last N lines.")
+    ] = None,
+    no_follow: Annotated[bool, typer.Option("--no-follow", help="Show the output so far and exit.")] = False,
+    delay: Annotated[
+        float | None,
+        typer.Option(
+            "--delay",
+            min=0,
+            max=LONGEST_DELAY,
+            metavar="SECONDS",
+            help="For compatibility with labml_remote: 0 means --no-follow; output is always shown at once.",
+        ),
+    ] = None,
+    rank: Annotated[int | None, typer.Option("--rank", min=0, metavar="N", help="Show only this rank.")] = None,
+    connection: Connection,
+) -> None:
+    """Follow the output of jobs until they end; Ctrl-C does not stop the jobs."""
+    with connection.console() as console:
+        options = remote_tool.FollowOptions(lines=lines, wait=not no_follow and delay != 0, rank=rank)
+        follow(console.find_workspace(), jobs.selection(stopped=True), options)
+
+
+def job_kill(  # noqa: PLR0913 - one parameter per option
+    *,
+    jobs: NamedJobs,
+    targets: Targets,
+    tag: TagsToFind = None,
+    signal: Annotated[
+        str, typer.Option("--signal", metavar="SIGNAL", help="Signal to send first, by name or number.")
+    ] = "SIGTERM",
+    grace: Annotated[
+        float | None,
+        typer.Option(
+            "--grace",
+            min=0,
+            max=LONGEST_GRACE,
+            metavar="SECONDS",
+            help="Time until SIGKILL; default: 45 for torchrun, else 10.",
+        ),
+    ] = None,
+    orphans: Annotated[
+        bool,
+        typer.Option("--orphans", help="End processes that jobs left behind; lists them and asks first."),
+    ] = False,
+    strays: Annotated[bool, typer.Option("--strays", hidden=True, help="Same as --orphans.")] = False,
+    yes: Yes = False,
+    json: AsJson = False,
+    connection: Connection,
+) -> None:
+    """Stop jobs and all their processes: SIGTERM, then SIGKILL after a grace period. Asks if no job is selected."""
+    name = signal_name(signal)
+    if orphans or strays:
+        if jobs.names or tag:
+            raise UsageError("--orphans cannot be combined with jobs or tags", hint="Choose servers with --server NAME")
+        end_orphans(targets, connection, signal=name, grace=grace, yes=yes, json=json)
+        return
+    if targets.is_list:
+        raise UsageError(
+            "--hosts and --hostfile of job-kill need --orphans", hint="--server NAME, the name of the host"
+        )
+    selection = JobSelection(jobs.names, tuple(tag or ()), targets.servers)
+    if not selection.is_explicit:
+        selection = _ask_which(connection, yes=yes)
+    with connection.console("stopping") as console:
+        workspace = console.find_workspace()
+        answer = workspace.stop_jobs(selection, signal=name, grace=grace)
+    _show(workspace, answer, json=json, empty=("no jobs", ""))
+    leave_unless_ok(answer.exit_code)
+
+
+def job_wait(
+    *,
+    jobs: ChosenJobs,
+    timeout: Annotated[
+        float | None,
+        typer.Option("--timeout", min=0, metavar="SECONDS", help="Give up after this many seconds."),
+    ] = None,
+    json: AsJson = False,
+    connection: Connection,
+) -> None:
+    """Wait for jobs to end, and exit with their status; without a selection, wait for all running jobs."""
+    with connection.console("waiting") as console:
+        workspace = console.find_workspace()
+        try:
+            answer, late = workspace.wait_jobs(jobs.selection(), timeout=timeout), None
+        except StillRunningError as error:
+            answer, late = error.answer, error
+    _show(workspace, answer, json=json, empty=("no running jobs", ""))
+    if late is not None:
+        raise late
+    leave_unless_ok(answer.program_exit_code)
+
+
+def job_rsync(
+    *,
+    server: Servers = None,
+    delay: Annotated[
+        float,
+        typer.Option(
+            "--delay",
+            min=0,
+            max=LONGEST_DELAY,
+            metavar="SECONDS",
+            show_default=False,
+            help="Repeat after this many seconds, until Ctrl-C; 0: fetch once.",
+        ),
+    ] = 0,
+    show_output: ShowOutput = False,
+    connection: Connection,
+) -> None:
+    """Fetch the logs and artifacts of all jobs."""
+    while True:
+        with connection.console(ASKING, show_output=show_output) as console:
+            workspace = console.find_workspace()
+            answer = workspace.pull_logs(JobSelection(servers=tuple(server or ()), hidden=True))
+        inform(f"fetched logs of {len(answer.jobs)} jobs into {workspace.config.local.jobs}")
+        show_problems(answer)
+        if not delay:
+            leave_unless_ok(answer.exit_code)
+            return
+        time.sleep(delay)
+
+
+def read_states(words: Sequence[str]) -> tuple[JobState, ...]:
+    """Read ``--state``.
+
+    Raises:
+        UsageError: A word is not a state.
+    """
+    states = {state.value: state for state in JobState}
+    for word in words:
+        if word not in states:
+            raise UsageError(f"--state {word!r} is not a state", hint=f"The states are {', '.join(states)}")
+    return tuple(states[word] for word in words)
+
+
+def signal_name(text: str) -> str:
+    """Read a signal: SIGTERM, term or 15.
+
+    Raises:
+        UsageError: The text is not a signal.
+    """
+    from signal import Signals  # noqa: PLC0415 - the option has the module's name
+
+    upper = text.upper()
+    for each in Signals:
+        if upper in {each.name, each.name.removeprefix("SIG"), str(each.value)}:
+            return each.name
+    raise UsageError(f"--signal {text!r} is not a signal", hint="--signal SIGTERM or --signal SIGKILL")
+
+
+def _ask_which(connection: Connection, *, yes: bool) -> JobSelection:
+    """Show the running jobs and ask which to stop.
+
+    Raises:
+        UsageError: Nobody can answer, or no job is running.
+    """
+    if yes or not can_ask():
+        raise UsageError("No job is selected, so none was stopped", hint="--job KEY, --tag TAG or --server NAME")
+    with connection.console(ASKING) as console:
+        workspace = console.find_workspace()
+        answer = workspace.list_jobs()
+    show_problems(answer)
+    jobs = answer.jobs
+    if not jobs:
+        leave_unless_ok(answer.exit_code)
+        raise UsageError("No job is running", hint="remote-tool job-list --stopped")
+    print_jobs(jobs, streams.ERR)
+    words = ask("Jobs to stop (keys, or all)").replace(",", " ").split()
+    names = tuple(job.id for job in jobs) if words == ["all"] else tuple(words)
+    chosen = workspace.select_local(JobSelection(jobs=names)) if names else []
+    shown = ", ".join(f"{job.key} ({short_command(job)})" for job in chosen)
+    if not chosen or not confirm(f"Stop {shown}?"):
+        inform("nothing was stopped")
+        raise typer.Exit(1)
+    return JobSelection(jobs=tuple(job.id for job in chosen))
+
+
+def _show(workspace: Workspace, answer: JobsAnswer, *, json: bool, empty: tuple[str, str]) -> None:
+    if json:
+        print_json(jobs_document(answer.jobs, answer.errors, workspace.config.local.jobs))
+    elif answer.jobs:
+        print_jobs(answer.jobs, errors=answer.errors)
+    else:
+        _show_that_there_are_none(answer, *empty)
+    show_problems(answer)
+
+
+def _show_that_there_are_none(answer: JobsAnswer, text: str, hint: str) -> None:
+    """Name the servers that answered if some did not."""
+    answered = [name for name in answer.answered if name not in answer.errors]
+    if not answer.errors:
+        inform(f"{text}{hint}")
+    elif answered:
+        inform(f"{text} on {', '.join(answered)}{hint}")

@@ -1,0 +1,276 @@
+"""Groups of options: a command that has one as a parameter takes all its options, and gets them as one object."""
+
+from __future__ import annotations
+
+import inspect
+import shlex
+from dataclasses import dataclass, fields, is_dataclass
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+
+from remote_tool.cli.options import (
+    AcceptNewKeys,
+    Artifacts,
+    AsJson,
+    ChangeNothing,
+    Checksum,
+    Devices,
+    Environment,
+    Follow,
+    FromJob,
+    Hostfile,
+    Hosts,
+    JobNames,
+    Keys,
+    LostAfter,
+    MasterPort,
+    Nice,
+    NoSync,
+    Overwrite,
+    PlanOnly,
+    Relay,
+    Servers,
+    ShowOutput,
+    TagsToFind,
+    TagsToSet,
+    Verbose,
+    Workdir,
+    read_environment,
+    read_workdir,
+)
+from remote_tool.cli.output.console import Console
+from remote_tool.config.devices import parse_devices
+from remote_tool.errors import UsageError
+from remote_tool.workflows.selection import JobSelection
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from remote_tool import Workspace
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Connection:
+    """How a command connects to servers, and what it says about that."""
+
+    accept_new_keys: AcceptNewKeys = False
+    verbose: Verbose = 0
+
+    def console(self, activity: str = "", *, show_output: bool = False, only_changes: bool = False) -> Console:
+        """Return a console with these options."""
+        return Console(
+            verbose=self.verbose,
+            accept_new_keys=self.accept_new_keys,
+            show_output=show_output,
+            activity=activity,
+            only_changes=only_changes,
+        )
+
+
+@dataclass(frozen=True)
+class Targets:
+    """The servers to act on: configured ones, or the hosts of a list.
+
+    Raises:
+        UsageError: More than one of the options is given.
+    """
+
+    server: Servers = None
+    hosts: Hosts = None
+    hostfile: Hostfile = None
+
+    def __post_init__(self) -> None:
+        """Refuse two ways to name servers."""
+        options = {"--server": self.server or None, "--hosts": self.hosts, "--hostfile": self.hostfile}
+        given = [name for name, value in options.items() if value is not None]
+        if len(given) > 1:
+            raise UsageError(f"{' and '.join(given)} cannot be combined", hint="Keep one of them")
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """The names of configured servers; empty: all."""
+        return tuple(self.server or ())
+
+    @property
+    def is_list(self) -> bool:
+        """Whether hosts of a list are given."""
+        return self.hosts is not None or self.hostfile is not None
+
+    @property
+    def words(self) -> str:
+        """The options as typed, with a space before each; empty without any."""
+        given = [*(("--server", name) for name in self.servers), ("--hosts", self.hosts), ("--hostfile", self.hostfile)]
+        return "".join(f" {option} {shlex.quote(value)}" for option, value in given if value is not None)
+
+    def find_workspace(self, console: Console) -> Workspace:
+        """Find the workspace here or above, with the hosts of a list when one is given."""
+        workspace = console.find_workspace()
+        if self.hosts is not None:
+            return workspace.with_hosts(self.hosts)
+        if self.hostfile is not None:
+            return workspace.with_hostfile(self.hostfile)
+        return workspace
+
+
+@dataclass(frozen=True)
+class StartOptions(Targets):
+    """How a command starts jobs."""
+
+    env: Environment = None
+    devices: Devices = None
+    nice: Nice = None
+    tag: TagsToSet = None
+    artifact: Artifacts = None
+    workdir: Workdir = None
+    no_sync: NoSync = False
+    overwrite: Overwrite = False
+
+    def request(self, kind: Callable[..., R], **own: object) -> R:
+        """Return a request of this kind, with these options and the command's own."""
+        return kind(
+            servers=self.servers,
+            env=read_environment(self.env),
+            devices=parse_devices(self.devices),
+            nice=self.nice,
+            tags=tuple(self.tag or ()),
+            artifacts=tuple(self.artifact or ()),
+            workdir=read_workdir(self.workdir),
+            sync=not self.no_sync,
+            overwrite=self.overwrite,
+            **own,
+        )
+
+
+@dataclass(frozen=True)
+class JobOptions(StartOptions):
+    """How a command starts jobs that may resume from another one."""
+
+    from_job: FromJob = ""
+
+    def request(self, kind: Callable[..., R], **own: object) -> R:
+        """Return a request of this kind, with these options and the command's own."""
+        return super().request(kind, from_job=self.from_job, **own)
+
+
+@dataclass(frozen=True)
+class LaunchOptions(JobOptions):
+    """How a command starts one program on several servers."""
+
+    lost_after: LostAfter = None
+
+    def request(self, kind: Callable[..., R], **own: object) -> R:
+        """Return a request of this kind, with these options and the command's own."""
+        return super().request(kind, lost_after=self.lost_after, **own)
+
+
+@dataclass(frozen=True)
+class RendezvousOptions(LaunchOptions):
+    """How a command starts a program whose nodes meet at a port of the first server."""
+
+    master_port: MasterPort = None
+
+    def request(self, kind: Callable[..., R], **own: object) -> R:
+        """Return a request of this kind, with these options and the command's own."""
+        return super().request(kind, master_port=self.master_port, **own)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a command that starts jobs shows of them.
+
+    Raises:
+        UsageError: Both options are given.
+    """
+
+    follow: Follow = False
+    json: AsJson = False
+
+    def __post_init__(self) -> None:
+        """Refuse two uses of stdout."""
+        if self.json and self.follow:
+            raise UsageError(
+                "--json and --follow both write to stdout", hint="--json, then remote-tool job-tail --job KEY"
+            )
+
+
+@dataclass(frozen=True)
+class PlannedOrShown(Shown):
+    """What a command that starts a launch shows of it."""
+
+    dry_run: PlanOnly = False
+
+
+@dataclass(frozen=True)
+class NamedJobs:
+    """Jobs by key or id."""
+
+    keys: Keys = None
+    job: JobNames = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The keys and ids."""
+        return (*(self.keys or ()), *(self.job or ()))
+
+
+@dataclass(frozen=True)
+class ChosenJobs(NamedJobs):
+    """Jobs by key, id, tag or server."""
+
+    server: Servers = None
+    tag: TagsToFind = None
+
+    def selection(self, *, stopped: bool = False) -> JobSelection:
+        """Return the selection."""
+        return JobSelection(self.names, tuple(self.tag or ()), tuple(self.server or ()), stopped=stopped)
+
+
+@dataclass(frozen=True)
+class SyncFlags:
+    """How a command sends files."""
+
+    show_output: ShowOutput = False
+    dry_run: ChangeNothing = False
+    checksum: Checksum = False
+    relay: Relay = False
+    overwrite: Overwrite = False
+
+    @property
+    def options(self) -> dict[str, bool]:
+        """The options of the sync itself."""
+        return {
+            "dry_run": self.dry_run,
+            "checksum": self.checksum,
+            "relay": self.relay,
+            "overwrite": self.overwrite,
+        }
+
+
+def flatten(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command as Typer reads it: a function with one parameter for each option, also of its groups."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command).parameters.values():
+        kind = groups.get(parameter.name)
+        parameters += _parameters_of(kind) if kind else [parameter.replace(annotation=hints[parameter.name])]
+
+    def run(**values: Any) -> None:  # noqa: ANN401 - whatever the options are
+        for name, kind in groups.items():
+            values[name] = kind(**{each.name: values.pop(each.name) for each in fields(kind)})
+        command(**values)
+
+    run.__doc__ = command.__doc__
+    # Typer reads these two.
+    run.__dict__["__signature__"] = inspect.Signature(parameters)
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _parameters_of(group: Any) -> list[inspect.Parameter]:  # noqa: ANN401 - a class with fields has no type
+    hints = get_type_hints(group, include_extras=True)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return [
+        inspect.Parameter(each.name, kind, default=each.default, annotation=hints[each.name]) for each in fields(group)
+    ]

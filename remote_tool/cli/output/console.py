@@ -1,0 +1,368 @@
+"""The only code that prints progress, notices, questions and errors. Data goes to stdout, the rest to stderr."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol, Self
+
+import typer
+
+import remote_tool
+from remote_tool.cli.output import streams
+from remote_tool.cli.output.sanitize import escape_controls, one_line, paragraph
+from remote_tool.cli.output.terminal import ask_hidden, read_line
+from remote_tool.errors import ConfigError, RemoteToolError, SomeServersFailedError
+from remote_tool.paths import REMOTE_FOLDER, current_folder, inside_project
+from remote_tool.redaction import redact
+from remote_tool.workflows.events import (
+    Event,
+    Notice,
+    Outcome,
+    StepEnded,
+    StepOutput,
+    StepProgress,
+    StepStarted,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+SSH_LOG_VERBOSITY = 2
+LONGEST_LABEL = 500
+# So many servers are named beside a hint.
+MOST_NAMES = 8
+# Differs by server; the first one's stands for all.
+_SSH_COMMAND = re.compile(r"\bssh .*@\S+")
+# In a pipe: how long a step has been going on when it first says how far it is, and how long until it does so again.
+FIRST_PROGRESS, NEXT_PROGRESS = 5.0, 30.0
+STYLES = {Outcome.DONE: "green", Outcome.UNCHANGED: "dim", Outcome.FAILED: "bold red"}
+
+
+def _usual_workdir(root: Path) -> str:
+    """Return the current folder relative to the project; empty in .remote, which is not on the servers."""
+    folder = inside_project(root, current_folder()) or ""
+    return "" if folder.partition("/")[0] == REMOTE_FOLDER else folder
+
+
+def print_data(text: str) -> None:
+    """Print lines of data."""
+    streams.write_text(streams.OUT, escape_controls(text) + "\n")
+
+
+def inform(text: str) -> None:
+    """Print a message on stderr."""
+    say(escape_controls(text))
+
+
+def say(*parts: str | tuple[str, str], wraps: bool = False) -> None:
+    """Print escaped text on stderr; a part may have a style, which shows on a terminal."""
+    parts = tuple(redact(part) if isinstance(part, str) else (redact(part[0]), part[1]) for part in parts)
+    if streams.is_terminal(streams.ERR):
+        from remote_tool.cli.output.progress import print_styled  # noqa: PLC0415 - in a pipe Rich need not load
+
+        print_styled(*parts, wraps=wraps)
+    else:
+        streams.write_text(streams.ERR, "".join(part if isinstance(part, str) else part[0] for part in parts) + "\n")
+
+
+def say_wrapped(*parts: str | tuple[str, str]) -> None:
+    """As :func:`say`, for sentences: on a terminal, lines break between words."""
+    say(*parts, wraps=True)
+
+
+def show_error(error: RemoteToolError) -> None:
+    """Print an error and its hint."""
+    if isinstance(error, SomeServersFailedError):
+        show_failures(error.failures)
+        return
+    for message in error.problems if isinstance(error, ConfigError) else [error.message]:
+        say_wrapped(("error", "bold red"), f": {paragraph(message)}")
+    _show_hint(error.hint)
+
+
+def show_failures(failures: Mapping[str, RemoteToolError]) -> None:
+    """Print the error of each server; then each hint, once for all servers that need it."""
+    for server, error in failures.items():
+        say_wrapped(("error", "bold red"), f": {paragraph(_naming(server, error.message))}")
+    servers_by_cause: dict[str, list[str]] = {}
+    for server, error in failures.items():
+        servers_by_cause.setdefault(_SSH_COMMAND.sub("", _general(error.hint, server)), []).append(server)
+    for servers in servers_by_cause.values():
+        hint = failures[servers[0]].hint
+        if len(servers) > 1:
+            _show_hint(_general(hint, servers[0]), servers)
+        else:
+            _show_hint(hint, [] if len(failures) == 1 or hint != _general(hint, servers[0]) else servers)
+
+
+def _general(hint: str, server: str) -> str:
+    """Return a hint with NAME in place of the server."""
+    return re.sub(rf"(?<![\w-]){re.escape(server)}(?![\w-])", "NAME", hint) if server else hint
+
+
+def _naming(server: str, text: str) -> str:
+    """Return a text that names its server: unchanged if it contains the name as a word of its own."""
+    there = re.search(rf"(?<![\w.-]){re.escape(server)}(?![\w-]|\.\w)", text)
+    return text if there or not server else f"{server}: {text}"
+
+
+def _show_hint(hint: str, servers: Sequence[str] = ()) -> None:
+    if hint:
+        names = ", ".join(servers[:MOST_NAMES])
+        names += f" and {len(servers) - MOST_NAMES} more" if len(servers) > MOST_NAMES else ""
+        say_wrapped(("hint", "bold"), f"{names and f' ({one_line(names)})'}: {one_line(hint)}")
+
+
+def inform_of_interruption(left: str) -> None:
+    """Print that Ctrl-C ended the command, and what to do next."""
+    # The terminal has written ^C.
+    inform(("\n" if streams.is_terminal(streams.ERR) else "") + "interrupted" + left)
+
+
+def leave_unless_ok(exit_code: int) -> None:
+    """Exit with a status unless it is 0."""
+    if exit_code:
+        raise typer.Exit(exit_code)
+
+
+def can_ask() -> bool:
+    """Whether a user can answer."""
+    return sys.stdin.isatty() and streams.is_terminal(streams.ERR)
+
+
+def ask(question: str, default: str = "") -> str:
+    """Ask on the terminal; an empty answer means the default, and Ctrl-D leaves as Ctrl-C does."""
+    shown = f" [{default}]" if default else ""
+    streams.write_text(streams.ERR, f"{escape_controls(question)}{escape_controls(shown)}: ")
+    line = sys.stdin.readline()
+    if not line:
+        streams.write_text(streams.ERR, "\n")
+        raise KeyboardInterrupt
+    return line.strip() or default
+
+
+def confirm(question: str) -> bool:
+    """Ask yes or no on the terminal; no is the default."""
+    return _is_yes(ask(f"{question} [y/N]"))
+
+
+def _is_yes(answer: str) -> bool:
+    return answer.lower() in {"y", "yes"}
+
+
+def _trust(_question: str) -> bool:
+    return True
+
+
+class Console:
+    """Draws what the workflows of one command report.
+
+    On a terminal every server has a line that changes while its step goes on; in a pipe every step that ended is a
+    line. Reports come from another thread.
+
+    Args:
+        verbose: 1: also show remote commands and internal steps; 2: also the log of the SSH library.
+        accept_new_keys: Trust new host keys without asking.
+        show_output: Show the output of steps.
+        activity: Text to show on a terminal while no step is running; empty if the command prints meanwhile.
+        only_changes: Show no steps of a server where every step was up to date.
+    """
+
+    def __init__(
+        self,
+        *,
+        verbose: int = 0,
+        accept_new_keys: bool = False,
+        show_output: bool = False,
+        activity: str = "",
+        only_changes: bool = False,
+    ) -> None:
+        self._verbose = verbose
+        self._accepts_new_keys = accept_new_keys
+        self._only_changes = only_changes and not verbose
+        # By server; None once it is known to have had something to do.
+        self._held_back: dict[str, list[StepEnded] | None] = {}
+        self._show_output = show_output
+        self._steps: Steps = _running_steps(activity)
+        self._lock = threading.Lock()
+        self._began = time.monotonic()
+        if verbose >= SSH_LOG_VERBOSITY:
+            _show_ssh_log()
+        else:
+            # It warns of sockets and programs that end under it, which our own errors are about.
+            logging.getLogger("asyncio").setLevel(logging.ERROR)
+
+    @property
+    def hooks(self) -> remote_tool.Hooks:
+        """The callbacks of a workspace that reports to this console."""
+        return remote_tool.Hooks(
+            report=self.report,
+            trace=self.trace if self._verbose else None,
+            ask_password=self.ask_password if can_ask() else None,
+            confirm=_trust if self._accepts_new_keys else self.confirm if can_ask() else None,
+        )
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the command started."""
+        return time.monotonic() - self._began
+
+    def find_workspace(self) -> remote_tool.Workspace:
+        """Find the workspace here or above; it reports to this console."""
+        found = remote_tool.Workspace.find(hooks=self.hooks)
+        return found.in_folder(_usual_workdir(found.root))
+
+    def rebind(self, workspace: remote_tool.Workspace) -> remote_tool.Workspace:
+        """Return this workspace, reporting to this console; still accepting new host keys if it did."""
+        self._accepts_new_keys |= workspace.hooks.confirm is _trust
+        return remote_tool.Workspace(workspace.config, self.hooks)
+
+    def __enter__(self) -> Self:
+        self._steps.show()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._steps.hide()
+            # Whoever asks for a password later draws nothing that nobody takes away.
+            self._steps = _NoSteps()
+
+    def report(self, event: Event) -> None:
+        """Draw an event."""
+        with self._lock:
+            self._draw(event)
+
+    def trace(self, server: str, label: str, seconds: float) -> None:
+        """Show a remote command and the time it took."""
+        say((f"[{one_line(server)}] {seconds:.3f} s  {one_line(label)[:LONGEST_LABEL]}", "dim"))
+
+    def ask_password(self, prompt: str) -> str | None:
+        """Ask for a secret on the terminal; None when there is no answer."""
+        with self._still():
+            return ask_hidden(f"{escape_controls(prompt).rstrip(': ')}: ")
+
+    def confirm(self, question: str) -> bool:
+        """Ask yes or no on the terminal, from any thread; no is the default."""
+        with self._still():
+            streams.write_text(streams.ERR, f"{escape_controls(question)} [y/N]: ")
+            return _is_yes(read_line())
+
+    @contextmanager
+    def _still(self) -> Iterator[None]:
+        """Hide the steps meanwhile."""
+        with self._lock:
+            self._steps.hide()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._steps.show()
+
+    def _draw(self, event: Event) -> None:
+        match event:
+            case StepStarted(server, step):
+                self._steps.start(server, step)
+            case StepProgress(server, _, text):
+                self._steps.tell(server, text)
+            case StepEnded(server):
+                self._steps.end(server)
+                self._show_end(event)
+            case StepOutput(server, _, data) if self._show_output:
+                for line in data.decode(errors="replace").replace("\r", "\n").splitlines():
+                    say((f"{one_line(server)} | {escape_controls(line)}", "dim"))
+            case Notice(server, text):
+                say_wrapped((paragraph(_naming(server, text)), "yellow"))
+
+    def _show_end(self, event: StepEnded) -> None:
+        if event.is_internal and not self._verbose and event.outcome is not Outcome.FAILED:
+            return
+        waiting = self._held_back.setdefault(event.server, [] if self._only_changes else None)
+        if waiting is not None and event.outcome is Outcome.UNCHANGED:
+            waiting.append(event)
+            return
+        for each in (*(waiting or ()), event):
+            say_wrapped(*_ended_line(each))
+        self._held_back[event.server] = None
+
+
+class Steps(Protocol):
+    """Shows the running step of each server."""
+
+    def show(self) -> None: ...
+    def hide(self) -> None: ...
+    def start(self, server: str, step: str) -> None: ...
+    def tell(self, server: str, text: str) -> None: ...
+    def end(self, server: str) -> None: ...
+
+
+class _PipedSteps:
+    """Prints the progress of long steps now and then, for a pipe."""
+
+    def __init__(self) -> None:
+        self._next: dict[str, float] = {}
+        self._steps: dict[str, str] = {}
+
+    def show(self) -> None: ...
+    def hide(self) -> None: ...
+
+    def start(self, server: str, step: str) -> None:
+        self._steps[server] = step
+        self._next[server] = time.monotonic() + FIRST_PROGRESS
+
+    def tell(self, server: str, text: str) -> None:
+        if server in self._steps and time.monotonic() >= self._next[server]:
+            self._next[server] = time.monotonic() + NEXT_PROGRESS
+            say(one_line(f"{server}: {self._steps[server]}: {text}"))
+
+    def end(self, server: str) -> None:
+        self._steps.pop(server, None)
+
+
+class _NoSteps:
+    """Shows nothing."""
+
+    def show(self) -> None: ...
+    def hide(self) -> None: ...
+    def start(self, server: str, step: str) -> None: ...
+    def tell(self, server: str, text: str) -> None: ...
+    def end(self, server: str) -> None: ...
+
+
+def _running_steps(activity: str) -> Steps:
+    if not streams.is_terminal(streams.ERR):
+        return _PipedSteps()
+    from remote_tool.cli.output.progress import RunningSteps  # noqa: PLC0415 - in a pipe Rich need not load
+
+    return RunningSteps(activity)
+
+
+def _ended_line(event: StepEnded) -> tuple[str | tuple[str, str], ...]:
+    """``gpu1: rsync: done (0.3 s), sent 3 files``."""
+    seconds = "" if event.outcome is Outcome.UNCHANGED else f" ({event.seconds:.1f} s)"
+    detail = event.detail.removeprefix(f"{event.server}: ")
+    detail = f", {detail}" if detail else ""
+    return (
+        f"{one_line(event.server)}: {one_line(event.step)}: ",
+        (event.outcome.value, STYLES[event.outcome]),
+        one_line(f"{seconds}{detail}"),
+    )
+
+
+class _SshLog(logging.Handler):
+    """Prints the log of the SSH library, escaped, as it quotes servers."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say((one_line(f"{record.name}: {record.getMessage()}"), "dim"))
+
+
+def _show_ssh_log() -> None:
+    log = logging.getLogger("asyncssh")
+    log.setLevel(logging.DEBUG)
+    log.addHandler(_SshLog())
+    log.propagate = False

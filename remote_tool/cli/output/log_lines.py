@@ -1,0 +1,121 @@
+"""Prints output of servers: exact bytes of one source, or whole lines of several with a label each."""
+
+from __future__ import annotations
+
+import codecs
+from typing import TYPE_CHECKING
+
+from remote_tool.cli.output import streams
+from remote_tool.cli.output.sanitize import harmless_line, harmless_stream, one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+# A longer line is passed on in pieces, so that no line fills the memory.
+LONGEST_LINE = 64 * 1024
+_CLEAR_LINE = "\r\x1b[K"
+COLOURS = (36, 33, 35, 32, 34, 31)
+
+
+class ExactOutput:
+    """One source: bytes as they came; on a terminal without what steers it."""
+
+    def __init__(self) -> None:
+        self._terminals = {each: _Terminal(each) for each in (streams.OUT, streams.ERR) if streams.is_terminal(each)}
+        # The stream whose progress bar the cursor stands in; 0 without one.
+        self._in_bar_of = 0
+
+    def write(self, _label: str, stream: int, data: bytes) -> None:
+        """Print some bytes of stream 1 (stdout) or 2 (stderr)."""
+        if stream in self._terminals:
+            if self._in_bar_of not in {0, stream}:
+                # Its program clears it before it writes to the other stream, but that comes by itself, and later.
+                streams.write_text(stream, _CLEAR_LINE)
+                self._in_bar_of = 0
+            self._terminals[stream].write(data)
+            self._note_bar(stream, data.rpartition(b"\n"))
+        else:
+            streams.write(stream, data)
+
+    def _note_bar(self, stream: int, parts: tuple[bytes, bytes, bytes]) -> None:
+        _, line_end, rest = parts
+        if b"\r" in rest and rest.rpartition(b"\r")[2].strip():
+            self._in_bar_of = stream
+        elif line_end or b"\r" in rest:
+            self._in_bar_of = 0
+
+    def close(self) -> None:
+        """Print what is left, and take back the colour that the program left behind."""
+        for terminal in self._terminals.values():
+            terminal.end()
+
+
+class _Terminal:
+    def __init__(self, stream: int) -> None:
+        self._stream = stream
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._waiting = ""
+        self._coloured = False
+
+    def write(self, data: bytes) -> None:
+        shown, self._waiting = harmless_stream(self._waiting + self._decoder.decode(data))
+        self._coloured = self._coloured or "\x1b" in shown
+        streams.write_text(self._stream, shown)
+
+    def end(self) -> None:
+        rest = self._waiting + self._decoder.decode(b"", final=True)
+        streams.write_text(self._stream, harmless_line(rest) + ("\x1b[0m" if self._coloured else ""))
+
+
+class LabelledOutput:
+    """Several sources: each line whole, behind the label of its source.
+
+    Args:
+        labels: Those that are known; their lines are aligned from the first on.
+    """
+
+    def __init__(self, labels: Iterable[str] = ()) -> None:
+        self._pending: dict[tuple[str, int, str], bytes] = {}
+        self._labels = {label: number for number, label in enumerate(labels)}
+        self._width = max(map(len, self._labels), default=0)
+
+    def write(self, label: str, stream: int, data: bytes, source: str = "") -> None:
+        """Print the lines that are whole; source tells apart what shares a label and a stream."""
+        key = (label, stream, source)
+        *lines, rest = (self._pending.get(key, b"") + data).split(b"\n")
+        if len(rest) > LONGEST_LINE:
+            # Of a progress bar only the last state counts.
+            rest = rest[rest.rstrip(b"\r").rfind(b"\r") + 1 :]
+        while len(rest) > LONGEST_LINE:
+            lines.append(rest[:LONGEST_LINE])
+            rest = rest[LONGEST_LINE:]
+        self._pending[key] = rest
+        self._print(label, stream, lines)
+
+    def close(self) -> None:
+        """Print the lines that had no end."""
+        for (label, stream, _), rest in self._pending.items():
+            self._print(label, stream, [rest] if rest else [])
+        self._pending.clear()
+
+    def _print(self, label: str, stream: int, lines: list[bytes]) -> None:
+        prefix = self._prefix(label, stream)
+        show = _shown if streams.is_terminal(stream) else _last_state
+        streams.write(stream, b"".join(prefix + show(line) + b"\n" for line in lines))
+
+    def _prefix(self, label: str, stream: int) -> bytes:
+        number = self._labels.setdefault(label, len(self._labels))
+        self._width = max(self._width, len(label))
+        text = f"{one_line(label):{self._width}} |"
+        if streams.has_colour(stream):
+            text = f"\x1b[{COLOURS[number % len(COLOURS)]}m{text}\x1b[0m"
+        return f"{text} ".encode()
+
+
+def _last_state(line: bytes) -> bytes:
+    """Return what stays of a line that was written over, such as a progress bar."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2]
+
+
+def _shown(line: bytes) -> bytes:
+    return harmless_line(_last_state(line).decode(errors="replace")).encode()

@@ -1,0 +1,243 @@
+"""The program as Typer runs it: a table of contents whose commands are imported when they run.
+
+``--help`` and completion of names need none of their modules.
+"""
+
+from __future__ import annotations
+
+import importlib
+import signal
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from remote_tool import __version__
+from remote_tool.cli.options import Verbose
+from remote_tool.cli.output import streams
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PROGRAM = "remote-tool"
+
+# group: name: (module, summary, example of its arguments)
+GROUPS = {
+    "Set up": {
+        "init": ("commands.init", "Write .remote/configs.yaml and exclude.txt.", "--server gpu1=ubuntu@10.0.0.5"),
+        "keys": ("commands.servers", "Set up key-based login to servers.", "--server gpu1"),
+        "check": ("commands.check", "Check that servers are ready for training.", "--json"),
+        "prepare": ("commands.prepare", "Prepare servers: environment, project and packages.", "--server gpu1"),
+        "setup": ("commands.prepare", "Install the environment on servers.", "--force"),
+        "rsync": ("commands.prepare", "Send the project to servers.", "--relay"),
+        "data-sync": ("commands.prepare", "Send configured data sets to servers.", "imagenet --server gpu1"),
+        "update-packages": ("commands.prepare", "Install the packages that the project lists.", "--show-output"),
+        "bandwidth": (
+            "commands.servers",
+            "Measure network bandwidth between servers.",
+            "--server gpu1 --server gpu2",
+        ),
+    },
+    "Start": {
+        "run": ("commands.run", "Run a command and show its output.", "--server gpu1 -- df -h"),
+        "job-run": ("commands.run", "Start a job and return.", "--server gpu1 -- python train.py --lr 1e-3"),
+        "helper-torch-launch": (
+            "commands.launch",
+            "Start torchrun on all servers.",
+            "--cmd 'train.py --epochs 5' --nproc-per-node 2 --follow",
+        ),
+        "helper-launch": (
+            "commands.launch",
+            "Start a command on every server, without torchrun.",
+            "--cmd './run_train.sh' --follow",
+        ),
+        "helper-mpi-launch": (
+            "commands.launch",
+            "Start an MPI program on all servers.",
+            "--cmd 'python solve.py' --ppn 2",
+        ),
+        "helper-fan-out": (
+            "commands.fan_out",
+            "Split work across every GPU of every server.",
+            "--cmd 'python evaluate.py --shard {shard} --of {shards}'",
+        ),
+    },
+    "Jobs": {
+        "job-list": ("commands.jobs", "List jobs.", "--stopped --tag sweep"),
+        "job-tail": ("commands.jobs", "Follow the output of jobs until they end.", "3 --lines 20"),
+        "job-kill": ("commands.jobs", "Stop jobs and all their processes.", "3 4"),
+        "job-wait": ("commands.jobs", "Wait for jobs to end.", "3 --timeout 3600"),
+        "job-rsync": ("commands.jobs", "Fetch logs and artifacts of jobs.", "--server gpu1"),
+        "job-pull": ("commands.pull", "Fetch checkpoints and other files of jobs.", "3 --artifact 'out/*.pt'"),
+        "clean": ("commands.clean", "Remove ended jobs and leftovers.", "--older 30d --keep 20"),
+    },
+    "Try": {"demo": ("commands.demo", "Try everything on throwaway local servers.", "")},
+}
+COMMANDS = {name: entry for commands in GROUPS.values() for name, entry in commands.items()}
+
+# Names that other tools have for our commands.
+ALSO_KNOWN_AS = {
+    "ps": "job-list",
+    "jobs": "job-list",
+    "ls": "job-list",
+    "list": "job-list",
+    "status": "job-list",
+    "logs": "job-tail",
+    "tail": "job-tail",
+    "kill": "job-kill",
+    "stop": "job-kill",
+    "job-stop": "job-kill",
+    "wait": "job-wait",
+    "ssh": "run",
+    "exec": "run",
+    "sync": "rsync",
+    "pull": "job-pull",
+    "torchrun": "helper-torch-launch",
+    "mpiexec": "helper-mpi-launch",
+    "mpirun": "helper-mpi-launch",
+}
+RESUMED = {"prepare", "setup", "rsync", "update-packages", "keys", "data-sync", "job-rsync", "job-pull"}
+# What to do next after Ctrl-C; a command that follows jobs says it itself.
+AFTER_CTRL_C = {
+    **dict.fromkeys(RESUMED, "; run it again to resume"),
+    **dict.fromkeys(
+        ("job-run", "helper-torch-launch", "helper-launch", "helper-mpi-launch", "helper-fan-out"),
+        f"; to see what was started: {PROGRAM} job-list",
+    ),
+    "job-kill": f"; to see what is still running: {PROGRAM} job-list",
+    "job-wait": "; the jobs keep running",
+}
+HELP_NAMES = {"help_option_names": ["--help", "-h"]}
+
+
+class _TextAsGiven:
+    """Takes absent values, text and counts as they are; Typer converts the rest.
+
+    Typer loads pydantic for every value that it converts, a quarter of the time of a short command.
+    """
+
+    def __init__(self, parameter: Any) -> None:  # noqa: ANN401 - Typer's own type is private
+        self._parameter = parameter
+
+    def coerce(self, value: Any, *, param: Any, ctx: Any) -> Any:  # noqa: ANN401
+        """Return what a command gets for a value."""
+        if value is None:
+            return () if getattr(param, "multiple", False) else None
+        kind = param.type_descriptor.annotation
+        if (kind is str and isinstance(value, str)) or getattr(param, "count", False):
+            return value
+        if kind == list[str] and isinstance(value, list | tuple):
+            return list(value)
+        self._parameter._runtime_param = None  # noqa: SLF001
+        return self._parameter.get_runtime_param().coerce(value, param=param, ctx=ctx)
+
+
+def _without_pydantic(parameters: list[Any]) -> list[Any]:
+    for parameter in parameters:
+        if parameter._runtime_param is None:  # noqa: SLF001 - what is lost without it is time
+            parameter._runtime_param = _TextAsGiven(parameter)  # noqa: SLF001
+    return parameters
+
+
+class Command(TyperCommand):
+    """A command whose ``--env`` takes one word or two, and that says what Ctrl-C has left."""
+
+    def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - Typer's own types are private
+        """Return the parameters."""
+        return _without_pydantic(super().get_params(ctx))
+
+    def make_parser(self, ctx: Any) -> Any:  # noqa: ANN401
+        """Return the parser; Typer has no option that may be repeated and takes two words."""
+        parser: Any = super().make_parser(ctx)
+        if option := parser._long_opt.get("--env"):  # noqa: SLF001 - public in click until its version 9
+            option.process = _taking_pairs(option.process)
+        return parser
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401
+        """Run the command; say what Ctrl-C has left."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            # A second Ctrl-C changes nothing: what is left to do takes a moment.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            from remote_tool.cli.output.console import inform_of_interruption  # noqa: PLC0415 - --help does without
+
+            inform_of_interruption(AFTER_CTRL_C.get(ctx.command.name, ""))
+            raise typer.Exit(streams.INTERRUPTED) from None
+
+
+def _taking_pairs(process: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """Take the word after a name as its value: ``--env K V``, as in labml_remote, means ``--env K=V``."""
+
+    def process_pair(value: str, state: Any) -> None:  # noqa: ANN401
+        process(f"{value}={state.rargs.pop(0)}" if "=" not in value and state.rargs else value, state)
+
+    return process_pair
+
+
+class TableOfContents(TyperGroup):
+    """Lists commands without importing them."""
+
+    def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - Typer's own types are private
+        """Return the parameters."""
+        return _without_pydantic(super().get_params(ctx))
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
+        """Write the summary of each command, by group."""
+        del ctx
+        width = max(map(len, COMMANDS))
+        for group, commands in GROUPS.items():
+            with formatter.section(group):
+                formatter.write_dl([(name.ljust(width), summary) for name, (_, summary, _) in commands.items()])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401
+        """Import the command that is run."""
+        if args and args[0] in ALSO_KNOWN_AS:
+            ctx.fail(f"No such command '{args[0]}'. Did you mean '{ALSO_KNOWN_AS[args[0]]}'?")
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command and load_command(command.name or ""), rest
+
+
+def load_command(name: str) -> TyperCommand:
+    """Import a command and return it as Typer runs it."""
+    place, _, example = COMMANDS[name]
+    module = importlib.import_module(f"remote_tool.cli.{place}")
+    flatten = importlib.import_module("remote_tool.cli.groups").flatten
+    single = typer.Typer(add_completion=False, rich_markup_mode=None)
+    epilog = f"Example: {PROGRAM} {name} {example}" if example else None
+    single.command(name, cls=Command, context_settings=HELP_NAMES, epilog=epilog)(
+        flatten(getattr(module, name.replace("-", "_")))
+    )
+    command = typer.main.get_command(single)
+    assert isinstance(command, TyperCommand)
+    return command
+
+
+def make_program() -> TyperGroup:
+    """Return the program as Typer runs it."""
+    app = typer.Typer(cls=TableOfContents, no_args_is_help=True, rich_markup_mode=None)
+    app.callback(context_settings=HELP_NAMES)(options)
+    program = typer.main.get_command(app)
+    assert isinstance(program, TyperGroup)
+    for name, (_, summary, _) in COMMANDS.items():
+        program.add_command(TyperCommand(name, help=summary), name)
+    return program
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"{PROGRAM} {__version__}")
+        raise typer.Exit
+
+
+def options(
+    context: typer.Context,
+    *,
+    verbose: Verbose = 0,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Prepare machines that you reach by SSH, and train PyTorch on them."""
+    del version
+    context.obj = verbose

@@ -1,0 +1,1 @@
+"""The lines at the bottom of the screen while something runs."""

@@ -1,0 +1,157 @@
+"""Tables: readable at 80 columns on a terminal, plain aligned rows in a pipe."""
+
+from __future__ import annotations
+
+import time
+from shutil import get_terminal_size
+from typing import TYPE_CHECKING
+
+from remote_tool.cli.output import streams
+from remote_tool.cli.output.sanitize import one_line
+from remote_tool.cli.tables.plain import plain_rows
+from remote_tool.readable import readable_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from remote_tool.errors import RemoteToolError
+    from remote_tool.jobs.job import Job
+    from remote_tool.workflows.clean.request import Item
+    from remote_tool.workflows.jobs.orphans import Orphan
+
+LONGEST_COMMAND = 500
+MINUTE, HOUR, DAY = 60, 3600, 86400
+SHORT_ID = 15
+# What the script of an MPI launch begins with.
+MPI_MARK = "# mpiexec"
+
+
+def print_jobs(
+    jobs: Sequence[Job], descriptor: int = streams.OUT, *, errors: Mapping[str, RemoteToolError] | None = None
+) -> None:
+    """Print jobs, one row each; a reason that repeats one of the errors, which are shown too, is left out."""
+    is_terminal = streams.is_terminal(descriptor)
+    show_start = readable_moment if is_terminal else as_minute
+    rows = [_row(job, show_start, errors or {}) for job in jobs]
+    if len({job.started_by for job in jobs if job.started_by}) < 2:  # noqa: PLR2004 - nobody to tell apart
+        for row in rows:
+            del row["WHO"]
+    if not any(job.gpus for job in jobs):
+        for row in rows:
+            del row["GPUS"]
+    if is_terminal:
+        from remote_tool.cli.tables.jobs_rich import draw  # noqa: PLC0415 - in a pipe Rich need not load
+
+        draw(jobs, rows, descriptor)
+    else:
+        streams.write_text(descriptor, plain_rows(rows))
+
+
+def print_orphans(orphans: Sequence[Orphan], descriptor: int = streams.OUT) -> None:
+    """Print orphans, one row each, as wide as the terminal."""
+    text = plain_rows([_orphan_row(orphan) for orphan in orphans])
+    if streams.is_terminal(descriptor):
+        width = get_terminal_size().columns
+        text = "".join(line[:width] + "\n" for line in text.splitlines())
+    streams.write_text(descriptor, text)
+
+
+def print_items(items: Sequence[Item], descriptor: int = streams.OUT) -> None:
+    """Print what remote-tool keeps, one row each, as wide as the terminal."""
+    text = plain_rows([_item_row(item) for item in items])
+    if streams.is_terminal(descriptor):
+        width = get_terminal_size().columns
+        text = "".join(line[:width] + "\n" for line in text.splitlines())
+    streams.write_text(descriptor, text)
+
+
+def _item_row(item: Item) -> dict[str, str]:
+    return {
+        "WHERE": one_line(item.server) or "here",
+        "WHAT": one_line(item.what),
+        "REMOVE": str(item.goes),
+        "FREES": readable_size(item.frees),
+        "COUNT": str(item.count),
+        "SIZE": readable_size(item.bytes),
+    }
+
+
+def _orphan_row(orphan: Orphan) -> dict[str, str]:
+    return {
+        "SERVER": one_line(orphan.server),
+        "PID": str(orphan.pid),
+        "JOB": str(orphan.key or one_line(orphan.job_id)[:SHORT_ID]),
+        "STATE": one_line(orphan.state),
+        "AGE": readable_age(orphan.age),
+        "MEMORY": readable_size(orphan.memory),
+        "GPU": "" if orphan.gpu_memory is None else readable_size(orphan.gpu_memory),
+        "COMMAND": one_line(orphan.command)[:LONGEST_COMMAND],
+    }
+
+
+def short_command(job: Job) -> str:
+    """Return the command as the user gave it, without the words that a launch adds."""
+    if job.launch_id and job.command.startswith(MPI_MARK):
+        return one_line(job.command.partition("\n")[0].removeprefix("# "))[:LONGEST_COMMAND]
+    _, found, command = job.command.partition(" --redirects 3 ")
+    return one_line(f"torchrun … {command}" if job.launch_id and found else job.command)[:LONGEST_COMMAND]
+
+
+def readable_age(seconds: float) -> str:
+    """95 -> 1m, 7300 -> 2h."""
+    for unit, size in (("d", DAY), ("h", HOUR), ("m", MINUTE)):
+        if seconds >= size:
+            return f"{seconds // size:.0f}{unit}"
+    return f"{max(0, seconds):.0f}s"
+
+
+def how_it_ended(job: Job) -> str:
+    """``succeeded``, ``failed, exit code 3``, ``killed, SIGTERM``."""
+    code = f"exit code {job.exit_code}" if job.exit_code else ""
+    signal = job.signal if job.signal and job.signal not in job.reason else ""
+    return ", ".join(one_line(part) for part in (job.state.value, signal, code, job.reason) if part)
+
+
+def readable_moment(moment: float) -> str:
+    """14:03 for today, else Nov 20 14:03, or 2025-11-20 for another year."""
+    now, then = time.localtime(), time.localtime(moment)
+    if then.tm_year != now.tm_year:
+        return time.strftime("%Y-%m-%d", then)
+    return time.strftime("%H:%M" if then.tm_yday == now.tm_yday else "%b %d %H:%M", then)
+
+
+def as_minute(moment: float) -> str:
+    """2026-11-20T14:03: one word, which sorts by time."""
+    return time.strftime("%Y-%m-%dT%H:%M", time.localtime(moment))
+
+
+def readable_duration(seconds: float) -> str:
+    """95 -> 1m35s, 7300 -> 2h1m."""
+    seconds = max(0, int(seconds))
+    for unit, size, smaller, part in (("d", DAY, "h", HOUR), ("h", HOUR, "m", MINUTE), ("m", MINUTE, "s", 1)):
+        if seconds >= size:
+            return f"{seconds // size}{unit}{seconds % size // part}{smaller}"
+    return f"{seconds}s"
+
+
+def _reason(job: Job, errors: Mapping[str, RemoteToolError]) -> str:
+    error = errors.get(job.server)
+    return one_line(job.reason if error is None else job.reason.removesuffix(f"; {error}"))
+
+
+def _row(job: Job, show_start: Callable[[float], str], errors: Mapping[str, RemoteToolError]) -> dict[str, str]:
+    duration = job.duration(time.time())
+    return {
+        "KEY": str(job.key),
+        "SERVER": one_line(job.server),
+        "STATE": job.state.value,
+        "EXIT": one_line(job.signal or "") or ("" if job.exit_code is None else str(job.exit_code)),
+        "LAUNCH": f"{one_line(job.launch_id)[-4:]}/{job.node_rank}" if job.launch_id else "",
+        "STARTED": show_start(job.started_at or job.created_at),
+        "DURATION": "" if duration is None else readable_duration(duration),
+        "WHO": one_line(job.started_by),
+        "TAGS": one_line(",".join(job.tags)),
+        "GPUS": one_line(",".join(job.gpus or ())),
+        "REASON": _reason(job, errors),
+        "COMMAND": short_command(job),
+    }

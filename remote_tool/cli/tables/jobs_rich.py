@@ -1,0 +1,112 @@
+"""The table of jobs on a terminal."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from remote_tool.cli.output import streams
+from remote_tool.cli.tables.plain import GAP
+from remote_tool.jobs.job import Job, JobState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rich.console import RenderableType
+
+    Row = dict[str, str]
+
+STYLES = {
+    JobState.STARTING: "cyan",
+    JobState.RUNNING: "green",
+    JobState.SUCCEEDED: "",
+    JobState.FAILED: "bold red",
+    JobState.KILLED: "yellow",
+    JobState.LOST: "red",
+    JobState.UNREACHABLE: "magenta",
+}
+RIGHT = {"KEY", "DURATION"}
+# On a narrow terminal, first these columns are cut to these widths, then the others are dropped one by one.
+NARROW = {"SERVER": 12, "WHO": 12, "TAGS": 8, "GPUS": 12}
+DROPPED = ("LAUNCH", "DURATION", "TAGS", "GPUS")
+LEAST_COMMAND = 12
+
+
+def draw(jobs: Sequence[Job], rows: Sequence[Row], descriptor: int) -> None:
+    """Draw jobs, one row each, or a few lines each on a very narrow terminal."""
+    console = Console(stderr=descriptor == streams.ERR, highlight=False, markup=False, emoji=False)
+    widths = _widths(rows, console.width)
+    if widths:
+        header = [(Text(name, style="bold"), name) for name in (*widths, "COMMAND")]
+        console.print(_line(header, widths, console.width))
+    for reason, group in groupby(zip(jobs, rows, strict=True), key=lambda each: each[1]["REASON"]):
+        keys = []
+        for job, row in group:
+            keys.append(row["KEY"])
+            for line in _row(job, row, widths, console.width):
+                console.print(line)
+        if reason:
+            console.print(_explanation(reason, keys, widths.get("KEY", 0)))
+
+
+def _widths(rows: Sequence[Row], room: int) -> dict[str, int]:
+    """Return the widths of the columns before the command, without empty columns; empty if they do not fit."""
+    widths = {
+        name: max(cell_len(text) for text in (name, *(row[name] for row in rows)))
+        for name in rows[0]
+        if name not in {"REASON", "COMMAND"} and any(row[name] for row in rows)
+    }
+    if not _fits(widths, room):
+        widths = {name: min(width, NARROW.get(name, width)) for name, width in widths.items()}
+    for name in DROPPED:
+        if not _fits(widths, room):
+            widths.pop(name, None)
+    return widths if _fits(widths, room) else {}
+
+
+def _fits(widths: dict[str, int], room: int) -> bool:
+    return sum(widths.values()) + GAP * len(widths) + LEAST_COMMAND <= room
+
+
+def _row(job: Job, row: Row, widths: dict[str, int], room: int) -> Iterator[RenderableType]:
+    cells = [(_cell(job, name, row), name) for name in (*widths, "COMMAND")]
+    if widths:
+        yield _line(cells, widths, room)
+        return
+    # Nothing is cut here but the command.
+    head = [_cell(job, name, row) for name in ("KEY", "SERVER", "STATE", "EXIT") if row[name]]
+    yield Text(" " * GAP).join(head)
+    rest = [row["STARTED"], row["DURATION"], row.get("WHO", ""), row["LAUNCH"], row["TAGS"]]
+    rest.append(f"GPUs {row['GPUS']}" if row.get("GPUS") else "")
+    yield Padding(Text("  ".join(text for text in rest if text)), (0, 0, 0, GAP))
+    yield Padding(Text(row["COMMAND"], no_wrap=True, overflow="ellipsis"), (0, 0, 0, GAP))
+
+
+def _cell(job: Job, name: str, row: Row) -> Text:
+    return Text(row[name], style=STYLES[job.state] if name == "STATE" else "bold" if name == "KEY" else "")
+
+
+def _line(cells: Sequence[tuple[Text, str]], widths: dict[str, int], room: int) -> Text:
+    """Return one line that fits the terminal; the command takes the remaining width."""
+    left = room - sum(widths.values()) - GAP * len(widths)
+    for text, name in cells:
+        text.truncate(widths.get(name, left), overflow="ellipsis")
+        missing = widths.get(name, 0) - text.cell_len
+        if name in RIGHT:
+            text.pad_left(missing)
+        else:
+            text.pad_right(missing)
+    line = Text(" " * GAP).join(text for text, _ in cells)
+    line.no_wrap = True
+    return line
+
+
+def _explanation(reason: str, keys: Sequence[str], indent: int) -> RenderableType:
+    """Show the reason for the state of jobs, once for neighbors with the same reason."""
+    whose = "" if len(keys) == 1 else f"{keys[0]} to {keys[-1]}: "
+    return Padding(Text(whose + reason, style="dim italic"), (0, 0, 0, indent + GAP))

@@ -1,0 +1,111 @@
+"""Limits of a request, checked before a job is recorded or sent: the same that servers enforce."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from remote_tool.errors import UsageError
+from remote_tool.protocol.limits import (
+    HIGHEST_NICE,
+    LONGEST_LOST_AFTER,
+    LONGEST_PATH,
+    LONGEST_VARIABLE,
+    MOST_TAGS,
+    SHORTEST_LOST_AFTER,
+    LimitError,
+    check_command,
+    check_environment,
+    check_tags,
+    is_lost_after,
+)
+from remote_tool.protocol.marks import RESERVED_NAMES
+from remote_tool.protocol.records import is_variable_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+_OPTIONS = {"command": "--cmd", "tags": "--tag", "environment": "--env"}
+_HINTS = {
+    "command": "Put it in a file in the project, and run that",
+    "tags": "",
+    "environment": "Put it in a file that the command reads",
+}
+
+
+def check_request(command: str, tags: Sequence[str], environment: Mapping[str, str], *, tags_besides: int = 0) -> None:
+    """Refuse a job that asks for more than it may have; the value of a variable is never shown.
+
+    Args:
+        command: For the shell.
+        tags: Of the user.
+        environment: All its variables.
+        tags_besides: How many the job gets besides.
+
+    Raises:
+        UsageError: It does; the message names the option.
+    """
+    for name in environment:
+        if not is_variable_name(name):
+            raise UsageError(f"--env {name!r:.100} is not a valid variable name", hint="--env NAME VALUE")
+        if name in RESERVED_NAMES:
+            raise UsageError(f"--env {name} is set by remote-tool", hint="Choose another name")
+    try:
+        check_command(command)
+        check_tags(tags, MOST_TAGS - tags_besides)
+        check_environment(environment)
+    except LimitError as error:
+        raise UsageError(f"{_OPTIONS[error.field]} {error.problem}", hint=_HINTS[error.field]) from None
+
+
+def check_workdir(workdir: str | None) -> None:
+    """Refuse a working folder that is not below the project; None and an empty one are well.
+
+    Raises:
+        UsageError: It is not.
+    """
+    if workdir and (
+        workdir.startswith(("/", "~/")) or ".." in workdir.split("/") or "\0" in workdir or len(workdir) > LONGEST_PATH
+    ):
+        raise UsageError(
+            f"--workdir must be a folder in the project, found {workdir!r:.100}", hint="--workdir src/train"
+        )
+
+
+def check_nice(nice: int | None) -> None:
+    """Refuse a niceness that a user cannot give to a process; None leaves it as it is.
+
+    Raises:
+        UsageError: It is not a whole number from 0 to 19.
+    """
+    if nice is not None and not (type(nice) is int and 0 <= nice <= HIGHEST_NICE):
+        raise UsageError(f"--nice must be a whole number from 0 to {HIGHEST_NICE}, found {nice!r:.40}")
+
+
+def check_items(items: Iterable[str], variable: str) -> None:
+    """Refuse items that do not fit into the variable by which a job gets its own.
+
+    Raises:
+        UsageError: One does not.
+    """
+    for number, item in enumerate(items, 1):
+        try:
+            check_environment({variable: item})
+        except LimitError:
+            most = LONGEST_VARIABLE - len(variable) - 1
+            raise UsageError(
+                f"--items: line {number} contains a NUL character, or more than {most:,} bytes",
+                hint="Put it in a file, and pass the name of the file",
+            ) from None
+
+
+def check_lost_after(seconds: float | None) -> None:
+    """Refuse a time that no launch waits for a silent server; None is fine.
+
+    Raises:
+        UsageError: It is too short or too long.
+    """
+    if seconds is not None and not is_lost_after(seconds):
+        found = str(seconds).removesuffix(".0")
+        raise UsageError(
+            f"--lost-after must be from {SHORTEST_LOST_AFTER} to {LONGEST_LOST_AFTER} seconds, found {found}"
+        )

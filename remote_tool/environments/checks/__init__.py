@@ -1,0 +1,1 @@
+"""The checks of ``remote-tool check``: of each server, and between servers."""

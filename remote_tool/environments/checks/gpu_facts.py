@@ -1,0 +1,119 @@
+"""What nvidia-smi says of the GPUs of a machine, read with mistrust: it may hang, fail or print anything."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+MOST_GPUS = 256
+LONGEST_NAME = 80
+KILLED = 137
+_STATUS = re.compile(r"\nstatus ([0-9]{1,3})\Z")
+_CUDA = re.compile(r"CUDA (?:\w{2,3} )?Version *: *([0-9]{1,3}\.[0-9]{1,3})")
+_DRIVER = re.compile(r"[0-9]{1,5}(?:\.[0-9]{1,5}){1,3}")
+_COLUMNS = 5
+
+
+class GpuState(StrEnum):
+    """How nvidia-smi answered."""
+
+    NONE = "none"
+    NO_DRIVER = "no driver"
+    ANSWERED = "answered"
+    FAILED = "failed"
+    SILENT = "silent"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU.
+
+    Attributes:
+        name: Its model.
+        memory: MiB; None where it does not say, as for some that share the machine's memory.
+        used: MiB.
+        load: Percent; None where it does not say, as in MIG mode.
+    """
+
+    name: str
+    memory: int | None
+    used: int | None
+    load: int | None
+
+
+@dataclass(frozen=True)
+class GpuAnswer:
+    """What is known of the GPUs of a machine.
+
+    Attributes:
+        state: How nvidia-smi answered.
+        message: What it said instead of an answer.
+        gpus: In the order of their numbers.
+        driver: Its version, like ``550.54.15``.
+        cuda: The newest CUDA that this driver supports, like ``12.4``; empty when it did not say.
+        parts: How many MIG devices there are.
+        processes: How many processes each user has on the GPUs; ``?`` where the owner is not seen.
+    """
+
+    state: GpuState = GpuState.NONE
+    message: str = ""
+    gpus: tuple[Gpu, ...] = ()
+    driver: str = ""
+    cuda: str = ""
+    parts: int = 0
+    processes: tuple[tuple[str, int], ...] = ()
+
+
+def parse_gpus(single: Mapping[str, str], processes: Sequence[str]) -> GpuAnswer:
+    """Read the records that begin with ``gpu``."""
+    if "gpus" not in single:
+        return _without_answer(single)
+    text, status = _split(single["gpus"])
+    if status == KILLED:
+        return GpuAnswer(GpuState.SILENT)
+    rows = [_row(line) for line in text.splitlines() if line.strip()][:MOST_GPUS]
+    gpus = [row for row in rows if row is not None]
+    if status != 0 or not gpus or len(gpus) != len(rows):
+        return GpuAnswer(GpuState.FAILED, _first_line(text))
+    owners = Counter(record.partition(" ")[2].strip()[:LONGEST_NAME] or "?" for record in processes)
+    cuda = _CUDA.search(single.get("gpu_summary", ""))
+    return GpuAnswer(
+        GpuState.ANSWERED,
+        gpus=tuple(gpu for gpu, _ in gpus),
+        driver=gpus[0][1],
+        cuda=cuda[1] if cuda else "",
+        parts=len(re.findall(r"^\s+MIG ", single.get("gpu_parts", ""), re.MULTILINE)),
+        processes=tuple(owners.most_common()),
+    )
+
+
+def _without_answer(single: Mapping[str, str]) -> GpuAnswer:
+    """Tell a machine without GPUs from one that had no time to tell."""
+    if "gpu_end" not in single:
+        return GpuAnswer(GpuState.SILENT)
+    return GpuAnswer(GpuState.NO_DRIVER if "gpu_without_driver" in single else GpuState.NONE)
+
+
+def _split(record: str) -> tuple[str, int | None]:
+    """Return the output and the status; None when it said too much to have one."""
+    found = _STATUS.search(record)
+    return (record[: found.start()], int(found[1])) if found else (record, None)
+
+
+def _row(line: str) -> tuple[Gpu, str] | None:
+    """Read a line of the list; a name may hold commas, what stands behind it cannot."""
+    name, *numbers = line.rsplit(",", _COLUMNS - 1)
+    if len(numbers) != _COLUMNS - 1 or not _DRIVER.fullmatch(numbers[-1].strip()):
+        return None
+    memory, used, load = (int(word) if re.fullmatch(r"[0-9]{1,9}", word.strip()) else None for word in numbers[:-1])
+    return Gpu(name.strip()[:LONGEST_NAME], memory, used, load), numbers[-1].strip()
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip()[:200] for line in text.splitlines() if line.strip()), "it printed nothing")

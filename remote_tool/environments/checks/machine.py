@@ -1,0 +1,328 @@
+"""What a machine is, as far as training needs to know: one script that changes nothing, and a reader of its answer.
+
+The script needs a POSIX shell and nothing of ours. It tells what takes no time first and what may hang last, so that an
+answer that breaks off still says a lot.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from remote_tool.environments.checks.gpu_facts import GpuAnswer, parse_gpus
+from remote_tool.environments.checks.torch_version import TorchBuild, parse_torch
+from remote_tool.environments.step import SEARCH_PATH
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from remote_tool.config.model import Config
+
+GPU_SECONDS = 10.0
+LONGEST_TEXT = 200
+MOST_DISKS = 64
+_NUMBER = re.compile(r"[0-9]{1,18}")
+_TIME = re.compile(r"([0-9]{9,12})(\.[0-9]{1,9})?")
+# What hypervisors call their disks; those often say that they turn, whatever lies below.
+_VIRTUAL = re.compile(r"virtual|qemu|vmware|persistent|amazon|msft|google", re.IGNORECASE)
+_VIRTUAL_NAMES = ("vd", "xvd")
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A disk below the project's folder.
+
+    Attributes:
+        name: The kernel's, like ``sda``.
+        turns: Whether it has platters; a virtual disk does not know.
+    """
+
+    name: str
+    turns: bool
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a machine has for training; None and empty mean that it did not tell.
+
+    Attributes:
+        clock: Its time, seconds since the epoch, when the script began.
+        clock_is_fine: Whether that has fractions of a second.
+        hostname: What it calls itself.
+        cores: Those that we may use.
+        memory_kilobytes: In all.
+        free_memory_kilobytes: What programs could still get.
+        shared_memory_kilobytes: Free in ``/dev/shm``.
+        disk_kind: The file system of the project's folder, like ``ext2/ext3`` or ``nfs``.
+        disks: Those below that folder.
+        open_files: What a program may open at once.
+        most_open_files: What it may allow itself.
+        names: The addresses of each name that was looked up there; its own is among them.
+        removes_shared_memory: Whether its systemd removes our shared memory when we log out.
+        torch: What is installed in the environment.
+        nccl: Its version; empty without one.
+        gpus: What nvidia-smi says.
+    """
+
+    clock: float | None = None
+    clock_is_fine: bool = False
+    hostname: str = ""
+    cores: int | None = None
+    memory_kilobytes: int | None = None
+    free_memory_kilobytes: int | None = None
+    shared_memory_kilobytes: int | None = None
+    disk_kind: str = ""
+    disks: tuple[Disk, ...] = ()
+    open_files: int | None = None
+    most_open_files: int | None = None
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    removes_shared_memory: bool = False
+    torch: TorchBuild | None = None
+    nccl: str = ""
+    gpus: GpuAnswer = field(default_factory=GpuAnswer)
+
+
+def machine_script(
+    config: Config,
+    facts_script: str,
+    names: Sequence[str] = (),
+    *,
+    gpu_seconds: float = GPU_SECONDS,
+    devices: str = "/sys",
+) -> str:
+    """Return a script that tells all of a machine, and what prepare would want to know, in one go.
+
+    Args:
+        config: Names the folders, and an existing prefix.
+        facts_script: The script of :mod:`remote_tool.environments.facts`; its answer is in ours.
+        names: Host names that the machine should know.
+        gpu_seconds: How long nvidia-smi may take.
+        devices: Where the kernel tells of its devices.
+    """
+    values = {
+        "project": config.remote.project,
+        "scripts": config.remote.scripts,
+        "existing": config.environment.prefix or "",
+        "devices": devices,
+        "gpu_seconds": f"{gpu_seconds:g}",
+    }
+    lines = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
+    words = " ".join(map(shlex.quote, names))
+    asked = f"look_up {words}" if words else ""
+    return "\n".join(
+        [
+            _BEGINNING,
+            'cd "$HOME" || exit 90',
+            SEARCH_PATH,
+            *lines,
+            _MACHINE,
+            asked,
+            "printf 'facts_begin=\\0'",
+            f"(\n{facts_script}\n)",
+            "printf 'facts_end=\\0'",
+            _GPUS,
+            "printf 'gpu_end=\\0'",
+        ]
+    )
+
+
+def split_answer(answer: bytes) -> tuple[bytes, bytes]:
+    """Split the answer into what :func:`parse_machine` reads and the answer of the facts; empty: not told."""
+    before, found, rest = answer.partition(b"facts_begin=\0")
+    facts, ended, after = rest.partition(b"facts_end=\0")
+    if not found or not ended:
+        return before, b""
+    return before + after, facts
+
+
+def parse_machine(answer: bytes) -> Machine:
+    """Read what a machine tells of itself; what is cut, missing or nonsense is as not told."""
+    records: dict[str, list[str]] = {}
+    for record in answer.decode(errors="replace").split("\0")[:-1]:
+        key, found, value = record.partition("=")
+        if found:
+            records.setdefault(key, []).append(value)
+    single = {key: values[0] for key, values in records.items()}
+    clock = _TIME.match(single.get("clock", ""))
+    memory = dict(_memory(single.get("memory", "")))
+    return Machine(
+        clock=float(clock[0]) if clock else None,
+        clock_is_fine=bool(clock and clock[2]),
+        hostname=_short(single.get("hostname", "")),
+        cores=_number(single.get("cores", "")),
+        memory_kilobytes=memory.get("MemTotal"),
+        free_memory_kilobytes=memory.get("MemAvailable"),
+        shared_memory_kilobytes=_number(single.get("shared_memory", "")),
+        disk_kind=_short(single.get("disk_kind", "")),
+        disks=tuple(_disks(single.get("disks", ""))),
+        open_files=_number(single.get("open_files", "")),
+        most_open_files=_number(single.get("most_open_files", "")),
+        names=dict(_names(records.get("name", ()))),
+        removes_shared_memory=_removes_shared_memory(single),
+        torch=parse_torch(single.get("torch", "")),
+        nccl=_nccl(single.get("nccl", "")),
+        gpus=parse_gpus(single, records.get("gpu_process", ())),
+    )
+
+
+def _short(text: str) -> str:
+    return text.strip()[:LONGEST_TEXT]
+
+
+def _number(text: str) -> int | None:
+    return int(text) if _NUMBER.fullmatch(text.strip()) else None
+
+
+def _memory(text: str) -> list[tuple[str, int]]:
+    return [
+        (name, int(kilobytes)) for name, kilobytes in re.findall(r"^(\w{1,20}): +([0-9]{1,18}) kB$", text, re.MULTILINE)
+    ]
+
+
+def _disks(text: str) -> list[Disk]:
+    """Read lines of name, ``rotational`` and model."""
+    disks = []
+    for line in text.splitlines()[:MOST_DISKS]:
+        name, _, rest = line.partition(" ")
+        turns, _, model = rest.partition(" ")
+        is_virtual = name.startswith(_VIRTUAL_NAMES) or bool(_VIRTUAL.search(model))
+        disks.append(Disk(_short(name), turns == "1" and not is_virtual))
+    return disks
+
+
+def _names(records: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
+    """Read records of a name and its addresses."""
+    found = [record.split()[:20] for record in records]
+    return [(words[0], tuple(dict.fromkeys(words[1:]))) for words in found if words]
+
+
+def _removes_shared_memory(single: Mapping[str, str]) -> bool:
+    """Read logind.conf(5)'s RemoveIPC: it spares users of the system, and who lingers has not logged out."""
+    uid = _number(single.get("machine_uid", ""))
+    is_person = uid is not None and uid >= 1000  # noqa: PLR2004 - login.defs(5) has it so, nearly everywhere
+    return single.get("remove_ipc", "").strip() == "RemoveIPC=yes" and is_person and "linger" not in single
+
+
+def _nccl(folder: str) -> str:
+    found = re.fullmatch(r"nvidia_nccl_\w{1,20}-([0-9.]{1,20})\.dist-info", folder)
+    return found[1] if found else ""
+
+
+# The clock comes before everything else, as its answer is set against the moment in which it was asked.
+_BEGINNING = r"""
+tell() { printf '%s=%s\0' "$1" "$2"; }
+tell clock "$(date +%s.%N 2>/dev/null)"
+"""
+
+# Names below are set by machine_script. `ulimit -S` and `-H` are no POSIX, but every shell of today has them.
+_MACHINE = r"""
+# A program that hangs in the kernel ends at no signal; then our client gives up, and everything was told but this.
+bounded() {
+    if command -v timeout >/dev/null; then timeout -s KILL "$@"; return; fi
+    seconds=$1; shift
+    "$@" & asked=$!
+    (sleep "$seconds"; kill -KILL "$asked") >/dev/null 2>&1 & watch=$!
+    wait "$asked"; status=$?
+    kill "$watch" 2>/dev/null
+    return "$status"
+}
+
+free_on() {
+    df -Pk "$1" 2>/dev/null | { read -r _; read -r _ _ _ free _ && printf %s "$free"; }
+}
+
+# One line for each disk below a block device: its name, whether it turns, its model. A mapped device has slaves.
+disks_below() (
+    cd -P -- "$1" 2>/dev/null || exit
+    has_slaves=
+    for slave in slaves/*; do
+        [ -e "$slave" ] && has_slaves=yes && disks_below "$PWD/$slave"
+    done
+    [ "$has_slaves" ] && exit
+    [ -e queue/rotational ] || cd -P ..
+    read -r turns 2>/dev/null < queue/rotational || exit
+    model=; [ -r device/model ] && read -r model < device/model
+    printf '%s %s %s\n' "${PWD##*/}" "$turns" "$model"
+)
+
+# By the number of the device; file systems such as btrfs have one of their own, so by what df says.
+find_disks() {
+    number=$(stat -L -c %d "$1" 2>/dev/null) || return
+    major=$(((number >> 8) & 4095)) minor=$(((number & 255) | ((number >> 12) & 1048320)))
+    if [ -e "$devices/dev/block/$major:$minor" ]; then
+        disks_below "$devices/dev/block/$major:$minor"
+        return
+    fi
+    source=$(df -P "$1" 2>/dev/null | { read -r _; read -r source _ && printf %s "$source"; })
+    case $source in /dev/*) ;; *) return ;; esac
+    source=$(readlink -f "$source") && disks_below "$devices/class/block/${source##*/}"
+}
+
+look_up() {
+    command -v getent >/dev/null || return
+    for name; do
+        tell name "$name $(bounded 5 getent ahosts "$name" 2>/dev/null </dev/null | while read -r address _; do
+            printf '%s ' "$address"
+        done)" &
+    done
+    wait
+}
+
+tell machine_uid "$(id -u)"
+name=$(hostname 2>/dev/null || uname -n)
+tell hostname "$name"
+tell cores "$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null)"
+tell memory "$(grep -E '^Mem(Total|Available):' /proc/meminfo 2>/dev/null)"
+[ -d /dev/shm ] && tell shared_memory "$(free_on /dev/shm)"
+tell open_files "$(ulimit -Sn 2>/dev/null)"
+tell most_open_files "$(ulimit -Hn 2>/dev/null)"
+if command -v loginctl >/dev/null; then
+    tell remove_ipc "$(bounded 3 loginctl show-user -p RemoveIPC 2>/dev/null </dev/null)"
+    [ -e "/var/lib/systemd/linger/$(id -un)" ] && tell linger yes
+fi
+
+place=$project; [ -d "$place" ] || place=.
+tell disk_kind "$(stat -f -c %T "$place" 2>/dev/null)"
+tell disks "$(find_disks "$place")"
+
+case $existing in '~') existing=$HOME ;; '~/'*) existing=$HOME/${existing#??} ;; esac
+prefix=$(readlink "$scripts/python") && prefix=${prefix%/bin/*} || prefix=$existing
+for site in "$prefix"/lib/python3*/site-packages "$prefix"/lib/python3*/dist-packages; do
+    [ -f "$site/torch/version.py" ] || continue
+    tell torch "$(head -c 10000 "$site/torch/version.py")"
+    for nccl in "$site"/nvidia_nccl_*.dist-info; do [ -d "$nccl" ] && tell nccl "${nccl##*/}"; done
+    break
+done
+look_up "$name"
+"""
+
+_GPUS = r"""
+# Its output, and in the end its status.
+ask_gpus() {
+    { bounded "$gpu_seconds" "$smi" "$@" 2>&1 </dev/null; printf '\nstatus %s' $?; } | head -c 65536
+}
+
+smi=$(command -v nvidia-smi) || smi=/usr/lib/wsl/lib/nvidia-smi
+if [ -x "$smi" ]; then
+    answer=$(ask_gpus --query-gpu=name,memory.total,memory.used,utilization.gpu,driver_version \
+        --format=csv,noheader,nounits)
+    tell gpus "$answer"
+    case $answer in *'
+status 0')
+        tell gpu_summary "$(ask_gpus)"
+        tell gpu_parts "$(ask_gpus -L)"
+        for pid in $(ask_gpus --query-compute-apps=pid --format=csv,noheader | grep -E '^[0-9]+$' | head -n 200); do
+            tell gpu_process "$pid $(stat -c %U "/proc/$pid" 2>/dev/null)"
+        done
+        ;;
+    esac
+else
+    for card in "$devices"/bus/pci/devices/*; do
+        read -r vendor 2>/dev/null < "$card/vendor" && [ "$vendor" = 0x10de ] || continue
+        read -r class 2>/dev/null < "$card/class"
+        case $class in 0x03*) tell gpu_without_driver "${card##*/}" ;; esac
+    done
+fi
+"""

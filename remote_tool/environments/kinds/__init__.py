@@ -1,0 +1,4 @@
+"""The kinds of environments, one module each, named as in :class:`remote_tool.config.model.EnvironmentKind`.
+
+A module has ``plan(request: EnvironmentRequest) -> EnvironmentPlan``.
+"""

@@ -1,0 +1,68 @@
+"""How every kind that makes an environment does so: from nothing, and recorded only when it is finished."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import TYPE_CHECKING
+
+from remote_tool.environments.activation import capture_script, requested_spec
+
+if TYPE_CHECKING:
+    from remote_tool.config.model import Config
+
+
+def creation_script(config: Config, create: str, *, force: bool, tool: str = "") -> str:
+    """Frame the lines that create an environment at ``$prefix``; the record that it is finished is part of them.
+
+    Args:
+        config: The requested environment, and the folders.
+        create: Shell lines; they leave the script with a status when they fail.
+        force: Recreate it even if it is finished.
+        tool: The conda that makes it.
+    """
+    remote = config.remote
+    expected = {"kind": config.environment.kind.value, "wish": requested_spec(config), "version": config.python or ""}
+    return f"""
+prefix=$HOME/{shlex.quote(remote.environment)}
+activation=$HOME/{shlex.quote(remote.activation)}
+link=$HOME/{shlex.quote(remote.python)}
+packages=$HOME/{shlex.quote(remote.packages_fingerprint)}
+expected={shlex.quote(json.dumps(expected))}
+force={"yes" if force else ""}
+{_CLEAR}
+{create}
+{_ENSURE_PIP}
+{capture_script(config, remote.environment, tool=tool)}
+"""
+
+
+# Two prepares at once: the second one waited for the lock, and finds the work done. Processes in a finished environment
+# would lose their files, so that is refused. The record is removed first: without it the environment is not finished.
+# words "wish": a key of the records on servers.
+_CLEAR = r"""
+is_finished='
+import json, sys
+record, expected = json.load(open(sys.argv[1])), json.loads(sys.argv[2])
+wanted = expected["version"].split(".") if expected["version"] else []
+same = all(record[key] == expected[key] for key in ("kind", "wish"))
+sys.exit(not (same and record["version"].split(".")[: len(wanted)] == wanted))
+'
+if [ -f "$activation" ]; then
+    if [ -z "$force" ] && "$link" -I -S -c "$is_finished" "$activation" "$expected" 2>/dev/null; then
+        echo "The environment is up to date"
+        exit 0
+    fi
+    users=$(grep -lF -- "$prefix" /proc/[0-9]*/environ 2>/dev/null | sed 's|^/proc/||; s|/environ$||' | tr '\n' ' ')
+    [ -z "$users" ] || refuse "the environment must be recreated, but processes are using it: ${users% }" \
+        "stop them first; list them with: remote-tool job-list"
+fi
+rm -f "$activation" "$packages" "$link" || exit
+rm -rf "$prefix" || exit
+"""
+
+# conda-forge's Python and those of uv come without pip.
+_ENSURE_PIP = r"""
+"$prefix/bin/python" -I -c 'import pip' 2>/dev/null || "$prefix/bin/python" -I -m ensurepip --default-pip ||
+    echo 'This Python has no pip and no ensurepip' >&2
+"""

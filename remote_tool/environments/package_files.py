@@ -1,0 +1,317 @@
+"""The files of the project that list packages: which ones are installed, and why others are not."""
+
+from __future__ import annotations
+
+import hashlib
+import posixpath
+import re
+import tomllib
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from remote_tool.errors import EnvironmentSetupError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from remote_tool.config.model import EnvironmentKind
+
+_INCLUDE = re.compile(r"^\s*(?:-r|--requirement|-c|--constraint)(?:\s+|=)?(?P<file>[^\s#]+)", re.MULTILINE)
+# A folder or file of this machine, as requirements.txt and environment.yml name it: -e ../lib, lib @ file:../lib.
+_LOCAL_PATH = re.compile(
+    r"""^\s*(?:-\s+)?["']?(?:(?P<included>-r|--requirement|-c|--constraint|-f|--find-links)[\s=]+|(?:-e|--editable)[\s=]+)?"""
+    r"""(?:[\w.,\[\]-]+\s*@\s*)?(?:file:(?://)?)?(?P<path>\.\.?/[^\s"'#;\[]*|\.\.(?=$|[\s"'#;\[]))""",
+    re.MULTILINE,
+)
+# The same in pyproject.toml (of uv and Poetry) and in a Pipfile.
+_TOML_PATH = re.compile(r"""\bpath\s*=\s*["'](?P<path>\.\.[^"']*)["']""")
+PIXI = "it is for pixi, which manages its own environments"
+NO_PROJECT = "it has no [project] section"
+NAME_OTHERS = "change packages: in .remote/configs.yaml"
+_CONDA_FILES = ("environment.yml", "environment.yaml")
+_OF_PROJECT = ("pyproject.toml", "setup.py", "setup.cfg")
+
+
+class Installer(StrEnum):
+    """What installs packages; they run in this order."""
+
+    CONDA = "conda"
+    PIPENV = "pipenv"
+    UV = "uv"
+    POETRY = "poetry"
+    PIP = "pip"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file or folder that packages are installed from.
+
+    Attributes:
+        name: What people are shown, relative to the project.
+        installer: What installs it.
+        path: What the installer is given, relative to the project: a file, or the folder of a Python project.
+        files: Those that have a say, relative to the project.
+        extras: Of a Python project, those that are wanted.
+        needs: What the server must have for it; empty when something else does it too.
+    """
+
+    name: str
+    installer: Installer
+    path: str
+    files: tuple[str, ...]
+    extras: tuple[str, ...] = ()
+    needs: str = ""
+
+
+@dataclass(frozen=True)
+class Unusable:
+    """A file that names packages and is not installed, and why."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Packages:
+    """What is installed, and what is not.
+
+    Attributes:
+        sources: In the order in which they are installed; empty when there is nothing to install.
+        digests: SHA-256 of every file that has a say, by path relative to the project.
+        has_hashes: Whether packages are pinned by hash, which is then required of all.
+        ignored: Files that could be installed, and are not, as others come first.
+        unusable: What cannot be installed; only told when nothing can.
+        outside: Folders and files that are named, and lie outside of the project: who names them, and the path.
+    """
+
+    sources: tuple[Source, ...] = ()
+    digests: dict[str, str] = field(default_factory=dict)
+    has_hashes: bool = False
+    ignored: tuple[str, ...] = ()
+    unusable: tuple[Unusable, ...] = ()
+    outside: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What people are shown."""
+        return ", ".join(source.name for source in self.sources)
+
+
+def find_packages(root: Path, kind: EnvironmentKind, named: Sequence[str] | None = None) -> Packages:
+    """Find what is installed: what configs.yaml names, else the first of what the project has.
+
+    Raises:
+        EnvironmentSetupError: A file cannot be read, or configs.yaml names what cannot be installed.
+    """
+    if named is not None:
+        sources = tuple(source for text in named for source in _named(root, kind, text))
+        return _packages(root, tuple(sorted(sources, key=lambda source: list(Installer).index(source.installer))))
+    found = list(_candidates(root, kind))
+    usable = [each for each in found if isinstance(each, Source)]
+    unusable = tuple(each for each in found if isinstance(each, Unusable))
+    if not usable:
+        return Packages(unusable=unusable)
+    packages = _packages(root, (usable[0],))
+    others = [each.name for each in found if each is not usable[0] and not _is_settings(each)]
+    return replace(packages, ignored=tuple(others))
+
+
+def _packages(root: Path, sources: tuple[Source, ...]) -> Packages:
+    names = dict.fromkeys(name for source in sources for name in source.files)
+    texts = {name: _read(root, name) for name in names}
+    requirements = [name for source in sources if source.installer is Installer.PIP for name in source.files]
+    return Packages(
+        sources,
+        {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()},
+        has_hashes=any(b"--hash=" in texts[name] for name in requirements),
+        outside=tuple(pair for name, text in texts.items() for pair in _outside(name, text.decode(errors="replace"))),
+    )
+
+
+def _candidates(root: Path, kind: EnvironmentKind) -> Iterator[Source | Unusable]:
+    if (root / "requirements.txt").is_file():
+        yield _requirements(root, "requirements.txt")
+    if (root / "Pipfile").is_file():
+        yield _pipfile(root)
+    if (project := _project(root, ".")) is not None:
+        yield project
+    yield from _other_requirements(root)
+    for name in _CONDA_FILES:
+        if (root / name).is_file():
+            yield _conda_file(name, kind)
+    if (root / "pixi.toml").is_file():
+        yield Unusable("pixi.toml", PIXI)
+
+
+def _requirements(root: Path, name: str) -> Source:
+    return Source(name, Installer.PIP, name, tuple(_with_included(root, name)))
+
+
+def _pipfile(root: Path) -> Source:
+    return Source("Pipfile", Installer.PIPENV, "Pipfile", tuple(_there(root, ".", ("Pipfile", "Pipfile.lock"))))
+
+
+def _conda_file(name: str, kind: EnvironmentKind) -> Source | Unusable:
+    if kind.is_conda:
+        return Source(name, Installer.CONDA, name, (name,))
+    return Unusable(name, f"it requires environment: miniconda or miniforge, and this environment is {kind}")
+
+
+def _other_requirements(root: Path) -> Iterator[Source | Unusable]:
+    """Yield what is kept under another name: one file is meant, of several nobody knows which."""
+    if (root / "requirements.txt").is_file():
+        return
+    files = sorted(root.glob("requirements/*.txt")) + sorted(root.glob("requirements[-_]*.txt"))
+    names = [str(file.relative_to(root)) for file in files if file.is_file()]
+    if len(names) == 1:
+        yield _requirements(root, names[0])
+    elif names:
+        yield Unusable(", ".join(names), f"choose what to install in configs.yaml, such as packages: [{names[0]}]")
+
+
+def _project(root: Path, folder: str, extras: tuple[str, ...] = ()) -> Source | Unusable | None:
+    """Return the Python project in a folder: locked by uv or Poetry, or as pip installs it."""
+    files = list(_there(root, folder, _OF_PROJECT))
+    if not files:
+        return None
+    data = _toml(root, files[0]) if files[0].endswith("pyproject.toml") else {}
+    poetry = data.get("tool", {}).get("poetry", {})
+    needs = "poetry" if poetry.get("package-mode") is False else ""
+    if (locked := _lock(root, folder, data)) is not None:
+        lock, installer = locked
+        return Source(lock, installer, folder, (*files, lock), extras, needs)
+    if poetry or "project" in data:
+        return Source(files[0], Installer.POETRY if needs else Installer.PIP, folder, tuple(files), extras, needs)
+    if _has_setup(root, folder):
+        setup = next(name for name in files if not name.endswith("pyproject.toml"))
+        return Source(setup, Installer.PIP, folder, tuple(files), extras)
+    if not data:
+        return None
+    return Unusable(files[0], PIXI if "pixi" in data.get("tool", {}) else NO_PROJECT)
+
+
+def _lock(root: Path, folder: str, data: Mapping[str, Any]) -> tuple[str, Installer] | None:
+    """Return the lock of a Python project, and what installs it."""
+    is_of_poetry = "poetry" in data.get("tool", {}) or "poetry" in str(data.get("build-system", ""))
+    kinds = (("uv.lock", Installer.UV, "project" in data), ("poetry.lock", Installer.POETRY, is_of_poetry))
+    return next(
+        ((name, installer) for lock, installer, fits in kinds if fits for name in _there(root, folder, (lock,))), None
+    )
+
+
+def _is_settings(found: Source | Unusable) -> bool:
+    """Tell whether it is a pyproject.toml with settings of tools only."""
+    return isinstance(found, Unusable) and found.why == NO_PROJECT
+
+
+def _has_setup(root: Path, folder: str) -> bool:
+    """Tell whether setuptools finds the project without a [project]."""
+    setup = root / folder / "setup.cfg"
+    return (root / folder / "setup.py").is_file() or (setup.is_file() and b"[metadata]" in setup.read_bytes())
+
+
+def _named(root: Path, kind: EnvironmentKind, text: str) -> Iterable[Source]:
+    """Return what one entry of ``packages:`` stands for."""
+    path, _, rest = text.partition("[")
+    path, extras = posixpath.normpath(path), tuple(re.findall(r"[\w.-]+", rest))
+    place = root / path
+    if not place.exists():
+        raise EnvironmentSetupError(f"packages: {path} does not exist", hint=NAME_OTHERS)
+    found = _of_folder(root, path, extras) if place.is_dir() else _of_file(root, path, kind, extras)
+    for each in found:
+        if isinstance(each, Unusable):
+            raise EnvironmentSetupError(f"packages: cannot install {each.name}: {each.why}", hint=NAME_OTHERS)
+    return [each for each in found if isinstance(each, Source)]
+
+
+def _of_folder(root: Path, path: str, extras: tuple[str, ...]) -> list[Source | Unusable]:
+    project = _project(root, path, extras)
+    if isinstance(project, Source):
+        return [project]
+    files = sorted((root / path).glob("*.txt"))
+    usual = [file for file in files if file.name == "requirements.txt"]
+    if not files:
+        return [project or Unusable(path, "the folder contains no pyproject.toml, setup.py or *.txt")]
+    return [_requirements(root, str(file.relative_to(root))) for file in usual or files]
+
+
+def _of_file(root: Path, path: str, kind: EnvironmentKind, extras: tuple[str, ...]) -> list[Source | Unusable]:
+    name = posixpath.basename(path)
+    if name in _OF_PROJECT:
+        return [_project(root, posixpath.dirname(path) or ".", extras) or Unusable(path, "it is not a Python project")]
+    if path == "Pipfile":
+        return [_pipfile(root)]
+    if name.endswith((".yml", ".yaml")):
+        return [_conda_file(path, kind)]
+    if name.endswith((".whl", ".tar.gz", ".zip")):
+        return [Source(path, Installer.PIP, f"./{path}", (path,), extras)]
+    if name.endswith((".txt", ".in")):
+        return [_requirements(root, path)]
+    return [Unusable(path, "it is not a requirements file (*.txt), Pipfile, environment.yml, wheel or Python project")]
+
+
+def _toml(root: Path, name: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads((root / name).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise EnvironmentSetupError(f"{name}: {error}") from error
+
+
+def _read(root: Path, name: str) -> bytes:
+    try:
+        return (root / name).read_bytes()
+    except OSError as error:
+        raise EnvironmentSetupError(f"{name} cannot be read: {error.strerror}") from error
+
+
+def _there(root: Path, folder: str, names: Iterable[str]) -> Iterator[str]:
+    return (_join(folder, name) for name in names if (root / folder / name).is_file())
+
+
+def _join(folder: str, name: str) -> str:
+    return name if folder == "." else f"{folder}/{name}"
+
+
+def _with_included(root: Path, name: str) -> list[str]:
+    """Return the file and those that it includes, without those that lie outside of the project."""
+    found: list[str] = []
+    waiting = [name]
+    while waiting:
+        current = waiting.pop(0)
+        if current in found or not (root / current).is_file():
+            continue
+        found.append(current)
+        text = (root / current).read_text(encoding="utf-8", errors="replace")
+        waiting += filter(None, (_inside(current, match["file"]) for match in _INCLUDE.finditer(text)))
+    return found
+
+
+def _inside(including: str, included: str) -> str:
+    """Return the path of an included file relative to the project; empty when it lies outside, or is a URL."""
+    if "://" in included or "$" in included or included.startswith("/"):
+        return ""
+    path = posixpath.normpath(posixpath.join(posixpath.dirname(including), included))
+    return "" if _leads_out(path) else path
+
+
+def _outside(name: str, text: str) -> Iterator[tuple[str, str]]:
+    """Yield what a file names outside of the project; pip takes a path from the project's folder on."""
+    folder = posixpath.dirname(name)
+    is_requirements = name.endswith((".txt", ".in"))
+    if is_requirements or name.endswith((".yml", ".yaml")):
+        matches = _LOCAL_PATH.finditer(text)
+    elif posixpath.basename(name) in {"pyproject.toml", "Pipfile"}:
+        matches = _TOML_PATH.finditer(text)
+    else:
+        return
+    for match in matches:
+        is_from_project = is_requirements and not match["included"]
+        path = posixpath.normpath(match["path"] if is_from_project else posixpath.join(folder, match["path"]))
+        if _leads_out(path):
+            yield name, path
+
+
+def _leads_out(path: str) -> bool:
+    return path == ".." or path.startswith("../")

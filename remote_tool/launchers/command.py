@@ -1,0 +1,26 @@
+"""Reads the ``--cmd`` of a launch or a fan-out: the script that it names, and how a shell runs it."""
+
+from __future__ import annotations
+
+import shlex
+
+from remote_tool.errors import UsageError
+
+
+def script_file(command: str) -> str | None:
+    """Return the file that a command names first; None when it names a module or what only a shell can tell."""
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise UsageError(f"--cmd {command!r} cannot be read: {error}") from None
+    if len(words) > 1 and words[0] in {"python", "python3"}:
+        words = words[1:]
+    first = words[0] if words else ""
+    return first if first.endswith(".py") and not first.startswith(("-", "/", "~", "$")) else None
+
+
+def with_interpreter(command: str) -> str:
+    """Return a command that may begin with a ``.py`` file, or with ``-m`` and a module, as the shell takes it."""
+    words = command.strip()
+    first = words.split(maxsplit=1)[0]
+    return f"python {words}" if first.endswith(".py") or first == "-m" else words

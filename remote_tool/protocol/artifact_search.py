@@ -1,0 +1,166 @@
+"""Finding files by globs below a folder: no link is followed, what is ours is not entered, and all of it is bounded."""
+
+from __future__ import annotations
+
+import errno
+import fnmatch
+import os
+import re
+import stat
+
+from remote_tool.protocol.job_folder import open_folder
+from remote_tool.protocol.lean.namedtuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, FrozenSet, Iterator, List, Tuple
+
+# More is no folder of artifacts: a narrower glob finds what is wanted.
+MOST_ENTRIES = 200_000
+# Each level has a descriptor open, and a frame on the stack.
+DEEPEST = 64
+_NEVER_ENTERED = frozenset([".git", ".remote", ".jobs", ".remote-scripts", ".remote-tool-partial"])
+# What is not there, no folder, a link or not ours to see.
+_HIDDEN = frozenset([errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG])
+_MAGIC = re.compile(r"[*?\[]")
+_ANY_FOLDERS = "**"
+
+
+class Found(NamedTuple):
+    """A regular file.
+
+    Attributes:
+        path: Relative to where the search began.
+        unit: What a number of the newest counts: the file, or the whole folder that the glob names.
+        status: Of the file.
+    """
+
+    path: str
+    unit: str
+    status: os.stat_result
+
+
+class _Place(NamedTuple):
+    """A folder of the search, open, and its path with a slash at the end; empty where the search began."""
+
+    folder: int
+    path: str
+    depth: int
+
+
+class Search:
+    """Looks for files below a folder.
+
+    Attributes:
+        is_cut: Whether there was more than may be looked at.
+    """
+
+    def __init__(self, root: int, own: FrozenSet[Tuple[int, int]] = frozenset()) -> None:
+        """Begin at an open folder; those in own, known by device and inode, are not entered."""
+        self.is_cut = False
+        self._root = root
+        self._own = own
+        self._left = MOST_ENTRIES
+
+    def find(self, glob: str) -> Iterator[Found]:
+        """Yield the files that a glob names; one that ends with a slash names whole folders."""
+        parts = [part for part in glob.split("/") if part]
+        # A row of them means what one means, and would be walked again and again.
+        parts = [part for index, part in enumerate(parts) if part != _ANY_FOLDERS or parts[index - 1 : index] != [part]]
+        yield from self._walk(_Place(self._root, "", 0), parts, whole=glob.endswith("/"))
+
+    def _walk(self, place: _Place, parts: List[str], *, whole: bool) -> Iterator[Found]:
+        first, rest = parts[0], parts[1:]
+        if first == _ANY_FOLDERS:
+            yield from self._walk(place, rest or ["*"], whole=whole)
+            for name in self._names(place, "*", folders=True):
+                yield from self._descend(place, name, parts, whole=whole)
+            return
+        for name in self._names(place, first, folders=bool(rest) or whole):
+            if rest:
+                yield from self._descend(place, name, rest, whole=whole)
+            elif whole:
+                yield from self._everything(place, name, place.path + name)
+            else:
+                yield from self._file(place, name, place.path + name)
+
+    def _descend(self, place: _Place, name: str, parts: List[str], *, whole: bool) -> Iterator[Found]:
+        for inner in self._enter(place, name):
+            yield from self._walk(inner, parts, whole=whole)
+
+    def _everything(self, place: _Place, name: str, unit: str) -> Iterator[Found]:
+        for inner in self._enter(place, name):
+            for entry in self._entries(inner):
+                if entry.is_dir(follow_symlinks=False):
+                    yield from self._everything(inner, entry.name, unit)
+                else:
+                    yield from self._file(inner, entry.name, unit)
+
+    def _enter(self, place: _Place, name: str) -> Iterator[_Place]:
+        """Yield a folder, open, or nothing when it is none or is not entered."""
+        if name in _NEVER_ENTERED:
+            return
+        if place.depth >= DEEPEST:
+            self.is_cut = True
+            return
+        try:
+            folder = open_folder(name, place.folder)
+        except OSError as error:
+            _require_hidden(error)
+            return
+        try:
+            status = os.fstat(folder)
+            if (status.st_dev, status.st_ino) not in self._own:
+                yield _Place(folder, f"{place.path}{name}/", place.depth + 1)
+        finally:
+            os.close(folder)
+
+    def _names(self, place: _Place, part: str, *, folders: bool) -> List[str]:
+        """Return the names in a folder that a part of a glob means: those of folders, or of the others."""
+        if not _MAGIC.search(part):
+            return [part]
+        matches = re.compile(fnmatch.translate(part)).match
+        return [
+            entry.name
+            for entry in self._entries(place)
+            if matches(entry.name)
+            and (part.startswith(".") or not entry.name.startswith("."))
+            and entry.is_dir(follow_symlinks=False) == folders
+        ]
+
+    def _entries(self, place: _Place) -> List[os.DirEntry[str]]:
+        entries = []
+        try:
+            with os.scandir(place.folder) as found:
+                for entry in found:
+                    if self._left <= 0:
+                        self.is_cut = True
+                        break
+                    self._left -= 1
+                    entries.append(entry)
+        except OSError as error:
+            _require_hidden(error)
+        return sorted(entries, key=lambda entry: entry.name)
+
+    def _file(self, place: _Place, name: str, unit: str) -> Iterator[Found]:
+        try:
+            status = os.stat(name, dir_fd=place.folder, follow_symlinks=False)
+        except OSError as error:
+            _require_hidden(error)
+            return
+        if stat.S_ISREG(status.st_mode):
+            yield Found(place.path + name, unit, status)
+
+
+def _require_hidden(error: OSError) -> None:
+    """Raise an error again that may pass: a list that lacks a file for a moment would be taken for all there is."""
+    if error.errno not in _HIDDEN:
+        raise error
+
+
+def newest_units(found: List[Found], count: int) -> List[str]:
+    """Return the units that were written last, the newest first."""
+    written: Dict[str, int] = {}
+    for each in found:
+        written[each.unit] = max(written.get(each.unit, 0), each.status.st_mtime_ns)
+    return sorted(written, key=lambda unit: (written[unit], unit), reverse=True)[:count]

@@ -1,0 +1,219 @@
+"""The fields of a job, each declared once, for both sides.
+
+This table drives the request to the server, ``spec.json``, the checks of what a server says, the records and the index
+of the client, how a record changes, and ``--json``. The attributes of ``Job`` and ``JobSpec`` are its typed face; a
+test compares them with it.
+
+A new field is a row here, an attribute of ``JobSettings``, ``JobSpec`` or ``Job``, and the code that uses it. What must
+not be written to a disk (variables, a launch's secret) has no row: it travels beside the request's fields.
+"""
+
+from __future__ import annotations
+
+import math
+
+from remote_tool.protocol import limits
+from remote_tool.protocol.lean.namedtuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, Tuple
+
+# Who sets a field, and so where it is read from.
+REQUEST = "request"  # the client that starts the job: in the request and in spec.json
+STARTED = "started.json"  # the supervisor
+ENDED = "ended.json"  # the supervisor
+ANSWER = "answer"  # the server, each time it is asked
+CLIENT = "client"  # the record here alone
+
+# What becomes of a field of a record when the server says something of the job.
+NEVER = "never"  # it stays as it was recorded first
+ONCE = "once"  # the same, but filled in where it was not known
+SEEN = "seen"  # it is as the server says now
+LAST_KNOWN = "last known"  # the same, unless the server does not say
+
+_REQUIRED = object()
+_LETTERS_AND_DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-"
+_LONGEST_SIGNAL = 12
+_LARGEST_NUMBER = 2**34
+
+
+def is_text(value: object, _limit: object = None) -> bool:
+    """Whether this is a text."""
+    return isinstance(value, str)
+
+
+def is_flag(value: object, _limit: object = None) -> bool:
+    """Whether this is true or false."""
+    return isinstance(value, bool)
+
+
+def is_number(value: object, _limit: object = None) -> bool:
+    """Whether this is a finite number."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_count(value: object, limit: float = math.inf) -> bool:
+    """Whether this is a whole number from 0 to the limit."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= limit
+
+
+def is_seconds(value: object, limit: float = limits.LATEST_MOMENT) -> bool:
+    """Whether this can be a duration, or seconds since the epoch, up to the limit."""
+    return is_number(value) and 0 <= value <= limit  # type: ignore[operator]
+
+
+def is_texts(value: object, _limit: object = None) -> bool:
+    """Whether this is a list of texts."""
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def is_signal_name(value: object, _limit: object = None) -> bool:
+    """Whether this looks like the name of a signal; another machine may have it."""
+    if not isinstance(value, str) or not value.startswith("SIG"):
+        return False
+    rest = value[len("SIG") :]
+    return 0 < len(rest) <= _LONGEST_SIGNAL and not rest.strip(_LETTERS_AND_DIGITS)
+
+
+def are_patterns(value: object, _limit: object = None) -> bool:
+    """Whether this is a list of patterns of artifacts."""
+    if value == []:
+        return True
+    from remote_tool.protocol import artifact_patterns  # noqa: PLC0415 - few jobs have some, and every answer would wait for it
+
+    return artifact_patterns.are_patterns(value)
+
+
+def _any_size(_value: object, _limit: object) -> bool:
+    return True
+
+
+def _is_short(value: str, longest: int) -> bool:
+    return len(value) <= longest
+
+
+def _are_short(value: "Tuple[str, ...]", limit: "Tuple[int, int]") -> bool:
+    most, longest = limit
+    return len(value) <= most and all(len(item) <= longest for item in value)
+
+
+class Kind(NamedTuple):
+    """What the values of some fields are.
+
+    Attributes:
+        check: Whether a JSON value is of the kind, given the limit of its field.
+        fits: Whether a value of the kind is within the limit of its field where a record may hold a longer one.
+        wanted: What the value must be, with a place for the limit.
+    """
+
+    check: "Callable[[Any, Any], bool]"
+    wanted: str
+    fits: "Callable[[Any, Any], bool]" = _any_size
+
+
+TEXT = Kind(is_text, "a text of at most {} characters", _is_short)
+LAUNCH_ID = Kind(is_text, "the id of a launch", lambda value, _: limits.is_launch_id(value))
+TEXTS = Kind(is_texts, "a list of at most {0[0]} texts of at most {0[1]} characters", _are_short)
+COUNT = Kind(is_count, "a whole number from 0 to {}")
+SECONDS = Kind(is_seconds, "a number of seconds from 0 to {}")
+MOMENT = Kind(is_seconds, "seconds since the epoch, from 0 to {}")
+FLAG = Kind(is_flag, "true or false")
+SIGNAL = Kind(is_signal_name, "the name of a signal")
+PATTERNS = Kind(are_patterns, "a list of patterns of files inside the project")
+STATE = Kind(is_text, "a state of a job")
+
+
+class Field(NamedTuple):
+    """A field of a job.
+
+    Attributes:
+        name: In requests and records, and of the attribute.
+        kind: What its values are.
+        limit: The highest number, the longest text, or the most texts and the longest of them.
+        origin: Who sets it, and where it is read from.
+        default: What it is read as where a record lacks it; without one it must be there.
+        null: Whether a server's record may lack it, or have null: there is no value, or an older version wrote it.
+        changes: What becomes of a recorded one when the server says something of the job.
+        of_job: Whether the client keeps it; else the server alone does.
+        shown: Its key in ``--json``, where a dot leads into an object; empty: not shown.
+        blank: What ``--json`` has in place of an empty text.
+    """
+
+    name: str
+    kind: Kind
+    limit: "Any" = None
+    origin: str = REQUEST
+    default: "Any" = _REQUIRED
+    null: bool = False
+    changes: str = NEVER
+    of_job: bool = True
+    shown: str = ""
+    blank: "Any" = None
+
+    @property
+    def is_required(self) -> bool:
+        """Whether it must be there whoever wrote the record."""
+        return self.default is _REQUIRED
+
+    def accepts(self, value: object) -> bool:
+        """Whether a value is of the field's kind."""
+        return self.kind.check(value, self.limit)
+
+    def is_recordable(self, value: object) -> bool:
+        """Whether a record of a server may have this value."""
+        return (self.null and value is None) or self.kind.check(value, self.limit)
+
+    def fits(self, value: object) -> bool:
+        """Whether a value that may be there is within the limits; None always is."""
+        return value is None or self.kind.fits(value, self.limit)
+
+
+# In the order of --json.
+FIELDS = (
+    Field("key", COUNT, _LARGEST_NUMBER, CLIENT, shown="key"),
+    Field("id", TEXT, 128, shown="id"),
+    Field("launch_id", LAUNCH_ID, default="", shown="launch_id"),
+    Field("node_rank", COUNT, limits.HIGHEST_NODE_RANK, default=None, null=True, shown="node_rank"),
+    Field("server", TEXT, limits.LONGEST_SERVER, shown="server"),
+    Field("state", STATE, origin=ANSWER, changes=SEEN, shown="state"),
+    Field("exit_code", COUNT, 255, ENDED, default=None, null=True, changes=SEEN, shown="exit_code"),
+    Field("signal", SIGNAL, origin=ENDED, default=None, null=True, changes=SEEN, shown="signal"),
+    Field("reason", TEXT, limits.LONGEST_REASON, ANSWER, default="", changes=SEEN, shown="reason"),
+    Field("pid", COUNT, 2**31, STARTED, default=None, changes=SEEN, shown="pid"),
+    Field("tags", TEXTS, (limits.MOST_TAGS, limits.LONGEST_TAG), default=[], shown="tags"),
+    Field("started_by", TEXT, limits.LONGEST_STARTED_BY, default="", null=True, changes=ONCE, shown="started_by"),
+    Field("command", TEXT, limits.LONGEST_COMMAND, shown="command"),
+    Field("workdir", TEXT, limits.LONGEST_PATH, default="", null=True, shown="workdir", blank="."),
+    Field("git_commit", TEXT, limits.LONGEST_COMMIT, default="", null=True, shown="git.commit"),
+    Field("git_branch", TEXT, limits.LONGEST_BRANCH, default="", null=True, shown="git.branch"),
+    Field("git_dirty", FLAG, default=None, null=True, shown="git.dirty"),
+    Field("nice", COUNT, limits.HIGHEST_NICE, default=None, null=True, changes=ONCE, shown="nice"),
+    Field("gpus", TEXTS, (limits.MOST_GPUS, limits.LONGEST_GPU), default=None, null=True, changes=ONCE, shown="gpus"),
+    Field("created_at", MOMENT, limits.LATEST_MOMENT, shown="created_at"),
+    Field("started_at", MOMENT, limits.LATEST_MOMENT, STARTED, default=None, changes=SEEN, shown="started_at"),
+    Field("ended_at", MOMENT, limits.LATEST_MOMENT, ENDED, default=None, changes=SEEN, shown="ended_at"),
+    Field("rank_offset", COUNT, limits.HIGHEST_RANK_OFFSET, default=None, null=True),
+    Field("grace", SECONDS, limits.LONGEST_GRACE, default=10.0, of_job=False),
+    Field("snapshot", TEXT, limits.LONGEST_PATH, default="", of_job=False),
+    Field("artifacts", PATTERNS, default=[], null=True),
+    Field("stopped_with_launch", FLAG, origin=ENDED, default=False, null=True, changes=SEEN),
+    Field("lost_node", COUNT, limits.HIGHEST_NODE_RANK, ENDED, default=None, null=True, changes=SEEN),
+    Field("taken_port", COUNT, 65_535, ENDED, default=None, null=True, changes=SEEN),
+    Field("trained_alone", FLAG, origin=ENDED, default=False, null=True, changes=SEEN),
+    Field("seen_at", MOMENT, limits.LATEST_MOMENT, CLIENT, default=None, changes=SEEN),
+    Field("folder_id", TEXT, 32, CLIENT, default="", changes=LAST_KNOWN),
+    Field("processes_left", COUNT, _LARGEST_NUMBER, CLIENT, default=0, changes=SEEN),
+    Field("logs_complete", FLAG, origin=CLIENT, default=False, changes=SEEN),
+    Field("artifacts_complete", FLAG, origin=CLIENT, default=False, changes=SEEN),
+    Field("stop_signal", TEXT, 64, CLIENT, default="", changes=LAST_KNOWN),
+    Field("stop_grace", SECONDS, limits.LATEST_MOMENT, CLIENT, default=None, changes=SEEN),
+    Field("cleaned", FLAG, origin=CLIENT, default=False, changes=SEEN),
+)
+REQUEST_FIELDS = tuple(field for field in FIELDS if field.origin == REQUEST)
+JOB_FIELDS = tuple(field for field in FIELDS if field.of_job)
+
+
+def record_checks(origin: str) -> "Dict[str, Callable[[object], bool]]":
+    """Return the checks of the fields in one of a server's records, by name."""
+    return {field.name: field.is_recordable for field in FIELDS if field.origin == origin}

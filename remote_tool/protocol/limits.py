@@ -1,0 +1,152 @@
+"""How much of everything a job may have.
+
+The client refuses more before anything is recorded or sent, the server before anything begins; and what a server tells
+of a job is read within the same limits, so that whatever was started can be listed.
+"""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Mapping, Sequence, Tuple
+
+MOST_TAGS = 100
+LONGEST_TAG = 1024
+# In bytes: with the rest of a job they have to fit into its record on the server, which has 1 MiB.
+LONGEST_TAGS = 128 * 1024
+# In bytes. Each may become six in JSON, and a record of the client may have 32 MiB.
+LONGEST_COMMAND = 4 * 1024 * 1024
+LONGEST_SERVER = 256
+LONGEST_LAUNCH_ID = 80
+LONGEST_STARTED_BY = 256
+LONGEST_REASON = 4096
+LONGEST_PATH = 4096
+LONGEST_COMMIT = 64
+LONGEST_BRANCH = 1024
+HIGHEST_NODE_RANK = 100_000
+HIGHEST_RANK_OFFSET = 10_000_000
+# GPUs of one job, by number or UUID.
+MOST_GPUS = 1024
+LONGEST_GPU = 128
+# What a niceness may be: higher is less of the CPU.
+HIGHEST_NICE = 19
+# A week, in seconds.
+LONGEST_GRACE = 7 * 86400
+# Seconds that a launch waits for a node whose link is silent.
+DEFAULT_LOST_AFTER = 60.0
+SHORTEST_LOST_AFTER = 5
+LONGEST_LOST_AFTER = 86_400
+# In bytes, of each output file of a job.
+DEFAULT_LOG_LIMIT = 4 * 1024**3
+SMALLEST_LOG_LIMIT = 1024**2
+# Files of one job that are brought home.
+MOST_ARTIFACTS = 10_000
+# Seconds since the epoch.
+LATEST_MOMENT = 2**34
+# Linux takes 128 KiB for a NAME=VALUE with its end. All together may have 2 MiB, with those of the login.
+LONGEST_VARIABLE = 128 * 1024 - 1
+LARGEST_ENVIRONMENT = 2 * 1024 * 1024 - 128 * 1024
+
+_LAUNCH_ID = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
+
+
+class LimitError(ValueError):
+    """Something is more than a job may have.
+
+    Attributes:
+        field: ``command``, ``tags`` or ``environment``.
+        problem: What is wrong with it, to go on after its name; no value of a variable is in it.
+    """
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field} {problem}")
+        self.field = field
+        self.problem = problem
+
+
+def is_lost_after(value: object) -> bool:
+    """Whether a launch may wait so many seconds for a silent node."""
+    return type(value) in {int, float} and SHORTEST_LOST_AFTER <= value <= LONGEST_LOST_AFTER  # type: ignore[operator]
+
+
+def check_command(command: str) -> None:
+    """Refuse a command that no server takes.
+
+    Raises:
+        LimitError: It is too long, or no text.
+    """
+    if "\0" in command:
+        raise LimitError("command", "cannot hold a NUL")
+    size = _size("command", "", command)
+    if size > LONGEST_COMMAND:
+        raise LimitError("command", f"has {size:,} bytes; at most {LONGEST_COMMAND:,} are possible")
+
+
+def check_tags(tags: Sequence[str], most: int = MOST_TAGS) -> None:
+    """Refuse more or longer tags than a job may have.
+
+    Raises:
+        LimitError: They are more than that.
+    """
+    if len(tags) > most:
+        raise LimitError("tags", f"is given {len(tags)} times; at most {most} are possible")
+    for tag in tags:
+        if len(tag) > LONGEST_TAG:
+            raise LimitError("tags", f"{tag[:20]!r}… has {len(tag):,} characters; at most {LONGEST_TAG:,} are possible")
+    size = sum(_size("tags", "", tag) for tag in tags)
+    if size > LONGEST_TAGS:
+        raise LimitError("tags", f"has {size:,} bytes in all tags together; at most {LONGEST_TAGS:,} are possible")
+
+
+def check_environment(environment: Mapping[str, str]) -> None:
+    """Refuse variables that Linux would not hand to a command.
+
+    Raises:
+        LimitError: They are too long, or no texts.
+    """
+    total = 0
+    for name, value in environment.items():
+        if "\0" in value:
+            raise LimitError("environment", f"{name}: a value cannot hold a NUL")
+        # With the equals sign.
+        size = _size("environment", f"{name}: ", name) + _size("environment", f"{name}: ", value) + 1
+        if size > LONGEST_VARIABLE:
+            text = f"{name} has {size:,} bytes with its name; at most {LONGEST_VARIABLE:,} are possible"
+            raise LimitError("environment", text)
+        total += size + 1
+    if total > LARGEST_ENVIRONMENT:
+        text = f"gives the job {total:,} bytes of variables; at most {LARGEST_ENVIRONMENT:,} are possible"
+        raise LimitError("environment", text)
+
+
+def is_launch_id(text: object) -> bool:
+    """Whether this can be the id of a launch; empty without one."""
+    return isinstance(text, str) and len(text) <= LONGEST_LAUNCH_ID and not text.strip(_LAUNCH_ID)
+
+
+def _size(field: str, where: str, text: str) -> int:
+    try:
+        return len(text.encode("utf-8", "surrogateescape"))
+    except UnicodeEncodeError:
+        raise LimitError(field, f"{where}it holds half a character, which no server takes") from None
+
+
+def is_min_free(value: object) -> bool:
+    """Whether this can be what has to be free on a disk: bytes, and hundredths of the disk."""
+    return isinstance(value, list) and len(value) == 2 and all(type(each) in {int, float} for each in value)  # noqa: PLR2004
+
+
+def room_of(path: str) -> "Tuple[int, int]":
+    """Return the bytes that are free for us on the disk of a folder, and all that it has; zeros where unknown."""
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return 0, 0
+    return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+
+
+def is_low(free: int, total: int, least: "Sequence[float]") -> bool:
+    """Whether less is free than the smaller one of some bytes and some hundredths of the disk."""
+    return total > 0 and free < min(least[0], total * least[1] / 100)

@@ -1,0 +1,12 @@
+"""The environment variables that remote-tool itself sets for a job's processes, and for its own programs."""
+
+from __future__ import annotations
+
+JOB_MARKER = "REMOTE_TOOL_JOB_ID"
+SUPERVISOR_MARKER = "REMOTE_TOOL_SUPERVISOR"
+PROJECT_MARKER = "REMOTE_TOOL_PROJECT"
+SERVER_VARIABLE = "REMOTE_TOOL_SERVER"
+# The path of a data set; the client does not know where the home folder is.
+DATA_PREFIX = "REMOTE_TOOL_DATA_"
+# Users cannot set these.
+RESERVED_NAMES = {JOB_MARKER, PROJECT_MARKER, SERVER_VARIABLE, SUPERVISOR_MARKER}

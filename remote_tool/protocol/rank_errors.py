@@ -1,0 +1,265 @@
+"""What is known of a rank of torchrun that failed: its error file, what it printed, and what torchrun says of it.
+
+Loaded by the supervisors of a launch, by others once a job of torchrun has failed, and here to show failures.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+
+from remote_tool.protocol import job_folder
+from remote_tool.protocol.lean import json
+from remote_tool.protocol.lean.namedtuple import NamedTuple
+from remote_tool.protocol.lean.signal import name_of
+from remote_tool.protocol.lean.suppress import suppress
+from remote_tool.protocol.streams import find_streams
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, List, Match, Optional, Tuple
+
+# A traceback stands at the end of what a rank printed, and torchrun's summary at the end of its own stderr.
+TAIL = 64 * 1024
+LONGEST_LINE = 300
+_ERROR_FILE_LIMIT = 1024 * 1024
+# Of a text without a traceback; and after an exception, whose own text may have more lines.
+_LAST_LINES = 10
+_MOST_RANKS = 256
+_HEADER = "Traceback (most recent call last):"
+_HEADERS = {_HEADER, f"+ Exception Group {_HEADER}"}
+_CHAIN = {
+    "During handling of the above exception, another exception occurred:",
+    "The above exception was the direct cause of the following exception:",
+}
+# Python says these without a header when they are in the script itself.
+_NO_SCRIPT = ("SyntaxError: ", "IndentationError: ", "TabError: ")
+# torch writes it before each line of an exception that nobody caught, once there is a process group.
+_RANK_PREFIX = re.compile(r"^\[rank([0-9]{1,7})\]: ")
+_GROUP_LINE = re.compile(r"\s*\| (\S.*)")
+# What C++ says of an exception that nobody caught.
+_WHAT = re.compile(r"^  what\(\):  (.+)$", re.MULTILINE)
+_FAILURES_HEADING = "Failures:"
+_SUMMARY_HEADING = "Root Cause (first observed failure)"
+_SUMMARY = re.compile(
+    r"host\s+: (?P<host>\S+)\s+rank\s+: (?P<rank>[0-9]{1,7}) \(local_rank: (?P<local>[0-9]{1,6})\)"
+    r"\s+exitcode\s+: (?P<code>-?[0-9]{1,10})"
+)
+# What a rank says whose peer is gone: a consequence, not the cause.
+_CONSEQUENCE = re.compile(
+    r"connection (was )?(closed|reset|refused)|broken pipe|socket|nccl|process group|DistBackendError|SignalException",
+    re.IGNORECASE,
+)
+
+
+class Traceback(NamedTuple):
+    """An exception that a rank printed.
+
+    Attributes:
+        message: First line of the exception itself, such as ``ValueError: bad batch``.
+        text: All of it, without what torch writes before its lines.
+        rank: Global rank, where torch has written it: then nobody caught the exception.
+    """
+
+    message: str
+    text: str
+    rank: Optional[int] = None
+
+
+class RankEnd(NamedTuple):
+    """What torchrun says of a local rank that failed.
+
+    Attributes:
+        host: The name that the machine gives itself.
+        rank: Its global rank.
+        exit_code: Of its process; negative: of the signal that ended it.
+        is_first: Whether torchrun saw it fail first; several that failed within 0.1 s come in any order.
+    """
+
+    host: str
+    rank: int
+    exit_code: int
+    is_first: bool = True
+
+    @property
+    def signal(self) -> str:
+        """Name of the signal that ended it; empty without one."""
+        return name_of(-self.exit_code) if self.exit_code < 0 else ""
+
+
+def is_consequence(message: str) -> bool:
+    """Whether it is what a rank says whose peer is gone."""
+    return _CONSEQUENCE.search(message) is not None
+
+
+def read_summary(text: str) -> Dict[int, RankEnd]:
+    """Return by local rank what failed first and what a signal ended, less what torchrun itself stopped."""
+    others, _, first = text[max(0, text.rfind(_FAILURES_HEADING)) :].rpartition(_SUMMARY_HEADING)
+    ends = [_read_end(each, is_first=False) for each in _SUMMARY.finditer(others)]
+    found = {local: end for local, end in ends if end.signal not in {"", "SIGTERM"}}
+    if _SUMMARY_HEADING in text:
+        found.update(_read_end(each, is_first=True) for each in _SUMMARY.finditer(first))
+    return found
+
+
+def _read_end(found: Match[str], *, is_first: bool) -> Tuple[int, RankEnd]:
+    return int(found["local"]), RankEnd(found["host"], int(found["rank"]), int(found["code"]), is_first)
+
+
+def describe_rank(end: Optional[RankEnd], error: Optional[Traceback], printed: str) -> str:
+    """Return what a rank failed of; empty when nothing is known of it."""
+    if error is not None and error.rank is not None:
+        # It may have been aborted at its exit.
+        return error.message
+    if end is not None and end.signal:
+        what = _WHAT.findall(printed)
+        return f"ended by {end.signal}: {what[-1][:LONGEST_LINE]}" if what else f"ended by {end.signal}"
+    return error.message if error is not None else ""
+
+
+def read_traceback(text: str) -> Optional[Traceback]:
+    """Return the last exception of what a rank printed; None without one."""
+    lines = text.replace("\r\n", "\n").split("\n")
+    return _read_marked(lines) or _read_plain(lines)
+
+
+def last_lines(text: str) -> str:
+    """Return the end of a text."""
+    return "\n".join(line[:LONGEST_LINE] for line in text.rstrip().splitlines()[-_LAST_LINES:])
+
+
+def _read_marked(lines: List[str]) -> Optional[Traceback]:
+    """Return the last exception that torch has marked: it ends where the marks do, whatever its text is."""
+    found = [_RANK_PREFIX.match(line) for line in lines]
+    body = [_RANK_PREFIX.sub("", line) for line in lines]
+    headers = [number for number, mark in enumerate(found) if mark and body[number].strip() in _HEADERS]
+    if not headers:
+        return None
+    start = end = headers[-1]
+    for number in range(start, -1, -1):
+        if not found[number] and lines[number]:
+            break
+        start = number if number in headers else start
+    while end + 1 < len(lines) and (found[end + 1] or not lines[end + 1]):
+        end += 1
+    mark = found[start]
+    assert mark is not None
+    return _traceback(body[start : end + 1], int(mark[1]))
+
+
+def _read_plain(lines: List[str]) -> Optional[Traceback]:
+    headers = [number for number, line in enumerate(lines) if line.strip() in _HEADERS]
+    if not headers:
+        last = next((line for line in reversed(lines) if line.strip()), "")
+        return Traceback(last, last_lines("\n".join(lines))) if last.startswith(_NO_SCRIPT) else None
+    start = headers.pop()
+    end = next((n for n in range(start + 1, len(lines)) if lines[n][:1].strip()), len(lines) - 1)
+    while headers and any(line in _CHAIN for line in lines[max(0, start - 3) : start]):
+        start = headers.pop()
+    return _traceback(lines[start : end + 1 + _LAST_LINES])
+
+
+def _traceback(lines: List[str], rank: Optional[int] = None) -> Traceback:
+    last = max(number for number, line in enumerate(lines) if line.strip() in _HEADERS)
+    message = next((line for line in lines[last + 1 :] if line[:1].strip()), "")
+    if not message:
+        groups = [_GROUP_LINE.match(line) for line in lines[last + 1 :]]
+        message = next((each[1] for each in groups if each and not each[1].startswith("File ")), "")
+    return Traceback(message[:LONGEST_LINE], "\n".join(lines).rstrip(), rank)
+
+
+class RankError(NamedTuple):
+    """A rank's error, on its server.
+
+    Attributes:
+        what: The rank and what it said.
+        moment: Since the epoch.
+        is_first: Whether torchrun saw it fail first.
+    """
+
+    what: str
+    moment: float
+    is_first: bool = False
+
+    @property
+    def order(self) -> Tuple[bool, bool, float]:
+        return is_consequence(self.what), not self.is_first, self.moment
+
+
+def find_first_error(folder: int, rank_offset: Optional[int], *, has_ended: bool) -> Optional[RankError]:
+    """Return the error of the rank of a job that failed first.
+
+    Args:
+        folder: Descriptor of the job's folder.
+        rank_offset: Global rank of local rank 0; None when torchrun decides.
+        has_ended: Whether the command has failed. Before, only what no rank lives on after counts.
+    """
+    streams = find_streams(folder)
+    ranks = [name.split("/") for name in streams if name.startswith("ranks/")]
+    # torchrun starts failed ranks anew, and what failed before that is not why it ends.
+    attempt = max((int(parts[1]) for parts in ranks), default=0)
+    summary = read_summary(_tail(folder, streams["err"])) if has_ended else {}
+    found = []
+    for local in sorted({int(parts[2]) for parts in ranks if int(parts[1]) == attempt})[:_MOST_RANKS]:
+        end = summary.get(local)
+        name = f"local rank {local}" if rank_offset is None else f"rank {rank_offset + local}"
+        paths = {kind: streams.get(f"ranks/{attempt}/{local}/{kind}") for kind in ("error", "err")}
+        error = _of_file(folder, paths["error"], name) or _of_output(folder, paths["err"], end)
+        if error is not None:
+            found.append(error)
+    return min(found, key=lambda each: each.order) if found else None
+
+
+def _of_file(folder: int, path: Optional[str], name: str) -> Optional[RankError]:
+    """Read what torch's ``record`` decorator noted."""
+    moment = _moment_of(folder, path)
+    if path is None or moment is None:
+        return None
+    try:
+        message = json.loads(_read(folder, path, 0, _ERROR_FILE_LIMIT))["message"]
+        text = str(message["message"] if isinstance(message, dict) else message).split("\n")[0]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        text = "an error that cannot be read"
+    return RankError(f"{name}: {text}", moment)
+
+
+def _of_output(folder: int, path: Optional[str], end: Optional[RankEnd]) -> Optional[RankError]:
+    moment = _moment_of(folder, path)
+    if path is None or moment is None:
+        return None
+    printed = _tail(folder, path)
+    error = read_traceback(printed)
+    if end is not None:
+        said = describe_rank(end, error, printed) or f"exit code {end.exit_code}"
+        return RankError(f"rank {end.rank}: {said}", moment, end.is_first)
+    if error is not None and error.rank is not None:
+        return RankError(f"rank {error.rank}: {error.message}", moment)
+    return None
+
+
+def _moment_of(folder: int, path: Optional[str]) -> Optional[float]:
+    """Return when a file was last written; None when it cannot be known."""
+    with suppress(OSError):
+        if path is not None:
+            return os.stat(path, dir_fd=folder, follow_symlinks=False).st_mtime
+    return None
+
+
+def _tail(folder: int, path: str) -> str:
+    with suppress(OSError):
+        return _read(folder, path, TAIL, TAIL)
+    return ""
+
+
+def _read(folder: int, path: str, from_end: int, most: int) -> str:
+    """Read a file, or its last bytes."""
+    with open(job_folder.open_file_beneath(folder, path), "rb") as stream:
+        if from_end:
+            stream.seek(max(0, os.fstat(stream.fileno()).st_size - from_end))
+        return stream.read(most).decode("utf-8", "replace")
+
+
+def age_of(error: RankError) -> float:
+    """Return how many seconds ago it was."""
+    return max(0.0, time.time() - error.moment)

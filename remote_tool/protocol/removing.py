@@ -1,0 +1,117 @@
+"""Removing what is ours: aside first, then away; no link is followed, and no other file system is entered."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+
+from remote_tool.protocol.job_folder import open_folder
+from remote_tool.protocol.lean.suppress import suppress
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import List
+
+# What has this name is on its way out; whoever cleans next goes on with it.
+MARK = ".removed-"
+_BLOCK = 512
+_DEEPEST = 200
+
+
+def names_in(folder: int) -> List[str]:
+    """Return the names in a folder; none when it cannot be read."""
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+def is_over(deadline: float) -> bool:
+    return time.monotonic() > deadline
+
+
+def size_of(parent: int, name: str, deadline: float) -> int:
+    """Return the bytes that a file or a folder takes on the disk, as far as there is time to count."""
+    try:
+        found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        if not stat.S_ISDIR(found.st_mode):
+            return found.st_blocks * _BLOCK
+        folder = open_folder(name, parent)
+    except OSError:
+        return 0
+    try:
+        return found.st_blocks * _BLOCK + _size_below(folder, found.st_dev, deadline, 0)
+    finally:
+        os.close(folder)
+
+
+def _size_below(folder: int, device: int, deadline: float, depth: int) -> int:
+    size = 0
+    for name in names_in(folder):
+        if is_over(deadline) or depth > _DEEPEST:
+            break
+        with suppress(OSError):
+            found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            size += found.st_blocks * _BLOCK
+            if stat.S_ISDIR(found.st_mode) and found.st_dev == device:
+                inner = open_folder(name, folder)
+                try:
+                    size += _size_below(inner, device, deadline, depth + 1)
+                finally:
+                    os.close(inner)
+    return size
+
+
+def set_aside(parent: int, name: str) -> str:
+    """Give something the name of what is removed, in the same folder; empty when it is not there."""
+    aside = f"{MARK}{os.urandom(8).hex()}"
+    try:
+        os.rename(name, aside, src_dir_fd=parent, dst_dir_fd=parent)
+    except FileNotFoundError:
+        return ""
+    return aside
+
+
+def remove_marked(parent: int, deadline: float) -> bool:
+    """Remove all that was set aside in a folder, also by one who was ended meanwhile; whether nothing is left."""
+    left = [name for name in names_in(parent) if name.startswith(MARK) and not remove(parent, name, deadline)]
+    return not left
+
+
+def remove(parent: int, name: str, deadline: float) -> bool:
+    """Remove a file, a link or a folder with all that is in it; whether nothing of it is left."""
+    return _remove(parent, name, os.fstat(parent).st_dev, deadline, 0)
+
+
+def _remove(parent: int, name: str, device: int, deadline: float, depth: int) -> bool:
+    try:
+        found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        if not stat.S_ISDIR(found.st_mode):
+            os.unlink(name, dir_fd=parent)
+            return True
+        if found.st_dev != device or depth > _DEEPEST:
+            return False
+        _empty(parent, name, device, deadline, depth)
+        os.rmdir(name, dir_fd=parent)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _empty(parent: int, name: str, device: int, deadline: float, depth: int) -> None:
+    folder = open_folder(name, parent)
+    try:
+        # Another file system may have been mounted since the look.
+        if os.fstat(folder).st_dev != device:
+            return
+        with suppress(OSError):
+            os.fchmod(folder, 0o700)
+        for each in names_in(folder):
+            if is_over(deadline):
+                return
+            _remove(folder, each, device, deadline, depth + 1)
+    finally:
+        os.close(folder)

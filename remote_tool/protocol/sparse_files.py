@@ -1,0 +1,81 @@
+"""Files whose oldest part was given back to the disk: a hole takes its place, so every offset stays as it is."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Tuple
+
+# The beginning of a file is never given back.
+KEPT_BEGINNING = 256 * 1024
+# When a file is at its limit, this part of it stays, so that the work is not done for every byte.
+_KEPT_PART = 0.75
+# A multiple of the block size of every usual file system.
+_BLOCK = 64 * 1024
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+
+
+def bytes_on_disk(file: int) -> int:
+    """Return how much of the disk an open file has; a hole has nothing."""
+    return os.fstat(file).st_blocks * 512
+
+
+def give_back(file: int, limit: int) -> int:
+    """Make a hole in a file that has more than a limit, behind its beginning; returns how long it is, 0 for none.
+
+    Args:
+        file: A descriptor for writing.
+        limit: In bytes, at least SMALLEST_LOG_LIMIT.
+
+    Raises:
+        OSError: This file system, or this system, makes no holes.
+    """
+    used = bytes_on_disk(file)
+    end = (os.fstat(file).st_size - int(limit * _KEPT_PART)) // _BLOCK * _BLOCK
+    if used <= limit or end <= KEPT_BEGINNING:
+        return 0
+    _punch_hole(file, KEPT_BEGINNING, end - KEPT_BEGINNING)
+    return end - KEPT_BEGINNING
+
+
+def end_of_hole(file: int, offset: int, size: int) -> int:
+    """Return the first offset from this one on, up to a size, that holds data; this one where nobody can tell."""
+    try:
+        found = os.lseek(file, offset, os.SEEK_DATA)
+    except OSError as error:
+        return size if error.errno == errno.ENXIO else offset
+    return max(offset, min(found, size))
+
+
+def read_stored(file: int, offset: int, end: int, most: int) -> Tuple[int, bytes]:
+    """Read what is stored from an offset on: where it begins, and its bytes up to the next hole, or so many at most."""
+    while True:
+        start = end_of_hole(file, offset, end)
+        data = os.pread(file, min(most, end - start), start)
+        # Asked after the read: what was dropped meanwhile may have been read as zeros.
+        stored = data[: _start_of_hole(file, start, start + len(data)) - start]
+        if stored or not data:
+            return start, stored
+
+
+def _start_of_hole(file: int, offset: int, end: int) -> int:
+    try:
+        return min(os.lseek(file, offset, os.SEEK_HOLE), end)
+    except OSError:
+        return end
+
+
+def _punch_hole(file: int, start: int, length: int) -> None:
+    import ctypes  # noqa: PLC0415 - for the few that print so much
+
+    library = ctypes.CDLL(None, use_errno=True)
+    allocate = getattr(library, "fallocate64", None) or getattr(library, "fallocate", None)
+    if allocate is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    allocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    if allocate(file, _PUNCH_HOLE | _KEEP_SIZE, start, length) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

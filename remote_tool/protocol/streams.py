@@ -1,0 +1,125 @@
+"""The output files of a job, and the names that they have on the wire."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import stat
+
+from remote_tool.protocol.job_folder import ERR, OUT, RANKS, open_folder
+from remote_tool.protocol.lean.namedtuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Dict, Iterator, List, Optional, Tuple
+
+# More are no launch of ours; whoever makes a million files gets the first of them looked after.
+MOST_STREAMS = 4096
+_ATTEMPT = "attempt_"
+_MOST_DIGITS = 6
+_RANK_FILES = {"stdout.log": "out", "stderr.log": "err", "error.json": "error"}
+
+
+class Attempt(NamedTuple):
+    """One attempt of torchrun: a folder ``ranks/<run id>_<random>/attempt_<n>``."""
+
+    born: int
+    run: str
+    number: int
+    path: str
+
+
+def _see_nothing(_folder: int) -> None:
+    """Let folders pass."""
+
+
+def find_streams(folder: int, visit: Callable[[int], None] = _see_nothing) -> Dict[str, str]:
+    """Return the path below the job's folder of every stream that there is.
+
+    ``out`` and ``err`` always; of torchrun's ``--log-dir`` the streams ``ranks/<attempt>/<local rank>/out``, ``err``
+    and ``error``. A job that runs torchrun several times has the attempts of all of them, counted on. What is more
+    than MOST_STREAMS is left out. Each folder that is searched for them is visited before, open, by its descriptor.
+    """
+    streams = {"out": OUT, "err": ERR}
+    for stream, path in _rank_streams(folder, visit):
+        if len(streams) >= MOST_STREAMS:
+            break
+        streams[stream] = path
+    return streams
+
+
+def _rank_streams(folder: int, visit: Callable[[int], None]) -> Iterator[Tuple[str, str]]:
+    for number, path in _number_attempts(_find_attempts(folder, visit)):
+        for rank in _list(folder, path, visit):
+            if not _is_number(rank):
+                continue
+            for name in _list(folder, f"{path}/{rank}", visit):
+                if name in _RANK_FILES:
+                    yield f"ranks/{number}/{int(rank)}/{_RANK_FILES[name]}", f"{path}/{rank}/{name}"
+
+
+def stream_sizes(folder: int) -> Dict[str, int]:
+    """Return how many bytes every stream has."""
+    return {stream: size_of(folder, path) or 0 for stream, path in find_streams(folder).items()}
+
+
+def size_of(folder: int, path: str) -> Optional[int]:
+    """Return the size of a plain file below a folder; None when there is none."""
+    try:
+        status = os.stat(path, dir_fd=folder, follow_symlinks=False)
+    except OSError:
+        return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+
+def _find_attempts(folder: int, visit: Callable[[int], None]) -> List[Attempt]:
+    attempts: List[Attempt] = []
+    for run in _list(folder, RANKS, visit):
+        for name in _list(folder, f"{RANKS}/{run}", visit):
+            number = name[len(_ATTEMPT) :] if name.startswith(_ATTEMPT) else ""
+            path = f"{RANKS}/{run}/{name}"
+            if _is_number(number) and len(attempts) < MOST_STREAMS:
+                attempts.append(Attempt(_born(folder, path), run, int(number), path))
+    return attempts
+
+
+def _is_number(text: str) -> bool:
+    return 0 < len(text) <= _MOST_DIGITS and not text.strip("0123456789")
+
+
+def _number_attempts(attempts: List[Attempt]) -> List[Tuple[int, str]]:
+    runs: Dict[str, List[Attempt]] = {}
+    for attempt in attempts:
+        runs.setdefault(attempt.run, []).append(attempt)
+    numbered = []
+    first = 0
+    # The runs in the order of their first attempts, each counting on where the one before it ended.
+    for run in sorted(runs, key=lambda run: (min(attempt.born for attempt in runs[run]), run)):
+        numbered += [(first + attempt.number, attempt.path) for attempt in runs[run]]
+        first += 1 + max(attempt.number for attempt in runs[run])
+    return numbered
+
+
+def _born(folder: int, path: str) -> int:
+    """Return when a folder last got or lost an entry: torchrun makes the folders of all ranks at once."""
+    try:
+        return os.stat(path, dir_fd=folder, follow_symlinks=False).st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _list(folder: int, path: str, visit: Callable[[int], None]) -> List[str]:
+    """List a folder below the job's, following no symbolic link on the way; empty when there is none."""
+    opened: List[int] = []
+    try:
+        for part in path.split("/"):
+            folder = open_folder(part, folder)
+            opened.append(folder)
+        visit(folder)
+        with os.scandir(folder) as entries:
+            return sorted(entry.name for entry in itertools.islice(entries, MOST_STREAMS))
+    except OSError:
+        return []
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)

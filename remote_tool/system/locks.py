@@ -1,0 +1,58 @@
+"""Locks between the programs of this machine: flock on an open file, which goes when its holder ends in any way."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+from contextlib import suppress
+
+_PAUSE = 0.01
+
+
+def lock(descriptor: int, *, seconds: float = 0.0) -> None:
+    """Lock an open file until it is closed.
+
+    Raises:
+        BlockingIOError: Another process still holds it after so many seconds.
+        OSError: The file system has no locks.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise BlockingIOError(errno.EAGAIN, "another program holds its lock") from None
+            time.sleep(_PAUSE)
+        else:
+            return
+
+
+def holders(descriptor: int) -> list[int]:
+    """Return the processes that hold a lock on an open file, where the kernel lists them."""
+    inode = str(os.fstat(descriptor).st_ino)
+    try:
+        with open("/proc/locks", encoding="ascii", errors="replace") as file:  # noqa: PTH123 - Path would only be loaded for it
+            locks = [line.split() for line in file]
+    except OSError:
+        return []
+    # 1: FLOCK  ADVISORY  WRITE 4711 08:01:1234 0 EOF
+    pids = [fields[4] for fields in locks if fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == inode]
+    return [int(pid) for pid in pids if _has_open(pid, descriptor)]
+
+
+def _has_open(pid: str, descriptor: int) -> bool:
+    """Whether a process has the same file open: another file system may have the same number for another file."""
+    wanted = os.fstat(descriptor)
+    with suppress(OSError):
+        names = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208 - as above
+        return any(_is_same(f"/proc/{pid}/fd/{name}", wanted) for name in names)
+    return False
+
+
+def _is_same(path: str, wanted: os.stat_result) -> bool:
+    with suppress(OSError):
+        return os.path.samestat(os.stat(path), wanted)  # noqa: PTH116 - as above
+    return False

@@ -1,0 +1,55 @@
+"""Asking the user while the event loop keeps running."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from remote_tool.redaction import hide
+from remote_tool.transport.daemon_threads import in_daemon_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+
+class Prompter:
+    """Asks one question at a time, whatever number of servers want to know something."""
+
+    def __init__(self, ask: Callable[[str], str | None] | None, confirm: Callable[[str], bool] | None = None) -> None:
+        self._ask = ask
+        self._confirm = confirm
+        self._one_at_a_time = asyncio.Lock()
+
+    @property
+    def can_ask(self) -> bool:
+        return self._ask is not None
+
+    @property
+    def can_confirm(self) -> bool:
+        return self._confirm is not None
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether a question is waiting for its answer."""
+        return self._one_at_a_time.locked()
+
+    async def ask(self, prompt: str) -> str | None:
+        """Return the secret that is typed; None when there is nobody to ask, or no answer."""
+        answer = None if self._ask is None else await self._answer(partial(self._ask, prompt))
+        hide([answer] if answer else [])
+        return answer
+
+    async def confirm(self, question: str) -> bool:
+        """Return whether the answer is yes."""
+        return self._confirm is not None and bool(await self._answer(partial(self._confirm, question)))
+
+    async def _answer(self, ask: Callable[[], T]) -> T | None:
+        async with self._one_at_a_time:
+            try:
+                # Ctrl-C must not need an Enter after it.
+                return await in_daemon_thread(ask, name="ask")
+            except (EOFError, OSError):
+                return None

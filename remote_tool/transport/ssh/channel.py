@@ -1,0 +1,376 @@
+"""One session of a connection: its buffers, its end, and the back pressure between us and the server."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
+
+from remote_tool.errors import ConnectionLostError, RemoteCommandError
+from remote_tool.transport.host import MEBIBYTE, Exit, Stream
+from remote_tool.transport.ssh import login_shell
+from remote_tool.transport.ssh.script import NOT_OURS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from remote_tool.transport.ssh.script import WrappedScript
+
+# Reading stops at PAUSE_BYTES, so that a slow reader slows the command down; it resumes while somebody waits for the
+# other stream, up to MAX_BYTES.
+PAUSE_BYTES = 4 * MEBIBYTE
+MAX_BYTES = 64 * MEBIBYTE
+TAIL_BYTES = 2000
+STDERR_TYPE = 1  # RFC 4254, 5.2
+LOST_HINT = "Jobs on the server keep running; run the same command again once it answers"
+
+
+class Wire(Protocol):
+    """What we use of the SSH library's channel."""
+
+    def write(self, data: bytes) -> None: ...
+    def write_eof(self) -> None: ...
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+    def send_signal(self, signal: str) -> None: ...
+    def abort(self) -> None: ...
+
+
+class SshChannel:
+    """A remote command, and its streams without what the login shell printed before it began.
+
+    Args:
+        server: The server's name.
+        label: What errors call the command.
+        script: What is run, and the mark that both of its outputs begin with.
+        on_slow: Called when the login shell takes long to start it.
+        on_end: Called once when the session is over.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        label: str,
+        script: WrappedScript,
+        *,
+        on_slow: Callable[[], None] = lambda: None,
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._server = server
+        self._label = label
+        self._script = script
+        self._on_slow = on_slow
+        self._on_end = on_end
+        self._outputs = {stream: _Output(script.mark) for stream in Stream}
+        self._sent_blindly = b""
+        self._timers: list[asyncio.TimerHandle] = []
+        self._was_too_slow = False
+        self._wire: Wire | None = None
+        self._exit: Exit | None = None
+        self._failure: Exception | None = None
+        self._eof = False
+        self._ended = False
+        self._given_up = False
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._waiters: list[asyncio.Future[None]] = []
+        self._hungry = 0
+        self._paused = False
+
+    # What the caller does
+
+    @property
+    def command(self) -> str:
+        """What the login shell is asked to run."""
+        return self._script.command
+
+    async def start(self) -> None:
+        """Wait until the login shell has started the script, or the session is over."""
+        self._hungry += 1
+        try:
+            while not self._has_started and not self._at_end:
+                await self._change()
+        finally:
+            self._hungry -= 1
+
+    async def write(self, data: bytes) -> None:
+        """Send to the command's stdin; what it does not read any more is dropped, as its exit status will tell."""
+        if self._is_open:
+            self._send(data)
+        await self._writable.wait()
+        self._raise_failure()
+
+    async def write_eof(self) -> None:
+        """Close the command's stdin."""
+        if self._is_open and self._wire is not None:
+            with suppress(OSError):
+                self._wire.write_eof()
+
+    async def read(self, stream: Stream = Stream.OUT, size: int = 65536) -> bytes:
+        """Return what has come, at most size bytes; empty at the end."""
+        output = self._outputs[stream]
+        self._hungry += 1
+        try:
+            while not output.data and not self._at_end:
+                await self._change()
+        finally:
+            self._hungry -= 1
+        data = output.take(size)
+        if not data:
+            self._raise_failure()
+        self._balance()
+        return data
+
+    async def wait(self) -> Exit:
+        """Return how the command ended, after all its output has come."""
+        self._hungry += 1
+        try:
+            while not self._ended and self._failure is None:
+                await self._change()
+        finally:
+            self._hungry -= 1
+        return self._result()
+
+    async def read_all(self, limit: int) -> tuple[bytes, bytes]:
+        """Return both outputs when the command has ended.
+
+        Raises:
+            RemoteCommandError: It said more than limit bytes.
+            ConnectionLostError: The link went.
+        """
+        self._hungry += 1
+        try:
+            while not self._ended and self._failure is None and self._waiting_bytes <= limit:
+                await self._change()
+        finally:
+            self._hungry -= 1
+        if self._waiting_bytes > limit:
+            raise self._error(f"printed more than {limit} bytes", 141)
+        self._raise_failure()
+        return self._outputs[Stream.OUT].take(limit), self._outputs[Stream.ERR].take(limit)
+
+    def close(self) -> None:
+        """Give the channel up, whatever the command does; its stdin ends."""
+        self._given_up = True
+        self._stop_timers()
+        if self._wire is not None and not self._ended:
+            self._wire.abort()
+        self._writable.set()
+        self._wake()
+
+    def hang_up(self) -> None:
+        """Give the channel up, and end the command too, as the end of a terminal would: it gets SIGHUP."""
+        if self._wire is not None and not self._ended and self._exit is None:
+            with suppress(OSError):
+                self._wire.send_signal("HUP")
+        self.close()
+
+    @property
+    def is_given_up(self) -> bool:
+        return self._given_up
+
+    @property
+    def noise(self) -> int:
+        """Bytes that came before the script began."""
+        return sum(output.noise for output in self._outputs.values())
+
+    # What the SSH library calls
+
+    def connection_made(self, chan: Wire) -> None:
+        """Send the script together with the request that starts the shell: it saves a round trip."""
+        self._wire = chan
+        loop = asyncio.get_running_loop()
+        loop.call_soon(self._send_script)
+        self._timers = [
+            loop.call_later(login_shell.NOTICE_SECONDS, self._on_slow),
+            loop.call_later(login_shell.LONGEST_START, self._end_a_slow_shell),
+        ]
+
+    def session_started(self) -> None:
+        """Nothing is left to do: the script has gone already."""
+
+    def data_received(self, data: bytes, datatype: int | None) -> None:
+        """Keep what came, behind the mark."""
+        output = self._outputs[Stream.ERR if datatype == STDERR_TYPE else Stream.OUT]
+        if not output.feed(data):
+            self._fail(login_shell.too_noisy(self._server))
+        elif len(output.data) > MAX_BYTES:
+            self._fail(self._error(f"printed more than {MAX_BYTES} bytes that were not read", 141))
+        if self._has_started:
+            self._note_start()
+        self._wake()
+        self._balance()
+
+    def eof_received(self) -> bool:
+        """Take the end of both outputs; True keeps stdin open."""
+        self._eof = True
+        self._wake()
+        return True
+
+    def exit_status_received(self, status: int) -> None:
+        """Keep the exit status."""
+        self._exit = Exit(status)
+
+    def exit_signal_received(self, signal: str, _core_dumped: bool, _message: str, _language: str) -> None:
+        """Keep the signal that ended the command."""
+        self._exit = Exit(None, signal)
+
+    def pause_writing(self) -> None:
+        """Hold writers: the server takes no more."""
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        """Let writers continue."""
+        self._writable.set()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Take the end of the session; without exit status or with half an output it is a lost link."""
+        if self._ended:
+            return
+        self._ended = True
+        self._stop_timers()
+        if not self._given_up and (self._exit is None or (error is not None and not self._eof)):
+            self._failure = self._failure or lost(self._server, error)
+        self._on_end()
+        self._writable.set()
+        self._wake()
+
+    # Inside
+
+    @property
+    def _waiting_bytes(self) -> int:
+        return sum(len(output.data) for output in self._outputs.values())
+
+    @property
+    def _is_open(self) -> bool:
+        return not (self._ended or self._given_up)
+
+    @property
+    def _at_end(self) -> bool:
+        return self._eof or self._ended or self._given_up or self._failure is not None
+
+    @property
+    def _has_started(self) -> bool:
+        return self._outputs[Stream.OUT].started
+
+    def _send_script(self) -> None:
+        if self._is_open:
+            self._send(self._script.lines)
+
+    def _end_a_slow_shell(self) -> None:
+        """Close its stdin: what ends then was reading it. Anything else is given up."""
+        self._was_too_slow = True
+        loop = asyncio.get_running_loop()
+        self._timers = [
+            loop.call_later(login_shell.END_SECONDS, lambda: self._fail(login_shell.too_slow(self._server)))
+        ]
+        if self._wire is not None:
+            with suppress(OSError):
+                self._wire.write_eof()
+
+    def _note_start(self) -> None:
+        self._stop_timers()
+        self._sent_blindly = b""
+        if self._was_too_slow:
+            self._fail(login_shell.too_slow(self._server))
+
+    def _stop_timers(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+
+    def _send(self, data: bytes) -> None:
+        if not self._has_started:
+            self._sent_blindly += data
+        if self._wire is not None:
+            with suppress(BrokenPipeError):  # the command ended in this moment
+                self._wire.write(data)
+
+    def _balance(self) -> None:
+        """Pause reading when enough waits to be read; resume when little does, or somebody waits for more."""
+        full = max(len(output.data) for output in self._outputs.values()) > PAUSE_BYTES and not self._hungry
+        if self._wire is None or not self._is_open or full == self._paused:
+            return
+        self._paused = full
+        if full:
+            self._wire.pause_reading()
+        else:
+            self._wire.resume_reading()
+
+    def _result(self) -> Exit:
+        self._raise_failure()
+        if self._exit is None:
+            return Exit(None, "HUP")
+        if not self._has_started:
+            self._raise_not_run(self._exit)
+        return self._exit
+
+    def _raise_not_run(self, ended: Exit) -> None:
+        if ended.status == NOT_OURS:
+            raise login_shell.swallowed(self._server)
+        if self._was_too_slow:
+            raise login_shell.too_slow(self._server)
+        said = self._outputs[Stream.OUT].tail or self._outputs[Stream.ERR].tail
+        raise login_shell.not_run(self._server, ended, said, self._sent_blindly)
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = self._failure or error
+        self.hang_up()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _error(self, what: str, status: int) -> RemoteCommandError:
+        message = f"{self._server}: {self._label}: {what}"
+        return RemoteCommandError(message, server=self._server, command=self._label, exit_status=status)
+
+    async def _change(self) -> None:
+        """Wait until something has come or ended."""
+        self._balance()
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+class _Output:
+    """What came of one stream and is not read yet, from the mark on."""
+
+    def __init__(self, mark: bytes) -> None:
+        self._mark = mark
+        self.started = False
+        self.noise = 0
+        self.tail = b""
+        self.data = bytearray()
+
+    def feed(self, data: bytes) -> bool:
+        """Take more; False when there is too much before the mark."""
+        if not self.started:
+            window = self.tail + data
+            before, found, data = window.partition(self._mark)
+            self.noise += len(before) - len(self.tail)
+            self.tail = before[-TAIL_BYTES:]
+            if not found:
+                return self.noise <= login_shell.MAX_NOISE_BYTES
+            self.started = True
+        self.data += data
+        return True
+
+    def take(self, size: int) -> bytes:
+        """Return what waits, at most size bytes."""
+        data = bytes(self.data[:size])
+        del self.data[:size]
+        return data
+
+
+def lost(server: str, error: Exception | None) -> ConnectionLostError:
+    """Return the error of a link that went."""
+    reason = str(error) if error is not None else "the session ended without an exit status"
+    # What the SSH library says where it knows no more.
+    why = "" if reason == "Connection lost" else f": {reason}"
+    return ConnectionLostError(f"{server}: the connection was lost{why}", hint=LOST_HINT, server=server)

@@ -1,0 +1,150 @@
+"""The user's private keys that a login offers to a server: of files and of the ssh agent."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from remote_tool.errors import LoginError
+from remote_tool.transport.login import key_name
+from remote_tool.transport.ssh import key_files, login_errors
+from remote_tool.transport.ssh.endpoint import AuthMethods
+from remote_tool.transport.ssh.key_files import LockedKeyError
+from remote_tool.transport.ssh.library import asyncssh
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+    from pathlib import Path
+
+    from remote_tool.transport.ssh.context import ConnectionContext
+    from remote_tool.transport.ssh.login_errors import Progress
+    from remote_tool.transport.ssh.passwords import Passwords
+
+
+class ClientKeys:
+    """The private keys that a login may use, in the order in which they are offered."""
+
+    def __init__(self, progress: Progress, passwords: Passwords, context: ConnectionContext) -> None:
+        self._server = progress.endpoint.server
+        self._identity = progress.endpoint.identity
+        self._progress = progress
+        self._passwords = passwords
+        self._passphrases = context.passphrases
+        self._notice = context.rules.notice
+        self._locked: list[Path] = []
+
+    async def load(self, agent: asyncssh.SSHAgentClient | None) -> list[asyncssh.SSHKeyPair]:
+        """Return the configured key alone, else those of the agent and of ~/.ssh that need no passphrase.
+
+        Raises:
+            LoginError: The configured key cannot be used.
+        """
+        if self._identity.methods is AuthMethods.PASSWORDS:
+            return []
+        if self._identity.private_key is not None:
+            return await self._load_configured(self._identity.private_key, agent)
+        only = self._identity.files if self._identity.files_only else None
+        keys = await self._from_agent(agent, only)
+        for path in self._identity.files:
+            keys += await self._load_usual(path)
+        return keys
+
+    async def next_locked(self) -> list[asyncssh.SSHKeyPair] | None:
+        """Return the next key that had to be opened with a passphrase."""
+        while self._locked:
+            if pairs := await self._unlock(self._locked.pop(0)):
+                return pairs
+        return None
+
+    async def _load_configured(self, path: Path, agent: asyncssh.SSHAgentClient | None) -> list[asyncssh.SSHKeyPair]:
+        if key_files.close_to_others(path):
+            self._notice(self._server, f"chmod 600 {path}: other users could read the private key")
+        problem = key_files.problem_of_key_file(path)
+        if problem:
+            raise self._error(f"the private key {path} {problem[0]}", problem[1])
+        try:
+            return await asyncio.to_thread(key_files.load_key_file, path)
+        except LockedKeyError:
+            pass
+        except ValueError as error:
+            hint = f"Set private_key: of {self._server} to the file without .pub"
+            raise self._error(f"{path} is not a private key: {error}", hint) from None
+        pairs = await self._from_agent(agent, [path]) or await self._unlock(path)
+        if pairs:
+            return pairs
+        why = "the passphrase is wrong" if self._progress.can_ask else "there is no terminal to ask for it"
+        raise self._error(f"the private key {path} has a passphrase, and {why}", f"ssh-add {shlex.quote(str(path))}")
+
+    async def _load_usual(self, path: Path) -> list[asyncssh.SSHKeyPair]:
+        """Load a key of ~/.ssh where there is one; what ssh would leave out is left out with a word."""
+        problem = key_files.problem_of_key_file(path)
+        if problem == key_files.MISSING or path.suffix == ".pub":
+            return []
+        if problem:
+            self._progress.notes.append(f"the private key {path} {problem[0]}")
+            return []
+        try:
+            return await asyncio.to_thread(key_files.load_key_file, path)
+        except LockedKeyError:
+            self._locked.append(path)
+        except ValueError as error:
+            self._progress.notes.append(f"{path} is not a private key: {error}")
+        return []
+
+    async def _unlock(self, path: Path) -> list[asyncssh.SSHKeyPair]:
+        pairs = await self._passwords.unlock(
+            path, self._passphrases, partial(asyncio.to_thread, key_files.load_key_file, path)
+        )
+        if not pairs:
+            self._progress.notes.append(f"the private key {path} has a passphrase")
+        return pairs
+
+    async def _from_agent(
+        self, agent: asyncssh.SSHAgentClient | None, only: Sequence[Path] | None
+    ) -> list[asyncssh.SSHKeyPair]:
+        wanted = None if only is None else [data for path in only if (data := key_files.public_data(path))]
+        if agent is None or wanted == []:
+            return []
+        try:
+            async with asyncio.timeout(login_errors.CONNECT_SECONDS):
+                return list(await agent.get_keys(wanted))
+        except (OSError, ValueError, asyncssh.Error) as error:
+            self._progress.notes.append(f"the ssh agent does not answer ({error})")
+            return []
+
+    def _error(self, what: str, hint: str) -> LoginError:
+        return LoginError(f"{self._server}: {what}", hint=hint, server=self._server)
+
+
+@asynccontextmanager
+async def connect_agent(progress: Progress) -> AsyncIterator[asyncssh.SSHAgentClient | None]:
+    """Connect to the ssh agent for the time of a login; one that does not answer is as none."""
+    path = progress.endpoint.identity.agent
+    agent = None
+    if path:
+        try:
+            async with asyncio.timeout(login_errors.CONNECT_SECONDS):
+                agent = await asyncssh.connect_agent(path)
+        except (OSError, asyncssh.Error) as error:
+            progress.notes.append(f"the ssh agent at {path} does not answer ({error})")
+    try:
+        yield agent
+    finally:
+        if agent is not None:
+            agent.close()
+
+
+def note_signatures(keys: Sequence[asyncssh.SSHKeyPair], progress: Progress) -> None:
+    """Have keys tell when they sign: a server asks for a signature only of a key that it takes."""
+    for key in keys:
+        for name in ("sign", "sign_async"):
+            if sign := getattr(key, name, None):
+                setattr(key, name, partial(_sign, sign, key, progress))
+
+
+def _sign(sign: Callable[[bytes], Any], key: asyncssh.SSHKeyPair, progress: Progress, data: bytes) -> Any:  # noqa: ANN401
+    progress.method = key_name(key.algorithm.decode("ascii", "replace"))
+    return sign(data)

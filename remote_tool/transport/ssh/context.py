@@ -1,0 +1,51 @@
+"""What the connections of a command have in common; apart from them, since to load the SSH library takes a while."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from remote_tool.transport.connection_cache import ConnectionCache, HasLiveness
+from remote_tool.transport.ssh.passwords import Passphrases
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from remote_tool.transport.prompter import Prompter
+    from remote_tool.transport.ssh.host_keys.rules import HostKeyRules
+    from remote_tool.transport.ssh.passwords import CommonPasswords
+
+
+class JumpConnection(HasLiveness, Protocol):
+    """A connection to a jump host, through which others are made."""
+
+    @property
+    def raw(self) -> Any:  # noqa: ANN401 - a type of the SSH library, which is loaded late
+        """The library's connection."""
+
+    async def close(self) -> None:
+        """End the connection, within a bound."""
+
+
+@dataclass(frozen=True)
+class ConnectionContext:
+    """What every connection of a command shares.
+
+    Attributes:
+        rules: Which host keys are taken.
+        prompter: Asks the user for secrets.
+        trace: Tells ``-v`` how long something took, in seconds, on a server.
+        common_passwords: Those that are asked for once for several servers.
+        jumps: The connections to jump hosts; servers behind the same one share it.
+        logins: How many may log in at once, for each address as seen from its jump host; several names may lead there.
+        passphrases: Of key files, as far as they are known.
+    """
+
+    rules: HostKeyRules
+    prompter: Prompter
+    trace: Callable[[str, str, float], None]
+    common_passwords: CommonPasswords
+    jumps: ConnectionCache[tuple[str, ...], JumpConnection] = field(default_factory=ConnectionCache)
+    logins: dict[tuple[JumpConnection | None, str], asyncio.Semaphore] = field(default_factory=dict)
+    passphrases: Passphrases = field(default_factory=Passphrases)

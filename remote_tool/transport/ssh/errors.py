@@ -1,0 +1,86 @@
+"""Every error of asyncssh and of the system becomes one of ours here."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from remote_tool.errors import ConnectError, LoginError, RemoteToolError
+from remote_tool.transport.ssh.channel import lost
+from remote_tool.transport.ssh.endpoint import printable
+from remote_tool.transport.ssh.library import asyncssh
+from remote_tool.transport.ssh.login_errors import Progress, Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Every error of the library and of the system crosses this line; a bug of ours does not.
+FOREIGN = (
+    asyncssh.Error,
+    asyncssh.ConfigParseError,
+    asyncssh.KeyImportError,
+    asyncssh.KeyExportError,
+    asyncssh.KeyGenerationError,
+    asyncssh.KeyEncryptionError,
+    asyncssh.ChannelListenError,
+    asyncssh.PasswordChangeRequired,
+    asyncssh.BreakReceived,
+    asyncssh.SignalReceived,
+    asyncssh.TerminalSizeChanged,
+    OSError,
+    UnicodeError,
+)
+
+
+class SessionRefusedError(Exception):
+    """The server opens no more sessions on this connection."""
+
+
+@contextmanager
+def explained(progress: Progress) -> Iterator[None]:
+    """Turn foreign errors into ours, with the server's name, the value that is wrong and what to do."""
+    try:
+        yield
+    except FOREIGN as error:
+        if progress.stage is Stage.READY and isinstance(error, asyncssh.ChannelOpenError):
+            raise  # no failure: the session waits for its turn
+        raise (progress.refusal or explain(error, progress)) from None
+
+
+def explain(error: Exception, progress: Progress) -> RemoteToolError:
+    """Return our error for one of asyncssh or of the system."""
+    if progress.stage is Stage.READY:
+        return lost(progress.endpoint.server, error)
+    if isinstance(error, OSError):
+        return progress.system_error(error)
+    if isinstance(error, asyncssh.ConnectionLost):
+        return progress.hung_up(error)
+    return _explain_login(error, progress) or _explain_protocol(error, progress)
+
+
+def _explain_login(error: Exception, progress: Progress) -> LoginError | None:
+    if "Too many authentication failures" in str(error):  # the code is shared with other reasons
+        return progress.too_many_failures()
+    if isinstance(error, asyncssh.PermissionDenied):
+        return progress.not_let_in()
+    if isinstance(error, asyncssh.PasswordChangeRequired):
+        return progress.login_error("the password has expired")
+    if isinstance(error, asyncssh.KeyImportError | asyncssh.KeyEncryptionError):
+        return progress.login_error(f"a key cannot be used: {error}")
+    return None
+
+
+def _explain_protocol(error: Exception, progress: Progress) -> ConnectError:
+    if isinstance(error, asyncssh.HostKeyNotVerifiable):
+        return progress.untrusted_host(error)
+    if isinstance(error, asyncssh.ChannelOpenError):
+        return progress.unreachable_from_jump(error)
+    return progress.no_ssh(error)
+
+
+def no_session(server: str, refusal: SessionRefusedError) -> ConnectError:
+    return ConnectError(
+        f"{server}: the server refused a new session: {printable(str(refusal))}",
+        hint="Check MaxSessions in its sshd_config, and which of your sessions still run there",
+        server=server,
+    )

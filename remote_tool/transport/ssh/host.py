@@ -1,0 +1,241 @@
+"""A server behind one SSH connection: runs scripts there and writes files."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import signal
+import time
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from remote_tool.errors import RemoteCommandError
+from remote_tool.redaction import redact
+from remote_tool.transport.host import MEBIBYTE, Completed, Exit
+from remote_tool.transport.ssh import login_shell
+from remote_tool.transport.ssh.channel import SshChannel
+from remote_tool.transport.ssh.endpoint import AuthMethods
+from remote_tool.transport.ssh.errors import SessionRefusedError, no_session
+from remote_tool.transport.ssh.log_in import log_in
+from remote_tool.transport.ssh.login_shell import TIMED_OUT_STATUS
+from remote_tool.transport.ssh.script import wrap
+from remote_tool.transport.ssh.session_limit import SessionLimit
+from remote_tool.transport.ssh.ssh_config import resolve_way
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from remote_tool.config.model import Server
+    from remote_tool.transport.host import Channel
+    from remote_tool.transport.login import Login
+    from remote_tool.transport.ssh.connection import Connection
+    from remote_tool.transport.ssh.context import ConnectionContext
+
+LONGEST_STDERR = 64 * 1024
+REFUSED_SECONDS = 3.0
+
+
+async def connect(server: Server, context: ConnectionContext, methods: AuthMethods = AuthMethods.ANY) -> SshHost:
+    """Log in to a server, through its jump hosts.
+
+    Raises:
+        ConnectError: No connection; HostKeyError and LoginError where it is that.
+    """
+    began = time.monotonic()
+    *jumps, endpoint = await asyncio.to_thread(resolve_way, server)
+    endpoint = replace(endpoint, identity=replace(endpoint.identity, methods=methods))
+    connection = await log_in(jumps, endpoint, context)
+    context.trace(server.name, f"log in to {endpoint.address} as {endpoint.username}", time.monotonic() - began)
+    return SshHost(server.name, connection, context.trace, context.rules.notice)
+
+
+class SshHost:
+    """A server that we are logged in to; see :class:`remote_tool.transport.host.Host`."""
+
+    def __init__(
+        self,
+        name: str,
+        connection: Connection,
+        trace: Callable[[str, str, float], None],
+        notice: Callable[[str, str], None],
+    ) -> None:
+        self._name = name
+        self._connection = connection
+        self._trace = trace
+        self._notice = notice
+        self._is_slow = False
+        self._sessions = SessionLimit()
+        self._opened_one = False
+        self._openings: set[asyncio.Task[None]] = set()
+
+    def __repr__(self) -> str:
+        return f"<SshHost {self._name}>"
+
+    @property
+    def name(self) -> str:
+        """The server's name in the configuration."""
+        return self._name
+
+    @property
+    def login(self) -> Login:
+        """How we got in."""
+        return self._connection.login
+
+    @property
+    def alive(self) -> bool:
+        """Whether the connection stands, as far as we know."""
+        return self._connection.alive
+
+    async def run(
+        self,
+        script: str,
+        *,
+        stdin: bytes = b"",
+        timeout: float = 60.0,  # noqa: ASYNC109 - the seam has it
+        limit: int = 16 * MEBIBYTE,
+        check: bool = True,
+        label: str = "",
+    ) -> Completed:
+        """Run a script to its end; see :meth:`remote_tool.transport.host.Host.run`."""
+        label = label or _label_of(script)
+        try:
+            async with asyncio.timeout(timeout):
+                completed = await self._run(script, stdin, limit, label)
+        except TimeoutError:
+            message = f"{self._name}: {label}: timed out after {timeout:g} s"
+            raise RemoteCommandError(message, server=self._name, command=label, exit_status=TIMED_OUT_STATUS) from None
+        if check and not completed.ok:
+            raise _command_error(self._name, label, completed)
+        return completed
+
+    @asynccontextmanager
+    async def open(self, script: str, *, label: str = "") -> AsyncIterator[Channel]:
+        """Start a script; see :meth:`remote_tool.transport.host.Host.open`."""
+        async with self._open(script, label or _label_of(script)) as channel:
+            yield channel
+
+    async def upload(self, data: bytes, path: str, *, mode: int = 0o600) -> None:
+        """Write a file; see :meth:`remote_tool.transport.host.Host.upload`."""
+        folder, name = os.path.split(path)
+        if not name or "\0" in path:
+            raise ValueError(f"not a file's path: {path!r}")
+        # The link may go in the middle, and then stdin ends early: the size tells.
+        script = (
+            "umask 077\n"
+            'cd "$HOME" || exit\n'
+            f"mkdir -p -- {_quote_path(folder or '.')} && cd {_quote_path(folder or '.')} || exit\n"
+            f"name={shlex.quote(name)}\n"
+            "new=.upload.$$\n"
+            "trap 'rm -f \"$new\"' EXIT\n"
+            "trap 'exit 1' HUP PIPE TERM\n"
+            'cat > "$new" || exit\n'
+            f'[ "$(wc -c < "$new")" -eq {len(data)} ] || {{ echo "the transfer was cut off" >&2; exit 1; }}\n'
+            '[ ! -d "./$name" ] || { echo "$name is a folder" >&2; exit 1; }\n'
+            f'chmod {mode:o} "$new" && mv -f "$new" "./$name"\n'
+        )
+        await self.run(script, stdin=data, timeout=60 + len(data) / 100_000, label=f"upload {path}")
+
+    async def watch(self, seconds: float, tell: Callable[[bool], None]) -> None:
+        """Watch whether the server answers; see :meth:`remote_tool.transport.host.Host.watch`."""
+        await self._connection.watch(seconds, tell)
+
+    async def close(self) -> None:
+        """End the connection, within a second or so even if the server does not answer."""
+        await self._connection.close()
+
+    async def _run(self, script: str, stdin: bytes, limit: int, label: str) -> Completed:
+        async with self._open(script, label) as channel:
+            if stdin:
+                await channel.write(stdin)
+            await channel.write_eof()
+            out, err = await channel.read_all(limit)
+            return Completed(await channel.wait(), out, err)
+
+    @asynccontextmanager
+    async def _open(self, script: str, label: str) -> AsyncIterator[SshChannel]:
+        began = time.monotonic()
+        channel = await self._open_session(script, label)
+        try:
+            yield channel
+        except BaseException:
+            channel.hang_up()
+            raise
+        finally:
+            channel.close()
+            noise = f" ({channel.noise} bytes of noise before it)" if channel.noise else ""
+            self._trace(self._name, label + noise, time.monotonic() - began)
+
+    async def _open_session(self, script: str, label: str) -> SshChannel:
+        """Open a session, waiting for one of ours to end where the server allows no more."""
+        deadline = time.monotonic() + REFUSED_SECONDS
+        while True:
+            await self._sessions.acquire()
+            channel = SshChannel(
+                self._name, label, wrap(script), on_slow=self._tell_slow, on_end=self._sessions.release
+            )
+            opening = asyncio.create_task(self._connection.create_session(channel))
+            self._openings.add(opening)
+            opening.add_done_callback(partial(self._note_opening, channel))
+            try:
+                # asyncssh would forget a session whose opening is cancelled, and the server would keep it.
+                await asyncio.shield(opening)
+            except SessionRefusedError as refusal:
+                await self._wait_for_session(refusal, deadline)
+            except BaseException:
+                channel.hang_up()
+                raise
+            else:
+                self._opened_one = True
+                return channel
+
+    def _tell_slow(self) -> None:
+        """Say once what is waited for."""
+        if not self._is_slow:
+            self._is_slow = True
+            self._notice(self._name, login_shell.slow_notice())
+
+    def _note_opening(self, channel: SshChannel, opening: asyncio.Task[None]) -> None:
+        """Take the end of an opening, also when nobody waits for it any more."""
+        self._openings.discard(opening)
+        error = None if opening.cancelled() else opening.exception()
+        if isinstance(error, SessionRefusedError):
+            self._sessions.refused()
+        elif error is not None or opening.cancelled():
+            self._sessions.release()
+        elif channel.is_given_up:
+            channel.hang_up()
+
+    async def _wait_for_session(self, refusal: SessionRefusedError, deadline: float) -> None:
+        if self._sessions.held:
+            return  # one of ours will end, and wake us
+        # sshd counts a session for a moment longer than its channel lives.
+        if not self._opened_one or time.monotonic() > deadline:
+            raise no_session(self._name, refusal) from None
+        await asyncio.sleep(0.05)
+
+
+def _command_error(server: str, label: str, completed: Completed) -> RemoteCommandError:
+    status = _status_of(completed.exit)
+    tail = redact(completed.stderr[-LONGEST_STDERR:].decode(errors="replace"))[-2000:].strip()
+    how = f"was killed by SIG{completed.exit.signal}" if completed.exit.signal else f"failed with status {status}"
+    message = f"{server}: {label} {how}" + (f": {tail.splitlines()[-1]}" if tail else "")
+    return RemoteCommandError(message, server=server, command=label, exit_status=status, stderr_tail=tail)
+
+
+def _status_of(ended: Exit) -> int:
+    if ended.status is not None:
+        return ended.status
+    return 128 + int(getattr(signal, f"SIG{ended.signal}", 0))
+
+
+def _label_of(script: str) -> str:
+    """Return what shows for a script without a label: its first line that does something."""
+    lines = [line.strip() for line in script.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    return (lines[0] if lines else "script")[:100]
+
+
+def _quote_path(path: str) -> str:
+    return shlex.quote(path if path.startswith("/") else f"./{path}")

@@ -1,0 +1,1 @@
+"""Which host keys are trusted, and where that is written down."""

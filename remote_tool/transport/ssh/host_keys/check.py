@@ -1,0 +1,178 @@
+"""The decision about the key that a server shows, before anything secret is sent to it."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from remote_tool.config.model import HostKeyPolicy
+from remote_tool.errors import HostKeyError
+from remote_tool.transport.ssh.host_keys.entries import HostKey, Marker, UnusableFileError
+from remote_tool.transport.ssh.host_keys.known_hosts import Answer, Verdict
+from remote_tool.transport.ssh.host_keys.rules import NOTHING_SENT, NewKey, UnconfirmedKeyError
+
+if TYPE_CHECKING:
+    from remote_tool.transport.ssh.endpoint import Endpoint
+    from remote_tool.transport.ssh.host_keys.rules import HostKeyRules
+
+# Those of a stock OpenSSH; SHA-1 signatures and DSA are not among them.
+PLAIN_ALGORITHMS = (
+    "ssh-ed25519",
+    "ecdsa-sha2-nistp256",
+    "ecdsa-sha2-nistp384",
+    "ecdsa-sha2-nistp521",
+    "sk-ssh-ed25519@openssh.com",
+    "sk-ecdsa-sha2-nistp256@openssh.com",
+    "rsa-sha2-512",
+    "rsa-sha2-256",
+)
+CERTIFICATE_ALGORITHMS = (
+    "ssh-ed25519-cert-v01@openssh.com",
+    "ecdsa-sha2-nistp256-cert-v01@openssh.com",
+    "ecdsa-sha2-nistp384-cert-v01@openssh.com",
+    "ecdsa-sha2-nistp521-cert-v01@openssh.com",
+    "rsa-sha2-512-cert-v01@openssh.com",
+    "rsa-sha2-256-cert-v01@openssh.com",
+)
+RSA_SIGNATURES = ("rsa-sha2-512", "rsa-sha2-256")
+
+
+class HostKeyCheck:
+    """Knows what the files say of one host when it is made, and decides about the keys it shows.
+
+    Raises:
+        HostKeyError: The file of revoked keys cannot be used.
+    """
+
+    def __init__(self, endpoint: Endpoint, rules: HostKeyRules) -> None:
+        self._endpoint = endpoint
+        self._rules = rules
+        self._names = endpoint.trust.names
+        self._accepted: HostKey | None = None
+        self._new: NewKey | None = None
+        for option in endpoint.trust.ignored:
+            text = f"{option} in ~/.ssh/config is ignored; the host key must be in a known_hosts file"
+            rules.notice(endpoint.server, text)
+        try:
+            self._known = rules.reader.read((*endpoint.trust.files, rules.file), endpoint.trust.revoked)
+        except UnusableFileError as error:
+            raise HostKeyError(f"{endpoint.title}: {error}", server=endpoint.server) from None
+
+    @property
+    def accepted(self) -> HostKey | None:
+        """The key that the host showed and may show; None before, and where a certificate vouches for it."""
+        return self._accepted
+
+    @property
+    def is_new(self) -> bool:
+        """Whether no file had that key when the command began."""
+        return self._accepted is not None and (self._names[0], self._accepted) in self._rules.recorded
+
+    def algorithms(self) -> list[str]:
+        """Return what to ask for: first the types of key that we know, lest the server shows another of its keys."""
+        known = [
+            algorithm
+            for name in self._names
+            for entry in self._known.select([name], Marker.TRUSTED)
+            for algorithm in (RSA_SIGNATURES if entry.key.kind == "ssh-rsa" else (entry.key.kind,))
+            if algorithm in PLAIN_ALGORITHMS
+        ]
+        certificates = CERTIFICATE_ALGORITHMS if self._authorities() else ()
+        return list(dict.fromkeys((*known, *certificates, *PLAIN_ALGORITHMS)))
+
+    def revoked_for_certificates(self) -> set[HostKey]:
+        """Return the keys that must not be inside a certificate, where certificates count."""
+        return self._known.revoked_keys(self._names) if self._authorities() else set()
+
+    def is_authority(self, key: HostKey) -> bool:
+        """Tell whether a key may sign certificates of this host."""
+        return key in self._authorities()
+
+    def require(self, key: HostKey) -> None:
+        """Return if the host may show this key; a new one is recorded by :meth:`record`, when it has let us in.
+
+        Raises:
+            HostKeyError: It may not, with the key we know and the key it shows.
+            UnconfirmedKeyError: It is new, and somebody is to be asked.
+        """
+        if key == self._accepted:  # keys are exchanged again in the middle of long connections
+            return
+        answer = self._known.check(self._names, key)
+        if answer.verdict is Verdict.NEW or self._is_of_another_time(answer):
+            self._meet(key)
+        elif answer.verdict is not Verdict.KNOWN:
+            raise self._refusal(key, answer)
+        self._accepted = key
+
+    def require_confirmed(self) -> None:
+        """Return if a password may be sent: the key is known, or a certificate vouches for it.
+
+        Raises:
+            UnconfirmedKeyError: It is new, and nobody has said yes to it.
+        """
+        if self._new is not None:
+            raise UnconfirmedKeyError(self._new, NOTHING_SENT)
+
+    def record(self) -> None:
+        """Write a new key down; what is not written down is new again the next time.
+
+        Raises:
+            HostKeyError: It cannot be written, or another key of the host was meanwhile.
+        """
+        if self._new is None:
+            self._note_own_name()
+            return
+        answer = self._rules.record(self._new)
+        if answer.verdict not in {Verdict.NEW, Verdict.KNOWN}:
+            raise self._refusal(self._new.key, answer)
+        self._new = None
+
+    def _is_of_another_time(self, answer: Answer) -> bool:
+        """Whether all that is known of a changed key is of servers that have left the configuration."""
+        return answer.verdict is Verdict.CHANGED and all(map(self._rules.is_forgotten, answer.entries))
+
+    def _note_own_name(self) -> None:
+        """Have the key be known for this server, too, where only a line for another one has it: that may leave."""
+        if self._accepted is None:
+            return
+        new = NewKey(self._endpoint, self._accepted)
+        entries = self._known.check(self._names, self._accepted).entries
+        if new.note and entries and all(each.file == self._rules.file and each.note for each in entries):
+            notes = {each.note for each in entries}
+            if new.note not in notes and not self._endpoint.trust.hashes_names:
+                self._rules.record(new)
+
+    def _authorities(self) -> set[HostKey]:
+        return {entry.key for entry in self._known.select(self._names, Marker.AUTHORITY)}
+
+    def _meet(self, key: HostKey) -> None:
+        endpoint = self._endpoint
+        if self._rules.policy is HostKeyPolicy.STRICT or endpoint.trust.strict:
+            raise self._error(
+                f"is not known: {key.kind} {key.fingerprint}",
+                hint=f"Compare it with the server's own key, then log in once by hand: {endpoint.ssh_command}",
+            )
+        new = NewKey(endpoint, key)
+        if endpoint.trust.asks:
+            raise UnconfirmedKeyError(new, "and StrictHostKeyChecking in ~/.ssh/config is ask")
+        self._new = new
+        self._rules.note(new)
+
+    def _refusal(self, key: HostKey, answer: Answer) -> HostKeyError:
+        shown = f"{key.kind} {key.fingerprint}"
+        if answer.verdict is Verdict.REVOKED:
+            hint = "Do not log in; ask the server's administrator for its new key"
+            return self._error(f"is revoked: {shown}", hint=hint)
+        old = ", ".join(
+            f"{entry.key.kind} {entry.key.fingerprint} ({entry.file}:{entry.line})" for entry in answer.entries
+        )
+        name, file = shlex.quote(self._names[0]), shlex.quote(str(answer.entries[0].file))
+        return self._error(
+            f"has changed: expected {old}; got {shown}. Somebody may be intercepting the connection",
+            hint=f"If the server was reinstalled: ssh-keygen -R {name} -f {file}",
+        )
+
+    def _error(self, what: str, hint: str) -> HostKeyError:
+        endpoint = self._endpoint
+        message = f"The host key of {endpoint.title} ({endpoint.address}) {what}"
+        return HostKeyError(message, hint=hint, server=endpoint.server)

@@ -1,0 +1,105 @@
+"""Files with private keys, and their public halves: loading, checking and making them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import stat
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from remote_tool.transport.ssh import login_errors
+from remote_tool.transport.ssh.host_keys.entries import HostKey
+from remote_tool.transport.ssh.library import asyncssh
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MISSING = ("does not exist", "Check private_key: in .remote/configs.yaml")
+
+
+class LockedKeyError(ValueError):
+    """A key file cannot be read without a passphrase."""
+
+
+def load_key_file(path: Path, passphrase: str | None = None) -> list[asyncssh.SSHKeyPair]:
+    try:
+        return list(asyncssh.load_keypairs(str(path), passphrase))
+    except asyncssh.KeyImportError as error:
+        if passphrase is None and str(error).startswith("Passphrase"):
+            raise LockedKeyError(str(error)) from None
+        raise
+
+
+def close_to_others(path: Path) -> bool:
+    """Take a key file of ours from everybody else, as ssh wants it; return whether that was done and was needed."""
+    with suppress(OSError):
+        if _is_open(path.stat()):
+            path.chmod(0o600)
+            # On a disk without modes, such as a Windows drive, nothing has changed.
+            return not _is_open(path.stat())
+    return False
+
+
+def _is_open(status: os.stat_result) -> bool:
+    return status.st_uid == os.getuid() and bool(status.st_mode & 0o077)
+
+
+def problem_of_key_file(path: Path) -> tuple[str, str] | None:
+    """Return what is wrong with a key file as ssh would see it, and what helps."""
+    try:
+        status = path.stat()
+        with path.open("rb"):
+            pass
+    except FileNotFoundError:
+        return MISSING
+    except OSError as error:
+        return f"cannot be read: {error.strerror}", f"ls -l {shlex.quote(str(path))}"
+    if _is_open(status):
+        mode = stat.S_IMODE(status.st_mode)
+        return f"is accessible to other users (mode {mode:04o}) and is not used", f"chmod 600 {shlex.quote(str(path))}"
+    return None
+
+
+def new_key_pair(comment: str, passphrase: str | None) -> tuple[bytes, bytes]:
+    """Make an ed25519 key; return its private file and its public line."""
+    key = asyncssh.generate_private_key("ssh-ed25519", comment=comment)
+    # As ssh-keygen has it: each login pays for the rounds.
+    private = key.export_private_key(
+        "openssh", passphrase or None, cipher_name="aes256-ctr", rounds=24, ignore_few_rounds=True
+    )
+    return private, key.export_public_key("openssh")
+
+
+def public_key_of(path: Path) -> HostKey | None:
+    """Return the public half of a key file, which needs no passphrase; None when it cannot be read."""
+    key = _public_half(path)
+    return None if key is None else host_key_of(key)
+
+
+async def public_key_of_agent(path: str) -> HostKey | None:
+    """Return the public half of the first key that the ssh agent offers; None without one."""
+    try:
+        async with asyncio.timeout(login_errors.CONNECT_SECONDS), asyncssh.connect_agent(path) as agent:
+            keys = await agent.get_keys()
+    except (OSError, ValueError, asyncssh.Error):
+        return None
+    return next((HostKey(key.get_algorithm(), key.public_data) for key in keys if not key.has_cert), None)
+
+
+def host_key_of(key: asyncssh.SSHKey) -> HostKey:
+    return HostKey(key.get_algorithm(), key.public_data)
+
+
+def public_data(path: Path) -> bytes | None:
+    """Return the public half of a key file, which needs no passphrase."""
+    key = _public_half(path)
+    return None if key is None else key.public_data
+
+
+def _public_half(path: Path) -> asyncssh.SSHKey | None:
+    for candidate in (path, path.with_name(path.name + ".pub")):
+        with suppress(OSError, ValueError):
+            return asyncssh.read_public_key(str(candidate))
+    return None

@@ -1,0 +1,61 @@
+"""Noticing within seconds that a server does not answer, without disturbing a connection that works."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING
+
+from remote_tool.transport.ssh import packets
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from remote_tool.transport.ssh.library import asyncssh
+
+MOMENT = 0.2
+
+
+class Liveness:
+    """When a connection was last heard of.
+
+    Args:
+        connection: From now on every piece of data on it counts.
+        keepalive_seconds: How long it may be silent before it is asked for a sign of life; 0 never asks.
+        keepalive_count: How many of these it may leave unanswered.
+    """
+
+    def __init__(
+        self, connection: asyncssh.SSHClientConnection, keepalive_seconds: float, keepalive_count: int
+    ) -> None:
+        self._connection = connection
+        self._keepalive_seconds = keepalive_seconds
+        self._keepalive_count = keepalive_count
+        self._clock = asyncio.get_running_loop().time
+        self._heard_at = self._clock()
+        packets.listen(connection, self._note)
+
+    def ask_every(self, seconds: float) -> None:
+        """Ask for signs of life more often than configured, and give the connection up no earlier."""
+        usual, count = self._keepalive_seconds, self._keepalive_count
+        interval = min(usual or seconds, seconds)
+        self._connection.set_keepalive(interval, round(usual * (count + 1) / interval) - 1 if usual else sys.maxsize)
+
+    async def watch(self, seconds: float, tell: Callable[[bool], None]) -> None:
+        """Call ``tell(False)`` when nothing came for so many seconds, and ``tell(True)`` when something comes again.
+
+        Small keepalives make a healthy server say something twice within that time, however quiet its commands are.
+        """
+        while True:
+            await asyncio.sleep(max(self._heard_at + seconds - self._clock(), MOMENT))
+            last = self._heard_at
+            # Where this program itself was held up, what came meanwhile is read first.
+            await asyncio.sleep(MOMENT)
+            if self._heard_at == last and self._clock() - last >= seconds:
+                tell(False)
+                while self._heard_at == last:  # noqa: ASYNC110 - bulk data need not set an event for each piece
+                    await asyncio.sleep(MOMENT)
+                tell(True)
+
+    def _note(self, _data: bytes) -> None:
+        self._heard_at = self._clock()

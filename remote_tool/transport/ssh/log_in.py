@@ -1,0 +1,68 @@
+"""Logging in to a server through its jump hosts, with another attempt where the server was only busy."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from functools import partial
+from typing import TYPE_CHECKING
+
+from remote_tool.errors import ConnectError
+from remote_tool.transport.ssh.connection import Connection
+from remote_tool.transport.ssh.host_keys.rules import UnconfirmedKeyError
+from remote_tool.transport.ssh.login_errors import HungUpError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from remote_tool.transport.ssh.context import ConnectionContext, JumpConnection
+    from remote_tool.transport.ssh.endpoint import Endpoint
+
+# Before each further try, in seconds; a login that a busy server dropped is often taken at once. An sshd that refuses
+# us after failed logins (PerSourcePenalties) does so for 5 to 15 s at first, and all of these together are longer.
+PAUSES = (0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 6.4)
+JITTER = (0.85, 1.5)
+NOTICED_PAUSE = 1.0
+LOGINS_AT_ONCE = 8  # to one address: a stock sshd begins to drop at 10
+
+
+async def log_in(jumps: Sequence[Endpoint], endpoint: Endpoint, context: ConnectionContext) -> Connection:
+    """Log in to each jump host in turn and last to the endpoint; the key of each is checked like any other."""
+    tunnel: JumpConnection | None = None
+    for number, jump in enumerate(jumps, 1):
+        way = tuple(f"{before.username}@{before.address}" for before in jumps[:number])
+        tunnel = await context.jumps.get(way, partial(_log_in_patiently, jump, context, tunnel))
+    return await _log_in_patiently(endpoint, context, tunnel)
+
+
+async def _log_in_patiently(
+    endpoint: Endpoint, context: ConnectionContext, tunnel: JumpConnection | None
+) -> Connection:
+    """Log in; where that takes somebody's yes to a new host key, ask for it with no connection open."""
+    try:
+        return await _log_in_when_heard(endpoint, context, tunnel)
+    except UnconfirmedKeyError as error:
+        if not await context.rules.confirm([error.new]):
+            raise
+    return await _log_in_when_heard(endpoint, context, tunnel)
+
+
+async def _log_in_when_heard(
+    endpoint: Endpoint, context: ConnectionContext, tunnel: JumpConnection | None
+) -> Connection:
+    """Log in; try again only where the server hung up before it knew who we are: it is busy, or refuses us a while."""
+    turn = context.logins.setdefault((tunnel, endpoint.address), asyncio.Semaphore(LOGINS_AT_ONCE))
+    for pause in (*PAUSES, None):
+        connection = Connection(endpoint, context)
+        try:
+            async with turn:
+                await connection.log_in(tunnel)
+        except HungUpError as error:
+            if pause is None:
+                raise ConnectError(error.message, hint=error.hint, server=error.server) from None
+            if pause > NOTICED_PAUSE:
+                context.rules.notice(endpoint.server, f"{error.message}; {error.hint}; trying again")
+            await asyncio.sleep(pause * random.uniform(*JITTER))  # noqa: S311 - only a delay
+        else:
+            return connection
+    raise AssertionError

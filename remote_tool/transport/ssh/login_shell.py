@@ -1,0 +1,84 @@
+"""What we say of a login shell that does not run what we send it, or takes its time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from remote_tool.errors import LoginShellError, RemoteCommandError
+from remote_tool.transport.ssh.endpoint import printable
+
+if TYPE_CHECKING:
+    from remote_tool.transport.host import Exit
+
+# Whoever waits hears of it within 5 s.
+NOTICE_SECONDS = 4.0
+# For the mark of every script; shorter than any other wait for an answer (60 s), which cannot name the cause.
+LONGEST_START = 45.0
+# For the end of a login shell that was waiting for the end of its stdin.
+END_SECONDS = 1.0
+TIMED_OUT_STATUS = 124  # as timeout(1) has it
+MAX_NOISE_BYTES = 16 * 1024 * 1024
+LONGEST_QUOTE = 200
+# Whoever is at no terminal needs nothing of what follows it.
+_GUARD = "[[ $- == *i* ]] || return"
+# So many bytes in a row are no coincidence.
+_TELLING_BYTES = 8
+
+
+def slow_notice() -> str:
+    """Say what is waited for."""
+    return (
+        f"waiting up to {LONGEST_START:g} s for the login shell: a startup file, such as ~/.bashrc, is slow "
+        "or reads standard input"
+    )
+
+
+def swallowed(server: str) -> LoginShellError:
+    """Return the error of a login shell that read what was not for it; nothing of that was run."""
+    text = f"a startup file of the login shell on {server} (such as ~/.bashrc) reads standard input"
+    return LoginShellError(text, hint=_hint(server), server=server)
+
+
+def not_run(server: str, ended: Exit, said: bytes, sent: bytes) -> RemoteCommandError:
+    """Return the error of a login shell that ended, and nothing shows that it ran the script.
+
+    Args:
+        server: Its name.
+        ended: How it ended.
+        said: The end of what it printed.
+        sent: What was sent to its stdin; a shell that took that for commands quotes it, and an error of ours must not.
+    """
+    quote = said[-LONGEST_QUOTE:]
+    if any(quote[at : at + _TELLING_BYTES] in sent for at in range(len(quote) - _TELLING_BYTES + 1)):
+        quote = b""
+    shown = printable(quote.decode(errors="replace").strip())
+    how = f"SIG{ended.signal}" if ended.signal else f"status {ended.status}"
+    text = f"{server}: the login shell did not run the command" + (
+        f": {shown}" if shown else f", and exited with {how}"
+    )
+    return _error(text, server, ended.status or 1)
+
+
+def too_slow(server: str) -> RemoteCommandError:
+    """Return the error of a login shell that has not run the script in time, and may yet."""
+    text = (
+        f"{server}: the login shell did not start the command within {LONGEST_START:g} s: "
+        "a startup file, such as ~/.bashrc, is waiting for something"
+    )
+    return _error(text, server, TIMED_OUT_STATUS)
+
+
+def too_noisy(server: str) -> RemoteCommandError:
+    """Return the error of a login shell that prints without end."""
+    return _error(
+        f"{server}: the login shell printed more than {MAX_NOISE_BYTES} bytes before the command started", server, 1
+    )
+
+
+def _error(text: str, server: str, status: int) -> RemoteCommandError:
+    hint = f"Check its startup files. {_hint(server)}"
+    return RemoteCommandError(text, server=server, command="login shell", exit_status=status, hint=hint)
+
+
+def _hint(server: str) -> str:
+    return f"On {server}, put this line first in ~/.bashrc: {_GUARD}"

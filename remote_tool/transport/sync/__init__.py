@@ -1,0 +1,1 @@
+"""Send files by rsync."""

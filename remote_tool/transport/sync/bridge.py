@@ -1,0 +1,319 @@
+"""Ties the local rsync to a channel of the open connection: what ssh would be to rsync, see :mod:`rsync_shell`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import socket
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from remote_tool.errors import RemoteToolError, SyncError
+from remote_tool.transport.host import Exit, Stream
+from remote_tool.transport.sync.shell import NO_ANSWER
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+
+    from remote_tool.transport.host import Channel
+
+CHUNK = 256 * 1024
+LONGEST_REQUEST = 256 * 1024
+LONGEST_ANSWER = 512 * 1024 * 1024
+LONGEST_ERRORS = 64 * 1024
+# With --checksum a project of hundreds of gigabytes is read before the first byte goes.
+LONGEST_SILENCE = 1800.0
+_STATUS = re.compile(rb"[0-9]{1,3}")
+
+
+class Bridge:
+    """Serves the stand-in of ssh that a local rsync starts, and speaks with the script that runs the other one.
+
+    Args:
+        server: The server's name.
+        channel: The script, which has begun.
+        mark: What the script prints, up to the end of a line, before the first byte of rsync and after the last.
+        on_bytes: Called with the number of bytes sent to the server.
+        on_errors: Called with the data of stderr, as it arrives.
+
+    Attributes:
+        exit: How the other rsync, or the script, ended; None when it did not.
+        error: Why there is no channel any more.
+        stdin_shared: Whether the script can read its stdin after rsync, and waits for our last words.
+        errors: The end of what the script and rsync said on stderr.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        channel: Channel,
+        mark: bytes,
+        on_bytes: Callable[[int], None],
+        on_errors: Callable[[bytes], None],
+    ) -> None:
+        self._server = server
+        self._channel = channel
+        self._mark = mark
+        self._on_bytes = on_bytes
+        self._on_errors = on_errors
+        self.exit: Exit | None = None
+        self.error: RemoteToolError | None = None
+        self.errors = b""
+        self.stdin_shared = False
+        self._listening: asyncio.Task[None] | None = None
+        self._silence: asyncio.Timeout | None = None
+        self._rest = b""
+
+    @asynccontextmanager
+    async def attended(self) -> AsyncIterator[None]:
+        """Take what comes on stderr meanwhile, and end it when nothing comes or goes for too long.
+
+        Raises:
+            SyncError: So it was.
+        """
+        self._listening = asyncio.create_task(self._keep_errors())
+        try:
+            async with asyncio.timeout(LONGEST_SILENCE) as self._silence:
+                yield
+        except TimeoutError:
+            raise SyncError(
+                f"{self._server}: rsync made no progress for {LONGEST_SILENCE:.0f} s", server=self._server
+            ) from None
+        finally:
+            self._silence = None
+            await _end([self._listening])
+
+    async def read_answer(self, heard: Callable[[bytes], None] = lambda _data: None) -> bytes | None:
+        """Return what the script tells before rsync begins; None when it ended instead. It is heard as it comes."""
+        answer = bytearray()
+        start = 0
+        while (found := answer.find(self._mark, start)) < 0 or (end := answer.find(b"\n", found)) < 0:
+            start = found if found >= 0 else max(0, len(answer) - len(self._mark))
+            data = await self._channel.read(size=CHUNK)
+            if not data:
+                return None
+            self._go_on()
+            heard(data)
+            answer += data
+            if len(answer) > LONGEST_ANSWER:
+                raise SyncError(
+                    f"{self._server}: sent more than {LONGEST_ANSWER} bytes before rsync started", server=self._server
+                )
+        self._rest = bytes(answer[end + 1 :])
+        return bytes(answer[:found])
+
+    async def ask(self, words: bytes, heard: Callable[[bytes], None]) -> bytes | None:
+        """Have the script do something before rsync begins, and return what it tells of it; None when it ended."""
+        await self._channel.write(words)
+        return await self.read_answer(heard)
+
+    @contextmanager
+    def unhurried(self) -> Iterator[None]:
+        """Wait for something else than this server: its silence does not count meanwhile."""
+        if self._silence is not None:
+            self._silence.reschedule(None)
+        try:
+            yield
+        finally:
+            self._go_on()
+
+    async def serve(
+        self,
+        connection: socket.socket,
+        words: Callable[[Sequence[str]], bytes],
+        ended_well: Callable[[], Awaitable[bool]],
+    ) -> None:
+        """Wait for the stand-in and do its work; ends when rsync has ended without one.
+
+        Args:
+            connection: To the stand-in.
+            words: Returns the line for the script, given the arguments for the other rsync.
+            ended_well: Waits for the end of the local rsync.
+        """
+        connection.setblocking(False)
+        arguments, descriptors = await _receive(connection)
+        if len(descriptors) != len((0, 1)):
+            return
+        status = NO_ANSWER
+        with _Descriptor.owned(descriptors[0]) as source, _Descriptor.owned(descriptors[1]) as sink:
+            try:
+                # The first is the word "rsync".
+                await self._channel.write(words(arguments[1:]))
+                self.exit = await self._run(source, sink, ended_well)
+                status = NO_ANSWER if self.exit.status is None else self.exit.status
+            except RemoteToolError as error:
+                self.error = error
+        with suppress(OSError):
+            await asyncio.get_running_loop().sock_sendall(connection, bytes([status]))
+
+    async def have_nothing_sent(self, words: bytes) -> None:
+        """Have the script do without rsync."""
+        await self._channel.write(words)
+        self.exit = await self._ending(None)
+
+    async def say_last(self, data: bytes) -> bytes:
+        """Send the last words to the script, and return all that it prints yet."""
+        await self._channel.write(data)
+        await self._channel.write_eof()
+        rest = bytearray(self._rest)
+        while data := await self._channel.read(size=CHUNK):
+            self._go_on()
+            rest += data
+            if len(rest) > LONGEST_ANSWER:
+                raise SyncError(f"{self._server}: sent more than {LONGEST_ANSWER} bytes", server=self._server)
+        return bytes(rest)
+
+    async def end(self) -> Exit:
+        """Return how the script ended, after all of its errors have come."""
+        if self._listening is not None:
+            await self._listening
+        return await self._channel.wait()
+
+    async def _run(self, source: _Descriptor, sink: _Descriptor, ended_well: Callable[[], Awaitable[bool]]) -> Exit:
+        upward = asyncio.create_task(self._copy_up(source, ended_well))
+        try:
+            return await self._ending(sink)
+        finally:
+            # The local rsync may have more to say, but nobody is there to hear it.
+            await _end([upward])
+
+    async def _ending(self, sink: _Descriptor | None) -> Exit:
+        status = await self._copy_down(sink)
+        return await self.end() if status is None else Exit(status)
+
+    async def _copy_up(self, source: _Descriptor, ended_well: Callable[[], Awaitable[bool]]) -> None:
+        while data := await source.read(CHUNK):
+            await self._channel.write(data)
+            self._go_on()
+            self._on_bytes(len(data))
+            await asyncio.sleep(0)  # the other servers' turn
+        # After a good end the other one knows that no more comes, and the script has yet to hear our last words.
+        if not await ended_well():
+            await self._channel.write_eof()
+
+    async def _copy_down(self, sink: _Descriptor | None) -> int | None:
+        """Hand on what the other rsync says; return the status with which it ended, None when it was not reported."""
+        data, before = self._rest, b""
+        while True:
+            window = before + data
+            found = window.find(self._mark)
+            end = window.find(b"\n", found + len(self._mark)) if found >= 0 else -1
+            if end >= 0:
+                data = data[: max(0, found - len(before))]
+            # A local rsync that ended reads no more; its exit status says why.
+            if sink is not None and not await _handed_on(sink, data):
+                sink = None
+            if end >= 0:
+                self._rest = window[end + 1 :]
+                status, _, word = window[found + len(self._mark) : end].partition(b" ")
+                self.stdin_shared = bool(word.strip())
+                return int(status) if _STATUS.fullmatch(status) else NO_ANSWER
+            # What may be the mark's beginning was handed on too: rsync reads nothing behind its end.
+            before = window[found:] if found >= 0 else window[-len(self._mark) :]
+            data = await self._channel.read(size=CHUNK)
+            if not data:
+                return None
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Something has come or gone, so the time of silence starts again."""
+        if self._silence is not None and not self._silence.expired():
+            self._silence.reschedule(asyncio.get_running_loop().time() + LONGEST_SILENCE)
+
+    async def _keep_errors(self) -> None:
+        while data := await self._channel.read(Stream.ERR):
+            self.errors = (self.errors + data)[-LONGEST_ERRORS:]
+            self._on_errors(data)
+
+
+async def _handed_on(sink: _Descriptor, data: bytes) -> bool:
+    try:
+        await sink.write(data)
+    except (BrokenPipeError, ConnectionResetError):
+        return False
+    return True
+
+
+async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(outcome, Exception) and not isinstance(outcome, RemoteToolError | OSError):
+            raise outcome
+
+
+class _Descriptor:
+    """A pipe or socket that rsync made, read or written without blocking.
+
+    It may be one socket for both directions (openrsync), for which the pipes of asyncio are not made.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        os.set_inheritable(number, False)
+        os.set_blocking(number, False)
+
+    @classmethod
+    @contextmanager
+    def owned(cls, number: int) -> Iterator[_Descriptor]:
+        """Close it at the end."""
+        descriptor = cls(number)
+        try:
+            yield descriptor
+        finally:
+            descriptor.close()
+
+    def close(self) -> None:
+        if self._number >= 0:
+            os.close(self._number)
+        self._number = -1
+
+    async def read(self, size: int) -> bytes:
+        """Return what has come; empty at the end."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                data = os.read(self._number, size)
+            except BlockingIOError:
+                await _ready(lambda wake: loop.add_reader(self._number, wake), lambda: loop.remove_reader(self._number))
+            except ConnectionResetError:
+                return b""
+            else:
+                # rsync has often written more meanwhile, and a full packet costs no more than a small one.
+                with suppress(BlockingIOError, ConnectionResetError):
+                    data += os.read(self._number, size - len(data)) if 0 < len(data) < size else b""
+                return data
+
+    async def write(self, data: bytes) -> None:
+        """Write all of it."""
+        loop = asyncio.get_running_loop()
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[os.write(self._number, view) :]
+            except BlockingIOError:
+                await _ready(lambda wake: loop.add_writer(self._number, wake), lambda: loop.remove_writer(self._number))
+
+
+async def _ready(add: Callable[[Callable[[], None]], None], remove: Callable[[], object]) -> None:
+    event = asyncio.Event()
+    add(event.set)
+    try:
+        await event.wait()
+    finally:
+        remove()
+
+
+async def _receive(connection: socket.socket) -> tuple[list[str], list[int]]:
+    """Take the arguments and descriptors that the stand-in passes on; nothing when rsync ended without one."""
+    loop = asyncio.get_running_loop()
+    await _ready(lambda wake: loop.add_reader(connection, wake), lambda: loop.remove_reader(connection))
+    data, descriptors, _, _ = socket.recv_fds(connection, LONGEST_REQUEST, 2)
+    length, _, arguments = data.partition(b"\0")
+    while length and len(arguments) < int(length):
+        more = await loop.sock_recv(connection, LONGEST_REQUEST)
+        if not more:
+            break
+        arguments += more
+    return [os.fsdecode(each) for each in arguments.split(b"\0")], descriptors

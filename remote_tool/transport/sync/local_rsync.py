@@ -1,0 +1,144 @@
+"""The rsync of this machine: which one it is, what it understands, and how to read what it prints."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING
+
+from remote_tool.errors import SyncError
+from remote_tool.system.programs import Question, ask_program
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_VERSION = re.compile(rb"rsync +version v?(\d+)\.(\d+)")
+# "%i %n": what happens to it, its kind, and more letters that differ between versions; then the name.
+_ITEM = re.compile(rb"([<>ch.])([fdLDS])\S+ (.+)", re.DOTALL)
+_ESCAPED = re.compile(rb"\\#([0-7]{3})")
+# "     12,345,678  42%   11.30MB/s    0:00:10": such lines begin with a return, and no item does.
+_PROGRESS = re.compile(rb"\r +([0-9][0-9,.]*) +[0-9]{1,3}%")
+VERSION_SECONDS = 60.0
+_FIRST_WITH_NO_S = (3, 0)
+_FIRST_WITH_INFO = (3, 1)
+_found: dict[str, LocalRsync] = {}
+
+
+@dataclass(frozen=True)
+class LocalRsync:
+    """A program.
+
+    Attributes:
+        program: Its path.
+        version: Like ``(3, 2)``; empty when it is not the original one: macOS has openrsync, with fewer options.
+    """
+
+    program: str
+    version: tuple[int, ...]
+
+    @property
+    def is_original(self) -> bool:
+        return bool(self.version)
+
+    @property
+    def item_options(self) -> list[str]:
+        """Options for one line per changed file, see :meth:`parse_item`."""
+        return ["-i", "--out-format=%i %n"] if self.is_original else ["-i"]
+
+    @property
+    def progress_options(self) -> list[str]:
+        """Options with which it says now and then how far it is, see :meth:`parse_progress`."""
+        return ["--info=progress2"] if self.version >= _FIRST_WITH_INFO else []
+
+    @property
+    def mode_options(self) -> list[str]:
+        """Options with which nothing setuid arrives, and a folder can be written by its owner."""
+        return ["--chmod=u-s,g-s,o-t,Du+rwx"] if self.is_original else ["--chmod=u-s,g-s,o-t"]
+
+    @property
+    def link_options(self) -> list[str]:
+        """Options with which a link to a folder, made on the server, is used as that folder."""
+        return ["--keep-dirlinks"] if self.is_original else []
+
+    @property
+    def plain_arguments(self) -> list[str]:
+        """Options for arguments of the server's rsync that stand in its command, where we read them."""
+        return ["--no-s"] if self.version >= _FIRST_WITH_NO_S else []
+
+    def parse_progress(self, lines: Sequence[bytes]) -> int:
+        """Return how many bytes of files are done by the last line that tells it; 0 when none does."""
+        latest = next((line for line in reversed(lines) if line.startswith(b"\r")), b"")
+        found = _PROGRESS.findall(latest)
+        return int(re.sub(rb"[^0-9]", b"", found[-1])) if found else 0
+
+    def parse_item(self, line: bytes) -> Item | None:
+        """Read one line of output; None when it tells of no file."""
+        found = _ITEM.fullmatch(line.rstrip(b"\n"))
+        if found is None:
+            return None
+        name = found[3]
+        if self.is_original:
+            name = unescape(name)
+        elif found[2] == b"L":
+            name = name.partition(b" -> ")[0]
+        return Item(name, is_folder=found[2] == b"d")
+
+
+@dataclass(frozen=True)
+class Item:
+    """A file, link or folder that rsync changes."""
+
+    name: bytes
+    is_folder: bool
+
+
+async def find_local_rsync() -> LocalRsync:
+    """Return the rsync of this machine; its version is asked once.
+
+    Raises:
+        SyncError: There is none.
+    """
+    program = shutil.which("rsync")
+    if program is None:
+        hint = "brew install rsync" if os.uname().sysname == "Darwin" else "sudo apt-get install rsync"
+        raise SyncError("rsync is not installed on this machine", hint=hint)
+    if program not in _found:
+        _found[program] = LocalRsync(program, _parse_version(await _ask_version(program)))
+    return _found[program]
+
+
+def environment() -> dict[str, str]:
+    """Return the environment for rsync: no settings of the user's, and messages that can be read."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("RSYNC_")}
+    return {**own, "LC_ALL": "C"}
+
+
+def scratch_file() -> IO[bytes]:
+    """Return a nameless file for what rsync prints: it writes each line by itself, and a pipe would wake us for each.
+
+    It is in memory where the system can do that, so that a disk that is full here stops no sync.
+    """
+    try:
+        return os.fdopen(os.memfd_create("rsync"), "w+b")
+    except (AttributeError, OSError):
+        return tempfile.TemporaryFile()
+
+
+def unescape(name: bytes) -> bytes:
+    r"""Return a name as it is: rsync writes bytes that are not printable as ``\#ooo``."""
+    return name if b"\\#" not in name else _ESCAPED.sub(lambda found: bytes([int(found[1], 8) & 0xFF]), name)
+
+
+async def _ask_version(program: str) -> bytes:
+    try:
+        return (await ask_program(Question(VERSION_SECONDS), program, "--version")).output
+    except TimeoutError:
+        raise SyncError(f"{program} --version gave no answer for {VERSION_SECONDS:.0f} s") from None
+
+
+def _parse_version(output: bytes) -> tuple[int, ...]:
+    found = _VERSION.match(output)
+    return (int(found[1]), int(found[2])) if found else ()

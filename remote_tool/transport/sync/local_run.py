@@ -1,0 +1,176 @@
+"""One run of the local rsync: its command, what it is fed, and what it says of files and of its progress."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from remote_tool.transport.sync import server_script
+from remote_tool.transport.sync import shell as rsync_shell
+from remote_tool.transport.sync.failures import SOME_VANISHED
+from remote_tool.transport.sync.local_rsync import environment, scratch_file
+from remote_tool.transport.sync.server_finish import PARTIAL_FOLDER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from remote_tool.transport.sync.bridge import Bridge
+    from remote_tool.transport.sync.local_rsync import LocalRsync
+    from remote_tool.transport.sync.push_options import PushOptions
+    from remote_tool.transport.sync.snapshot import Snapshot
+
+MEBIBYTE = 1024 * 1024
+MOMENT = 0.01
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What rsync is to send.
+
+    Attributes:
+        snapshot: The project.
+        names: Of what is sent; None: whatever rsync finds to differ.
+        left_out: What rsync must not send when it chooses by itself.
+        trusts_times: Whether rsync may compare the named files by size and second.
+    """
+
+    snapshot: Snapshot
+    names: Sequence[bytes] | None
+    left_out: Collection[bytes] = ()
+    trusts_times: bool = False
+
+
+@dataclass
+class LocalRun:
+    """A run of rsync.
+
+    Attributes:
+        rsync: The program.
+        selection: What it sends.
+        options: How.
+        on_items: Called with the lines that it prints about files.
+        sent: The names of the files and links that it has sent.
+        done: Bytes of files that it says are done.
+    """
+
+    rsync: LocalRsync
+    selection: Selection
+    options: PushOptions
+    on_items: Callable[[bytes], None]
+    sent: list[str] = field(default_factory=list)
+    done: int = 0
+
+    async def run(self, bridge: Bridge) -> tuple[int, bytes]:
+        """Run the local rsync; return its status and what it said on stderr."""
+        ours, theirs = socket.socketpair()
+        with ours, scratch_file() as items:
+            with theirs:
+                # A session of its own: Ctrl-C reaches us, and we end it.
+                process = await asyncio.create_subprocess_exec(
+                    *self._command(),
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=items,
+                    stderr=asyncio.subprocess.PIPE,
+                    env={**environment(), rsync_shell.SOCKET_VARIABLE: str(theirs.fileno())},
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
+                )
+
+            async def ended_well() -> bool:
+                # The stand-in still has its streams, for which the process's own wait would wait.
+                while process.returncode is None:  # noqa: ASYNC110 - another program's doing
+                    await asyncio.sleep(MOMENT)
+                return process.returncode in {0, SOME_VANISHED}
+
+            try:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(bridge.serve(ours, server_script.receive_words, ended_well))
+                    errors = group.create_task(self._attend(process, items.fileno()))
+            except BaseExceptionGroup as problems:
+                raise problems.exceptions[0] from None
+            finally:
+                if process.returncode is None:
+                    with suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+        return process.returncode or 0, errors.result()
+
+    def _command(self) -> list[str]:
+        rsync = self.rsync
+        shell = " ".join(_quoted(word) for word in (sys.executable, "-I", "-S", str(Path(rsync_shell.__file__))))
+        return [
+            rsync.program,
+            *self._selection(shell),
+            # Interrupted files are taken up again.
+            f"--partial-dir={PARTIAL_FOLDER}",
+            *rsync.item_options,
+            *([] if self.options.dry_run else rsync.progress_options),
+            *rsync.mode_options,
+            *rsync.link_options,
+            *rsync.plain_arguments,
+            *(["-n"] if self.options.dry_run else []),
+            *(["-c"] if self.options.checksum else []),
+            f"{self.selection.snapshot.root}/",
+            "server:.",
+        ]
+
+    def _selection(self, shell: str) -> Sequence[str]:
+        if self.selection.names is not None:
+            # What is named is not as it was: rsync's own look, by size and second, may miss that.
+            force = [] if self.selection.trusts_times else ["-I"]
+            return ("-lptO", *force, "--safe-links", "-0", "--files-from=-", "-e", shell)
+        return (*("-rlptO", "--safe-links", "-0", "--exclude-from=-", "-e", shell),)
+
+    async def _attend(self, process: asyncio.subprocess.Process, items: int) -> bytes:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._feed(process.stdin))
+            group.create_task(self._read_items(process, items))
+            errors = group.create_task(process.stderr.read())
+        await process.wait()
+        return errors.result()
+
+    async def _feed(self, stdin: asyncio.StreamWriter) -> None:
+        # rsync that ends early leaves the rest unread; its exit status says why.
+        with suppress(BrokenPipeError, ConnectionResetError):
+            selection = self.selection
+            if selection.names is None:
+                stdin.write(selection.snapshot.rules_without(selection.left_out))
+            else:
+                stdin.write(b"".join(name.rstrip(b"/") + b"\0" for name in selection.names))
+            await stdin.drain()
+        stdin.close()
+
+    async def _read_items(self, process: asyncio.subprocess.Process, items: int) -> None:
+        """Look now and then at what rsync has said of files: of a first sync as many lines as there are files."""
+        rest, position, has_ended = b"", 0, False
+        while not has_ended:
+            # Not by waiting for it, as above.
+            has_ended = process.returncode is not None
+            while data := os.pread(items, MEBIBYTE, position):
+                position += len(data)
+                *lines, rest = (rest + data).split(b"\n")
+                self.done = self.rsync.parse_progress([*lines, rest]) or self.done
+                self._take_items(lines)
+                # Of a large file there may be hours of progress without the end of a line.
+                rest = rest[rest.rfind(b"\r") :] if rest.startswith(b"\r") else rest
+            await asyncio.sleep(MOMENT)
+
+    def _take_items(self, lines: Sequence[bytes]) -> None:
+        items = [line for line in lines if not line.startswith(b"\r")]
+        found = filter(None, map(self.rsync.parse_item, items))
+        self.sent += [os.fsdecode(item.name) for item in found if not item.is_folder]
+        self.on_items(b"".join(line + b"\n" for line in items))
+
+
+def _quoted(word: str) -> str:
+    """Quote a word for ``rsync -e``, which doubles a quote inside of quotes."""
+    return '"' + word.replace('"', '""') + '"'

@@ -1,0 +1,341 @@
+"""Sends a project with the real rsync, through the connection that is open already."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import os
+import secrets
+import shlex
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from remote_tool.errors import RemoteCommandError, SyncError
+from remote_tool.transport.host import MEBIBYTE
+from remote_tool.transport.ssh.endpoint import printable
+from remote_tool.transport.sync import interrupted_sync, last_sync, server_finish, server_script, server_state
+from remote_tool.transport.sync.bridge import Bridge
+from remote_tool.transport.sync.failures import SOME_VANISHED, STREAM_BROKE, Ending
+from remote_tool.transport.sync.local_rsync import find_local_rsync
+from remote_tool.transport.sync.local_run import LocalRun, Selection
+from remote_tool.transport.sync.relayed import Asking, Relayed
+from remote_tool.transport.sync.server_changes import tell_kept
+from remote_tool.transport.sync.server_state import Attempt, Leftovers
+from remote_tool.transport.sync.transfer_plan import TransferPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from remote_tool.paths import RemotePaths
+    from remote_tool.transport.host import Exit, Host
+    from remote_tool.transport.sync.last_sync import KnownCopy
+    from remote_tool.transport.sync.push_options import PushOptions
+    from remote_tool.transport.sync.snapshot import Snapshot
+
+STATE_LIMIT = 512 * MEBIBYTE
+LONG_STEP_SECONDS = 600.0
+LONGEST_NOTICE = 300
+SHOWN_JOBS = 3
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a sync is.
+
+    Attributes:
+        files: Files and links that have been dealt with.
+        files_total: Files and links of the project; those that the server has are passed over without a word.
+        bytes: On the wire, to the server.
+        name: The one that was sent last.
+        done: Bytes of files that are there now, also those that were there already and only had to be compared.
+        total: Of all files that are to be sent; 0 when that is not known.
+    """
+
+    files: int
+    files_total: int
+    bytes: int
+    name: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class PushResult:
+    """What a sync did, or would do.
+
+    Attributes:
+        server: Where.
+        snapshot: Which state of the project the server has now.
+        sent: Names of files and links that were sent, or whose permissions were set.
+        removed: Names of files that were sent earlier, are gone here, and were removed there.
+        bytes: On the wire, from here to the server.
+        skipped: What was left out though no rule of the user says so: name and why.
+        warnings: What is worth knowing.
+        relayed: Bytes of the sent files that came from another server.
+        relayed_by: That server; empty for none.
+    """
+
+    server: str
+    snapshot: str
+    sent: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    bytes: int = 0
+    skipped: tuple[tuple[str, str], ...] = ()
+    warnings: tuple[str, ...] = ()
+    relayed: int = 0
+    relayed_by: str = ""
+
+    @property
+    def changed(self) -> bool:
+        return bool(self.sent or self.removed)
+
+
+OnProgress = Callable[[Progress], None]
+OnOutput = Callable[[bytes], None]
+
+
+async def push(
+    host: Host,
+    remote: RemotePaths,
+    snapshot: Snapshot,
+    options: PushOptions,
+    on_progress: OnProgress = lambda _progress: None,
+    on_output: OnOutput = lambda _data: None,
+) -> PushResult:
+    """Make the server's copy equal to a snapshot; remove there only what was sent earlier and is gone here.
+
+    What the server has changed by itself is kept, see :mod:`server_changes`.
+
+    Raises:
+        SyncError: It is not; the server then says so in its state of the sync.
+        ConnectionLostError: The link went.
+    """
+    return await _Push(host, remote, snapshot, options, on_progress, on_output).run()
+
+
+class _Push:
+    """One sync of one server."""
+
+    def __init__(
+        self,
+        host: Host,
+        remote: RemotePaths,
+        snapshot: Snapshot,
+        options: PushOptions,
+        on_progress: OnProgress,
+        on_output: OnOutput,
+    ) -> None:
+        self._host = host
+        self._remote = remote
+        self._snapshot = snapshot
+        self._options = options
+        self._on_progress = on_progress
+        self._on_output = on_output
+        self._attempt = Attempt(snapshot.id, secrets.token_hex(16), _own_name())
+        self._plan = TransferPlan(host.name, snapshot, options)
+        self._files_total = snapshot.file_count
+        self._sent: list[str] = []
+        self._removed: list[str] = []
+        self._bytes = 0
+        # It tells of its own progress; it passes over what a file that was interrupted has already.
+        self._local_run: LocalRun | None = None
+        self._total = 0
+        self._relayed = Relayed()
+        self._warnings: list[str] = []
+
+    async def run(self) -> PushResult:
+        if not self._files_total and not self._options.only_adds:
+            await self._refuse_to_remove_all()
+        await self._transfer()
+        if self._plan.changes.refused:
+            raise self._plan.changes.refusal(self._host.name, self._options.only_adds)
+        if self._options.dry_run:
+            self._removed = [os.fsdecode(name) for name in self._plan.leftovers.stale_files]
+        return PushResult(
+            server=self._host.name,
+            snapshot=self._snapshot.id,
+            sent=tuple(self._sent),
+            removed=tuple(self._removed),
+            bytes=self._bytes,
+            skipped=self._snapshot.skipped,
+            warnings=tuple(self._warnings),
+            relayed=self._relayed.size,
+            relayed_by=self._relayed.source,
+        )
+
+    async def _refuse_to_remove_all(self) -> None:
+        script = server_script.state_script(self._remote, self._attempt.mark)
+        answer = await self._host.run(script, label="list sent files", limit=STATE_LIMIT)
+        state = server_state.parse_state(answer.stdout.partition(server_state.end_of_state(self._attempt.mark))[0])
+        gone = server_state.find_leftovers(state, self._snapshot).stale_files
+        if gone:
+            raise SyncError(
+                f"The project folder {self._snapshot.root} has no files, "
+                f"so {len(gone)} would be removed from {self._host.name}",
+                hint="Is this the right folder, and is its disk mounted?",
+                server=self._host.name,
+            )
+
+    async def _transfer(self) -> None:
+        """Learn what the server has, have rsync send what it lacks, and say what went wrong, if something did."""
+        expected = await asyncio.to_thread(self._plan.expect)
+        dry_run, relayed = self._options.dry_run, self._options.relay is not None
+        script = server_script.receive_script(
+            self._remote, self._attempt, [*expected.values()], dry_run=dry_run, relayed=relayed
+        )
+        mark = server_state.end_of_state(self._attempt.mark)
+        async with self._host.open(script, label="rsync") as channel:
+            bridge = Bridge(self._host.name, channel, mark, self._count_bytes, self._hear)
+            async with bridge.attended():
+                answer = await bridge.read_answer()
+                if answer is None:
+                    self._fail_of(bridge, STREAM_BROKE, await bridge.end(), b"")
+                else:
+                    await self._take_state(answer, expected)
+                    if kept := await self._plan.leave_out_changes(partial(self._ask, bridge)):
+                        self._warnings.append(tell_kept(kept))
+                    await self._have_relayed(bridge)
+                    await self._send(bridge)
+
+    async def _take_state(self, answer: bytes, expected: Mapping[str, KnownCopy]) -> None:
+        """Take what the server says it has; make room where a file must go that was a folder."""
+        await asyncio.to_thread(self._plan.compare, answer, expected)
+        if self._plan.leftovers.blocking and not self._options.dry_run:
+            records = server_state.stale_records(self._plan.state, self._plan.leftovers.stale)
+            script = server_finish.remove_script(self._remote)
+            self._removed += server_finish.parse_finish(await self._run(script, records, "remove stale files"))[0]
+            self._plan.leftovers = Leftovers(kept=self._plan.leftovers.kept)
+
+    async def _ask(self, bridge: Bridge, words: bytes, heard: Callable[[bytes], None] = lambda _data: None) -> bytes:
+        answer = await bridge.ask(words, heard)
+        if answer is None:
+            self._fail_of(bridge, STREAM_BROKE, await bridge.end(), b"")
+        return answer or b""
+
+    async def _have_relayed(self, bridge: Bridge) -> None:
+        """Have another server bring what this one lacks: what is in its place then, rsync need not send."""
+        if self._options.relay is None or self._options.dry_run:
+            return
+        asking = Asking(partial(self._ask, bridge), bridge.unhurried)
+        self._relayed = await self._options.relay(asking, self._snapshot, self._plan.lacking_bytes())
+        self._sent += sorted(os.fsdecode(name) for name in self._relayed.names)
+        self._plan.leave_to_others(self._relayed.names)
+
+    async def _send(self, bridge: Bridge) -> None:
+        """Send what is wanted, and have the server remember it."""
+        if self._plan.is_done:
+            await bridge.end()
+            return
+        if self._plan.wanted == []:
+            await bridge.have_nothing_sent(server_script.receive_words([]))
+            self._fail_of(bridge, 0, bridge.exit, b"")
+        else:
+            await self._run_rsync(bridge)
+        if not self._options.dry_run:
+            await self._finish(bridge)
+
+    async def _run_rsync(self, bridge: Bridge) -> None:
+        rsync, plan = await find_local_rsync(), self._plan
+        if not rsync.is_original:
+            plan.wanted = None
+        self._total = plan.bytes_to_send(relayed=bool(self._relayed.names))
+        selection = Selection(self._snapshot, plan.wanted, plan.left_out, plan.trusts_times)
+        self._local_run = LocalRun(rsync, selection, self._options, self._take_items, self._sent)
+        status, errors = await self._local_run.run(bridge)
+        self._on_output(errors + bridge.errors)
+        self._fail_of(bridge, status, bridge.exit, errors)
+
+    def _take_items(self, lines: bytes) -> None:
+        self._on_output(lines)
+        self._tell_progress()
+
+    def _fail_of(self, bridge: Bridge, local: int, remote: Exit | None, errors: bytes) -> None:
+        """Raise what went wrong, if something did."""
+        ending = Ending(self._host.name, local, remote, errors, bridge.errors)
+        failure = bridge.error or ending.failure()
+        if failure is not None:
+            raise failure
+        if ending.status == SOME_VANISHED:
+            self._warnings.append("some local files disappeared before they were sent")
+
+    async def _finish(self, bridge: Bridge) -> None:
+        """Have the server remove what is stale, remember what was sent, and know that the copy is whole."""
+        left = await asyncio.to_thread(self._plan.copy_left, self._sent)
+        sent = left.sent + server_state.stale_records(self._plan.state, self._plan.leftovers.kept)
+        stale = server_state.stale_records(self._plan.state, self._plan.leftovers.stale)
+        all_sent = not self._plan.changes.refused
+        words = server_finish.commit_words(self._attempt, len(sent), len(stale), all_sent=all_sent)
+        answer = await self._say_last(bridge, words + sent + stale)
+        if self._options.known is not None:
+            last_sync.note(self._options.known, left)
+        if self._options.begun is not None:
+            interrupted_sync.forget(self._options.begun)
+        if held := self._plan.newly_held_back():
+            self._warnings.append(_tell_held_back(self._host.name, held))
+        removed, running = server_finish.parse_finish(answer)
+        self._removed += removed
+        if (room := server_finish.parse_room(answer)) is not None:
+            self._options.on_room(*room)
+        if running and (self._sent or self._removed):
+            self._warnings.append(_tell_running(running))
+
+    async def _say_last(self, bridge: Bridge, words: bytes) -> bytes:
+        if not bridge.stdin_shared:
+            script = server_finish.finish_script(self._remote, self._attempt)
+            return await self._run(script, words, "record the sent files")
+        answer = await bridge.say_last(words)
+        if (await bridge.end()).status != 0:
+            raise self._not_all(bridge.errors.decode(errors="replace").strip().rpartition("\n")[2])
+        return answer
+
+    async def _run(self, script: str, stdin: bytes, label: str) -> bytes:
+        try:
+            answer = await self._host.run(
+                script, stdin=stdin, timeout=LONG_STEP_SECONDS, limit=STATE_LIMIT, label=label
+            )
+        except RemoteCommandError as error:
+            raise self._not_all(str(error)) from error
+        return answer.stdout
+
+    def _not_all(self, why: str) -> SyncError:
+        server = self._host.name
+        message = f"{server}: the files were sent, but the sync could not be completed: {why}"
+        return SyncError(message, hint=self._options.only_adds or f"remote-tool rsync --server {server}", server=server)
+
+    def _hear(self, data: bytes) -> None:
+        # It is one short write of the server's shell, before rsync begins.
+        for line in data.decode(errors="replace").splitlines():
+            if line.startswith(server_script.WAITING):
+                self._options.on_waiting(printable(line)[:LONGEST_NOTICE])
+
+    def _count_bytes(self, count: int) -> None:
+        self._bytes += count
+        self._tell_progress()
+
+    def _tell_progress(self) -> None:
+        name = self._sent[-1] if self._sent else ""
+        done = (self._local_run.done if self._local_run else 0) or self._bytes
+        self._on_progress(Progress(len(self._sent), self._files_total, self._bytes, name, done, self._total))
+
+
+def _own_name() -> str:
+    """Who we are, for others who have to wait."""
+    return printable(f"{getpass.getuser()}@{socket.gethostname()}")
+
+
+def _tell_running(ids: Sequence[str]) -> str:
+    listed = ", ".join(sorted(ids)[:SHOWN_JOBS]) + (", …" if len(ids) > SHOWN_JOBS else "")
+    jobs = "a job is" if len(ids) == 1 else f"{len(ids)} jobs are"
+    return f"{jobs} running in the folder that was updated and will load the new files from now on ({listed})"
+
+
+def _tell_held_back(server: str, names: Sequence[bytes]) -> str:
+    words = " ".join(shlex.quote(os.fsdecode(name)) for name in names)
+    command = shlex.quote(f"rm -r -- {words}")
+    return (
+        f"sent by an earlier sync, but no longer sent: {', '.join(os.fsdecode(name) for name in names)}; "
+        f"to remove it from the server: remote-tool run --server {server} --cmd {command}"
+    )

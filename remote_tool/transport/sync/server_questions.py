@@ -1,0 +1,104 @@
+"""Questions to the script of a sync: which files are there, and what some of them hold."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import stat
+from typing import TYPE_CHECKING, NamedTuple
+
+from remote_tool.transport.sync.server_state import SIZE, TIME
+
+if TYPE_CHECKING:
+    from remote_tool.paths import RemotePaths
+    from remote_tool.transport.sync.server_state import Attempt
+
+# Questions to the script of a sync: which files are there, in two ways, and the digests of some files.
+LOOK, LOOK_SLOWLY, HASH = "look", "look-slowly", "hash"
+# The project's folder itself, which every such answer contains: without it, the server lacks a tool.
+_SENTINEL = b"0 0 .\0"
+_HEX = re.compile(rb"[0-9a-f]{1,8}")
+# A folder is looked for as such, also behind a link, and as whatever has its name.
+_LOOK_QUICKLY = r"""
+  LC_ALL=C sed -z -e 's:^[^ ]* [^ ]* :./:' -e '/\/$/{p;s:/$::' -e '}' |
+  LC_ALL=C xargs -0 stat --printf '%f %s %Y %n\0' -- 2>/dev/null
+"""
+# For servers that lack the options of GNU.
+_LOOK_EACH = r"""
+if stat -c %s . >/dev/null 2>&1; then look() { stat -c "%f %s %Y" "$1"; }; else look() { stat -f "%Xp %z %m" "$1"; }; fi
+for record; do
+  name=${record#* }; name=./${name#* }
+  for each in "$name" "${name%/}"; do
+    if [ -e "$each" ] || [ -L "$each" ]; then printf "%s %s\0" "$(look "$each")" "$each"; fi
+    case $name in */) :;; *) break;; esac
+  done
+done
+"""
+_HASH_EACH = r"""for name; do printf "%.64s %s\0" "$(sha256sum < "./$name")" "$name"; done 2>/dev/null"""
+
+
+def question(kind: str, records: bytes, *, of_all: bool = False) -> bytes:
+    """Return the lines that ask which files are there.
+
+    Args:
+        kind: ``LOOK``, ``LOOK_SLOWLY`` for servers that lack tools for it, or ``HASH``.
+        records: As the list of sent files has them; for ``HASH`` names.
+        of_all: Whether to include the files of the server's own list.
+    """
+    if kind != HASH:
+        records += _SENTINEL
+    return f"{kind} {len(records)} {'all' if of_all else 'these'}\n".encode() + records
+
+
+class Found(NamedTuple):
+    """A file of the server; for the time in seconds, as rsync compares it."""
+
+    mode: int
+    size: int
+    modified: int
+
+    def line(self, name: bytes) -> bytes:
+        """Return what the server tells of it, as :attr:`Entry.look`; where a link leads is not known."""
+        if stat.S_ISDIR(self.mode):
+            return b"%x ./%b\0" % (self.mode, name)
+        return b"%x %d %d ./%b\0" % (*self, name)
+
+
+def parse_found(answer: bytes) -> dict[bytes, Found] | None:
+    """Read which files are there; a folder also with a slash after its name. None: the server cannot tell."""
+    found = {}
+    for line in answer.split(b"\0"):
+        words = line.split(b" ", 3)
+        if len(words) == len(("mode", "size", "time", "name")) and _HEX.fullmatch(words[0]):
+            mode, size, modified, name = words
+            if SIZE.fullmatch(size) and TIME.fullmatch(modified) and name.startswith(b"./"):
+                found[name[2:]] = Found(int(mode, 16), int(size), int(modified))
+    return found if found.pop(b".", None) else None
+
+
+def parse_hashes(answer: bytes) -> dict[bytes, str]:
+    """Read the SHA-256 of files, by name."""
+    pairs = (line.partition(b" ") for line in answer.split(b"\0"))
+    return {name: digest.decode(errors="replace") for digest, _, name in pairs if name}
+
+
+def answer_lines(remote: RemotePaths, attempt: Attempt) -> list[str]:
+    """Answer questions until something else is said; see :func:`question`."""
+    return [
+        "records() {",
+        f'  [ "$2" != all ] || cat "$HOME"/{shlex.quote(remote.sent_files)} 2>/dev/null',
+        '  head -c "$1"',
+        "}",
+        "while :; do",
+        '  case "$words" in',
+        f"    '{LOOK} '*) records ${{words#* }} | (cd \"$project\" && {_LOOK_QUICKLY.strip()});;",
+        f"    '{LOOK_SLOWLY} '*) records ${{words#* }} |",
+        f'      (cd "$project" && xargs -0 -n 500 sh -c {shlex.quote(_LOOK_EACH)} sh);;',
+        f"    '{HASH} '*) records ${{words#* }} |",
+        f'      (cd "$project" && xargs -0 -n 500 sh -c {shlex.quote(_HASH_EACH)} sh);;',
+        "    *) break;;",
+        "  esac",
+        f"  printf '\\000\\000%s \\n' {attempt.mark}",
+        "  IFS= read -r words || exit 1",
+        "done",
+    ]

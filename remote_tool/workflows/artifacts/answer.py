@@ -1,0 +1,74 @@
+"""What a pull of artifacts brought."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from remote_tool.errors import SomeServersFailedError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from remote_tool.errors import RemoteToolError
+    from remote_tool.jobs.job import Job
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A file that is here, whole.
+
+    Attributes:
+        path: Where.
+        name: On the server, relative to the project.
+        size: In bytes.
+        is_new: Whether it came just now.
+    """
+
+    path: Path
+    name: str
+    size: int
+    is_new: bool
+
+
+@dataclass(frozen=True)
+class PulledJob:
+    """What of a job is here.
+
+    Attributes:
+        job: As it is known.
+        files: Those that are wanted and here.
+        left_out: Name and reason of those that are wanted and not here.
+        older: How many files match that the job did not write.
+    """
+
+    job: Job
+    files: tuple[Artifact, ...] = ()
+    left_out: tuple[tuple[str, str], ...] = ()
+    older: int = 0
+
+
+@dataclass(frozen=True)
+class PullAnswer:
+    """What was pulled, by job, and the errors of the servers that failed."""
+
+    jobs: tuple[PulledJob, ...]
+    errors: Mapping[str, RemoteToolError] = field(default_factory=dict)
+    bad: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """0 when every server answered, else as :class:`SomeServersFailedError` has it."""
+        return self._failure().exit_code if self.errors else 0
+
+    def raise_if_any_failed(self) -> PullAnswer:
+        """Raise the servers' errors, if there are any."""
+        if len(self.errors) == 1 and len({each.job.server for each in self.jobs}) <= 1:
+            raise next(iter(self.errors.values()))
+        if self.errors:
+            raise self._failure()
+        return self
+
+    def _failure(self) -> SomeServersFailedError:
+        return SomeServersFailedError(self.errors, sorted({each.job.server for each in self.jobs} - set(self.errors)))

@@ -1,0 +1,273 @@
+"""clean: what is ours and nobody uses any more, on servers and here: counted, then removed."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from remote_tool.errors import JobError, RemoteToolError, UsageError
+from remote_tool.jobs.job import JobState
+from remote_tool.protocol.errors import NO_SUCH_JOB
+from remote_tool.transport.pool import on_every
+from remote_tool.transport.sync import interrupted_sync
+from remote_tool.workflows.agent_client import NotPreparedError, call_until_answered
+from remote_tool.workflows.clean.local import clean_here, is_followed
+from remote_tool.workflows.clean.request import CleanAnswer, CleanRequest, Item, read_items
+from remote_tool.workflows.fan_out_records import find_record
+from remote_tool.workflows.home_groups import Groups
+from remote_tool.workflows.jobs.listing import ask_about_jobs, refresh
+from remote_tool.workflows.selection import JobSelection, choose_jobs, choose_servers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from remote_tool.jobs.job import Job
+    from remote_tool.workflows.context import Context
+
+# Jobs of one question, and seconds: it works for 20 of them, and for 540 where everything goes.
+PORTION = 2000
+WITHIN, WITHIN_ALL = 120.0, 600.0
+# A start is given up before that; younger ones may be on their way.
+START_SECONDS = 300.0
+# A fan-out that was not finished may be gone on with for so long.
+RESUMED_SECONDS = 30 * 86400.0
+KEEPS_ARTIFACTS = "its artifacts have not been pulled"
+
+
+async def survey(context: Context, request: CleanRequest) -> CleanAnswer:
+    """Count what is ours, and what of it may go; remove nothing."""
+    named = choose_jobs(context.registry.load()[0], JobSelection(jobs=request.jobs)) if request.jobs else []
+    servers = _servers(context, request, named)
+    errors = await refresh(context, servers) if servers else {}
+    jobs = context.registry.load()[0]
+    forgotten: dict[str, str] = {}
+    kept: dict[str, str] = {}
+    if request.jobs:
+        ids = {job.id for job in named}
+        spent = _by_server([job for job in jobs if job.id in ids and job.is_over and job.server not in errors])
+        others = [job for job in jobs if job.id in ids and not (job.is_over and job.server not in errors)]
+        forgotten = await _examine(context, others, errors)
+    else:
+        spent, kept = choose_spent(context, jobs, request, [name for name in servers if name not in errors])
+    return await _answer(context, CleanAnswer(request, (), errors, servers, spent, forgotten, kept), dry_run=True)
+
+
+async def carry_out(context: Context, found: CleanAnswer) -> CleanAnswer:
+    """Remove what a survey has found; servers look again whether a job has begun to use it."""
+    return await _answer(context, found, dry_run=False)
+
+
+def _servers(context: Context, request: CleanRequest, named: Sequence[Job]) -> tuple[str, ...]:
+    if request.jobs:
+        chosen = {job.server for job in named}
+        return tuple(name for name in context.config.servers if name in chosen)
+    if not request.servers and not context.config.usual_servers:
+        return ()
+    return choose_servers(context.config, request.servers)
+
+
+def choose_spent(
+    context: Context, jobs: Sequence[Job], request: CleanRequest, servers: Sequence[str]
+) -> tuple[dict[str, list[Job]], dict[str, str]]:
+    """Return the jobs that may go of servers that answer or are not configured any more, and why others stay."""
+    config = context.config
+    known = {name for name, server in config.servers.items() if not server.is_listed or name in config.listed}
+    here_only = {job.server for job in jobs} - known if not request.servers else set()
+    busy = {job.launch_id for job in jobs if job.launch_id and not job.is_over} | _resumable(context, jobs)
+    before = time.time() - (request.older or 0.0)
+    spent: dict[str, list[Job]] = {}
+    kept: dict[str, str] = {}
+    for server, own in _by_server(jobs).items():
+        if server not in {*servers, *here_only}:
+            continue
+        if request.everything:
+            # Of a lost job with processes its server may say nothing, where our folder is away.
+            spent[server] = [job for job in own if job.is_over or not job.state.is_finished]
+            continue
+        newest_first = sorted((job for job in own if job.is_over), key=lambda job: (-job.created_at, -job.key))
+        for job in newest_first[request.keep or 0 :]:
+            if (job.ended_at or job.created_at) > before or job.launch_id in busy:
+                continue
+            if _waits_for_artifacts(job):
+                kept[job.id] = KEEPS_ARTIFACTS
+                continue
+            spent.setdefault(server, []).append(job)
+    return spent, kept
+
+
+def _resumable(context: Context, jobs: Sequence[Job]) -> set[str]:
+    """Return the fan-outs that somebody follows, or may want to go on with: their jobs say what is done."""
+    folder = context.config.local.fan_outs
+    launches: dict[str, list[Job]] = defaultdict(list)
+    for job in jobs:
+        if job.launch_id and (folder / f"{job.launch_id}.json").exists():
+            launches[job.launch_id].append(job)
+    found = set()
+    for launch_id, own in launches.items():
+        is_young = time.time() - max(job.ended_at or job.created_at for job in own) < RESUMED_SECONDS
+        if is_followed(folder / f"{launch_id}.json") or (is_young and not _is_done(folder, launch_id, own)):
+            found.add(launch_id)
+    return found
+
+
+def _is_done(folder: Path, launch_id: str, jobs: Sequence[Job]) -> bool:
+    try:
+        shards = find_record(folder, launch_id).shards
+    except RemoteToolError:
+        return True
+    return len({job.node_rank for job in jobs if job.state is JobState.SUCCEEDED}) >= shards
+
+
+def _waits_for_artifacts(job: Job) -> bool:
+    return bool(job.artifacts) and job.state is not JobState.LOST and not job.artifacts_complete
+
+
+async def _examine(context: Context, jobs: Sequence[Job], errors: Mapping[str, RemoteToolError]) -> dict[str, str]:
+    """Say of jobs whose end nobody knows why only what is known here can go.
+
+    Raises:
+        UsageError: One runs, or its start may be on its way.
+    """
+    found = {}
+    for job in jobs:
+        age = time.time() - job.created_at
+        if job.state is JobState.STARTING and job.server in context.config.servers and age < START_SECONDS:
+            raise UsageError(f"Job {job.key} may still be starting", hint="try try again in five minutes")
+        if job.server not in context.config.servers:
+            found[job.id] = f"{job.server} is not in the configuration"
+        elif job.server in errors and not isinstance(errors[job.server], NotPreparedError):
+            found[job.id] = f"{job.server} does not answer"
+        else:
+            found[job.id] = await _ask_whether_gone(context, job)
+    return found
+
+
+async def _ask_whether_gone(context: Context, job: Job) -> str:
+    try:
+        seen = await ask_about_jobs(context, job.server, ids=[job.id], known=[job.id])
+    except NotPreparedError:
+        return f"{job.server} has nothing left of this project"
+    there = seen.jobs.get(job.id)
+    if there is not None and not there.job.is_over:
+        raise UsageError(f"Job {job.key} is {there.job.state}", hint=f"remote-tool job-kill --job {job.key}")
+    why = seen.unread.get(job.id, NO_SUCH_JOB)
+    if there is None and why != NO_SUCH_JOB:
+        raise UsageError(f"{job.server} cannot tell whether it has job {job.key}: {why}", hint="try again later")
+    if seen.left[job.id]:
+        raise UsageError(f"Processes of job {job.key} are still running", hint=f"remote-tool job-kill --job {job.key}")
+    return f"{job.server} does not have it"
+
+
+async def _answer(context: Context, found: CleanAnswer, *, dry_run: bool) -> CleanAnswer:
+    """Ask every server to count or remove, then do the same here."""
+    request, groups = found.request, Groups.recall(context.config)
+    # Of servers with one folder, one is asked.
+    answering = [name for name in found.servers if name not in found.errors]
+    leaders = {groups.of(name): name for name in reversed(answering)}
+    told: dict[str, _Told] = {}
+
+    async def ask(server: str) -> None:
+        together = [job.id for name in groups.of(server) for job in found.spent.get(name, ()) if not job.cleaned]
+        answer = await _clean_server(context, server, sorted(together), request, dry_run=dry_run)
+        told.update(dict.fromkeys(groups.of(server), answer))
+
+    errors = {**found.errors, **(await on_every(reversed(leaders.values()), ask)).errors}
+    ready = [job for name in found.spent for job in found.spent[name] if _may_go_here(found, told, job)]
+    forgotten = context.registry.find(found.forgotten).values()
+    await context.may_write()
+    left = set(told) if request.everything else set()
+    here = clean_here(context, (*ready, *forgotten), request, left=left, dry_run=dry_run)
+    items = [item for name in answering if name in leaders.values() and name in told for item in told[name].items]
+    kept = {**found.kept, **{job_id: why for each in told.values() for job_id, why in each.kept.items()}}
+    return replace(found, items=(*items, *here), errors=errors, kept=kept)
+
+
+def _may_go_here(found: CleanAnswer, told: Mapping[str, _Told], job: Job) -> bool:
+    """Whether no server has a job any more that could be asked."""
+    return job.cleaned or job.server not in found.servers or (job.server in told and job.id in told[job.server].gone)
+
+
+@dataclass
+class _Told:
+    """What a server has done."""
+
+    items: list[Item] = field(default_factory=list)
+    gone: set[str] = field(default_factory=set)
+    kept: dict[str, str] = field(default_factory=dict)
+
+
+async def _clean_server(
+    context: Context, server: str, ids: Sequence[str], request: CleanRequest, *, dry_run: bool
+) -> _Told:
+    """Ask a server until it has removed what it can."""
+    told = _Told()
+    waiting = list(ids)
+    is_first = True
+    while waiting or is_first:
+        portion, before = waiting[:PORTION], len(waiting)
+        try:
+            answer = await _ask(context, server, portion, request, dry_run=dry_run, jobs_only=not is_first)
+        except NotPreparedError:
+            # Nothing of ours is there.
+            return _Told(gone=set(ids))
+        told.items = _sum(told.items, read_items(server, answer.get("items")), is_first=is_first)
+        told.gone |= {name for key in ("removed", "gone") for name in _texts(answer.get(key))} & set(portion)
+        told.kept |= _reasons(answer.get("kept"))
+        if request.everything:
+            told.gone = set(ids)
+        waiting = [name for name in waiting if name not in told.gone and name not in told.kept]
+        if answer.get("more") is not True and len(waiting) == before and not is_first:
+            raise JobError(f"{server}: did not say what happened to {len(waiting)} jobs", server=server)
+        is_first = False
+        if answer.get("more") is not True and not waiting:
+            break
+    return told
+
+
+async def _ask(
+    context: Context, server: str, ids: Sequence[str], request: CleanRequest, *, dry_run: bool, jobs_only: bool
+) -> dict[str, Any]:
+    names = interrupted_sync.recall(context.config.local.begun_sync(server)).split(b"\0")
+    paths = [name.split(b" ", 2)[2] for name in names if name.count(b" ") > 1]
+    folders = {path.rpartition(b"/")[0].decode(errors="replace") for path in paths}
+    question = {
+        "ids": list(ids),
+        "dry_run": dry_run,
+        "everything": request.everything,
+        "jobs_only": jobs_only or bool(request.jobs),
+        "begun": sorted(folders)[:PORTION],
+    }
+    within = WITHIN_ALL if request.everything else WITHIN
+    return await call_until_answered(context.pool, context.config, server, "clean", question, within=within)
+
+
+def _sum(known: list[Item], new: list[Item], *, is_first: bool) -> list[Item]:
+    """Add what another portion of jobs takes; what there is in all, the first answer has told."""
+    if is_first:
+        return new
+    more = {item.what: item for item in new}
+    return [
+        replace(item, goes=item.goes + more[item.what].goes, frees=item.frees + more[item.what].frees)
+        if item.what in more
+        else item
+        for item in known
+    ]
+
+
+def _by_server(jobs: Iterable[Job]) -> dict[str, list[Job]]:
+    found: dict[str, list[Job]] = defaultdict(list)
+    for job in jobs:
+        found[job.server].append(job)
+    return found
+
+
+def _texts(value: object) -> list[str]:
+    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
+
+
+def _reasons(value: object) -> dict[str, str]:
+    entries = value if isinstance(value, list) else []
+    return {str(each.get("id")): str(each.get("why"))[:200] for each in entries if isinstance(each, dict)}

@@ -1,0 +1,104 @@
+"""``keep_jobs`` and ``min_free``: old jobs go with a start, whose answer tells of a disk that fills up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from remote_tool import workflows
+from remote_tool.errors import RemoteToolError
+from remote_tool.jobs.records import JOB_ID, become_cleaned
+from remote_tool.jobs.registry import Registry
+from remote_tool.readable import readable_size
+from remote_tool.workflows.clean.local import ARTIFACTS
+from remote_tool.workflows.context import Context
+from remote_tool.workflows.events import Notice
+from remote_tool.workflows.home_groups import Groups
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from remote_tool.config.model import Config
+    from remote_tool.transport.pool import HostPool
+    from remote_tool.workflows.events import Report
+
+# Of one start, which waits for it.
+MOST_CLEANED = 200
+
+
+def spent_jobs(context: Context, servers: Sequence[str]) -> dict[str, list[str]]:
+    """Return the jobs that ``keep_jobs`` lets go with a start, the oldest first, by server."""
+    kept = context.config.keep_jobs
+    if kept is None:
+        return {}
+    request = workflows.clean.request.CleanRequest(servers=tuple(servers), older=kept.seconds, keep=kept.count)
+    spent, _ = workflows.clean.clean.choose_spent(context, context.registry.load()[0], request, servers)
+    return {
+        server: [job.id for job in reversed(jobs) if not job.cleaned][:MOST_CLEANED] for server, jobs in spent.items()
+    }
+
+
+def take_cleaned(context: Context, server: str, asked: Sequence[str], answer: Mapping[str, Any]) -> None:
+    """Forget here the jobs that a server has removed with a start, and say so."""
+    told = answer.get("cleaned")
+    if not asked or not isinstance(told, dict):
+        return
+    gone = {name for key in ("removed", "gone") for name in _ids(told.get(key))} & set(asked)
+    rich = {name for name in gone if (context.registry.folder / name / ARTIFACTS).is_dir()}
+    context.registry.revise((name, become_cleaned) for name in rich)
+    context.registry.forget(gone - rich)
+    if gone:
+        count = "1 job" if len(gone) == 1 else f"{len(gone)} jobs"
+        context.report(Notice(server, f"removed {count} that ended long ago (keep_jobs)"))
+
+
+def least_free(config: Config) -> list[float]:
+    """Return what a server is sent of ``min_free``."""
+    return [config.min_free.bytes, config.min_free.hundredths]
+
+
+def read_room(answer: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return what a server says is free on its disk and in all; None where it says nothing."""
+    free, total = answer.get("free"), answer.get("total")
+    return (free, total) if isinstance(free, int) and isinstance(total, int) and 0 <= free <= total else None
+
+
+async def tell_low_rooms(pool: HostPool, config: Config, rooms: Mapping[str, tuple[int, int]], report: Report) -> None:
+    """Warn of the disks of some servers."""
+    await _tell(Context(config, pool, Registry(config.local.jobs), report), rooms)
+
+
+async def tell_low_room(context: Context, server: str, room: tuple[int, int] | None) -> None:
+    """Warn once of a disk that is nearly full."""
+    if room is not None and server not in context.low:
+        context.low.add(server)
+        await _tell(context, {server: room})
+
+
+async def _tell(context: Context, rooms: Mapping[str, tuple[int, int]]) -> None:
+    """Warn of disks that are nearly full; only then their servers are asked, all at once, what a clean would free."""
+    freed = await _freed_by_clean(context, tuple(rooms))
+    for server, room in rooms.items():
+        free, total = (readable_size(each) for each in room)
+        clean = f"remote-tool clean --server {server}"
+        advice = f"{clean} would free {readable_size(freed[server])}" if server in freed else f"see {clean}"
+        context.report(Notice(server, f"only {free} of {total} free on the disk of {server}; {advice}"))
+
+
+async def _freed_by_clean(context: Context, servers: tuple[str, ...]) -> dict[str, int]:
+    """Return the bytes that a clean would free on each server that answers."""
+    try:
+        found = await workflows.clean.clean.survey(context, workflows.clean.request.CleanRequest(servers=servers))
+    except RemoteToolError:
+        return {}
+    # Of servers with one folder, one has answered for all.
+    groups = {server: Groups.recall(context.config).of(server) for server in servers}
+    return {
+        server: sum(item.frees for item in found.items if item.server in group)
+        for server, group in groups.items()
+        if found.errors.keys().isdisjoint(group)
+    }
+
+
+def _ids(value: object) -> list[str]:
+    entries = value if isinstance(value, list) else []
+    return [each for each in entries if isinstance(each, str) and JOB_ID.fullmatch(each)]

@@ -1,0 +1,134 @@
+"""The work of a fan-out, once the servers have the project: their slots, and the job of each shard."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from remote_tool.config.artifacts import wanted_artifacts
+from remote_tool.config.devices import command_environment, visible_devices
+from remote_tool.errors import JobError, SomeServersFailedError
+from remote_tool.jobs.job import Job, JobSpec, new_job_id
+from remote_tool.launchers.fan_out import (
+    MOST_SLOTS,
+    FanOutPlan,
+    FanOutRequest,
+    ServerSlots,
+    fan_out_tags,
+)
+from remote_tool.transport.pool import on_every
+from remote_tool.workflows.agent_client import call
+from remote_tool.workflows.fan_out.gather import gathering_folder
+from remote_tool.workflows.git_state import GitState, with_git
+from remote_tool.workflows.launch.launch import find_script
+from remote_tool.workflows.launch.node_facts import chosen_devices
+from remote_tool.workflows.selection import choose_servers
+from remote_tool.workflows.start.send import send_project
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from remote_tool.config.model import Config
+    from remote_tool.errors import RemoteToolError
+    from remote_tool.workflows.context import Context
+    from remote_tool.workflows.fan_out.work_queue import Assignment
+
+GPU_NAME = re.compile(r"[A-Za-z0-9/:._-]{1,100}")
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What the servers are, once they have the project."""
+
+    slots: Sequence[ServerSlots]
+    snapshots: Mapping[str, str]
+    errors: Mapping[str, RemoteToolError]
+    warnings: tuple[tuple[str, str], ...] = ()
+    git: GitState | None = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is to be done, by whom."""
+
+    config: Config
+    request: FanOutRequest
+    plan: FanOutPlan
+    ready: Ready
+
+    def make_spec(self, assignment: Assignment) -> JobSpec:
+        """Make the job of a shard on a slot; what the user sets counts."""
+        shard, slot = assignment.shard, assignment.slot
+        given = {**shard.environment, **self.request.environment}
+        spec = JobSpec(
+            id=new_job_id(),
+            server=slot.server,
+            command=shard.command(self.plan.command),
+            environment=command_environment(self.config.variables_of(slot.server), given, slot.gpus),
+            tags=(*self.request.tags, *fan_out_tags(self.plan.launch_id, shard, slot)),
+            launch_id=self.plan.launch_id,
+            node_rank=shard.number,
+            snapshot=self.ready.snapshots.get(slot.server, ""),
+            artifacts=wanted_artifacts(self.config, shard.globs(self.request.artifacts)),
+            workdir=self.config.workdir_for(self.request.workdir),
+            nice=self.request.nice,
+            gpus=slot.gpus or None,
+        )
+        return with_git(spec, self.ready.git)
+
+
+async def make_ready(context: Context, request: FanOutRequest, listed: Mapping[str, int | None]) -> Ready:
+    servers = choose_servers(context.config, request.servers)
+    find_fan_out_script(context, request)
+    gathering_folder(context.config, request.gather)
+    sent = await send_project(context, servers, wanted=request.sync, overwrite=request.overwrite)
+    slots, errors = await ask_slots(
+        context, request, listed, [server for server in servers if server not in sent.errors]
+    )
+    errors = {**sent.errors, **errors}
+    if not slots:
+        raise SomeServersFailedError(errors, [])
+    return Ready(slots, sent.snapshots, errors, sent.warnings, sent.git)
+
+
+def find_fan_out_script(context: Context, request: FanOutRequest) -> None:
+    first = request.command.split(maxsplit=1)[0]
+    if first.endswith(".py"):
+        find_script(context, first, request.workdir)
+
+
+async def ask_slots(
+    context: Context, request: FanOutRequest, listed: Mapping[str, int | None], servers: Sequence[str]
+) -> tuple[list[ServerSlots], dict[str, RemoteToolError]]:
+    async def ask(server: str) -> ServerSlots:
+        host = await context.pool.host(server)
+        entry = context.config.entry_of(server)
+        # Behind an entry there may be other GPUs, and only a launch asks there.
+        question = {"launch": entry is not None, "entry": entry, "needs_python": False}
+        answer = await call(host, context.config, "facts", question)
+        found = _read_slots(server, answer)
+        devices = chosen_devices(context.config.servers[server], request, answer)
+        variables = command_environment(context.config.variables_of(server), request.environment, devices)
+        visible = visible_devices(variables)
+        gpus = found.gpus if visible is None else tuple(visible)
+        return replace(found, gpus=gpus, listed=listed.get(server))
+
+    results = await on_every(servers, ask)
+    return list(results.values.values()), results.errors
+
+
+def _read_slots(server: str, answer: Mapping[str, Any]) -> ServerSlots:
+    names = answer.get("gpu_names")
+    if not isinstance(names, list) or len(names) > MOST_SLOTS:
+        raise JobError(f"{server}: did not say which GPUs it has", server=server)
+    for name in names:
+        if not isinstance(name, str) or not GPU_NAME.fullmatch(name):
+            raise JobError(f"{server}: {name!r:.60} is not the name of a GPU", server=server)
+    return ServerSlots(server, tuple(names), place=json.dumps([answer.get("identity"), answer.get("project")]))
+
+
+def jobs_of(context: Context, work: Work, servers: Collection[str]) -> list[Job]:
+    jobs = context.registry.load()[0]
+    return [job for job in jobs if job.launch_id == work.plan.launch_id and job.server in servers]

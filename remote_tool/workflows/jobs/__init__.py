@@ -1,0 +1,14 @@
+"""Start, list, follow and stop jobs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from remote_tool.lazy import submodules
+
+if TYPE_CHECKING:
+    from remote_tool.workflows.jobs import follow, listing, orphans, pull, run, stop
+
+__all__ = ["follow", "listing", "orphans", "pull", "run", "stop"]
+
+__getattr__ = submodules(__name__, __all__)

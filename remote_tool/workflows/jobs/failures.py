@@ -1,0 +1,169 @@
+"""Which rank of a launch failed first, where, and what it said."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from remote_tool.jobs.job import JobState
+from remote_tool.jobs.logs import LogFolder
+from remote_tool.protocol.rank_errors import (
+    TAIL,
+    describe_rank,
+    is_consequence,
+    last_lines,
+    read_summary,
+    read_traceback,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from remote_tool.jobs.job import Job
+    from remote_tool.protocol.rank_errors import RankEnd, Traceback
+
+LONGEST_ERROR_FILE = 4 * 1024 * 1024
+_ERROR_STREAM = re.compile(r"ranks/([0-9]+)/([0-9]+)/error")
+_RANK_STREAM = re.compile(r"ranks/([0-9]+)/([0-9]+)/err")
+
+
+@dataclass(frozen=True)
+class RankFailure:
+    """The rank that failed first.
+
+    Attributes:
+        server: Where it ran.
+        rank: Its global rank; None when the launch failed before there were ranks.
+        host: The name that the machine gives itself.
+        exit_code: Of its process; None when a signal ended it or it is not known.
+        signal: Name of the signal that ended it, like SIGSEGV; empty without one.
+        message: Its last line of error.
+        traceback: What it printed when it failed.
+    """
+
+    server: str
+    rank: int | None
+    host: str = ""
+    exit_code: int | None = None
+    signal: str = ""
+    message: str = ""
+    traceback: str = ""
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    failure: RankFailure
+    moment: float
+    is_first: bool
+
+    @property
+    def order(self) -> tuple[bool, bool, float]:
+        return is_consequence(self.failure.message), not self.is_first, self.moment
+
+
+def first_failure(jobs: Sequence[Job], registry_folder: Path) -> RankFailure | None:
+    """Find the first cause in what came home of a launch; None when no job failed."""
+    failed = [job for job in jobs if job.state in {JobState.FAILED, JobState.LOST}]
+    lost = next((job for job in failed if job.lost_node is not None), None)
+    if lost is not None:
+        server = next((job.server for job in jobs if job.node_rank == lost.lost_node), f"node {lost.lost_node}")
+        return RankFailure(server=server, rank=None, message=lost.reason)
+    candidates = [candidate for job in failed for candidate in _candidates(job, LogFolder(registry_folder / job.id))]
+    if candidates:
+        return min(candidates, key=lambda candidate: candidate.order).failure
+    if not failed:
+        return None
+    job = min(failed, key=lambda each: (each.stopped_with_launch, each.ended_at or 0.0))
+    text = _tail(LogFolder(registry_folder / job.id), "err")
+    return RankFailure(
+        server=job.server,
+        rank=None,
+        exit_code=job.exit_code,
+        signal=job.signal or "",
+        message=job.reason or _last_line(text),
+        traceback=trace.text if (trace := read_traceback(text)) else last_lines(text),
+    )
+
+
+def _candidates(job: Job, logs: LogFolder) -> Iterable[_Candidate]:
+    summary = read_summary(_tail(logs, "err"))
+    files = {int(found[2]): stream for stream in logs.sizes() if (found := _ERROR_STREAM.fullmatch(stream))}
+    printed = {local: _tail(logs, stream) for local, stream in _last_attempt(logs).items()}
+    tracebacks = {local: read_traceback(text) for local, text in printed.items()}
+    # Torch marks what nobody caught: it counts although torchrun may have been stopped before it could tell.
+    marked = {local for local, trace in tracebacks.items() if trace is not None and trace.rank is not None}
+    for local in summary.keys() | files.keys() | marked:
+        end, trace = summary.get(local), tracebacks.get(local)
+        yield _candidate(job, logs, _Evidence(local, end, trace, files.get(local), printed.get(local, "")))
+
+
+@dataclass(frozen=True)
+class _Evidence:
+    local_rank: int
+    end: RankEnd | None
+    traceback: Traceback | None
+    error_stream: str | None
+    printed: str
+
+
+def _candidate(job: Job, logs: LogFolder, evidence: _Evidence) -> _Candidate:
+    end, trace, stream, printed = evidence.end, evidence.traceback, evidence.error_stream, evidence.printed
+    message, text, moment = _error_file(logs, stream) if stream else ("", "", None)
+    killed_by = end.signal if end else ""
+    failure = RankFailure(
+        server=job.server,
+        rank=_global_rank(job, evidence),
+        host=end.host if end else "",
+        exit_code=end.exit_code if end and not killed_by else None,
+        signal=killed_by,
+        message=message.split("\n")[0] or describe_rank(end, trace, printed) or _last_line(printed),
+        # What a signal ended may have printed the traceback of an exception that it caught.
+        traceback=text or (trace.text if trace and (trace.rank is not None or not killed_by) else last_lines(printed)),
+    )
+    is_first = end is not None and end.is_first
+    return _Candidate(failure, job.ended_at or 0.0 if moment is None else moment, is_first)
+
+
+def _global_rank(job: Job, evidence: _Evidence) -> int:
+    if evidence.end is not None:
+        return evidence.end.rank
+    if evidence.traceback is not None and evidence.traceback.rank is not None:
+        return evidence.traceback.rank
+    return (job.rank_offset or 0) + evidence.local_rank
+
+
+def _error_file(logs: LogFolder, stream: str) -> tuple[str, str, float | None]:
+    """Read what torch's record decorator wrote: message, traceback, seconds since the epoch."""
+    if logs.sizes().get(stream, 0) > LONGEST_ERROR_FILE:
+        return "", "", None
+    text = b"".join(logs.read(stream, 0))
+    try:
+        message: Any = json.loads(text)["message"]
+        if not isinstance(message, dict):
+            return str(message), "", None
+        extra = message["extraInfo"]
+        return str(message["message"]), str(extra["py_callstack"]), float(extra["timestamp"])
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return "", "", None
+
+
+def _last_attempt(logs: LogFolder) -> dict[int, str]:
+    """Return by local rank the stream of errors of torchrun's last attempt."""
+    attempts: dict[int, int] = {}
+    for stream in logs.sizes():
+        if found := _RANK_STREAM.fullmatch(stream):
+            attempts[int(found[2])] = max(int(found[1]), attempts.get(int(found[2]), 0))
+    return {local: f"ranks/{attempt}/{local}/err" for local, attempt in attempts.items()}
+
+
+def _tail(logs: LogFolder, stream: str) -> str:
+    start = max(0, logs.sizes().get(stream, 0) - TAIL)
+    return b"".join(logs.read(stream, start)).decode(errors="replace")
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else ""

@@ -1,0 +1,346 @@
+"""job-tail, job-wait and --follow: see what jobs write until they end, whatever the link does."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from remote_tool.errors import (
+    ConnectError,
+    HostKeyError,
+    LoginError,
+    RemoteCommandError,
+    RemoteToolError,
+    SomeServersFailedError,
+)
+from remote_tool.jobs.job import Job, JobState
+from remote_tool.jobs.logs import LogFolder
+from remote_tool.transport.pool import on_every
+from remote_tool.workflows.agent_client import (
+    NoAnswerError,
+    NotPreparedError,
+    ServerTroubleError,
+    SupervisorMissingError,
+    install_supervisor,
+)
+from remote_tool.workflows.jobs.failures import RankFailure, first_failure
+from remote_tool.workflows.jobs.link_news import LinkNews
+from remote_tool.workflows.jobs.listing import (
+    bring_artifacts_home,
+    load_matching,
+    recorded_jobs,
+    refresh,
+    servers_of_jobs,
+)
+from remote_tool.workflows.jobs.log_streams import JobMissingError, Listener, Viewer, bring_logs_home, stream_logs
+from remote_tool.workflows.selection import (
+    JobsAnswer,
+    JobSelection,
+    StillRunningError,
+    choose_job_to_follow,
+    choose_jobs,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from remote_tool.workflows.context import Context
+
+# None of these says anything about a job: its link, its server's home or our folder there may be away for a moment.
+_INTERRUPTIONS = (
+    ConnectError,
+    JobMissingError,
+    RemoteCommandError,
+    NoAnswerError,
+    NotPreparedError,
+    ServerTroubleError,
+    SupervisorMissingError,
+)
+# A server that does not answer for this long is given up; the jobs go on without us.
+GIVE_UP_AFTER = 600.0
+LONGEST_PAUSE = 15.0
+# What ends after so long a time did work, and is a new interruption.
+WORKED_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some bytes that a job wrote.
+
+    Attributes:
+        job: Which job.
+        stream: ``out``, ``err``, or ``ranks/<attempt>/<local rank>/out`` or ``…/err``.
+        data: The bytes, as they were written.
+        label: ``server`` or ``server:rank``, with several jobs of one server ``server#key``; empty when nothing else
+            is shown. Where torchrun assigns new ranks at each restart, rank is the local one.
+    """
+
+    job: Job
+    stream: str
+    data: bytes
+    label: str
+
+    @property
+    def rank(self) -> int | None:
+        """The global rank that wrote it; None for the job itself."""
+        return global_rank(self.job, self.stream)
+
+
+@dataclass(frozen=True)
+class FollowOptions:
+    """How to follow.
+
+    Attributes:
+        lines: Begin with the last N lines; None: from the start.
+        wait: Follow until the jobs end.
+        rank: Show only this rank.
+    """
+
+    lines: int | None = None
+    wait: bool = True
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class FollowAnswer:
+    """How it ended: the jobs as they are, the servers that could not be followed, the first cause of a failure."""
+
+    jobs: tuple[Job, ...]
+    errors: Mapping[str, RemoteToolError] = field(default_factory=dict)
+    first_failure: RankFailure | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """That of the job which failed by itself, else of one that was stopped, else of the following."""
+        ended = [job for job in self.jobs if job.state.is_finished and job.program_exit_code != 0]
+        for job in sorted(ended, key=lambda job: (job.stopped_with_launch, job.state is JobState.KILLED)):
+            return job.program_exit_code
+        return self.own_exit_code
+
+    @property
+    def own_exit_code(self) -> int:
+        """That of the following, however the jobs ended: 0 when all of them could be followed."""
+        followed = sorted({job.server for job in self.jobs} - self.errors.keys())
+        return SomeServersFailedError(self.errors, followed).exit_code if self.errors else 0
+
+
+# An awaitable that it returns is awaited before more is read.
+OnChunk = Callable[[Chunk], object]
+
+
+def global_rank(job: Job, stream: str) -> int | None:
+    """Return the rank that a stream is of; None for a job's own output."""
+    parts = stream.split("/")
+    if parts[0] != "ranks":
+        return None
+    return (job.rank_offset or 0) + int(parts[2])
+
+
+async def follow_selected(
+    context: Context, selection: JobSelection, on_chunk: OnChunk, options: FollowOptions
+) -> FollowAnswer:
+    """Follow the selected jobs; without a selection, the one that is most likely meant."""
+    errors = await refresh(context, servers_of_jobs(context, selection))
+    known = context.registry.load()[0]
+    jobs = choose_job_to_follow(known, selection)
+    if options.rank is not None:
+        jobs = _jobs_of_rank(known, jobs, options.rank)
+    reachable = [job for job in jobs if job.server not in errors]
+    answer = await follow_jobs(context, reachable, on_chunk, options)
+    failed = {job.server: errors[job.server] for job in jobs if job.server in errors}
+    return FollowAnswer(answer.jobs, {**answer.errors, **failed}, answer.first_failure)
+
+
+def _jobs_of_rank(known: Sequence[Job], chosen: list[Job], rank: int) -> list[Job]:
+    """Return the job that has a rank of the chosen launch: it may be on another server than the one chosen."""
+    launches = {job.launch_id for job in chosen if job.launch_id}
+    nodes = [job for job in known if job.launch_id in launches]
+    holders = [job for job in nodes if job.rank_offset is not None and job.rank_offset <= rank]
+    return [max(holders, key=lambda job: job.rank_offset or 0)] if holders else nodes or chosen
+
+
+async def follow_jobs(context: Context, jobs: Sequence[Job], on_chunk: OnChunk, options: FollowOptions) -> FollowAnswer:
+    """Show what is here already, then what comes, until the jobs have ended and every byte was shown."""
+    errors: dict[str, RemoteToolError] = {}
+    if options.lines is not None or not options.wait:
+        errors = await bring_logs_home(context, jobs)
+    viewer = _make_viewer(jobs, on_chunk, options)
+    for job in jobs:
+        _begin_with_last_lines(context, job, viewer, options)
+        await viewer.catch_up(context, job)
+    if options.wait:
+        followed = [job for job in jobs if job.server not in errors]
+        errors |= await _follow_servers(context, followed, Listener(viewer), logs=True)
+    current = _current(context, jobs)
+    failure = None if _failed_elsewhere(context, current) else first_failure(current, context.registry.folder)
+    return FollowAnswer(tuple(current), errors, failure)
+
+
+def _failed_elsewhere(context: Context, jobs: Sequence[Job]) -> bool:
+    """Tell whether these are only nodes that were stopped because of another one, whose logs are not followed."""
+    failed = [job for job in jobs if job.state in {JobState.FAILED, JobState.LOST}]
+    if not failed or not all(job.stopped_with_launch and job.lost_node is None for job in failed):
+        return False
+    followed, launches = {job.id for job in jobs}, {job.launch_id for job in failed}
+    return any(job.launch_id in launches and job.id not in followed for job in context.registry.load()[0])
+
+
+async def wait_for_jobs(context: Context, selection: JobSelection, *, timeout: float | None = None) -> JobsAnswer:  # noqa: ASYNC109
+    """Wait until the selected jobs have ended.
+
+    Raises:
+        StillRunningError: They have not within the timeout, in seconds.
+    """
+    errors = await refresh(context, servers_of_jobs(context, selection))
+    chosen = choose_jobs(load_matching(context, selection)[0], selection)
+    # A lost job of which processes are left counts as one that runs, but there is no end to wait for.
+    jobs = [job for job in chosen if selection.may_have_ended or not job.state.is_finished]
+    waiting = [job for job in jobs if not job.state.is_finished and job.server not in errors]
+    try:
+        async with asyncio.timeout(timeout):
+            errors |= await _follow_servers(context, waiting, Listener(), logs=False)
+    except TimeoutError:
+        raise StillRunningError(_recorded(context, jobs, errors), timeout or 0.0) from None
+    ended = [job for job in _current(context, jobs) if job.state.is_finished and job.server not in errors]
+    pulled = await bring_artifacts_home(context, ended)
+    answer = _recorded(context, jobs, errors)
+    return replace(answer, errors={**pulled, **answer.errors})
+
+
+def _recorded(context: Context, jobs: Sequence[Job], errors: Mapping[str, RemoteToolError]) -> JobsAnswer:
+    concerned = {name: error for name, error in errors.items() if any(job.server == name for job in jobs)}
+    chosen = JobSelection(jobs=tuple(job.id for job in jobs), hidden=True)
+    return recorded_jobs(context, chosen, concerned) if jobs else JobsAnswer(())
+
+
+def _make_viewer(jobs: Sequence[Job], on_chunk: OnChunk, options: FollowOptions) -> Viewer:
+    """Say whose bytes they are, unless there is one writer only, and leave out what is not wanted."""
+    count = Counter(job.server for job in jobs)
+    names = {job.id: job.server if count[job.server] == 1 else f"{job.server}#{job.key}" for job in jobs}
+    alone = len(jobs) == 1 and (not jobs[0].launch_id or options.rank is not None)
+
+    def show(job: Job, stream: str, data: bytes) -> object:
+        rank = global_rank(job, stream)
+        label = names[job.id] if rank is None else f"{names[job.id]}:{rank}"
+        return on_chunk(Chunk(job, stream, data, "" if alone else label))
+
+    return Viewer(show, lambda job, stream: _is_shown(job, stream, options))
+
+
+def _begin_with_last_lines(context: Context, job: Job, viewer: Viewer, options: FollowOptions) -> None:
+    if options.lines is None:
+        return
+    logs = LogFolder(context.registry.folder / job.id)
+    for stream in logs.sizes():
+        if _is_shown(job, stream, options):
+            viewer.begin_at(job, stream, logs.start_of_last_lines(stream, options.lines))
+
+
+def _is_shown(job: Job, stream: str, options: FollowOptions) -> bool:
+    if stream.endswith("/error"):
+        return False
+    return options.rank is None or global_rank(job, stream) == options.rank
+
+
+async def _follow_servers(
+    context: Context, jobs: Sequence[Job], listener: Listener, *, logs: bool
+) -> dict[str, RemoteToolError]:
+    by_server: dict[str, list[Job]] = defaultdict(list)
+    for job in jobs:
+        if not (job.state.is_finished and (job.logs_complete or not logs)):
+            by_server[job.server].append(job)
+
+    async def follow(server: str) -> None:
+        await follow_server(context, by_server[server], listener, logs=logs, give_up_after=GIVE_UP_AFTER)
+
+    return dict((await on_every(by_server, follow)).errors)
+
+
+async def follow_server(
+    context: Context, jobs: Sequence[Job], listener: Listener, *, logs: bool, give_up_after: float
+) -> None:
+    """Follow jobs of one server to their ends, over as many connections as it takes.
+
+    Raises:
+        ConnectError: The connection stayed lost for ``give_up_after`` seconds.
+        NoAnswerError: The server was connected, but did not answer for that long.
+        JobError: The server refused.
+    """
+    ended: set[str] = set()
+
+    def note_end(job: Job) -> None:
+        ended.add(job.id)
+        listener.on_end(job)
+
+    server, patience = jobs[0].server, Patience(give_up_after)
+    news = LinkNews(context, server)
+    noting = Listener(listener.viewer, note_end, news.resume)
+    problem: RemoteToolError | None = None
+    while remaining := [job for job in jobs if job.id not in ended]:
+        connected_at = math.inf
+        try:
+            with news.waiting():
+                host = await context.pool.host(server)
+            if isinstance(problem, ConnectError):
+                news.resume()
+            connected_at = time.monotonic()
+            async with news.watching(host):
+                await _follow_once(context, server, remaining, noting, logs=logs)
+            problem = NoAnswerError(f"{server}: stopped sending before the jobs had ended", server=server)
+        except RemoteToolError as error:
+            problem = error
+        if not is_interruption(problem):
+            raise problem
+        if ended >= {job.id for job in remaining}:
+            return
+        if time.monotonic() - connected_at > WORKED_SECONDS:
+            patience.restore()
+        pause = patience.next_pause(problem)
+        news.interrupt(f"{problem}; trying again")
+        await asyncio.sleep(pause)
+
+
+def is_interruption(error: RemoteToolError) -> bool:
+    """Whether the server just did not answer, as when a connection is lost: jobs continue, and a retry may succeed."""
+    return isinstance(error, _INTERRUPTIONS) and not isinstance(error, HostKeyError | LoginError)
+
+
+async def _follow_once(context: Context, server: str, jobs: Sequence[Job], listener: Listener, *, logs: bool) -> None:
+    try:
+        await stream_logs(context, server, jobs, listener, wait=True, logs=logs)
+    except SupervisorMissingError:
+        await install_supervisor(await context.pool.host(server), context.config)
+        await stream_logs(context, server, jobs, listener, wait=True, logs=logs)
+
+
+class Patience:
+    """How long to wait before the next try: longer each time, and not for ever; give_up_after in seconds."""
+
+    def __init__(self, give_up_after: float) -> None:
+        self._give_up_after = give_up_after
+        self.restore()
+
+    def restore(self) -> None:
+        """Begin again with the next interruption: it worked meanwhile."""
+        self._since: float | None = None
+        self._pause = 0.5
+
+    def next_pause(self, error: RemoteToolError) -> float:
+        """Return seconds to wait; raises the error when nobody has answered for too long."""
+        now = time.monotonic()
+        self._since = now if self._since is None else self._since
+        if now - self._since > self._give_up_after:
+            raise error
+        self._pause = min(self._pause * 2, LONGEST_PAUSE)
+        return self._pause * random.uniform(0.5, 1.0)  # noqa: S311 - spreads reconnects, guards nothing
+
+
+def _current(context: Context, jobs: Sequence[Job]) -> list[Job]:
+    known = context.registry.find([job.id for job in jobs])
+    return [known.get(job.id, job) for job in jobs]

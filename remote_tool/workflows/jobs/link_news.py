@@ -1,0 +1,81 @@
+"""What is said of a link while somebody waits: one line when it goes or falls silent, and one when it is back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING
+
+from remote_tool.workflows.events import Notice
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from remote_tool.transport.host import Host
+    from remote_tool.workflows.context import Context
+
+SILENT_SECONDS = 5.0
+# A question that stands for so long was answered, also when nothing has come of it yet.
+SETTLED_SECONDS = 0.5
+
+
+class LinkNews:
+    """Says what becomes of the link to one server; the same thing only once until it is back."""
+
+    def __init__(self, context: Context, server: str) -> None:
+        self._context = context
+        self._server = server
+        self._said = ""
+        self._since = 0.0
+
+    def interrupt(self, text: str) -> None:
+        """Say why nothing comes."""
+        if text != self._said:
+            self._since = self._since if self._said else time.monotonic()
+            self._said = text
+            self._context.report(Notice(self._server, text))
+
+    def resume(self) -> None:
+        """Say that the server answers again, where something else was said before."""
+        if self._said:
+            self._said = ""
+            self._context.report(
+                Notice(self._server, f"is answering again after {time.monotonic() - self._since:.0f} s")
+            )
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Say so when an answer takes long, but not of the time in which the user is asked something."""
+        check = asyncio.create_task(self._tell_later())
+        try:
+            yield
+        finally:
+            check.cancel()
+
+    async def _tell_later(self) -> None:
+        await asyncio.sleep(SILENT_SECONDS)
+        while self._context.pool.prompter.is_asking:  # noqa: ASYNC110 - the user's time
+            await asyncio.sleep(SILENT_SECONDS)
+        self._tell(answers=False)
+
+    @asynccontextmanager
+    async def watching(self, host: Host) -> AsyncIterator[None]:
+        """Say when the server falls silent, however little its jobs print, and when it is back."""
+        watch = asyncio.create_task(self._watch(host))
+        try:
+            yield
+        finally:
+            watch.cancel()
+
+    async def _watch(self, host: Host) -> None:
+        await asyncio.sleep(SETTLED_SECONDS)
+        self.resume()
+        await host.watch(SILENT_SECONDS, lambda answers: self._tell(answers=answers))
+
+    def _tell(self, *, answers: bool) -> None:
+        if answers:
+            self.resume()
+        elif not self._said:
+            self.interrupt(f"no answer for {SILENT_SECONDS:.0f} s")
+            self._since -= SILENT_SECONDS

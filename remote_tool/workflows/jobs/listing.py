@@ -1,0 +1,338 @@
+"""job-list: ask every server about its jobs, and remember what they say."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from remote_tool import workflows
+from remote_tool.errors import JobError
+from remote_tool.jobs.job import Job, JobState
+from remote_tool.jobs.records import (
+    RemoteJob,
+    RemovedJob,
+    become_cleaned,
+    become_unreachable,
+    merge,
+    parse_job,
+    parse_removed,
+    read_count,
+    read_folder_id,
+    read_unsure,
+    vanish,
+    why_missing,
+)
+from remote_tool.protocol.fingerprints import bucket_of, fingerprints
+from remote_tool.transport.pool import on_every
+from remote_tool.workflows.agent_client import NotPreparedError, call_until_answered
+from remote_tool.workflows.events import Notice
+from remote_tool.workflows.home_groups import Groups
+from remote_tool.workflows.jobs.clock_skew import tell_skew
+from remote_tool.workflows.jobs.link_news import LinkNews
+from remote_tool.workflows.jobs.log_streams import bring_logs_home
+from remote_tool.workflows.jobs.pending_stops import Stops, stop_on_server
+from remote_tool.workflows.selection import JobsAnswer, JobSelection, choose_jobs, choose_servers
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from remote_tool.errors import RemoteToolError
+    from remote_tool.workflows.context import Context
+
+# A lost job may be found again, so it is asked about; to judge one takes a server up to 5 ms, so only the newest are.
+MOST_LOST = 100
+LONGEST_REASON = 200
+SHOWN_REFUSALS = 3
+# A portion holds thousands of jobs.
+MOST_PORTIONS = 100
+# More ids than these take more bytes than their fingerprints.
+MOST_SKIPPED = 60
+# Of one look: to write a record takes its time.
+MOST_NOTED = 500
+REQUESTED = "as requested while the server was unreachable"
+
+
+async def list_jobs(context: Context, selection: JobSelection, *, logs: bool = False) -> JobsAnswer:
+    """Return the selected jobs as their servers see them now; with logs, bring home what they wrote, artifacts too."""
+    servers = servers_of_jobs(context, selection, logs=logs)
+    errors = await refresh(context, servers)
+    pulled: dict[str, RemoteToolError] = {}
+    if logs:
+        reached = replace(selection, servers=tuple(name for name in servers if name not in errors))
+        chosen = choose_jobs(load_matching(context, selection)[0], reached) if reached.servers else []
+        errors |= await bring_logs_home(context, chosen)
+        pulled = await bring_artifacts_home(context, [job for job in chosen if job.server not in errors])
+    answer = recorded_jobs(context, selection, errors)
+    # What cannot be pulled says nothing about the jobs that run.
+    return replace(answer, errors={**pulled, **answer.errors}, answered=servers)
+
+
+def servers_of_jobs(context: Context, selection: JobSelection, *, logs: bool = False) -> tuple[str, ...]:
+    """Return the servers to ask about jobs: those named, else the usual ones and some of earlier host lists.
+
+    Servers of earlier lists may be long gone. They are asked where a job may still run, and with logs where not all of
+    them have come home.
+    """
+    config = context.config
+    earlier = [name for name, server in config.servers.items() if server.is_listed and name not in config.listed]
+    if selection.servers or not earlier:
+        return choose_servers(config, selection.servers)
+    jobs, _ = load_matching(context, selection)
+    waited_for = {job.server for job in jobs if not job.state.is_finished or (logs and not job.logs_complete)}
+    return (*config.usual_servers, *(name for name in earlier if name in waited_for))
+
+
+async def pull_logs(context: Context, selection: JobSelection) -> JobsAnswer:
+    """Bring home what the selected jobs wrote since the last time; without a selection, of all jobs."""
+    return await list_jobs(context, replace(selection, running=True, stopped=True), logs=True)
+
+
+async def bring_artifacts_home(context: Context, jobs: Sequence[Job]) -> dict[str, RemoteToolError]:
+    """Bring home what these jobs wrote until now of what is wanted here; return the servers that failed."""
+    wanted = [job for job in jobs if job.artifacts and not job.artifacts_complete]
+    # Loaded for those who want some.
+    return dict((await workflows.artifacts.pull.pull_artifacts(context, wanted)).errors) if wanted else {}
+
+
+def recorded_jobs(context: Context, selection: JobSelection, errors: Mapping[str, RemoteToolError]) -> JobsAnswer:
+    """Return the selected jobs as they are recorded; those on servers that cannot be reached say so."""
+    jobs, bad = load_matching(context, selection)
+    chosen = choose_jobs([_as_reachable(job, errors) for job in jobs], selection)
+    return JobsAnswer(tuple(chosen), dict(errors), tuple(bad))
+
+
+def load_matching(context: Context, selection: JobSelection) -> tuple[list[Job], list[str]]:
+    """Return all recorded jobs that a selection may mean, and a sentence for each record that cannot be read."""
+    return context.registry.load() if selection.may_have_ended else context.registry.load_unfinished()
+
+
+async def refresh(context: Context, servers: Sequence[str]) -> dict[str, RemoteToolError]:
+    """Ask all servers at once about their jobs, adopt those of other laptops, and record what changed."""
+    unfinished: dict[str, list[Job]] = defaultdict(list)
+    for job in context.registry.load_unfinished()[0]:
+        unfinished[job.server].append(job)
+    readable = {job.id for jobs in unfinished.values() for job in jobs}
+    ended: dict[str, list[str]] = defaultdict(list)
+    for job_id, server in context.registry.ended.items():
+        ended[server].append(job_id)
+    for server, jobs in unfinished.items():
+        long_lost = _long_lost(jobs)
+        ended[server] += [job.id for job in jobs if job.id in long_lost and not job.cleaned]
+        unfinished[server] = [job for job in jobs if job.id not in long_lost]
+
+    groups = Groups.recall(context.config)
+
+    async def ask(server: str) -> None:
+        known = [job_id for name in groups.of(server) for job_id in ended.get(name, ())]
+        await _stop_as_requested(context, [job for job in unfinished[server] if job.stop_signal])
+        news = LinkNews(context, server)
+        with news.waiting():
+            answer = await _ask(context, server, unfinished[server], known)
+            await _settle_unsure(context, server, answer, known, readable)
+        news.resume()
+        await context.may_write()
+        _record(context, server, unfinished[server], answer)
+
+    return dict((await on_every(servers, ask)).errors)
+
+
+def _long_lost(jobs: Sequence[Job]) -> list[str]:
+    """Return the ids of those jobs of a server, given by key, that are lost for so long that nobody asks about them."""
+    return [job.id for job in jobs if not job.may_run][:-MOST_LOST]
+
+
+async def _stop_as_requested(context: Context, jobs: Sequence[Job]) -> None:
+    """Stop what was to be stopped while its server did not answer."""
+    wishes: dict[tuple[str, str, float | None], dict[str, Job]] = defaultdict(dict)
+    for job in jobs:
+        wishes[job.server, job.stop_signal, job.stop_grace][job.id] = job
+    for (server, signal, grace), together in wishes.items():
+        try:
+            stops = await stop_on_server(context, server, list(together), signal, grace)
+        except JobError as error:
+            stops = Stops(dict.fromkeys(together, str(error)), {})
+        ended = [job_id for job_id in together if job_id not in stops.problems]
+        context.registry.revise((job_id, _without_stop) for job_id in ended)
+        for job_id, job in together.items():
+            told = f" has now been stopped, {REQUESTED}"
+            if job_id in stops.ended:
+                told = f" ended ({stops.ended[job_id]}) before it could be stopped, {REQUESTED}"
+            if job_id in stops.problems:
+                told = f": {stops.problems[job_id]}"
+            context.report(Notice(server, f"job {job.key}{told}"))
+
+
+def _without_stop(known: Job) -> Job:
+    return replace(known, stop_signal="", stop_grace=None)
+
+
+@dataclass
+class Seen:
+    """What a server says of its jobs, by id.
+
+    Attributes:
+        jobs: Also those of machines that share its home; what is not a job is left out.
+        unread: Why a job that is there cannot be read: not now, or not by us.
+        folder_id: Of the folder of jobs that was looked into; empty when it has none, or changed meanwhile.
+        left: How many processes live of a job that has no folder there.
+        removed: How jobs ended that were cleaned away.
+        unsure: Jobs of the buckets in which the server has others than those whose ends are known here.
+        unlike: These buckets.
+    """
+
+    jobs: dict[str, RemoteJob] = field(default_factory=dict)
+    unread: dict[str, str] = field(default_factory=dict)
+    folder_id: str = ""
+    left: Counter[str] = field(default_factory=Counter)
+    removed: dict[str, RemovedJob] = field(default_factory=dict)
+    unsure: tuple[str, ...] = ()
+    unlike: frozenset[int] = frozenset()
+
+
+async def _settle_unsure(
+    context: Context, server: str, answer: Seen, ended: Sequence[str], readable: Collection[str]
+) -> None:
+    """Ask for jobs that are new here, and note which ended ones the server does not have any more, or has again."""
+    recorded = context.registry.ended
+    if new := [job_id for job_id in answer.unsure if job_id not in recorded and job_id not in readable]:
+        more = await ask_about_jobs(context, server, ids=new)
+        answer.jobs.update(more.jobs)
+    told = set(answer.unsure)
+    back = [job_id for job_id in told if recorded.get(job_id) == ""]
+    gone = [job_id for job_id in ended if job_id not in told and bucket_of(job_id) in answer.unlike]
+    context.registry.revise((job_id, lambda known: replace(known, cleaned=False)) for job_id in back)
+    context.registry.revise((job_id, partial(_note_gone, answer=answer)) for job_id in gone[:MOST_NOTED])
+
+
+def _note_gone(known: Job, answer: Seen) -> Job:
+    """Have an ended job count no more among those that its server has, where it is gone from the folder it was in."""
+    is_gone = answer.folder_id != "" and known.folder_id == answer.folder_id
+    return replace(known, cleaned=True) if is_gone else known
+
+
+async def _ask(context: Context, server: str, unfinished: Sequence[Job], ended: Sequence[str]) -> Seen:
+    try:
+        return await ask_about_jobs(context, server, skip=ended, known=[job.id for job in unfinished])
+    except NotPreparedError:
+        # Its home or our folder may be away for a moment, and jobs that run go on meanwhile.
+        if any(not job.state.is_finished for job in unfinished):
+            raise
+        return Seen()
+
+
+async def ask_about_jobs(
+    context: Context,
+    server: str,
+    *,
+    ids: Sequence[str] | None = None,
+    skip: Sequence[str] = (),
+    known: Sequence[str] = (),
+) -> Seen:
+    """Ask a server about these jobs, or about all but some, in as many portions as it answers in.
+
+    Many that are left out are told by their fingerprints: a bucket in which the server has others is told as unsure.
+
+    Of known jobs that it does not have any more it tells how many of their processes live.
+    """
+    seen = Seen()
+    is_many = len(skip) > MOST_SKIPPED
+    ended = fingerprints(skip) if is_many else None
+    told = set() if is_many else set(skip)
+    for portion in range(MOST_PORTIONS):
+        asked_at = time.time()
+        request = {"ids": ids, "skip": list(told), "known": list(known), "ended": ended}
+        answer = await call_until_answered(context.pool, context.config, server, "status", request)
+        if portion == 0:
+            tell_skew(context, server, answer, asked_at)
+        folder_id = read_folder_id(answer.get("folder_id"))
+        seen.folder_id = folder_id if portion == 0 or folder_id == seen.folder_id else ""
+        seen.left = Counter(
+            {name: read_count(each.get("count")) for name, each in _named(answer.get("left"), "id").items()}
+        )
+        if portion == 0 and ended is not None:
+            seen.unsure, seen.unlike = read_unsure(answer)
+        for entry in _named(answer.get("removed"), "id").values():
+            with suppress(JobError):
+                removed = parse_removed(entry)
+                seen.removed[removed.id] = removed
+        _take_jobs(context, server, answer, seen)
+        told |= _named(answer.get("jobs"), "id").keys() | _named(answer.get("bad"), "name").keys()
+        if answer.get("more") is not True:
+            return seen
+    raise JobError(f"{server}: listed too many jobs", server=server)
+
+
+def _named(entries: object, name: str) -> dict[str, Mapping[str, Any]]:
+    entries = entries if isinstance(entries, list) else []
+    return {str(entry[name]): entry for entry in entries if isinstance(entry, dict) and name in entry}
+
+
+def _take_jobs(context: Context, server: str, answer: Mapping[str, Any], seen: Seen) -> None:
+    for name, each in _named(answer.get("bad"), "name").items():
+        seen.unread[name] = str(each.get("why"))[:LONGEST_REASON]
+    refused = 0
+    entries = answer.get("jobs")
+    for entry in entries if isinstance(entries, list) else []:
+        try:
+            remote = parse_job(entry, server, time.time(), seen.folder_id)
+        except JobError as error:
+            refused += 1
+            if refused <= SHOWN_REFUSALS:
+                context.report(Notice(server, f"a job record was refused: {error}"))
+            if isinstance(entry, dict):
+                seen.unread[str(entry.get("id"))] = str(error)[:LONGEST_REASON]
+            continue
+        seen.jobs[remote.job.id] = remote
+    if refused > SHOWN_REFUSALS:
+        context.report(Notice(server, f"{refused} job records were refused"))
+
+
+def _record(context: Context, server: str, asked: Sequence[Job], answer: Seen) -> None:
+    """Adopt the jobs of other laptops, and record what is new of those that were asked about."""
+    here = {job_id: each.job for job_id, each in answer.jobs.items() if not each.elsewhere}
+    foreign = {job_id for job_id, each in answer.jobs.items() if _is_of_another(context, server, each)}
+    others = here.keys() - foreign - {job.id for job in asked} - context.registry.ended.keys()
+    new = others - context.registry.find(others).keys()
+    context.registry.adopt(replace(here[job_id], server=server) for job_id in here if job_id in new)
+    context.registry.revise((job.id, partial(_revise, asked=job, answer=answer)) for job in asked)
+
+
+def _revise(known: Job, asked: Job, answer: Seen) -> Job:
+    """What a job is, as it is recorded now, after an answer to a question about it."""
+    remote = answer.jobs.get(known.id)
+    if remote is not None and not remote.elsewhere:
+        return merge(known, remote.job)
+    if remote is None and known.id in answer.removed:
+        return become_cleaned(known, answer.removed[known.id])
+    if known.seen_at != asked.seen_at:
+        return known  # somebody has heard of it since the question
+    why = answer.unread.get(known.id) if remote is None else remote.job.reason
+    return _miss(known, asked, answer) if why is None else become_unreachable(known, why)
+
+
+def _miss(known: Job, asked: Job, answer: Seen) -> Job:
+    """What a job is that its server does not know: gone only from the very folder that it was in."""
+    if asked.folder_id and asked.folder_id == answer.folder_id:
+        return vanish(known, answer.left[known.id])
+    if known.state is JobState.STARTING:
+        return known  # its start may be on its way, however long it takes
+    return become_unreachable(known, why_missing(asked))
+
+
+def _is_of_another(context: Context, server: str, remote: RemoteJob) -> bool:
+    """Whether another of our servers, which has the same home, ran a job; that one is asked about it."""
+    name = remote.job.server
+    return remote.ran_elsewhere and name != server and name in context.config.servers
+
+
+def _as_reachable(job: Job, errors: Mapping[str, RemoteToolError]) -> Job:
+    if job.server not in errors or job.state.is_finished or job.state is JobState.UNREACHABLE:
+        return job
+    age = f", {time.time() - job.seen_at:.0f} s ago" if job.seen_at else ""
+    error = errors[job.server]
+    why = f"; {error}" if isinstance(error, NotPreparedError) else ""
+    return replace(job, state=JobState.UNREACHABLE, reason=f"last seen {job.state}{age}{why}")

@@ -1,0 +1,321 @@
+"""Bringing home what jobs write: from the byte that is missing here to the last one that is there."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from remote_tool.errors import JobError
+from remote_tool.jobs.job import JobState
+from remote_tool.jobs.logs import LogFolder
+from remote_tool.jobs.records import parse_job, read_folder_id, vanish, why_missing
+from remote_tool.protocol.streams import MOST_STREAMS
+from remote_tool.transport.pool import on_every
+from remote_tool.workflows import agent_client
+from remote_tool.workflows.events import Notice
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from remote_tool.errors import RemoteToolError
+    from remote_tool.jobs.job import Job
+    from remote_tool.protocol.framing import Frame
+    from remote_tool.workflows.context import Context
+
+LARGEST_LOG = 2**50
+# What is there at one moment is not more than its limit, by far.
+MOST_LIMITS = 2
+# The local copy is compared with its limit after so many new bytes.
+CHECK_EVERY = 16 * 1024 * 1024
+LONGEST_REASON = 200
+# The server keeps a folder open for each job that is asked for at once, and may open about a thousand files.
+PORTION = 500
+
+
+class JobMissingError(JobError):
+    """The server does not have a job, and nothing says that this is the folder that the job was in: it may well run."""
+
+
+@dataclass(frozen=True)
+class Viewer:
+    """Shows every byte of some jobs once and in order, whether it comes from the local copy or from a server.
+
+    Other commands write the local copy too, so its size does not tell how much this viewer has shown.
+
+    Attributes:
+        show: Called with the bytes of a stream; an awaitable that it returns is awaited before more is read.
+        is_shown: Whether a stream of a job is shown at all.
+        ends: Where the bytes that were shown end, by job id and stream.
+    """
+
+    show: Callable[[Job, str, bytes], object]
+    is_shown: Callable[[Job, str], bool]
+    ends: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def begin_at(self, job: Job, stream: str, offset: int) -> None:
+        """Show a stream from an offset on."""
+        self.ends[job.id, stream] = offset
+
+    def next_offset(self, job: Job, stream: str, size: int) -> int:
+        """Return where a server is to go on with a stream of which so many bytes are here."""
+        return min(size, self._end_of(job, stream)) if self.is_shown(job, stream) else size
+
+    async def take(self, job: Job, stream: str, offset: int, data: bytes) -> None:
+        """Show the part of some bytes that was not shown before."""
+        end = self._end_of(job, stream)
+        if offset + len(data) <= end:
+            return
+        self.begin_at(job, stream, offset + len(data))
+        if data and self.is_shown(job, stream):
+            shown = self.show(job, stream, data[max(0, end - offset) :])
+            if inspect.isawaitable(shown):
+                await shown
+
+    async def catch_up(self, context: Context, job: Job) -> None:
+        """Show what is in the local copy and was not shown yet."""
+        logs = LogFolder(context.registry.folder / job.id)
+        for stream, size in sorted(logs.sizes().items()):
+            if not self.is_shown(job, stream):
+                continue
+            if size < self._end_of(job, stream):
+                # Another command was told that the job began this stream again, and the copy with it.
+                self.begin_at(job, stream, 0)
+            for offset, data in logs.pieces(stream, self._end_of(job, stream)):
+                _report_dropped(context, job, stream, offset - self._end_of(job, stream))
+                await self.take(job, stream, offset, data)
+
+    def _end_of(self, job: Job, stream: str) -> int:
+        return self.ends.get((job.id, stream), 0)
+
+
+@dataclass(frozen=True)
+class Listener:
+    """Who hears what comes: the bytes, where somebody wants to see them, each job when it is over, and each answer."""
+
+    viewer: Viewer | None = None
+    on_end: Callable[[Job], None] = lambda _job: None
+    on_answer: Callable[[], None] = lambda: None
+
+
+async def bring_logs_home(context: Context, jobs: Sequence[Job]) -> dict[str, RemoteToolError]:
+    """Bring home what these jobs wrote until now, all servers at once; return the servers that failed."""
+    by_server: dict[str, list[Job]] = defaultdict(list)
+    for job in jobs:
+        if not job.logs_complete and job.server in context.config.servers:
+            by_server[job.server].append(job)
+
+    async def bring(server: str) -> None:
+        missing = by_server[server]
+        for first in range(0, len(missing), PORTION):
+            await stream_logs(context, server, missing[first : first + PORTION], Listener(), wait=False)
+
+    return dict((await on_every(by_server, bring)).errors)
+
+
+async def stream_logs(
+    context: Context, server: str, jobs: Sequence[Job], listener: Listener, *, wait: bool, logs: bool = True
+) -> None:
+    """Follow jobs of one server over one channel, writing the local copies.
+
+    Args:
+        context: Of this command.
+        server: Where the jobs are.
+        jobs: Which ones.
+        listener: Hears what comes.
+        wait: Whether to go on until the jobs have ended; else until all that is there now has come.
+        logs: Whether the output is wanted, or only the end.
+
+    Raises:
+        ConnectionLostError: The link went; what came is kept, and a new call goes on from there.
+        JobMissingError: It does not have a job that may run elsewhere; all that there is of the others has come.
+        JobError: The server does not do it, or says what cannot be.
+    """
+    host = await context.pool.host(server)
+    bounds = _Bounds(context.config.log_limit, wanted=logs, endless=wait)
+    copies = {job.id: await _open_copy(context, job, bounds, listener.viewer) for job in jobs}
+    request = {
+        "jobs": [{"id": copy.job.id, "offsets": dict(copy.ends)} for copy in copies.values()],
+        "wait": wait,
+        "streams": logs,
+    }
+    # A job that runs may write nothing for hours; but what is there already comes at once.
+    silence = None if wait else agent_client.LONGEST_SILENCE
+    async with agent_client.converse(host, context.config, "follow", request, silence=silence) as frames:
+        async for frame in frames:
+            copy = copies.get(str(frame.header.get("job")))
+            if copy is None:
+                raise JobError(f"{server}: sent output of a job that was not requested", server=server)
+            if copy.is_over:
+                raise JobError(f"{server}: continued with job {copy.job.id} after its end", server=server)
+            if "status" in frame.header or "error" in frame.header:
+                await context.may_write()
+            listener.on_answer()
+            await _take(context, copy, frame, listener)
+    problems = [copy.problem for copy in copies.values() if copy.problem is not None]
+    if problems:
+        # What is missing may be back the next time; what cannot be read stays so.
+        raise next((each for each in problems if isinstance(each, JobMissingError)), problems[0])
+
+
+async def _open_copy(context: Context, job: Job, bounds: _Bounds, viewer: Viewer | None) -> _Copy:
+    """Return the local copy as far as it is here and was shown: from there on the server is to send."""
+    folder = LogFolder(context.registry.folder / job.id)
+    if viewer is None:
+        return _Copy(job, folder, bounds, folder.sizes())
+    await viewer.catch_up(context, job)
+    # What another command brings home meanwhile comes once more, and is written where it is already.
+    ends = {stream: viewer.next_offset(job, stream, size) for stream, size in folder.sizes().items()}
+    return _Copy(job, folder, bounds, ends)
+
+
+@dataclass(frozen=True)
+class _Bounds:
+    """How much of a job's output is taken: bytes per stream, whether any, and whether it may go on for ever."""
+
+    limit: int
+    wanted: bool
+    endless: bool
+
+
+class _Copy:
+    """The local copy of one job's logs while it is followed; unless they are wanted, nothing comes.
+
+    Attributes:
+        ends: Where the next bytes of each stream belong; another command may have written beyond.
+        is_awaited: Whether somebody waits for its end.
+        is_over: Whether nothing more is to come.
+        problem: Why not all that there is has come; None where it has.
+    """
+
+    def __init__(self, job: Job, folder: LogFolder, bounds: _Bounds, ends: dict[str, int]) -> None:
+        self.job = job
+        self._bounds = bounds
+        self._unchecked: Counter[str] = Counter()
+        self._received: Counter[str] = Counter()
+        self.folder = folder
+        self.wanted = bounds.wanted
+        self.is_awaited = bounds.endless
+        self.is_over = False
+        self.problem: JobError | None = None
+        self.ends = ends
+
+    def add(self, header: Mapping[str, object], data: bytes) -> int:
+        """Write what came, and return where it belongs; the server has to go on where we are."""
+        stream = str(header.get("stream"))
+        if header.get("reset"):
+            self.folder.reset(stream)
+            self.ends[stream] = 0
+        elif header.get("offset") != self.ends.get(stream, 0) + skipped_bytes(header):
+            raise JobError(f"{self.job.server}: sent bytes of job {self.job.id} that do not continue the local copy")
+        if stream not in self.ends and len(self.ends) >= MOST_STREAMS:
+            raise JobError(f"{self.job.server}: job {self.job.id} has more than {MOST_STREAMS} output files")
+        offset = self.ends.get(stream, 0) + skipped_bytes(header)
+        if skipped_bytes(header):
+            self.folder.skip(stream, offset)
+        self.folder.write(stream, offset, data)
+        self.ends[stream] = offset + len(data)
+        self._keep_within_limit(stream, len(data))
+        return offset
+
+    def _keep_within_limit(self, stream: str, count: int) -> None:
+        self._unchecked[stream] += count
+        self._received[stream] += count
+        if self._unchecked[stream] >= CHECK_EVERY:
+            self._unchecked[stream] = 0
+            self.folder.keep_within(stream, self._bounds.limit)
+        if not self._bounds.endless and self._received[stream] > MOST_LIMITS * self._bounds.limit:
+            raise JobError(
+                f"{self.job.server}: sent more output of job {self.job.key} than log_limit allows;"
+                f" the local copy is kept, and the rest of {stream} is not pulled",
+                hint="Set log_limit in .remote/configs.yaml",
+                server=self.job.server,
+            )
+
+
+def skipped_bytes(header: Mapping[str, object]) -> int:
+    """Return how many bytes the server has dropped before these; 0 for what cannot be meant."""
+    skipped = header.get("skipped")
+    return skipped if isinstance(skipped, int) and 0 < skipped < LARGEST_LOG else 0
+
+
+def _report_dropped(context: Context, job: Job, stream: str, count: int) -> None:
+    if count > 0:
+        text = f"job {job.key}: {count:,} bytes of older output ({stream}) were dropped by log_limit"
+        context.report(Notice(job.server, text))
+
+
+async def _take(context: Context, copy: _Copy, frame: Frame, listener: Listener) -> None:
+    copy.is_over = bool(frame.header.keys() & {"status", "error", "over"})
+    if "status" in frame.header:
+        _take_status(context, copy, frame.header["status"], listener)
+        return
+    if "error" in frame.header:
+        _take_silence(context, copy, frame.header, listener)
+        return
+    if "trouble" in frame.header:
+        _take_trouble(context, copy, str(frame.header["trouble"])[:LONGEST_REASON])
+        return
+    offset, stream = copy.add(frame.header, frame.body), str(frame.header.get("stream"))
+    _report_dropped(context, copy.job, stream, skipped_bytes(frame.header))
+    if listener.viewer is None:
+        return
+    if frame.header.get("reset"):
+        listener.viewer.begin_at(copy.job, stream, 0)
+    await listener.viewer.take(copy.job, stream, offset, frame.body)
+
+
+def _take_status(context: Context, copy: _Copy, status: object, listener: Listener) -> None:
+    try:
+        remote = parse_job(status, copy.job.server, time.time())
+    except JobError as error:
+        # That we cannot read it says nothing of the job, and nothing of the others.
+        copy.problem = JobError(f"{copy.job.server}: job {copy.job.key}: {error}", server=copy.job.server)
+        return
+    seen = remote.job
+    if seen.id != copy.job.id:
+        raise JobError(f"{copy.job.server}: answered about another job", server=copy.job.server)
+    if copy.wanted and len(remote.sizes) >= MOST_STREAMS:
+        text = f"job {copy.job.key}: only {MOST_STREAMS} of its output files are pulled"
+        context.report(Notice(copy.job.server, text))
+    # While the last of it came, the job may have written more.
+    has_all = copy.wanted and all(copy.ends.get(stream, 0) >= size for stream, size in remote.sizes.items())
+    recorded = context.registry.update([replace(seen, logs_complete=has_all and not seen.may_run)])
+    if recorded and seen.state.is_finished:
+        listener.on_end(recorded[0])
+
+
+def _take_trouble(context: Context, copy: _Copy, why: str) -> None:
+    """The server cannot read the job just now; it tries again unless it says that this is over."""
+    server, text = copy.job.server, f"job {copy.job.key} cannot be read on the server: {why}"
+    if copy.is_over:
+        copy.problem = JobError(f"{server}: {text}", hint=f"remote-tool job-tail --job {copy.job.key}", server=server)
+    else:
+        context.report(Notice(server, f"{text}; trying again"))
+
+
+def _take_silence(context: Context, copy: _Copy, header: Mapping[str, object], listener: Listener) -> None:
+    """The server has no record of the job, or none that it can read."""
+    job, why = copy.job, str(header["error"])[:LONGEST_REASON]
+    folder_id = read_folder_id(header.get("folder_id"))
+    is_gone = folder_id != "" and folder_id == job.folder_id
+    if is_gone or job.state.is_finished:
+        context.report(Notice(job.server, f"job {job.key}: {why}"))
+    if is_gone:
+        # Its folder is gone from where it was, so nothing more comes of it.
+        for gone in context.registry.revise([(job.id, _without_more)]):
+            listener.on_end(gone)
+    elif job.state.is_finished:
+        listener.on_end(job)
+    elif job.state is JobState.STARTING and not copy.is_awaited:
+        pass  # its start may be on its way, so there is nothing to bring home yet
+    elif "folder_id" in header:
+        copy.problem = JobMissingError(f"{job.server}: job {job.key}: {why_missing(job)}", server=job.server)
+    else:
+        copy.problem = JobError(f"{job.server}: job {job.key}: {why}", server=job.server)
+
+
+def _without_more(known: Job) -> Job:
+    return replace(known, logs_complete=True) if known.state.is_finished else vanish(known)

@@ -1,0 +1,199 @@
+"""job-kill --orphans: processes that jobs have left on the servers, found and ended."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from remote_tool.errors import JobError, RemoteToolError, SomeServersFailedError
+from remote_tool.jobs.job import DEFAULT_GRACE
+from remote_tool.transport.pool import on_every
+from remote_tool.workflows.agent_client import NotPreparedError, call_until_answered
+from remote_tool.workflows.jobs.pending_stops import become_lost, longest_stop, unprepared
+from remote_tool.workflows.jobs.stop import check_stop
+from remote_tool.workflows.selection import choose_servers
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from remote_tool.workflows.context import Context
+
+PLACE = ("hostname", "machine_id", "boot_id", "pid_namespace")
+JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+STATE = re.compile("[a-z]{1,20}")
+LONGEST_TEXT = 1000
+MOST_STRAYS = 2000
+LARGEST = 2**62
+SHOWN_PIDS = 20
+# Of a job that its server does not know.
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Orphan:
+    """A process that carries the mark of a job, or descends from one that does, and that nothing looks after.
+
+    Attributes:
+        start_time: In clock ticks since the server's boot; it and the pid are whom we mean.
+        job_id: Whose it was.
+        key: The job's key in this checkout; None when it is not known here.
+        state: Of that job; ``unknown`` when its server does not know it.
+        age: Seconds.
+        memory: Bytes.
+        gpu_memory: Bytes; None when nvidia-smi does not tell.
+    """
+
+    server: str
+    pid: int
+    start_time: int
+    job_id: str
+    state: str
+    command: str
+    age: float
+    memory: int
+    gpu_memory: int | None = None
+    key: int | None = None
+
+
+@dataclass(frozen=True)
+class StraysAnswer:
+    """What was found.
+
+    Attributes:
+        strays: Of all servers that answered.
+        places: Which machine and which boot of it each server was then.
+        errors: The error of each server that could not answer.
+    """
+
+    strays: tuple[Orphan, ...]
+    places: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    errors: Mapping[str, RemoteToolError] = field(default_factory=dict)
+
+    @property
+    def exit_code(self) -> int:
+        """0 when every server answered."""
+        return SomeServersFailedError(self.errors, list(self.places)).exit_code if self.errors else 0
+
+
+async def find_orphans(context: Context, servers: Sequence[str] = ()) -> StraysAnswer:
+    """Ask all servers at once; nothing is ended. A server that had jobs and is not prepared any more is an error."""
+    had_jobs = {job.server for job in context.registry.load()[0]}
+
+    async def ask(server: str) -> tuple[dict[str, str], list[Orphan]]:
+        try:
+            answer = await call_until_answered(context.pool, context.config, server, "strays", {})
+        except NotPreparedError as error:
+            if server in had_jobs:
+                raise unprepared(error, "cannot look for orphans there", "job-kill --orphans") from error
+            return {}, []
+        return _read_answer(server, answer)
+
+    results = await on_every(_servers_to_ask(context, servers), ask)
+    found = [orphan for _, strays in results.values.values() for orphan in strays]
+    known = context.registry.find({orphan.job_id for orphan in found})
+    return StraysAnswer(
+        tuple(_with_key(orphan, known[orphan.job_id].key) if orphan.job_id in known else orphan for orphan in found),
+        {server: place for server, (place, _) in results.values.items()},
+        results.errors,
+    )
+
+
+def _servers_to_ask(context: Context, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the servers that are meant: without a choice also those of earlier host lists that had jobs."""
+    config = context.config
+    listed = {name for name, server in config.servers.items() if server.is_listed}
+    if names or config.listed or not listed:
+        return choose_servers(config, names)
+    earlier = sorted(listed & {job.server for job in context.registry.load()[0]})
+    return (*config.usual_servers, *earlier) or choose_servers(config, ())
+
+
+async def end_orphans(
+    context: Context, found: StraysAnswer, *, signal: str = "SIGTERM", grace: float = DEFAULT_GRACE
+) -> dict[str, RemoteToolError]:
+    """End those that were found, with all that belongs to them; a server that was started anew since ends nothing.
+
+    Raises:
+        UsageError: It is no signal, or no time to end.
+    """
+    check_stop(signal, grace)
+    by_server: dict[str, dict[str, list[list[int]]]] = defaultdict(lambda: defaultdict(list))
+    for orphan in found.strays:
+        by_server[orphan.server][orphan.job_id].append([orphan.pid, orphan.start_time])
+
+    async def end(server: str) -> None:
+        jobs = [{"id": job_id, "processes": pids} for job_id, pids in by_server[server].items()]
+        request = {"jobs": jobs, "identity": dict(found.places[server]), "signal": signal, "grace": grace}
+        within = longest_stop(grace)
+        answer = await call_until_answered(context.pool, context.config, server, "end_strays", request, within=within)
+        _raise_for_survivors(server, answer)
+        gone = {orphan.job_id for orphan in found.strays if orphan.server == server and orphan.state == UNKNOWN}
+        context.registry.revise((job_id, become_lost) for job_id in gone)
+
+    return dict((await on_every(by_server, end)).errors)
+
+
+def _raise_for_survivors(server: str, answer: Mapping[str, Any]) -> None:
+    try:
+        left = [_whole(pid) for job in answer["jobs"] for pid in job["left"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise JobError(f"{server}: cannot read what happened to its orphans ({error!r})", server=server) from error
+    if left:
+        pids = ", ".join(str(pid) for pid in left[:SHOWN_PIDS])
+        raise JobError(
+            f"{server}: some orphans cannot be killed: {pids}",
+            server=server,
+            hint=f"remote-tool run --server {server} --cmd 'ps aux'",
+        )
+
+
+def _read_answer(server: str, answer: Mapping[str, Any]) -> tuple[dict[str, str], list[Orphan]]:
+    try:
+        place = {name: _text(answer["identity"][name]) for name in PLACE}
+        return place, [_read_orphan(server, entry) for entry in answer["strays"][:MOST_STRAYS]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise JobError(f"{server}: cannot read its list of orphans ({error!r:.200})", server=server) from error
+
+
+def _read_orphan(server: str, entry: Mapping[str, Any]) -> Orphan:
+    gpu_memory = entry["gpu_memory"]
+    age = entry["age"]
+    if isinstance(age, bool) or not isinstance(age, int | float) or not math.isfinite(age):
+        raise ValueError("an age that is not a number")
+    return Orphan(
+        server=server,
+        pid=_whole(entry["pid"]),
+        start_time=_whole(entry["start_time"]),
+        job_id=_like(JOB, entry["job"]),
+        state=_like(STATE, entry["state"]),
+        command=_text(entry["command"]),
+        age=float(age),
+        memory=_whole(entry["memory"]),
+        gpu_memory=None if gpu_memory is None else _whole(gpu_memory),
+    )
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LARGEST:
+        raise ValueError(f"{value!r:.40} is not a number")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or len(value) > LONGEST_TEXT:
+        raise ValueError(f"{value!r:.40} is not short text")
+    return value
+
+
+def _like(form: re.Pattern[str], value: object) -> str:
+    text = _text(value)
+    if not form.fullmatch(text):
+        raise ValueError(f"{text!r:.40} has the wrong format")
+    return text
+
+
+def _with_key(orphan: Orphan, key: int) -> Orphan:
+    return replace(orphan, key=key)

@@ -1,0 +1,111 @@
+"""Having a server stop jobs, and what it says of those that do not end."""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from remote_tool.errors import ConnectionLostError
+from remote_tool.jobs.job import JobState
+from remote_tool.protocol.limits import LONGEST_GRACE
+from remote_tool.workflows.agent_client import NotPreparedError, call_until_answered
+from remote_tool.workflows.jobs.link_news import LinkNews
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from remote_tool.jobs.job import Job
+    from remote_tool.workflows.context import Context
+
+# What the server may take beyond the grace: SIGKILL, the scan that proves it, and writing the end.
+STOP_MARGIN = 30.0
+SHOWN_PIDS = 20
+
+
+class Stops(NamedTuple):
+    """What came of stopping jobs, by id.
+
+    Attributes:
+        problems: Why some of them have not ended.
+        ended: How others had ended before anybody stopped them.
+    """
+
+    problems: dict[str, str]
+    ended: dict[str, str]
+
+
+async def stop_on_server(context: Context, server: str, ids: Sequence[str], signal: str, grace: float | None) -> Stops:
+    """Stop jobs of a server with one question.
+
+    Those whose folder is gone there are recorded as lost: their processes were found by their marks and ended.
+
+    Raises:
+        JobError: The server cannot do it, or does not answer in time.
+        NotPreparedError: Nothing of ours that could end them is there any more.
+        ConnectError: It cannot be reached.
+    """
+    request = {"ids": list(ids), "signal": signal, "grace": grace}
+    within = longest_stop(grace)
+    news, host = LinkNews(context, server), None
+    try:
+        with news.waiting(), suppress(ConnectionLostError):
+            host = await context.pool.host(server)
+        async with news.watching(host) if host is not None else nullcontext():
+            answer = await call_until_answered(context.pool, context.config, server, "stop", request, within=within)
+    except NotPreparedError as error:
+        raise unprepared(error, "its jobs cannot be stopped", "job-kill") from error
+    entries = answer.get("jobs")
+    told = (
+        {str(each.get("id")): each for each in entries if isinstance(each, dict)} if isinstance(entries, list) else {}
+    )
+    known = context.registry.find(ids)
+    gone = [job.id for job in known.values() if _has_gone(job, told.get(job.id, {}))]
+    context.registry.revise((job_id, become_lost) for job_id in gone)
+    problems = {job_id: problem for job_id in ids if job_id not in gone and (problem := _problem(told.get(job_id)))}
+    ended = {job_id: str(told[job_id]["state"]) for job_id in ids if job_id in told and _had_ended(told[job_id])}
+    return Stops(problems, ended)
+
+
+def _has_gone(job: Job, entry: dict[str, object]) -> bool:
+    """Whether nothing is left of a job: its folder is gone, and its processes were ended now or before."""
+    is_clean = job.state is JobState.LOST if entry.get("error") else not entry.get("left")
+    return entry.get("folder_gone") is True and is_clean
+
+
+def become_lost(known: Job) -> Job:
+    """What a job is whose processes were ended without its folder; a record of its end may yet be found."""
+    if known.state.is_final:
+        return known
+    now = time.time()
+    reason = "its folder is gone from the server; its processes were ended"
+    return replace(
+        known, state=JobState.LOST, reason=reason, ended_at=now, seen_at=now, processes_left=0, stop_signal=""
+    )
+
+
+def unprepared(error: NotPreparedError, consequence: str, command: str) -> NotPreparedError:
+    """Return the error with what it means for a command that looks for processes."""
+    hint = f"{error.hint}, then {command} again"
+    return NotPreparedError(f"{error.message}, so {consequence}", hint=hint, server=error.server)
+
+
+def longest_stop(grace: float | None) -> float:
+    """Return how long a server may take to stop jobs; it knows each one's own grace, of which 45 s is the longest."""
+    return (60.0 if grace is None else min(grace, LONGEST_GRACE)) + STOP_MARGIN
+
+
+def _had_ended(entry: dict[str, object]) -> bool:
+    # A stop whose answer was lost is asked for again, and then it was this stop that ended the job.
+    return entry.get("already") is True and entry.get("state") in {"succeeded", "failed", "lost"}
+
+
+def _problem(entry: dict[str, object] | None) -> str:
+    if entry is None:
+        return "the server did not say what happened to it"
+    if entry.get("error"):
+        return str(entry["error"])
+    if isinstance(left := entry.get("left"), list) and left:
+        return f"some of its processes cannot be killed: {', '.join(str(pid) for pid in left[:SHOWN_PIDS])}"
+    return ""

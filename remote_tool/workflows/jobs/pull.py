@@ -1,0 +1,51 @@
+"""job-pull: bring home the files that jobs wrote, now."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from remote_tool.config.artifacts import read_artifacts, read_folder
+from remote_tool.errors import UsageError
+from remote_tool.workflows.artifacts.pull import pull_artifacts
+from remote_tool.workflows.jobs.listing import load_matching, refresh, servers_of_jobs
+from remote_tool.workflows.selection import choose_jobs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from remote_tool.protocol.artifact_patterns import ArtifactPattern
+    from remote_tool.workflows.artifacts.answer import PullAnswer
+    from remote_tool.workflows.context import Context
+    from remote_tool.workflows.selection import JobSelection
+
+
+async def pull_jobs(
+    context: Context,
+    selection: JobSelection,
+    artifacts: Sequence[str | ArtifactPattern] = (),
+    to: str | Path | None = None,
+) -> PullAnswer:
+    """Bring home files of the selected jobs, running or ended; with artifacts, those instead of their own.
+
+    Raises:
+        UsageError: None of the jobs brings files home, and none are named, or they cannot go to that folder.
+    """
+    patterns = read_artifacts(artifacts)
+    folder = None if to is None else read_folder(to, context.config.local)
+    servers = servers_of_jobs(context, selection)
+    errors = await refresh(context, servers)
+    matching = replace(selection, running=True, stopped=True)
+    known, bad = load_matching(context, matching)
+    chosen = choose_jobs(known, matching)
+    wanted = [job for job in chosen if patterns or job.artifacts]
+    if not wanted:
+        raise UsageError(
+            "No selected job has artifacts" if chosen else "No job matches",
+            hint="remote-tool job-pull --artifact 'checkpoints/*.pt'" if chosen else "remote-tool job-list --stopped",
+        )
+    answer = await pull_artifacts(context, [job for job in wanted if job.server not in errors], patterns, folder)
+    asked = {job.server for job in chosen} if selection.jobs or selection.tags else set(servers)
+    unreached = {server: error for server, error in errors.items() if server in asked}
+    return replace(answer, errors={**unreached, **answer.errors}, bad=tuple(bad))

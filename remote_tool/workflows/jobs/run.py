@@ -1,0 +1,220 @@
+"""run: a command in the environment of every server, its bytes as they come, its exit status passed on."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
+
+from remote_tool.config.devices import check_devices, command_environment, devices_of
+from remote_tool.config.limits import check_workdir
+from remote_tool.errors import JobError, RemoteCommandError, UsageError
+from remote_tool.protocol.framing import FrameReader, FramingError
+from remote_tool.protocol.setup_script import put_before_attached
+from remote_tool.redaction import hide, redact
+from remote_tool.transport.host import Stream
+from remote_tool.transport.pool import Results, on_every
+from remote_tool.workflows.agent_client import (
+    SupervisorMissingError,
+    control_script,
+    install_supervisor,
+    raise_for_status,
+    request_line,
+)
+from remote_tool.workflows.selection import choose_servers
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from remote_tool.config.model import Config
+    from remote_tool.errors import RemoteToolError
+    from remote_tool.transport.host import Channel, Host
+    from remote_tool.workflows.context import Context
+
+OnOutput = Callable[[str, Stream, bytes], None]
+CHUNK = 256 * 1024
+LONGEST_GREETING = 16 * 1024 * 1024
+BEGIN_SECONDS = 60.0
+SIGNALS = {"HUP": 1, "INT": 2, "QUIT": 3, "ILL": 4, "ABRT": 6, "FPE": 8, "KILL": 9, "SEGV": 11, "PIPE": 13, "TERM": 15}
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """A command to run on some servers.
+
+    Attributes:
+        command: For the shell.
+        servers: Empty: all.
+        environment: Its variables.
+        devices: The GPUs that it sees, by number or UUID; empty: as configured.
+        workdir: The working folder, relative to the project; None: as configured, else the project's own.
+    """
+
+    command: str
+    servers: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    devices: tuple[str | int, ...] = ()
+    workdir: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse an invalid request."""
+        if not self.command.strip():
+            raise UsageError("--cmd is empty", hint="remote-tool run --cmd 'nvidia-smi'")
+        check_workdir(self.workdir)
+        check_devices(self.devices, self.environment)
+        hide(self.environment.values())
+
+
+class RunResult(int):
+    """The exit status of a command on a server, 128+N when signal N ended it, and what it printed.
+
+    Attributes:
+        stdout: Its output; empty when somebody else took it as it came.
+        stderr: Its errors, alike.
+    """
+
+    stdout: str
+    stderr: str
+
+    def __new__(cls, status: int, stdout: bytes = b"", stderr: bytes = b"") -> Self:
+        """Make one of bytes as they came."""
+        made = super().__new__(cls, status)
+        made.stdout, made.stderr = (data.decode(errors="replace") for data in (stdout, stderr))
+        return made
+
+    @property
+    def exit_code(self) -> int:
+        """The exit status."""
+        return int(self)
+
+    def __repr__(self) -> str:
+        return f"RunResult({int(self)}, stdout={self.stdout!r}, stderr={self.stderr!r})"
+
+    def __str__(self) -> str:
+        """Say it as the number that it is."""
+        return int.__repr__(self)
+
+
+async def run_command(context: Context, wanted: RunRequest, on_output: OnOutput | None = None) -> Results[RunResult]:
+    """Run a command on all servers at once; what it prints is in the results, unless somebody takes it as it comes."""
+
+    async def run(server: str) -> RunResult:
+        host = await context.pool.host(server)
+        request = _request(context.config, server, wanted)
+        kept = {Stream.OUT: bytearray(), Stream.ERR: bytearray()}
+
+        def keep(_server: str, stream: Stream, data: bytes) -> None:
+            kept[stream].extend(data)
+
+        take = on_output or keep
+        try:
+            status = await _run_on(context, host, request, take)
+        except SupervisorMissingError:
+            await install_supervisor(host, context.config)
+            status = await _run_on(context, host, request, take)
+        return RunResult(status, *map(bytes, kept.values()))
+
+    return await on_every(choose_servers(context.config, wanted.servers), run)
+
+
+def with_statuses_checked(command: str, results: Results[RunResult]) -> Results[RunResult]:
+    """Return the same results, where an exit status that is not 0 is the error of its server."""
+    failed: dict[str, RemoteToolError] = {
+        server: RemoteCommandError(
+            f"{server}: the command ended with exit code {status}", server=server, command=command, exit_status=status
+        )
+        for server, status in results.values.items()
+        if status
+    }
+    values: dict[str, RunResult] = {server: status for server, status in results.values.items() if not status}
+    return Results(values, {**results.errors, **failed})
+
+
+def _request(config: Config, server: str, wanted: RunRequest) -> dict[str, object]:
+    devices = devices_of(config.servers[server], wanted.devices, wanted.environment)
+    setup, workdir = config.setup_of(server), config.workdir_for(wanted.workdir)
+    return {
+        "command": put_before_attached(wanted.command, setup, workdir) if setup else wanted.command,
+        "workdir": workdir,
+        "environment": command_environment(config.variables_of(server), wanted.environment, devices),
+        "server": server,
+        "entry": config.entry_of(server),
+    }
+
+
+async def _run_on(context: Context, host: Host, request: Mapping[str, object], on_output: OnOutput) -> int:
+    nonce = secrets.token_hex(16)
+    # Leaving the context ends the command's stdin, and with it the whole tree of the command: so does Ctrl-C.
+    async with host.open(control_script(context.config), label=str(request["command"])) as channel:
+        await channel.write(request_line(context.config, "run", request, nonce))
+        await channel.start()
+        output = _Output(host.name, nonce, channel, on_output)
+        # A TaskGroup would wrap the error of a lost link; gather hands it on as it is, and leaving ends the other.
+        began, _ = await asyncio.gather(output.copy(Stream.OUT), output.copy(Stream.ERR))
+        ended = await channel.wait()
+        if not began:
+            raise_for_status(host.name, ended.status)
+            said = redact(output.greeting[Stream.ERR].decode(errors="replace").strip())[-2000:]
+            raise JobError(f"{host.name}: the command was not started: {said}", server=host.name)
+        return 128 + SIGNALS.get(ended.signal, 0) if ended.status is None else ended.status
+
+
+class _Output:
+    """What comes of both streams: first perhaps noise of the shell, then our mark, then the command's bytes."""
+
+    def __init__(self, server: str, nonce: str, channel: Channel, on_output: OnOutput) -> None:
+        self._server = server
+        self._nonce = nonce
+        self._mark = b"\0" + nonce.encode() + b" run\n"
+        self._channel = channel
+        self._on_output = on_output
+        self.greeting = {Stream.OUT: b"", Stream.ERR: b""}
+
+    async def copy(self, stream: Stream) -> bool:
+        """Pass on what follows the mark; return whether it came."""
+        first = await self._read_greeting(stream)
+        if first is None:
+            if stream is Stream.OUT:
+                self._raise_refusal()
+            return False
+        if first:
+            self._on_output(self._server, stream, first)
+        while data := await self._channel.read(stream, CHUNK):
+            self._on_output(self._server, stream, data)
+        return True
+
+    async def _read_greeting(self, stream: Stream) -> bytes | None:
+        """Skip what comes before the mark; return what came behind it, None when it did not come."""
+        greeting, start = bytearray(), 0
+        try:
+            async with asyncio.timeout(BEGIN_SECONDS):
+                while data := await self._channel.read(stream, CHUNK):
+                    greeting += data
+                    found = greeting.find(self._mark, start)
+                    if found >= 0:
+                        return bytes(greeting[found + len(self._mark) :])
+                    start = max(0, len(greeting) - len(self._mark))
+                    if len(greeting) > LONGEST_GREETING:
+                        raise JobError(
+                            f"{self._server}: printed more than {LONGEST_GREETING} bytes before the command started",
+                            server=self._server,
+                        )
+        except TimeoutError:
+            message = f"{self._server}: the command did not start within {BEGIN_SECONDS:.0f} s"
+            raise JobError(message, server=self._server) from None
+        self.greeting[stream] = bytes(greeting)
+        return None
+
+    def _raise_refusal(self) -> None:
+        """An answer in a frame instead of the mark says why the command was not started."""
+        try:
+            frames = FrameReader(self._nonce).feed(self.greeting[Stream.OUT])
+        except FramingError as error:
+            message = f"{self._server}: not a valid answer: {error}"
+            raise JobError(message, server=self._server) from error
+        for frame in frames:
+            if "error" in frame.header:
+                message, hint = str(frame.header["error"]), str(frame.header.get("hint", ""))
+                raise JobError(message, hint=hint, server=self._server)

@@ -1,0 +1,134 @@
+"""job-kill: every process of a job, politely, then hard."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from remote_tool.errors import ConnectError, JobError, UsageError
+from remote_tool.jobs.job import JobState
+from remote_tool.protocol.limits import LONGEST_GRACE
+from remote_tool.protocol.records import is_grace, is_signal
+from remote_tool.transport.pool import on_every
+from remote_tool.workflows.agent_client import NoAnswerError, NotPreparedError, SupervisorMissingError
+from remote_tool.workflows.events import Notice
+from remote_tool.workflows.jobs.listing import ask_about_jobs, load_matching, recorded_jobs, refresh, servers_of_jobs
+from remote_tool.workflows.jobs.pending_stops import stop_on_server
+from remote_tool.workflows.selection import JobsAnswer, JobSelection, choose_jobs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from remote_tool.jobs.job import Job
+    from remote_tool.workflows.context import Context
+
+SHOWN_PROBLEMS = 20
+# What was to be stopped on such a server may still run.
+UNANSWERED = (ConnectError, NoAnswerError, NotPreparedError, SupervisorMissingError)
+
+
+async def stop_jobs(
+    context: Context, selection: JobSelection, *, signal: str = "SIGTERM", grace: float | None = None
+) -> JobsAnswer:
+    """Stop the selected jobs, all servers at once; return them as they are then.
+
+    Args:
+        context: Of this command.
+        selection: Something must select: nothing is ever stopped by default.
+        signal: The first signal; SIGKILL stops at once.
+        grace: Seconds until SIGKILL; None: as the job was started with, 45 for torchrun.
+
+    Raises:
+        UsageError: Nothing is selected, what is selected does not exist, or no job can be stopped like that.
+    """
+    check_stop(signal, grace)
+    if not selection.is_explicit:
+        raise UsageError("No job is selected; nothing was stopped", hint="remote-tool job-kill --job KEY")
+    wished = _wished_before(context, selection)
+    errors = await refresh(context, servers_of_jobs(context, selection))
+    jobs = choose_jobs(load_matching(context, selection)[0], selection)
+    if not jobs and not wished:
+        raise UsageError("No running job is selected; nothing was stopped", hint="remote-tool job-list")
+    away = {name for name, error in errors.items() if isinstance(error, ConnectError)}
+    reachable = [job for job in jobs if job.server not in away]
+    stopped = await stop_on_servers(context, reachable, signal=signal, grace=grace)
+    wish_for_later(context, [job for job in jobs if job.server in away], signal, grace)
+    ids = dict.fromkeys((*(job.id for job in jobs), *sorted(wished)))
+    chosen = replace(selection, jobs=(*ids,), running=True, stopped=True)
+    relevant = {name: error for name, error in errors.items() if any(job.server == name for job in jobs)}
+    return recorded_jobs(context, chosen, {**relevant, **stopped.errors})
+
+
+def _wished_before(context: Context, selection: JobSelection) -> set[str]:
+    """Return the jobs that are meant and that a look at their servers stops: they were to be stopped before."""
+    if selection.jobs:
+        return set()
+    return {job.id for job in choose_jobs(load_matching(context, selection)[0], selection) if job.stop_signal}
+
+
+def check_stop(signal: str, grace: float | None) -> None:
+    """Refuse what no server would take, before it is remembered for one that is away.
+
+    Raises:
+        UsageError: It is no signal, or no time to end.
+    """
+    if not is_signal(signal):
+        raise UsageError(f"Unknown signal {signal!r}", hint="SIGTERM or SIGKILL")
+    if grace is not None and not is_grace(grace):
+        raise UsageError(f"--grace must be from 0 to {LONGEST_GRACE} seconds, found {grace}")
+
+
+async def stop_on_servers(
+    context: Context, jobs: Sequence[Job], *, signal: str = "SIGTERM", grace: float | None = None
+) -> JobsAnswer:
+    """Stop these jobs; a server that fails stops no other from being asked."""
+    by_server: dict[str, list[Job]] = defaultdict(list)
+    for job in jobs:
+        # Of a lost job, whose supervisor is gone, processes may still run.
+        if not job.state.is_finished or job.state is JobState.LOST:
+            by_server[job.server].append(job)
+
+    async def stop(server: str) -> None:
+        await _stop_on(context, server, by_server[server], signal, grace)
+
+    configured = [name for name in by_server if name in context.config.servers]
+    results = await on_every(configured, stop)
+    unanswered = [name for name, error in results.errors.items() if isinstance(error, UNANSWERED)]
+    wish_for_later(context, [job for name in unanswered for job in by_server[name]], signal, grace)
+    gone = {
+        name: JobError(f"{name} is no longer in the configuration, so its jobs cannot be stopped", server=name)
+        for name in by_server
+        if name not in context.config.servers
+    }
+    return JobsAnswer((), {**results.errors, **gone})
+
+
+def wish_for_later(context: Context, jobs: Sequence[Job], signal: str = "SIGTERM", grace: float | None = None) -> None:
+    """Remember what could not be stopped now: it is stopped when its server is asked the next time."""
+
+    def mark_stop(known: Job) -> Job:
+        return known if known.state.is_final else replace(known, stop_signal=signal, stop_grace=grace)
+
+    context.registry.revise((job.id, mark_stop) for job in jobs)
+    for job in jobs:
+        when = "the server has it" if job.state is JobState.STARTING else "the server answers again"
+        context.report(Notice(job.server, f"job {job.key} will be stopped when {when}"))
+
+
+async def _stop_on(context: Context, server: str, jobs: Sequence[Job], signal: str, grace: float | None) -> None:
+    ids = [job.id for job in jobs]
+    problems = (await stop_on_server(context, server, ids, signal, grace)).problems
+    seen = (await ask_about_jobs(context, server, ids=ids)).jobs.values()
+    await context.may_write()
+    context.registry.update([remote.job for remote in seen if remote.job.id in ids and not remote.elsewhere])
+    # A start that is still on its way is ended when it has arrived.
+    wish_for_later(
+        context, [job for job in jobs if job.id in problems and job.state is JobState.STARTING], signal, grace
+    )
+    if problems:
+        raise JobError(
+            "; ".join(f"{job_id}: {problem}" for job_id, problem in list(problems.items())[:SHOWN_PROBLEMS]),
+            server=server,
+            hint=f"remote-tool run --server {server} --cmd 'ps aux'",
+        )

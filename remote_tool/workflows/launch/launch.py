@@ -1,0 +1,186 @@
+"""A launch: one program on several servers, all started at once, meeting where every node was seen to reach."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import secrets
+import shlex
+from dataclasses import replace
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from remote_tool.config.artifacts import wanted_artifacts
+from remote_tool.errors import JobError, UsageError
+from remote_tool.jobs.job import DEFAULT_GRACE, MASTER_TAG, JobSpec, LaunchWatch, new_job_id
+from remote_tool.launchers.command import script_file
+from remote_tool.launchers.plan import Launcher, LaunchNames
+from remote_tool.paths import current_folder
+from remote_tool.protocol.limits import DEFAULT_LOST_AFTER
+from remote_tool.workflows.events import Notice
+from remote_tool.workflows.git_state import GitState, with_git
+from remote_tool.workflows.jobs.stop import stop_on_servers
+from remote_tool.workflows.launch.first_node import start_first_node_first
+from remote_tool.workflows.launch.node_facts import ask_facts
+from remote_tool.workflows.launch.rendezvous import find_rendezvous
+from remote_tool.workflows.selection import JobsAnswer, choose_servers
+from remote_tool.workflows.start.send import bring_files, send_project
+from remote_tool.workflows.start.start_specs import start_specs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from remote_tool.launchers.plan import LaunchPlan, NodeFacts
+    from remote_tool.launchers.request import LaunchRequest
+    from remote_tool.protocol.artifact_patterns import ArtifactPattern
+    from remote_tool.workflows.context import Context
+
+
+async def launch(context: Context, request: LaunchRequest, git: GitState | None = None) -> JobsAnswer:
+    """Send, ask, plan, record and start; when one server does not start, stop the others.
+
+    Where some servers could not be sent to or asked, the answer has their errors, and nothing was started.
+
+    Args:
+        context: Of this command.
+        request: What to launch.
+        git: The commit that the servers have, where nothing is sent.
+
+    Raises:
+        JobError: The servers cannot work together, or one cannot reach the first; nothing was started.
+    """
+    launcher = Launcher.named(request.launcher)
+    servers = choose_servers(context.config, request.servers)
+    request = _with_command_read(context, request, launcher)
+    sent = await send_project(context, servers, wanted=request.sync, overwrite=request.overwrite)
+    if sent.errors:
+        return JobsAnswer((), sent.errors, warnings=sent.warnings, answered=servers)
+    if errors := await bring_files(context, request.from_job, servers, overwrite=request.overwrite):
+        return JobsAnswer((), errors, warnings=sent.warnings, answered=servers)
+    facts = await ask_facts(context, request, servers, needs_python=launcher.needs_python)
+    if facts.errors:
+        return JobsAnswer((), facts.errors, warnings=sent.warnings, answered=servers)
+    if request.lost_after is None:
+        request = replace(request, lost_after=context.config.lost_after)
+    plan = await make_plan(context, request, list(facts.values.values()), launcher)
+    specs = make_specs(plan, request, sent.snapshots, wanted_artifacts(context.config, request.artifacts))
+    specs = [replace(with_git(spec, sent.git or git), gpus=facts.values[spec.server].devices or None) for spec in specs]
+    if launcher.first_node is None:
+        started = await start_specs(context, specs)
+    else:
+        started = await start_first_node_first(context, launcher.first_node, request, plan, specs)
+    return replace(await all_or_none(context, started), warnings=sent.warnings)
+
+
+async def plan_only(context: Context, request: LaunchRequest) -> LaunchPlan:
+    """Ask the servers and plan, and start nothing.
+
+    Raises:
+        JobError: As of :func:`launch`.
+        SomeServersFailedError: Some servers could not be asked.
+    """
+    launcher = Launcher.named(request.launcher)
+    servers = choose_servers(context.config, request.servers)
+    request = _with_command_read(context, request, launcher)
+    facts = await ask_facts(context, request, servers, needs_python=launcher.needs_python)
+    facts.raise_if_any_failed()
+    return await make_plan(context, request, list(facts.values.values()), launcher)
+
+
+def _with_command_read(context: Context, request: LaunchRequest, launcher: Launcher) -> LaunchRequest:
+    line = launcher.read_command(request.command)
+    for note in line.notes:
+        context.report(Notice("", note))
+    workdir = posixpath.normpath(posixpath.join(context.config.workdir_for(request.workdir), line.folder))
+    read = replace(request, command=line.text, workdir="" if workdir == "." else workdir)
+    find_script(context, read.command, read.workdir)
+    return read
+
+
+async def make_plan(
+    context: Context, request: LaunchRequest, facts: Sequence[NodeFacts], launcher: Launcher
+) -> LaunchPlan:
+    """Have every server look how it reaches the first, then plan."""
+    launcher.check(facts)
+    rendezvous = await find_rendezvous(context, request, facts)
+    names = LaunchNames(new_job_id(), tuple(new_job_id() for _ in facts), context.config.remote.jobs_name)
+    return launcher.plan(request, facts, rendezvous, names)
+
+
+async def all_or_none(context: Context, answer: JobsAnswer) -> JobsAnswer:
+    """Stop the nodes that did start when one did not; the answer then has an error for each that did not."""
+    # A short command may have ended already, when the answer took a while.
+    never_began = [job for job in answer.jobs if job.state.is_finished and job.started_at is None]
+    failed = {job.server: job for job in answer.jobs if job.server in answer.errors or job in never_began}
+    if not failed:
+        return answer
+    for server, job in failed.items():
+        context.report(Notice(server, f"node {job.node_rank} did not start; stopping the rest of the launch"))
+    reasons = {server: JobError(f"{server}: {job.reason}", server=server) for server, job in failed.items()}
+    stopped = await stop_on_servers(context, [job for job in answer.jobs if not job.state.is_finished])
+    current = context.registry.find([job.id for job in answer.jobs])
+    jobs = tuple(current.get(job.id, job) for job in answer.jobs)
+    return JobsAnswer(jobs, {**reasons, **stopped.errors, **answer.errors})
+
+
+def make_specs(
+    plan: LaunchPlan,
+    request: LaunchRequest,
+    snapshots: Mapping[str, str],
+    artifacts: tuple[ArtifactPattern, ...] = (),
+) -> list[JobSpec]:
+    """Make the jobs of a plan; the first node's is the master."""
+    watch, grace = _make_watch(plan, request), Launcher.named(request.launcher).grace
+    return [
+        JobSpec(
+            id=node.job_id,
+            server=node.server,
+            command=node.command,
+            environment=node.environment,
+            tags=request.tags if node.node_rank else (*request.tags, MASTER_TAG),
+            launch_id=plan.launch_id,
+            node_rank=node.node_rank,
+            grace=DEFAULT_GRACE if grace is None else grace,
+            rank_offset=node.rank_offset,
+            snapshot=snapshots.get(node.server, ""),
+            watch=watch,
+            artifacts=artifacts,
+            workdir=request.workdir or "",
+            nice=request.nice,
+        )
+        for node in plan.nodes
+    ]
+
+
+def _make_watch(plan: LaunchPlan, request: LaunchRequest) -> LaunchWatch | None:
+    if len(plan.nodes) == 1:
+        return None
+    return LaunchWatch(
+        servers=tuple(node.server for node in plan.nodes),
+        address=plan.rendezvous.address,
+        port=plan.rendezvous.watch_port,
+        secret=secrets.token_hex(32),
+        lost_after=DEFAULT_LOST_AFTER if request.lost_after is None else request.lost_after,
+    )
+
+
+def find_script(context: Context, command: str, workdir: str | None = None) -> None:
+    """Refuse a command whose first word is a script that is not in the working folder.
+
+    Raises:
+        UsageError: It is not there.
+    """
+    file = script_file(command)
+    root = context.config.local.root
+    folder = root / context.config.workdir_for(workdir)
+    if file is None or any((each / file).is_file() for each in (folder, folder / "src")):
+        return
+    elsewhere = next((each for each in (root, *sorted(root.glob("[!.]*/"))) if (each / file).is_file()), None)
+    near = get_close_matches(file, [each.name for each in folder.glob("*.py")], n=1)
+    if elsewhere is not None:
+        hint = f"--workdir {shlex.quote(os.path.relpath(elsewhere, current_folder()))} starts in its folder"
+    elif near:
+        hint = f"Did you mean {near[0]}?"
+    else:
+        hint = "--cmd takes a path relative to the working folder, e.g. train.py"
+    raise UsageError(f"{file} is not in {folder}", hint=hint)

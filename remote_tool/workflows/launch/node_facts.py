@@ -1,0 +1,117 @@
+"""What servers say of themselves before a launch or a fan-out, checked: Python, torch, GPUs and addresses."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from remote_tool.config.devices import devices_of, refuse_missing
+from remote_tool.errors import JobError
+from remote_tool.launchers.plan import NodeFacts
+from remote_tool.transport.pool import Results, on_every
+from remote_tool.workflows.agent_client import call
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from remote_tool.config.model import Server
+    from remote_tool.launchers.fan_out import FanOutRequest
+    from remote_tool.launchers.request import LaunchRequest
+    from remote_tool.workflows.context import Context
+
+MOST_GPUS = 1024
+MOST_CPUS = 65536
+
+
+async def ask_facts(
+    context: Context, request: LaunchRequest, servers: Sequence[str], *, needs_python: bool = True
+) -> Results[NodeFacts]:
+    """Ask every server what it is."""
+
+    async def ask(server: str) -> NodeFacts:
+        host = await context.pool.host(server)
+        config = context.config
+        question = {
+            "launch": True,
+            "entry": config.entry_of(server),
+            "setup": config.setup_of(server),
+            "environment": {**config.variables_of(server), **request.environment},
+            "needs_python": needs_python,
+        }
+        answer = await call(host, config, "facts", question)
+        return replace(
+            read_facts(server, answer),
+            devices=chosen_devices(config.servers[server], request, answer),
+            variables=config.variables_of(server),
+            listed=config.listed.get(server),
+        )
+
+    return await on_every(servers, ask)
+
+
+def read_facts(server: str, answer: Mapping[str, Any]) -> NodeFacts:
+    """Return what a server says of itself, checked.
+
+    Raises:
+        JobError: It cannot be read.
+    """
+    try:
+        pairs = [(_address(each["address"]), str(each["interface"])) for each in answer["addresses"]]
+        seen = _address(answer["ssh_server_address"]) if answer.get("ssh_server_address") else ""
+        return NodeFacts(
+            server=server,
+            python=str(answer["python"]),
+            torch=str(answer.get("torch") or ""),
+            nccl=str(answer.get("nccl") or ""),
+            gpus=read_count(answer["gpus"], MOST_GPUS),
+            cpus=read_count(answer.get("cpus", 1), MOST_CPUS, 1),
+            addresses=_likeliest_first(seen, [address for address, _ in pairs]),
+            interfaces=dict(pairs),
+            place=json.dumps([answer.get("identity"), answer.get("project")]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise JobError(f"{server}: cannot read its facts ({error!r})", server=server) from error
+
+
+def chosen_devices(
+    server: Server, request: LaunchRequest | FanOutRequest, answer: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """Return the GPUs that a launch or a fan-out uses on a server.
+
+    Raises:
+        JobError: It does not have them.
+    """
+    devices = devices_of(server, request.devices, request.environment)
+    gpus, uuids = _read_devices(server.name, answer)
+    # In a container AMD's GPUs are not counted.
+    if gpus or not server.is_entered:
+        refuse_missing(server.name, devices, gpus, uuids)
+    return devices
+
+
+def _read_devices(server: str, answer: Mapping[str, Any]) -> tuple[int, list[str]]:
+    """Return how many GPUs a server has, and the UUIDs that it knows of."""
+    try:
+        return read_count(answer["devices"], MOST_GPUS), [str(uuid) for uuid in answer["uuids"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise JobError(f"{server}: cannot read its GPUs ({error!r})", server=server) from error
+
+
+def _address(value: object) -> str:
+    """Return an address as it is: it becomes an argument on the other servers."""
+    ipaddress.ip_address(str(value))
+    return str(value)
+
+
+def read_count(value: object, most: int, least: int = 0) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ValueError(f"{value!r:.40} is not a number from {least} to {most}")
+    return value
+
+
+def _likeliest_first(seen: str, addresses: Sequence[str]) -> tuple[str, ...]:
+    """The address that the SSH connection came in on, then the others; loopback last: it may still be right."""
+    others = sorted(addresses, key=lambda address: address.startswith("127.") or address == "::1")
+    return tuple(dict.fromkeys(address for address in (seen, *others) if address))

@@ -1,0 +1,107 @@
+"""--follow of a launch: it starts again when its port was taken, and with --max-restarts when it lost a node.
+
+A port that is free when a launch is planned may be taken when torchrun opens it. Nothing has run yet then, so a launch
+on another port does no harm.
+
+torchrun itself starts workers anew that fail. It cannot bring back a machine that rebooted, because nobody starts
+torchrun there. We can, for as long as we follow. Without torchrun nobody else starts again what failed either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from remote_tool.errors import ConnectError, JobError, SomeServersFailedError
+from remote_tool.jobs.job import JobState
+from remote_tool.launchers.plan import Launcher
+from remote_tool.workflows.events import Notice
+from remote_tool.workflows.git_state import GitState
+from remote_tool.workflows.jobs.follow import FollowAnswer, FollowOptions, OnChunk, follow_jobs
+from remote_tool.workflows.jobs.stop import stop_on_servers
+from remote_tool.workflows.launch.launch import launch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from remote_tool.jobs.job import Job
+    from remote_tool.launchers.request import LaunchRequest
+    from remote_tool.workflows.context import Context
+
+# A node that reaches the others again only after this long is not waited for.
+GIVE_UP_AFTER = 600.0
+PAUSE = 5.0
+# Whoever takes so many ports of ours in a row will take the next one as well.
+MOST_NEW_PORTS = 2
+
+
+async def follow_launch(
+    context: Context, request: LaunchRequest, jobs: Sequence[Job], on_chunk: OnChunk
+) -> FollowAnswer:
+    """Follow a launch to its end; start it again when its port was taken or, with ``max_restarts``, a node was lost.
+
+    Where nothing starts failed ranks again, ``max_restarts`` is for a launch that failed, too.
+
+    Raises:
+        JobError: The nodes did not reach each other again in time.
+        ConnectError: A server could not be reached again in time.
+    """
+    restarts = new_ports = 0
+    while True:
+        answer = await follow_jobs(context, jobs, on_chunk, FollowOptions())
+        lost = _find_lost(answer, or_failed=not Launcher.named(request.launcher).restarts_ranks)
+        without_port = _find_without_port(answer)
+        if answer.errors:
+            return answer
+        if without_port is not None and request.master_port is None and new_ports < MOST_NEW_PORTS:
+            new_ports += 1
+            job, count = without_port, f"new port {new_ports} of {MOST_NEW_PORTS}"
+        elif lost is not None and restarts < request.max_restarts:
+            restarts += 1
+            job, count = lost, f"restart {restarts} of {request.max_restarts}"
+        else:
+            return answer
+        context.report(
+            Notice(
+                job.server,
+                f"job {job.key}: {job.reason or f'exit code {job.exit_code}'}; restarting the launch, {count}",
+            )
+        )
+        # Of a job whose supervisor is gone, processes may be left, and they would hold the GPUs.
+        await stop_on_servers(context, answer.jobs)
+        jobs = await _start_again(context, request, jobs[0])
+
+
+def _find_lost(answer: FollowAnswer, *, or_failed: bool) -> Job | None:
+    """Return a job that tells of a lost node, or has failed; None when the launch ended in another way."""
+    if any(job.state is JobState.KILLED for job in answer.jobs):
+        return None
+    ended = {JobState.LOST, JobState.FAILED} if or_failed else {JobState.LOST}
+    found = [job for job in answer.jobs if job.state in ended or job.lost_node is not None]
+    return min(found, key=lambda job: job.stopped_with_launch, default=None)
+
+
+def _find_without_port(answer: FollowAnswer) -> Job | None:
+    """Return the job whose torchrun found its port taken, so that no rank has run; None when that did not happen."""
+    if any(job.state is JobState.KILLED for job in answer.jobs):
+        return None
+    return next((job for job in answer.jobs if job.taken_port is not None), None)
+
+
+async def _start_again(context: Context, request: LaunchRequest, before: Job) -> tuple[Job, ...]:
+    """Start all nodes anew, as soon as they reach each other; the project is there already."""
+    git = GitState(before.git_commit, before.git_branch, before.git_dirty) if before.git_commit else None
+    deadline = time.monotonic() + GIVE_UP_AFTER
+    while True:
+        try:
+            answer = await launch(context, replace(request, sync=False, from_job=""), git)
+            answer.raise_if_any_failed()
+        except (ConnectError, JobError, SomeServersFailedError) as error:
+            if time.monotonic() > deadline:
+                raise
+            context.report(Notice("", f"{error}; trying again in {PAUSE:.0f} s"))
+            await asyncio.sleep(PAUSE)
+        else:
+            return answer.jobs

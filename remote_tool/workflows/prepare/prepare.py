@@ -1,0 +1,222 @@
+"""prepare: environment, project, packages and supervisor on every server at once; only what is not there yet."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from remote_tool import workflows
+from remote_tool.config.model import EnvironmentKind
+from remote_tool.environments.choice import is_fulfilled, require_own_folders, require_rsync
+from remote_tool.errors import ConnectError, EnvironmentSetupError
+from remote_tool.transport.pool import on_every
+from remote_tool.workflows.events import Outcome
+from remote_tool.workflows.home_groups import Groups
+from remote_tool.workflows.prepare.server import (
+    ask_facts,
+    bring_image,
+    bring_supervisor,
+    install_packages,
+    send_project,
+    set_up,
+)
+from remote_tool.workflows.prepare.shared_home import Sharing
+from remote_tool.workflows.prepare.steps import ServerWork, StepResult
+from remote_tool.workflows.selection import choose_servers
+from remote_tool.workflows.step_logs import forget_old_logs
+from remote_tool.workflows.sync.options import SyncOptions
+from remote_tool.workflows.sync.project import ProjectSnapshot, tell_skipped
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from remote_tool.config.model import Config
+    from remote_tool.environments.facts import ServerFacts
+    from remote_tool.transport.host import Host
+    from remote_tool.transport.pool import HostPool, Results
+    from remote_tool.workflows.events import Report
+    from remote_tool.workflows.sync.relay import Exchange
+
+# A network disk may go on for a minute with what it knew of a name.
+MOST_LOOKS = 60
+LOOK_PAUSE = 1.0
+
+
+@dataclass(frozen=True)
+class PrepareOptions:
+    """How to prepare.
+
+    Attributes:
+        force: Recreate the environment and reinstall the packages, even if they are up to date.
+        relay: Send the project to one server, and from there to the others.
+        overwrite: Also replace files that were changed on the server, or never sent.
+    """
+
+    force: bool = False
+    relay: bool = False
+    overwrite: bool = False
+
+
+@dataclass(frozen=True)
+class PreparedServer:
+    """What was done on a server.
+
+    Attributes:
+        steps: In their order, also those that had nothing to do.
+        changed: Whether anything was done.
+        seconds: From the first question to the last step.
+        warnings: What is worth knowing, such as a sync that changed files under a running job.
+        python: Version of the Python that jobs use; empty where that is inside of what they are started in.
+        follows: The server that did the work in the folder that both have; empty without one.
+    """
+
+    server: str
+    steps: tuple[StepResult, ...]
+    changed: bool
+    seconds: float
+    warnings: tuple[str, ...] = ()
+    python: str = ""
+    follows: str = ""
+
+
+async def prepare(
+    pool: HostPool, config: Config, servers: Sequence[str], options: PrepareOptions, report: Report
+) -> Results[PreparedServer]:
+    """Make servers ready for jobs; a second time, with nothing changed, one question and rsync's own comparison."""
+    project = ProjectSnapshot(config)
+    exchange = _exchange(pool, config, servers, options, report)
+
+    async def prepare_one(work: ServerWork) -> None:
+        require_rsync(work.facts)
+        if work.facts.free_kilobytes is not None and work.facts.total_kilobytes is not None:
+            project.note_room(work.server, work.facts.free_kilobytes * 1024, work.facts.total_kilobytes * 1024)
+        await set_up(work, force=options.force)
+        if any(step.outcome is not Outcome.UNCHANGED for step in work.results):
+            # That took its time, and somebody may have worked on the project meanwhile.
+            project.renew()
+        await send_project(work, project, SyncOptions(overwrite=options.overwrite), exchange)
+        await install_packages(work, force=options.force)
+        await bring_supervisor(work)
+
+    project.begin()
+    try:
+        async with exchange or nullcontext():
+            results = await _on_all(pool, config, servers, prepare_one, report, afterwards=bring_image)
+        if exchange is not None:
+            exchange.tell()
+        if results.values:
+            await tell_skipped(project, report)
+    finally:
+        project.cancel()
+    if project.low:
+        await workflows.clean.disk_space.tell_low_rooms(pool, config, project.low, report)
+    return results
+
+
+def _exchange(
+    pool: HostPool, config: Config, servers: Sequence[str], options: PrepareOptions, report: Report
+) -> Exchange | None:
+    chosen = choose_servers(config, servers)
+    if not options.relay or len(chosen) == 1:
+        return None
+    from remote_tool.workflows.sync.relay import Exchange  # noqa: PLC0415 - a relay is seldom asked for
+
+    return Exchange(pool, config, chosen, report)
+
+
+async def setup(
+    pool: HostPool, config: Config, servers: Sequence[str], options: PrepareOptions, report: Report
+) -> Results[PreparedServer]:
+    """Install the environment."""
+
+    async def set_up_one(work: ServerWork) -> None:
+        await set_up(work, force=options.force)
+
+    return await _on_all(pool, config, servers, set_up_one, report)
+
+
+async def update_packages(
+    pool: HostPool, config: Config, servers: Sequence[str], options: PrepareOptions, report: Report
+) -> Results[PreparedServer]:
+    """Install what requirements.txt, Pipfile, pyproject.toml or environment.yml asks for."""
+
+    async def update_one(work: ServerWork) -> None:
+        if not is_fulfilled(work.config, work.facts):
+            raise EnvironmentSetupError(
+                f"{work.server} does not have the environment set in configs.yaml",
+                hint=f"remote-tool setup --server {work.server}",
+                server=work.server,
+            )
+        await install_packages(work, force=options.force)
+
+    return await _on_all(pool, config, servers, update_one, report)
+
+
+async def _on_all(
+    pool: HostPool,
+    config: Config,
+    servers: Sequence[str],
+    action: Callable[[ServerWork], Awaitable[None]],
+    report: Report,
+    *,
+    afterwards: Callable[[ServerWork], Awaitable[None]] | None = None,
+) -> Results[PreparedServer]:
+    """Do an action in turn where servers have one folder, and what comes afterwards on each machine by itself."""
+    names = choose_servers(config, servers)
+    one_download = asyncio.Lock()
+    said: set[str] = set()
+    sharing = Sharing(config)
+
+    async def on_one(server: str) -> PreparedServer:
+        started = time.monotonic()
+        host = await pool.host(server)
+        own_config = config.for_server(server)
+        facts = await ask_facts(host, own_config)
+        require_own_folders(facts)
+        async with sharing.slot(host, facts) as slot:
+            if slot.follows is not None:
+                facts = await _facts_of_follower(slot.follows, host, config)
+            elif slot.has_waited:
+                facts = await ask_facts(host, own_config)
+            work = ServerWork(host, own_config, report, facts, one_download, said, follows=slot.leader)
+            await action(work)
+        if afterwards is not None:
+            await afterwards(work)
+        steps = tuple(work.results)
+        changed = any(step.outcome is not Outcome.UNCHANGED for step in steps)
+        seconds = time.monotonic() - started
+        return PreparedServer(
+            server, steps, changed, seconds, tuple(work.warnings), _python_of_jobs(work), work.follows
+        )
+
+    results = await on_every(names, on_one)
+    Groups.recall(config).with_found(sharing.found).remember(config)
+    forget_old_logs(config.local)
+    return results
+
+
+async def _facts_of_follower(leader: Host, host: Host, config: Config) -> ServerFacts:
+    """Ask a server what it has when another one has worked in their folder; a network disk may show it late."""
+    try:
+        wanted = _in_folder(await ask_facts(leader, config.for_server(leader.name), compare=True))
+    except ConnectError:
+        return await ask_facts(host, config.for_server(host.name))
+    for _ in range(MOST_LOOKS):
+        facts = await ask_facts(host, config.for_server(host.name), compare=True)
+        if _in_folder(facts) == wanted:
+            break
+        await asyncio.sleep(LOOK_PAUSE)
+    return facts
+
+
+def _in_folder(facts: ServerFacts) -> tuple[object, ...]:
+    """Return what all servers with one folder must see alike."""
+    return facts.activation, facts.packages, facts.sync_state, facts.sent_sha256, facts.has_supervisor
+
+
+def _python_of_jobs(work: ServerWork) -> str:
+    activation = work.facts.activation
+    return activation.version if activation is not None and activation.kind != EnvironmentKind.INSIDE else ""

@@ -1,0 +1,193 @@
+"""Prepares one server, step by step: environment, project, packages, supervisor and image."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from remote_tool.config.model import EnvironmentKind
+from remote_tool.environments.choice import is_fulfilled, plan_environment
+from remote_tool.environments.facts import facts_script, parse_facts
+from remote_tool.environments.kinds.image import PRESENT, check_script, plan_pull
+from remote_tool.environments.package_files import find_packages
+from remote_tool.environments.packages import fingerprint, plan_packages
+from remote_tool.environments.scm_version import version_variables
+from remote_tool.errors import EnvironmentSetupError
+from remote_tool.workflows.agent_client import install_supervisor
+from remote_tool.workflows.agent_sources import source_archive
+from remote_tool.workflows.events import Notice, Outcome
+from remote_tool.workflows.prepare.steps import ServerWork, StepResult
+from remote_tool.workflows.sync.sync import describe
+from remote_tool.workflows.sync.sync import send_project as sync_project
+
+if TYPE_CHECKING:
+    from remote_tool.config.model import Config
+    from remote_tool.environments.facts import ServerFacts
+    from remote_tool.environments.package_files import Packages
+    from remote_tool.transport.host import Host
+    from remote_tool.transport.sync.push import PushResult
+    from remote_tool.transport.sync.relayed import Relay
+    from remote_tool.workflows.sync.options import SyncOptions
+    from remote_tool.workflows.sync.project import ProjectSnapshot
+    from remote_tool.workflows.sync.relay import Exchange
+
+FACTS_TIMEOUT = 60.0
+COMPLETE = "complete "
+NO_PACKAGES = "no requirements.txt, Pipfile, pyproject.toml or environment.yml"
+
+
+async def ask_facts(host: Host, config: Config, *, probe: bool = False, compare: bool = False) -> ServerFacts:
+    """Ask a server what it has, in one round trip.
+
+    Raises:
+        EnvironmentSetupError: The answer cannot be read.
+    """
+    script = facts_script(config, source_archive()[0], probe=probe, compare=compare)
+    answer = await host.run(script, timeout=FACTS_TIMEOUT, label="the server's facts")
+    return parse_facts(host.name, answer.stdout)
+
+
+async def set_up(work: ServerWork, *, force: bool) -> None:
+    """Create the configured environment, unless it exists."""
+    _tell_what_ends_jobs(work)
+    if (work.follows or not force) and is_fulfilled(work.config, work.facts):
+        work.unchanged("environment", f"{_named(work)}{_whose(work)}")
+        return
+    if work.follows:
+        raise _useless_here(work)
+    if not work.facts.probed:
+        work.facts = await ask_facts(work.host, work.config, probe=True)
+    plan = plan_environment(work.config, work.facts, force=force)
+    if plan.installer is not None:
+        from remote_tool.workflows.prepare.installer import bring_installer  # noqa: PLC0415 - HTTP is seldom needed
+
+        await bring_installer(work, plan.installer)
+
+    async def describe() -> str:
+        work.facts = await ask_facts(work.host, work.config)
+        return _named(work)
+
+    *before, last = plan.steps
+    for step in before:
+        await work.run(step)
+    await work.run(last, describe=describe)
+    if not is_fulfilled(work.config, work.facts):
+        raise EnvironmentSetupError(
+            f"{work.server} has an environment that is not the configured one: {_named(work)}",
+            hint=f"remote-tool setup --force --server {work.server}",
+            server=work.server,
+        )
+
+
+def _tell_what_ends_jobs(work: ServerWork) -> None:
+    """Warn of a system that ends jobs when the connection closes: they would be lost, and nobody would know why."""
+    if work.facts.ends_sessions:
+        user = work.facts.username
+        work.report(
+            Notice(
+                work.server,
+                f"its systemd kills all processes of {user} at logout, including jobs (KillUserProcesses=yes); "
+                f"its administrator can add KillExcludeUsers={user} to /etc/systemd/logind.conf",
+            )
+        )
+
+
+async def send_project(
+    work: ServerWork, project: ProjectSnapshot, options: SyncOptions, exchange: Exchange | None
+) -> None:
+    """Send what changed."""
+    if work.follows and work.facts.sync_state.startswith(COMPLETE):
+        work.unchanged("rsync", f"nothing to send{_whose(work)}")
+        return
+    began = time.monotonic()
+
+    async def send(relay: Relay | None = None) -> PushResult:
+        return await sync_project(work.host, work.config, project, options, work.report, relay)
+
+    result = await (send() if exchange is None else exchange.send(work.server, send))
+    work.warnings += result.warnings
+    outcome = Outcome.DONE if result.changed else Outcome.UNCHANGED
+    work.results.append(StepResult("rsync", outcome, describe(result, options), time.monotonic() - began))
+
+
+async def install_packages(work: ServerWork, *, force: bool) -> None:
+    """Install the packages, unless they are installed already, or come with a container."""
+    if work.config.environment.kind is EnvironmentKind.INSIDE:
+        work.unchanged("packages", "those inside")
+        return
+    root = work.config.local.root
+    packages = find_packages(root, work.config.environment.kind, work.config.packages)
+    activation = work.facts.activation
+    assert activation is not None, "the environment is there by now"
+    if not packages.sources:
+        _tell_nothing_installed(work, packages)
+        return
+    if packages.ignored:
+        work.tell_once(f"packages come from {packages.name}; ignored: {', '.join(packages.ignored)}")
+    if (work.follows or not force) and work.facts.packages == fingerprint(packages, activation):
+        work.unchanged("packages", f"{packages.name}{_whose(work)}")
+        return
+    variables = await version_variables(root, packages)
+    step = plan_packages(work.config, work.facts, activation, packages, variables)
+    await work.run(step, detail=packages.name)
+
+
+def _tell_nothing_installed(work: ServerWork, packages: Packages) -> None:
+    """Report why no packages are installed: the files that cannot be used, or that there are none."""
+    for each in packages.unusable:
+        work.tell_once(f"{each.name}: not installed, {each.why}")
+    names = ", ".join(each.name for each in packages.unusable)
+    work.unchanged("packages", f"none from {names}" if names else NO_PACKAGES)
+
+
+async def bring_supervisor(work: ServerWork) -> None:
+    """Send the program that starts and watches jobs, unless the server has this version."""
+    if work.facts.has_supervisor:
+        work.unchanged("supervisor", source_archive()[0], is_internal=True)
+        return
+
+    async def bring() -> tuple[Outcome, str]:
+        await install_supervisor(work.host, work.config)
+        return Outcome.DONE, source_archive()[0]
+
+    await work.do("supervisor", bring, is_internal=True)
+
+
+async def bring_image(work: ServerWork) -> None:
+    """Pull the image of a server whose jobs run in containers, so that no start has to wait for it."""
+    container = work.config.servers[work.server].container
+    if container is None:
+        return
+    image = container[-1]
+    answer = await work.host.run(check_script(image), timeout=FACTS_TIMEOUT, label="look for the image", check=False)
+    if answer.stdout.strip().endswith(PRESENT):
+        work.unchanged("image", image)
+        return
+    await work.run(plan_pull(image), detail=image)
+
+
+def _whose(work: ServerWork) -> str:
+    return f", shared with {work.follows}" if work.follows else ""
+
+
+def _useless_here(work: ServerWork) -> EnvironmentSetupError:
+    """Say that an environment is not for this server; making it anew would break it on the other one."""
+    if work.facts.environment_python:
+        return EnvironmentSetupError(
+            f"{work.server} shares its folder with {work.follows} but needs another environment",
+            hint="set the same environment: for both in configs.yaml",
+            server=work.server,
+        )
+    return EnvironmentSetupError(
+        f"{work.server} shares its folder with {work.follows}, and their environment does not start on {work.server}",
+        hint="use environment: miniconda, which installs Python into that folder; otherwise both need the same Python"
+        " and the same kind of processor",
+        server=work.server,
+    )
+
+
+def _named(work: ServerWork) -> str:
+    activation = work.facts.activation
+    if activation is not None and activation.kind == EnvironmentKind.INSIDE:
+        return f"inside the container; the supervisor uses the server's Python {activation.version}"
+    return f"Python {activation.version} ({activation.kind})" if activation else "none"

@@ -1,0 +1,217 @@
+"""Servers that have one folder in common, as on NFS: found by a marker that one writes and the other sees."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import shlex
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from remote_tool.errors import ConnectError, EnvironmentSetupError, RemoteCommandError
+from remote_tool.workflows.prepare.steps import StepFailedError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from remote_tool.config.model import Config
+    from remote_tool.environments.facts import ServerFacts
+    from remote_tool.transport.host import Host
+
+# File systems that one kernel alone has; two kernels with such a home each have their own.
+_LOCAL = frozenset(
+    {"ext2/ext3", "xfs", "btrfs", "zfs", "tmpfs", "overlayfs", "f2fs", "jfs", "reiserfs", "ramfs", "bcachefs"}
+)
+# These make up inodes on each machine.
+_OWN_INODES = ("fuse", "unknown")
+# A network disk shows a new name at once, or when a look at the folder has refreshed it.
+_LOOKS = 8
+_LOOK_PAUSE = 0.25
+_TEST_SECONDS = 15.0
+
+
+class _Folder(NamedTuple):
+    """What a server says of a folder, by which most pairs need no test."""
+
+    inode: str
+    kind: str
+    boot: str
+
+    @classmethod
+    def parse(cls, text: str) -> _Folder:
+        inode, _, rest = text.partition("|")
+        kind, _, boot = rest.partition("|")
+        return cls(inode, kind.lower(), boot)
+
+    def may_be(self, other: _Folder) -> bool:
+        """Whether the two may be one folder."""
+        if not self.inode or not other.inode:
+            return False
+        made_up = any(place.kind.startswith(_OWN_INODES) for place in (self, other))
+        one_kernel = self.boot == other.boot
+        both_local = self.kind in _LOCAL and other.kind in _LOCAL
+        return (self.inode == other.inode or made_up) and (one_kernel or not both_local)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a server has the project: its home, and the folders from there on down that are there by now."""
+
+    home: str
+    folders: tuple[_Folder, ...]
+
+    @classmethod
+    def of(cls, facts: ServerFacts) -> _Place:
+        return cls(facts.home, tuple(map(_Folder.parse, facts.folders)))
+
+    def may_be(self, other: _Place) -> bool:
+        """Whether the two may have the project's folder in common: itself, or one that it lies in."""
+        # One of them may have been asked before the project's folder was made.
+        return any(here.may_be(there) for here, there in zip(self.folders, other.folders, strict=False))
+
+
+class _Group:
+    """Servers with one folder, of which one works and the others wait."""
+
+    def __init__(self, host: Host, place: _Place) -> None:
+        self.members = [host.name]
+        self.leader = host
+        self.place = place
+        self.error: StepFailedError | None = None
+        self.is_done = False
+        self.working = asyncio.Lock()
+
+
+@dataclass(frozen=True)
+class LeaderSlot:
+    """What a server is to do.
+
+    Attributes:
+        follows: Who has worked in this folder; None for the one that is to work.
+        has_waited: Whether others may have worked there since it was looked at.
+    """
+
+    follows: Host | None
+    has_waited: bool
+
+    @property
+    def leader(self) -> str:
+        """The name of who has worked; empty without one."""
+        return self.follows.name if self.follows else ""
+
+
+class Sharing:
+    """Finds, while servers arrive, which of them have one folder, and lets one of each group work first."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._groups: list[_Group] = []
+
+    @property
+    def found(self) -> list[tuple[str, ...]]:
+        """The groups of all that arrived, in the order of the configuration."""
+        order = list(self._config.servers)
+        return [tuple(sorted(group.members, key=order.index)) for group in self._groups]
+
+    @asynccontextmanager
+    async def slot(self, host: Host, facts: ServerFacts) -> AsyncIterator[LeaderSlot]:
+        """Wait for the server that works in this folder, or be the one.
+
+        When the one that works cannot, because its connection is lost or it lacks something, the next one works.
+
+        Raises:
+            EnvironmentSetupError: What it did there failed, and would fail again.
+        """
+        group = await self._join(host, facts)
+        has_waited = group.working.locked() or group.is_done
+        async with group.working:
+            must_work = not group.is_done
+            if must_work:
+                group.leader = host
+                try:
+                    yield LeaderSlot(None, has_waited)
+                except StepFailedError as error:
+                    group.error, group.is_done = error, True
+                    raise
+                group.is_done = True
+        if must_work:
+            return
+        if group.error is not None:
+            raise _failed_there(host.name, group.leader.name, group.error)
+        yield LeaderSlot(group.leader, has_waited)
+
+    async def _join(self, host: Host, facts: ServerFacts) -> _Group:
+        """Return the group of a server; the first one that arrives waits for nothing."""
+        place = _Place.of(facts)
+        # Others may arrive while one is tested: the list grows under us, and all of it is looked at.
+        for group in self._groups:
+            if await self._is_one(group, host, place):
+                _require_one_path(host.name, place, group, self._config)
+                group.members.append(host.name)
+                return group
+        self._groups.append(_Group(host, place))
+        return self._groups[-1]
+
+    async def _is_one(self, group: _Group, host: Host, place: _Place) -> bool:
+        if self._config.shared is not None:
+            return self._config.shared
+        if not place.may_be(group.place):
+            return False
+        try:
+            return await has_one_folder(group.leader, host, self._config)
+        except (ConnectError, RemoteCommandError, TimeoutError):
+            return False
+
+
+async def has_one_folder(writer: Host, reader: Host, config: Config) -> bool:
+    """Tell whether a server sees what another one writes into the project's folder; leaves nothing there.
+
+    Raises:
+        RemoteCommandError: The reader does not answer.
+        TimeoutError: The writer does not write.
+    """
+    name, secret = f"mark-{secrets.token_hex(16)}", secrets.token_hex(16)
+    scripts = shlex.quote(config.remote.scripts)
+    write = (
+        f'cd "$HOME" && (umask 077; mkdir -p -- {scripts}) && cd -- {scripts} || exit 1\n'
+        f"trap 'rm -f {name}' EXIT; trap 'exit 1' HUP PIPE TERM\n"
+        f"(umask 077; printf %s {secret} > {name}) && echo written || exit 1\n"
+        "while read -r _; do :; done\n"
+    )
+    look = (
+        f'cd "$HOME" || exit 1; looks=0\n'
+        f"while [ $looks -lt {_LOOKS} ]; do\n"
+        f"    [ -f {scripts}/{name} ] && head -c 64 {scripts}/{name} && exit\n"
+        f"    [ -d {scripts} ] || break\n"
+        f"    ls {scripts} >/dev/null; looks=$((looks + 1)); sleep {_LOOK_PAUSE}\n"
+        "done\n"
+    )
+    async with writer.open(write, label="write a marker") as channel:
+        async with asyncio.timeout(_TEST_SECONDS):
+            if not (await channel.read()).startswith(b"written"):
+                return False
+        answer = await reader.run(look, timeout=_TEST_SECONDS, limit=1024, check=False, label="look for the marker")
+        await channel.write_eof()
+        # What a slow disk has not removed by then, the script removes without us.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_TEST_SECONDS):
+                await channel.wait()
+    return answer.stdout == secret.encode()
+
+
+def _require_one_path(server: str, place: _Place, group: _Group, config: Config) -> None:
+    """Refuse a folder that has another path on each server: what is installed there has its path written into it."""
+    if place.home != group.place.home:
+        here, there = (f"{home}/{config.remote.project}" for home in (place.home, group.place.home))
+        raise EnvironmentSetupError(
+            f"{server} shares the project's folder with {group.leader.name}, but at another path: {here}, not {there}",
+            hint="mount it at the same path on both, or use accounts with separate homes",
+            server=server,
+        )
+
+
+def _failed_there(server: str, leader: str, error: StepFailedError) -> EnvironmentSetupError:
+    first_line = error.message.partition("\n")[0].removeprefix(f"{leader}: ")
+    message = f"{server} shares its folder with {leader}, which failed: {first_line}"
+    return EnvironmentSetupError(message, hint=error.hint, server=server)

@@ -1,0 +1,194 @@
+"""The steps that prepare one server: reported while they run, logged in full, with a hint when they fail."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from remote_tool.environments.cause import cause_of
+from remote_tool.environments.step import REFUSED, guarded
+from remote_tool.environments.system_packages import hint_from_output
+from remote_tool.errors import EnvironmentSetupError, RemoteToolError
+from remote_tool.transport.host import Stream
+from remote_tool.workflows.events import Notice, Outcome, StepEnded, StepOutput, StepStarted
+from remote_tool.workflows.step_logs import StepLog, shown_path
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from remote_tool.config.model import Config
+    from remote_tool.environments.facts import ServerFacts
+    from remote_tool.environments.step import Step
+    from remote_tool.transport.host import Exit, Host
+    from remote_tool.workflows.events import Report
+
+TIMED_OUT = 124
+# Of an output that does not say why it failed.
+SHOWN_LINES = 5
+_NOTICE = re.compile(r"^notice: (?P<text>.*)$", re.MULTILINE)
+_REFUSED = re.compile(r"^refused: (?P<why>.*?)(?:\nhint: (?P<hint>[^\n]*))?$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """How one step ended.
+
+    Attributes:
+        step: Its name.
+        outcome: Done or unchanged; a step that fails raises.
+        detail: What was done, in a few words.
+        seconds: How long it took.
+    """
+
+    step: str
+    outcome: Outcome
+    detail: str
+    seconds: float
+
+
+class StepFailedError(EnvironmentSetupError):
+    """A step's script ended with a status.
+
+    Attributes:
+        status: 0 to 255; 128 when a signal ended it.
+    """
+
+    def __init__(self, message: str, *, hint: str, server: str, status: int) -> None:
+        super().__init__(message, hint=hint, server=server)
+        self.status = status
+
+
+@dataclass
+class ServerWork:
+    """The steps of one server while they run.
+
+    Attributes:
+        host: The server.
+        config: The configuration.
+        report: Who is told.
+        facts: What the server had when it was asked last.
+        one_download: Shared by all servers: what is fetched here is fetched once.
+        results: How the steps ended so far.
+        warnings: What was no failure.
+        follows: The server that has done all this in the folder that both have; empty when there is none.
+        said: Shared by all servers: what was told of the project.
+    """
+
+    host: Host
+    config: Config
+    report: Report
+    facts: ServerFacts
+    one_download: asyncio.Lock
+    said: set[str] = field(default_factory=set)
+    results: list[StepResult] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    follows: str = ""
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def server(self) -> str:
+        return self.host.name
+
+    async def run(self, step: Step, *, detail: str = "", describe: Callable[[], Awaitable[str]] | None = None) -> None:
+        """Run a step on the server; its result is ``detail``, or what ``describe`` returns once the step is done.
+
+        Raises:
+            StepFailedError: It failed; the text says why as far as the output does.
+            ConnectionLostError: The link went; the server ends the step.
+        """
+        with self.told(step.name) as done, StepLog(self.config.local, self.server, step.name) as log:
+            try:
+                async with asyncio.timeout(step.timeout):
+                    ended = await self._stream(step, log)
+            except TimeoutError:
+                raise self._failure(
+                    step, log, f"did not finish within {step.timeout / 60:.0f} minutes", TIMED_OUT
+                ) from None
+            if ended.status != 0:
+                status = 128 if ended.status is None else ended.status
+                raise self._failure(step, log, f"failed with {_as_text(ended)}", status)
+            for notice in _NOTICE.finditer("\n".join(log.last_lines)):
+                self.report(Notice(self.server, notice["text"]))
+            # Of "Installing uv" the result is "uv".
+            done(await describe() if describe else detail or step.title.partition(" ")[2])
+
+    async def do(
+        self, name: str, work: Callable[[], Awaitable[tuple[Outcome, str]]], *, is_internal: bool = False
+    ) -> None:
+        """Do a step that is more than a script; it says how it ended."""
+        with self.told(name, is_internal=is_internal) as done:
+            outcome, detail = await work()
+            done(detail, outcome)
+
+    def tell_once(self, text: str) -> None:
+        """Tell what is true of the project, whichever server finds it first."""
+        if text not in self.said:
+            self.said.add(text)
+            self.report(Notice("", text))
+
+    def unchanged(self, name: str, detail: str, *, is_internal: bool = False) -> None:
+        """Tell that a step had nothing to do."""
+        self._end(StepEnded(self.server, name, Outcome.UNCHANGED, detail, is_internal=is_internal))
+
+    @contextmanager
+    def told(self, name: str, *, is_internal: bool = False) -> Iterator[Callable[..., None]]:
+        """Report the beginning and the end of a step; the caller calls what is yielded when the step is done."""
+        began = time.monotonic()
+        self.report(StepStarted(self.server, name))
+
+        def done(detail: str, outcome: Outcome = Outcome.DONE) -> None:
+            self._end(StepEnded(self.server, name, outcome, detail, time.monotonic() - began, is_internal))
+
+        try:
+            yield done
+        except RemoteToolError as error:
+            first_line = error.message.partition("\n")[0]
+            self.report(StepEnded(self.server, name, Outcome.FAILED, first_line, time.monotonic() - began))
+            raise
+
+    def _end(self, ended: StepEnded) -> None:
+        self.results.append(StepResult(ended.step, ended.outcome, ended.detail, ended.seconds))
+        self.report(ended)
+
+    async def _stream(self, step: Step, log: StepLog) -> Exit:
+        script = guarded(step, self.config.remote.scripts, self.config.variables_of(self.server))
+        async with self.host.open(script, label=step.title) as channel:
+
+            async def copy(stream: Stream) -> None:
+                while data := await channel.read(stream):
+                    self._tell(step, log.write(data, stream))
+
+            # A TaskGroup would wrap an error of the link; gather hands it on as it is, and closing ends the other.
+            await asyncio.gather(copy(Stream.OUT), copy(Stream.ERR))
+            self._tell(step, log.end())
+            return await channel.wait()
+
+    def _tell(self, step: Step, data: bytes) -> None:
+        if data:
+            self.report(StepOutput(self.server, step.name, data))
+
+    def _failure(self, step: Step, log: StepLog, what: str, status: int) -> StepFailedError:
+        where = f"full output: {shown_path(log.path, self.config.local)}"
+        refused = _REFUSED.search("\n".join(log.last_lines))
+        if status == REFUSED and refused:
+            return StepFailedError(
+                f"{self.server}: {refused['why']}", hint=refused["hint"] or where, server=self.server, status=status
+            )
+        cause = "" if status == TIMED_OUT else cause_of(log.tail.replace(b"\r", b"\n").decode(errors="replace"))
+        lines = [] if cause else log.last_lines[-SHOWN_LINES:]
+        below = "".join(f"\n  {line}" for line in [*lines, where])
+        version, kind = self.config.python_version, self.config.environment.kind
+        return StepFailedError(
+            f"{self.server}: {step.title} {f'failed: {cause}' if cause else what}{below}",
+            hint=hint_from_output(self.facts, log.tail, version=version, kind=kind),
+            server=self.server,
+            status=status,
+        )
+
+
+def _as_text(ended: Exit) -> str:
+    return f"status {ended.status}" if ended.status is not None else f"signal {ended.signal}"

@@ -1,0 +1,14 @@
+"""Set up, check and measure servers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from remote_tool.lazy import submodules
+
+if TYPE_CHECKING:
+    from remote_tool.workflows.servers import bandwidth, check, install_keys
+
+__all__ = ["bandwidth", "check", "install_keys"]
+
+__getattr__ = submodules(__name__, __all__)

@@ -1,0 +1,193 @@
+"""check: whether servers are fit for training together; looks only, and a server that fails is part of the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field, replace
+from ipaddress import ip_address
+from typing import TYPE_CHECKING
+
+from remote_tool.environments.checks.agreement import Clock, check_clocks, compare
+from remote_tool.environments.checks.checks import Check, ServerInspection, Status, check_server
+from remote_tool.environments.checks.machine import GPU_SECONDS, Machine, machine_script, parse_machine, split_answer
+from remote_tool.environments.facts import facts_script, parse_facts
+from remote_tool.errors import HostKeyError, LoginError, RemoteToolError, SomeServersFailedError
+from remote_tool.transport.pool import on_every
+from remote_tool.workflows.agent_sources import source_archive
+from remote_tool.workflows.selection import choose_servers
+from remote_tool.workflows.sync.data_sets import check_data_sets
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from remote_tool.config.model import Config
+    from remote_tool.transport.host import Channel, Host
+    from remote_tool.transport.login import Login
+    from remote_tool.transport.pool import HostPool
+
+# nvidia-smi is asked up to four times; the rest is told within a second, or after one of login's own programs.
+OTHER_SECONDS = 20.0
+LONGEST_ANSWER = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class ServerReport:
+    """How it stands with a server.
+
+    Attributes:
+        name: Of the server.
+        checks: In the order in which they are shown.
+    """
+
+    name: str
+    checks: tuple[Check, ...]
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether something keeps training from working."""
+        return any(check.status is Status.FAIL for check in self.checks)
+
+
+@dataclass(frozen=True)
+class CheckAnswer:
+    """How it stands with all servers.
+
+    Attributes:
+        servers: Every one that was asked, also those that cannot be reached.
+        errors: The error of each server that did not answer.
+    """
+
+    servers: tuple[ServerReport, ...]
+    errors: Mapping[str, RemoteToolError] = field(default_factory=dict)
+
+    @property
+    def is_fit(self) -> bool:
+        """Whether every server answered and no check failed."""
+        return not self.errors and not any(server.has_failed for server in self.servers)
+
+    @property
+    def exit_code(self) -> int:
+        """3 or 4 when servers did not answer, else 1 when a check failed."""
+        if self.errors:
+            answered = [server.name for server in self.servers if server.name not in self.errors]
+            return SomeServersFailedError(self.errors, answered).exit_code
+        return 0 if self.is_fit else 1
+
+
+@dataclass(frozen=True)
+class _Answered:
+    login: Login
+    checks: list[Check]
+    clock: Clock | None
+    data: list[Check] = field(default_factory=list)
+
+
+async def check(
+    pool: HostPool, config: Config, servers: Sequence[str] = (), *, gpu_seconds: float = GPU_SECONDS
+) -> CheckAnswer:
+    """Ask every server what it has, in one round trip after the login, and judge it; raises for no server."""
+    names = choose_servers(config, servers)
+    others = _names_in_use(config)
+
+    async def on_one(name: str) -> _Answered:
+        host = await pool.host(name)
+        answered = await _ask(host, config.for_server(name), others, gpu_seconds)
+        return replace(answered, data=await check_data_sets(host, config.data))
+
+    results = await on_every(names, on_one)
+    checks = compare({name: answered.checks for name, answered in results.values.items()})
+    clocks = check_clocks({name: answered.clock for name, answered in results.values.items()})
+    reports = [
+        ServerReport(
+            name, (*_login_checks(results.values[name].login), *checks[name], clocks[name], *results.values[name].data)
+        )
+        if name in results.values
+        else ServerReport(name, _failed_checks(name, results.errors[name]))
+        for name in names
+    ]
+    return CheckAnswer(tuple(reports), results.errors)
+
+
+def _names_in_use(config: Config) -> tuple[str, ...]:
+    """Return the names by which servers are to reach each other: ``address:``, where it is no number."""
+    return tuple(
+        dict.fromkeys(
+            server.address
+            for server in config.servers.values()
+            if server.address is not None and not _is_number(server.address)
+        )
+    )
+
+
+def _is_number(address: str) -> bool:
+    try:
+        ip_address(address)
+    except ValueError:
+        return False
+    return True
+
+
+async def _ask(host: Host, config: Config, others: Sequence[str], gpu_seconds: float) -> _Answered:
+    facts = facts_script(config, source_archive()[0], look_only=True)
+    script = machine_script(config, facts, others, gpu_seconds=gpu_seconds)
+    asked_at = time.time()
+    async with host.open(script, label="what it has for training") as channel:
+        await channel.write_eof()
+        await channel.start()
+        answer, heard_at = await _listen(channel, OTHER_SECONDS + 2 * gpu_seconds)
+    told, of_facts = split_answer(answer)
+    machine = parse_machine(told)
+    if not of_facts:
+        raise RemoteToolError(
+            f"{host.name} did not answer within {OTHER_SECONDS:.0f} s",
+            hint=f"remote-tool run --server {host.name} --cmd 'df -h; uptime'",
+            server=host.name,
+        )
+    server = ServerInspection(config, parse_facts(host.name, of_facts), machine, others)
+    return _Answered(host.login, check_server(server), _clock_of(machine, asked_at, heard_at))
+
+
+async def _listen(channel: Channel, seconds: float) -> tuple[bytes, float]:
+    """Read what comes within a time, and when the first of it came; what hangs comes last."""
+    answer, heard_at = bytearray(), 0.0
+    try:
+        async with asyncio.timeout(seconds):
+            while len(answer) < LONGEST_ANSWER:
+                data = await channel.read()
+                if not data:
+                    await channel.wait()
+                    break
+                heard_at = heard_at or time.time()
+                answer += data
+    except TimeoutError:
+        pass
+    return bytes(answer), heard_at
+
+
+def _clock_of(machine: Machine, asked_at: float, heard_at: float) -> Clock | None:
+    """Set a clock against the middle of the time in which it was read."""
+    if machine.clock is None:
+        return None
+    told = machine.clock if machine.clock_is_fine else machine.clock + 0.5
+    doubt = (heard_at - asked_at) / 2 + (0.0 if machine.clock_is_fine else 0.5)
+    return Clock(told - (asked_at + heard_at) / 2, abs(doubt))
+
+
+def _login_checks(login: Login) -> list[Check]:
+    entered = Check("login", Status.OK, f"{login.username}, {login.method}")
+    if login.is_new:
+        hint = "compare with the server's own key: ssh-keygen -l -f /etc/ssh/ssh_host_ed25519_key.pub"
+        return [entered, Check("host key", Status.WARN, f"new: {login.host_key}", hint)]
+    known = login.host_key.partition(" ")[0]
+    return [entered, Check("host key", Status.OK, f"known ({known})" if known else "certificate")]
+
+
+def _failed_checks(name: str, error: RemoteToolError) -> tuple[Check, ...]:
+    """Say why a server did not answer, as the check that failed."""
+    hint = error.hint or f"remote-tool check --server {name} -v"
+    if isinstance(error, HostKeyError):
+        return (Check("host key", Status.FAIL, error.message, hint),)
+    if isinstance(error, LoginError):
+        return (Check("login", Status.FAIL, error.message, hint),)
+    return (Check("connection", Status.FAIL, error.message, hint),)

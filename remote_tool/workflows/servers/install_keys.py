@@ -1,0 +1,183 @@
+"""keys: a key of the user on every server, the password asked for once, and a login with the key alone as proof."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from remote_tool.errors import LoginError, RemoteToolError, UsageError
+from remote_tool.transport.authorized_keys import add_key, writable_by_others
+from remote_tool.transport.pool import Results, on_every
+from remote_tool.transport.ssh.endpoint import AuthMethods
+from remote_tool.transport.ssh.user_keys import UserKey, find_key, make_key
+from remote_tool.workflows.events import Notice, StepStarted
+from remote_tool.workflows.selection import choose_servers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from remote_tool.transport.host import Host
+    from remote_tool.workflows.context import Context
+
+STEP = "key"
+SSHD_HINT = (
+    "On the server: sudo sshd -T | grep -iE 'pubkeyauthentication|authorizedkeysfile|strictmodes'; "
+    "with SELinux: restorecon -R ~/.ssh"
+)
+
+
+class KeyState(StrEnum):
+    """What was found or done on a server."""
+
+    WORKS = "works"
+    ADDED = "added"
+    MISSING = "missing"
+
+
+@dataclass(frozen=True)
+class KeyOnServer:
+    """The user's key and one server.
+
+    Attributes:
+        state: ``works``: a key logged in before; ``added``: it does now; ``missing``: it does not (``--dry-run``).
+        key: The private file here; empty where it is the agent's.
+        line: The public line; empty while there is no key.
+        file: The server's file that has the line now; empty when nothing was added.
+    """
+
+    state: KeyState
+    key: str
+    line: str
+    file: str = ""
+
+    @property
+    def changed(self) -> bool:
+        return self.state is KeyState.ADDED
+
+
+@dataclass(frozen=True)
+class KeysRequest:
+    """What is wished.
+
+    Attributes:
+        servers: Names; empty means all.
+        ask_passphrase: Whether a new key gets a passphrase, which is asked for.
+        dry_run: Whether nothing is made or changed.
+    """
+
+    servers: tuple[str, ...] = ()
+    ask_passphrase: bool = False
+    dry_run: bool = False
+
+
+async def install_keys(context: Context, request: KeysRequest) -> Results[KeyOnServer]:
+    """Find out who is let in by a key; make a key where there is none, add it to the other servers, and log in with it.
+
+    Raises:
+        UsageError: A key cannot be made.
+    """
+    servers = choose_servers(context.config, request.servers)
+    found = await on_every(servers, lambda server: _look(context, server))
+    missing = {server: key for server, key in found.values.items() if key.state is KeyState.MISSING}
+    if request.dry_run or not missing:
+        return found
+    refused = await context.pool.confirm_host_keys(missing)
+    trusted = {server: key for server, key in missing.items() if server not in refused}
+    lines = await _make_keys(context, trusted.values(), ask_passphrase=request.ask_passphrase)
+    taken: set[str] = set()
+
+    async def install(server: str) -> KeyOnServer:
+        installed = await _install(context, server, trusted[server], lines)
+        taken.add(installed.key)
+        return installed
+
+    try:
+        await context.pool.ask_together(trusted)
+        added = await on_every(trusted, install)
+    finally:
+        for key in dict.fromkeys(each.key for each in trusted.values() if not each.line and each.key not in taken):
+            names = shlex.join([key, f"{key}.pub"])
+            context.report(Notice("", f"no server accepted the new key {key}; to remove it: rm {names}"))
+    return _together(servers, {**found.values, **added.values}, {**found.errors, **refused, **added.errors})
+
+
+def _together(
+    servers: Sequence[str], values: Mapping[str, KeyOnServer], errors: Mapping[str, RemoteToolError]
+) -> Results[KeyOnServer]:
+    return Results(
+        {server: values[server] for server in servers if server in values and server not in errors},
+        {server: errors[server] for server in servers if server in errors},
+    )
+
+
+async def _look(context: Context, server: str) -> KeyOnServer:
+    """Return which key is meant, and whether one lets us in."""
+    context.report(StepStarted(server, STEP))
+    key = await find_key(context.config.servers[server])
+    name = str(key.path or "")
+    try:
+        async with context.pool.login(server, AuthMethods.KEYS):
+            return KeyOnServer(KeyState.WORKS, name, key.line)
+    except LoginError:
+        return KeyOnServer(KeyState.MISSING, name, key.line)
+
+
+async def _make_keys(context: Context, wanted: Iterable[KeyOnServer], *, ask_passphrase: bool) -> dict[str, str]:
+    """Make the keys that are not there; return the public line of every key by its file."""
+    lines = {key.key: key.line for key in wanted}
+    for name in [name for name, line in lines.items() if not line]:
+        passphrase = await _new_passphrase(context, name) if ask_passphrase else None
+        lines[name] = await asyncio.to_thread(make_key, Path(name), passphrase)
+        if passphrase:
+            context.pool.remember_passphrase(Path(name), passphrase)
+        context.report(Notice("", f"created {name} and {name}.pub"))
+    return lines
+
+
+async def _new_passphrase(context: Context, name: str) -> str:
+    if not context.pool.prompter.can_ask:
+        raise UsageError("--passphrase needs a terminal", hint=f"set it later: ssh-keygen -p -f {name}")
+    passphrase = await context.pool.prompter.ask(f"New passphrase of {name}: ")
+    if not passphrase:
+        raise UsageError(
+            "No passphrase was entered; no key was created",
+            hint="Leave out --passphrase to create a key without one",
+        )
+    if await context.pool.prompter.ask("Repeat the passphrase: ") != passphrase:
+        raise UsageError("The passphrases do not match; no key was created")
+    return passphrase
+
+
+async def _install(context: Context, server: str, key: KeyOnServer, lines: Mapping[str, str]) -> KeyOnServer:
+    line = lines[key.key]
+    async with context.pool.login(server, AuthMethods.PASSWORDS) as host:
+        installed = await add_key(host, line)
+        await _prove(context, host, UserKey(Path(key.key) if key.key else None, line), installed.file)
+    return KeyOnServer(KeyState.ADDED, key.key, line, installed.file)
+
+
+async def _prove(context: Context, host: Host, key: UserKey, file: str) -> None:
+    """Log in with the key alone.
+
+    Raises:
+        LoginError: The server does not take it; the text says what is known of why.
+    """
+    try:
+        async with context.pool.login(host.name, AuthMethods.KEYS, key.path):
+            return
+    except LoginError as error:
+        refused = error
+    open_paths = await writable_by_others(host)
+    what = f"{host.name}: the key is in {file}, but logging in with it fails"
+    if open_paths:
+        paths = " ".join(open_paths)
+        raise LoginError(
+            f"{what}: other users may write to {paths}, so sshd ignores the keys there (StrictModes)",
+            hint=f"On {host.name}: chmod go-w {paths}",
+            server=host.name,
+        )
+    raise LoginError(f"{what}: {refused.message}", hint=SSHD_HINT, server=host.name)

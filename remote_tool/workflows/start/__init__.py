@@ -1,0 +1,14 @@
+"""Start jobs: what goes to the servers first, and the start itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from remote_tool.lazy import submodules
+
+if TYPE_CHECKING:
+    from remote_tool.workflows.start import start
+
+__all__ = ["start"]
+
+__getattr__ = submodules(__name__, __all__)

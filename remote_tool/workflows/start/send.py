@@ -1,0 +1,61 @@
+"""What servers are sent before jobs start there: the project, and the files of an earlier job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from remote_tool import workflows
+from remote_tool.workflows.git_state import GitState, while_asking_git
+from remote_tool.workflows.sync.options import SyncOptions
+from remote_tool.workflows.sync.sync import sync
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from remote_tool.errors import RemoteToolError
+    from remote_tool.workflows.context import Context
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What became of a sync before a start.
+
+    Attributes:
+        snapshots: What each server has.
+        errors: Of the servers that failed.
+        warnings: Server and sentence.
+        git: The commit that was sent; None when nothing was, or git does not say.
+    """
+
+    snapshots: Mapping[str, str]
+    errors: Mapping[str, RemoteToolError] = field(default_factory=dict)
+    warnings: tuple[tuple[str, str], ...] = ()
+    git: GitState | None = None
+
+
+async def send_project(context: Context, servers: Sequence[str], *, wanted: bool, overwrite: bool = False) -> Sent:
+    """Send changed files."""
+    if not wanted:
+        return Sent(dict.fromkeys(servers, ""))
+    options = SyncOptions(overwrite=overwrite, tells_room=False)
+    sending = sync(context.pool, context.config, servers, options, context.report)
+    local = context.config.local
+    beside = (local.jobs_folder, local.logs_folder, *local.artifacts_in_project)
+    results, git = await while_asking_git(local.root, sending, beside)
+    return Sent(
+        {server: result.snapshot for server, result in results.values.items()},
+        results.errors,
+        tuple((server, text) for server, result in results.values.items() for text in result.warnings),
+        git,
+    )
+
+
+async def bring_files(
+    context: Context, from_job: str, servers: Sequence[str], *, overwrite: bool
+) -> Mapping[str, RemoteToolError]:
+    """Bring the files of an earlier job, if one is named; return the errors of the servers that did not get them."""
+    if not from_job or not servers:
+        return {}
+    # Loaded for those who go on from another job.
+    return (await workflows.sync.from_job.bring_from_job(context, from_job, servers, overwrite=overwrite)).errors

@@ -1,0 +1,122 @@
+"""job-run: send changed files, then start a job on each server."""
+
+from __future__ import annotations
+
+from dataclasses import InitVar, dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from remote_tool.config.artifacts import read_artifacts, wanted_artifacts
+from remote_tool.config.devices import check_devices, command_environment, devices_of
+from remote_tool.config.limits import check_nice, check_request, check_workdir
+from remote_tool.errors import UsageError
+from remote_tool.jobs.job import JobSpec, new_job_id
+from remote_tool.redaction import hide
+from remote_tool.workflows.git_state import with_git
+from remote_tool.workflows.selection import JobsAnswer, choose_servers
+from remote_tool.workflows.start.send import bring_files, send_project
+from remote_tool.workflows.start.start_specs import start_specs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from remote_tool.config.model import Config
+    from remote_tool.protocol.artifact_patterns import ArtifactPattern
+    from remote_tool.workflows.context import Context
+
+
+@dataclass(frozen=True)
+class StartRequest:
+    """A command to start as one job on each of some servers.
+
+    Attributes:
+        command: For the shell.
+        servers: Empty: all.
+        environment: Variables of the job; written nowhere.
+        env: More variables, which override ``environment``.
+        tags: Free words.
+        sync: Send changed files first.
+        artifacts: Globs of files to pull, in addition to the configured ones.
+        devices: GPUs to expose, by number or UUID; empty: as configured.
+        overwrite: Also replace files that were changed on the server, or never sent.
+        workdir: The working folder, relative to the project; None: as configured, else the project's own.
+        nice: Run the command with this niceness, 0 to 19; None: unchanged.
+        from_job: Key of a job whose artifacts are brought to its servers first; empty: of none.
+    """
+
+    command: str
+    servers: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    env: InitVar[Mapping[str, str] | None] = field(default=None, kw_only=True)
+    tags: tuple[str, ...] = ()
+    sync: bool = True
+    artifacts: tuple[str | ArtifactPattern, ...] = ()
+    devices: tuple[str | int, ...] = ()
+    overwrite: bool = False
+    workdir: str | None = None
+    from_job: str = ""
+    nice: int | None = None
+
+    def __post_init__(self, env: Mapping[str, str] | None) -> None:
+        """Refuse an invalid request."""
+        object.__setattr__(self, "environment", {**self.environment, **(env or {})})
+        if not self.command.strip():
+            raise UsageError("--cmd is empty", hint="remote-tool job-run --cmd 'python train.py'")
+        check_workdir(self.workdir)
+        check_nice(self.nice)
+        read_artifacts(self.artifacts)
+        check_devices(self.devices, self.environment)
+        hide(self.environment.values())
+        check_request(self.command, self.tags, self.environment)
+
+    def check_on(self, servers: Sequence[str], config: Config) -> None:
+        """Refuse what is too much together with the configuration, before anything is sent."""
+        wanted_artifacts(config, self.artifacts)
+        for server in servers:
+            check_request(self.command, self.tags, self.environment_on(server, config))
+
+    def environment_on(self, server: str, config: Config) -> dict[str, str]:
+        """Return the variables of its job on a server."""
+        return command_environment(config.variables_of(server), self.environment, self.devices_on(server, config))
+
+    def devices_on(self, server: str, config: Config) -> tuple[str, ...]:
+        """Return the GPUs that its job is given on a server; none: it may use all."""
+        return devices_of(config.servers[server], self.devices, self.environment)
+
+
+async def start_jobs(context: Context, requests: Sequence[StartRequest]) -> JobsAnswer:
+    """Start every request as one job on each of its servers; a server whose sync fails starts nothing.
+
+    Each server is sent the project once and asked once for every 256 jobs.
+    """
+    wanted = [(request, choose_servers(context.config, request.servers)) for request in requests]
+    for request, servers in wanted:
+        request.check_on(servers, context.config)
+    receivers = list(dict.fromkeys(server for request, servers in wanted if request.sync for server in servers))
+    overwrite = any(request.overwrite for request in requests)
+    sent = await send_project(context, receivers, wanted=bool(receivers), overwrite=overwrite)
+    for request, servers in wanted:
+        able = [server for server in servers if server not in sent.errors]
+        errors = await bring_files(context, request.from_job, able, overwrite=request.overwrite)
+        sent = replace(sent, errors={**sent.errors, **errors})
+    specs = [
+        with_git(
+            JobSpec(
+                id=new_job_id(),
+                server=server,
+                command=request.command,
+                environment=request.environment_on(server, context.config),
+                tags=request.tags,
+                snapshot=sent.snapshots.get(server, ""),
+                artifacts=wanted_artifacts(context.config, request.artifacts),
+                workdir=context.config.workdir_for(request.workdir),
+                nice=request.nice,
+                gpus=request.devices_on(server, context.config) or None,
+            ),
+            sent.git if request.sync else None,
+        )
+        for request, servers in wanted
+        for server in servers
+        if server not in sent.errors
+    ]
+    answer = await start_specs(context, specs)
+    return JobsAnswer(answer.jobs, {**sent.errors, **answer.errors}, warnings=sent.warnings)

@@ -1,0 +1,162 @@
+"""rsync: send what changed in the project to every server at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from remote_tool import workflows
+from remote_tool.errors import ConnectionLostError
+from remote_tool.readable import readable_size
+from remote_tool.transport.pool import on_every
+from remote_tool.transport.sync.failures import BrokenSyncError
+from remote_tool.transport.sync.push import Progress, PushResult, push
+from remote_tool.transport.sync.push_options import PushOptions
+from remote_tool.workflows.events import Notice, Outcome, StepEnded, StepOutput, StepProgress, StepStarted
+from remote_tool.workflows.home_groups import Groups
+from remote_tool.workflows.selection import choose_servers
+from remote_tool.workflows.step_logs import StepLog, forget_old_logs
+from remote_tool.workflows.sync.options import SyncOptions, Through
+from remote_tool.workflows.sync.project import ProjectSnapshot, tell_skipped
+from remote_tool.workflows.transfer_pace import TransferPace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from remote_tool.config.model import Config
+    from remote_tool.errors import RemoteToolError
+    from remote_tool.transport.host import Host
+    from remote_tool.transport.pool import HostPool, Results
+    from remote_tool.transport.sync.relayed import Relay
+    from remote_tool.workflows.events import Report
+
+# A line per this many seconds is enough for eyes.
+PROGRESS_SECONDS = 0.1
+
+
+async def sync(
+    pool: HostPool,
+    config: Config,
+    servers: Sequence[str],
+    options: SyncOptions,
+    report: Report,
+    through: Through | None = None,
+) -> Results[PushResult]:
+    """Send the project to all servers at once; a server whose link goes in the middle is tried once more."""
+    project = ProjectSnapshot(config)
+    chosen = choose_servers(config, servers)
+    turns = Groups.recall(config).turns()
+
+    project.begin()
+
+    async def send(server: str, relay: Relay | None = None) -> PushResult:
+        # Logging in and listing the project take about as long, so they go on together.
+        host, _ = await asyncio.gather(pool.host(server), project.get())
+        # Of those with one folder the first sends, and each of the others then finds that it has all.
+        async with turns[server]:
+            try:
+                return await send_project(host, config, project, options, report, relay)
+            except ConnectionLostError as error:
+                report(Notice(server, f"{error}; trying again"))
+                return await send_project(await pool.host(server), config, project, options, report, relay)
+
+    try:
+        if options.relay and not options.dry_run and len(chosen) > 1:
+            from remote_tool.workflows.sync.relay import relay_to_all  # noqa: PLC0415 - a relay is seldom asked for
+
+            asked = through or Through(pool, config)
+            results = await relay_to_all(asked, chosen, send, report, checksum=options.checksum)
+        else:
+            results = await on_every(chosen, send)
+        if results.values:
+            await tell_skipped(project, report, is_project=not options.only_adds)
+    finally:
+        project.cancel()
+    forget_old_logs(config.local)
+    if project.low and options.tells_room:
+        # What a clean would free is asked of the project, also where something else was sent.
+        asked = through or Through(pool, config)
+        await workflows.clean.disk_space.tell_low_rooms(asked.pool, asked.config, project.low, report)
+    return results
+
+
+async def send_project(
+    host: Host,
+    config: Config,
+    project: ProjectSnapshot,
+    options: SyncOptions,
+    report: Report,
+    relay: Relay | None = None,
+) -> PushResult:
+    """Send the project to one server, told and logged as a step."""
+    step = options.step
+    report(StepStarted(host.name, step))
+    began = time.monotonic()
+    on_progress = _progress_reporter(host.name, step, report)
+
+    with StepLog(config.local, host.name, step.replace(" ", "-")) as log:
+
+        def on_output(data: bytes) -> None:
+            report(StepOutput(host.name, step, log.write(data)))
+
+        try:
+            snapshot = await project.get()
+            project.tell_advice(snapshot, report, is_project=not options.only_adds)
+            log.write(b"".join(f"not sent: {name} {why}\n".encode(errors="replace") for name, why in snapshot.skipped))
+            wanted = PushOptions(
+                dry_run=options.dry_run,
+                checksum=options.checksum,
+                on_waiting=lambda text: report(Notice(host.name, text)),
+                on_room=lambda free, total: project.note_room(host.name, free, total),
+                begun=config.local.begun_sync(host.name),
+                known=config.local.known_copy(host.name),
+                relay=relay,
+                overwrite=options.overwrite,
+                only_adds=options.only_adds,
+            )
+            try:
+                result = await push(host, config.remote, snapshot, wanted, on_progress, on_output)
+            except BrokenSyncError as error:
+                report(Notice(host.name, f"{_first_line(error)}; trying again"))
+                result = await push(host, config.remote, snapshot, wanted, on_progress, on_output)
+        except Exception as error:
+            report(StepEnded(host.name, step, Outcome.FAILED, _first_line(error), time.monotonic() - began))
+            raise
+        log.leave_nothing_if_silent()
+    for warning in result.warnings:
+        report(Notice(host.name, warning))
+    outcome = Outcome.DONE if result.changed else Outcome.UNCHANGED
+    report(StepEnded(host.name, step, outcome, describe(result, options), time.monotonic() - began))
+    return result
+
+
+def _progress_reporter(server: str, step: str, report: Report) -> Callable[[Progress], None]:
+    """Return what tells how far a transfer is, not more often than anyone reads."""
+    pace, shown = TransferPace(), time.monotonic()
+
+    def on_progress(progress: Progress) -> None:
+        nonlocal shown
+        if time.monotonic() - shown >= PROGRESS_SECONDS:
+            shown = time.monotonic()
+            text = f"{progress.files} of {progress.files_total} files {progress.name}"
+            report(StepProgress(server, step, f"{pace.describe(progress.done, progress.total)}, {text}"))
+
+    return on_progress
+
+
+def describe(result: PushResult, options: SyncOptions) -> str:
+    """Say in a few words what was sent."""
+    if not result.changed:
+        return "nothing to send"
+    would = "would send" if options.dry_run else "sent"
+    removed = f", {'would remove' if options.dry_run else 'removed'} {len(result.removed)}" if result.removed else ""
+    size = "" if options.dry_run else f" ({readable_size(result.bytes)})"
+    if result.relayed:
+        size = f" ({readable_size(result.bytes)} from here, {readable_size(result.relayed)} from {result.relayed_by})"
+    files = "1 file" if len(result.sent) == 1 else f"{len(result.sent)} files"
+    return f"{would} {files}{size}{removed}"
+
+
+def _first_line(error: BaseException | RemoteToolError) -> str:
+    return (str(error) or type(error).__name__).partition("\n")[0]

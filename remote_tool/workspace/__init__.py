@@ -1,0 +1,17 @@
+"""The synchronous Python API: a thin layer over the workflows, which run on a background event loop."""
+
+from __future__ import annotations
+
+from remote_tool.workspace.jobs import RunningJob
+from remote_tool.workspace.launches import LaunchMethods
+from remote_tool.workspace.project import Hooks
+from remote_tool.workspace.servers import ServerMethods
+
+__all__ = ["Hooks", "RunningJob", "Workspace"]
+
+
+class Workspace(LaunchMethods, ServerMethods):
+    """A project with its servers and jobs.
+
+    A method that acts on servers acts on all of them at once; without names, on every configured server.
+    """

@@ -1,0 +1,210 @@
+"""The methods that list, follow, stop and fetch jobs, and a job that was started."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from remote_tool import workflows
+from remote_tool.jobs.job import DEFAULT_GRACE
+from remote_tool.workflows.selection import JobsAnswer, JobSelection, choose_jobs
+from remote_tool.workspace.background import ChunkQueue, Running
+from remote_tool.workspace.project import Project, checked
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from remote_tool.errors import RemoteToolError
+    from remote_tool.jobs.job import Job, JobState
+    from remote_tool.protocol.artifact_patterns import ArtifactPattern
+    from remote_tool.workflows.artifacts.answer import PullAnswer
+    from remote_tool.workflows.jobs.follow import Chunk, FollowAnswer, FollowOptions, OnChunk
+    from remote_tool.workflows.jobs.orphans import StraysAnswer
+
+
+class JobMethods(Project):
+    """The jobs of a project."""
+
+    def list_jobs(self, selection: JobSelection | None = None, *, logs: bool = False) -> JobsAnswer:
+        """Return jobs as their servers see them; with ``logs``, also fetch their logs."""
+        selection = selection or JobSelection()
+        return self._work(lambda context: workflows.jobs.listing.list_jobs(context, selection, logs=logs))
+
+    def known_jobs(self, ids: Sequence[str]) -> list[Job]:
+        """Return the locally recorded jobs among these ids."""
+        return list(self._registry.find(ids).values())
+
+    def select_local(self, selection: JobSelection) -> list[Job]:
+        """Return jobs from the local records, without asking a server."""
+        registry = self._registry
+        jobs, _ = registry.load() if selection.may_have_ended else registry.load_unfinished()
+        return choose_jobs(jobs, selection)
+
+    def follow_jobs(
+        self, selection: JobSelection, on_chunk: OnChunk, options: FollowOptions | None = None
+    ) -> FollowAnswer:
+        """Pass on the output of jobs until they end.
+
+        The callback runs on the thread that does the work: it cannot call this API, and while it blocks, everything
+        waits. If it returns an awaitable, only this call waits for it.
+        """
+        options = options or workflows.jobs.follow.FollowOptions()
+        return self._work(lambda context: workflows.jobs.follow.follow_selected(context, selection, on_chunk, options))
+
+    def wait_jobs(self, selection: JobSelection, *, timeout: float | None = None) -> JobsAnswer:
+        """Wait until jobs have ended; the timeout is in seconds."""
+        return self._work(lambda context: workflows.jobs.follow.wait_for_jobs(context, selection, timeout=timeout))
+
+    def stop_jobs(self, selection: JobSelection, *, signal: str = "SIGTERM", grace: float | None = None) -> JobsAnswer:
+        """Stop jobs and all their processes."""
+        return self._work(lambda context: workflows.jobs.stop.stop_jobs(context, selection, signal=signal, grace=grace))
+
+    def find_orphans(self, servers: Sequence[str] = ()) -> StraysAnswer:
+        """Return the processes that jobs of this project have left on servers, which no supervisor watches anymore."""
+        return self._work(lambda context: workflows.jobs.orphans.find_orphans(context, servers))
+
+    def end_orphans(
+        self, found: StraysAnswer, *, signal: str = "SIGTERM", grace: float = DEFAULT_GRACE
+    ) -> Mapping[str, RemoteToolError]:
+        """End the processes that :meth:`find_orphans` found, with their children; returns the errors by server."""
+        return self._work(
+            lambda context: workflows.jobs.orphans.end_orphans(context, found, signal=signal, grace=grace)
+        )
+
+    def find_strays(self, servers: Sequence[str] = ()) -> StraysAnswer:
+        """Find orphans: the older name of :meth:`find_orphans`."""
+        return self.find_orphans(servers)
+
+    def end_strays(
+        self, found: StraysAnswer, *, signal: str = "SIGTERM", grace: float = DEFAULT_GRACE
+    ) -> Mapping[str, RemoteToolError]:
+        """End orphans: the older name of :meth:`end_orphans`."""
+        return self.end_orphans(found, signal=signal, grace=grace)
+
+    def pull_logs(self, selection: JobSelection | None = None) -> JobsAnswer:
+        """Fetch the logs and artifacts of jobs."""
+        selection = selection or JobSelection()
+        return self._work(lambda context: workflows.jobs.listing.pull_logs(context, selection))
+
+    def pull_jobs(
+        self,
+        selection: JobSelection | None = None,
+        artifacts: Sequence[str | ArtifactPattern] = (),
+        *,
+        to: str | Path | None = None,
+        check: bool = True,
+    ) -> PullAnswer:
+        """Fetch files that jobs wrote.
+
+        Args:
+            selection: Which jobs; None: all.
+            artifacts: Globs to use instead of those that the jobs were started with.
+            to: A folder outside the project to use instead of the configured one; each job gets a folder in it.
+            check: Raise if a server failed; otherwise the result holds its error.
+        """
+        selection = selection or JobSelection()
+        answer = self._work(lambda context: workflows.jobs.pull.pull_jobs(context, selection, artifacts, to))
+        return checked(answer, check=check)
+
+    def pull_artifacts(self, jobs: Sequence[Job]) -> PullAnswer:
+        """Fetch the artifacts that these jobs were started with and that are not here yet."""
+        missing = [job for job in jobs if job.artifacts and not job.artifacts_complete]
+        if not missing:
+            return workflows.artifacts.answer.PullAnswer(())
+        return self._work(lambda context: workflows.artifacts.pull.pull_artifacts(context, missing))
+
+    def _begin_to_follow(self, selection: JobSelection, on_chunk: OnChunk) -> Running[FollowAnswer]:
+        options, follow = workflows.jobs.follow.FollowOptions(), workflows.jobs.follow.follow_selected
+        return self._begin(lambda context: follow(context, selection, on_chunk, options))
+
+
+class RunningJob:
+    """A job that was started."""
+
+    def __init__(self, workspace: JobMethods, job: Job) -> None:
+        self._workspace = workspace
+        self.job = job
+
+    def __repr__(self) -> str:
+        return f"<RunningJob {self.job.key} on {self.job.server}: {self.job.state}>"
+
+    @property
+    def id(self) -> str:
+        """The id, the same on every machine."""
+        return self.job.id
+
+    @property
+    def state(self) -> JobState:
+        """The current state; asks the server."""
+        return self._take(self._workspace.list_jobs(self._selection))
+
+    @property
+    def exit_code(self) -> int | None:
+        """0 to 255 once the program has exited; None if a signal ended it."""
+        return self.job.exit_code
+
+    def wait(self, timeout: float | None = None) -> JobState:
+        """Wait until the job has ended; the timeout is in seconds.
+
+        Raises:
+            JobError: The job did not end in time.
+        """
+        return self._take(self._workspace.wait_jobs(self._selection, timeout=timeout).raise_if_any_failed())
+
+    def kill(self, signal: str = "SIGTERM", grace: float | None = None) -> JobState:
+        """Stop all processes of the job, also if it is lost; does nothing if it has ended."""
+        if self.job.state.is_final:
+            return self.job.state
+        return self._take(self._workspace.stop_jobs(self._selection, signal=signal, grace=grace).raise_if_any_failed())
+
+    def pull(self, *artifacts: str | ArtifactPattern, to: str | Path | None = None) -> list[Path]:
+        """Fetch files that the job wrote; returns their local paths, also of files that were already here.
+
+        Args:
+            artifacts: Globs to use instead of those that the job was started with.
+            to: A folder outside the project to use instead of the configured one; the job gets a folder in it.
+
+        Raises:
+            UsageError: The job was started without artifacts, and none are given.
+            JobError: The local disk is too full, or the server does not answer.
+        """
+        answer = self._workspace.pull_jobs(self._selection, artifacts, to=to)
+        return [file.path for pulled in answer.jobs for file in pulled.files]
+
+    def tail(self) -> Iterator[str]:
+        """Yield lines as the job writes them, without line breaks, until it has ended.
+
+        Lines are fetched as fast as they are read. Close or drop the generator to stop following.
+
+        Raises:
+            RemoteToolError: The server cannot be followed.
+        """
+        chunks = ChunkQueue()
+        following = self._workspace._begin_to_follow(self._selection, chunks.put)  # noqa: SLF001 - its other half
+        following.when_done(chunks.end)
+        try:
+            yield from _lines(chunks)
+            answer = following.result()
+        finally:
+            following.stop()
+        for job in answer.jobs:
+            self.job = job
+        for error in answer.errors.values():
+            raise error
+
+    @property
+    def _selection(self) -> JobSelection:
+        return JobSelection(jobs=(self.job.id,), stopped=True, hidden=True)
+
+    def _take(self, answer: JobsAnswer) -> JobState:
+        for job in answer.jobs:
+            self.job = job
+        return self.job.state
+
+
+def _lines(chunks: Iterable[Chunk]) -> Iterator[str]:
+    pending: dict[str, bytes] = {}
+    for chunk in chunks:
+        *lines, pending[chunk.stream] = (pending.get(chunk.stream, b"") + chunk.data).split(b"\n")
+        yield from (line.decode(errors="replace") for line in lines)
+    yield from (rest.decode(errors="replace") for rest in pending.values() if rest)

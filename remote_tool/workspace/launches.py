@@ -1,0 +1,215 @@
+"""The methods that start jobs: on one server, on all, and one launch over several."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+from remote_tool import workflows
+from remote_tool.workspace.jobs import JobMethods, RunningJob
+from remote_tool.workspace.project import checked
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from remote_tool.jobs.job import Job
+    from remote_tool.launchers.fan_out import FanOutPlan, FanOutRequest
+    from remote_tool.launchers.plan import LaunchPlan
+    from remote_tool.launchers.request import LaunchRequest
+    from remote_tool.protocol.artifact_patterns import ArtifactPattern
+    from remote_tool.workflows.fan_out.answer import FanOutAnswer
+    from remote_tool.workflows.fan_out.observer import Observer
+    from remote_tool.workflows.jobs.follow import FollowAnswer, OnChunk
+    from remote_tool.workflows.selection import JobsAnswer
+    from remote_tool.workflows.start.start import StartRequest
+
+
+class LaunchMethods(JobMethods):
+    """How the jobs of a project are started."""
+
+    def start(  # noqa: PLR0913 - one parameter per option
+        self,
+        server: str,
+        command: str,
+        env: Mapping[str, str] | None = None,
+        tags: Sequence[str] = (),
+        *,
+        sync: bool = True,
+        overwrite: bool = False,
+        artifacts: Sequence[str | ArtifactPattern] = (),
+        devices: Sequence[str | int] = (),
+        nice: int | None = None,
+        workdir: str | None = None,
+        from_job: str = "",
+    ) -> RunningJob:
+        """Send changed files and start a job on one server.
+
+        Args:
+            server: Its name.
+            command: Text for the shell.
+            env: Environment variables of the job; never written to disk.
+            tags: Any words.
+            sync: Whether to send changed files first.
+            overwrite: Whether to also replace files that were changed on the server or never sent.
+            artifacts: Globs of files to fetch, in addition to the configured ones.
+            devices: GPUs to expose, by number or UUID; empty: as configured.
+            nice: Niceness of the command, 0 to 19; None: unchanged.
+            workdir: The working folder, relative to the project; None: as configured, else the project folder.
+            from_job: Key of a job whose artifacts are sent to the server first.
+
+        Raises:
+            SyncError: The project could not be sent; nothing was started.
+            JobError: The job could not be started.
+            ConnectError: The server cannot be reached.
+        """
+        request = workflows.start.start.StartRequest(
+            command,
+            (server,),
+            env=env,
+            tags=tuple(tags),
+            sync=sync,
+            overwrite=overwrite,
+            artifacts=tuple(artifacts),
+            devices=tuple(devices),
+            nice=nice,
+            workdir=workdir,
+            from_job=from_job,
+        )
+        return RunningJob(self, self.start_jobs(request).jobs[0])
+
+    def start_jobs(
+        self, *requests: StartRequest, env: Mapping[str, str] | None = None, check: bool = True
+    ) -> JobsAnswer:
+        """Start each command as one job on each of its servers; the jobs come in the order of the requests.
+
+        The project is sent to each server once, and a server is asked once per 256 jobs. ``env`` holds for all.
+        """
+        every = [replace(request, env=env) for request in requests]
+        return checked(self._work(lambda context: workflows.start.start.start_jobs(context, every)), check=check)
+
+    def launch_torch(  # noqa: PLR0913 - one parameter per option
+        self,
+        command: str,
+        nproc_per_node: int | Literal["auto", "cpu", "gpu"] | None = None,
+        *,
+        servers: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        tags: Sequence[str] = (),
+        max_restarts: int = 0,
+        master_port: int | None = None,
+        sync: bool = True,
+        overwrite: bool = False,
+        artifacts: Sequence[str | ArtifactPattern] = (),
+        devices: Sequence[str | int] = (),
+        nice: int | None = None,
+        lost_after: float | None = None,
+        workdir: str | None = None,
+        from_job: str = "",
+    ) -> list[RunningJob]:
+        """Send changed files and start one torchrun per server; returns the jobs by node rank.
+
+        Args:
+            command: Script and arguments, as after ``torchrun``.
+            nproc_per_node: Processes per server; gpu or cpu: one per device; auto: one per GPU, or 1 without GPUs.
+            servers: In the order of their node ranks; empty: all.
+            env: Environment variables of every rank; never written to disk.
+            tags: Tags of every job of the launch.
+            max_restarts: How many times torchrun restarts failed workers.
+            master_port: Port on the first server; None: a free one.
+            sync: Whether to send changed files first.
+            overwrite: Whether to also replace files that were changed on the server or never sent.
+            artifacts: Globs of files to fetch from every node, in addition to the configured ones.
+            devices: GPUs to expose on each server, by number or UUID; empty: as configured.
+            nice: Niceness of the command, 0 to 19; None: unchanged.
+            lost_after: Stop the launch when a server is silent for this many seconds; None: as configured.
+            workdir: The working folder, relative to the project; None: as configured, else the project folder.
+            from_job: Key of a job whose artifacts are sent to every server first, to resume from its checkpoint.
+        """
+        from remote_tool.launchers.request import LaunchRequest  # noqa: PLC0415 - only a launch needs it
+
+        request = LaunchRequest(
+            command=command,
+            servers=tuple(servers),
+            nproc_per_node=nproc_per_node,
+            env=env,
+            tags=tuple(tags),
+            max_restarts=max_restarts,
+            master_port=master_port,
+            sync=sync,
+            overwrite=overwrite,
+            artifacts=tuple(artifacts),
+            devices=tuple(devices),
+            nice=nice,
+            lost_after=lost_after,
+            workdir=workdir,
+            from_job=from_job,
+        )
+        return [RunningJob(self, job) for job in self.launch(request).jobs]
+
+    def plan_launch(self, request: LaunchRequest) -> LaunchPlan:
+        """Return what a launch would start; starts nothing."""
+        return self._work(lambda context: workflows.launch.launch.plan_only(context, request))
+
+    def plan_torch(self, request: LaunchRequest) -> LaunchPlan:
+        """Plan a launch: the older name of :meth:`plan_launch`."""
+        return self.plan_launch(request)
+
+    def launch(self, request: LaunchRequest, *, env: Mapping[str, str] | None = None, check: bool = True) -> JobsAnswer:
+        """Start one torchrun per server or, with the launcher ``shell``, the command itself."""
+        request = replace(request, env=env)
+        return checked(self._work(lambda context: workflows.launch.launch.launch(context, request)), check=check)
+
+    def plan_mpi(self, request: LaunchRequest) -> LaunchPlan:
+        """Return what a launch of mpiexec would start; starts nothing."""
+        return self.plan_launch(replace(request, launcher="mpi"))
+
+    def launch_mpi(
+        self, request: LaunchRequest, *, env: Mapping[str, str] | None = None, check: bool = True
+    ) -> JobsAnswer:
+        """Start mpiexec on the first server, and its ranks on all servers."""
+        return self.launch(replace(request, launcher="mpi"), env=env, check=check)
+
+    def follow_launch(self, request: LaunchRequest, jobs: Sequence[Job], on_chunk: OnChunk) -> FollowAnswer:
+        """Pass on the output of a launch until it ends; with ``max_restarts``, restart it when it loses a node."""
+        return self._work(lambda context: workflows.launch.restart.follow_launch(context, request, jobs, on_chunk))
+
+    def plan_fan_out(self, request: FanOutRequest) -> FanOutPlan:
+        """Return what a fan-out would start; starts nothing."""
+        return self._work(lambda context: workflows.fan_out.fan_out.plan(context, request))
+
+    def fan_out(
+        self,
+        request: FanOutRequest,
+        *,
+        env: Mapping[str, str] | None = None,
+        follow: bool = True,
+        observer: Observer | None = None,
+        check: bool = True,
+    ) -> FanOutAnswer:
+        """Split work over all slots of all servers; returns when everything is done or, without follow, started.
+
+        Raises:
+            UsageError: Items need ``follow``, because each free slot is given the next one.
+            JobError: A shard failed more often than ``retries`` allows.
+            SomeServersFailedError: Servers failed; the others did their work.
+        """
+        request = replace(request, env=env)
+        run = workflows.fan_out.fan_out.follow if follow else workflows.fan_out.fan_out.start
+        return checked(self._work(lambda context: run(context, request, observer)), check=check)
+
+    def resume_fan_out(
+        self,
+        name: str,
+        env: Mapping[str, str] | None = None,
+        *,
+        sync: bool = True,
+        overwrite: bool = False,
+        observer: Observer | None = None,
+        check: bool = True,
+    ) -> FanOutAnswer:
+        """Resume a fan-out by name: follow running shards, start those that failed or never started."""
+        resume, variables = workflows.fan_out.resume.resume, dict(env or {})
+        return checked(
+            self._work(lambda context: resume(context, name, variables, observer, sync=sync, overwrite=overwrite)),
+            check=check,
+        )

@@ -1,0 +1,179 @@
+"""The methods that prepare servers, send files to them, run commands on them and clean them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from remote_tool import workflows
+from remote_tool.workspace.project import Project, checked
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from remote_tool.transport.pool import Results
+    from remote_tool.transport.sync.push import PushResult
+    from remote_tool.workflows.clean.request import CleanAnswer, CleanRequest
+    from remote_tool.workflows.context import Context
+    from remote_tool.workflows.jobs.run import OnOutput, RunResult
+    from remote_tool.workflows.prepare.prepare import PreparedServer
+    from remote_tool.workflows.servers.bandwidth import BandwidthAnswer
+    from remote_tool.workflows.servers.check import CheckAnswer
+    from remote_tool.workflows.servers.install_keys import KeyOnServer, KeysRequest
+
+
+class ServerMethods(Project):
+    """The servers of a project."""
+
+    def install_keys(self, request: KeysRequest | None = None, *, check: bool = True) -> Results[KeyOnServer]:
+        """Set up key-based login on servers; create a key if there is none."""
+        request = request or workflows.servers.install_keys.KeysRequest()
+        work = self._work(lambda context: workflows.servers.install_keys.install_keys(context, request))
+        return checked(work, check=check)
+
+    def check(self, servers: Sequence[str] = ()) -> CheckAnswer:
+        """Check that servers are ready for training together; changes nothing and raises for no server."""
+        return self._work(lambda context: workflows.servers.check.check(context.pool, context.config, servers))
+
+    def measure_bandwidth(self, servers: Sequence[str] = (), *, seconds: float = 2.0) -> BandwidthAnswer:
+        """Measure network bandwidth between each pair of servers, for this many seconds in each direction."""
+        return self._work(lambda context: workflows.servers.bandwidth.measure_bandwidth(context, servers, seconds))
+
+    def prepare(
+        self,
+        servers: Sequence[str] = (),
+        *,
+        force: bool = False,
+        relay: bool = False,
+        overwrite: bool = False,
+        check: bool = True,
+    ) -> Results[PreparedServer]:
+        """Install the environment, send the project and install its packages; skips every step that is up to date."""
+        options = workflows.prepare.prepare.PrepareOptions(force=force, relay=relay, overwrite=overwrite)
+        return self._work_on_servers(workflows.prepare.prepare.prepare, servers, options, check=check)
+
+    def setup(self, servers: Sequence[str] = (), *, force: bool = False, check: bool = True) -> Results[PreparedServer]:
+        """Install the environment."""
+        options = workflows.prepare.prepare.PrepareOptions(force=force)
+        return self._work_on_servers(workflows.prepare.prepare.setup, servers, options, check=check)
+
+    def update_packages(
+        self, servers: Sequence[str] = (), *, force: bool = False, check: bool = True
+    ) -> Results[PreparedServer]:
+        """Install the packages that the project lists."""
+        options = workflows.prepare.prepare.PrepareOptions(force=force)
+        return self._work_on_servers(workflows.prepare.prepare.update_packages, servers, options, check=check)
+
+    def rsync(
+        self,
+        servers: Sequence[str] = (),
+        *,
+        dry_run: bool = False,
+        checksum: bool = False,
+        relay: bool = False,
+        overwrite: bool = False,
+        check: bool = True,
+    ) -> Results[PushResult]:
+        """Send changed project files.
+
+        Args:
+            servers: Names; empty: all.
+            dry_run: List what would be sent and removed, and change nothing.
+            checksum: Compare contents, not sizes and times.
+            relay: Send to one server, which forwards to the others.
+            overwrite: Also replace files that were changed on the server or never sent; by default these are kept.
+            check: Raise if a server failed; otherwise the result holds its error.
+
+        Raises:
+            SyncError: Not everything could be sent, for example because a file changed both here and on the server.
+        """
+        options = workflows.sync.options.SyncOptions(
+            dry_run=dry_run, checksum=checksum, relay=relay, overwrite=overwrite
+        )
+        return self._work_on_servers(workflows.sync.sync.sync, servers, options, check=check)
+
+    def data_sync(  # noqa: PLR0913 - one parameter per option
+        self,
+        names: Sequence[str] = (),
+        servers: Sequence[str] = (),
+        *,
+        dry_run: bool = False,
+        checksum: bool = False,
+        relay: bool = False,
+        overwrite: bool = False,
+        check: bool = True,
+    ) -> dict[str, Results[PushResult]]:
+        """Send configured data sets to their folders on the servers; returns the results by data set.
+
+        Args:
+            names: Data sets; empty: all.
+            servers: Names; empty: all.
+            dry_run: List what would be sent, and change nothing.
+            checksum: Compare contents, not sizes and times.
+            relay: Send to one server, which forwards to the others.
+            overwrite: Also replace files that were changed on the server.
+            check: Raise if a server failed; otherwise the result holds its error.
+
+        Raises:
+            UsageError: A data set is not configured, or does not exist here.
+            SyncError: Not everything could be sent; the next call resumes.
+        """
+        request = workflows.sync.data_sets.DataSyncOptions
+        options = request(dry_run=dry_run, checksum=checksum, overwrite=overwrite, relay=relay)
+        answer = self._work(lambda context: workflows.sync.data_sets.data_sync(context, names, servers, options))
+        for results in answer.values():
+            checked(results, check=check)
+        return answer
+
+    def send_from_job(
+        self, job: str, servers: Sequence[str] = (), *, overwrite: bool = False, check: bool = True
+    ) -> Results[PushResult]:
+        """Send the local files of a job, given by key or id, to the same places in the project on the servers.
+
+        Raises:
+            SyncError: A file is newer on a server, or was changed there; ``overwrite`` replaces it.
+        """
+        send = workflows.sync.from_job.send_from_job
+        return checked(self._work(lambda context: send(context, job, servers, overwrite=overwrite)), check=check)
+
+    def run(  # noqa: PLR0913 - one parameter per option
+        self,
+        command: str,
+        servers: Sequence[str] = (),
+        *,
+        env: Mapping[str, str] | None = None,
+        devices: Sequence[str | int] = (),
+        on_output: OnOutput | None = None,
+        workdir: str | None = None,
+        check: bool = True,
+    ) -> Results[RunResult]:
+        """Run a command in the environment; returns each server's exit status, with stdout and stderr.
+
+        Args:
+            command: Text for the shell.
+            servers: Names; empty: all.
+            env: Environment variables of the command.
+            devices: GPUs to expose, by number or UUID; empty: as configured.
+            on_output: Called with output as it arrives; then none of it is kept for the result.
+            workdir: The working folder, relative to the project; None: as configured, else the project folder.
+            check: Raise if a server failed or the command exited with a status other than 0.
+
+        Raises:
+            RemoteCommandError: The command exited with a status other than 0.
+            SomeServersFailedError: This happened on one of several servers.
+        """
+        request = workflows.jobs.run.RunRequest(command, tuple(servers), dict(env or {}), tuple(devices), workdir)
+
+        async def work(context: Context) -> Results[RunResult]:
+            return await workflows.jobs.run.run_command(context, request, on_output)
+
+        results = self._work(work)
+        return checked(workflows.jobs.run.with_statuses_checked(command, results) if check else results, check=check)
+
+    def survey(self, request: CleanRequest | None = None) -> CleanAnswer:
+        """Count what remote-tool keeps on servers and here, and what of it can be removed; removes nothing."""
+        request = request or workflows.clean.request.CleanRequest()
+        return self._work(lambda context: workflows.clean.clean.survey(context, request))
+
+    def clean(self, found: CleanAnswer) -> CleanAnswer:
+        """Remove what :meth:`survey` has found; skips what is in use by now."""
+        return self._work(lambda context: workflows.clean.clean.carry_out(context, found))

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remote_tool.protocol import strict_json
+
+values: st.SearchStrategy[Any] = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**20), 10**20)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
+)
+
+
+@given(values)
+def test_a_document_says_what_it_says(value: object) -> None:
+    assert strict_json.parse(json.dumps(value).encode()) == value
+
+
+@pytest.mark.row(106)
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"a": 1, "a": 2}',
+        b'[{"a": {"b": 1, "b": 1}}]',
+        b"NaN",
+        b"-Infinity",
+        b"1e999",
+        b"[" * 100_000,
+        b"\xff",
+        b"",
+        b"9" * 5000,
+    ],
+)
+def test_what_could_be_read_in_two_ways_is_refused(text: bytes) -> None:
+    with pytest.raises(ValueError):
+        strict_json.parse(text)

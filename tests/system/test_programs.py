@@ -1,0 +1,52 @@
+"""Programs of this machine answer within a bound, and end with their question."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from remote_tool.system.programs import Answer, Question, ask_program
+
+SLEEP = "sleep 60 & echo $!; wait"
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+async def test_a_program_answers_with_its_status_output_and_errors() -> None:
+    question = Question(30, {"NAME": "x"}, stdin=b"read", with_errors=True)
+    answer = await ask_program(question, "/bin/sh", "-c", "cat; echo $NAME; echo bad >&2; exit 3")
+    assert answer == Answer(3, b"readx\n", b"bad\n")
+    with tempfile.TemporaryFile() as file:
+        assert await ask_program(Question(30, output=file), "/bin/sh", "-c", "echo there") == Answer(0)
+        file.seek(0)
+        assert file.read() == b"there\n"
+
+
+async def test_a_program_that_does_not_exist_is_an_error() -> None:
+    with pytest.raises(FileNotFoundError):
+        await ask_program(Question(30), "/nonexistent")
+
+
+async def test_a_program_that_takes_too_long_ends_with_all_that_it_started(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with (tmp_path / "pid").open("wb") as file, pytest.raises(TimeoutError):
+        await ask_program(Question(0.5, output=file), "/bin/sh", "-c", SLEEP)
+    assert time.monotonic() - began < 20
+    pid = int((tmp_path / "pid").read_text())
+    while is_alive(pid):
+        assert time.monotonic() - began < 20
+        await asyncio.sleep(0.02)
+
+
+async def test_a_program_ends_when_its_first_bytes_are_enough() -> None:
+    assert await ask_program(Question(30, most=2), "/bin/sh", "-c", "yes; exit 1") == Answer(0, b"y\n")
+    assert await ask_program(Question(30, most=9), "/bin/sh", "-c", "echo a; exit 1") == Answer(1, b"a\n")

@@ -1,0 +1,131 @@
+"""What no text of ours shows, in whatever form a server sends it back, and what is left alone."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from remote_tool import redaction
+from remote_tool.config.model import Server
+from remote_tool.errors import ConfigError, RemoteCommandError, RemoteToolError
+from remote_tool.jobs.job import Job, JobState
+from remote_tool.transport.ssh.endpoint import printable
+from remote_tool.workflows.events import Notice, Outcome, StepEnded
+from remote_tool.workflows.jobs.run import RunRequest
+from remote_tool.workflows.start.start import StartRequest
+from tests.conftest import make_configuration
+from tests.project import make_project, remote_tool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.conftest import MakeServer
+
+CORE = "hf_kLmNoPqRsTuVwX"
+AWKWARD = f"{CORE} '\"\\ \u00e9\tend"
+SHORT_WORDS = "a\"b\\c d'e\t\u00e9 f"
+LONG = "".join(f"{number:04d}" for number in range(1000))
+FORMS: dict[str, Callable[[str], str]] = {
+    "plain": lambda value: value,
+    "JSON": json.dumps,
+    "JSON with letters": lambda value: json.dumps(value, ensure_ascii=False),
+    "shell": shlex.quote,
+    "Python": repr,
+    "harmless": printable,
+}
+
+
+@pytest.mark.row(111)
+@pytest.mark.parametrize("value", [CORE, AWKWARD, SHORT_WORDS, f"{CORE}\n{SHORT_WORDS}\n"])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_value_is_redacted_in_whatever_form_it_comes(form: str, value: str) -> None:
+    redaction.hide([value])
+    text = redaction.redact(f"sh: {FORMS[form](value)}: not found")
+    assert re.fullmatch(r"""sh: ['"]?\*\*\*['"]?: not found""", text)
+
+
+@pytest.mark.row(111)
+def test_lines_and_words_of_a_value_are_redacted_by_themselves() -> None:
+    redaction.hide([f"first line\nexport KEY='{CORE}'"])
+    assert redaction.redact(f"sh: first line: no\n{CORE}: no\nexport: yes") == "sh: ***: no\n***: no\nexport: yes"
+
+
+@pytest.mark.row(111)
+@pytest.mark.parametrize("piece", [LONG[-500:], LONG[:500], LONG[300:340]], ids=["end", "beginning", "middle"])
+def test_a_piece_of_a_long_value_is_redacted(piece: str) -> None:
+    redaction.hide([LONG])
+    assert redaction.redact(f"a{piece}: not found") == "a***: not found"
+
+
+def test_what_is_short_or_names_a_server_stays() -> None:
+    redaction.hide(["8 chars", "", "gpu-server-1", "12345678"])
+    redaction.spare(["gpu-server-1"])
+    assert redaction.redact("gpu-server-1: 8 chars: 12345678 1234567") == "gpu-server-1: 8 chars: *** 1234567"
+
+
+@pytest.mark.row(111)
+def test_no_error_notice_or_record_of_ours_shows_a_value() -> None:
+    """In none of their fields, nor as an exception of Python's."""
+    RunRequest("true", environment={"TOKEN": AWKWARD})
+    StartRequest("true", environment={"TOKEN": LONG})
+    said = f"{{'TOKEN': {json.dumps(AWKWARD)}}} {LONG}"
+    shown = [
+        error
+        for made in (
+            RemoteToolError(said, hint=said),
+            ConfigError([said], hint=said),
+            RemoteCommandError(said, server="s", command=said, exit_status=1, stderr_tail=said, hint=said),
+        )
+        for error in (str(made), repr(made), str(vars(made)))
+    ]
+    shown += [str(Notice("s", said)), str(StepEnded("s", "step", Outcome.FAILED, said))]
+    shown.append(str(Job(1, "id", "s", "true", JobState.FAILED, reason=said)))
+    assert [text for text in shown if CORE in text or LONG[:40] in text or LONG[-40:] in text] == []
+    assert all(redaction.REDACTED in text for text in shown)
+
+
+@pytest.mark.row(111)
+def test_the_variables_of_the_configuration_are_redacted_as_those_of_the_command_are(tmp_path: Path) -> None:
+    server = Server("s", "10.0.0.1", env={"TOKEN": CORE})
+    config = replace(make_configuration([], tmp_path), servers={"s": server})
+    config.variables_of("s")
+    assert redaction.redact(f"{CORE} not found") == "*** not found"
+
+
+@pytest.mark.row(111)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words", [("run",), ("job-run", "--no-sync"), ("job-run", "--no-sync", "--json")], ids=" ".join
+)
+def test_a_shell_that_takes_the_request_for_a_command_tells_nobody_what_is_in_it(
+    words: tuple[str, ...], make_server: MakeServer, tmp_path: Path
+) -> None:
+    """A start-up file that reads one line gets our script; the shell then runs the request, and complains of it."""
+    server = make_server("first")
+    root = make_project(tmp_path / "project", [server])
+    assert remote_tool("prepare", cwd=root).returncode == 0
+    (server.home / ".bashrc").write_text("read -r taken\n")
+    value = f"x`{CORE}`"
+    ran = remote_tool(*words, "--cmd", "true", "--env", "TOKEN", value, "-v", cwd=root, timeout=100)
+    assert ran.returncode != 0
+    assert CORE not in ran.stdout + ran.stderr
+    records = [file for file in (root / ".remote").rglob("*") if file.is_file()]
+    assert [file for file in records if CORE in file.read_text(errors="replace")] == []
+
+
+@pytest.mark.row(111)
+def test_what_a_command_prints_is_not_altered(make_server: MakeServer, tmp_path: Path) -> None:
+    root = make_project(tmp_path / "project", [make_server("first")])
+    assert remote_tool("prepare", cwd=root).returncode == 0
+    ran = remote_tool("run", "--cmd", 'echo "$TOKEN"; echo "$TOKEN" >&2', "--env", "TOKEN", CORE, cwd=root)
+    assert (ran.stdout, ran.stderr) == (f"{CORE}\n", f"{CORE}\n")
+    ran = remote_tool("job-run", "--follow", "--cmd", 'echo "$TOKEN"', "--env", "TOKEN", CORE, cwd=root)
+    assert ran.stdout == f"{CORE}\n"
+    logs = [file for file in (root / ".remote" / "jobs").rglob("*") if file.is_file() and CORE in file.read_text()]
+    assert logs
