@@ -23,7 +23,7 @@ from tests.cli.conftest import kill, start
 from tests.cli.terminal import Terminal
 from tests.project import make_project, processes_of, remote_tool, write_configuration
 from tests.sshd import TestServer
-from tests.workflows.test_jobs import until
+from tests.workflows.jobs.test_jobs import until
 
 if TYPE_CHECKING:
     from tests.conftest import MakeServer

@@ -30,9 +30,9 @@ from remote_tool.transport.ssh.host_keys import entries as known_hosts
 from remote_tool.transport.sync.server_state import parse_state
 from remote_tool.workflows.jobs.failures import first_failure
 from remote_tool.workflows.launch import node_facts, rendezvous
-from tests.agent.test_records import RECORDS
 from tests.figures import record_figure
 from tests.hostile.test_jobs import entry
+from tests.protocol.test_records import RECORDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,7 +15,7 @@ import pytest
 
 from remote_tool.workflows.selection import JobSelection
 from tests.figures import record_figure
-from tests.workflows.test_jobs import until
+from tests.workflows.jobs.test_jobs import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -19,7 +19,7 @@ from remote_tool.workflows.sync.options import SyncOptions
 from remote_tool.workflows.sync.sync import sync
 from tests.conftest import make_configuration
 from tests.figures import record_figure
-from tests.transport.test_push import Desk
+from tests.transport.sync.test_push import Desk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,7 @@ import pytest
 from remote_tool.transport.login import key_name
 from remote_tool.transport.pool import HostPool
 from tests.transport.password_server import PasswordServer, password_server, trust
-from tests.transport.test_login import configured
+from tests.transport.ssh.test_log_in import configured
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,7 +15,7 @@ import pytest
 from remote_tool import JobState, Workspace
 from tests.figures import record_figure
 from tests.project import make_project
-from tests.workflows.test_jobs import begin, by_id, until
+from tests.workflows.jobs.test_jobs import begin, by_id, until
 
 if TYPE_CHECKING:
     from pathlib import Path

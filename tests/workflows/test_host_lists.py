@@ -10,7 +10,7 @@ import pytest
 from remote_tool import JobSelection, JobState, LaunchRequest, StartRequest, Workspace
 from remote_tool.errors import ConnectError, UsageError
 from tests.project import make_project
-from tests.workflows.test_jobs import until
+from tests.workflows.jobs.test_jobs import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -1,0 +1,139 @@
+"""A folder that the user of a server has put on a larger disk, by a link in its place, stays there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from remote_tool.errors import SyncError
+from tests.conftest import make_configuration
+from tests.transport.sync.test_push import Desk
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.conftest import MakeServer
+
+pytestmark = pytest.mark.row(148)
+
+
+@pytest.fixture
+def desk(make_server: MakeServer, tmp_path: Path) -> Desk:
+    server = make_server()
+    desk = Desk(make_configuration([server], tmp_path / "project"), server)
+    desk.write("train.py")
+    desk.write("data/set.txt")
+    desk.write("data/deep/more.txt")
+    return desk
+
+
+@pytest.fixture
+def disk(desk: Desk) -> Path:
+    """A large disk of the server, which ``data`` leads to."""
+    disk = desk.server.home / "mnt" / "big disk"
+    disk.mkdir(parents=True)
+    desk.copy.mkdir()
+    (desk.copy / "data").symlink_to(disk)
+    return disk
+
+
+def on_disk(disk: Path) -> dict[str, str]:
+    return {str(path.relative_to(disk)): path.read_text() for path in disk.rglob("*") if path.is_file()}
+
+
+async def test_files_go_to_where_the_link_leads_and_it_stays(desk: Desk, disk: Path) -> None:
+    await desk.sync()
+    assert (desk.copy / "data").readlink() == disk
+    assert on_disk(disk) == {"set.txt": "text\n", "deep/more.txt": "text\n"}
+    desk.write("data/set.txt", "edited\n")
+    desk.write("data/new.txt")
+    assert set((await desk.sync()).sent) == {"data/set.txt", "data/new.txt"}
+    assert (await desk.sync(checksum=True)).sent == ()
+    assert (desk.copy / "data").readlink() == disk
+    assert on_disk(disk) == {"set.txt": "edited\n", "deep/more.txt": "text\n", "new.txt": "text\n"}
+
+
+async def test_a_sync_with_nothing_to_send_starts_no_rsync(
+    desk: Desk, disk: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    await desk.sync()
+    program, seen = tmp_path / "tools" / "rsync", tmp_path / "seen"
+    program.parent.mkdir()
+    rsync = shutil.which("rsync")
+    program.write_text(f'#!/bin/sh\ncase "$*" in *server:.) echo >> {seen};; esac\nexec {rsync} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    assert (await desk.sync()).sent == ()
+    assert not seen.exists()
+    # What changed there is seen through the link.
+    (disk / "set.txt").unlink()
+    assert (await desk.sync()).sent == ("data/set.txt",)
+    assert seen.exists()
+
+
+async def test_a_folder_that_becomes_a_link_later_is_used_too(desk: Desk) -> None:
+    await desk.sync()
+    disk = desk.server.home / "big"
+    (desk.copy / "data").rename(disk)
+    (desk.copy / "data").symlink_to(disk)
+    desk.write("data/new.txt")
+    assert (await desk.sync()).sent == ("data/new.txt",)
+    assert (desk.copy / "data").readlink() == disk
+    assert "new.txt" in on_disk(disk)
+
+
+async def test_nothing_is_removed_behind_a_link(desk: Desk, disk: Path) -> None:
+    await desk.sync()
+    (disk / "output.pt").write_text("weights")
+    shutil.rmtree(desk.project / "data")
+    assert (await desk.sync()).removed == ()
+    assert (desk.copy / "data").readlink() == disk
+    assert on_disk(disk) == {"set.txt": "text\n", "deep/more.txt": "text\n", "output.pt": "weights"}
+
+
+async def test_what_a_job_wrote_behind_a_link_is_kept(desk: Desk, disk: Path) -> None:
+    await desk.sync()
+    (disk / "set.txt").write_text("a job's\n")
+    assert (await desk.sync()).sent == ()
+    assert (disk / "set.txt").read_text() == "a job's\n"
+
+
+async def test_a_link_whose_disk_is_away_is_not_replaced_by_a_folder(desk: Desk, disk: Path) -> None:
+    """Else the data of a large disk would fill the home while it is not mounted."""
+    await desk.sync()
+    away = disk.rename(disk.with_name("away"))
+    desk.write("data/new.txt")
+    desk.write("train.py", "edited\n")
+    with pytest.raises(SyncError, match="not a folder on the server: data/"):
+        await desk.sync()
+    assert (desk.copy / "data").is_symlink()
+    assert (desk.copy / "train.py").read_text() == "edited\n"
+    away.rename(disk)
+    assert (await desk.sync()).sent == ("data/new.txt",)
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_link_that_the_project_sent_is_not_followed_when_it_is_a_folder_now(desk: Desk, *, known: bool) -> None:
+    """Only links that were made on the server are."""
+    (desk.project / "current").symlink_to("data")
+    await desk.sync()
+    (desk.project / "current").unlink()
+    desk.write("current/set.txt", "another\n")
+    if not known:
+        desk.config.local.known_copy("first").unlink()
+    await desk.sync()
+    assert not (desk.copy / "current").is_symlink()
+    assert (desk.copy / "current" / "set.txt").read_text() == "another\n"
+    assert (desk.copy / "data" / "set.txt").read_text() == "text\n"
+
+
+async def test_a_link_that_leads_out_of_the_project_is_still_not_sent(desk: Desk, disk: Path) -> None:
+    (desk.project / "elsewhere").symlink_to(disk)
+    (desk.project / "inner").symlink_to("data/set.txt")
+    await desk.sync()
+    assert not (desk.copy / "elsewhere").is_symlink()
+    assert (desk.copy / "inner").read_text() == "text\n"
+    assert "elsewhere is a link that points outside" in desk.notices
