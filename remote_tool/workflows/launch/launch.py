@@ -52,9 +52,7 @@ async def launch(context: Context, request: LaunchRequest, git: GitState | None 
     servers = choose_servers(context.config, request.servers)
     request = _with_command_read(context, request, launcher)
     sent = await send_project(context, servers, wanted=request.sync, overwrite=request.overwrite)
-    if sent.errors:
-        return JobsAnswer((), sent.errors, warnings=sent.warnings, answered=servers)
-    if errors := await bring_files(context, request.from_job, servers, overwrite=request.overwrite):
+    if errors := sent.errors or await bring_files(context, request.from_job, servers, overwrite=request.overwrite):
         return JobsAnswer((), errors, warnings=sent.warnings, answered=servers)
     facts = await ask_facts(context, request, servers, needs_python=launcher.needs_python)
     if facts.errors:
