@@ -72,7 +72,7 @@ def test_what_is_short_or_names_a_server_stays() -> None:
 @pytest.mark.row(111)
 def test_no_error_notice_or_record_of_ours_shows_a_value() -> None:
     """In none of their fields, nor as an exception of Python's."""
-    RunRequest("true", environment={"TOKEN": AWKWARD})
+    RunRequest("true", env={"TOKEN": AWKWARD})
     StartRequest("true", environment={"TOKEN": LONG})
     said = f"{{'TOKEN': {json.dumps(AWKWARD)}}} {LONG}"
     shown = [

@@ -14,7 +14,7 @@ from remote_tool.agent.machine import addresses
 from remote_tool.agent.machine.gpus import count_gpus, list_folder, list_gpus, list_uuids
 from remote_tool.agent.proc import processes
 from remote_tool.agent.proc.subprocess import output_of
-from remote_tool.agent.requests import is_text
+from remote_tool.agent.requests import is_flag, is_text
 from remote_tool.protocol.marks import PROJECT_MARKER
 
 TYPE_CHECKING = False
@@ -41,7 +41,7 @@ for found in distributions():
 def facts(request: Request) -> None:
     """Answer op ``facts``; ``launch`` adds what costs time."""
     folders = request.folders()
-    is_launch = request.get("launch", lambda value: isinstance(value, bool), default=False)
+    is_launch = request.get("launch", is_flag, default=False)
     gpus = list_gpus()
     answer: Dict[str, Any] = {
         "python": platform.python_version(),

@@ -139,6 +139,10 @@ def client_is_gone(seconds: float, *wakers: int) -> bool:
     return 0 in ready and not os.read(0, 65536)
 
 
+def is_flag(value: object) -> bool:
+    return isinstance(value, bool)
+
+
 def is_list(value: object) -> bool:
     return isinstance(value, list)
 

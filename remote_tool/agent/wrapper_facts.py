@@ -7,7 +7,7 @@ import os
 
 from remote_tool.agent import activation
 from remote_tool.agent.activation import Origin
-from remote_tool.agent.requests import is_text
+from remote_tool.agent.requests import is_flag, is_text
 from remote_tool.agent.wrapper import container, wrapper
 from remote_tool.protocol.errors import RequestError
 from remote_tool.protocol.setup_script import put_before_attached
@@ -72,7 +72,7 @@ def ask_inside(entry: Any, request: Request) -> Dict[str, Any]:  # noqa: ANN401 
         known = ("python", "torch", "nccl", "gpus", "gpu_names", "devices")
         return {**{key: facts[key] for key in known}, "uuids": []}
     except (IndexError, ValueError, KeyError, TypeError):
-        if not request.get("needs_python", lambda value: isinstance(value, bool), default=True):
+        if not request.get("needs_python", is_flag, default=True):
             return {"python": "", "torch": None, "nccl": None, "gpus": 0, "gpu_names": [], "devices": 0, "uuids": []}
         said = errors.decode("utf-8", "replace").strip()[-_MOST_SAID:] or "it said nothing"
         what = "in the container" if command_wrapper.end else f"behind {command_wrapper.words[0]}"

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from remote_tool import Workspace
 
 R = TypeVar("R")
+# Options that a request has in another form, or by another name.
+_READ = {"server", "hosts", "hostfile", "env", "devices", "tag", "artifact", "workdir", "no_sync"}
 
 
 @dataclass(frozen=True)
@@ -128,16 +130,16 @@ class StartOptions(Targets):
 
     def request(self, kind: Callable[..., R], **own: object) -> R:
         """Return a request of this kind, with these options and the command's own."""
+        as_given = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in _READ}
         return kind(
             servers=self.servers,
             env=read_environment(self.env),
             devices=parse_devices(self.devices),
-            nice=self.nice,
             tags=tuple(self.tag or ()),
             artifacts=tuple(self.artifact or ()),
             workdir=read_workdir(self.workdir),
             sync=not self.no_sync,
-            overwrite=self.overwrite,
+            **as_given,
             **own,
         )
 
@@ -148,10 +150,6 @@ class JobOptions(StartOptions):
 
     from_job: FromJob = ""
 
-    def request(self, kind: Callable[..., R], **own: object) -> R:
-        """Return a request of this kind, with these options and the command's own."""
-        return super().request(kind, from_job=self.from_job, **own)
-
 
 @dataclass(frozen=True)
 class LaunchOptions(JobOptions):
@@ -159,20 +157,12 @@ class LaunchOptions(JobOptions):
 
     lost_after: LostAfter = None
 
-    def request(self, kind: Callable[..., R], **own: object) -> R:
-        """Return a request of this kind, with these options and the command's own."""
-        return super().request(kind, lost_after=self.lost_after, **own)
-
 
 @dataclass(frozen=True)
 class RendezvousOptions(LaunchOptions):
     """How a command starts a program whose nodes meet at a port of the first server."""
 
     master_port: MasterPort = None
-
-    def request(self, kind: Callable[..., R], **own: object) -> R:
-        """Return a request of this kind, with these options and the command's own."""
-        return super().request(kind, master_port=self.master_port, **own)
 
 
 @dataclass(frozen=True)

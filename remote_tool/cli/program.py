@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import signal
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -128,14 +129,12 @@ class _TextAsGiven:
             return value
         if kind == list[str] and isinstance(value, list | tuple):
             return list(value)
-        self._parameter._runtime_param = None  # noqa: SLF001
-        return self._parameter.get_runtime_param().coerce(value, param=param, ctx=ctx)
+        return type(self._parameter).get_runtime_param(self._parameter).coerce(value, param=param, ctx=ctx)
 
 
 def _without_pydantic(parameters: list[Any]) -> list[Any]:
     for parameter in parameters:
-        if parameter._runtime_param is None:  # noqa: SLF001 - what is lost without it is time
-            parameter._runtime_param = _TextAsGiven(parameter)  # noqa: SLF001
+        parameter.get_runtime_param = partial(_TextAsGiven, parameter)
     return parameters
 
 

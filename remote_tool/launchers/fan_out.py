@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
-from remote_tool.config.artifacts import read_artifacts
-from remote_tool.config.devices import VISIBLE, check_devices, visible_devices, with_devices
-from remote_tool.config.limits import check_items, check_nice, check_request, check_workdir
+from remote_tool.config.devices import VISIBLE, visible_devices, with_devices
+from remote_tool.config.limits import check_items
 from remote_tool.errors import UsageError
 from remote_tool.launchers.command import with_interpreter
+from remote_tool.launchers.job_request import JobRequest
 from remote_tool.launchers.nodes import refuse_one_machine
 from remote_tool.launchers.placeholders import OF_ITEMS, check_template, check_words, fill, names_in, placeholders
-from remote_tool.redaction import hide
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,52 +26,57 @@ TAG = "fan-out-"
 
 
 @dataclass(frozen=True)
-class FanOutRequest:
-    """Work to split over servers.
-
-    Attributes:
-        command: For the shell, with placeholders; a ``.py`` file as first word runs with the environment's Python.
-        servers: Empty: all.
-        total: A number that is split evenly; None: nothing is counted.
-        items: Texts to hand out one by one instead.
-        per_server: Slots of each server; None: as a host list says, else one for each GPU, or one.
-        environment: Variables of every job; written nowhere.
-        env: More variables, which override ``environment``.
-        tags: For every job.
-        retries: Restart a failed shard up to N times while the fan-out is followed.
-        sync: Send changed files first.
-        artifacts: Globs of files to pull; with placeholders, except {item}.
-        gather: Folder of the project to copy pulled files to, in ``<name>/<shard>/``; empty: none.
-        devices: GPUs to use on each server, by number or UUID; empty: as configured, else all.
-        overwrite: Whether files are replaced too that were changed on the server, or never sent.
-        workdir: The working folder, relative to the project; None: as configured, else the project's own.
-        nice: Run the command with this niceness, 0 to 19; None: unchanged.
-    """
+class _Positions:
+    """The order of arguments without names, which never changes."""
 
     command: str
     servers: tuple[str, ...] = ()
     total: int | None = None
     items: tuple[str, ...] = field(default=(), repr=False)
     per_server: int | None = None
-    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
-    env: InitVar[Mapping[str, str] | None] = field(default=None, kw_only=True)
+    environment: Mapping[str, str] = field(default_factory=dict)
     tags: tuple[str, ...] = ()
     retries: int = 1
     sync: bool = True
     artifacts: tuple[str, ...] = ()
     gather: str = ""
-    devices: tuple[str | int, ...] = ()
-    overwrite: bool = False
-    workdir: str | None = None
-    nice: int | None = None
+
+
+@dataclass(frozen=True)
+class FanOutRequest(JobRequest, _Positions):
+    """Work to split over servers; see :class:`JobRequest` for the options that are not listed here.
+
+    Attributes:
+        command: For the shell, with placeholders; a ``.py`` file as first word runs with the environment's Python.
+        total: A number that is split evenly; None: nothing is counted.
+        items: Texts to hand out one by one instead.
+        per_server: Slots of each server; None: as a host list says, else one for each GPU, or one.
+        retries: Restart a failed shard up to N times while the fan-out is followed.
+        artifacts: Globs of files to pull; with placeholders, except {item}.
+        gather: Folder of the project to copy pulled files to, in ``<name>/<shard>/``; empty: none.
+        devices: GPUs to use on each server, by number or UUID; empty: as configured, else all.
+    """
+
+    artifacts: tuple[str, ...] = ()
 
     def __post_init__(self, env: Mapping[str, str] | None) -> None:
         """Refuse an invalid request."""
-        object.__setattr__(self, "environment", {**self.environment, **(env or {})})
-        if not self.command.strip():
-            raise UsageError("--cmd is empty", hint="remote-tool helper-fan-out --cmd 'play.py --games {count}'")
-        check_workdir(self.workdir)
-        check_nice(self.nice)
+        self._check_amounts()
+        known = placeholders(counted=self.total is not None)
+        check_template("--cmd", self.command, (*known, *(OF_ITEMS if self.items else ())))
+        for glob in self.artifacts:
+            check_template("--artifact", glob, known)
+        self._check_options(
+            env,
+            "helper-fan-out --cmd 'play.py --games {count}'",
+            artifacts=Shard(0, 1, 0, 1).globs(self.artifacts),
+            tags_besides=len(fan_out_tags("", Shard(0, 1), Slot("", 0))),
+        )
+        _refuse_same_gpus(self.environment)
+        check_items(self.items, "REMOTE_TOOL_ITEM")
+        check_words(self.command, self.items)
+
+    def _check_amounts(self) -> None:
         if self.total is not None and self.items:
             raise UsageError("Give either --total or --items, not both")
         for option, value, least in (
@@ -86,18 +90,6 @@ class FanOutRequest:
             raise UsageError(f"--per-server must be at most {MOST_SLOTS}, found {self.per_server}")
         if len(self.items) > MOST_SHARDS:
             raise UsageError(f"--items has {len(self.items)} lines; the limit is {MOST_SHARDS}")
-        check_devices(self.devices, self.environment)
-        hide(self.environment.values())
-        _refuse_same_gpus(self.environment)
-        known = placeholders(counted=self.total is not None)
-        check_template("--cmd", self.command, (*known, *(OF_ITEMS if self.items else ())))
-        for glob in self.artifacts:
-            check_template("--artifact", glob, known)
-        read_artifacts(Shard(0, 1, 0, 1).globs(self.artifacts))
-        check_items(self.items, "REMOTE_TOOL_ITEM")
-        check_words(self.command, self.items)
-        own_tags = len(fan_out_tags("", Shard(0, 1), Slot("", 0)))
-        check_request(self.command, self.tags, self.environment, tags_besides=own_tags)
 
 
 @dataclass(frozen=True)

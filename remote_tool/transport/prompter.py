@@ -28,10 +28,6 @@ class Prompter:
         return self._ask is not None
 
     @property
-    def can_confirm(self) -> bool:
-        return self._confirm is not None
-
-    @property
     def is_asking(self) -> bool:
         """Whether a question is waiting for its answer."""
         return self._one_at_a_time.locked()

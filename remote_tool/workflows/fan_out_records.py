@@ -16,7 +16,7 @@ from remote_tool.system.files import read_bounded, write_atomically
 from remote_tool.system.locks import lock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
 SCHEMA = 1
@@ -48,25 +48,14 @@ def write_record(folder: Path, record: FanOutRecord) -> None:
     Raises:
         JobError: The disk takes nothing.
     """
-    request = record.request
     values = {
         "schema": SCHEMA,
         "launch_id": record.launch_id,
         "shards": record.shards,
         "variables": record.variables,
         "listed": dict(record.listed),
-        "command": request.command,
-        "servers": request.servers,
-        "total": request.total,
-        "items": request.items,
-        "per_server": request.per_server,
-        "tags": request.tags,
-        "retries": request.retries,
-        "artifacts": request.artifacts,
-        "gather": request.gather,
-        "workdir": request.workdir,
-        "nice": request.nice,
-        "devices": [str(device) for device in request.devices],
+        **{name: getattr(record.request, name) for name in _OF_REQUEST},
+        "devices": [str(device) for device in record.request.devices],
     }
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -126,26 +115,12 @@ def _read(values: Any, launch_id: str) -> FanOutRecord:  # noqa: ANN401 - whatev
         raise ValueError(f"written by a newer version of remote-tool: schema {values['schema']!r}")
     if values["launch_id"] != launch_id:
         raise ValueError("of another fan-out")
-    request = FanOutRequest(
-        command=_text(values, "command"),
-        servers=_texts(values, "servers"),
-        total=_number(values, "total"),
-        items=_texts(values, "items"),
-        per_server=_number(values, "per_server"),
-        tags=_texts(values, "tags"),
-        retries=_number(values, "retries") or 0,
-        artifacts=_texts(values, "artifacts"),
-        gather=_text(values, "gather"),
-        devices=_texts(values, "devices"),
-        # Earlier versions began in the project's folder.
-        workdir=_text({"workdir": "", **values}, "workdir"),
-        nice=_number({"nice": None, **values}, "nice"),
-    )
+    values = {**_OF_EARLIER_VERSIONS, **values}
+    request = FanOutRequest(**{name: read(values, name) for name, read in _OF_REQUEST.items()})
     shards = _number(values, "shards") or 0
     if not 1 <= shards <= MOST_SHARDS:
         raise ValueError(f"{shards} shards")
-    # Earlier versions did not write it.
-    listed = values.get("listed", {})
+    listed = values["listed"]
     return FanOutRecord(
         launch_id, shards, request, _texts(values, "variables"), {name: _number(listed, name) for name in listed}
     )
@@ -168,3 +143,26 @@ def _number(values: Mapping[str, Any], name: str) -> int | None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
         raise TypeError(f"{name} is not a number")
     return value
+
+
+def _count(values: Mapping[str, Any], name: str) -> int:
+    return _number(values, name) or 0
+
+
+# What is kept of a request, and how it is read.
+_OF_REQUEST: dict[str, Callable[[Mapping[str, Any], str], Any]] = {
+    "command": _text,
+    "servers": _texts,
+    "total": _number,
+    "items": _texts,
+    "per_server": _number,
+    "tags": _texts,
+    "retries": _count,
+    "artifacts": _texts,
+    "gather": _text,
+    "workdir": _text,
+    "nice": _number,
+    "devices": _texts,
+}
+# They began in the project's folder.
+_OF_EARLIER_VERSIONS: dict[str, Any] = {"workdir": "", "nice": None, "listed": {}}

@@ -117,8 +117,9 @@ class ServerMethods(Project):
             UsageError: A data set is not configured, or does not exist here.
             SyncError: Not everything could be sent; the next call resumes.
         """
-        request = workflows.sync.data_sets.DataSyncOptions
-        options = request(dry_run=dry_run, checksum=checksum, overwrite=overwrite, relay=relay)
+        options = workflows.sync.options.SyncOptions(
+            dry_run=dry_run, checksum=checksum, relay=relay, overwrite=overwrite
+        )
         answer = self._work(lambda context: workflows.sync.data_sets.data_sync(context, names, servers, options))
         for results in answer.values():
             checked(results, check=check)

@@ -65,7 +65,7 @@ def test_the_interface_is_set_unless_the_user_set_it() -> None:
 def test_only_the_first_job_is_the_master_and_all_share_a_run() -> None:
     request = LaunchRequest("train.py", tags=("x",))
     made = plan(request, node("a"), node("b"))
-    specs = make_specs(made, request, {"a": "snapshot"})
+    specs = make_specs(made, request)
     assert [spec.tags for spec in specs] == [("x", "master"), ("x",)]
     assert {spec.environment["RUN_UUID"] for spec in specs} == {made.launch_id}
 
@@ -82,7 +82,7 @@ def test_variables_of_the_configuration_win_over_what_was_found_and_options_over
 @pytest.mark.row(2)
 def test_torchrun_gets_more_time_than_it_needs_to_stop() -> None:
     request = LaunchRequest("train.py")
-    assert all(spec.grace > 32 for spec in make_specs(plan(request, node("a")), request, {}))
+    assert all(spec.grace > 32 for spec in make_specs(plan(request, node("a")), request))
 
 
 @pytest.mark.row(97)
@@ -117,7 +117,7 @@ def test_unequal_processes_with_restarts_are_refused() -> None:
 @pytest.mark.row(158)
 def test_the_supervisors_of_a_launch_are_told_how_long_to_wait_for_a_silent_one() -> None:
     request = LaunchRequest("train.py", lost_after=300)
-    watches = [spec.watch for spec in make_specs(plan(request, node("a"), node("b")), request, {})]
+    watches = [spec.watch for spec in make_specs(plan(request, node("a"), node("b")), request)]
     assert [watch.lost_after for watch in watches if watch] == [300, 300]
     for seconds, found in ((3.0, "3"), (4.9, "4.9"), (86_401, "86401"), (float("nan"), "nan")):
         with pytest.raises(UsageError, match=f"--lost-after must be from 5 to 86400 seconds, found {found}$"):

@@ -7,7 +7,7 @@ import time
 
 from remote_tool.agent.cleaning import leftovers
 from remote_tool.agent.cleaning.removal import Removal
-from remote_tool.agent.requests import Folders, Request, is_list
+from remote_tool.agent.requests import Folders, Request, is_flag, is_list
 from remote_tool.protocol import job_folder, removing
 from remote_tool.protocol.errors import RequestError
 from remote_tool.protocol.records import is_job_id
@@ -28,21 +28,21 @@ def clean(request: Request) -> None:
     another call. With ``everything`` all goes that is ours, unless a job runs.
     """
     folders = request.folders()
-    dry_run = request.get("dry_run", _is_flag)
+    dry_run = request.get("dry_run", is_flag)
     deadline = time.monotonic() + _SECONDS
     ids = [name for name in request.get("ids", is_list) if is_job_id(name)]
     scripts = _open(folders.scripts)
     if scripts is not None and not dry_run:
         _be_alone(scripts)
     removal = Removal(folders, dry_run=dry_run, deadline=deadline)
-    if request.get("everything", _is_flag, default=False):
+    if request.get("everything", is_flag, default=False):
         from remote_tool.agent.cleaning import clean_all  # noqa: PLC0415 - seldom wanted
 
         items = clean_all.clean_all(removal, request, scripts)
     else:
         removal.remove_jobs(ids)
         others: List[Dict[str, Any]] = []
-        if not request.get("jobs_only", _is_flag, default=False):
+        if not request.get("jobs_only", is_flag, default=False):
             others = leftovers.clean(folders, scripts, request, dry_run=dry_run, deadline=deadline)
         # To count what many jobs take may need all the time that is left.
         items = [removal.jobs_item(), *others]
@@ -82,7 +82,3 @@ def _open(path: str) -> Optional[int]:
         return job_folder.open_folder(path)
     except OSError:
         return None
-
-
-def _is_flag(value: object) -> bool:
-    return isinstance(value, bool)

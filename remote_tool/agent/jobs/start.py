@@ -12,7 +12,7 @@ from remote_tool.agent import activation, states
 from remote_tool.agent.activation import ActivationError
 from remote_tool.agent.jobs import new_folder
 from remote_tool.agent.jobs.job_request import JobRequest, check_job
-from remote_tool.agent.requests import Folders, Request, is_list
+from remote_tool.agent.requests import Folders, Request, is_flag, is_list
 from remote_tool.agent.supervisor import supervise
 from remote_tool.agent.supervisor.plan import Plan
 from remote_tool.protocol import job_folder, limits
@@ -81,7 +81,7 @@ def start(request: Request) -> None:
     ``begun`` is false where nothing of what was asked for runs or ever will: with an error of the whole call for all
     of it, else for that one job. It never is when the same was asked for before.
     """
-    again = request.get("again", lambda value: isinstance(value, bool), default=False)
+    again = request.get("again", is_flag, default=False)
     spent = request.get("clean", is_list, default=[])
     request.said_with_errors["begun"] = again
     try:

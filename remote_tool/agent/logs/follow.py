@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from remote_tool.agent.logs.followed_job import FollowedJob
 from remote_tool.agent.logs.poller import Poller
-from remote_tool.agent.requests import Request, is_list
+from remote_tool.agent.requests import Request, is_flag, is_list
 from remote_tool.agent.states import CachedScan
 from remote_tool.protocol import job_folder
 
@@ -17,8 +17,8 @@ def follow(request: Request) -> None:
     """Answer op ``follow`` until every job has ended and been sent, or the client is gone."""
     folders = request.folders()
     asked = request.get("jobs", is_list)
-    wait = request.get("wait", lambda value: isinstance(value, bool), default=True)
-    output = request.get("streams", lambda value: isinstance(value, bool), default=True)
+    wait = request.get("wait", is_flag, default=True)
+    output = request.get("streams", is_flag, default=True)
     jobs = job_folder.open_jobs_folder(folders.jobs)
     job_folder.allow_open_files(len(asked))
     scans = CachedScan()

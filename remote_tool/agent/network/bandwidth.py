@@ -11,7 +11,7 @@ import time
 
 from remote_tool.agent.machine import addresses
 from remote_tool.agent.network import iperf, reachability, tcp_streams
-from remote_tool.agent.requests import Request, client_is_gone, is_list, is_text
+from remote_tool.agent.requests import Request, client_is_gone, is_flag, is_list, is_text
 from remote_tool.protocol.errors import RequestError
 
 TYPE_CHECKING = False
@@ -45,7 +45,7 @@ def bandwidth_connect(request: Request) -> None:
     """Answer op ``bandwidth_connect``: reach the other side, and measure to it and back."""
     candidates = request.get("candidates", lambda value: is_list(value) and all(is_text(item) for item in value))
     port = request.get("port", lambda value: type(value) is int and 0 < value < 65536)  # noqa: PLR2004
-    use_iperf = request.get("iperf3", lambda value: isinstance(value, bool), default=False)
+    use_iperf = request.get("iperf3", is_flag, default=False)
     reading, writing = os.pipe()
     measuring = _Measuring(
         candidates[:_MOST_CANDIDATES], port, _secret(request), _seconds(request), use_iperf and iperf.is_there()

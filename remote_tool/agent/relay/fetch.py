@@ -10,7 +10,7 @@ import threading
 import time
 
 from remote_tool.agent.relay.link import COUNT, GONE, INDEX, Link, LinkError, dial, read_context
-from remote_tool.agent.requests import Request, is_list, is_text
+from remote_tool.agent.requests import Request, is_flag, is_list, is_text
 from remote_tool.protocol import relay_files
 from remote_tool.protocol.errors import RequestError
 from remote_tool.protocol.lean.suppress import suppress
@@ -38,7 +38,7 @@ def fetch(request: Request) -> None:
     candidates = request.get("addresses", lambda value: is_list(value) and all(is_text(each) for each in value))
     port = request.get("port", lambda value: type(value) is int and 0 < value <= _LAST_PORT)
     digest = request.get("digest", is_text)
-    compare = bool(request.get("checksum", lambda value: isinstance(value, bool), default=False))
+    compare = bool(request.get("checksum", is_flag, default=False))
     folder, beside = request.synced()
     try:
         link = dial(candidates[:_MOST_ADDRESSES], port, context, _CONNECT_SECONDS)

@@ -49,9 +49,7 @@ def clean(  # noqa: PLR0913 - one parameter per option
     connection: Connection,
 ) -> None:
     """Remove ended jobs and leftovers on servers and here. Lists them and asks first; never removes your outputs."""
-    request = CleanRequest(
-        targets.servers, _read_age(older), keep, jobs.names, artifacts=artifacts, everything=everything
-    )
+    request = CleanRequest(targets.servers, _read_age(older), keep, jobs.names, artifacts=artifacts, all=everything)
     if everything and not targets.servers and not targets.is_list:
         raise UsageError("--all needs the servers to clean", hint="remote-tool clean --all --server NAME")
     with connection.console("looking for leftovers") as console:
@@ -86,7 +84,7 @@ def _show(workspace: Workspace, found: CleanAnswer) -> None:
     if any(item.count for item in found.items):
         print_items([item for item in found.items if item.count])
     _show_kept(found.items)
-    if found.request.everything and (data := workspace.config.data):
+    if found.request.all and (data := workspace.config.data):
         inform(f"kept data sets: {', '.join(each.target for each in data.values())}")
     keys = {job.id: job for job in workspace.known_jobs([*found.kept, *found.forgotten])}
     for job_id, why in list(found.kept.items())[:SHOWN_JOBS]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,31 +32,54 @@ if TYPE_CHECKING:
     from remote_tool.workflows.jobs.follow import Chunk
 
 
-def helper_fan_out(  # noqa: PLR0913 - one parameter per option
-    *,
+# What a resumed fan-out takes from its command line; the rest is as it was at the start.
+AT_RESUME = {"env", "no_sync", "overwrite"}
+
+
+@dataclass(frozen=True)
+class SplitOptions:
+    """The work, and how it is split."""
+
     cmd: Annotated[
         str,
         typer.Option("--cmd", metavar="COMMAND", help="Command of each shard, with placeholders such as {shard}."),
-    ] = "",
+    ] = ""
     total: Annotated[
         int | None, typer.Option("--total", min=1, metavar="N", help="Split this number evenly over the slots.")
-    ] = None,
+    ] = None
     items: Annotated[
         str | None,
         typer.Option("--items", metavar="FILE", help="Give each free slot the next line of this file."),
-    ] = None,
+    ] = None
     per_server: Annotated[
         int | None,
         typer.Option("--per-server", min=1, metavar="N", help="Slots per server; default: one per GPU, else 1."),
-    ] = None,
+    ] = None
     gather: Annotated[
         str,
         typer.Option("--gather", metavar="FOLDER", help="Also copy fetched files into this folder of the project."),
-    ] = "",
+    ] = ""
     retries: Annotated[
         int | None,
         typer.Option("--retries", min=0, metavar="N", help="Retry a failed shard up to N times; default: 1."),
-    ] = None,
+    ] = None
+
+    def request(self, start: StartOptions) -> FanOutRequest:
+        """Return the request."""
+        return start.request(
+            FanOutRequest,
+            command=self.cmd,
+            total=self.total,
+            items=read_items(self.items) if self.items is not None else (),
+            per_server=self.per_server,
+            retries=1 if self.retries is None else self.retries,
+            gather=self.gather,
+        )
+
+
+def helper_fan_out(
+    *,
+    split: SplitOptions,
     resume: Annotated[
         str, typer.Option("--resume", metavar="NAME", help="Resume this fan-out; skips finished shards.")
     ] = "",
@@ -67,38 +91,14 @@ def helper_fan_out(  # noqa: PLR0913 - one parameter per option
     screen = _Screen(shows_output=shown.follow)
     console = connection.console("" if shown.follow else "working")
     if resume:
-        work = {"--cmd": cmd, "--total": total, "--items": items, "--per-server": per_server}
-        rest = {"--gather": gather, "--retries": retries is not None, "--dry-run": shown.dry_run}
-        _refuse_beside(resume, {**work, **rest, **_given(start)})
-        variables = read_environment(start.env)
-        _follow_to_end(
-            console,
-            start,
-            screen,
-            lambda at: at.resume_fan_out(
-                resume,
-                variables,
-                sync=not start.no_sync,
-                overwrite=start.overwrite,
-                observer=screen.observer,
-                check=False,
-            ),
-            json=shown.json,
-        )
+        _refuse_beside(resume, split, start, dry_run=shown.dry_run)
+        _follow_to_end(console, start, screen, _resuming(resume, start, screen.observer), json=shown.json)
         return
-    request = start.request(
-        FanOutRequest,
-        command=cmd,
-        total=total,
-        items=read_items(items) if items is not None else (),
-        per_server=per_server,
-        retries=1 if retries is None else retries,
-        gather=gather,
-    )
+    request = split.request(start)
     if shown.dry_run:
         show_plan(console, start, lambda at: at.plan_fan_out(request), json=shown.json)
         return
-    is_followed = shown.follow or items is not None
+    is_followed = shown.follow or split.items is not None
     _follow_to_end(
         console,
         start,
@@ -108,16 +108,11 @@ def helper_fan_out(  # noqa: PLR0913 - one parameter per option
     )
 
 
-def _given(start: StartOptions) -> dict[str, object]:
-    """Return the options that a fan-out keeps from its start."""
-    where = {"--server": start.server, "--hosts": start.hosts, "--hostfile": start.hostfile, "--devices": start.devices}
-    return {
-        **where,
-        "--nice": start.nice is not None,
-        "--tag": start.tag,
-        "--artifact": start.artifact,
-        "--workdir": start.workdir,
-    }
+def _resuming(name: str, start: StartOptions, observer: Observer) -> Callable[[Workspace], FanOutAnswer]:
+    variables = read_environment(start.env)
+    return lambda at: at.resume_fan_out(
+        name, variables, sync=not start.no_sync, overwrite=start.overwrite, observer=observer, check=False
+    )
 
 
 def read_items(file: str) -> tuple[str, ...]:
@@ -213,14 +208,21 @@ def _print_document(workspace: Workspace, answer: FanOutAnswer) -> None:
     print_json({**started_document(jobs, workspace.config.local.jobs), "fan_out": {**names, **progress}})
 
 
-def _refuse_beside(resume: str, given: dict[str, object]) -> None:
+def _refuse_beside(resume: str, split: SplitOptions, start: StartOptions, *, dry_run: bool) -> None:
     """Refuse options that would change a fan-out that has started.
 
     Raises:
         UsageError: One of them is given.
     """
-    beside = [option for option, value in given.items() if value]
+    given = [
+        each.name
+        for group in (split, start)
+        for each in fields(group)
+        if each.name not in AT_RESUME and getattr(group, each.name) != each.default
+    ]
+    beside = [*given, *(["dry_run"] if dry_run else [])]
     if beside:
+        option = f"--{beside[0].replace('_', '-')}"
         raise UsageError(
-            f"--resume keeps the options of the start, so it cannot be combined with {beside[0]}", hint=_resume(resume)
+            f"--resume keeps the options of the start, so it cannot be combined with {option}", hint=_resume(resume)
         )

@@ -30,6 +30,23 @@ if TYPE_CHECKING:
 ASKING = "asking servers"
 # Seconds.
 LONGEST_DELAY = 86400
+Sort = Annotated[
+    str | None,
+    typer.Option(
+        "--sort", metavar="FIELD", help="Sort by key, server, state, started or duration; prefix with - to reverse."
+    ),
+]
+Signal = Annotated[str, typer.Option("--signal", metavar="SIGNAL", help="Signal to send first, by name or number.")]
+Grace = Annotated[
+    float | None,
+    typer.Option(
+        "--grace",
+        min=0,
+        max=LONGEST_GRACE,
+        metavar="SECONDS",
+        help="Time until SIGKILL; default: 45 for torchrun, else 10.",
+    ),
+]
 
 
 def job_list(  # noqa: PLR0913 - one parameter per option
@@ -45,14 +62,7 @@ def job_list(  # noqa: PLR0913 - one parameter per option
     last: Annotated[
         int | None, typer.Option("--last", min=1, metavar="N", help="List the N newest jobs, running or ended.")
     ] = None,
-    sort: Annotated[
-        str | None,
-        typer.Option(
-            "--sort",
-            metavar="FIELD",
-            help="Sort by key, server, state, started or duration; prefix with - to reverse.",
-        ),
-    ] = None,
+    sort: Sort = None,
     json: AsJson = False,
     connection: Connection,
 ) -> None:
@@ -107,19 +117,8 @@ def job_kill(  # noqa: PLR0913 - one parameter per option
     jobs: NamedJobs,
     targets: Targets,
     tag: TagsToFind = None,
-    signal: Annotated[
-        str, typer.Option("--signal", metavar="SIGNAL", help="Signal to send first, by name or number.")
-    ] = "SIGTERM",
-    grace: Annotated[
-        float | None,
-        typer.Option(
-            "--grace",
-            min=0,
-            max=LONGEST_GRACE,
-            metavar="SECONDS",
-            help="Time until SIGKILL; default: 45 for torchrun, else 10.",
-        ),
-    ] = None,
+    signal: Signal = "SIGTERM",
+    grace: Grace = None,
     orphans: Annotated[
         bool,
         typer.Option("--orphans", help="End processes that jobs left behind; lists them and asks first."),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from remote_tool import Workspace
     from remote_tool.transport.sync.push import PushResult
     from remote_tool.workflows.artifacts.answer import PullAnswer
+    from remote_tool.workflows.selection import JobSelection
 
 
 def job_pull(  # noqa: PLR0913 - one parameter per option
@@ -44,11 +45,7 @@ def job_pull(  # noqa: PLR0913 - one parameter per option
     connection: Connection,
 ) -> None:
     """Fetch files of running and ended jobs, and print the paths of new ones; without a selection, of all jobs."""
-    selection = jobs.selection()
-    if to_all and to is not None:
-        raise UsageError("--to-all sends the artifacts folder, so it cannot be combined with --to")
-    if to_all and len(selection.jobs) != 1:
-        raise UsageError("--to-all needs exactly one job", hint="remote-tool job-pull KEY --to-all")
+    selection = _select(jobs, to=to, to_all=to_all)
     with connection.console("asking servers") as console:
         workspace = console.find_workspace()
         answer = workspace.pull_jobs(selection, tuple(artifact or ()), to=to, check=False)
@@ -64,6 +61,20 @@ def job_pull(  # noqa: PLR0913 - one parameter per option
     show_failures({**answer.errors, **sent.errors})
     failed = SomeServersFailedError(sent.errors, list(sent.values)).exit_code if sent.errors else 0
     leave_unless_ok(failed if to_all else answer.exit_code)
+
+
+def _select(jobs: ChosenJobs, *, to: str | None, to_all: bool) -> JobSelection:
+    """Return the selection.
+
+    Raises:
+        UsageError: ``--to-all`` is given with ``--to``, or without a single job.
+    """
+    selection = jobs.selection()
+    if to_all and to is not None:
+        raise UsageError("--to-all sends the artifacts folder, so it cannot be combined with --to")
+    if to_all and len(selection.jobs) != 1:
+        raise UsageError("--to-all needs exactly one job", hint="remote-tool job-pull KEY --to-all")
+    return selection
 
 
 def _sent_document(sent: Results[PushResult]) -> dict[str, list[dict[str, Any]]]:

@@ -49,16 +49,16 @@ def print_jobs(
 
 def print_orphans(orphans: Sequence[Orphan], descriptor: int = streams.OUT) -> None:
     """Print orphans, one row each, as wide as the terminal."""
-    text = plain_rows([_orphan_row(orphan) for orphan in orphans])
-    if streams.is_terminal(descriptor):
-        width = get_terminal_size().columns
-        text = "".join(line[:width] + "\n" for line in text.splitlines())
-    streams.write_text(descriptor, text)
+    _print_rows([_orphan_row(orphan) for orphan in orphans], descriptor)
 
 
 def print_items(items: Sequence[Item], descriptor: int = streams.OUT) -> None:
     """Print what remote-tool keeps, one row each, as wide as the terminal."""
-    text = plain_rows([_item_row(item) for item in items])
+    _print_rows([_item_row(item) for item in items], descriptor)
+
+
+def _print_rows(rows: Sequence[dict[str, str]], descriptor: int) -> None:
+    text = plain_rows(rows)
     if streams.is_terminal(descriptor):
         width = get_terminal_size().columns
         text = "".join(line[:width] + "\n" for line in text.splitlines())

@@ -83,7 +83,7 @@ def choose_spent(
     for server, own in _by_server(jobs).items():
         if server not in {*servers, *here_only}:
             continue
-        if request.everything:
+        if request.all:
             # Of a lost job with processes its server may say nothing, where our folder is away.
             spent[server] = [job for job in own if job.is_over or not job.state.is_finished]
             continue
@@ -178,7 +178,7 @@ async def _answer(context: Context, found: CleanAnswer, *, dry_run: bool) -> Cle
     ready = [job for name in found.spent for job in found.spent[name] if _may_go_here(found, told, job)]
     forgotten = context.registry.find(found.forgotten).values()
     await context.may_write()
-    left = set(told) if request.everything else set()
+    left = set(told) if request.all else set()
     here = clean_here(context, (*ready, *forgotten), request, left=left, dry_run=dry_run)
     items = [item for name in answering if name in leaders.values() and name in told for item in told[name].items]
     kept = {**found.kept, **{job_id: why for each in told.values() for job_id, why in each.kept.items()}}
@@ -216,7 +216,7 @@ async def _clean_server(
         told.items = _sum(told.items, read_items(server, answer.get("items")), is_first=is_first)
         told.gone |= {name for key in ("removed", "gone") for name in _texts(answer.get(key))} & set(portion)
         told.kept |= _reasons(answer.get("kept"))
-        if request.everything:
+        if request.all:
             told.gone = set(ids)
         waiting = [name for name in waiting if name not in told.gone and name not in told.kept]
         if answer.get("more") is not True and len(waiting) == before and not is_first:
@@ -236,11 +236,11 @@ async def _ask(
     question = {
         "ids": list(ids),
         "dry_run": dry_run,
-        "everything": request.everything,
+        "everything": request.all,
         "jobs_only": jobs_only or bool(request.jobs),
         "begun": sorted(folders)[:PORTION],
     }
-    within = WITHIN_ALL if request.everything else WITHIN
+    within = WITHIN_ALL if request.all else WITHIN
     return await call_until_answered(context.pool, context.config, server, "clean", question, within=within)
 
 

@@ -50,7 +50,7 @@ class CleanRequest:
         keep: So many jobs of each server stay, the newest.
         jobs: Keys or ids: only these jobs, and also such as their servers do not know any more.
         artifacts: Whether files go too that jobs wrote and that came home.
-        everything: Leave the servers as they were found.
+        all: Leave the servers as they were found.
     """
 
     servers: tuple[str, ...] = ()
@@ -58,11 +58,11 @@ class CleanRequest:
     keep: int | None = None
     jobs: tuple[str, ...] = ()
     artifacts: bool = False
-    everything: bool = False
+    all: bool = False
 
     def __post_init__(self) -> None:
         """Refuse options that exclude each other."""
-        if self.everything and (self.older is not None or self.keep is not None or self.jobs):
+        if self.all and (self.older is not None or self.keep is not None or self.jobs):
             raise UsageError("--all removes everything; it cannot be combined with --older, --keep or --job")
         if self.jobs and (self.older is not None or self.keep is not None):
             raise UsageError("--job cannot be combined with --older or --keep", hint="Leave out --older and --keep")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from remote_tool.config.artifacts import wanted_artifacts
@@ -21,11 +21,10 @@ from remote_tool.launchers.fan_out import (
 from remote_tool.transport.pool import on_every
 from remote_tool.workflows.agent_client import call
 from remote_tool.workflows.fan_out.gather import gathering_folder
-from remote_tool.workflows.git_state import GitState, with_git
 from remote_tool.workflows.launch.launch import find_script
 from remote_tool.workflows.launch.node_facts import chosen_devices
 from remote_tool.workflows.selection import choose_servers
-from remote_tool.workflows.start.send import send_project
+from remote_tool.workflows.start.send import Sent, complete, send_project
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -39,14 +38,10 @@ GPU_NAME = re.compile(r"[A-Za-z0-9/:._-]{1,100}")
 
 
 @dataclass(frozen=True)
-class Ready:
+class Ready(Sent):
     """What the servers are, once they have the project."""
 
-    slots: Sequence[ServerSlots]
-    snapshots: Mapping[str, str]
-    errors: Mapping[str, RemoteToolError]
-    warnings: tuple[tuple[str, str], ...] = ()
-    git: GitState | None = None
+    slots: Sequence[ServerSlots] = field(kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -70,13 +65,10 @@ class Work:
             tags=(*self.request.tags, *fan_out_tags(self.plan.launch_id, shard, slot)),
             launch_id=self.plan.launch_id,
             node_rank=shard.number,
-            snapshot=self.ready.snapshots.get(slot.server, ""),
             artifacts=wanted_artifacts(self.config, shard.globs(self.request.artifacts)),
-            workdir=self.config.workdir_for(self.request.workdir),
-            nice=self.request.nice,
             gpus=slot.gpus or None,
         )
-        return with_git(spec, self.ready.git)
+        return complete(spec, self.config, self.request, self.ready)
 
 
 async def make_ready(context: Context, request: FanOutRequest, listed: Mapping[str, int | None]) -> Ready:
@@ -90,7 +82,7 @@ async def make_ready(context: Context, request: FanOutRequest, listed: Mapping[s
     errors = {**sent.errors, **errors}
     if not slots:
         raise SomeServersFailedError(errors, [])
-    return Ready(slots, sent.snapshots, errors, sent.warnings, sent.git)
+    return Ready(sent.snapshots, errors, sent.warnings, sent.git, slots=slots)
 
 
 def find_fan_out_script(context: Context, request: FanOutRequest) -> None:

@@ -47,14 +47,14 @@ class RunRequest:
     Attributes:
         command: For the shell.
         servers: Empty: all.
-        environment: Its variables.
+        env: Its variables.
         devices: The GPUs that it sees, by number or UUID; empty: as configured.
         workdir: The working folder, relative to the project; None: as configured, else the project's own.
     """
 
     command: str
     servers: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
     devices: tuple[str | int, ...] = ()
     workdir: str | None = None
 
@@ -63,8 +63,8 @@ class RunRequest:
         if not self.command.strip():
             raise UsageError("--cmd is empty", hint="remote-tool run --cmd 'nvidia-smi'")
         check_workdir(self.workdir)
-        check_devices(self.devices, self.environment)
-        hide(self.environment.values())
+        check_devices(self.devices, self.env)
+        hide(self.env.values())
 
 
 class RunResult(int):
@@ -133,12 +133,12 @@ def with_statuses_checked(command: str, results: Results[RunResult]) -> Results[
 
 
 def _request(config: Config, server: str, wanted: RunRequest) -> dict[str, object]:
-    devices = devices_of(config.servers[server], wanted.devices, wanted.environment)
+    devices = devices_of(config.servers[server], wanted.devices, wanted.env)
     setup, workdir = config.setup_of(server), config.workdir_for(wanted.workdir)
     return {
         "command": put_before_attached(wanted.command, setup, workdir) if setup else wanted.command,
         "workdir": workdir,
-        "environment": command_environment(config.variables_of(server), wanted.environment, devices),
+        "environment": command_environment(config.variables_of(server), wanted.env, devices),
         "server": server,
         "entry": config.entry_of(server),
     }

@@ -18,22 +18,21 @@ from remote_tool.launchers.plan import Launcher, LaunchNames
 from remote_tool.paths import current_folder
 from remote_tool.protocol.limits import DEFAULT_LOST_AFTER
 from remote_tool.workflows.events import Notice
-from remote_tool.workflows.git_state import GitState, with_git
 from remote_tool.workflows.jobs.stop import stop_on_servers
 from remote_tool.workflows.launch.first_node import start_first_node_first
 from remote_tool.workflows.launch.node_facts import ask_facts
 from remote_tool.workflows.launch.rendezvous import find_rendezvous
 from remote_tool.workflows.selection import JobsAnswer, choose_servers
-from remote_tool.workflows.start.send import bring_files, send_project
+from remote_tool.workflows.start.send import bring_files, complete, send_project
 from remote_tool.workflows.start.start_specs import start_specs
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from remote_tool.launchers.plan import LaunchPlan, NodeFacts
     from remote_tool.launchers.request import LaunchRequest
-    from remote_tool.protocol.artifact_patterns import ArtifactPattern
     from remote_tool.workflows.context import Context
+    from remote_tool.workflows.git_state import GitState
 
 
 async def launch(context: Context, request: LaunchRequest, git: GitState | None = None) -> JobsAnswer:
@@ -53,9 +52,7 @@ async def launch(context: Context, request: LaunchRequest, git: GitState | None 
     servers = choose_servers(context.config, request.servers)
     request = _with_command_read(context, request, launcher)
     sent = await send_project(context, servers, wanted=request.sync, overwrite=request.overwrite)
-    if sent.errors:
-        return JobsAnswer((), sent.errors, warnings=sent.warnings, answered=servers)
-    if errors := await bring_files(context, request.from_job, servers, overwrite=request.overwrite):
+    if errors := sent.errors or await bring_files(context, request.from_job, servers, overwrite=request.overwrite):
         return JobsAnswer((), errors, warnings=sent.warnings, answered=servers)
     facts = await ask_facts(context, request, servers, needs_python=launcher.needs_python)
     if facts.errors:
@@ -63,8 +60,15 @@ async def launch(context: Context, request: LaunchRequest, git: GitState | None 
     if request.lost_after is None:
         request = replace(request, lost_after=context.config.lost_after)
     plan = await make_plan(context, request, list(facts.values.values()), launcher)
-    specs = make_specs(plan, request, sent.snapshots, wanted_artifacts(context.config, request.artifacts))
-    specs = [replace(with_git(spec, sent.git or git), gpus=facts.values[spec.server].devices or None) for spec in specs]
+    artifacts, sent = wanted_artifacts(context.config, request.artifacts), replace(sent, git=sent.git or git)
+    specs = [
+        replace(
+            complete(spec, context.config, request, sent),
+            artifacts=artifacts,
+            gpus=facts.values[spec.server].devices or None,
+        )
+        for spec in make_specs(plan, request)
+    ]
     if launcher.first_node is None:
         started = await start_specs(context, specs)
     else:
@@ -123,12 +127,7 @@ async def all_or_none(context: Context, answer: JobsAnswer) -> JobsAnswer:
     return JobsAnswer(jobs, {**reasons, **stopped.errors, **answer.errors})
 
 
-def make_specs(
-    plan: LaunchPlan,
-    request: LaunchRequest,
-    snapshots: Mapping[str, str],
-    artifacts: tuple[ArtifactPattern, ...] = (),
-) -> list[JobSpec]:
+def make_specs(plan: LaunchPlan, request: LaunchRequest) -> list[JobSpec]:
     """Make the jobs of a plan; the first node's is the master."""
     watch, grace = _make_watch(plan, request), Launcher.named(request.launcher).grace
     return [
@@ -142,11 +141,7 @@ def make_specs(
             node_rank=node.node_rank,
             grace=DEFAULT_GRACE if grace is None else grace,
             rank_offset=node.rank_offset,
-            snapshot=snapshots.get(node.server, ""),
             watch=watch,
-            artifacts=artifacts,
-            workdir=request.workdir or "",
-            nice=request.nice,
         )
         for node in plan.nodes
     ]

@@ -65,12 +65,12 @@ class KeysRequest:
 
     Attributes:
         servers: Names; empty means all.
-        ask_passphrase: Whether a new key gets a passphrase, which is asked for.
+        passphrase: Whether a new key gets a passphrase, which is asked for.
         dry_run: Whether nothing is made or changed.
     """
 
     servers: tuple[str, ...] = ()
-    ask_passphrase: bool = False
+    passphrase: bool = False
     dry_run: bool = False
 
 
@@ -87,7 +87,7 @@ async def install_keys(context: Context, request: KeysRequest) -> Results[KeyOnS
         return found
     refused = await context.pool.confirm_host_keys(missing)
     trusted = {server: key for server, key in missing.items() if server not in refused}
-    lines = await _make_keys(context, trusted.values(), ask_passphrase=request.ask_passphrase)
+    lines = await _make_keys(context, trusted.values(), ask_passphrase=request.passphrase)
     taken: set[str] = set()
 
     async def install(server: str) -> KeyOnServer:

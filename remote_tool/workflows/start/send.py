@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from remote_tool import workflows
-from remote_tool.workflows.git_state import GitState, while_asking_git
+from remote_tool.workflows.git_state import GitState, while_asking_git, with_git
 from remote_tool.workflows.sync.options import SyncOptions
 from remote_tool.workflows.sync.sync import sync
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from remote_tool.config.model import Config
     from remote_tool.errors import RemoteToolError
+    from remote_tool.jobs.job import JobSpec
+    from remote_tool.launchers.job_request import JobRequest
     from remote_tool.workflows.context import Context
 
 
@@ -49,6 +52,17 @@ async def send_project(context: Context, servers: Sequence[str], *, wanted: bool
         tuple((server, text) for server, result in results.values.items() for text in result.warnings),
         git,
     )
+
+
+def complete(spec: JobSpec, config: Config, request: JobRequest, sent: Sent) -> JobSpec:
+    """Return a job with the options that are the same for every job of a request, and with what its server was sent."""
+    spec = replace(
+        spec,
+        snapshot=sent.snapshots.get(spec.server, ""),
+        workdir=config.workdir_for(request.workdir),
+        nice=request.nice,
+    )
+    return with_git(spec, sent.git)
 
 
 async def bring_files(

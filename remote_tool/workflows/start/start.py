@@ -2,71 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from remote_tool.config.artifacts import read_artifacts, wanted_artifacts
-from remote_tool.config.devices import check_devices, command_environment, devices_of
-from remote_tool.config.limits import check_nice, check_request, check_workdir
-from remote_tool.errors import UsageError
+from remote_tool.config.artifacts import wanted_artifacts
+from remote_tool.config.devices import command_environment, devices_of
+from remote_tool.config.limits import check_request
 from remote_tool.jobs.job import JobSpec, new_job_id
-from remote_tool.redaction import hide
-from remote_tool.workflows.git_state import with_git
+from remote_tool.launchers.job_request import JobRequest
 from remote_tool.workflows.selection import JobsAnswer, choose_servers
-from remote_tool.workflows.start.send import bring_files, send_project
+from remote_tool.workflows.start.send import bring_files, complete, send_project
 from remote_tool.workflows.start.start_specs import start_specs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from remote_tool.config.model import Config
-    from remote_tool.protocol.artifact_patterns import ArtifactPattern
     from remote_tool.workflows.context import Context
 
 
 @dataclass(frozen=True)
-class StartRequest:
-    """A command to start as one job on each of some servers.
+class StartRequest(JobRequest):
+    """A command to start as one job on each of some servers; see :class:`JobRequest` for the other options.
 
     Attributes:
-        command: For the shell.
-        servers: Empty: all.
-        environment: Variables of the job; written nowhere.
-        env: More variables, which override ``environment``.
-        tags: Free words.
-        sync: Send changed files first.
-        artifacts: Globs of files to pull, in addition to the configured ones.
-        devices: GPUs to expose, by number or UUID; empty: as configured.
-        overwrite: Also replace files that were changed on the server, or never sent.
-        workdir: The working folder, relative to the project; None: as configured, else the project's own.
-        nice: Run the command with this niceness, 0 to 19; None: unchanged.
         from_job: Key of a job whose artifacts are brought to its servers first; empty: of none.
     """
 
-    command: str
-    servers: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
-    env: InitVar[Mapping[str, str] | None] = field(default=None, kw_only=True)
-    tags: tuple[str, ...] = ()
-    sync: bool = True
-    artifacts: tuple[str | ArtifactPattern, ...] = ()
-    devices: tuple[str | int, ...] = ()
-    overwrite: bool = False
-    workdir: str | None = None
-    from_job: str = ""
-    nice: int | None = None
+    from_job: str = field(default="", kw_only=True)
 
     def __post_init__(self, env: Mapping[str, str] | None) -> None:
         """Refuse an invalid request."""
-        object.__setattr__(self, "environment", {**self.environment, **(env or {})})
-        if not self.command.strip():
-            raise UsageError("--cmd is empty", hint="remote-tool job-run --cmd 'python train.py'")
-        check_workdir(self.workdir)
-        check_nice(self.nice)
-        read_artifacts(self.artifacts)
-        check_devices(self.devices, self.environment)
-        hide(self.environment.values())
-        check_request(self.command, self.tags, self.environment)
+        self._check_options(env, "job-run --cmd 'python train.py'")
 
     def check_on(self, servers: Sequence[str], config: Config) -> None:
         """Refuse what is too much together with the configuration, before anything is sent."""
@@ -99,20 +66,19 @@ async def start_jobs(context: Context, requests: Sequence[StartRequest]) -> Jobs
         errors = await bring_files(context, request.from_job, able, overwrite=request.overwrite)
         sent = replace(sent, errors={**sent.errors, **errors})
     specs = [
-        with_git(
+        complete(
             JobSpec(
                 id=new_job_id(),
                 server=server,
                 command=request.command,
                 environment=request.environment_on(server, context.config),
                 tags=request.tags,
-                snapshot=sent.snapshots.get(server, ""),
                 artifacts=wanted_artifacts(context.config, request.artifacts),
-                workdir=context.config.workdir_for(request.workdir),
-                nice=request.nice,
                 gpus=request.devices_on(server, context.config) or None,
             ),
-            sent.git if request.sync else None,
+            context.config,
+            request,
+            sent if request.sync else replace(sent, git=None),
         )
         for request, servers in wanted
         for server in servers

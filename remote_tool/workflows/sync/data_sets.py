@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from remote_tool.errors import RemoteCommandError, SyncError, UsageError
 from remote_tool.paths import DataPaths, LocalPaths
 from remote_tool.transport.sync.server_script import PLACES
 from remote_tool.transport.sync.server_state import COMPLETE
-from remote_tool.workflows.sync.options import SyncOptions, Through
+from remote_tool.workflows.sync.options import Through
 from remote_tool.workflows.sync.sync import sync
 
 if TYPE_CHECKING:
@@ -26,31 +26,15 @@ if TYPE_CHECKING:
     from remote_tool.transport.pool import HostPool, Results
     from remote_tool.transport.sync.push import PushResult
     from remote_tool.workflows.context import Context
+    from remote_tool.workflows.sync.options import SyncOptions
 
 MEBIBYTE = 1024 * 1024
 CANNOT_LIE_THERE = 93
 BESIDE = ".remote-tool"
 
 
-@dataclass(frozen=True)
-class DataSyncOptions:
-    """How to send data sets.
-
-    Attributes:
-        dry_run: Say what would be sent, and change nothing.
-        checksum: Compare contents, not sizes and times.
-        overwrite: Replace also what was changed on the server.
-        relay: Send to one server, and from there to the others.
-    """
-
-    dry_run: bool = False
-    checksum: bool = False
-    overwrite: bool = False
-    relay: bool = False
-
-
 async def data_sync(
-    context: Context, names: Sequence[str], servers: Sequence[str], options: DataSyncOptions
+    context: Context, names: Sequence[str], servers: Sequence[str], options: SyncOptions
 ) -> dict[str, Results[PushResult]]:
     """Send data sets to all servers at once, one set after the other; return what became of each, by name.
 
@@ -95,21 +79,14 @@ def _refuse_nothing(data_set: DataSet) -> None:
 
 
 async def _send(
-    context: Context, data_set: DataSet, servers: Sequence[str], options: DataSyncOptions
+    context: Context, data_set: DataSet, servers: Sequence[str], options: SyncOptions
 ) -> Results[PushResult]:
-    wanted = SyncOptions(
-        dry_run=options.dry_run,
-        checksum=options.checksum,
-        overwrite=options.overwrite,
-        relay=options.relay,
-        only_adds=f"remote-tool data-sync {data_set.name}",
-        step=f"data {data_set.name}",
-    )
+    options = replace(options, only_adds=f"remote-tool data-sync {data_set.name}", step=f"data {data_set.name}")
     config = _config_of(context.config, data_set)
     pool = _DataPool(context.pool, data_set, context.config.remote.project, makes=not options.dry_run)
-    through = Through(context.pool, context.config, data_set.target, wanted.step)
+    through = Through(context.pool, context.config, data_set.target, options.step)
     # Of the pool a sync wants its hosts only.
-    return await sync(pool, config, servers, wanted, context.report, through)  # type: ignore[arg-type]
+    return await sync(pool, config, servers, options, context.report, through)  # type: ignore[arg-type]
 
 
 def _config_of(config: Config, data_set: DataSet) -> Config:

@@ -325,11 +325,11 @@ async def test_the_agent_opens_a_key_and_its_own_is_added_where_there_is_no_file
 async def test_a_new_key_may_have_a_passphrase(desk: Desk, own_home: Path) -> None:
     key = own_home / ".ssh" / "id_ed25519"
     with pytest.raises(UsageError, match="do not match"):
-        await desk.keys("between us", "between me", ask_passphrase=True)
+        await desk.keys("between us", "between me", passphrase=True)
     with pytest.raises(UsageError, match="No passphrase"):
-        await desk.keys("", ask_passphrase=True)
+        await desk.keys("", passphrase=True)
     assert not key.exists()
-    assert states(await desk.keys("between us", "between us", SECRET, ask_passphrase=True))
+    assert states(await desk.keys("between us", "between us", SECRET, passphrase=True))
     assert len(desk.user.prompts) == 3
     opened = ["ssh-keygen", "-y", "-P", "between us", "-f", str(key)]
     assert await asyncio.to_thread(subprocess.call, opened, stdout=subprocess.DEVNULL) == 0

@@ -1,0 +1,68 @@
+"""What a user asks for the jobs of any command: of job-run, of a launch, of a fan-out."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, InitVar, dataclass, field
+from typing import TYPE_CHECKING
+
+from remote_tool.config.artifacts import read_artifacts
+from remote_tool.config.devices import check_devices
+from remote_tool.config.limits import check_nice, check_request, check_workdir
+from remote_tool.errors import UsageError
+from remote_tool.redaction import hide
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from remote_tool.protocol.artifact_patterns import ArtifactPattern
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """A command to start on servers, with the options of every command that starts jobs.
+
+    Attributes:
+        command: For the shell.
+        servers: Empty: all.
+        environment: Variables of every job; written nowhere.
+        tags: For every job.
+        sync: Send changed files first.
+        artifacts: Globs of files to pull, in addition to the configured ones.
+        devices: GPUs to expose on each server, by number or UUID; empty: as configured.
+        env: More variables, which override ``environment``.
+        overwrite: Also replace files that were changed on the server, or never sent.
+        workdir: The working folder, relative to the project; None: as configured, else the project's own.
+        nice: Run the command with this niceness, 0 to 19; None: unchanged.
+    """
+
+    command: str
+    servers: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    tags: tuple[str, ...] = ()
+    sync: bool = True
+    artifacts: tuple[str | ArtifactPattern, ...] = ()
+    devices: tuple[str | int, ...] = ()
+    _: KW_ONLY
+    env: InitVar[Mapping[str, str] | None] = None
+    overwrite: bool = False
+    workdir: str | None = None
+    nice: int | None = None
+
+    def _check_options(
+        self,
+        env: Mapping[str, str] | None,
+        example: str,
+        *,
+        artifacts: Sequence[str] | None = None,
+        tags_besides: int = 0,
+    ) -> None:
+        """Refuse invalid options; the example is a command for the hint, the artifacts those of one job."""
+        object.__setattr__(self, "environment", {**self.environment, **(env or {})})
+        if not self.command.strip():
+            raise UsageError("--cmd is empty", hint=f"remote-tool {example}")
+        check_workdir(self.workdir)
+        check_nice(self.nice)
+        read_artifacts(self.artifacts if artifacts is None else artifacts)
+        check_devices(self.devices, self.environment)
+        hide(self.environment.values())
+        check_request(self.command, self.tags, self.environment, tags_besides=tags_besides)
