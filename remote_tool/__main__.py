@@ -1,4 +1,4 @@
-"""Starts the program: ``remote-tool`` and ``python -m remote_tool``."""
+"""Start the program: ``remote-tool`` and ``python -m remote_tool``."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import gc
 import signal
 
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    # Until the program is loaded Ctrl-C has nothing to clean up, and a traceback of imports would help nobody.
+    # Before the program is loaded Ctrl-C has nothing to clean up, and a traceback of imports would not help.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    # The demo starts its commands with Ctrl-C held back until here.
+    # The demo starts its commands with Ctrl-C blocked until here.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 from remote_tool.cli.app import main
 
-# Next to nothing of what a program imports is garbage. To look for some all the time, and once more when the program
-# ends, took a fifth of a short command.
+# Imports create almost no garbage. Collecting it during imports, and again when the program ends, took a fifth of a
+# short command.
 gc.set_threshold(10_000, 20, 50)
 atexit.register(gc.freeze)
 

@@ -1,4 +1,4 @@
-"""The older shape of the Python API, as labml_remote had it: ``JOBS.create(…).start()``."""
+"""The older Python API of labml_remote: ``JOBS.create(…).start()``."""
 
 from __future__ import annotations
 

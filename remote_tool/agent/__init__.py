@@ -1,1 +1,1 @@
-"""What runs on servers: one program that answers requests, and one small process for each job."""
+"""The program that answers requests on a server, and the supervisor process of each job."""

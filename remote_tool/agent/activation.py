@@ -1,4 +1,4 @@
-"""The environment that a job or an attached command gets."""
+"""The environment variables of a job or an attached command."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Mapping
 
-# Variables of another launch or of a batch system, which torchrun would take for ours.
+# Variables of another launch or of a batch system, which torchrun would take for its own.
 STRAY_NAMES = (
     "RANK",
     "LOCAL_RANK",
@@ -34,16 +34,16 @@ _DEFAULTS: Dict[str, Any] = {"prefix": "", "python": "", "version": "", "variabl
 
 
 class ActivationError(RequestError):
-    """The environment cannot be built; the text says why."""
+    """The environment cannot be built; the message says why."""
 
 
 class Activation(NamedTuple):
-    """What activating the environment changes, as setup captured it.
+    """The changes that activating the environment makes, as captured during setup.
 
     Attributes:
-        prefix: Folder of the environment.
-        python: Its interpreter.
-        version: Of that interpreter, like ``3.11.7``.
+        prefix: The environment's folder.
+        python: The environment's interpreter.
+        version: The interpreter's version, like ``3.11.7``.
         variables: Set for every command.
         unset: Removed for every command.
         path: Folders that come first on PATH.
@@ -58,11 +58,11 @@ class Activation(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Whose the environment is.
+    """What an environment belongs to.
 
     Attributes:
-        project: Its folder, absolute.
-        job_id: The marker of every process.
+        project: The project's folder, absolute.
+        job_id: The marker of every process of the job.
         server: The server's name in the user's configuration.
         workdir: The working folder, relative to the project; empty for the project's own.
     """
@@ -74,12 +74,12 @@ class Origin(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """The working folder, absolute."""
+        """The absolute working folder."""
         return f"{self.project}/{self.workdir}" if self.workdir else self.project
 
 
 def load_activation(path: str) -> Activation:
-    """Read what setup captured; ActivationError when it is not there or malformed."""
+    """Read the captured activation; ActivationError when it is missing or malformed."""
     try:
         with open(path, "rb") as stream:
             data = json.loads(stream.read(_LIMIT).decode("utf-8"))
@@ -110,10 +110,10 @@ def _check(fields: Mapping[str, Any], path: str) -> None:
 def build_environment(
     login: Mapping[bytes, bytes], activation: Activation, user: Mapping[str, str], origin: Origin
 ) -> Dict[bytes, bytes]:
-    """Return the environment of a command: the login's without strays, activated, ours, and the user's on top."""
+    """Return a command's environment: the cleaned login's, activation, our variables, then the user's."""
     check_user(user)
     unset = set(activation.unset)
-    # The markers come first, where a look into a large environment finds it soonest.
+    # The markers come first, where a scan of a large environment finds them soonest.
     built = {_bytes(JOB_MARKER): _bytes(origin.job_id), _bytes(PROJECT_MARKER): _bytes(origin.project)}
     for name, value in login.items():
         text = name.decode("utf-8", "surrogateescape")
@@ -133,12 +133,12 @@ def build_environment(
 
 
 def without_strays(login: Mapping[bytes, bytes]) -> Dict[bytes, bytes]:
-    """Return the login's environment without what another launch, or a job that we are in, has left there."""
+    """Return the login's environment without variables of another launch or of an enclosing job."""
     return {name: value for name, value in login.items() if not _is_stray(name.decode("utf-8", "surrogateescape"))}
 
 
 def with_home(user: object) -> Any:  # noqa: ANN401 - whatever the client sent, checked later
-    """Return a command's variables where the path of a data set that begins with ``~/`` begins with the home folder."""
+    """Expand a leading ``~/`` in the variables that hold paths of data sets."""
     if not isinstance(user, dict):
         return user
     home = os.environ.get("HOME", "")
@@ -150,7 +150,7 @@ def _is_in_home(name: object, value: object) -> bool:
 
 
 def check_user(user: object) -> None:
-    """Refuse variables that cannot be set, or are ours: ActivationError."""
+    """Refuse reserved variables and invalid names: ActivationError."""
     if not isinstance(user, dict):
         raise ActivationError("environment must be an object of names and values")
     for name, value in user.items():

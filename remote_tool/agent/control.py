@@ -1,4 +1,4 @@
-"""What a client calls: one request on stdin, its answers as frames on stdout, then the end."""
+"""Answer one client request: read it from stdin, write frames to stdout, exit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from remote_tool.protocol.lean.signal import signal
 from remote_tool.protocol.lean.suppress import suppress
 from remote_tool.protocol.marks import JOB_MARKER, SUPERVISOR_MARKER
 
-# Each in a module of its own, of which one is loaded: to load all takes longer than most of them do.
+# Each operation has its own module: loading all of them would take longer than most operations.
 _OPS = {
     "start": "jobs.start",
     "status": "jobs.status",
@@ -37,19 +37,19 @@ _OPS = {
     "end_strays": "jobs.orphans",
 }
 _NO_REQUEST = 2
-# A version that nobody has used for some days may go.
+# A version unused for some days may be removed.
 _NOTED_SECONDS = 86400.0
 
 
 def main(entry: str) -> int:
-    """Answer one request; returns the exit status.
+    """Answer one request; return the exit status.
 
     Args:
         entry: Path of the file that Python was started with.
     """
     _leave_other_job(entry)
     _note_use(os.path.dirname(entry))
-    # Inherited as ignored it would make the kernel drop every exit status.
+    # If SIGCHLD were inherited as ignored, the kernel would drop every exit status.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     request = read_request()
     if request is None:
@@ -62,7 +62,7 @@ def main(entry: str) -> int:
 
 
 def _leave_other_job(entry: str) -> None:
-    """Start again with our own marks when this was started inside a job: ending that job must not end ours."""
+    """Restart with our own marker when started inside a job, so that stopping that job does not stop us."""
     if os.environ.get(SUPERVISOR_MARKER) and JOB_MARKER not in os.environ:
         return
     environment = {name: value for name, value in os.environb.items() if name != JOB_MARKER.encode("ascii")}
@@ -71,7 +71,7 @@ def _leave_other_job(entry: str) -> None:
 
 
 def _note_use(folder: str) -> None:
-    """Let the time of a version's folder tell when it was used last, to the day."""
+    """Record the last use of a version in its folder's modification time, to the day."""
     with suppress(OSError):
         if time.time() - os.stat(folder).st_mtime > _NOTED_SECONDS:
             os.utime(folder)
@@ -96,10 +96,10 @@ def _carry_out(request: Request) -> int:
     module = _OPS.get(request.op)
     if module is None:
         raise RequestError(f"Unknown operation on this server: {request.op!r:.40}")
-    # As importlib does it, which takes as long to load as a short answer's own module.
+    # As importlib does it; importing it would take as long as a short answer's own module.
     operation = getattr(__import__(f"remote_tool.agent.{module}", fromlist=[request.op]), request.op)
-    # From now on garbage is looked for, but not in what is loaded: each fork would get a copy of it all.
+    # Collect garbage from here on, but freeze what is loaded: each fork would get a copy of it.
     gc.freeze()
     gc.enable()
-    # Only a command that was run has a status of its own.
+    # Only an attached command has an exit status of its own.
     return operation(request) or 0

@@ -1,4 +1,4 @@
-"""What a launch must know of this server: versions, GPUs, addresses. Nothing here imports torch."""
+"""Facts about this server that a launch needs: versions, GPUs, addresses. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ for found in distributions():
 
 
 def facts(request: Request) -> None:
-    """Answer op ``facts``; ``launch`` adds what costs time."""
+    """Answer op ``facts``; ``launch`` adds the slow facts."""
     folders = request.folders()
     is_launch = request.get("launch", is_flag, default=False)
     gpus = list_gpus()
@@ -85,13 +85,13 @@ def _ssh_server_address() -> Optional[str]:
 def _find_versions(active: Activation, request: Request, *, ask: bool) -> Dict[str, str]:
     setup = request.get("setup", is_text, default="")
     if ask and setup:
-        # It may load another Python, or packages of its own.
+        # The shell may load another Python, or packages of its own.
         found = _versions_after_setup(active, request, setup)
         if found:
             return found
     found = _versions_in_prefix(active)
     if "torch" not in found and ask and active.python:
-        # It may lie in a parent environment, or on a PYTHONPATH of the activation.
+        # The package may be in a parent environment, or on a PYTHONPATH of the activation.
         found = _versions_of_python(active)
     return found
 
@@ -126,16 +126,16 @@ def _versions_after_setup(active: Activation, request: Request, setup: str) -> D
     environment = activation.build_environment(os.environb, active, user, origin)
     ask = put_before_attached(f"exec python - <<'END_OF_QUESTION'\n{_QUESTION}END_OF_QUESTION", setup)
     script = f'{{\ncd "${PROJECT_MARKER}" || exit\n{ask}\n}} </dev/null\n'.encode("utf-8", "surrogateescape")
-    # What is sourced sees the shell's arguments, so it has none.
+    # A sourced script sees the shell's arguments, so there are none.
     shell = ["/bin/sh", "-c", 'exec "$(command -v bash || echo /bin/sh)" -s']
     return _read_versions(output_of(shell, environment, script))
 
 
 def _read_versions(text: str) -> Dict[str, str]:
     found: Dict[str, str] = {}
-    # What a setup script prints stands before it.
+    # Output of the setup script precedes it.
     for line in text.partition(f"{_BEGIN}\n")[2].splitlines():
-        # As with an import, the first one on the path counts.
+        # As with an import, the first match on the path counts.
         name, _, version = line.partition(" ")
         found.setdefault(name, version)
     return found

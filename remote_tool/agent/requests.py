@@ -1,4 +1,4 @@
-"""What a client asks for, checked, and how it is answered."""
+"""Read and validate a client's request, and send its answers."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 _LINE_LIMIT = 64 * 1024 * 1024
 _SILENCE_SECONDS = 60.0
-# poll takes any descriptor, but waits for whole milliseconds.
+# poll() takes any descriptor, but its timeout is in whole milliseconds.
 _SELECTABLE = 1024
 
 
 class Folders(NamedTuple):
-    """Where things lie on this server, absolute."""
+    """The absolute folders of a project on this server."""
 
     project: str
     jobs: str
     scripts: str
 
     def check_workdir(self, value: object) -> str:
-        """Return a working folder, relative to the project; RequestError when it is not there, or not below it."""
+        """Return a working folder relative to the project; RequestError when it is missing or outside the project."""
         if value == "":
             folder = self.project
         elif isinstance(value, str) and _is_relative(value):
@@ -57,12 +57,12 @@ class Folders(NamedTuple):
 
 
 class Request:
-    """One request and the way back to its client.
+    """A request, and the connection to its client.
 
     Attributes:
         nonce: Marks the answers.
-        op: What is to be done.
-        said_with_errors: More fields of an answer that tells an error.
+        op: Name of the operation.
+        said_with_errors: More fields for an answer that reports an error.
     """
 
     def __init__(self, fields: Dict[str, Any]) -> None:
@@ -72,13 +72,13 @@ class Request:
         self.said_with_errors: Dict[str, Any] = {}
 
     def answer(self, header: Dict[str, Any], body: bytes = b"") -> None:
-        """Send one frame; BrokenPipeError when nobody reads any more."""
+        """Send one frame; BrokenPipeError when the client has gone."""
         data = memoryview(framing.encode(self.nonce, header, body))
         while data:
             data = data[os.write(1, data) :]
 
     def get(self, name: str, check: Callable[[Any], bool], default: Any = None) -> Any:  # noqa: ANN401 - of any type, checked here
-        """Return a field that passes the check, or the default when it is missing; RequestError otherwise."""
+        """Return a field that passes the check, or the default if missing; RequestError otherwise."""
         value = self._fields.get(name)
         if value is None and default is not None:
             return default
@@ -87,7 +87,7 @@ class Request:
         return value
 
     def folders(self) -> Folders:
-        """Return the folders of the request; RequestError when one is not below the home."""
+        """Return the folders in the request; RequestError when one is outside the home folder."""
         home = os.environ.get("HOME", "")
         if not os.path.isabs(home):
             raise RequestError(f"HOME is {home!r} on this server, which is not an absolute path")
@@ -95,7 +95,7 @@ class Request:
         return Folders(*(os.path.join(home, name) for name in names))
 
     def synced(self) -> "Tuple[str, str]":
-        """Return the folder that a sync is of, and where its files grow: the project's, or those of a data set."""
+        """Return a sync's own folder and its target: the project's, or those of a data set."""
         folders, data = self.folders(), self.get("folder", is_text, "")
         if not data:
             return folders.project, os.path.join(folders.scripts, "partial")
@@ -105,11 +105,11 @@ class Request:
 
 
 def read_request() -> Optional[Request]:
-    """Read the line on stdin that is the request; None when there is none that could be answered."""
+    """Read the request line from stdin; None when there is no valid one."""
     parts: List[bytes] = []
     size = 0
     while not (parts and parts[-1].endswith(b"\n")):
-        # A long one takes its time over a slow line; only silence is given up.
+        # A long request takes time over a slow connection; only silence times out.
         if size > _LINE_LIMIT or not select.select([0], [], [], _SILENCE_SECONDS)[0]:
             return None
         data = os.read(0, 65536)
@@ -127,7 +127,7 @@ def read_request() -> Optional[Request]:
 
 
 def client_is_gone(seconds: float, *wakers: int) -> bool:
-    """Wait at most this long for the end of stdin, or until one of some descriptors can be read; whether it ended."""
+    """Wait until stdin ends, a descriptor is readable or time is up; return whether stdin ended."""
     watched = [0, *wakers]
     if max(watched) < _SELECTABLE:
         ready = select.select(watched, [], [], seconds)[0]

@@ -1,10 +1,10 @@
-"""The program that runs on a server: ``python -I -S run_control.py``, with the folder of the packages beside it."""
+"""Entry point on a server: ``python -I -S run_control.py``, beside the folder of the packages."""
 
 import gc
 import os
 import sys
 
-# Their __init__ modules are empty, and to find and load each of them would cost every answer as much as a module does.
+# Their __init__ modules are empty; finding and loading each would cost every answer as much as a full module.
 _PACKAGES = (
     "remote_tool",
     "remote_tool.protocol",
@@ -31,12 +31,12 @@ def _add_packages(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    # Next to nothing of what is imported is garbage.
+    # Imports create almost no garbage.
     gc.disable()
     entry = os.path.abspath(__file__)
     _add_packages(os.path.dirname(entry))
-    # No import of importlib: every answer would wait for it.
+    # importlib is not imported: it would delay every answer.
     status = __import__("remote_tool.agent.control", fromlist=["main"]).main(entry)
     sys.stderr.flush()
-    # All is said, and no thread is waited for: to take Python apart would cost a tenth of a short answer.
+    # Exit without finalizing Python or joining threads, which would take a tenth of a short answer.
     os._exit(status)

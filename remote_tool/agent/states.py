@@ -1,4 +1,4 @@
-"""Where a job stands, from its records and from the processes that are there."""
+"""Determine a job's state from its records and its living processes."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
     from remote_tool.protocol.records import Record
 
-# A start that holds no lock, on a file system without locks, is believed for this long.
+# Without file locks, a start is trusted for this long.
 _START_SECONDS = 60.0
 _DISPLACED = "another folder has taken the place of its own, so its supervisor cannot record its end here"
 
 
 class HostSnapshot(NamedTuple):
-    """This machine now: what jobs are judged by.
+    """The state of this machine that jobs are judged by.
 
     Attributes:
-        place: Of this process.
-        snapshot: Of all processes.
+        place: Where this process runs.
+        snapshot: All processes.
         now: Seconds since the epoch.
     """
 
@@ -40,29 +40,29 @@ class HostSnapshot(NamedTuple):
 
 
 def scan() -> HostSnapshot:
-    """Look at this machine."""
+    """Scan this machine."""
     return HostSnapshot(processes.place(), Snapshot(), time.time())
 
 
 class CachedScan:
-    """One look at the machine for all jobs of a round: each takes as long as there are processes."""
+    """A scan of the machine shared by all jobs of one round: each scan reads every process."""
 
     def __init__(self) -> None:
         self._host: Optional[HostSnapshot] = None
 
     def forget(self) -> None:
-        """Begin a round."""
+        """Start a new round."""
         self._host = None
 
     def scan(self) -> HostSnapshot:
-        """Return the look of this round."""
+        """Return this round's scan."""
         if self._host is None:
             self._host = scan()
         return self._host
 
 
 class Records(NamedTuple):
-    """The records of a job, checked."""
+    """A job's records, validated."""
 
     spec: Record
     started: Optional[Record]
@@ -70,14 +70,14 @@ class Records(NamedTuple):
 
 
 class JobStatus(NamedTuple):
-    """What is known of a job.
+    """The status of a job.
 
     Attributes:
         state: ``starting``, ``running``, ``succeeded``, ``failed``, ``killed``, ``lost`` or ``elsewhere``.
         reason: One sentence, or empty.
-        supervisor: Its living supervisor on this machine.
-        members: Its living processes on this machine.
-        ran_here: Whether it ran on this machine, as far as its names tell.
+        supervisor: The job's living supervisor on this machine.
+        members: The job's living processes on this machine.
+        ran_here: Whether the job ran on this machine, judging by its names.
     """
 
     spec: Record
@@ -108,12 +108,12 @@ class JobStatus(NamedTuple):
 
 
 def judge(folder: int, job_id: str, host: HostSnapshot) -> JobStatus:
-    """Return where a job stands.
+    """Return a job's status.
 
     Args:
-        folder: Descriptor of its folder.
-        job_id: Of the job.
-        host: This machine now.
+        folder: Descriptor of the job's folder.
+        job_id: The job.
+        host: The state of this machine.
 
     Raises:
         RecordError: A record is malformed.
@@ -126,7 +126,7 @@ def judge(folder: int, job_id: str, host: HostSnapshot) -> JobStatus:
     records = Records(spec, started, ended)
     job_status = _judge_unended(folder, records, host) if ended is None else _judge_ended(folder, records, host)
     if job_status.state == "lost":
-        # It may have ended between the two looks.
+        # The job may have ended between the two reads.
         records = records._replace(ended=job_folder.read_record(folder, ENDED, job_id))
         if records.ended is not None:
             return _judge_ended(folder, records, host)
@@ -134,9 +134,9 @@ def judge(folder: int, job_id: str, host: HostSnapshot) -> JobStatus:
 
 
 def is_supervised(folder: int, job_id: str) -> bool:
-    """Whether a job's supervisor lives on this machine, and its records can be read.
+    """Return whether a job's supervisor is alive on this machine and the job's records are readable.
 
-    It is what :func:`judge` tells after a look at every process.
+    Gives the same answer as :func:`judge` without scanning every process.
     """
     try:
         spec = job_folder.read_record(folder, SPEC, job_id)
@@ -150,7 +150,7 @@ def is_supervised(folder: int, job_id: str) -> bool:
 
 
 def is_looked_after(folder: int) -> bool:
-    """Whether a job's supervisor still holds its folder, also after it has recorded the end."""
+    """Return whether a job's supervisor still holds its folder, even after recording the end."""
     return _lock_is_held(folder) is True
 
 
@@ -194,7 +194,7 @@ def _is_full(folder: int) -> bool:
         room = os.fstatvfs(folder)
     except OSError:
         return False
-    # Some file systems make inodes as they need them, and count none.
+    # Some file systems allocate inodes on demand and report none.
     return room.f_bavail == 0 or (room.f_files > 0 and room.f_favail == 0)
 
 
@@ -215,14 +215,14 @@ def _starting(folder: int, spec: Record, host: HostSnapshot) -> JobStatus:
 
 
 def _is_here(place: Mapping[str, str], this: Mapping[str, str]) -> bool:
-    """Whether the pids of a place mean something here: a boot has its id, and a container its namespace."""
+    """Return whether pids recorded at a place are valid here: same boot, same pid namespace."""
     return place["boot_id"] == this["boot_id"] and place["pid_namespace"] == this["pid_namespace"]
 
 
 def _judge_from_afar(folder: int, record: Mapping[str, Any], this: Mapping[str, str]) -> "tuple[str, str]":
     place = record["place"]
     if place["boot_id"] == this["boot_id"]:
-        # Another container of this kernel, so a lock tells the truth whatever the file system.
+        # Another container on this kernel: a lock is reliable on any file system.
         if record.get("locked", True) and _lock_is_held(folder) is False:
             return "lost", "the container that it ran in has ended"
     elif _is_same_machine(place, this):
@@ -231,13 +231,13 @@ def _judge_from_afar(folder: int, record: Mapping[str, Any], this: Mapping[str, 
 
 
 def _is_same_machine(place: Mapping[str, str], this: Mapping[str, str]) -> bool:
-    # Cloned disks share a machine id, so the name must agree as well.
+    # Cloned disks share a machine id, so the hostname must match as well.
     known = place["machine_id"] or place["hostname"] not in {"", "localhost"}
     return bool(known) and all(place[name] == this[name] for name in ("machine_id", "hostname"))
 
 
 def _lock_is_held(folder: int) -> Optional[bool]:
-    """Whether somebody on this machine looks after the job; None when the file system cannot tell."""
+    """Return whether a process on this machine holds the job's lock; None when the file system cannot tell."""
     try:
         file = job_folder.open_file_beneath(folder, RESERVE)
     except FileNotFoundError:

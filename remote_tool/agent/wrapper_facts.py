@@ -1,4 +1,4 @@
-"""What a launch must know of the Python behind a launch command or in a container."""
+"""Facts about the Python behind a launch command or in a container that a launch needs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from remote_tool.agent.requests import Request
 
-# A container has to start first.
+# A container may have to start first.
 _SECONDS = 50.0
 _MOST_SAID = 500
 _PROGRAM = """
@@ -44,12 +44,12 @@ print(json.dumps(dict(facts, python=platform.python_version())))
 
 
 def ask_inside(entry: Any, request: Request) -> Dict[str, Any]:  # noqa: ANN401 - from a request, checked where it is read
-    """Return the versions of Python, torch and NCCL, and the GPUs, that a job sees.
+    """Return the versions of Python, torch and NCCL, and the GPUs, as a job sees them.
 
-    Where no Python is needed, and none answers, nothing is known.
+    If Python is optional and does not answer, nothing is returned.
 
     Raises:
-        RequestError: There is no Python inside, or it does not answer.
+        RequestError: Python is missing inside, or does not answer.
     """
     folders = request.folders()
     name = f"remote-tool-facts-{os.urandom(8).hex()}"
@@ -67,7 +67,7 @@ def ask_inside(entry: Any, request: Request) -> Dict[str, Any]:  # noqa: ANN401 
         container.WrappedProcesses(name, command_wrapper.ask, command_wrapper.end, environment).remove()
     lines = output.splitlines()
     try:
-        # What an entry point or a profile prints stands before it.
+        # Output of an entry point or a profile precedes it.
         facts = json.loads(lines[-2].decode("utf-8"))
         known = ("python", "torch", "nccl", "gpus", "gpu_names", "devices")
         return {**{key: facts[key] for key in known}, "uuids": []}
@@ -80,7 +80,7 @@ def ask_inside(entry: Any, request: Request) -> Dict[str, Any]:  # noqa: ANN401 
 
 
 def _question(request: Request, mark: str) -> str:
-    """Return what asks Python, after the setup script of the jobs."""
+    """Return the script that runs the query in Python, after the jobs' setup script."""
     ask = f"python - <<'END_OF_PROGRAM'\n{_PROGRAM}END_OF_PROGRAM"
     setup = request.get("setup", is_text, default="")
     script = put_before_attached(ask, setup) if setup else ask

@@ -1,4 +1,4 @@
-"""Runs the program; the one place that catches our errors."""
+"""Run the program; the only place that catches our errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shows the output of jobs while they are followed, and how they ended."""
+"""Show the output of followed jobs, and how they ended."""
 
 from __future__ import annotations
 

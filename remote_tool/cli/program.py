@@ -157,7 +157,7 @@ class Command(TyperCommand):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            # A second Ctrl-C changes nothing: what is left to do takes a moment.
+            # A second Ctrl-C has no effect: the rest takes only a moment.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             from remote_tool.cli.output.console import inform_of_interruption  # noqa: PLC0415 - --help does without
 

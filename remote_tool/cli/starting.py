@@ -1,4 +1,4 @@
-"""Starts jobs for the commands that do so, or shows what would be started, and says which jobs there are."""
+"""Start jobs and list them, or show the plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Artifacts: which files of jobs are pulled, how many bytes of them, and into which folder of this machine."""
+"""Artifact settings: which files of jobs to pull, with what limits, into which folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 PATTERN_KEYS = ("glob", "newest")
 LIMIT_KEYS = ("file", "job")
-# What programs trust, so that no file of a server belongs there.
+# Folders that programs trust, where no file from a server may be placed.
 _TRUSTED = {".git", ".ssh", ".gnupg"}
 
 
@@ -45,7 +45,7 @@ def _artifact(place: ConfigNode) -> ArtifactPattern | None:
 
 
 def artifact_limit(place: ConfigNode) -> ArtifactLimit:
-    """Read the limit of each file, or those of each and of all together; the latter is never the smaller one."""
+    """Read the limit of each file, or those of each file and in total; the latter is at least the former."""
     values = place.entries(LIMIT_KEYS) if place.is_mapping else {"file": place}
     usual = ArtifactLimit()
     file, job = (forms.read_size(fields.text_of(values, key, forms.SIZE) or "") for key in LIMIT_KEYS)
@@ -54,10 +54,10 @@ def artifact_limit(place: ConfigNode) -> ArtifactLimit:
 
 
 def read_artifacts(wanted: Iterable[str | ArtifactPattern]) -> tuple[ArtifactPattern, ...]:
-    """Read what a request names.
+    """Parse the patterns of a request.
 
     Raises:
-        UsageError: Something is no glob of files inside the project, or there are too many.
+        UsageError: A pattern is not a glob of files inside the project, or there are too many.
     """
     patterns = [ArtifactPattern(each) if isinstance(each, str) else each for each in wanted]
     _refuse_too_many(patterns)
@@ -72,10 +72,10 @@ def read_artifacts(wanted: Iterable[str | ArtifactPattern]) -> tuple[ArtifactPat
 
 
 def wanted_artifacts(config: Config, wanted: Iterable[str | ArtifactPattern]) -> tuple[ArtifactPattern, ...]:
-    """Return the patterns of a job: those of the configuration, and its own; of one glob twice, its own.
+    """Return a job's patterns: the configured ones, and its own, which win for equal globs.
 
     Raises:
-        UsageError: There are too many, or something is no glob.
+        UsageError: There are too many, or one is not a glob.
     """
     by_glob = {pattern.glob: pattern for pattern in (*config.artifacts, *read_artifacts(wanted))}
     _refuse_too_many(by_glob)
@@ -108,7 +108,7 @@ def read_folder(text: str | Path, local: LocalPaths) -> Path:
     """Return the folder of ``--to``, which is relative to the current one.
 
     Raises:
-        UsageError: It would be sent with the project, or nothing of a server belongs there.
+        UsageError: It would be sent with the project, or files from a server must not be there.
     """
     try:
         folder = Path(text).expanduser().absolute()

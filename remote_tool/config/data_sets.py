@@ -1,4 +1,4 @@
-"""Data sets beside the project: where they come from, where they go on each server, and how jobs hear of that."""
+"""Data sets beside the project: their source, their target on each server, and the variable with the path."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ KEYS = ("from", "to")
 
 @dataclass(frozen=True)
 class DataSet:
-    """A folder that is the same here and on the servers.
+    """A folder that is kept equal here and on the servers.
 
     Attributes:
-        name: As the configuration calls it.
-        source: Here, absolute.
-        target: On each server, absolute or beginning with ``~/``.
+        name: Its name in the configuration.
+        source: The local path, absolute.
+        target: The path on each server, absolute or beginning with ``~/``.
     """
 
     name: str
@@ -34,12 +34,12 @@ class DataSet:
 
     @property
     def variable(self) -> str:
-        """The variable of every command that has its path."""
+        """The environment variable with its path."""
         return DATA_PREFIX + re.sub(r"[^A-Z0-9]", "_", self.name.upper())
 
 
 def read_data_sets(place: ConfigNode, root: Path, project: str) -> dict[str, DataSet]:
-    """Read ``data:``; what is wrong is told to the place."""
+    """Read ``data:``; problems are added to the node."""
     data_sets: dict[str, DataSet] = {}
     variables: dict[str, str] = {}
     targets: dict[str, str] = {}
@@ -50,7 +50,7 @@ def read_data_sets(place: ConfigNode, root: Path, project: str) -> dict[str, Dat
         other = variables.setdefault(data_set.variable, name)
         if other != name:
             found.refuse(f"sets the same variable as {other}, {data_set.variable}; choose another name")
-        # What a sync remembers of a set lies beside its folder, so two sets in one would be taken for each other.
+        # A sync keeps its state beside a set's folder, so two sets in one folder would be confused.
         other = targets.setdefault(data_set.target, name)
         if other != name:
             found.refuse(f"uses the same folder as {other}, {data_set.target}; give each data set its own")
@@ -84,12 +84,12 @@ _FORMS = {"from": forms.LOCAL_PATH, "to": forms.PREFIX}
 
 
 def _plain(target: str) -> str:
-    """Return a path without doubled slashes and points; the home folder is ``~``, the top is empty."""
+    """Return a path without redundant slashes and dots; the home folder is ``~``, the root is empty."""
     return "/".join(part for number, part in enumerate(target.split("/")) if not number or part not in {"", "."})
 
 
 def _problem(target: str, project: str) -> str:
-    """Return why nothing is placed there; empty when it can be. Links are looked at on the server."""
+    """Return why the target is refused; empty if valid. Links are checked on the server."""
     if target in {"", "~"}:
         return "must be a folder of its own, not / or the home folder"
     folder, home = PurePosixPath(target), PurePosixPath("~", project)

@@ -1,4 +1,4 @@
-"""Which GPUs of a server a command uses, as CUDA takes them: numbers as in ``nvidia-smi``, or UUIDs."""
+"""GPUs of a server for a command, in the syntax of CUDA: numbers as in ``nvidia-smi``, or UUIDs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def check_devices(devices: Sequence[str | int], environment: Mapping[str, str] |
 
 
 def problem_with(devices: Iterable[str | int]) -> str:
-    """Say why CUDA would take only some of these devices, or none; empty when it takes all."""
+    """Return why CUDA would use only some or none of these devices; empty if it uses all."""
     names = [str(device) for device in devices]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
@@ -58,17 +58,17 @@ def problem_with(devices: Iterable[str | int]) -> str:
 
 
 def joined(devices: Iterable[str | int]) -> str:
-    """Return devices as CUDA_VISIBLE_DEVICES takes them."""
+    """Return devices in the format of CUDA_VISIBLE_DEVICES."""
     return ",".join(map(str, devices))
 
 
 def counted(devices: Sequence[str]) -> str:
-    """Return how many devices these are, in words."""
+    """Return the number of devices, in words."""
     return "1 GPU" if len(devices) == 1 else f"{len(devices)} GPUs"
 
 
 def visible_devices(environment: Mapping[str, str]) -> list[str] | None:
-    """Return the devices that CUDA takes of its variable: those before the first unknown one; None without it."""
+    """Return the devices in CUDA's variable, up to the first invalid one; None without the variable."""
     if VISIBLE not in environment:
         return None
     names = [name.strip() for name in environment[VISIBLE].split(",")]
@@ -79,13 +79,13 @@ def refuse_missing(server: str, devices: Sequence[str], gpus: int, uuids: Sequen
     """Refuse devices that a server does not have.
 
     Args:
-        server: Its name.
-        devices: Those that are wanted.
-        gpus: How many it has.
-        uuids: Theirs, as far as it tells.
+        server: The server's name.
+        devices: The requested devices.
+        gpus: The number of GPUs.
+        uuids: The UUIDs, as far as known.
 
     Raises:
-        JobError: It has not all of them, or one is the beginning of several.
+        JobError: A device is missing or ambiguous.
     """
     for device in devices:
         problem = _missing(device, gpus, uuids)
@@ -110,14 +110,14 @@ def _missing(device: str, gpus: int, uuids: Sequence[str]) -> str:
 def command_environment(
     configured: Mapping[str, str], given: Mapping[str, str], devices: Sequence[str]
 ) -> dict[str, str]:
-    """Return the variables of a command: what is given with it wins over its devices, these over the configuration."""
+    """Return a command's variables: given ones override its devices, which override the configuration."""
     return {**configured, **with_devices(given, devices)}
 
 
 def devices_of(server: Server, wanted: Sequence[str | int], environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the devices that a command is given on a server: those wanted, else those that are configured.
+    """Return a command's devices on a server: the requested ones, or the configured ones.
 
-    None when a variable that is given with the command says it.
+    None if a variable given with the command sets them.
     """
     if VISIBLE in environment:
         return ()
@@ -125,9 +125,9 @@ def devices_of(server: Server, wanted: Sequence[str | int], environment: Mapping
 
 
 def with_devices(environment: Mapping[str, str], devices: Sequence[str]) -> dict[str, str]:
-    """Return the variables of a command that is to see these devices only; all when there are none."""
+    """Return a command's variables that restrict it to these devices; unchanged without devices."""
     if not devices:
         return dict(environment)
-    # CUDA's own order is the fastest first, so that on mixed GPUs its numbers are not those of nvidia-smi.
+    # CUDA's default order is fastest first, which on mixed GPUs differs from that of nvidia-smi.
     order = {ORDER: "PCI_BUS_ID"} if devices[0].isdigit() else {}
     return {**order, **environment, VISIBLE: joined(devices)}

@@ -1,4 +1,4 @@
-"""The text of configs.yaml as nodes: bounded in size, without tags, each value with its key and line."""
+"""Parse configs.yaml into nodes: bounded in size, without tags, each value with its key and line."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from remote_tool.config.forms import Validator
 
 LARGEST_FILE = 1024 * 1024
-# Aliases make a small file mean a huge one; thousands of servers stay below this.
+# Aliases can expand a small file into a huge one; thousands of servers stay below this.
 MOST_NODES = 20_000
-# libyaml's composer calls itself for each level, and ends the program where the stack ends.
+# libyaml's composer is recursive, and crashes when the stack is full.
 DEEPEST = 32
 MOST_PROBLEMS = 50
 
@@ -27,7 +27,7 @@ _STANDARD = "tag:yaml.org,2002:"
 _TAGS = {
     _STANDARD + kind for kind in ("map", "seq", "str", "int", "float", "bool", "null", "timestamp", "merge", "value")
 }
-# All characters but these; named the other way round they take 3 ms to compile.
+# All characters but these; the inverse class takes 3 ms to compile.
 _NOT_YAML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ufeff\ufffe\uffff]")
 _SECRET = re.compile(r"(pass\w*[^\w.]).+", re.IGNORECASE | re.DOTALL)
 _PLAIN_KEY = re.compile(r"[\w.@+-]{1,80}…?")
@@ -102,7 +102,7 @@ class ConfigNode:
         self.refuse(f"must be {wanted}, found {_described(self.node)}")
 
     def text(self, form: Validator) -> str | None:
-        """Return the text as it stands in the file: 3.10 stays 3.10, and a server may be called no."""
+        """Return the text as written in the file: 3.10 stays 3.10, and a server may be called no."""
         if isinstance(self.node, ScalarNode) and not _is_null(self.node) and form.accepts(self.node.value):
             return str(self.node.value)
         if form.is_secret:
@@ -112,7 +112,7 @@ class ConfigNode:
         return None
 
     def items(self, wanted: str) -> list[ConfigNode]:
-        """Return the values of a list that is not empty."""
+        """Return the values of a non-empty list."""
         if not isinstance(self.node, SequenceNode) or not self.node.value:
             self.must_be(wanted)
             return []
@@ -122,9 +122,9 @@ class ConfigNode:
         ]
 
     def entries(self, allowed: Iterable[str], *, inner: Iterable[str] = (), owner: str = "") -> dict[str, ConfigNode]:
-        """Return the values of a mapping by key, without those left blank; an unknown key is refused.
+        """Return the values of a mapping by key, without blank ones; an unknown key is refused.
 
-        Those in inner are keys of something else, the owner.
+        Keys in ``inner`` belong to something else, the owner.
         """
         known = tuple(allowed)
         elsewhere = tuple(inner)
@@ -162,7 +162,7 @@ class ConfigNode:
         return ConfigNode(value, f"{self.key}.{name}" if self.key else name, _line_of(key), self.problems)
 
     def _merged(self, value: Node) -> dict[str, ConfigNode]:
-        """Return what ``<<`` brings; of several mappings the first wins."""
+        """Return the keys merged by ``<<``; of several mappings the first wins."""
         merged: dict[str, ConfigNode] = {}
         for each in value.value if isinstance(value, SequenceNode) else [value]:
             merged = dict(ConfigNode(each, self.key, _line_of(each), self.problems).pairs()) | merged
@@ -194,7 +194,7 @@ def read_document(text: bytes, problems: Problems) -> ConfigNode | None:
 
 
 def _is_bounded(text: str, problems: Problems) -> bool:
-    """Check the events first: they need no memory, and no stack for nested values."""
+    """Check the events first: they need neither memory nor stack for nested values."""
     depth = count = 0
     for event in yaml.parse(text, Loader=_LOADER):
         count += isinstance(event, (CollectionStartEvent, ScalarEvent, AliasEvent))
@@ -207,7 +207,7 @@ def _is_bounded(text: str, problems: Problems) -> bool:
 
 
 def _is_harmless(top: ConfigNode) -> bool:
-    """Follow aliases, within a bound; refuse tags, which stand for types of a program."""
+    """Follow aliases within a bound; refuse tags, which can name Python types."""
     count = 0
     waiting = [top.node]
     while waiting:
@@ -240,7 +240,7 @@ def _add_syntax_error(error: yaml.YAMLError, text: str, problems: Problems) -> N
     elif "alias" in said:
         problems.add("undefined alias (*...); quote text that starts with *", line=line + 1)
     else:
-        # What is quoted may be a piece of a password that should have been quoted.
+        # A quoted value may be part of a password that should have been quoted.
         problems.add("not valid YAML: " + re.sub(r"'[^']{2,}'", "it", said), line=line + 1)
 
 

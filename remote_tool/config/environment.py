@@ -1,4 +1,4 @@
-"""Reads ``environment:`` of configs.yaml: a kind, or a kind with its settings."""
+"""Read ``environment:`` of configs.yaml: a kind, or a kind with its settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads single values of configs.yaml that several of its sections have: texts, paths, words, variables."""
+"""Read single values that several sections of configs.yaml have: texts, paths, words, variables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def yes_or_no(values: dict[str, ConfigNode], key: str) -> bool | None:
 
 
 def local_path(values: dict[str, ConfigNode], key: str, root: Path, form: Validator = forms.LOCAL_PATH) -> Path | None:
-    """Return a path of this machine, absolute; relative ones start at the project."""
+    """Return a local path, absolute; relative ones start at the project."""
     text = text_of(values, key, form)
     if text is None:
         return None
@@ -51,7 +51,7 @@ def words(values: dict[str, ConfigNode], key: str, form: Validator) -> tuple[str
 
 
 def variables(values: dict[str, ConfigNode]) -> dict[str, str]:
-    """Return the variables of ``env``; one with an empty value counts, and one without a value does not."""
+    """Return the variables of ``env``; an empty value is allowed, a missing one is refused."""
     variables = {}
     for name, place in values["env"].pairs() if "env" in values else ():
         if not forms.VARIABLE.accepts(name):

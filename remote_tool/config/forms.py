@@ -22,8 +22,8 @@ class Validator:
 
     Attributes:
         wanted: Completes "must be …".
-        accepts: Tells whether a text follows the rule.
-        is_secret: An invalid value is not shown.
+        accepts: Returns whether a text follows the rule.
+        is_secret: Whether invalid values are hidden.
     """
 
     wanted: str
@@ -55,7 +55,7 @@ def plain_host(text: str) -> str:
 
 
 def _is_host(text: str) -> bool:
-    """Whether ssh accepts it, and cannot take it for an option, a pattern or a command."""
+    """Return whether ssh accepts it and cannot mistake it for an option, a pattern or a command."""
     inner = plain_host(text)
     if ":" in inner:
         return _is_ipv6(inner)
@@ -137,7 +137,7 @@ def _is_prefix(text: str) -> bool:
 
 
 def _split(text: str) -> list[str]:
-    """Return the words of a command; none when quotes are open, or a character cannot stand there."""
+    """Return the words of a command; none for an open quote or an invalid character."""
     try:
         return shlex.split(text) if text.isprintable() else []
     except ValueError:

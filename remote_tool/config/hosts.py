@@ -1,6 +1,6 @@
-"""Host lists as launchers take them: ``10.0.0.1:2,10.0.0.2:2``, and the hostfiles of MPI, DeepSpeed and Horovod.
+"""Host lists in launchers' syntax: ``10.0.0.1:2,10.0.0.2:2``, and hostfiles of MPI, DeepSpeed and Horovod.
 
-Nothing here knows the configured servers.
+This module does not know the configured servers.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ if TYPE_CHECKING:
 
 FORM = "HOST or HOST:PROCESSES, such as 10.0.0.1:2, me@[fd00::5]:2 or node[01-16]:8"
 LINE_FORM = "one host per line: HOST, HOST:PROCESSES or HOST slots=PROCESSES"
-# More processes on one machine are a port that was meant.
+# A larger number of processes is probably meant as a port.
 MOST_PROCESSES = 128
 SSH_PORT = 22
 PORT_HINT = "Set the SSH port in ~/.ssh/config: Host {host}, Port {number}"
 USUAL_PORT_HINT = "Leave out :22, the SSH port; to start 22 processes, use --nproc-per-node 22"
-# What the words of a line mean; max_slots bounds what we do not do, to start more processes than slots.
+# Keywords of a line; max_slots limits oversubscription, which we never do.
 _WORDS = {"slots": "slots", "user": "user", "username": "user", "max_slots": "", "max-slots": ""}
 _ENTRY = re.compile(r"(?:(?P<user>[^@]*)@)?(?P<host>\[[^\]]*\]|[^:\[\]]*)(?::(?P<count>[^:]*))?")
-# Slurm's short form, such as node[01-16,20]; the brackets of an IPv6 address are the beginning of a host.
+# Slurm's short form, such as node[01-16,20]; an IPv6 address begins with a bracket.
 _RANGES = re.compile(r"(?<=[^\s,@\[\]])\[(?P<ranges>[0-9][0-9,-]*)\]")
 _COMMA = re.compile(r",(?![^\[]*\])")
 MOST_HOSTS = 4096
-# An address in brackets begins with neither.
+# An IPv6 address in brackets begins with neither.
 _JSON = (b"{", b'["', b"[{", b"[ ", b"[\n", b"[\r")
 _SPACED_EQUALS = re.compile(r"\s*=\s*")
 
 
 @dataclass(frozen=True)
 class ListedHost:
-    """One host of a list.
+    """A host of a list.
 
     Attributes:
         hostname: An address, a name, or an alias of ``~/.ssh/config``; without brackets.
         username: None: as ``~/.ssh/config`` says, else your own name.
-        processes: How many it is to have; None: the list does not say.
+        processes: Number of processes; None: not given.
     """
 
     hostname: str
@@ -56,23 +56,23 @@ class ListedHost:
 
     @property
     def login(self) -> tuple[str, str | None]:
-        """Whom and where: what makes it the same host as another one."""
+        """User and host, which identify it."""
         return canonical_host(self.hostname), self.username
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """One mention of a host, and how it says its number: ``host`` and ``host:2`` add up, ``slots=2`` does not."""
+    """A mention of a host and its count: ``host`` and ``host:2`` add up, ``slots=2`` does not."""
 
     host: ListedHost
     has_slots: bool = False
 
 
 def parse_hosts(text: str) -> tuple[ListedHost, ...]:
-    """Read ``HOST[:PROCESSES],…`` or Slurm's ``node[01-16,20]``; a host that is named again gets the processes of both.
+    """Parse ``HOST[:PROCESSES],…`` or Slurm's ``node[01-16,20]``; the processes of repeated hosts are added.
 
     Raises:
-        UsageError: It is not such a list.
+        UsageError: The list is invalid.
     """
     try:
         words = [word.strip() for word in _COMMA.split(text.strip().removesuffix(","))]
@@ -96,7 +96,7 @@ def load_hostfile(file: Path) -> tuple[ListedHost, ...]:
 
 
 def parse_hostfile(data: bytes, shown: str) -> tuple[ListedHost, ...]:
-    """Read a hostfile; shown is what problems call it.
+    """Parse a hostfile; ``shown`` is its name in problems.
 
     Raises:
         ConfigError: It is invalid; every problem is listed with its line.
@@ -115,7 +115,7 @@ def parse_hostfile(data: bytes, shown: str) -> tuple[ListedHost, ...]:
 
 
 def canonical_host(hostname: str) -> str:
-    """Return the one way to write a host, so that two can be compared."""
+    """Return the canonical form of a host, for comparison."""
     try:
         return str(ipaddress.ip_address(hostname))
     except ValueError:
@@ -123,12 +123,12 @@ def canonical_host(hostname: str) -> str:
 
 
 def name_for(hostname: str) -> str:
-    """Return a name for a server of which only the host is known."""
+    """Return a server name for a host."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", hostname).strip(".-")[:64] or "server"
 
 
 class _PortError(ValueError):
-    """What should be a number of processes is a port."""
+    """The number of processes is probably a port."""
 
     def __init__(self, host: str, number: int) -> None:
         super().__init__(f"{host}:{number} requests {number} processes; the number after a host is not a port")
@@ -171,7 +171,7 @@ def _read_lines(data: bytes, problems: Problems) -> list[_Entry]:
 
 
 def _expand(text: str) -> list[str]:
-    """Return the hosts of Slurm's short form; a host without it is itself."""
+    """Return the hosts of Slurm's short form; another host is returned as is."""
     parts: list[list[str]] = []
     end = 0
     for found in _RANGES.finditer(text):
@@ -184,7 +184,7 @@ def _expand(text: str) -> list[str]:
 
 
 def _numbers(ranges: str) -> list[str]:
-    """Return the numbers of ``01-16,20``, each as wide as the first of its range is written."""
+    """Return the numbers of ``01-16,20``, each padded like the first of its range."""
     numbers: list[str] = []
     for each in ranges.split(","):
         first, dash, last = each.partition("-")
@@ -246,7 +246,7 @@ def _checked(text: str, form: forms.Validator, what: str) -> str:
 
 
 def _together(entries: Iterable[_Entry]) -> tuple[ListedHost, ...]:
-    """Return each host once, where it was named first; a mention without a number counts one when there are more."""
+    """Return each host once, in order of first mention; repeated mentions without a number count one each."""
     hosts: dict[tuple[str, str | None], ListedHost] = {}
     for each in entries:
         known = hosts.get(each.host.login)

@@ -1,4 +1,4 @@
-"""What ``launch`` may be: a command that starts a shell and passes stdin on, such as ``docker exec -i NAME``."""
+"""Validate ``launch``: a command that starts a shell and passes stdin on, such as ``docker exec -i NAME``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _OF_CLUSTERS = _Options(
 
 
 def begins_shell(words: Sequence[str]) -> bool:
-    """Whether a command may begin a job: where an engine is asked to, it must pass stdin on, and start nothing new."""
+    """Return whether a command can start a job: a container engine's must pass stdin on and start no container."""
     program = PurePosixPath(words[0]).name if words else ""
     if program in _CLUSTERS and "exec" not in words:
         return True
@@ -49,26 +49,26 @@ def begins_shell(words: Sequence[str]) -> bool:
 
 
 def wants_terminal(words: Sequence[str]) -> bool:
-    """Whether the command asks for a terminal, as in ``docker exec -it NAME``."""
+    """Return whether the command requests a terminal, like ``docker exec -it NAME``."""
     found = _find_exec(words)
     return found is not None and _without_terminal(found[1], found[2]) != list(found[1])
 
 
 def as_started(words: Sequence[str]) -> list[str]:
-    """Return the command as servers start it: without the terminal that no job has, and closed by kubectl's ``--``."""
+    """Return the command for servers: without a terminal, which no job has, and with kubectl's ``--``."""
     found = _find_exec(words)
     if found is None:
         return list(words)
     before, after, options = found
     started = _without_terminal(after, options)
     if options is _OF_CLUSTERS and "--" not in started:
-        # kubectl takes the options of the shell for its own otherwise.
+        # kubectl would parse the shell's options as its own otherwise.
         started.append("--")
     return [*before, *started]
 
 
 def _find_exec(words: Sequence[str]) -> tuple[list[str], list[str], _Options] | None:
-    """Return the words up to ``exec`` of an engine, those after it, and its options; None without one."""
+    """Return an engine's words up to ``exec``, those after it, and its options; None for others."""
     names = [PurePosixPath(word).name for word in words]
     for place, name in enumerate(names):
         if name in _ENGINES + _CLUSTERS and "exec" in words[place:]:
@@ -83,14 +83,14 @@ def _without_terminal(words: Sequence[str], options: _Options) -> list[str]:
     for word in rest:
         is_option = word.startswith("-") and word not in {"-", "--"}
         if word == "--" or (not is_option and options is _OF_ENGINES):
-            # What follows is the command's own; kubectl's options may follow the pod.
+            # The rest is the command's own; kubectl's options may follow the pod.
             return [*kept, word, *rest]
         kept += _without_tty(word, options, rest) if is_option else [word]
     return kept
 
 
 def _without_tty(word: str, options: _Options, rest: Iterator[str]) -> list[str]:
-    """Return an option with its value, less the letter t; nothing when it was that alone."""
+    """Return an option with its value, without the letter t; nothing if it was only that."""
     if word.startswith("--"):
         name, has_value, _ = word.partition("=")
         value = [] if has_value or name not in options.long else [next(rest, "")]

@@ -1,4 +1,4 @@
-"""Limits of a request, checked before a job is recorded or sent: the same that servers enforce."""
+"""Check a request's limits before a job is recorded or sent: the same limits that servers enforce."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ _HINTS = {
 
 
 def check_request(command: str, tags: Sequence[str], environment: Mapping[str, str], *, tags_besides: int = 0) -> None:
-    """Refuse a job that asks for more than it may have; the value of a variable is never shown.
+    """Refuse a job that exceeds a limit; values of variables are never shown.
 
     Args:
-        command: For the shell.
-        tags: Of the user.
-        environment: All its variables.
-        tags_besides: How many the job gets besides.
+        command: The shell command.
+        tags: The user's tags.
+        environment: All variables.
+        tags_besides: Number of tags added by remote-tool.
 
     Raises:
-        UsageError: It does; the message names the option.
+        UsageError: A limit is exceeded; the message names the option.
     """
     for name in environment:
         if not is_variable_name(name):
@@ -58,10 +58,10 @@ def check_request(command: str, tags: Sequence[str], environment: Mapping[str, s
 
 
 def check_workdir(workdir: str | None) -> None:
-    """Refuse a working folder that is not below the project; None and an empty one are well.
+    """Refuse a working folder outside the project; None and an empty one are allowed.
 
     Raises:
-        UsageError: It is not.
+        UsageError: It is outside.
     """
     if workdir and (
         workdir.startswith(("/", "~/")) or ".." in workdir.split("/") or "\0" in workdir or len(workdir) > LONGEST_PATH
@@ -72,7 +72,7 @@ def check_workdir(workdir: str | None) -> None:
 
 
 def check_nice(nice: int | None) -> None:
-    """Refuse a niceness that a user cannot give to a process; None leaves it as it is.
+    """Refuse an invalid niceness; None leaves it unchanged.
 
     Raises:
         UsageError: It is not a whole number from 0 to 19.
@@ -82,10 +82,10 @@ def check_nice(nice: int | None) -> None:
 
 
 def check_items(items: Iterable[str], variable: str) -> None:
-    """Refuse items that do not fit into the variable by which a job gets its own.
+    """Refuse items too long for the variable that passes a job its own.
 
     Raises:
-        UsageError: One does not.
+        UsageError: An item is too long.
     """
     for number, item in enumerate(items, 1):
         try:
@@ -99,7 +99,7 @@ def check_items(items: Iterable[str], variable: str) -> None:
 
 
 def check_lost_after(seconds: float | None) -> None:
-    """Refuse a time that no launch waits for a silent server; None is fine.
+    """Refuse an invalid timeout for a silent server; None is allowed.
 
     Raises:
         UsageError: It is too short or too long.

@@ -1,4 +1,4 @@
-"""The hosts of a list as servers: the configured ones as they are configured, the others by what ssh knows of them."""
+"""Hosts of a list as servers: configured servers keep their settings, others use ssh's."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ LONGEST_NAME = 64
 
 
 def with_listed(config: Config, hosts: Sequence[ListedHost]) -> Config:
-    """Return a configuration in which the hosts of a list are meant, in their order.
+    """Return a configuration that selects the hosts of a list, in their order.
 
-    A host that is the name or the hostname of a configured server is that server. Another one becomes a server; what
-    was one before keeps its name.
+    A host that is the name or the hostname of a configured server is that server. Another one becomes a server; a host
+    of an earlier list keeps its name.
 
     Raises:
-        UsageError: A host may be several servers, or two are the same, or its user is not that of its server.
+        UsageError: A host is ambiguous or given twice, or its user is not that of its server.
     """
     found = servers_for(hosts, config.servers)
     return replace(
@@ -36,7 +36,7 @@ def with_listed(config: Config, hosts: Sequence[ListedHost]) -> Config:
 
 
 def servers_for(hosts: Sequence[ListedHost], known: Mapping[str, Server]) -> list[tuple[Server, ListedHost]]:
-    """Return the server of each host: of those that are known by name, else a new one.
+    """Return the server of each host: a known one by name, or a new one.
 
     Raises:
         UsageError: As :func:`with_listed`.
@@ -54,7 +54,7 @@ def servers_for(hosts: Sequence[ListedHost], known: Mapping[str, Server]) -> lis
 
 
 def with_remembered(config: Config, remembered: Iterable[Server]) -> Config:
-    """Return a configuration that also knows servers of earlier lists; the configured ones win."""
+    """Return a configuration that includes the servers of earlier lists; configured ones win."""
     return replace(
         config,
         servers={**config.servers, **{each.name: each for each in remembered if each.name not in config.servers}},
@@ -88,7 +88,7 @@ def _with_its_user(server: Server, host: ListedHost) -> Server:
 
 
 def _known(servers: Mapping[str, Server], host: ListedHost) -> Server | None:
-    """Return the server that this host became for an earlier list."""
+    """Return the server that this host became in an earlier list."""
     for server in servers.values():
         if server.is_listed and (canonical_host(server.hostname), server.username) == host.login:
             return server

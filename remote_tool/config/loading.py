@@ -1,4 +1,4 @@
-"""Reads configs.yaml: every problem at once, each with its line and key; nothing in the file can run anything."""
+"""Read configs.yaml: report all problems with line and key; nothing in the file is executed."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def remarks(config: Config) -> list[str]:
 
 
 def _terminals(config: Config) -> str:
-    """Return a sentence about launch commands that ask for a terminal; empty without."""
+    """Return a warning about launch commands that request a terminal, or an empty string."""
     names = [name for name, server in config.servers.items() if wants_terminal(server.launch or ())]
     if not names:
         return ""
@@ -86,7 +86,7 @@ def _terminals(config: Config) -> str:
 
 
 def _readable_passwords(config: Config) -> str:
-    """Return a sentence about passwords in configs.yaml that other users of this machine can read; empty without."""
+    """Return a warning about passwords in configs.yaml that other local users can read, or an empty string."""
     file = config.local.config_file
     names = [name for name, server in config.servers.items() if server.password is not None]
     try:
@@ -101,7 +101,7 @@ def _readable_passwords(config: Config) -> str:
 
 
 def parse(text: bytes, file: Path, root: Path) -> Config:
-    """Read a configuration from its text; file is what problems name, root is the project folder.
+    """Parse a configuration; ``file`` is its name in problems, ``root`` the project folder.
 
     Raises:
         ConfigError: It is invalid; every problem is listed.
@@ -164,7 +164,7 @@ def _status(place: ConfigNode) -> dict[str, str]:
 
 
 def _pattern_problem(text: str) -> str:
-    """Return what is wrong with a regular expression; empty when nothing is."""
+    """Return what is wrong with a regular expression; empty if valid."""
     try:
         groups = re.compile(text).groups
     except (re.error, OverflowError, RecursionError) as error:
@@ -185,7 +185,7 @@ def _name(top: ConfigNode, values: dict[str, ConfigNode], root: Path) -> str:
 
 def _local(values: dict[str, ConfigNode], root: Path) -> LocalPaths:
     default = LocalPaths(root)
-    # labml_remote's folder of local scripts: we keep none.
+    # labml_remote's folder of local scripts, which we do not need.
     fields.inside_project(values, "scripts_folder")
     local = LocalPaths(
         root,
@@ -210,7 +210,7 @@ def _remote(values: dict[str, ConfigNode], name: str) -> RemotePaths:
 
 
 def _packages(place: ConfigNode) -> tuple[str, ...]:
-    """Read a list of files and folders, or one of them."""
+    """Read a file or folder, or a list of them."""
     items = place.items("a list of files and folders, such as [requirements/gpu.txt]") if place.is_list else [place]
     return tuple(text for each in items if (text := each.text(forms.PACKAGES)) is not None)
 
@@ -223,7 +223,7 @@ def _keep_jobs(values: dict[str, ConfigNode]) -> KeptJobs | None:
 
 
 def _min_free(values: dict[str, ConfigNode]) -> MinFree:
-    """Read bytes or hundredths; what is given counts alone."""
+    """Read bytes or a share; a single given one applies alone."""
     text = fields.text_of(values, "min_free", forms.MIN_FREE)
     if not text:
         return MinFree()

@@ -1,4 +1,4 @@
-"""Reads ``servers:`` of configs.yaml."""
+"""Read ``servers:`` of configs.yaml."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _server(name: str, place: ConfigNode, root: Path) -> Server | None:
 
 
 def _login(values: dict[str, ConfigNode]) -> tuple[str, str | None]:
-    """Return the host, empty without one, and the user, who may stand before it as for ssh: ``me@10.0.0.5``."""
+    """Return the host, empty if missing, and the user, who may precede it as for ssh: ``me@10.0.0.5``."""
     user, _, host = (fields.text_of(values, "hostname", forms.CONFIGURED_HOST) or "").rpartition("@")
     username = fields.text_of(values, "username", forms.USERNAME)
     if user and username not in {None, user}:

@@ -1,4 +1,4 @@
-"""The record that ends a setup: which environment is finished, and what activates it."""
+"""The record of a finished environment, and how to activate it."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class Activation:
     """A finished environment.
 
     Attributes:
-        kind: The tool that made it.
+        kind: The tool that created it.
         prefix: Its folder, absolute.
         python: Its interpreter, absolute.
-        version: Of its interpreter, like ``3.11.7``.
-        channels: Where conda took it from; empty for the other kinds.
+        version: The interpreter's version, like ``3.11.7``.
+        channels: Conda's channels; empty for the other kinds.
         requested_prefix: The existing prefix as configured.
-        tool: The conda that made it; empty for the other kinds.
-        variables: What activation sets.
-        unset: What activation removes.
+        tool: The conda that created it; empty for the other kinds.
+        variables: Variables that activation sets.
+        unset: Variables that activation removes.
         path: The folders that come first on PATH.
     """
 
@@ -75,7 +75,7 @@ class Activation:
 
 
 def requested_spec(config: Config) -> dict[str, object]:
-    """Return the part of the configuration that the record of a finished environment keeps, as JSON has it."""
+    """Return the part of the configuration that is recorded with a finished environment, as JSON."""
     environment = config.environment
     is_existing = environment.kind is EnvironmentKind.EXISTING
     return {
@@ -88,9 +88,9 @@ def capture_script(config: Config, prefix: str, *, tool: str = "", python: str =
     """Return the shell lines that record a finished prefix: activation.json, and the link to its Python.
 
     Args:
-        config: The environment that was requested, and the folders.
-        prefix: Of the environment: absolute, with ``~``, or relative to ``$HOME``.
-        tool: The conda that made it.
+        config: The requested environment, and the folders.
+        prefix: The environment's: absolute, with ``~``, or relative to ``$HOME``.
+        tool: The conda that created it.
         python: Its interpreter, absolute; empty: ``bin/python``, or ``bin/python3``.
     """
     environment = config.environment
@@ -112,7 +112,7 @@ def capture_script(config: Config, prefix: str, *, tool: str = "", python: str =
 
 
 def shell_path(path: str) -> str:
-    """Quote a path for the shell; one that is not absolute, or begins with ``~/``, is in ``$HOME``."""
+    """Quote a path for the shell; a relative path, or one with ``~/``, starts at ``$HOME``."""
     if path == "~":
         return '"$HOME"'
     if path.startswith("/"):

@@ -1,7 +1,7 @@
-"""Runs on the server, with the environment's own interpreter: record what activates its prefix.
+"""Record how to activate a prefix; runs on the server with the environment's own interpreter.
 
-Standard library of Python 3.8 only: it is sent as text. The record is written last, so it tells that the environment
-is finished.
+Standard library of Python 3.8 only: it is sent as text. The record is written last, so its existence means that the
+environment is finished.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# What a shell sets for itself is no part of an activation.
+# Variables that a shell sets for itself, not part of an activation.
 SHELL_OWN = {"_", "SHLVL", "PWD", "OLDPWD", "PS1", "PATH", "BASHOPTS", "SHELLOPTS"}
 UNSET_IN_CONDA = "***unset***"
 
-# The scripts may print; the answer goes where stdout led at first.
+# The scripts may print; the answer goes to the original stdout.
 SOURCE_ALL = """
 exec 3>&1 1>&2
 for script in "$CONDA_PREFIX"/etc/conda/activate.d/*.sh; do
@@ -32,7 +32,7 @@ DUMP = "import json, os; print(json.dumps(dict(os.environ)))"
 
 def capture(request: dict[str, Any]) -> dict[str, Any]:
     """Return the record of an environment."""
-    # What configs.yaml sets comes with each command; here it would be written down.
+    # Configured variables come with each command, and must not be recorded.
     for name in os.environ.pop("REMOTE_TOOL_USERS_VARIABLES", "").split():
         os.environ.pop(name, None)
     prefix = request["prefix"]
@@ -62,18 +62,18 @@ def capture(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def home() -> Path:
-    """Return ``$HOME``, whatever the account says."""
+    """Return ``$HOME``, even if the account has another home."""
     return Path(os.environ["HOME"])
 
 
 def of_conda(folder: Path) -> tuple[dict[str, str], list[str], list[str]]:
-    """Return what ``conda activate`` would change: its own variables, those of the user, the scripts of packages."""
+    """Return the changes of ``conda activate``: its own variables, the user's, and those of package scripts."""
     before = {name: value for name, value in os.environ.items() if not name.startswith(("CONDA_", "_CE_"))}
     own = {"CONDA_PREFIX": str(folder), "CONDA_DEFAULT_ENV": str(folder), "CONDA_SHLVL": "1"}
     own.update(users_variables(folder))
     path = os.pathsep.join([str(folder / "bin"), os.environ.get("PATH", os.defpath)])
     after = source_scripts(folder, {**before, **own, "PATH": path})
-    # A function that a script exports is a variable with a name that only bash can take.
+    # A function exported by a script is a variable with a name that only bash accepts.
     changed = {
         name: value
         for name, value in after.items()
@@ -86,13 +86,13 @@ def of_conda(folder: Path) -> tuple[dict[str, str], list[str], list[str]]:
 
 
 def path_of_conda(folder: Path, tool: str) -> list[str]:
-    """Return the folder that ``conda init`` puts on PATH: of the conda that made the prefix, or that it belongs to."""
+    """Return the folder that ``conda init`` adds to PATH: of the conda that created or contains the prefix."""
     bases = ([Path(tool).parents[1]] if tool else []) + [folder, *folder.resolve().parents[:2]]
     return [str(base / "condabin") for base in bases if (base / "condabin" / "conda").exists()][:1]
 
 
 def users_variables(folder: Path) -> dict[str, str]:
-    """Return what ``conda env config vars set`` has stored."""
+    """Return the variables stored by ``conda env config vars set``."""
     try:
         state = json.loads((folder / "conda-meta" / "state").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -101,7 +101,7 @@ def users_variables(folder: Path) -> dict[str, str]:
 
 
 def source_scripts(folder: Path, environment: dict[str, str]) -> dict[str, str]:
-    """Return the environment after the scripts of the packages; many of them need bash."""
+    """Return the environment after the packages' scripts, many of which need bash."""
     if not any((folder / "etc" / "conda" / "activate.d").glob("*.sh")):
         return environment
     process = subprocess.run(
@@ -118,7 +118,7 @@ def source_scripts(folder: Path, environment: dict[str, str]) -> dict[str, str]:
 
 
 def write(record: dict[str, Any], scripts: Path) -> None:
-    """Put the link and the record into place, each whole, the record last."""
+    """Put the link and the record into place atomically, the record last."""
     os.umask(0o077)
     scripts.mkdir(parents=True, exist_ok=True)
     link = scripts / "python.new"
@@ -136,7 +136,7 @@ def write(record: dict[str, Any], scripts: Path) -> None:
 
 
 def main() -> None:
-    """Read the request in the argument, write the record, and say which Python it is."""
+    """Read the request in the argument, write the record, and print the Python version."""
     request = json.loads(sys.argv[1])
     record = capture(request)
     write(record, home() / request["scripts"])

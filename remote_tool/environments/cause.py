@@ -1,10 +1,10 @@
-"""Why a step failed: the line of its output that gives the reason."""
+"""Find the line of a step's output that explains its failure."""
 
 from __future__ import annotations
 
 import re
 
-# What says more comes first; of several lines that say as much, the last one counts.
+# More specific ones come first; of equal ones, the last line counts.
 _TELLING = tuple(
     re.compile(pattern)
     for pattern in (
@@ -16,19 +16,19 @@ _TELLING = tuple(
         r"^(?:ERROR|Error|error|fatal|E)[: ]",
     )
 )
-# What pip says of its own work after what was wrong.
+# pip's remarks about itself after the actual error.
 _GENERAL = re.compile(
     r"subprocess-exited-with-error|metadata-generation-failed|ResolutionImpossible: for help"
     r"|Failed to build |Failed building |Could not build wheels|originates from a subprocess"
 )
-# uv may draw a tree, and break its lines.
+# uv may draw a tree, and wrap its lines.
 _TREE = re.compile(r"[╰├]─▶ (?P<why>.*(?:\n {6}.*)*)")
 _LABEL = re.compile(r"^(?:ERROR|Error|error|cause): ")
 LONGEST_CAUSE = 300
 
 
 def cause_of(output: str) -> str:
-    """Return what a step's output gives as the reason of its failure, on one line; empty when no line does."""
+    """Return the reason in a failed step's output, on one line; empty if there is none."""
     drawn = list(_TREE.finditer(output))
     if drawn:
         return _shortened(" ".join(drawn[-1]["why"].split()))

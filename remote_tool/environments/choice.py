@@ -1,4 +1,4 @@
-"""Which kind plans the environment of a server, whether the server has it already, and what every kind requires."""
+"""Choose the kind that plans a server's environment, check whether it exists, and check common requirements."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def plan_environment(config: Config, facts: ServerFacts, *, force: bool = False)
     """Plan the configured environment, even if it exists already.
 
     Raises:
-        EnvironmentSetupError: This server cannot have it; the message says what is missing.
+        EnvironmentSetupError: This server does not support it; the message says what is missing.
     """
     if config.python is not None and is_too_old(config.python):
         raise EnvironmentSetupError(f"Python {config.python} is too old; Python 3.8 or newer is required")
@@ -42,10 +42,10 @@ def plan_environment(config: Config, facts: ServerFacts, *, force: bool = False)
 
 
 def is_fulfilled(config: Config, facts: ServerFacts) -> bool:
-    """Tell whether the server has a finished environment that matches the request, and it starts.
+    """Return whether the server has a finished, working environment that matches the request.
 
-    Without ``python:`` any version of the same kind matches: else two people with different versions of their own
-    would undo each other's work.
+    Without ``python:`` any version of the same kind matches: otherwise two people with different versions would undo
+    each other's work.
     """
     activation = facts.activation
     if activation is None or facts.environment_python != activation.version:
@@ -60,7 +60,7 @@ def is_fulfilled(config: Config, facts: ServerFacts) -> bool:
 
 
 def require_own_folders(facts: ServerFacts) -> None:
-    """Refuse folders that somebody else could tamper with.
+    """Refuse folders that others could tamper with.
 
     Raises:
         EnvironmentSetupError: The project folder or one of ours is not a plain folder of this user.
@@ -76,10 +76,10 @@ def require_own_folders(facts: ServerFacts) -> None:
 
 
 def require_rsync(facts: ServerFacts) -> None:
-    """Refuse a server without rsync before anything that takes long.
+    """Refuse a server without rsync before any slow step.
 
     Raises:
-        EnvironmentSetupError: It has none; the hint is the command that installs it.
+        EnvironmentSetupError: rsync is missing; the hint is the command that installs it.
     """
     if not facts.rsync:
         raise EnvironmentSetupError(

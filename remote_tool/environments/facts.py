@@ -22,9 +22,9 @@ class Interpreter:
     """A Python on a server.
 
     Attributes:
-        path: As it was found.
-        version: Its own word, like ``3.11.2``.
-        makes_environments: Whether both ``venv`` and ``ensurepip`` are there; Debian ships them apart.
+        path: Its path.
+        version: The version it reports, like ``3.11.2``.
+        makes_environments: Whether both ``venv`` and ``ensurepip`` exist; Debian packages them separately.
     """
 
     path: str
@@ -32,7 +32,7 @@ class Interpreter:
     makes_environments: bool
 
     def is_version(self, wanted: str) -> bool:
-        """Tell whether ``3.11`` or ``3.11.2`` means this one."""
+        """Return whether ``3.11`` or ``3.11.2`` matches this one."""
         return version_matches(self.version, wanted)
 
 
@@ -43,31 +43,31 @@ class ServerFacts:
     Attributes:
         server: Its name in the configuration.
         home: ``$HOME``.
-        machine: As uname tells it, like ``x86_64``.
+        machine: From uname, like ``x86_64``.
         system: The kernel, like ``Linux``.
-        uid: Ours; 0 needs no sudo.
-        username: Ours, as the server calls us.
-        ends_sessions: Whether systemd ends all that we run there when we log out.
+        uid: Our user id; 0 needs no sudo.
+        username: Our user name on the server.
+        ends_sessions: Whether systemd kills our processes upon logout.
         distribution: ID and ID_LIKE of os-release, like ``ubuntu debian``.
         libc: ``glibc`` or ``musl``.
-        free_kilobytes: Space for us on the disk of ``$HOME``; None when it is not known.
-        total_kilobytes: All that it has; None when it is not known.
-        probed: Whether pythons and condas were looked for: not when our environment works.
+        free_kilobytes: Space available to us on the disk of ``$HOME``; None if unknown.
+        total_kilobytes: The disk's size; None if unknown.
+        probed: Whether pythons and condas were searched for: not if our environment works.
         pythons: Those on the PATH, newest first.
-        condas: Conda programs, by path, in the order in which they are preferred.
+        condas: Conda programs, by path, in order of preference.
         uv: Path of uv; empty without one.
         rsync: Path of rsync; empty without one.
-        rsync_version: The first line of ``rsync --version``; empty where only prepare asks.
-        activation: What setup wrote when it had finished; None when it never did, or the record cannot be read.
-        environment_python: The version of the environment's interpreter, asked now; empty when it does not start.
+        rsync_version: The first line of ``rsync --version``; empty if only prepare asks.
+        activation: The record of a finished setup; None if missing or unreadable.
+        environment_python: The current version of the environment's interpreter; empty if it does not start.
         existing: The interpreter of the configured existing prefix.
-        packages: The fingerprint of the packages that were installed.
+        packages: The fingerprint of the installed packages.
         sync_state: The record of the last sync.
-        sent_sha256: Hash of the list of the files that we sent; empty without one, and where nobody compares.
-        has_supervisor: Whether the folder of this version is there.
-        folders: What lets one guess whether another server has the same folder: inode, file system and boot of the
-            home, then of each folder down to the project's, as far as they are there.
-        bad_folders: ``why:path`` of folders of ours that we must not use.
+        sent_sha256: Hash of our list of sent files; empty without one, or without ``compare``.
+        has_supervisor: Whether this version's folder exists.
+        folders: Facts for detecting a shared folder: inode, file system and boot of the
+            home, then of each existing folder down to the project's.
+        bad_folders: ``why:path`` for folders of ours that must not be used.
     """
 
     server: str
@@ -101,14 +101,14 @@ class ServerFacts:
 def facts_script(
     config: Config, supervisor_version: str, *, probe: bool = False, look_only: bool = False, compare: bool = False
 ) -> str:
-    """Return the script that collects everything that prepare needs.
+    """Return the script that collects all facts for prepare.
 
     Args:
-        config: Names the folders, and an existing prefix.
-        supervisor_version: Of the supervisor's folder.
-        probe: Look for pythons and condas also where our environment works.
-        look_only: Leave the permissions of our folders as they are, and tell what only a check wants to know.
-        compare: Tell what shows whether two servers see the same folder alike.
+        config: Has the folders, and an existing prefix.
+        supervisor_version: Names the agent's folder.
+        probe: Search for pythons and condas even if our environment works.
+        look_only: Do not change permissions of our folders, and add the facts for checks.
+        compare: Add the facts that show whether two servers see the same folder content.
     """
     environment, remote = config.environment, config.remote
     values = {
@@ -131,10 +131,10 @@ def facts_script(
 
 
 def parse_facts(server: str, answer: bytes) -> ServerFacts:
-    """Read the answer to :func:`facts_script`.
+    """Parse the answer to :func:`facts_script`.
 
     Raises:
-        EnvironmentSetupError: It is cut or is no answer to it.
+        EnvironmentSetupError: It is truncated or invalid.
     """
     records = _records(answer)
     if records is None:
@@ -195,7 +195,7 @@ def _facts(server: str, records: Mapping[str, list[str]], single: Mapping[str, s
 
 
 def _ends_sessions(logind: str, username: str) -> bool:
-    """Read logind.conf(5)'s KillUserProcesses and its exceptions."""
+    """Parse KillUserProcesses and its exceptions in logind.conf(5)."""
     settings = dict(line.split("=", 1) for line in logind.splitlines() if "=" in line)
     only, excluded = (settings.get(name, "").split() for name in ("KillOnlyUsers", "KillExcludeUsers"))
     is_listed = username in only if only else username not in excluded
@@ -208,9 +208,9 @@ def _interpreters(lines: Iterable[str]) -> Iterable[Interpreter]:
         yield Interpreter(path, version, makes_environments == "1")
 
 
-# Names below are set by facts_script. Values may hold anything but NUL, so a record ends with NUL.
-# `-O` and `-ef` are no POSIX, but dash, busybox, bash, ksh and zsh have them. It runs at each prepare: what a shell can
-# do by itself saves the start of a program, which takes a millisecond.
+# Names below are set by facts_script. Values may contain anything but NUL, so a record ends with NUL.
+# `-O` and `-ef` are not in POSIX, but dash, busybox, bash, ksh and zsh have them. It runs at each prepare: shell
+# built-ins save starting programs, at a millisecond each.
 _SCRIPT = r"""
 tell() { printf '%s=%s\0' "$1" "$2"; }
 content() { [ -f "$1" ] && head -c 1000000 "$1"; }

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # Relative to $HOME of the server.
 REMOTE_CACHE = ".cache/remote_tool"
-# The download step's status when the server could not get the file; it can then be sent.
+# The download step's status when the server could not get the file; it can then be sent from here.
 NOT_DOWNLOADED = 75
 DOWNLOAD_TIMEOUT = 1800.0
 
@@ -48,8 +48,8 @@ class ChosenInstaller:
     Attributes:
         name: Its file name.
         sha256: 64 hex digits, lower case.
-        url: Where it is; empty for a local file.
-        key: Of configs.yaml, that names another one.
+        url: Its URL; empty for a local file.
+        key: The configs.yaml key that sets another one.
         file: A local file; None for a URL.
     """
 
@@ -61,7 +61,7 @@ class ChosenInstaller:
 
     @property
     def remote_path(self) -> str:
-        """Where it lies on a server, relative to ``$HOME``; another content has another name."""
+        """Return its path on a server, relative to ``$HOME``; it differs for different content."""
         return f"{REMOTE_CACHE}/{self.cache_name}"
 
     @property
@@ -70,7 +70,7 @@ class ChosenInstaller:
 
 
 def choose_installer(environment: Environment, facts: ServerFacts) -> ChosenInstaller:
-    """Choose the configured installer, else the pinned one for the server's machine.
+    """Choose the configured installer, or the pinned one for the server's machine.
 
     Raises:
         EnvironmentSetupError: There is none for this machine.
@@ -95,9 +95,9 @@ def choose_installer(environment: Environment, facts: ServerFacts) -> ChosenInst
 
 
 def plan_download(installer: ChosenInstaller) -> Step:
-    """Plan to download an installer on the server; its status is NOT_DOWNLOADED when that cannot be."""
-    # Not in argv, which everybody on the server can see: a URL may hold a password. The checksum is what makes a
-    # redirect harmless; https only keeps others from seeing what is fetched.
+    """Plan to download an installer on the server; its status is NOT_DOWNLOADED if that fails."""
+    # Not in argv, which all users of the server can see: a URL may contain a password. The checksum makes a
+    # redirect harmless; https only keeps the download private.
     protocols = "=https" if installer.url.startswith("https:") else "=http,https"
     script = f"""
 url={shlex.quote(installer.url)}

@@ -35,7 +35,7 @@ _OF_PROJECT = ("pyproject.toml", "setup.py", "setup.cfg")
 
 
 class Installer(StrEnum):
-    """What installs packages; they run in this order."""
+    """A tool that installs packages; they run in this order."""
 
     CONDA = "conda"
     PIPENV = "pipenv"
@@ -49,12 +49,12 @@ class Source:
     """A file or folder that packages are installed from.
 
     Attributes:
-        name: What people are shown, relative to the project.
-        installer: What installs it.
-        path: What the installer is given, relative to the project: a file, or the folder of a Python project.
-        files: Those that have a say, relative to the project.
-        extras: Of a Python project, those that are wanted.
-        needs: What the server must have for it; empty when something else does it too.
+        name: Its display name, relative to the project.
+        installer: The tool that installs it.
+        path: The installer's argument, relative to the project: a file, or the folder of a Python project.
+        files: All files that affect it, relative to the project.
+        extras: Requested extras of a Python project.
+        needs: A tool that the server must have for it; empty if there is an alternative.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Unusable:
-    """A file that names packages and is not installed, and why."""
+    """A package file that is not installed, and why."""
 
     name: str
     why: str
@@ -75,15 +75,15 @@ class Unusable:
 
 @dataclass(frozen=True)
 class Packages:
-    """What is installed, and what is not.
+    """Packages to install, and package files that are not installed.
 
     Attributes:
-        sources: In the order in which they are installed; empty when there is nothing to install.
-        digests: SHA-256 of every file that has a say, by path relative to the project.
-        has_hashes: Whether packages are pinned by hash, which is then required of all.
-        ignored: Files that could be installed, and are not, as others come first.
-        unusable: What cannot be installed; only told when nothing can.
-        outside: Folders and files that are named, and lie outside of the project: who names them, and the path.
+        sources: In installation order; may be empty.
+        digests: SHA-256 of every file that affects them, by path relative to the project.
+        has_hashes: Whether packages are pinned by hash, which pip then requires for all.
+        ignored: Usable files that are not installed, as others take precedence.
+        unusable: Unusable files; reported only if there are no others.
+        outside: Folders and files outside the project: the file that names each, and its path.
     """
 
     sources: tuple[Source, ...] = ()
@@ -95,15 +95,15 @@ class Packages:
 
     @property
     def name(self) -> str:
-        """What people are shown."""
+        """Return the display name."""
         return ", ".join(source.name for source in self.sources)
 
 
 def find_packages(root: Path, kind: EnvironmentKind, named: Sequence[str] | None = None) -> Packages:
-    """Find what is installed: what configs.yaml names, else the first of what the project has.
+    """Find what to install: what configs.yaml names, or the first match in the project.
 
     Raises:
-        EnvironmentSetupError: A file cannot be read, or configs.yaml names what cannot be installed.
+        EnvironmentSetupError: A file cannot be read, or configs.yaml names an unusable one.
     """
     if named is not None:
         sources = tuple(source for text in named for source in _named(root, kind, text))
@@ -160,7 +160,7 @@ def _conda_file(name: str, kind: EnvironmentKind) -> Source | Unusable:
 
 
 def _other_requirements(root: Path) -> Iterator[Source | Unusable]:
-    """Yield what is kept under another name: one file is meant, of several nobody knows which."""
+    """Yield requirements under another name: a single file is used, several are ambiguous."""
     if (root / "requirements.txt").is_file():
         return
     files = sorted(root.glob("requirements/*.txt")) + sorted(root.glob("requirements[-_]*.txt"))
@@ -172,7 +172,7 @@ def _other_requirements(root: Path) -> Iterator[Source | Unusable]:
 
 
 def _project(root: Path, folder: str, extras: tuple[str, ...] = ()) -> Source | Unusable | None:
-    """Return the Python project in a folder: locked by uv or Poetry, or as pip installs it."""
+    """Return the Python project in a folder: locked by uv or Poetry, or for pip."""
     files = list(_there(root, folder, _OF_PROJECT))
     if not files:
         return None
@@ -193,7 +193,7 @@ def _project(root: Path, folder: str, extras: tuple[str, ...] = ()) -> Source | 
 
 
 def _lock(root: Path, folder: str, data: Mapping[str, Any]) -> tuple[str, Installer] | None:
-    """Return the lock of a Python project, and what installs it."""
+    """Return the lock of a Python project, and its installer."""
     is_of_poetry = "poetry" in data.get("tool", {}) or "poetry" in str(data.get("build-system", ""))
     kinds = (("uv.lock", Installer.UV, "project" in data), ("poetry.lock", Installer.POETRY, is_of_poetry))
     return next(
@@ -202,18 +202,18 @@ def _lock(root: Path, folder: str, data: Mapping[str, Any]) -> tuple[str, Instal
 
 
 def _is_settings(found: Source | Unusable) -> bool:
-    """Tell whether it is a pyproject.toml with settings of tools only."""
+    """Return whether it is a pyproject.toml with only tool settings."""
     return isinstance(found, Unusable) and found.why == NO_PROJECT
 
 
 def _has_setup(root: Path, folder: str) -> bool:
-    """Tell whether setuptools finds the project without a [project]."""
+    """Return whether setuptools finds the project without a [project]."""
     setup = root / folder / "setup.cfg"
     return (root / folder / "setup.py").is_file() or (setup.is_file() and b"[metadata]" in setup.read_bytes())
 
 
 def _named(root: Path, kind: EnvironmentKind, text: str) -> Iterable[Source]:
-    """Return what one entry of ``packages:`` stands for."""
+    """Return the source for an entry of ``packages:``."""
     path, _, rest = text.partition("[")
     path, extras = posixpath.normpath(path), tuple(re.findall(r"[\w.-]+", rest))
     place = root / path
@@ -275,7 +275,7 @@ def _join(folder: str, name: str) -> str:
 
 
 def _with_included(root: Path, name: str) -> list[str]:
-    """Return the file and those that it includes, without those that lie outside of the project."""
+    """Return the file and its includes, without those outside the project."""
     found: list[str] = []
     waiting = [name]
     while waiting:
@@ -289,7 +289,7 @@ def _with_included(root: Path, name: str) -> list[str]:
 
 
 def _inside(including: str, included: str) -> str:
-    """Return the path of an included file relative to the project; empty when it lies outside, or is a URL."""
+    """Return the path of an included file relative to the project; empty for a URL or outside the project."""
     if "://" in included or "$" in included or included.startswith("/"):
         return ""
     path = posixpath.normpath(posixpath.join(posixpath.dirname(including), included))
@@ -297,7 +297,7 @@ def _inside(including: str, included: str) -> str:
 
 
 def _outside(name: str, text: str) -> Iterator[tuple[str, str]]:
-    """Yield what a file names outside of the project; pip takes a path from the project's folder on."""
+    """Yield paths outside the project in a file; pip resolves them from the project's folder."""
     folder = posixpath.dirname(name)
     is_requirements = name.endswith((".txt", ".in"))
     if is_requirements or name.endswith((".yml", ".yaml")):

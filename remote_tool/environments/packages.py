@@ -34,14 +34,14 @@ def fingerprint(packages: Packages, activation: Activation) -> str:
 def plan_packages(
     config: Config, facts: ServerFacts, activation: Activation, packages: Packages, variables: Mapping[str, str]
 ) -> Step:
-    """Plan to install the packages; the fingerprint is written only after everything succeeded.
+    """Plan to install the packages; the fingerprint is written only after everything has succeeded.
 
     Args:
-        config: Names the folders, and conda's channels.
+        config: Has the folders, and conda's channels.
         facts: Tell whether the server has uv.
-        activation: Of the environment that they are for.
-        packages: What is installed.
-        variables: For the installers, where the user has not set them.
+        activation: The environment.
+        packages: The packages.
+        variables: For the installers, unless the user has set them.
     """
     exports = "".join(
         f'[ "${{{name}+set}}" ] || export {name}={shlex.quote(value)}\n' for name, value in variables.items()
@@ -79,7 +79,7 @@ def _not_sent(name: str, path: str) -> str:
 
 
 def _install(packages: Packages) -> str:
-    """Return the lines that install everything; pip gets all that is its own at once, so that it all fits together."""
+    """Return the lines that install everything; pip gets all its sources at once, for a consistent resolution."""
     lines = [line for source in packages.sources if (line := _line_of(source))]
     words = [word for source in packages.sources if source.installer is Installer.PIP for word in _words_of(source)]
     if words:
@@ -106,7 +106,7 @@ def _line_of(source: Source) -> str:
 
 
 def _words_of(source: Source) -> list[str]:
-    """Return what pip is told of a source."""
+    """Return pip's arguments for a source."""
     if source.path.endswith((".txt", ".in")):
         return ["-r", source.path]
     extras = f"[{','.join(source.extras)}]" if source.extras else ""
@@ -115,7 +115,7 @@ def _words_of(source: Source) -> list[str]:
     return ["-e", (source.path if source.path == "." else f"./{source.path}") + extras]
 
 
-# Another file on the server than here, and the fingerprint would vouch for packages that were never installed.
+# The server's file would differ from the local one, and the fingerprint would vouch for missing packages.
 _BEGIN = r"""
 different=$("$python" -I -c '
 import hashlib, json, sys
@@ -172,7 +172,7 @@ if ! [ -x "$program" ]; then
 fi
 """
 
-# uv makes no environment of its own here, and leaves what the lock does not name.
+# uv does not create its own environment here, and keeps packages missing from the lock.
 _UV = r"""
 if [ -z "$uv" ]; then
     uv=$scripts/tools/bin/uv
@@ -183,7 +183,7 @@ sync_with_uv() {
 }
 """
 
-# Poetry takes the active environment; what a lock adds to pyproject.toml is lost where there is no Poetry.
+# Poetry uses the active environment; without Poetry, what a lock adds to pyproject.toml is lost.
 _POETRY = r"""
 install_with_poetry() {
     needed=$1 otherwise=$2

@@ -1,4 +1,4 @@
-"""An environment as data: the request that a kind plans for, and the steps that it answers with."""
+"""An environment as data: the request to a kind, and the steps of its plan."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class EnvironmentRequest:
     """An environment for a server.
 
     Attributes:
-        config: The configuration that this server has.
-        facts: What the server has already.
+        config: The server's configuration.
+        facts: The server's facts.
         force: Recreate the environment even if it is up to date.
     """
 
@@ -29,7 +29,7 @@ class EnvironmentRequest:
 
 @dataclass(frozen=True)
 class EnvironmentPlan:
-    """The steps that make an environment, in their order; the last one records it.
+    """The steps that create an environment, in order; the last one records it.
 
     Attributes:
         steps: The scripts that run on the server.

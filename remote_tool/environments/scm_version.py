@@ -1,4 +1,4 @@
-"""The version of a project that takes it from git: servers get the version in a variable, not the history."""
+"""Versions from git: servers get a project's version in a variable, not its history."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def _may_ask(name: str) -> bool:
 
 
 def _variable_for(text: str) -> str:
-    """Return the name that is for this project alone: a dependency that is built there has a version of its own."""
+    """Return the variable for this project only: a dependency built there has a version of its own."""
     name = _NAME.search(text)
-    # hatch-vcs does not say for which project it asks.
+    # hatch-vcs does not support project-specific variables.
     if name is None or "hatch-vcs" in text:
         return VARIABLE
     return f"{VARIABLE}_FOR_{re.sub('[-_.]+', '_', name[1]).upper()}"
 
 
 async def git_version(folder: Path) -> str:
-    """Return the version that setuptools_scm would find: of the last tag, or the one after it; empty without git."""
+    """Return the version that setuptools_scm would compute: of the last tag, or the one after it; empty without git."""
     described = await _git(folder, "describe", "--tags", "--long", "--match", "*[0-9]*")
     if described:
         tag, distance, commit = described.rsplit("-", 2)

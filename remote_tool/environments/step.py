@@ -1,4 +1,4 @@
-"""One step of work on a server, as data, and the frame that every step runs in."""
+"""A step of work on a server as data, and the frame that every step runs in."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# The script says why on a line "refused: …", and what to do on a line "hint: …".
+# A script prints its reason on a line "refused: …", and advice on a line "hint: …".
 REFUSED = 65
-# Names of the variables that the user has set: they are no part of an environment.
+# Names of the variables that the user has set, which do not belong to an environment.
 USERS_VARIABLES = "REMOTE_TOOL_USERS_VARIABLES"
 
-# What the user has set comes first; the transport has added the system's folders.
+# The user's entries come first; the transport has added the system's folders.
 SEARCH_PATH = 'PATH="${PATH:+$PATH:}$HOME/.local/bin:$HOME/.cargo/bin:/snap/bin"; export PATH'
 
 
 @dataclass(frozen=True)
 class Step:
-    """Something to do on a server.
+    """A step on a server.
 
     Attributes:
         name: One word, shown to the user and part of the log's name.
-        title: What it does, such as "Creating the environment"; an error's sentence begins with it.
+        title: Such as "Creating the environment"; the subject of error messages.
         script: For ``/bin/sh``, run by :func:`guarded`.
-        timeout: Seconds until it is given up.
-        alone: Whether no other such step may work in the project's folder meanwhile.
+        timeout: In seconds.
+        alone: Whether it excludes other such steps in the project's folder.
     """
 
     name: str
@@ -38,17 +38,17 @@ class Step:
 
 
 def guarded(step: Step, scripts_folder: str, variables: Mapping[str, str]) -> str:
-    """Frame a step's script: it starts in ``$HOME``, alone in the project if it has to, and ends with its client.
+    """Frame a step's script: it starts in ``$HOME``, locks the project if required, and ends with its client.
 
-    A step that goes on after its client has gone would write into what the next prepare makes, so stdin is watched:
-    its end ends the step and everything that it started.
+    A step that outlived its client would write into the work of the next prepare, so the frame watches stdin:
+    its end kills the step and everything that it started.
 
     Args:
-        step: What to do.
+        step: The step.
         scripts_folder: Ours on the server, relative to ``$HOME``.
-        variables: What the user has set for all commands; what would lead Python astray is left out.
+        variables: The user's variables for all commands; those that would mislead Python are left out.
     """
-    # All paths of ours begin in the home folder.
+    # All our paths are relative to the home folder.
     exports = {name: f"export {name}={shlex.quote(value)}\n" for name, value in variables.items() if name != "HOME"}
     names = shlex.quote(" ".join(exports.keys() - {"PATH"}))
     return (
@@ -60,8 +60,8 @@ def guarded(step: Step, scripts_folder: str, variables: Mapping[str, str]) -> st
     )
 
 
-# flock frees the lock when its holder dies in whatever way; where there is no flock, nothing is locked.
-# The script comes by stdin of a shell of its own, never in argv: it may name a URL with a password.
+# flock frees the lock when its holder dies in any way; without flock, nothing is locked.
+# The script comes on stdin of its own shell, never in argv: it may contain a URL with a password.
 _FRAME = r"""
 cd "$HOME" || exit 90
 @VARIABLES@

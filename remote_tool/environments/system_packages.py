@@ -22,7 +22,7 @@ _COMMANDS = {
     "pacman": "pacman -S",
     "zypper": "zypper install",
 }
-# By what is lacking, then by family; "" is for every other family. {v} is the Python version, {d} the same undotted.
+# By missing tool, then by family; "" is for every other family. {v} is the Python version, {d} the same undotted.
 _PACKAGES = {
     "rsync": {"": "rsync"},
     "git": {"": "git"},
@@ -32,7 +32,7 @@ _PACKAGES = {
     "compiler": {"apt": "build-essential", "apk": "build-base", "pacman": "base-devel", "": "gcc gcc-c++ make"},
     "headers": {"apt": "python{v}-dev", "apk": "python3-dev", "pacman": "python", "": "python3-devel"},
 }
-# What a build prints when the system lacks something.
+# Messages of a build that lacks a system package.
 _SIGNS = (
     ("headers", re.compile(rb"Python\.h: No such file")),
     (
@@ -46,24 +46,24 @@ _SIGNS = (
     ),
     ("git", re.compile(rb"Cannot find command 'git'|Git executable not found|\bgit: (?:command )?not found")),
 )
-# What pip and uv print when they reach no package index.
+# Messages of pip and uv that reach no package index.
 _NO_INDEX = re.compile(
     rb"NewConnectionError|ConnectTimeoutError|NameResolutionError"
     rb"|Failed to fetch: .*(?:\n.*){0,4}client error \(Connect\)"
 )
-# What they print when they cannot make the environment that a package is built in.
+# Messages when they cannot create the environment for building a package.
 _NO_BUILD_ENVIRONMENT = re.compile(
     rb"(?:build dependencies|to install build dependencies) did not run|Failed to resolve requirements from"
 )
 
 
 def install_command(facts: ServerFacts, lacking: str, *, version: str = "3") -> str:
-    """Return the command that installs something that the server lacks.
+    """Return the command that installs a missing tool on the server.
 
     Args:
-        facts: Tell the distribution, and whether sudo is needed.
+        facts: Give the distribution, and whether sudo is needed.
         lacking: ``rsync``, ``git``, ``curl``, ``python``, ``venv``, ``compiler`` or ``headers``.
-        version: Of Python, like ``3.11``.
+        version: Python's, like ``3.11``.
     """
     family = package_family(facts.distribution)
     names = _PACKAGES[lacking]
@@ -76,7 +76,7 @@ def install_command(facts: ServerFacts, lacking: str, *, version: str = "3") -> 
 
 
 def package_family(distribution: str) -> str:
-    """Return the package manager of a distribution, by the ID and ID_LIKE of os-release; empty when not known."""
+    """Return the package manager of a distribution, by the ID and ID_LIKE of os-release; empty if unknown."""
     for word in distribution.split():
         for family, members in _FAMILIES.items():
             if word in members:
@@ -85,7 +85,7 @@ def package_family(distribution: str) -> str:
 
 
 def hint_from_output(facts: ServerFacts, output: bytes, *, version: str = "3", kind: str = "miniconda") -> str:
-    """Return what to do when a step's output says what the server lacks; empty when it does not."""
+    """Return advice if a step's output shows what the server lacks, or an empty string."""
     if b"No space left on device" in output or b"Disk quota exceeded" in output:
         return f"the disk of {facts.server} is full: free some space, then run the command again"
     if b"CondaToSNonInteractiveError" in output:
@@ -107,7 +107,7 @@ def hint_from_output(facts: ServerFacts, output: bytes, *, version: str = "3", k
 
 
 def _hint_without_index(facts: ServerFacts, output: bytes) -> str:
-    """Return what to do where no package index is reached; empty when one is."""
+    """Return advice if no package index can be reached, or an empty string."""
     variable, value = ("UV_NO_BUILD_ISOLATION", 1) if facts.uv else ("PIP_NO_BUILD_ISOLATION", 0)
     index = f"set {'UV_DEFAULT_INDEX' if facts.uv else 'PIP_INDEX_URL'} under env: to an index that it can reach"
     if _NO_BUILD_ENVIRONMENT.search(output) and (_NO_INDEX.search(output) or b"(from versions: none)" in output):

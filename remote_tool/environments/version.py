@@ -1,4 +1,4 @@
-"""Versions of Python as people write them."""
+"""Python versions as people write them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ OLDEST = (3, 8)
 
 
 def version_matches(version: str, wanted: str) -> bool:
-    """Tell whether a version matches the requested one, as far as that is given: 3.11.2 matches 3.11, 3.1 does not."""
+    """Return whether a version matches a possibly partial request: 3.11.2 matches 3.11, but not 3.1."""
     return version.split(".")[: wanted.count(".") + 1] == wanted.split(".")
 
 
 def is_too_old(version: str) -> bool:
-    """Tell whether a version is too old for the supervisor."""
+    """Return whether a version is too old for the supervisor."""
     return tuple(int(part) for part in version.split(".")[:2]) < OLDEST

@@ -1,8 +1,8 @@
-"""What came home of a job's files: ``.remote/jobs/<id>/artifacts/``, each file whole or not there at all.
+"""Pulled artifacts of a job in ``.remote/jobs/<id>/artifacts/``; a file appears there only when complete.
 
-With ``artifacts_folder`` it is ``<that folder>/<id>/``. What is not whole yet lies in ``.remote-tool/partial`` beside
-them, named by what it will be and which state of the file on the server it is a part of: so it is gone on with only as
-long as that is the very file. No link is followed.
+With ``artifacts_folder`` they are in ``<that folder>/<id>/``. Incomplete files are in ``.remote-tool/partial`` beside
+them, named by target and version of the server's file: a download resumes only while the file is unchanged. No
+link is followed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _PIECE = 1024 * 1024
 
 
 class Stamp(NamedTuple):
-    """Which state of which file: bytes, nanoseconds since the epoch, inode on the server."""
+    """Version of a file: bytes, nanoseconds since the epoch, inode on the server."""
 
     size: int
     modified: int
@@ -50,12 +50,12 @@ class Stamp(NamedTuple):
 
 
 class RemoteFile(NamedTuple):
-    """A file that a job has written.
+    """A file written by a job.
 
     Attributes:
         path: Relative to the project.
-        stamp: Which state of it.
-        gives_way: Whether newer ones take its place here.
+        stamp: Its version.
+        gives_way: Whether newer files replace it here.
     """
 
     path: str
@@ -64,7 +64,7 @@ class RemoteFile(NamedTuple):
 
 
 def why_not_here(path: str) -> str:
-    """Return why a path cannot be one in our folder; empty when it can."""
+    """Return why a path is not allowed in our folder; empty if allowed."""
     parts = path.split("/")
     if not path.isprintable():
         return "its name has characters that cannot be printed"
@@ -77,11 +77,11 @@ def why_not_here(path: str) -> str:
 
 @dataclass(frozen=True)
 class ArtifactFolder:
-    """The artifacts of one job.
+    """The pulled artifacts of one job.
 
     Attributes:
-        parent: The job's folder here, or one that has a folder for each job.
-        name: Of the folder in it.
+        parent: The job's local folder, or one that has a folder for each job.
+        name: Of the folder in the parent.
     """
 
     parent: Path
@@ -89,7 +89,7 @@ class ArtifactFolder:
 
     @classmethod
     def at(cls, folder: Path) -> ArtifactFolder:
-        """Return the artifacts that a folder holds."""
+        """Return the artifacts in a folder."""
         return cls(folder.parent, folder.name)
 
     @property
@@ -97,11 +97,11 @@ class ArtifactFolder:
         return self.parent / self.name
 
     def path(self, name: str) -> Path:
-        """Return where a file lies."""
+        """Return the path of a file."""
         return self.folder / name
 
     def state(self, name: str) -> os.stat_result | None:
-        """Return what is here under a name; None when there is no plain file."""
+        """Return a file's local status; None unless it is a plain file."""
         *folders, last = name.split("/")
         with suppress(OSError), self._opened(folders) as parent:
             found = os.stat(last, dir_fd=parent, follow_symlinks=False)
@@ -109,12 +109,12 @@ class ArtifactFolder:
         return None
 
     def has(self, file: RemoteFile) -> bool:
-        """Whether the copy here is of just this state."""
+        """Return whether the local copy is of just this version."""
         here = self.state(file.path)
         return here is not None and (here.st_size, here.st_mtime_ns) == file.stamp[:2]
 
     def sizes(self) -> dict[str, int]:
-        """Return the bytes of each file that is whole."""
+        """Return the size of each complete file."""
         found: dict[str, int] = {}
         with suppress(OSError), self._opened([]) as root:
             for folder, folders, names, descriptor in os.fwalk(".", dir_fd=root, follow_symlinks=False):
@@ -127,11 +127,11 @@ class ArtifactFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Have the folder alone.
+        """Lock the folder.
 
         Raises:
-            BlockingIOError: Another program has it.
-            JobError: It cannot be made.
+            BlockingIOError: Another program holds the lock.
+            JobError: The folder cannot be created.
         """
         with self.writing(""), self._opened([OURS], create=True) as folder:
             file = os.open(LOCK, os.O_RDWR | os.O_CREAT | _FILE_FLAGS, 0o600, dir_fd=folder)
@@ -142,14 +142,14 @@ class ArtifactFolder:
             os.close(file)
 
     def partial_size(self, file: RemoteFile) -> int:
-        """Return how much of a file is here already, of its present state."""
+        """Return the downloaded bytes of the file's current version."""
         with suppress(OSError), self._opened(PARTIAL.split("/")) as folder:
             found = os.stat(_partial_name(file), dir_fd=folder, follow_symlinks=False)
             return found.st_size if stat.S_ISREG(found.st_mode) else 0
         return 0
 
     def partial_digest(self, file: RemoteFile) -> tuple[int, str]:
-        """Return how much of a file is here already, and its SHA-256."""
+        """Return the downloaded bytes of a file, and their SHA-256."""
         digest = hashlib.sha256()
         size = 0
         with suppress(OSError), self._opened(PARTIAL.split("/")) as folder:
@@ -162,7 +162,7 @@ class ArtifactFolder:
 
     @contextmanager
     def receiving(self, file: RemoteFile, offset: int) -> Iterator[Arrival]:
-        """Take the bytes of a file from an offset on, which is where the part that is here ends, or 0.
+        """Write a file's bytes from an offset on: the end of the downloaded part, or 0.
 
         Raises:
             JobError: It cannot be written; the message names it and says why.
@@ -176,10 +176,10 @@ class ArtifactFolder:
                 os.close(descriptor)
 
     def publish(self, file: RemoteFile) -> None:
-        """Give a file that has arrived its name.
+        """Move a complete file into place.
 
         Raises:
-            JobError: It cannot be; the message names it and says why.
+            JobError: It cannot be moved; the message names it and says why.
         """
         *folders, last = file.path.split("/")
         with (
@@ -190,12 +190,12 @@ class ArtifactFolder:
             os.rename(_partial_name(file), last, src_dir_fd=partial, dst_dir_fd=parent)
 
     def drop(self, file: RemoteFile) -> None:
-        """Forget the part of a file that is here."""
+        """Remove the downloaded part of a file."""
         with suppress(OSError), self._opened(PARTIAL.split("/")) as folder:
             os.unlink(_partial_name(file), dir_fd=folder)
 
     def keep_parts_of(self, wanted: Iterable[RemoteFile]) -> None:
-        """Remove the parts of files, or of states of them, that nobody wants any more."""
+        """Remove parts of files or versions that are not requested any longer."""
         kept = {_partial_name(file) for file in wanted}
         with suppress(OSError), self._opened(PARTIAL.split("/")) as folder:
             with os.scandir(folder) as entries:
@@ -204,7 +204,7 @@ class ArtifactFolder:
                 os.unlink(name, dir_fd=folder)
 
     def giving_way(self) -> dict[str, int]:
-        """Return the time of each file that gives way to newer ones, and is still as it came."""
+        """Return the times of unchanged files that give way to newer ones."""
         try:
             noted = strict_json.parse(read_bounded(self.folder / OURS / GIVING_WAY, LARGEST_NOTE)[0])
         except (OSError, ValueError):
@@ -214,12 +214,12 @@ class ArtifactFolder:
         return {name: modified for name, modified in noted.items() if self._is_as_it_came(name, modified)}
 
     def note_giving_way(self, files: Mapping[str, int]) -> None:
-        """Remember which files give way; without the note none does."""
+        """Record which files give way; without this record none does."""
         with self.writing(""), self._opened([OURS], create=True):
             write_atomically(self.folder / OURS / GIVING_WAY, json.dumps(dict(files)).encode())
 
     def remove(self, name: str) -> None:
-        """Remove a file, and the folders that are empty then."""
+        """Remove a file, and its parents while they are empty."""
         parts = name.split("/")
         with suppress(OSError), self._opened(parts[:-1]) as parent:
             os.unlink(parts[-1], dir_fd=parent)
@@ -229,7 +229,7 @@ class ArtifactFolder:
 
     @contextmanager
     def writing(self, name: str) -> Iterator[None]:
-        """Name a file, or the folder, that something cannot be done with.
+        """Name the file or folder in the message of an error.
 
         Raises:
             JobError: For any OSError within.
@@ -246,7 +246,7 @@ class ArtifactFolder:
 
     @contextmanager
     def opened(self) -> Iterator[int]:
-        """Open the folder; OSError when there is none."""
+        """Open the folder; OSError when it does not exist."""
         with self._opened([]) as folder:
             yield folder
 
@@ -258,7 +258,7 @@ class ArtifactFolder:
 
     @contextmanager
     def _opened(self, folders: list[str], *, create: bool = False) -> Iterator[int]:
-        """Open a folder below ours, one by one, so that no link can lead elsewhere."""
+        """Open a subfolder level by level, so that no link can redirect it."""
         with ExitStack() as stack:
             parent = _open(stack, str(self.parent), None)
             for name in (self.name, *folders):
@@ -270,10 +270,10 @@ class ArtifactFolder:
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder that the user has chosen, but not the one that it lies in: a disk may be missing there.
+    """Create the user's folder but not its parent: a disk may not be mounted there.
 
     Raises:
-        JobError: It cannot be made.
+        JobError: It cannot be created.
     """
     try:
         folder.mkdir(exist_ok=True)
@@ -283,10 +283,10 @@ def make_folder(folder: Path) -> None:
 
 
 class Arrival:
-    """A file that is being written here.
+    """A file being downloaded.
 
     Attributes:
-        size: How far it is.
+        size: Bytes so far.
     """
 
     def __init__(self, file: RemoteFile, descriptor: int, offset: int) -> None:
@@ -296,17 +296,17 @@ class Arrival:
 
     @property
     def readable_path(self) -> bytes:
-        """Return a path under which just this file can be read."""
+        """Return a path at which this very file can be read."""
         return b"/dev/fd/%d" % self._descriptor
 
     def status(self) -> os.stat_result:
         return os.fstat(self._descriptor)
 
     def add(self, offset: int, data: bytes) -> None:
-        """Write what comes next; what is left out before it is a hole.
+        """Write the next bytes; an offset beyond the end leaves a hole.
 
         Raises:
-            JobError: It does not go on where the file ends, or is more than was announced.
+            JobError: The offset is before the end, or there are more bytes than announced.
             OSError: It cannot be written.
         """
         if not data or offset < self.size or offset + len(data) > self._file.stamp.size:
@@ -317,7 +317,7 @@ class Arrival:
         self.size = offset
 
     def complete(self) -> None:
-        """See all of it on the disk, with its length and time; what is left out at the end is a hole."""
+        """Set length and time, and sync to disk; missing bytes at the end become a hole."""
         os.ftruncate(self._descriptor, self._file.stamp.size)
         os.utime(self._descriptor, ns=(self._file.stamp.modified, self._file.stamp.modified))
         os.fsync(self._descriptor)

@@ -1,7 +1,7 @@
-"""What the records of finished jobs say, in one file: ten thousand of them are one read and a look at each.
+"""An index of the records of finished jobs, in one file: listing ten thousand takes one read and a stat of each record.
 
-The records stay the truth. A line counts as long as its record is the very file that it was made of; without the index,
-or with a damaged one, all records are read.
+Records are authoritative. A line is valid as long as its record is the very file it was made from; without a valid
+index, all records are read.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 NAME = ".index"
 RECORD = "job.yaml"
 FIELDS = tuple(each.name for each in JOB_FIELDS)
-# Of another version of ours, or of another kind of record: not understood, so not used.
+# The header of another version or of another kind of record is ignored.
 _TITLE = f"remote-tool 1 {' '.join(FIELDS)}".encode()
 _LARGEST = 256 * 1024 * 1024
 # A job with a longer command is read from its record.
 _LONGEST_LINE = 16 * 1024
-# A file system may count time in steps of up to two seconds: a file may change within one and look as before.
+# A file system may count time in steps of up to two seconds, so a recent change may go unnoticed.
 SETTLED_SECONDS = 2.0
-# So many jobs have to end before the index is written anew.
+# This many jobs have to end before the index is rewritten.
 WORTH_WRITING = 100
 
 
@@ -41,8 +41,8 @@ class Line(NamedTuple):
     """A finished job.
 
     Attributes:
-        stamp: Tells its record from every other file that may come in its place.
-        server: Its name; empty where that does not have the job any more.
+        stamp: Distinguishes its record from any other file in its place.
+        server: The server's name; empty if it does not have the job any longer.
         values: The fields of the job, as a JSON list.
     """
 
@@ -52,7 +52,7 @@ class Line(NamedTuple):
 
 
 class Index:
-    """The lines that this program has read, or will write."""
+    """The lines that this program has read or will write."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -60,7 +60,7 @@ class Index:
         self._new: dict[str, Line] = {}
 
     def lines(self, names: Iterable[str]) -> dict[str, Line]:
-        """Return the lines of those jobs whose records are as they were."""
+        """Return the lines of jobs whose records have not changed."""
         if self._lines is None:
             self._lines = _read(self._folder / NAME)
         known = self._lines
@@ -78,13 +78,13 @@ class Index:
         return found
 
     def add(self, job: Job, record: os.stat_result) -> None:
-        """Note what a finished job's record says, and which file that was."""
+        """Add a finished job and its record's stamp."""
         values = json.dumps([getattr(job, name) for name in FIELDS])
         if len(values) <= _LONGEST_LINE and _is_settled(record):
             self._new[job.id] = Line(_stamp(record), "" if job.cleaned else job.server, values)
 
     def keep(self, names: Sequence[str]) -> None:
-        """Write the lines of these jobs when there are enough new ones; a disk that takes none does not matter."""
+        """Write the lines of these jobs once enough are new; a failed write does no harm."""
         if len(self._new) < WORTH_WRITING:
             return
         lines = {**(self._lines or {}), **self._new}
@@ -94,7 +94,7 @@ class Index:
 
 
 def values_of(lines: Mapping[str, Line]) -> list[dict[str, Any]]:
-    """Return the fields of the jobs of some lines.
+    """Return the jobs' fields from some lines.
 
     Raises:
         ValueError: A line is not of its job.
@@ -122,7 +122,7 @@ def _read(path: Path) -> dict[str, Line]:
 
 
 def _format(lines: Mapping[str, Line]) -> bytes:
-    # JSON has no tab and no line break of its own.
+    # JSON escapes tabs and line breaks.
     rows = [f"{name}\t{line.stamp}\t{json.dumps(line.server)}\t{line.values}\n" for name, line in lines.items()]
     text = "".join(rows).encode()
     return b"%s\n%08x\n%s" % (_TITLE, zlib.crc32(text), text)

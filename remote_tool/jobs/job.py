@@ -1,4 +1,4 @@
-"""A job: its request, its record and its states."""
+"""A job: its specification, record and states."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
     from remote_tool.protocol.artifact_patterns import ArtifactPattern
 
-# labml_remote wrote the second.
+# labml_remote used the second.
 HIDDEN_TAGS = frozenset({"hidden", "__hidden__"})
 MASTER_TAG = "master"
 DEFAULT_GRACE = 10.0
 
 
 class JobState(StrEnum):
-    """Where a job stands."""
+    """The state of a job."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -49,20 +49,20 @@ class JobState(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether the end is known; a lost job may be found again."""
+        """Return whether the end is known; a lost job may be found again."""
         return self in {JobState.SUCCEEDED, JobState.FAILED, JobState.KILLED}
 
 
 @dataclass(frozen=True)
 class LaunchWatch:
-    """How the supervisors of a launch watch each other.
+    """How the supervisors of a launch monitor each other.
 
     Attributes:
         servers: All nodes, by rank.
-        address: Of the first node, as the others reach it.
-        port: Where its supervisor listens.
-        secret: What they know each other by; it is on no disk.
-        lost_after: Seconds that they wait for one whose link is silent.
+        address: Of the first node, as reached by the others.
+        port: The port of its supervisor.
+        secret: Authenticates the nodes; never written to disk.
+        lost_after: Seconds of silence after which a node counts as lost.
     """
 
     servers: tuple[str, ...]
@@ -74,7 +74,7 @@ class LaunchWatch:
 
 @cache
 def own_name() -> str:
-    """Return who we are, for others who use the same account of a server."""
+    """Return this user and computer, for others who use the same account of a server."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
@@ -194,17 +194,17 @@ class Job(JobSettings):
     cleaned: bool = False
 
     def __post_init__(self) -> None:
-        """Quote no server that quotes a secret, as this is written down; and have no end before the state says so."""
+        """Redact secrets, as this is written to disk; an end contradicting the state is dropped."""
         if self.reason:
             object.__setattr__(self, "reason", redact(self.reason))
         if not self.state.is_finished:
-            # The answer to a start may hold the end of a command that was quick, beside "running".
+            # The answer to a start may hold both "running" and the end of a quick command.
             for name in ("exit_code", "signal", "ended_at"):
                 object.__setattr__(self, name, None)
 
     @property
     def program_exit_code(self) -> int:
-        """What ``job-wait`` passes on: the exit code, 128+N for signal N, 1 when the end is not known."""
+        """Return the exit code of ``job-wait``: the job's, 128+N for signal N, 1 if unknown."""
         if self.exit_code is not None:
             return self.exit_code
         if self.signal is not None and self.signal in signals.Signals.__members__:
@@ -212,19 +212,19 @@ class Job(JobSettings):
         return 1
 
     def duration(self, now: float) -> float | None:
-        """Seconds that its command has run; None when it never began, or nobody knows how long it ran."""
+        """Return how long its command has run in seconds; None if it never began or this is unknown."""
         if self.started_at is None or self.state in {JobState.LOST, JobState.UNREACHABLE}:
             return None
         return (now if self.ended_at is None else self.ended_at) - self.started_at
 
     @property
     def may_run(self) -> bool:
-        """Whether something of it may still run: it has not ended, or it is lost and processes of it are left."""
+        """Return whether the job may still run: not ended, or lost with processes left."""
         return not self.state.is_finished or self.processes_left > 0
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, or is lost and nothing of it is left."""
+        """Return whether the job has ended, or is lost without processes left."""
         return self.state.is_finished and not self.may_run
 
     @property
@@ -243,7 +243,7 @@ def new_job_id() -> str:
 
 
 def as_iso(moment: float | None) -> str | None:
-    """Seconds since the epoch as ISO 8601 UTC."""
+    """Return seconds since the epoch as ISO 8601 UTC."""
     if moment is None:
         return None
     return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

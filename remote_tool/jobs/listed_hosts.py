@@ -1,4 +1,4 @@
-"""How to reach the servers that only a host list named: kept beside their jobs, for the commands that come later."""
+"""Servers known only from a host list, stored beside their jobs for later commands."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 FILE = "hosts.yaml"
 LARGEST_FILE = 4 * 1024 * 1024
-# The oldest go; a line has some hundred bytes.
+# The oldest are dropped; a line has some hundred bytes.
 MOST_HOSTS = 10_000
 SHOWN_PROBLEMS = 3
 
 
 def recall_hosts(config: Config, registry: Registry, tell: Callable[[str], None]) -> Config:
-    """Return a configuration that also knows the servers of earlier host lists; tell of what cannot be read."""
+    """Return a configuration that includes the servers of earlier host lists; warn about unreadable ones."""
     known, bad = _read(registry.folder / FILE)
     for error in bad[:SHOWN_PROBLEMS]:
         tell(f"{error.message}; {error.hint}")
@@ -38,11 +38,11 @@ def recall_hosts(config: Config, registry: Registry, tell: Callable[[str], None]
 
 
 def remember_hosts(config: Config, registry: Registry, hosts: Sequence[ListedHost]) -> Config:
-    """Return a configuration in which the hosts of a list are meant, and write down those that are new.
+    """Return a configuration that selects the hosts of a list, and record new hosts.
 
     Raises:
-        UsageError: A host of the list cannot be told from a configured server.
-        JobError: Nothing can be written, or there is what cannot be read and would be lost.
+        UsageError: A host in the list is ambiguous.
+        JobError: The file cannot be written, or is unreadable and would be lost.
     """
     path = registry.folder / FILE
     with registry.locked():
@@ -58,7 +58,7 @@ def remember_hosts(config: Config, registry: Registry, hosts: Sequence[ListedHos
 
 
 def _format(servers: Sequence[Server]) -> bytes:
-    """YAML, and in each line a name and a JSON value: what people and programs read without much ado."""
+    """Return YAML with a name and a JSON value per line, readable for people and programs."""
     lines = [
         f"{json.dumps(each.name)}: {json.dumps({'hostname': each.hostname, 'username': each.username})}\n"
         for each in servers
@@ -69,7 +69,7 @@ def _format(servers: Sequence[Server]) -> bytes:
 
 
 def _read(path: Path) -> tuple[list[Server], list[JobError]]:
-    """Return the servers, and what cannot be read: the file, or lines of it."""
+    """Return the servers, and messages about the unreadable file or its unreadable lines."""
     try:
         text, _ = read_bounded(path, LARGEST_FILE)
     except FileNotFoundError:

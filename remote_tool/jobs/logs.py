@@ -1,4 +1,4 @@
-"""The local copy of what a job wrote: exact bytes, at the offsets that the server gives."""
+"""Local copies of a job's output: exact bytes at the server's offsets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 READ_SIZE = 256 * 1024
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# A pipe that somebody has put in the place of a log must not hold us.
+# A planted pipe in place of a log must not block.
 _FILE_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -28,25 +28,25 @@ _FILE_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 class LogFolder:
     """The logs in ``.remote/jobs/<id>/``.
 
-    A stream has the supervisor's name: ``out``, ``err``, and for launches ``ranks/<attempt>/<local rank>/out``.
-    Bytes are written where they belong, so two programs that follow one job write the same file. The project may come
-    from somebody else, with links planted in it: none is followed, neither for writing nor for reading.
+    Streams are named as by the supervisor: ``out``, ``err``, and for launches ``ranks/<attempt>/<local rank>/out``.
+    Bytes are written at their offsets, so two programs that follow one job write the same file. The project may come
+    from somebody else, with links planted in it: none is followed for writing or reading.
     """
 
     folder: Path
 
     def path(self, stream: str) -> Path:
-        """Return the file of a stream.
+        """Return the path of a stream.
 
         Raises:
-            JobError: The name is not that of a stream.
+            JobError: The name is not a stream's.
         """
         if not STREAM.fullmatch(stream):
             raise JobError(f"{stream!r} is not the name of a log")
         return self.folder / (f"job.{stream}" if "/" not in stream else stream)
 
     def sizes(self) -> dict[str, int]:
-        """Return the bytes that each stream has here."""
+        """Return the local size of each stream."""
         found = {stream: self.path(stream) for stream in ("out", "err")}
         for path in self.folder.glob("ranks/*/*/*"):
             stream = path.relative_to(self.folder).as_posix()
@@ -59,7 +59,7 @@ class LogFolder:
         return sizes
 
     def write(self, stream: str, offset: int, data: bytes) -> None:
-        """Put bytes at their place.
+        """Write bytes at an offset.
 
         Raises:
             JobError: The file cannot be written; the message names it and says why.
@@ -70,7 +70,7 @@ class LogFolder:
                 data, offset = data[written:], offset + written
 
     def skip(self, stream: str, offset: int) -> None:
-        """Leave a hole up to an offset, where the server has one.
+        """Leave a hole up to an offset, like the server's.
 
         Raises:
             JobError: The file cannot be written; the message names it and says why.
@@ -79,12 +79,12 @@ class LogFolder:
             os.ftruncate(descriptor, max(offset, os.fstat(descriptor).st_size))
 
     def keep_within(self, stream: str, limit: int) -> None:
-        """Give the oldest part of a stream back to the disk when it has more than a limit, where the disk can."""
+        """Release the oldest part of a stream beyond a limit, where the file system supports it."""
         with contextlib.suppress(OSError), self._opened(stream, os.O_RDWR) as descriptor:
             give_back(descriptor, limit)
 
     def reset(self, stream: str) -> None:
-        """Forget a stream that the server has begun anew.
+        """Delete a stream that the server has restarted.
 
         Raises:
             JobError: The file cannot be written; the message names it and says why.
@@ -93,11 +93,11 @@ class LogFolder:
             os.ftruncate(descriptor, 0)
 
     def read(self, stream: str, start: int) -> Iterator[bytes]:
-        """Yield what is here from an offset on, in pieces, without its holes."""
+        """Yield the local bytes from an offset on, without holes."""
         return (data for _, data in self.pieces(stream, start))
 
     def pieces(self, stream: str, start: int) -> Iterator[tuple[int, bytes]]:
-        """Yield what is here from an offset on, in pieces, and where each begins: behind the last one, or a hole."""
+        """Yield the local bytes from an offset on, each with its offset; gaps are holes."""
         try:
             with self._opened(stream, os.O_RDONLY) as descriptor:
                 while start < (size := os.fstat(descriptor).st_size):
@@ -108,7 +108,7 @@ class LogFolder:
             return
 
     def start_of_last_lines(self, stream: str, lines: int) -> int:
-        """Return the offset at which the last lines begin; 0 for a stream that is not here."""
+        """Return the offset of the last lines; 0 for a missing stream."""
         try:
             with self._opened(stream, os.O_RDONLY) as descriptor, open(descriptor, "rb", closefd=False) as file:
                 return _start_of_last_lines(file, lines)
@@ -117,7 +117,7 @@ class LogFolder:
 
     @contextmanager
     def _written(self, stream: str) -> Iterator[int]:
-        """Open the file of a stream for writing; make it and its folders where they are missing."""
+        """Open a stream for writing; create it and its folders if missing."""
         path = self.path(stream)
         try:
             with self._opened(stream, os.O_WRONLY | os.O_CREAT) as descriptor:
@@ -127,7 +127,7 @@ class LogFolder:
 
     @contextmanager
     def _opened(self, stream: str, flags: int) -> Iterator[int]:
-        """Open the file of a stream, folder by folder, so that no link can lead elsewhere."""
+        """Open a stream level by level, so that no link can redirect it."""
         path = self.path(stream)
         *folders, name = path.relative_to(self.folder).parts
         with ExitStack() as stack:
@@ -162,14 +162,14 @@ def _not_plain(path: Path) -> JobError:
 
 
 def _start_of_last_lines(file: BinaryIO, lines: int) -> int:
-    """Read backwards in pieces until enough line breaks were seen; the one that ends the file does not count."""
+    """Read backwards until enough line breaks are found; one at the end of the file does not count."""
     position = end = file.seek(0, os.SEEK_END)
     wanted = lines + 1
     while position > 0 and lines > 0:
         size = min(READ_SIZE, position)
         data = end_of_hole(file.fileno(), position - size, position)
         if data == position:
-            # What was dropped before has no lines.
+            # The part before this offset was dropped.
             return position
         size = position - data
         position = data

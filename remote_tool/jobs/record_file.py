@@ -1,6 +1,6 @@
-"""The record of one job here: YAML of one ``name: value`` per line, each value JSON, which YAML includes.
+"""The local record of a job: YAML with one ``name: value`` per line, each value JSON, a subset of YAML.
 
-People and YAML readers can read it, and it loads without a YAML parser.
+It is human-readable, and loads without a YAML parser.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SCHEMA = 1
-# A command may have 4 MiB, and each character of it six in JSON.
+# A command may have 4 MiB, and each character up to six in JSON.
 LARGEST_RECORD = 32 * 1024 * 1024
 LARGEST_KEY = 2**34
-# Ten thousand records are read at once, so what is asked of each field is looked up here only.
+# Ten thousand records are read at once, so the checks of each field are looked up once.
 _DEFAULTS = {each.name: each.default for each in JOB_FIELDS if not each.is_required}
 _CHECKS = [(each.name, each.kind.check, each.limit) for each in JOB_FIELDS]
 _MAY_BE_NONE = frozenset(each.name for each in JOB_FIELDS if each.default is None)
@@ -33,28 +33,28 @@ _REMEDY = "remote-tool job-list writes it again when its server tells of the job
 
 
 class DamagedRecordError(JobError):
-    """A record was cut off or overwritten: nothing in it can be trusted, but its server may still know the job."""
+    """A truncated or overwritten record: nothing in it is trusted, but its server may still know the job."""
 
 
 def format_record(job: Job) -> bytes:
-    """A job as the text of its record."""
+    """Return the text of a job's record."""
     values = {"schema": SCHEMA, **{each.name: getattr(job, each.name) for each in JOB_FIELDS}}
     return "".join(f"{name}: {json.dumps(value)}\n" for name, value in values.items()).encode()
 
 
 def read_record(path: Path) -> Job:
-    """Read a record here.
+    """Read a record.
 
     Raises:
         DamagedRecordError: It is not a record; the message names the file.
-        JobError: It cannot be read now, or is of a newer version.
-        FileNotFoundError: There is none.
+        JobError: It cannot be read now, or is from a newer version.
+        FileNotFoundError: It does not exist.
     """
     return read_stamped(str(path), path.parent.name)[0]
 
 
 def read_stamped(path: str, job_id: str) -> tuple[Job, os.stat_result]:
-    """Read the record of a job, and tell which file that was."""
+    """Read a job's record with its file's stamp."""
     try:
         text, state = read_bounded(path, LARGEST_RECORD)
         values = _pairs(text)
@@ -74,22 +74,22 @@ def read_stamped(path: str, job_id: str) -> tuple[Job, os.stat_result]:
 
 
 def key_left_in(path: Path) -> int:
-    """Return the key in what is left of a record; 0 when it is not there."""
+    """Return the key in a damaged record; 0 if missing."""
     with suppress(OSError, ValueError):
         for line in read_bounded(path, LARGEST_RECORD)[0].splitlines(keepends=True):
             name, _, value = line.partition(b": ")
-            # A line that was cut off may have lost digits.
+            # A truncated line may have lost digits.
             if name == b"key" and value.endswith(b"\n") and value.strip().isdigit() and 0 < int(value) < LARGEST_KEY:
                 return int(value)
     return 0
 
 
 def as_job(values: Mapping[str, Any]) -> Job:
-    """Return the job of a record's values; one that an older version left out has its default.
+    """Return the job of a record's values; fields missing in older versions get their defaults.
 
     Raises:
         ValueError: A value is of the wrong type.
-        KeyError: One is missing.
+        KeyError: A value is missing.
     """
     found = {**_DEFAULTS, **values}
     for name, check, limit in _CHECKS:
@@ -102,7 +102,7 @@ def as_job(values: Mapping[str, Any]) -> Job:
 
 
 def _pairs(text: bytes) -> dict[str, Any]:
-    """Read ``name: value`` lines; all values at once, which is much faster than one by one."""
+    """Parse ``name: value`` lines; decoding all values at once is much faster than one by one."""
     lines = [line.partition(b": ") for line in text.splitlines()]
     names = [name.decode() for name, _, _ in lines]
     values = strict_json.parse(b"[%s]" % b",".join(value for _, _, value in lines))

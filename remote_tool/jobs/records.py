@@ -1,4 +1,4 @@
-"""What a server says about its jobs, read strictly: every field is checked before anything is done with it."""
+"""Parse a server's answers about jobs; every field is validated before use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ JOB_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{32}")
 STREAM = re.compile(r"out|err|ranks/[0-9]{1,6}/[0-9]{1,6}/(out|err|error)")
 FOLDER_ID = re.compile(r"[0-9a-f]{32}")
 LARGEST_COUNT = 2**22
-# On the server's side only: the job's processes are on another machine that shares the folder.
+# Only from the server: the job's processes are on another machine that shares the folder.
 ELSEWHERE = "elsewhere"
 
 GONE = "its folder is gone from the server"
@@ -31,7 +31,7 @@ NOT_ITS_FOLDER = "its server has another folder of jobs now, such as that of an 
 UNKNOWN = "its server does not know it"
 
 _BY_KIND = ((TEXTS, tuple), (PATTERNS, read_patterns), (STATE, JobState), (SECONDS, float), (MOMENT, float))
-# How an attribute is made of a record's value, where that is not the value itself.
+# How attributes are converted from record values.
 CONVERTERS: dict[str, Callable[[Any], Any]] = {
     each.name: convert for each in JOB_FIELDS for kind, convert in _BY_KIND if each.kind is kind
 }
@@ -41,12 +41,12 @@ _BY_NAME = {each.name: each for each in JOB_FIELDS}
 
 @dataclass(frozen=True)
 class RemoteJob:
-    """One job as its server describes it.
+    """A job as its server reports it.
 
     Attributes:
-        job: With key 0; the registry gives keys.
-        elsewhere: Another machine that shares the folder runs it.
-        ran_elsewhere: It has ended, and it seems that another machine that shares the folder ran it.
+        job: With key 0; the registry assigns keys.
+        elsewhere: It runs on another machine that shares the folder.
+        ran_elsewhere: It has ended, and apparently ran on another machine that shares the folder.
         sizes: Bytes of each output stream on the server.
     """
 
@@ -57,7 +57,7 @@ class RemoteJob:
 
 
 def parse_job(data: object, server: str, now: float, folder_id: str = "") -> RemoteJob:
-    """Check and convert one entry of the server's ``status`` answer, which came with the id of its folder of jobs.
+    """Validate and convert an entry of the server's ``status`` answer, which has the id of its folder of jobs.
 
     Raises:
         JobError: A field is missing, of the wrong type, too large or invalid.
@@ -91,7 +91,7 @@ def parse_job(data: object, server: str, now: float, folder_id: str = "") -> Rem
 
 @dataclass(frozen=True)
 class RemovedJob:
-    """How a job ended whose folder was cleaned away, as its server remembers it."""
+    """How a cleaned job ended, as its server recorded it."""
 
     id: str
     state: JobState
@@ -101,7 +101,7 @@ class RemovedJob:
 
 
 def parse_removed(data: object) -> RemovedJob:
-    """Check and convert one entry of ``removed`` in the server's ``status`` answer.
+    """Validate and convert an entry of ``removed`` in the server's ``status`` answer.
 
     Raises:
         JobError: A field is missing, of the wrong type or invalid.
@@ -116,7 +116,7 @@ def parse_removed(data: object) -> RemovedJob:
 
 
 def read_unsure(answer: Mapping[str, object]) -> tuple[tuple[str, ...], frozenset[int]]:
-    """Return the ids that a server is not sure that we know, and the buckets that they are of; less what cannot be."""
+    """Return the ids of jobs possibly unknown here and their buckets; invalid ones are skipped."""
     ids, buckets = answer.get("unsure"), answer.get("buckets")
     return (
         tuple(each for each in ids if isinstance(each, str) and JOB_ID.fullmatch(each))
@@ -127,28 +127,28 @@ def read_unsure(answer: Mapping[str, object]) -> tuple[tuple[str, ...], frozense
 
 
 def read_folder_id(value: object) -> str:
-    """Return the id of a server's folder of jobs; empty for what cannot be one."""
+    """Return the id of a server's folder of jobs; empty if invalid."""
     return value if isinstance(value, str) and FOLDER_ID.fullmatch(value) else ""
 
 
 def read_count(value: object) -> int:
-    """Return how many processes a server tells of; none for what cannot be a number of them."""
+    """Return the number of processes in a server's answer; 0 if invalid."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < LARGEST_COUNT else 0
 
 
 def merge(known: Job, seen: Job) -> Job:
-    """What is known after the server said something; an end that is known never changes, but a loss is corrected."""
+    """Return the job updated by a server's answer; a known end never changes, but a lost job may be found."""
     if known.state is JobState.LOST and not _corrects(seen, known):
         return known
     says = [known, seen]
     if known.state is JobState.LOST and seen.state is not JobState.LOST:
-        says = [seen]  # it was found, so there is more to bring home
+        says = [seen]  # it was found, so there is more to pull
     elif known.state.is_final and seen.state is JobState.LOST:
         says = [known]
     complete = any(each.logs_complete for each in says)
     pulled = any(each.artifacts_complete for each in says)
     if known.state.is_final or _is_same_loss(known, seen):
-        # A lost job is asked about again and again: its record is written only when something is new.
+        # A lost job is queried repeatedly: its record is written only upon a change.
         return replace(known, logs_complete=complete, artifacts_complete=pulled)
     return replace(
         seen,
@@ -160,7 +160,7 @@ def merge(known: Job, seen: Job) -> Job:
 
 
 def _merge_field(each: Field, known: Job, seen: Job) -> Any:  # noqa: ANN401 - of the field's type
-    """Return what a record has after the server said something, by the rule of the field."""
+    """Return a record's value after a server's answer, by the rule of the field."""
     before, now = getattr(known, each.name), getattr(seen, each.name)
     if each.changes == job_fields.ONCE:
         return now if before in (None, "") else before
@@ -168,7 +168,7 @@ def _merge_field(each: Field, known: Job, seen: Job) -> Any:  # noqa: ANN401 - o
 
 
 def _corrects(seen: Job, loss: Job) -> bool:
-    """Whether what was seen of a lost job says more than that: not an answer of before, which came late."""
+    """Return whether an answer about a lost job is news, not an older one that came late."""
     if seen.state is JobState.UNREACHABLE:
         return False
     return seen.state.is_final or (seen.seen_at or 0.0) >= (loss.seen_at or 0.0)
@@ -181,7 +181,7 @@ def _is_same_loss(known: Job, seen: Job) -> bool:
 
 
 def vanish(known: Job, processes_left: int = 0) -> Job:
-    """What a job is whose folder is gone from the very folder of jobs that it was in: nothing more comes of it."""
+    """Return a job that is missing from the very folder of jobs it was in: nothing more is expected of it."""
     remain = "1 process remains" if processes_left == 1 else f"{processes_left} processes remain"
     reason = f"{GONE}; {remain}" if processes_left else GONE
     if known.state.is_final or (known.state is JobState.LOST and known.reason == reason):
@@ -200,7 +200,7 @@ def vanish(known: Job, processes_left: int = 0) -> Job:
 
 
 def become_cleaned(known: Job, removed: RemovedJob | None = None) -> Job:
-    """What a job is whose folder was cleaned away: as it ended, and nothing more comes of it."""
+    """Return a cleaned job: as it ended, with nothing more expected of it."""
     if not known.state.is_final and removed is not None:
         known = replace(
             known,
@@ -217,12 +217,12 @@ def become_cleaned(known: Job, removed: RemovedJob | None = None) -> Job:
 
 
 def why_missing(job: Job) -> str:
-    """Why nobody can tell how a job is that is missing where nothing says that it was there."""
+    """Return why the state of a missing job is unknown when its folder of jobs may be another one."""
     return NOT_ITS_FOLDER if job.folder_id else UNKNOWN
 
 
 def become_unreachable(known: Job, why: str) -> Job:
-    """What a job is that its server cannot tell of: as it was known, but nobody can say whether it runs."""
+    """Return a job whose server cannot report on it: unchanged, except that it may not be running any longer."""
     if known.state.is_finished:
         return known
     last = known.reason.partition("; ")[0] if known.state is JobState.UNREACHABLE else f"last seen {known.state}"
@@ -251,17 +251,17 @@ def _one_of(value: object, allowed: set[str]) -> str:
 
 
 def from_record(each: Field, value: Any) -> Any:  # noqa: ANN401 - JSON here, of the field's type there
-    """Return the attribute of a job that a value of a record stands for.
+    """Return the attribute of a job for a record's value.
 
     Raises:
-        ValueError: It stands for none.
+        ValueError: The value is invalid.
     """
     convert = CONVERTERS.get(each.name)
     return value if convert is None or value is None else convert(value)
 
 
 def _read(each: Field, said: Mapping[str, object]) -> Any:  # noqa: ANN401 - of the field's type
-    """Return a field of what a server says, checked; its default when it does not say."""
+    """Return a validated field of a server's answer, or its default if missing."""
     value = said.get(each.name)
     if value is None and not each.is_required:
         return from_record(each, each.default)

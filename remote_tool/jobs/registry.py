@@ -1,4 +1,4 @@
-"""The jobs that this checkout knows: one folder each, with a readable record and the logs that came home."""
+"""The jobs that this checkout knows: a folder each, with a readable record and pulled logs."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _OF_SPEC = frozenset(field.name for field in fields(JobSpec)) & {field.name for 
 class Registry:
     """The records under ``.remote/jobs``.
 
-    A record is YAML of one ``name: value`` per line, each value JSON (which YAML includes): people and YAML readers
-    can read it. It is written beside and renamed. Writers hold a lock. Finished jobs have a line in an index too.
+    A record is YAML with one ``name: value`` per line, each value JSON: readable for people and YAML readers. Records
+    are written atomically, under a lock. Finished jobs also have a line in an index.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -48,11 +48,11 @@ class Registry:
 
     @property
     def ended(self) -> Mapping[str, str]:
-        """The servers of the jobs, by id, whose ends are known and never change; empty where it has gone there."""
+        """Return the servers, by id, of jobs whose ends are final; empty if the server has removed the job."""
         return self._ended
 
     def create(self, specs: Sequence[JobSpec]) -> list[Job]:
-        """Record jobs that are about to be started, and give them keys."""
+        """Record jobs before they are started, and assign keys."""
         now = time.time()
         return self.adopt(
             Job(key=0, state=JobState.STARTING, created_at=now, **{name: getattr(spec, name) for name in _OF_SPEC})
@@ -60,12 +60,12 @@ class Registry:
         )
 
     def adopt(self, jobs: Iterable[Job]) -> list[Job]:
-        """Record jobs that are new here, and give them keys; those already here stay as they are.
+        """Record jobs that are new here, and assign keys; existing ones are unchanged.
 
-        A damaged record gives way to what is known of its job now, and keeps its key where that can still be read.
+        A damaged record is replaced by the job's current state, and keeps its key if still readable.
 
         Raises:
-            JobError: A record cannot be read now, or is of a newer version; it stays as it is.
+            JobError: A record cannot be read now, or is from a newer version; it is not changed.
         """
         with self.locked():
             last = key = self._last_key()
@@ -84,14 +84,14 @@ class Registry:
                     key += left == 0
                     mended.append(replace(job, key=left or key))
             if key != last:
-                # Before the records: whoever is killed in between leaves a gap, never two jobs with one key.
+                # Before the records: if killed in between, this leaves a gap, never two jobs with one key.
                 self._write_last_key(key)
             self._write_all(new)
             self._write(mended)
         return [*recorded, *new, *mended]
 
     def _write_all(self, new: Sequence[Job]) -> None:
-        """Write records that were not there: all, or none when there is no room for them."""
+        """Write new records: all, or none if the disk is full."""
         try:
             self._write(new)
             sync_folder(self.folder)
@@ -102,11 +102,11 @@ class Registry:
             raise
 
     def update(self, jobs: Iterable[Job]) -> list[Job]:
-        """Record what servers said of jobs; an end that is known is never changed again."""
+        """Record the servers' answers about jobs; a final end never changes."""
         return self.revise((seen.id, partial(merge, seen=seen)) for seen in jobs)
 
     def revise(self, changes: Iterable[tuple[str, Callable[[Job], Job]]]) -> list[Job]:
-        """Change records as they are now: another program may have changed them since they were read."""
+        """Change records, reading them first: another program may have changed them."""
         with self.locked():
             revised: list[Job] = []
             changed: dict[str, Job] = {}
@@ -114,7 +114,7 @@ class Registry:
                 try:
                     known = changed.get(job_id) or read_record(self._record(job_id))
                 except (JobError, FileNotFoundError):
-                    # Its record is damaged or was removed meanwhile; load names it, the others go on.
+                    # Its record is damaged or was removed meanwhile; load reports it, the others are updated.
                     continue
                 new = change(known)
                 if new != known:
@@ -126,12 +126,12 @@ class Registry:
         return revised
 
     def forget(self, ids: Iterable[str], seconds: float = LOCK_TIMEOUT) -> None:
-        """Remove the records and logs of jobs: each at once, though it takes its time until the disk has it back.
+        """Remove the records and logs of jobs; each disappears at once, but freeing its space takes time.
 
-        Their keys are not given again. What this has no time for, the next call removes.
+        Keys are not reused. The next call removes what this one had no time for.
         """
         with self.locked():
-            # Without this file the keys are counted from the records.
+            # Without this file, keys are counted from the records.
             self._write_last_key(self._last_key())
             folder = job_folder.open_folder(str(self.folder))
             try:
@@ -147,14 +147,14 @@ class Registry:
             os.close(folder)
 
     def load(self) -> tuple[list[Job], list[str]]:
-        """Return all jobs by key, and a sentence for each record that cannot be read."""
+        """Return all jobs by key, and a message for each unreadable record."""
         names = self._names()
         lines = self._index.lines(names)
         jobs, bad = self._read(name for name in names if name not in lines)
         try:
             jobs += [as_job(values) for values in values_of(lines)]
         except (ValueError, KeyError, TypeError):
-            # Somebody has made the index up.
+            # The index is corrupt or forged.
             jobs, bad = self._read(names)
         for job in jobs:
             self._note_end(job)
@@ -162,9 +162,9 @@ class Registry:
         return sorted(jobs, key=lambda job: job.key), bad
 
     def load_unfinished(self) -> tuple[list[Job], list[str]]:
-        """As :meth:`load`, without the jobs whose ends are known; :attr:`ended` has those.
+        """Like :meth:`load`, without jobs whose ends are final; :attr:`ended` has those.
 
-        Lost jobs are among them, as a later look may find them. Reading a record of one takes about 0.1 ms.
+        Includes lost jobs, which may be found later. Reading a lost job's record takes about 0.1 ms.
         """
         everything = self._names()
         for name in self._ended.keys() - set(everything):
@@ -179,11 +179,11 @@ class Registry:
         return sorted((job for job in jobs if not job.state.is_final), key=lambda job: job.key), bad
 
     def load_newest(self, count: int) -> list[Job]:
-        """Return the jobs that were made last, by key, as far as their records can be read."""
+        """Return the jobs created last, by key, if their records are readable."""
         return sorted(self._read(sorted(self._names())[-count:])[0], key=lambda job: job.key)
 
     def find(self, ids: Collection[str]) -> dict[str, Job]:
-        """Return these jobs by id, as far as there are records that can be read."""
+        """Return these jobs by id, if they have readable records."""
         return {job.id: job for job in self._read(ids)[0]}
 
     def _read(self, names: Iterable[str]) -> tuple[list[Job], list[str]]:
@@ -217,7 +217,7 @@ class Registry:
         return self.folder / job_id / RECORD
 
     def _write(self, jobs: Collection[Job]) -> None:
-        """Write records, each whole or not at all, and see them on the disk."""
+        """Write records atomically and sync them."""
         texts = {self._record(job.id): format_record(job) for job in jobs}
         for path in texts:
             if path.parent.is_symlink():
@@ -239,12 +239,12 @@ class Registry:
         write_all_atomically({self.folder / "last_key": f"{key}\n".encode()})
 
     def busy(self) -> JobError | None:
-        """Return what :meth:`locked` would end with if whoever writes here now went on for long; None: nobody does."""
+        """Return the error that :meth:`locked` would raise if the holder kept the lock; None without a holder."""
         path = self.folder / "lock"
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
-            # There is none yet, or locked tells what is wrong.
+            # It does not exist yet, or locked reports the error.
             return None
         try:
             lock(descriptor)
@@ -259,7 +259,7 @@ class Registry:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Let no other program of ours write here meanwhile."""
+        """Exclude other writers of this registry."""
         try:
             if not self.folder.is_dir():
                 self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)

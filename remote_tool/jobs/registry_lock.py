@@ -1,4 +1,4 @@
-"""The lock of the records here: one writer at a time, and an error that names a writer who holds it for long."""
+"""The lock of the registry: one writer at a time, with an error naming a process that holds it for long."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def wait_for_lock(descriptor: int, path: Path) -> None:
 
 
 def held_by_another(descriptor: int, path: Path) -> JobError:
-    """Return the error that names who holds a lock."""
+    """Return the error that names the holder of a lock."""
     pids = list(map(str, holders(descriptor)))
     who = f" (process {', '.join(pids)})" if pids else ""
     hint = f"ps -fp {','.join(pids)}" if pids else f"fuser -v {path}"

@@ -1,4 +1,4 @@
-"""Reads the ``--cmd`` of a launch or a fan-out: the script that it names, and how a shell runs it."""
+"""Parse the ``--cmd`` of a launch or a fan-out: its script, and how a shell runs it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from remote_tool.errors import UsageError
 
 
 def script_file(command: str) -> str | None:
-    """Return the file that a command names first; None when it names a module or what only a shell can tell."""
+    """Return the first file in a command; None for a module, or if only a shell could determine it."""
     try:
         words = shlex.split(command)
     except ValueError as error:
@@ -20,7 +20,7 @@ def script_file(command: str) -> str | None:
 
 
 def with_interpreter(command: str) -> str:
-    """Return a command that may begin with a ``.py`` file, or with ``-m`` and a module, as the shell takes it."""
+    """Return a shell command for one that may begin with a ``.py`` file, or with ``-m`` and a module."""
     words = command.strip()
     first = words.split(maxsplit=1)[0]
     return f"python {words}" if first.endswith(".py") or first == "-m" else words

@@ -1,4 +1,4 @@
-"""Plans a fan-out: work split over every slot of every server. Nothing here talks to a server."""
+"""Plan a fan-out: work split over every slot of every server, without contacting a server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from remote_tool.launchers.placeholders import OF_ITEMS, check_template, check_w
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-# The server's record of a job has no room for a larger number of a shard.
+# The server's record of a job has no room for a larger shard number.
 MOST_SHARDS = 100_000
 MOST_SLOTS = 1024
 NAME_LENGTH = 6
@@ -94,13 +94,13 @@ class FanOutRequest(JobRequest, _Positions):
 
 @dataclass(frozen=True)
 class ServerSlots:
-    """What a server says of itself before a fan-out.
+    """A server's facts for a fan-out.
 
     Attributes:
-        server: Its name.
+        server: The server's name.
         gpus: As CUDA_VISIBLE_DEVICES names them.
-        listed: How many processes a host list gives it; None without one.
-        place: Which machine and which folder on it; the same for two names of one.
+        listed: Its number of processes in a host list; None without one.
+        place: Machine and folder; the same for two names of one.
     """
 
     server: str
@@ -111,12 +111,12 @@ class ServerSlots:
 
 @dataclass(frozen=True)
 class Slot:
-    """Room for one job at a time.
+    """Runs one job at a time.
 
     Attributes:
-        server: Where.
+        server: The server.
         number: Counted on the server.
-        gpus: That its jobs see; empty on a server without any.
+        gpus: GPUs of its jobs; empty if the server has none.
     """
 
     server: str
@@ -138,9 +138,9 @@ class Shard:
 
     Attributes:
         number: From 0.
-        shards: How many there are.
-        start: Of a total, the first number of this shard; None without a total.
-        stop: Of a total, the first number after this shard; None without a total.
+        shards: Total number of shards.
+        start: First number of this shard; None without a total.
+        stop: First number after this shard; None without a total.
         item: Of a list; None without one.
     """
 
@@ -152,7 +152,7 @@ class Shard:
 
     @property
     def values(self) -> dict[str, str]:
-        """What stands for each placeholder, not quoted."""
+        """Return the value of each placeholder, not quoted."""
         found = {"shard": str(self.number), "shards": str(self.shards)}
         if self.start is not None and self.stop is not None:
             found |= {"count": str(self.stop - self.start), "start": str(self.start), "stop": str(self.stop)}
@@ -168,14 +168,14 @@ class Shard:
         return f"shard {self.number} of {self.shards}{part}"
 
     def command(self, template: str) -> str:
-        """Put the values into a command; each is one word to the shell, ``{item:raw}`` the words of the item."""
+        """Replace placeholders in a command; each value is one quoted word, ``{item:raw}`` the words of the item."""
         quoted = {name: shlex.quote(value) for name, value in self.values.items()}
         if self.item is not None and "item:raw" in names_in(template):
             quoted["item:raw"] = shlex.join(shlex.split(self.item))
         return fill(with_interpreter(template), quoted)
 
     def globs(self, templates: Sequence[str]) -> tuple[str, ...]:
-        """Put the values into globs."""
+        """Replace placeholders in globs."""
         return tuple(fill(template, self.values) for template in templates)
 
 
@@ -187,7 +187,7 @@ class FanOutPlan:
         launch_id: Shared by its jobs.
         command: With placeholders.
         slots: Where it runs.
-        shards: What there is to do.
+        shards: The shards.
         is_queue: Whether shards are handed out as slots become free.
     """
 
@@ -199,7 +199,7 @@ class FanOutPlan:
 
     @property
     def name(self) -> str:
-        """What people call it: the end of its id."""
+        """Return its short name: the end of its id."""
         return fan_out_name(self.launch_id)
 
     @property
@@ -210,7 +210,7 @@ class FanOutPlan:
         return "{} on {} of {}".format(*(f"{count} {noun}{'' if count == 1 else 's'}" for count, noun in counts))
 
     def text(self) -> str:
-        """For people: what would be started where."""
+        """Return the plan for people."""
         if self.is_queue:
             lines = [f"{self.headline}, each handed out when a slot is free"]
             lines += [f"{slot.server}: slot {slot.number}, {slot.text}" for slot in self.slots]
@@ -221,7 +221,7 @@ class FanOutPlan:
         return "\n".join(lines)
 
     def as_json(self) -> dict[str, Any]:
-        """For programs: the same; a shard of a queue has no server yet."""
+        """Return the plan as JSON; a shard of a queue has no server yet."""
         slots = [{"server": slot.server, "slot": slot.number, "environment": slot.environment} for slot in self.slots]
         places = [] if self.is_queue else [{"server": slot.server, "slot": slot.number} for slot in self.slots]
         shards = [
@@ -237,7 +237,7 @@ class FanOutPlan:
 
 
 def plan_fan_out(request: FanOutRequest, servers: Sequence[ServerSlots], launch_id: str) -> FanOutPlan:
-    """Say which part of the work runs where.
+    """Assign the work to slots.
 
     Raises:
         JobError: Two servers are one machine.
@@ -250,7 +250,7 @@ def plan_fan_out(request: FanOutRequest, servers: Sequence[ServerSlots], launch_
 
 
 def make_slots(servers: Sequence[ServerSlots], per_server: int | None = None) -> tuple[Slot, ...]:
-    """Make one slot for each GPU of every server, or as many as are asked for, which share its GPUs evenly."""
+    """Return one slot for each GPU of every server, or the requested number, which share its GPUs evenly."""
     refuse_one_machine(servers)
     return tuple(
         Slot(each.server, number, gpus)
@@ -260,7 +260,7 @@ def make_slots(servers: Sequence[ServerSlots], per_server: int | None = None) ->
 
 
 def make_shards(request: FanOutRequest, count: int) -> tuple[Shard, ...]:
-    """Split the work: items into one shard each, else into so many; the first ones take what does not divide."""
+    """Split the work: one item per shard, or a number of shards; the first ones take the remainder."""
     if request.items:
         return tuple(Shard(number, len(request.items), item=item) for number, item in enumerate(request.items))
     if request.total is None:
@@ -277,12 +277,12 @@ def split_evenly(total: int, parts: int) -> list[tuple[int, int]]:
 
 
 def fan_out_name(launch_id: str) -> str:
-    """Return the end of an id, by which people name a fan-out."""
+    """Return the end of an id, the short name of a fan-out."""
     return launch_id[-NAME_LENGTH:]
 
 
 def fan_out_tags(launch_id: str, shard: Shard, slot: Slot) -> tuple[str, ...]:
-    """Return the tags by which a job is found: of the whole fan-out, of its shard, and of its slot."""
+    """Return a job's tags: for the whole fan-out, its shard, and its slot."""
     return f"{TAG}{fan_out_name(launch_id)}", f"shard-{shard.number}", f"slot-{slot.number}"
 
 
@@ -295,7 +295,7 @@ def _share(gpus: Sequence[str], slots: int) -> list[tuple[str, ...]]:
 
 
 def _refuse_same_gpus(environment: Mapping[str, str]) -> None:
-    """Refuse a variable that gives GPUs to all slots; one that gives none is well."""
+    """Refuse a variable that gives GPUs to all slots; an empty one is allowed."""
     if visible_devices(environment):
         raise UsageError(
             f"--env {VISIBLE} would give every slot the same GPUs", hint="--devices LIST makes a slot for each of them"

@@ -1,8 +1,8 @@
-"""Plans a multi-node mpiexec: facts and wishes in, one script per node out. Nothing here talks to a server.
+"""Plan a multi-node mpiexec: one script per node, without contacting a server.
 
-mpiexec of MPICH (Hydra) wants one program of its own on each node, the proxy, which starts the ranks there. With
-``-launcher manual`` it only prints how each is to be started. We do that over our own connections, so that the servers
-need no SSH to each other.
+mpiexec of MPICH (Hydra) needs a proxy on each node, which starts the ranks there. With ``-launcher manual`` it only
+prints the proxies' commands. We start them over our own connections, so that the servers need no SSH access to each
+other.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 MPIEXEC = "mpiexec.hydra"
 PROXY = "hydra_pmi_proxy"
-# The server itself waits for less.
+# The server's own limit is shorter.
 PROXIES_SECONDS = 45.0
 _FAILED_FILE = "mpi-failed"
 _STATUS_FILE = "mpi-status"
 _PROXY_ERRORS_FILE = "mpi-proxy-errors"
-# What mpiexec may ask of a proxy; a value is plain text.
+# Options that mpiexec may pass to a proxy; values are plain text.
 _OPTIONS = frozenset(
     [
         "--control-port",
@@ -52,16 +52,16 @@ _OPTIONS = frozenset(
 )
 _VALUE = re.compile(r"[A-Za-z0-9._:-]{1,200}")
 _LONGEST_LINE = 4000
-# The files of a job are named from there on.
+# Files in the job's folder are named relative to this.
 _TO_PROJECT = 'cd "$REMOTE_TOOL_PROJECT" || exit'
 
-# What MPICH says at MPI_Abort and at errors of its own.
+# Messages of MPICH for MPI_Abort and for its own errors.
 _ABORT = r"Abort\(-?[0-9]{1,10}\) on node [0-9]+ .*"
 
-# Runs in place of each rank: its arguments are the command, the folder of jobs, and the working folder. Hydra hears
-# of a rank that ends before MPI_Init, but lets the others wait for it; so the proxy is ended, and with it this node's
-# job. The second before is for what the rank printed, which goes by way of the proxy. Errors go straight into the job's
-# file: at MPI_Abort mpiexec exits at once, and what is on its way is lost.
+# Runs in place of each rank: its arguments are the command, the folder of jobs, and the working folder. Hydra notices
+# when a rank ends before MPI_Init, but lets the others wait for it; so the proxy is ended, and with it this node's
+# job. The second before that lets the rank's output pass through the proxy. Errors go straight into the job's
+# file: at MPI_Abort mpiexec exits at once, and pending output is lost.
 _RANK = """\
 cd "$REMOTE_TOOL_PROJECT" || exit
 errors="$2/$REMOTE_TOOL_JOB_ID/job.err"
@@ -81,10 +81,10 @@ exit "$status"
 def plan_mpi(
     request: LaunchRequest, facts: Sequence[NodeFacts], rendezvous: Rendezvous, names: LaunchNames
 ) -> LaunchPlan:
-    """Say what each node runs; what mpiexec asks of the proxies is known only when it runs.
+    """Return each node's command; the proxies' options are known only once mpiexec runs.
 
     Raises:
-        JobError: They meet at an address that Hydra does not understand.
+        JobError: Hydra does not support the rendezvous address.
     """
     if ":" in rendezvous.address:
         raise JobError(
@@ -115,13 +115,13 @@ def plan_mpi(
 
 
 def first_script(request: LaunchRequest, processes: Sequence[int], rendezvous: Rendezvous, folder: str) -> str:
-    """Return what the first node runs: mpiexec, and beside it the proxy of this node.
+    """Return the first node's script: mpiexec and this node's proxy.
 
     Args:
-        request: What to run.
-        processes: Of each node.
+        request: The launch.
+        processes: Per node.
         rendezvous: Where mpiexec listens.
-        folder: Of the job, from the project's folder on.
+        folder: The job's folder, relative to the project.
     """
     hosts = ",".join(f"node-{rank}:{count}" for rank, count in enumerate(processes))
     jobs = folder.rpartition("/")[0]
@@ -153,7 +153,7 @@ status=$(cat {place}/{_STATUS_FILE})
 
 
 def proxy_script(options: Sequence[str], rank: int, command: str, folder: str) -> str:
-    """Return what another node runs: the proxy, with what mpiexec asks of it."""
+    """Return another node's script: the proxy, with mpiexec's options."""
     words = shlex.join([PROXY, *(options or ["…"])])
     place = shlex.quote(folder)
     return f"""\
@@ -165,10 +165,10 @@ status=$?
 
 
 def plan_proxies(lines: object, request: LaunchRequest, plan: LaunchPlan, jobs_folder: str) -> dict[int, str]:
-    """Return the command of each other node rank, from what the first node's mpiexec asks for.
+    """Return each other node's command by rank, from the output of the first node's mpiexec.
 
     Raises:
-        JobError: As of :func:`read_proxies`.
+        JobError: As for :func:`read_proxies`.
     """
     proxies = read_proxies(lines, plan)
     return {
@@ -180,10 +180,10 @@ def plan_proxies(lines: object, request: LaunchRequest, plan: LaunchPlan, jobs_f
 
 
 def read_proxies(lines: object, plan: LaunchPlan) -> dict[int, list[str]]:
-    """Check what the first node's mpiexec asks of the others; return the options of the proxy of each node rank.
+    """Parse the output of the first node's mpiexec; return the proxy's options by node rank.
 
     Raises:
-        JobError: It is not what mpiexec of MPICH asks for.
+        JobError: It is not the output of MPICH's mpiexec.
     """
     count = len(plan.nodes) - 1
     if not isinstance(lines, list) or len(lines) != count:
@@ -213,16 +213,16 @@ def _refused(plan: LaunchPlan, why: str) -> JobError:
 
 
 def _with_own_address(environment: Mapping[str, str], address: str) -> dict[str, str]:
-    # Older devices of MPICH tell the others their host name, which these may not know.
+    # Older devices of MPICH send their host name, which other nodes may not resolve.
     own = {"MPIR_CVAR_CH3_INTERFACE_HOSTNAME": address} if address else {}
     return {**own, **environment}
 
 
 def _end(place: str, *, patience: int) -> str:
-    """Return how a node's job ends: with the exit code and the words of its rank that failed.
+    """Return shell lines that end a node's job with the exit code and message of its failed rank.
 
-    A node whose ranks did not fail waits for the one whose ranks did, so that this is the first to end. The first node
-    waits less: it is the only one that has the status of mpiexec.
+    A node without a failed rank waits for the one with it, so that this one ends first. The first node
+    waits less: only it has the status of mpiexec.
     """
     failed, errors = f"{place}/{_FAILED_FILE}", f"{place}/{_PROXY_ERRORS_FILE}"
     return f"""\

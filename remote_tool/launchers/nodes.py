@@ -1,4 +1,4 @@
-"""What all launchers plan alike: the processes of each node and its variables; one machine by two names is refused."""
+"""Common to all launchers: processes per node, variables, and refusing one machine under two names."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 def count_processes(request: LaunchRequest, facts: Sequence[NodeFacts]) -> dict[str, int]:
-    """Return how many processes each server gets.
+    """Return the number of processes on each server.
 
     Raises:
-        UsageError: They are more than the GPUs that were chosen, or differ although torchrun's elastic rendezvous
-            wants one number.
+        UsageError: They exceed the chosen GPUs, or differ although torchrun's elastic rendezvous
+            requires the same number.
     """
     counts = {node.server: _processes_on(node, request) for node in facts}
     if request.max_restarts and len(set(counts.values())) > 1:
@@ -54,10 +54,10 @@ def _processes_on(node: NodeFacts, request: LaunchRequest) -> int:
 
 
 def launch_environment(request: LaunchRequest, node: NodeFacts, route: Route, launch_id: str) -> dict[str, str]:
-    """Return the variables of every rank of a node: what the user chose wins over what was found, the interface."""
+    """Return the variables of every rank of a node: the user's override the detected interface."""
     found = {"RUN_UUID": launch_id}
     if request.max_restarts:
-        # Ranks that start again find the keys of the failed attempt in a store that they share with torchrun's agents:
+        # Restarted ranks find the keys of the failed attempt in a store that they share with torchrun's agents:
         # https://github.com/pytorch/pytorch/issues/135712
         found["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     if route.interface:
@@ -70,7 +70,7 @@ def _chosen_variables(node: NodeFacts, request: LaunchRequest) -> dict[str, str]
 
 
 class HasPlace(Protocol):
-    """A server that says which machine it is, and which folder on it."""
+    """A server with a known machine and folder."""
 
     @property
     def server(self) -> str: ...
@@ -79,7 +79,7 @@ class HasPlace(Protocol):
 
 
 def refuse_one_machine(facts: Sequence[HasPlace]) -> None:
-    """Refuse one machine by two names: its GPUs would be given away twice."""
+    """Refuse one machine under two names: its GPUs would be used twice."""
     by_place: dict[str, str] = {}
     for node in facts:
         other = by_place.setdefault(node.place or node.server, node.server)

@@ -15,15 +15,15 @@ OF_ALL, OF_TOTAL, OF_ITEMS = ("shard", "shards"), ("count", "start", "stop"), ("
 
 
 def placeholders(*, counted: bool) -> tuple[str, ...]:
-    """Return what may stand in braces, but for an item."""
+    """Return the allowed placeholders, except for items."""
     return (*OF_ALL, *(OF_TOTAL if counted else ()))
 
 
 def check_template(option: str, template: str, known: Sequence[str]) -> None:
-    """Refuse a command or a glob with braces that mean nothing.
+    """Refuse a command or a glob with unknown braces.
 
     Raises:
-        UsageError: A placeholder is unknown, or an item stands in quotes; the message has the known ones.
+        UsageError: A placeholder is unknown, or an item is in quotes; the message lists the known ones.
     """
     before = ""
     for text, name, form, conversion in _parse(option, template):
@@ -46,7 +46,7 @@ def fill(template: str, values: Mapping[str, str]) -> str:
 
 
 def names_in(template: str) -> list[str]:
-    """Return the placeholders of a template, as they are written between the braces."""
+    """Return the placeholders of a template, as written between the braces."""
     return [_written(name, form, "")[1:-1] for _, name, form, _ in Formatter().parse(template) if name is not None]
 
 
@@ -54,7 +54,7 @@ def check_words(command: str, items: Sequence[str]) -> None:
     """Refuse items that ``{item:raw}`` in the command cannot split into words.
 
     Raises:
-        UsageError: One has a quote that is not closed, or ends in a backslash.
+        UsageError: One has an open quote, or ends in a backslash.
     """
     for number, item in enumerate(items if "item:raw" in names_in(command) else (), 1):
         try:

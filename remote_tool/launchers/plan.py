@@ -1,4 +1,4 @@
-"""A launch as data: what the servers are, where they meet, and what each of them runs."""
+"""A launch as data: the servers' facts, the rendezvous, and the plan of each node."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ TORCHRUN_GRACE = 45.0
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """What a server says of itself before a launch.
+    """A server's facts for a launch.
 
     Attributes:
-        server: Its name.
+        server: The server's name.
         python: Version of the environment's Python.
         torch: Version of torch there; empty when it has none.
-        gpus: How many GPUs a command may use there.
-        addresses: Its own addresses, the likeliest to be reached first.
+        gpus: Number of GPUs available to a command.
+        addresses: Its own addresses, likeliest first.
         interfaces: The name of the interface of each address.
-        place: Which machine and which folder on it; the same for two names of one; empty when it does not say.
-        devices: The GPUs that it is to use, by number or UUID; empty: all.
-        variables: That the configuration has for it.
-        nccl: Version of the NCCL that came with torch; empty when that is not known.
-        listed: How many processes a host list gives it; None without one.
-        cpus: How many CPUs a command may use there.
+        place: Machine and folder; the same for two names of one; empty if unknown.
+        devices: The GPUs to use, by number or UUID; empty: all.
+        variables: Configured variables.
+        nccl: Version of torch's NCCL; empty if unknown.
+        listed: Its number of processes in a host list; None without one.
+        cpus: Number of CPUs available to a command.
     """
 
     server: str
@@ -52,7 +52,7 @@ class NodeFacts:
 
 @dataclass(frozen=True)
 class Route:
-    """How a node reaches the first one: from which own address, over which interface."""
+    """A node's own address and interface towards the first node."""
 
     local_address: str
     interface: str
@@ -60,13 +60,13 @@ class Route:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the nodes meet: an address and ports of the first server that every node was seen to reach.
+    """The rendezvous: an address and ports of the first server that every node has reached.
 
     Attributes:
         address: Of the first server.
         port: For the ranks.
-        routes: How each server reaches it.
-        watch_port: For the supervisors, which watch each other.
+        routes: Each server's route to it.
+        watch_port: For the supervisors' heartbeat.
     """
 
     address: str
@@ -77,15 +77,15 @@ class Rendezvous:
 
 @dataclass(frozen=True)
 class NodePlan:
-    """What one server runs.
+    """The plan of one node.
 
     Attributes:
-        server: Its name.
-        job_id: Of the job that it becomes.
-        node_rank: Its place; 0 is where the nodes meet.
-        processes: How many ranks it has; None when the command decides.
-        rank_offset: Global rank of its local rank 0; None when torchrun gives the ranks itself.
-        command: For the shell.
+        server: The server's name.
+        job_id: The id of its job.
+        node_rank: 0 is the rendezvous node.
+        processes: Number of ranks; None when the command decides.
+        rank_offset: Global rank of its local rank 0; None when torchrun assigns ranks itself.
+        command: The shell command.
         environment: Variables of every rank.
     """
 
@@ -104,7 +104,7 @@ class LaunchPlan:
 
     Attributes:
         launch_id: Shared by the nodes.
-        rendezvous: Where the nodes meet.
+        rendezvous: The rendezvous.
         nodes: In the order of their ranks.
     """
 
@@ -114,12 +114,12 @@ class LaunchPlan:
 
     @property
     def world_size(self) -> int | None:
-        """How many ranks there are; None when the commands decide."""
+        """Return the number of ranks; None when the commands decide."""
         counts = [node.processes for node in self.nodes if node.processes is not None]
         return sum(counts) if counts else None
 
     def text(self) -> str:
-        """For people: what would be started where."""
+        """Return the plan for people."""
         size = f"{len(self.nodes)} nodes" if self.world_size is None else f"world size {self.world_size}"
         lines = [f"{size}, rendezvous {self.rendezvous.address}:{self.rendezvous.port}"]
         for node in self.nodes:
@@ -131,7 +131,7 @@ class LaunchPlan:
         return "\n".join(lines)
 
     def as_json(self) -> dict[str, Any]:
-        """For programs: the same."""
+        """Return the plan as JSON."""
         return {
             "launch_id": self.launch_id,
             "world_size": self.world_size,
@@ -152,12 +152,12 @@ class LaunchPlan:
 
 @dataclass(frozen=True)
 class LaunchNames:
-    """What the nodes are called on the servers.
+    """Ids and folders of a launch on the servers.
 
     Attributes:
         launch_id: Shared by all.
         job_ids: One per node.
-        jobs_folder: Where jobs lie on a server, relative to the project.
+        jobs_folder: The folder of jobs on a server, relative to the project.
     """
 
     launch_id: str
@@ -167,12 +167,12 @@ class LaunchNames:
 
 @dataclass(frozen=True)
 class CommandLine:
-    """A ``--cmd`` as a launcher runs it.
+    """A parsed ``--cmd``.
 
     Attributes:
-        text: For the shell.
-        notes: A sentence for each option that was left out.
-        folder: The folder that it changes to first; empty: none.
+        text: The shell command.
+        notes: A message for each option that was left out.
+        folder: The folder to change to first; empty: none.
     """
 
     text: str
@@ -182,15 +182,15 @@ class CommandLine:
 
 @dataclass(frozen=True)
 class FirstNode:
-    """What the other nodes run where only the first one can say it, once it runs itself.
+    """How the first node determines the other nodes' commands, once it is running.
 
     Attributes:
-        operation: The operation of the agent that waits for it; the answer has it under the same name.
+        operation: The agent's operation that waits for the answer, which has the same key.
         seconds: How long to wait for the answer.
         commands: Returns the commands of the other nodes, by rank, from the answer, the request, the plan, and the
             folder of jobs.
-        program: What runs on the first node, for messages.
-        hint: How to see whether the program is there.
+        program: The first node's program, for messages.
+        hint: How to check that the program exists.
     """
 
     operation: str
@@ -202,16 +202,16 @@ class FirstNode:
 
 @dataclass(frozen=True)
 class Launcher:
-    """How one kind of program is launched: pure functions, which ``workflows/launch`` calls in turn.
+    """How to launch one kind of program: pure functions, called in turn by ``workflows/launch``.
 
     Attributes:
-        plan: Returns what each node runs.
-        check: Refuses servers that cannot work together.
-        read_command: Returns what to run of a ``--cmd``, and notes on what was left out.
-        first_node: Set where the other nodes run what the first one says.
-        needs_python: Whether it needs a Python on the servers.
+        plan: Returns each node's command.
+        check: Refuses incompatible servers.
+        read_command: Parses ``--cmd``; returns the command, and notes on what was left out.
+        first_node: Set if the first node determines the others' commands.
+        needs_python: Whether the servers need a Python.
         restarts_ranks: Whether it restarts failed ranks itself.
-        grace: Seconds between SIGTERM and SIGKILL when its jobs are stopped; None: those of any job.
+        grace: Grace period in seconds for stopping its jobs; None: the default.
     """
 
     plan: Callable[[LaunchRequest, Sequence[NodeFacts], Rendezvous, LaunchNames], LaunchPlan]
@@ -224,7 +224,7 @@ class Launcher:
 
     @classmethod
     def named(cls, name: str) -> Launcher:
-        """Return a launcher of the registry; its module is loaded for those who use it."""
+        """Return a registered launcher; its module is imported on demand."""
         launcher = import_module(f"remote_tool.launchers.{LAUNCHERS[name].module}").LAUNCHER
         assert isinstance(launcher, cls)
         return launcher

@@ -1,4 +1,4 @@
-"""The launchers, by the name that a request gives."""
+"""The launchers by name."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 
 class Entry(NamedTuple):
-    """Where a launcher is, and how it is used.
+    """A launcher's module and an example.
 
     Attributes:
-        module: A module of this package; its ``LAUNCHER`` is the launcher.
-        example: A command to type, for hints.
+        module: A module of this package with a ``LAUNCHER``.
+        example: A command for hints.
     """
 
     module: str

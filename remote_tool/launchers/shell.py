@@ -1,4 +1,4 @@
-"""Plans a launch of a command that starts its own processes: it runs once on each node, and is told where they meet."""
+"""Plan a launch of a command that starts its own processes: it runs once per node, with the rendezvous in variables."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 def plan_shell(
     request: LaunchRequest, facts: Sequence[NodeFacts], rendezvous: Rendezvous, names: LaunchNames
 ) -> LaunchPlan:
-    """Say what each node runs.
+    """Return each node's command.
 
-    The number of ranks is the program's own decision, so there is no ``WORLD_SIZE``: some programs take it for the
+    The number of ranks is the program's own decision, so ``WORLD_SIZE`` is not set: some programs take it for the
     number of nodes, others for that of the ranks.
     """
-    # It is for torchrun, which starts workers again.
+    # It is for torchrun, which restarts workers.
     once = replace(request, max_restarts=0)
     nodes = tuple(
         NodePlan(

@@ -1,4 +1,4 @@
-"""Plans a multi-node torchrun: facts and a request in, one command per node out. Nothing here talks to a server."""
+"""Plan a multi-node torchrun: one command per node, without contacting a server."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def check_nodes(facts: Sequence[NodeFacts]) -> None:
 def plan_launch(
     request: LaunchRequest, facts: Sequence[NodeFacts], rendezvous: Rendezvous, names: LaunchNames
 ) -> LaunchPlan:
-    """Say what each node runs."""
+    """Return each node's command."""
     _refuse_twice([node.server for node in facts])
     processes = count_processes(request, facts)
     nodes = []
@@ -62,7 +62,7 @@ def plan_launch(
                 job_id=job_id,
                 node_rank=rank,
                 processes=count,
-                # torchrun's elastic rendezvous gives the ranks itself, anew at each restart.
+                # torchrun's elastic rendezvous assigns ranks itself, again at each restart.
                 rank_offset=None if request.max_restarts else offset,
                 command=f"{torchrun} {request.command.strip()}",
                 environment=launch_environment(request, node, rendezvous.routes[node.server], names.launch_id),
@@ -86,7 +86,7 @@ def _torchrun_options(request: LaunchRequest, rendezvous: Rendezvous, launch_id:
             *("--master-addr", rendezvous.address, "--master-port", str(rendezvous.port)),
         ]
         return shlex.join(words)
-    # Debian resolves a machine's own name to 127.0.1.1, and then no node would host the store: so say who does.
+    # Debian resolves a machine's own name to 127.0.1.1, and then no node would host the store: so name the host.
     is_host = "1" if node.rank == 0 else "0"
     words = [
         *("--nnodes", str(node.nodes), "--max-restarts", str(request.max_restarts)),

@@ -1,4 +1,4 @@
-"""Reads the ``--cmd`` of a launch the way people paste it: with ``python``, with ``torchrun``, with its options."""
+"""Parse the ``--cmd`` of a launch as people paste it: with ``python``, with ``torchrun``, with its options."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from remote_tool.launchers.plan import CommandLine
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# A word of the shell, with its quotes.
+# A shell word with its quotes.
 _WORD = re.compile(r"""(?:[^\s'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+""", re.DOTALL)
 _PYTHON = re.compile(r"python(3(\.[0-9]+)?)?")
 _MODULE = re.compile(r"(?:-u )?-m (\w+)")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
-# A folder that only a shell could find is left out.
+# A folder that only a shell could determine is left out.
 _CHANGES_FOLDER = re.compile(
     r"""\s*cd\s+(?:--\s+)?((?:[^\s'"\\&;|$`*?~<>()]|'[^']*'|"[^"$`\\]*")+)\s*(?:&&|;)\s*(?=\S)"""
 )
@@ -27,7 +27,7 @@ _MODULES = {"torch.distributed.run", "torch.distributed.launch"}
 # torchrun starts every worker with it anyway.
 _UNBUFFERED = "-u"
 
-# Options of torchrun 2.13, by what becomes of them.
+# Options of torchrun 2.13, by how they are handled.
 _OURS = ("nproc-per-node", "max-restarts", "master-port")
 _DROPPED = (
     *("nnodes", "node-rank", "master-addr", "local-addr"),
@@ -44,7 +44,7 @@ _SHORT = {"r": "redirects", "t": "tee", "m": "module"}
 _WITH_VALUE = {*_OURS, *_DROPPED, *_PASSED}
 _KNOWN = (*_WITH_VALUE, *_DROPPED_FLAGS, *_PASSED_FLAGS)
 
-# Launchers that start processes of their own, and how each is told about several machines.
+# Launchers that start their own processes, and their options for several machines.
 _OTHER_LAUNCHERS = {
     "accelerate": "--num_machines, --machine_rank and --main_process_ip",
     "deepspeed": "--no_ssh, --node_rank and --master_addr",
@@ -62,11 +62,11 @@ class _Word(NamedTuple):
 
 
 def read_torchrun_line(command: str) -> CommandLine:
-    """Take a pasted line apart.
+    """Parse a pasted line.
 
     Raises:
-        UsageError: It is not one line of a shell, names another launcher or no script, or sets what an option of ours
-            sets.
+        UsageError: It is not a single shell line, names another launcher or no script, or sets an option that is one
+            of ours.
     """
     try:
         shlex.split(command)
@@ -137,7 +137,7 @@ def _length_of_interpreter(words: list[_Word]) -> int:
 
 
 def _read_option(words: list[_Word], index: int) -> tuple[int, str | None]:
-    """Return how many words an option has, and what to say of it: None where torchrun gets it."""
+    """Return an option's number of words, and a note: None if torchrun gets it."""
     written, equals, value = words[index].value.partition("=")
     name = _full_name(written)
     size = 2 if name in _WITH_VALUE and not equals else 1
@@ -155,7 +155,7 @@ def _read_option(words: list[_Word], index: int) -> tuple[int, str | None]:
 
 
 def _full_name(written: str) -> str:
-    """Return the option that a word means; torchrun takes underscores, and the beginning of a name."""
+    """Return an option's full name; torchrun accepts underscores and prefixes."""
     name = written.lstrip("-").replace("_", "-")
     if not written.startswith("--"):
         return _SHORT.get(name, name)

@@ -1,1 +1,1 @@
-"""What both sides know. Standard library and Python 3.8 only: it is sent to servers."""
+"""Shared by client and servers. Standard library and Python 3.8 only, as it is sent to servers."""

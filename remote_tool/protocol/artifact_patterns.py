@@ -1,4 +1,4 @@
-"""Which files of a job are wanted: globs relative to the project, shared by the client and the server."""
+"""Patterns of artifacts to pull: globs relative to the project, shared by the client and the server."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _LONGEST = 1024
 
 
 class ArtifactPattern(NamedTuple):
-    """Some files that a job writes.
+    """A pattern for files that a job writes.
 
     Attributes:
-        glob: ``*``, ``?`` and ``[...]`` stay within a folder, ``**`` is any folders. One that ends with a slash means
+        glob: ``*``, ``?`` and ``[...]`` stay within a folder, ``**`` is any folders. One that ends with a slash matches
             whole folders.
-        newest: How many are wanted, the newest first; None: all.
+        newest: How many of the newest to pull; None: all.
     """
 
     glob: str
@@ -29,11 +29,11 @@ class ArtifactPattern(NamedTuple):
 
 
 class PatternError(ValueError):
-    """Something is no pattern; the text completes "must be"."""
+    """A pattern is invalid; the message completes "must be"."""
 
 
 def is_glob(text: object) -> bool:
-    """Whether this can name files inside a project."""
+    """Return whether this can match files inside a project."""
     if not isinstance(text, str) or len(text) > _LONGEST or not text.isprintable():
         return False
     parts = text.split("/")
@@ -41,16 +41,16 @@ def is_glob(text: object) -> bool:
 
 
 def plain_glob(text: str) -> str:
-    """Return a glob in its shortest form: ``./a//b`` is ``a/b``; a slash at its end stays."""
+    """Return a glob in its shortest form: ``./a//b`` is ``a/b``; a slash at its end is kept."""
     end = "/" if text.endswith("/") else ""
     return "/".join(part for part in text.split("/") if part not in {"", "."}) + end
 
 
 def read_patterns(value: object) -> Tuple[ArtifactPattern, ...]:
-    """Return the patterns of a record, a list of ``[glob, newest]``.
+    """Return the patterns in a record, a list of ``[glob, newest]``.
 
     Raises:
-        PatternError: It is something else.
+        PatternError: The value is invalid.
     """
     if not isinstance(value, (list, tuple)) or len(value) > MOST_PATTERNS:
         raise PatternError(f"a list of at most {MOST_PATTERNS} patterns")
@@ -58,7 +58,7 @@ def read_patterns(value: object) -> Tuple[ArtifactPattern, ...]:
 
 
 def are_patterns(value: object) -> bool:
-    """Whether a record's value is a list of patterns."""
+    """Return whether a record's value is a list of patterns."""
     try:
         read_patterns(value)
     except PatternError:
@@ -67,7 +67,7 @@ def are_patterns(value: object) -> bool:
 
 
 def of_job(patterns: Tuple[ArtifactPattern, ...], job_id: str) -> Tuple[ArtifactPattern, ...]:
-    """Return patterns with the job's id in place of ``$REMOTE_TOOL_JOB_ID``, as its own shell would have it."""
+    """Replace ``$REMOTE_TOOL_JOB_ID`` in patterns with the job's id, as its own shell would."""
     return tuple(pattern._replace(glob=_fill_in(pattern.glob, job_id)) for pattern in patterns)
 
 
@@ -76,7 +76,7 @@ def _fill_in(glob: str, job_id: str) -> str:
 
 
 def as_record(patterns: Tuple[ArtifactPattern, ...]) -> List[List[object]]:
-    """Return patterns as records have them."""
+    """Return patterns as stored in records."""
     return [list(pattern) for pattern in patterns]
 
 

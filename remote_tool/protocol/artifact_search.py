@@ -1,4 +1,4 @@
-"""Finding files by globs below a folder: no link is followed, what is ours is not entered, and all of it is bounded."""
+"""Find files by globs below a folder, within bounds, without following links or entering our own folders."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Dict, FrozenSet, Iterator, List, Tuple
 
-# More is no folder of artifacts: a narrower glob finds what is wanted.
+# A larger folder is not one of artifacts: use a narrower glob.
 MOST_ENTRIES = 200_000
-# Each level has a descriptor open, and a frame on the stack.
+# Each level holds a descriptor and a stack frame.
 DEEPEST = 64
 _NEVER_ENTERED = frozenset([".git", ".remote", ".jobs", ".remote-scripts", ".remote-tool-partial"])
-# What is not there, no folder, a link or not ours to see.
+# Errors for missing, non-folder, link and unreadable entries.
 _HIDDEN = frozenset([errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG])
 _MAGIC = re.compile(r"[*?\[]")
 _ANY_FOLDERS = "**"
@@ -30,9 +30,9 @@ class Found(NamedTuple):
     """A regular file.
 
     Attributes:
-        path: Relative to where the search began.
-        unit: What a number of the newest counts: the file, or the whole folder that the glob names.
-        status: Of the file.
+        path: Relative to the root of the search.
+        unit: What newest-N counts: the file, or the whole folder that the glob matches.
+        status: Its stat result.
     """
 
     path: str
@@ -41,7 +41,7 @@ class Found(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """A folder of the search, open, and its path with a slash at the end; empty where the search began."""
+    """An open folder of the search, and its path with a slash at the end; empty for the root."""
 
     folder: int
     path: str
@@ -49,23 +49,23 @@ class _Place(NamedTuple):
 
 
 class Search:
-    """Looks for files below a folder.
+    """Searches for files below a folder.
 
     Attributes:
-        is_cut: Whether there was more than may be looked at.
+        is_cut: Whether the search stopped at its bound.
     """
 
     def __init__(self, root: int, own: FrozenSet[Tuple[int, int]] = frozenset()) -> None:
-        """Begin at an open folder; those in own, known by device and inode, are not entered."""
+        """Start at an open folder; folders in ``own``, given by device and inode, are not entered."""
         self.is_cut = False
         self._root = root
         self._own = own
         self._left = MOST_ENTRIES
 
     def find(self, glob: str) -> Iterator[Found]:
-        """Yield the files that a glob names; one that ends with a slash names whole folders."""
+        """Yield the files matching a glob; one that ends with a slash matches whole folders."""
         parts = [part for part in glob.split("/") if part]
-        # A row of them means what one means, and would be walked again and again.
+        # Consecutive ``**`` are the same as one, and would repeat the walk.
         parts = [part for index, part in enumerate(parts) if part != _ANY_FOLDERS or parts[index - 1 : index] != [part]]
         yield from self._walk(_Place(self._root, "", 0), parts, whole=glob.endswith("/"))
 
@@ -97,7 +97,7 @@ class Search:
                     yield from self._file(inner, entry.name, unit)
 
     def _enter(self, place: _Place, name: str) -> Iterator[_Place]:
-        """Yield a folder, open, or nothing when it is none or is not entered."""
+        """Yield an opened folder, or nothing if it is not one or not to be entered."""
         if name in _NEVER_ENTERED:
             return
         if place.depth >= DEEPEST:
@@ -116,7 +116,7 @@ class Search:
             os.close(folder)
 
     def _names(self, place: _Place, part: str, *, folders: bool) -> List[str]:
-        """Return the names in a folder that a part of a glob means: those of folders, or of the others."""
+        """Return the names in a folder that match a part of a glob: folders, or others."""
         if not _MAGIC.search(part):
             return [part]
         matches = re.compile(fnmatch.translate(part)).match
@@ -153,13 +153,13 @@ class Search:
 
 
 def _require_hidden(error: OSError) -> None:
-    """Raise an error again that may pass: a list that lacks a file for a moment would be taken for all there is."""
+    """Re-raise a temporary error: a list lacking a file for a moment would be taken as complete."""
     if error.errno not in _HIDDEN:
         raise error
 
 
 def newest_units(found: List[Found], count: int) -> List[str]:
-    """Return the units that were written last, the newest first."""
+    """Return the units that were written last, newest first."""
     written: Dict[str, int] = {}
     for each in found:
         written[each.unit] = max(written.get(each.unit, 0), each.status.st_mtime_ns)

@@ -1,7 +1,7 @@
-"""Comparing which jobs two sides know without telling all their ids: as many bytes for ten as for ten thousand.
+"""Compare the jobs that two sides know without sending all ids: constant size for any number of jobs.
 
-Each id falls into a bucket, and a bucket has a sum over its ids. Where the sums are the same, so are the ids; of the
-others, all ids of the bucket are told.
+Each id falls into a bucket, and each bucket has a sum over its ids. Equal sums mean equal ids; of differing buckets,
+all ids are sent.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ BUCKETS = 256
 _DIGITS = 12
 _LENGTH = BUCKETS * _DIGITS
 _HEX_DIGITS = "0123456789abcdef"
-# The random part of an id is its end. It is mixed once more: whatever the ids are, their sums are unlike.
+# The random part of an id is its end. It is hashed again, so that sums differ whatever the ids are.
 _RANDOM = 32
 _MIX = 0x9E3779B97F4A7C15F39CC0605CEDC835
 
 
 def fingerprints(ids: Iterable[str]) -> str:
-    """Return the sums of all buckets, as one text."""
+    """Return the sums of all buckets as one string."""
     sums = [0] * BUCKETS
     for job_id in ids:
         bucket, value = _place(job_id)
@@ -29,12 +29,12 @@ def fingerprints(ids: Iterable[str]) -> str:
 
 
 def is_fingerprints(value: object) -> bool:
-    """Whether this can be what :func:`fingerprints` returns."""
+    """Return whether this has the form of a result of :func:`fingerprints`."""
     return isinstance(value, str) and len(value) == _LENGTH and not value.strip(_HEX_DIGITS)
 
 
 def unlike(ours: str, theirs: str) -> Set[int]:
-    """Return the buckets in which two sides do not know the same."""
+    """Return the buckets that differ between two sides."""
     return {
         bucket
         for bucket in range(BUCKETS)
@@ -43,7 +43,7 @@ def unlike(ours: str, theirs: str) -> Set[int]:
 
 
 def bucket_of(job_id: str) -> int:
-    """Return the bucket of an id."""
+    """Return an id's bucket."""
     return _place(job_id)[0]
 
 

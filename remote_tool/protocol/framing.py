@@ -1,6 +1,6 @@
-r"""Answers as frames: what a server prints on stdout, apart from what its ``.bashrc`` prints there.
+r"""Frames of a server's answers, distinguishable from other output such as that of ``.bashrc``.
 
-A frame is ``\0<nonce> <header length> <body length>\n``, a header in JSON and a body of bytes. The nonce is fresh for
+A frame is ``\0<nonce> <header length> <body length>\n``, a JSON header and a body of bytes. The nonce is fresh for
 every call, so no other output can look like a frame.
 """
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 NOISE_LIMIT = 16 * 1024 * 1024
 HEADER_LIMIT = 8 * 1024 * 1024
 BODY_LIMIT = 1024 * 1024
-# No regular expressions here and in what else a short answer needs: to load re takes as long as ten such modules.
+# No regular expressions in modules of a short answer: importing re takes as long as ten such modules.
 _DIGITS = b"0123456789"
 _LONGEST_LENGTH = 8
 _LENGTHS_LIMIT = 17
@@ -25,25 +25,25 @@ _SHORTEST_NONCE, _LONGEST_NONCE = 8, 64
 
 
 class FramingError(Exception):
-    """What came is not what the other side may send."""
+    """The other side violated the protocol."""
 
 
 class Frame(NamedTuple):
-    """One answer."""
+    """One frame of an answer."""
 
     header: dict[str, Any]
     body: bytes
 
 
 def is_nonce(nonce: object) -> bool:
-    """Whether this can mark frames: 8 to 64 hex digits."""
+    """Return whether this can mark frames: 8 to 64 hex digits."""
     if not isinstance(nonce, str):
         return False
     return _SHORTEST_NONCE <= len(nonce) <= _LONGEST_NONCE and not nonce.strip("0123456789abcdef")
 
 
 def encode(nonce: str, header: dict[str, Any], body: bytes = b"") -> bytes:
-    """Return one frame; a FramingError when it would be larger than a reader accepts."""
+    """Return one frame; FramingError if larger than a reader accepts."""
     text = json.dumps(header).encode("ascii")
     if len(text) > HEADER_LIMIT or len(body) > BODY_LIMIT:
         raise FramingError(f"An answer of {len(text)} and {len(body)} bytes is too large to send")
@@ -51,10 +51,10 @@ def encode(nonce: str, header: dict[str, Any], body: bytes = b"") -> bytes:
 
 
 class FrameReader:
-    """Takes bytes as they come and returns the frames that they complete.
+    """Splits a byte stream into frames.
 
     Attributes:
-        noise: How many bytes came before the first frame.
+        noise: How many bytes preceded the first frame.
     """
 
     def __init__(self, nonce: str) -> None:
@@ -66,14 +66,14 @@ class FrameReader:
 
     @property
     def incomplete(self) -> bool:
-        """Whether a frame has begun and not ended, or none has come yet: the end here is a cut."""
+        """Return whether an end here would truncate a frame, or come before the first."""
         return not self._in_frames or self._lengths is not None or bool(self._buffer)
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Take some bytes, return the frames that are now whole.
+        """Add bytes; return the frames they complete.
 
         Raises:
-            FramingError: It is malformed or larger than the limits.
+            FramingError: A frame is malformed or larger than the limits.
         """
         self._buffer += data
         frames = []

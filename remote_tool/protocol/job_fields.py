@@ -1,11 +1,11 @@
 """The fields of a job, each declared once, for both sides.
 
-This table drives the request to the server, ``spec.json``, the checks of what a server says, the records and the index
-of the client, how a record changes, and ``--json``. The attributes of ``Job`` and ``JobSpec`` are its typed face; a
+This table drives the start request, ``spec.json``, validation of a server's answers, the client's records and index,
+updates of a record, and ``--json``. The attributes of ``Job`` and ``JobSpec`` are its typed counterpart; a
 test compares them with it.
 
-A new field is a row here, an attribute of ``JobSettings``, ``JobSpec`` or ``Job``, and the code that uses it. What must
-not be written to a disk (variables, a launch's secret) has no row: it travels beside the request's fields.
+A new field is a row here, an attribute of ``JobSettings``, ``JobSpec`` or ``Job``, and the code that uses it. Values
+that must not be written to disk (variables, a launch's secret) have no row: the request has them beside the fields.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, Tuple
 
-# Who sets a field, and so where it is read from.
+# Who sets a field, and where it is read from.
 REQUEST = "request"  # the client that starts the job: in the request and in spec.json
 STARTED = "started.json"  # the supervisor
 ENDED = "ended.json"  # the supervisor
-ANSWER = "answer"  # the server, each time it is asked
-CLIENT = "client"  # the record here alone
+ANSWER = "answer"  # the server, in each answer
+CLIENT = "client"  # only the client's record
 
-# What becomes of a field of a record when the server says something of the job.
-NEVER = "never"  # it stays as it was recorded first
-ONCE = "once"  # the same, but filled in where it was not known
-SEEN = "seen"  # it is as the server says now
-LAST_KNOWN = "last known"  # the same, unless the server does not say
+# How a server's answer changes a recorded field.
+NEVER = "never"  # kept as first recorded
+ONCE = "once"  # kept, but filled in if unknown
+SEEN = "seen"  # replaced by the answer
+LAST_KNOWN = "last known"  # replaced, unless missing in the answer
 
 _REQUIRED = object()
 _LETTERS_AND_DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-"
@@ -39,37 +39,37 @@ _LARGEST_NUMBER = 2**34
 
 
 def is_text(value: object, _limit: object = None) -> bool:
-    """Whether this is a text."""
+    """Return whether this is a string."""
     return isinstance(value, str)
 
 
 def is_flag(value: object, _limit: object = None) -> bool:
-    """Whether this is true or false."""
+    """Return whether this is a Boolean."""
     return isinstance(value, bool)
 
 
 def is_number(value: object, _limit: object = None) -> bool:
-    """Whether this is a finite number."""
+    """Return whether this is a finite number."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def is_count(value: object, limit: float = math.inf) -> bool:
-    """Whether this is a whole number from 0 to the limit."""
+    """Return whether this is an integer from 0 to the limit."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= limit
 
 
 def is_seconds(value: object, limit: float = limits.LATEST_MOMENT) -> bool:
-    """Whether this can be a duration, or seconds since the epoch, up to the limit."""
+    """Return whether this is a duration, or seconds since the epoch, up to the limit."""
     return is_number(value) and 0 <= value <= limit  # type: ignore[operator]
 
 
 def is_texts(value: object, _limit: object = None) -> bool:
-    """Whether this is a list of texts."""
+    """Return whether this is a list of strings."""
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 def is_signal_name(value: object, _limit: object = None) -> bool:
-    """Whether this looks like the name of a signal; another machine may have it."""
+    """Return whether this looks like a signal's name; another machine may have it."""
     if not isinstance(value, str) or not value.startswith("SIG"):
         return False
     rest = value[len("SIG") :]
@@ -77,7 +77,7 @@ def is_signal_name(value: object, _limit: object = None) -> bool:
 
 
 def are_patterns(value: object, _limit: object = None) -> bool:
-    """Whether this is a list of patterns of artifacts."""
+    """Return whether this is a list of artifact patterns."""
     if value == []:
         return True
     from remote_tool.protocol import artifact_patterns  # noqa: PLC0415 - few jobs have some, and every answer would wait for it
@@ -99,12 +99,12 @@ def _are_short(value: "Tuple[str, ...]", limit: "Tuple[int, int]") -> bool:
 
 
 class Kind(NamedTuple):
-    """What the values of some fields are.
+    """A type of field values.
 
     Attributes:
-        check: Whether a JSON value is of the kind, given the limit of its field.
-        fits: Whether a value of the kind is within the limit of its field where a record may hold a longer one.
-        wanted: What the value must be, with a place for the limit.
+        check: Whether a JSON value is of the type, given the field's limit.
+        fits: Whether a valid value is within the field's limit, if records may hold a longer one.
+        wanted: What the value must be, with a placeholder for the limit.
     """
 
     check: "Callable[[Any, Any], bool]"
@@ -129,15 +129,15 @@ class Field(NamedTuple):
 
     Attributes:
         name: In requests and records, and of the attribute.
-        kind: What its values are.
-        limit: The highest number, the longest text, or the most texts and the longest of them.
+        kind: The type of its values.
+        limit: The highest number, the longest string, or the most strings and the longest one.
         origin: Who sets it, and where it is read from.
-        default: What it is read as where a record lacks it; without one it must be there.
-        null: Whether a server's record may lack it, or have null: there is no value, or an older version wrote it.
-        changes: What becomes of a recorded one when the server says something of the job.
-        of_job: Whether the client keeps it; else the server alone does.
+        default: Used if a record lacks it; without a default it is required.
+        null: Whether a server's record may lack it or have null: no value, or written by an older version.
+        changes: How a server's answer changes a recorded value.
+        of_job: Whether the client keeps it; otherwise only the server does.
         shown: Its key in ``--json``, where a dot leads into an object; empty: not shown.
-        blank: What ``--json`` has in place of an empty text.
+        blank: Shown by ``--json`` in place of an empty string.
     """
 
     name: str
@@ -153,19 +153,19 @@ class Field(NamedTuple):
 
     @property
     def is_required(self) -> bool:
-        """Whether it must be there whoever wrote the record."""
+        """Return whether records of any version must have it."""
         return self.default is _REQUIRED
 
     def accepts(self, value: object) -> bool:
-        """Whether a value is of the field's kind."""
+        """Return whether a value is valid."""
         return self.kind.check(value, self.limit)
 
     def is_recordable(self, value: object) -> bool:
-        """Whether a record of a server may have this value."""
+        """Return whether a record on a server may have this value."""
         return (self.null and value is None) or self.kind.check(value, self.limit)
 
     def fits(self, value: object) -> bool:
-        """Whether a value that may be there is within the limits; None always is."""
+        """Return whether a valid value is within the limits; None always is."""
         return value is None or self.kind.fits(value, self.limit)
 
 

@@ -1,17 +1,17 @@
-"""The folder of a job on its server: names, records and how they are read and written.
+"""A job's folder on its server: names, and reading and writing of records.
 
-    spec.json      what was asked for; the folder appears with it, so a job without it does not exist
-    started.json   which processes; the command runs only after this is on disk
-    stop.json      that somebody wants it to end
-    ended.json     how it ended; never written twice
-    command        the text that the shell runs
-    entry.json     of a job behind a launch command: how what runs there is reached
-    begun          of the same: its command was about to begin
-    setup          the script that it sources first, where there is one; setup-done: it went well
-    job.out job.err ranks/   its output, exact bytes
-    reserve        space kept free for ended.json, locked while the supervisor lives
+    spec.json      the specification; the folder appears with it, so a job without it does not exist
+    started.json   the processes; the command runs only after this is on disk
+    stop.json      a request to stop the job
+    ended.json     how it ended; written once
+    command        the shell command
+    entry.json     with a launch command: how to reach the processes behind it
+    begun          with a launch command: the command was about to begin
+    setup          the script to source first, if any; setup-done: it succeeded
+    job.out job.err ranks/   output, exact bytes
+    reserve        space reserved for ended.json, locked while the supervisor is alive
 
-Every record is JSON with ``"schema": 1``, is written beside and renamed, and is checked when it is read.
+Every record is JSON with ``"schema": 1``, is written atomically, and is validated when read.
 """
 
 from __future__ import annotations
@@ -34,36 +34,36 @@ OUT = "job.out"
 ERR = "job.err"
 RANKS = "ranks"
 RESERVE = "reserve"
-# Written by the script of the first node of an MPI launch: the commands that mpiexec asks for on the others.
+# Written by the script of an MPI launch's first node: the commands that mpiexec runs on the others.
 PROXIES_FILE = "mpi-proxies"
 # Written from behind a launch command when the command is about to begin.
 BEGUN = "begun"
 
-# In the folder of all jobs: tells it from every other, such as an empty disk that is mounted in its place.
+# In the folder of all jobs: distinguishes it from any other, such as an empty disk mounted in its place.
 FOLDER_ID = ".folder-id"
 _HEX_DIGITS = "0123456789abcdef"
 _ID_LENGTH = 32
 
 RECORD_LIMIT = 1024 * 1024
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# So many descriptors every process may have; and so many an operation needs for a moment.
+# Every process may have this many descriptors; and an operation may briefly need this many.
 _FEW_FILES, _SPARE_FILES = 16, 16
-# What every other number says passes: a network disk that does not answer, too many open files.
+# Other errors may be temporary: a network disk that does not answer, too many open files.
 _NO_FOLDER = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 _NO_PLAIN_FILE = {errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO}
 
 
 class FolderError(Exception):
-    """A folder cannot be trusted; the text says which and why."""
+    """A folder cannot be trusted; the message says which and why."""
 
 
 def open_folder(path: str, parent: int | None = None) -> int:
-    """Open a folder that is no symbolic link; returns a descriptor."""
+    """Open a folder that is not a symbolic link; return a descriptor."""
     return os.open(path, _FOLDER_FLAGS, dir_fd=parent)
 
 
 def open_job(jobs: int | None, job_id: str) -> int | None:
-    """Open the folder of a job; None when there is no such job, OSError when that cannot be told now."""
+    """Open the folder of a job; None if the job does not exist, OSError if unknown now."""
     if jobs is None or not is_job_id(job_id):
         return None
     try:
@@ -75,14 +75,14 @@ def open_job(jobs: int | None, job_id: str) -> int | None:
 
 
 def allow_open_files(count: int) -> int:
-    """Have room for so many more open files, as far as the system lets us; returns for how many there is."""
+    """Raise the limit of open files by a number, as far as allowed; return for how many there is room."""
     if count <= _FEW_FILES:
         return max(1, count)
     import resource  # noqa: PLC0415 - few calls are about so many
 
     wanted = len(os.listdir("/proc/self/fd")) + _SPARE_FILES + count
     usual, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # A limit below zero is none.
+    # A negative limit means unlimited.
     if 0 <= usual < wanted:
         raised = wanted if most < 0 else min(wanted, most)
         with suppress(ValueError, OSError):
@@ -97,7 +97,7 @@ def path_of(folder: int) -> str:
 
 
 def open_file_beneath(folder: int, path: str, *, for_writing: bool = False) -> int:
-    """Open a regular file somewhere below a folder, following no symbolic link on the way."""
+    """Open a regular file below a folder, following no symbolic link on the way."""
     parts = path.split("/")
     opened = []
     try:
@@ -121,15 +121,15 @@ def open_file_beneath(folder: int, path: str, *, for_writing: bool = False) -> i
 
 
 def is_no_plain_file(error: OSError) -> bool:
-    """Whether opening a file failed for what is there, and not because the system cannot just now."""
+    """Return whether a file could not be opened because of its type, not because of a temporary error."""
     return error.errno in _NO_PLAIN_FILE
 
 
 def read_bytes(folder: int, name: str, limit: int = RECORD_LIMIT) -> bytes | None:
-    """Return a small file's bytes, None when there is no such file.
+    """Return a small file's bytes, None if it does not exist.
 
     Raises:
-        RecordError: It is no small plain file.
+        RecordError: It is not a small plain file.
         OSError: It cannot be read now.
     """
     try:
@@ -148,7 +148,7 @@ def read_bytes(folder: int, name: str, limit: int = RECORD_LIMIT) -> bytes | Non
 
 
 def read_record(folder: int, name: str, job_id: str) -> Record | None:
-    """Return a record of a job's folder, None when it is not there.
+    """Return a record in a job's folder, None if it does not exist.
 
     Raises:
         RecordError: It is malformed.
@@ -159,7 +159,7 @@ def read_record(folder: int, name: str, job_id: str) -> Record | None:
 
 
 def exists(folder: int, name: str) -> bool:
-    """Whether a name is there, whatever it is."""
+    """Return whether a name exists, of any type."""
     try:
         os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
@@ -168,16 +168,16 @@ def exists(folder: int, name: str) -> bool:
 
 
 def write_record(folder: int, name: str, record: Mapping[str, Any], *, replace: bool = False) -> bool:
-    """Write a record so that it appears whole or not at all.
+    """Write a record atomically.
 
     Args:
         folder: Descriptor of the job's folder.
-        name: Of the record.
-        record: Its fields but the schema.
-        replace: Whether a record that is there gives way.
+        name: The record's name.
+        record: Its fields, without the schema.
+        replace: Whether to replace an existing record.
 
     Returns:
-        Whether this one is now the record; False when there was one already.
+        Whether this is now the record; False if another one existed.
     """
     temporary = f".{name}.{os.urandom(8).hex()}"
     try:
@@ -188,7 +188,7 @@ def write_record(folder: int, name: str, record: Mapping[str, Any], *, replace: 
 
 
 def publish(folder: int, temporary: str, name: str, *, replace: bool = False) -> bool:
-    """Give a finished file its name; without ``replace`` the first one stays and the answer is False."""
+    """Move a finished file into place; without ``replace`` an existing one is kept and the result is False."""
     if replace:
         os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     else:
@@ -197,7 +197,7 @@ def publish(folder: int, temporary: str, name: str, *, replace: bool = False) ->
         except FileExistsError:
             return False
         except OSError:
-            # Some file systems have no hard links, and a link may need an inode that a rename does not.
+            # Some file systems have no hard links, and a link may need an inode where a rename does not.
             if exists(folder, name):
                 return False
             os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
@@ -206,7 +206,7 @@ def publish(folder: int, temporary: str, name: str, *, replace: bool = False) ->
 
 
 def write_file(folder: int, name: str, data: bytes) -> None:
-    """Make a file (0600), write it and see it on disk."""
+    """Create a file (0600), write it and sync it."""
     file = create_file(folder, name)
     try:
         write_all(file, data)
@@ -216,13 +216,13 @@ def write_file(folder: int, name: str, data: bytes) -> None:
 
 
 def sync_folder(folder: int) -> None:
-    """See a folder's names on disk, where the file system can."""
+    """Sync a folder's names, where the file system supports it."""
     with suppress(OSError):
         os.fsync(folder)
 
 
 def create_file(folder: int, name: str) -> int:
-    """Make a file (0600) whatever the umask; returns a descriptor. It must not exist."""
+    """Create a new file (0600) regardless of the umask; return a descriptor."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     file = os.open(name, flags, 0o600, dir_fd=folder)
     os.fchmod(file, 0o600)
@@ -230,7 +230,7 @@ def create_file(folder: int, name: str) -> int:
 
 
 def create_folder(name: str, parent: int | None = None) -> int:
-    """Make a folder (0700) whatever the umask; returns a descriptor. It must not exist."""
+    """Create a new folder (0700) regardless of the umask; return a descriptor."""
     os.mkdir(name, 0o700, dir_fd=parent)
     folder = open_folder(name, parent)
     os.fchmod(folder, 0o700)
@@ -238,13 +238,13 @@ def create_folder(name: str, parent: int | None = None) -> int:
 
 
 def remove(folder: int, name: str) -> None:
-    """Remove a file if it is there."""
+    """Remove a file if it exists."""
     with suppress(FileNotFoundError):
         os.unlink(name, dir_fd=folder)
 
 
 def explain(what: str, error: OSError) -> str:
-    """Return what could not be written, why, and the number to search for."""
+    """Return an error message for a failed write, with the errno to search for."""
     return f"{what}: {error.strerror} (errno {error.errno})"
 
 
@@ -256,7 +256,7 @@ def write_all(file: int, data: bytes | memoryview) -> None:
 
 
 def read_folder_id(jobs: int | None) -> str:
-    """Return the id of the folder of all jobs; empty where it has none, or cannot be read now."""
+    """Return the id of the folder of all jobs; empty if it has none or is unreadable now."""
     if jobs is None:
         return ""
     try:
@@ -267,11 +267,11 @@ def read_folder_id(jobs: int | None) -> str:
 
 
 def make_folder_id(jobs: int) -> str:
-    """Return the id of the folder of all jobs, and give it one where it has none: the first one stays."""
+    """Return the id of the folder of all jobs, creating one if missing; the first one written is kept."""
     if found := read_folder_id(jobs):
         return found
     temporary = f"{FOLDER_ID}.{os.urandom(8).hex()}"
-    # Without an id a job that is missing later says nothing, and that is all: a start does not fail for it.
+    # Without an id, nothing can be concluded from a job missing later; a start must not fail for that.
     with suppress(OSError):
         try:
             write_file(jobs, temporary, os.urandom(_ID_LENGTH // 2).hex().encode("ascii") + b"\n")
@@ -282,10 +282,10 @@ def make_folder_id(jobs: int) -> str:
 
 
 def open_jobs_folder(path: str, *, create: bool = False) -> int | None:
-    """Open the folder of all jobs; None when there is none.
+    """Open the folder of all jobs; None if it does not exist.
 
     Raises:
-        FolderError: It is a symbolic link, no folder, or another user's.
+        FolderError: It is a symbolic link, not a folder, or another user's.
     """
     try:
         folder = open_folder(path)

@@ -1,7 +1,7 @@
-"""How much of everything a job may have.
+"""Limits of a job.
 
-The client refuses more before anything is recorded or sent, the server before anything begins; and what a server tells
-of a job is read within the same limits, so that whatever was started can be listed.
+The client enforces them before recording or sending, and the server before starting; the same limits apply when
+reading a server's answers, so that every started job can be listed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MOST_TAGS = 100
 LONGEST_TAG = 1024
 # In bytes: with the rest of a job they have to fit into its record on the server, which has 1 MiB.
 LONGEST_TAGS = 128 * 1024
-# In bytes. Each may become six in JSON, and a record of the client may have 32 MiB.
+# In bytes. Each may become six in JSON, and a client's record may have 32 MiB.
 LONGEST_COMMAND = 4 * 1024 * 1024
 LONGEST_SERVER = 256
 LONGEST_LAUNCH_ID = 80
@@ -30,22 +30,22 @@ HIGHEST_RANK_OFFSET = 10_000_000
 # GPUs of one job, by number or UUID.
 MOST_GPUS = 1024
 LONGEST_GPU = 128
-# What a niceness may be: higher is less of the CPU.
+# Range of niceness: higher is less of the CPU.
 HIGHEST_NICE = 19
 # A week, in seconds.
 LONGEST_GRACE = 7 * 86400
-# Seconds that a launch waits for a node whose link is silent.
+# Seconds that a launch waits for a silent node.
 DEFAULT_LOST_AFTER = 60.0
 SHORTEST_LOST_AFTER = 5
 LONGEST_LOST_AFTER = 86_400
-# In bytes, of each output file of a job.
+# In bytes, for each output file of a job.
 DEFAULT_LOG_LIMIT = 4 * 1024**3
 SMALLEST_LOG_LIMIT = 1024**2
-# Files of one job that are brought home.
+# Files pulled from one job.
 MOST_ARTIFACTS = 10_000
 # Seconds since the epoch.
 LATEST_MOMENT = 2**34
-# Linux takes 128 KiB for a NAME=VALUE with its end. All together may have 2 MiB, with those of the login.
+# Linux allows 128 KiB for NAME=VALUE with its terminator. All together may have 2 MiB, including the login's.
 LONGEST_VARIABLE = 128 * 1024 - 1
 LARGEST_ENVIRONMENT = 2 * 1024 * 1024 - 128 * 1024
 
@@ -53,11 +53,11 @@ _LAUNCH_ID = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
 
 
 class LimitError(ValueError):
-    """Something is more than a job may have.
+    """A job exceeds a limit.
 
     Attributes:
         field: ``command``, ``tags`` or ``environment``.
-        problem: What is wrong with it, to go on after its name; no value of a variable is in it.
+        problem: The problem, to continue after the field's name; includes no value of a variable.
     """
 
     def __init__(self, field: str, problem: str) -> None:
@@ -67,15 +67,15 @@ class LimitError(ValueError):
 
 
 def is_lost_after(value: object) -> bool:
-    """Whether a launch may wait so many seconds for a silent node."""
+    """Return whether a launch may wait this many seconds for a silent node."""
     return type(value) in {int, float} and SHORTEST_LOST_AFTER <= value <= LONGEST_LOST_AFTER  # type: ignore[operator]
 
 
 def check_command(command: str) -> None:
-    """Refuse a command that no server takes.
+    """Refuse a command that no server accepts.
 
     Raises:
-        LimitError: It is too long, or no text.
+        LimitError: It is too long, or not a string.
     """
     if "\0" in command:
         raise LimitError("command", "cannot hold a NUL")
@@ -85,10 +85,10 @@ def check_command(command: str) -> None:
 
 
 def check_tags(tags: Sequence[str], most: int = MOST_TAGS) -> None:
-    """Refuse more or longer tags than a job may have.
+    """Refuse too many or too long tags.
 
     Raises:
-        LimitError: They are more than that.
+        LimitError: They exceed a limit.
     """
     if len(tags) > most:
         raise LimitError("tags", f"is given {len(tags)} times; at most {most} are possible")
@@ -101,16 +101,16 @@ def check_tags(tags: Sequence[str], most: int = MOST_TAGS) -> None:
 
 
 def check_environment(environment: Mapping[str, str]) -> None:
-    """Refuse variables that Linux would not hand to a command.
+    """Refuse variables that Linux would not pass to a command.
 
     Raises:
-        LimitError: They are too long, or no texts.
+        LimitError: They are too long, or not strings.
     """
     total = 0
     for name, value in environment.items():
         if "\0" in value:
             raise LimitError("environment", f"{name}: a value cannot hold a NUL")
-        # With the equals sign.
+        # Including the equals sign.
         size = _size("environment", f"{name}: ", name) + _size("environment", f"{name}: ", value) + 1
         if size > LONGEST_VARIABLE:
             text = f"{name} has {size:,} bytes with its name; at most {LONGEST_VARIABLE:,} are possible"
@@ -122,7 +122,7 @@ def check_environment(environment: Mapping[str, str]) -> None:
 
 
 def is_launch_id(text: object) -> bool:
-    """Whether this can be the id of a launch; empty without one."""
+    """Return whether this can be a launch's id; empty without a launch."""
     return isinstance(text, str) and len(text) <= LONGEST_LAUNCH_ID and not text.strip(_LAUNCH_ID)
 
 
@@ -134,12 +134,12 @@ def _size(field: str, where: str, text: str) -> int:
 
 
 def is_min_free(value: object) -> bool:
-    """Whether this can be what has to be free on a disk: bytes, and hundredths of the disk."""
+    """Return whether this is a valid threshold of free space: bytes, and hundredths of the disk."""
     return isinstance(value, list) and len(value) == 2 and all(type(each) in {int, float} for each in value)  # noqa: PLR2004
 
 
 def room_of(path: str) -> "Tuple[int, int]":
-    """Return the bytes that are free for us on the disk of a folder, and all that it has; zeros where unknown."""
+    """Return a disk's bytes available to us and its size; zeros if unknown."""
     try:
         found = os.statvfs(path)
     except OSError:
@@ -148,5 +148,5 @@ def room_of(path: str) -> "Tuple[int, int]":
 
 
 def is_low(free: int, total: int, least: "Sequence[float]") -> bool:
-    """Whether less is free than the smaller one of some bytes and some hundredths of the disk."""
+    """Return whether less is free than the smaller of some bytes and some hundredths of the disk."""
     return total > 0 and free < min(least[0], total * least[1] / 100)

@@ -1,4 +1,4 @@
-"""The environment variables that remote-tool itself sets for a job's processes, and for its own programs."""
+"""Environment variables that remote-tool sets for a job's processes, and for its own programs."""
 
 from __future__ import annotations
 

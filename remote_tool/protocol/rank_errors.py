@@ -1,6 +1,6 @@
-"""What is known of a rank of torchrun that failed: its error file, what it printed, and what torchrun says of it.
+"""Why a rank of torchrun failed: from its error file, its output, and torchrun's summary.
 
-Loaded by the supervisors of a launch, by others once a job of torchrun has failed, and here to show failures.
+Used by the supervisors of a launch, by others once a torchrun job has failed, and by the client to show failures.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Dict, List, Match, Optional, Tuple
 
-# A traceback stands at the end of what a rank printed, and torchrun's summary at the end of its own stderr.
+# A traceback is at the end of a rank's output, and torchrun's summary at the end of its own stderr.
 TAIL = 64 * 1024
 LONGEST_LINE = 300
 _ERROR_FILE_LIMIT = 1024 * 1024
-# Of a text without a traceback; and after an exception, whose own text may have more lines.
+# Lines kept without a traceback; and after an exception, whose own text may have several lines.
 _LAST_LINES = 10
 _MOST_RANKS = 256
 _HEADER = "Traceback (most recent call last):"
@@ -33,12 +33,12 @@ _CHAIN = {
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
 }
-# Python says these without a header when they are in the script itself.
+# Python prints these without a header when they are in the script itself.
 _NO_SCRIPT = ("SyntaxError: ", "IndentationError: ", "TabError: ")
-# torch writes it before each line of an exception that nobody caught, once there is a process group.
+# torch writes it before each line of an uncaught exception, once there is a process group.
 _RANK_PREFIX = re.compile(r"^\[rank([0-9]{1,7})\]: ")
 _GROUP_LINE = re.compile(r"\s*\| (\S.*)")
-# What C++ says of an exception that nobody caught.
+# Printed for an uncaught exception in C++.
 _WHAT = re.compile(r"^  what\(\):  (.+)$", re.MULTILINE)
 _FAILURES_HEADING = "Failures:"
 _SUMMARY_HEADING = "Root Cause (first observed failure)"
@@ -46,7 +46,7 @@ _SUMMARY = re.compile(
     r"host\s+: (?P<host>\S+)\s+rank\s+: (?P<rank>[0-9]{1,7}) \(local_rank: (?P<local>[0-9]{1,6})\)"
     r"\s+exitcode\s+: (?P<code>-?[0-9]{1,10})"
 )
-# What a rank says whose peer is gone: a consequence, not the cause.
+# Messages about a lost peer: a consequence, not the cause.
 _CONSEQUENCE = re.compile(
     r"connection (was )?(closed|reset|refused)|broken pipe|socket|nccl|process group|DistBackendError|SignalException",
     re.IGNORECASE,
@@ -58,8 +58,8 @@ class Traceback(NamedTuple):
 
     Attributes:
         message: First line of the exception itself, such as ``ValueError: bad batch``.
-        text: All of it, without what torch writes before its lines.
-        rank: Global rank, where torch has written it: then nobody caught the exception.
+        text: The whole traceback, without torch's line prefixes.
+        rank: Global rank from torch's prefix, which means that the exception was not caught.
     """
 
     message: str
@@ -68,13 +68,13 @@ class Traceback(NamedTuple):
 
 
 class RankEnd(NamedTuple):
-    """What torchrun says of a local rank that failed.
+    """A failed local rank in torchrun's summary.
 
     Attributes:
-        host: The name that the machine gives itself.
+        host: The machine's own hostname.
         rank: Its global rank.
-        exit_code: Of its process; negative: of the signal that ended it.
-        is_first: Whether torchrun saw it fail first; several that failed within 0.1 s come in any order.
+        exit_code: Of its process; negative: the signal that ended it.
+        is_first: Whether torchrun saw it fail first; the order of failures within 0.1 s is arbitrary.
     """
 
     host: str
@@ -84,17 +84,17 @@ class RankEnd(NamedTuple):
 
     @property
     def signal(self) -> str:
-        """Name of the signal that ended it; empty without one."""
+        """Return the name of the signal that ended it; empty without one."""
         return name_of(-self.exit_code) if self.exit_code < 0 else ""
 
 
 def is_consequence(message: str) -> bool:
-    """Whether it is what a rank says whose peer is gone."""
+    """Return whether it is a message about a lost peer."""
     return _CONSEQUENCE.search(message) is not None
 
 
 def read_summary(text: str) -> Dict[int, RankEnd]:
-    """Return by local rank what failed first and what a signal ended, less what torchrun itself stopped."""
+    """Return the first failure and ranks ended by a signal, by local rank, without those that torchrun stopped."""
     others, _, first = text[max(0, text.rfind(_FAILURES_HEADING)) :].rpartition(_SUMMARY_HEADING)
     ends = [_read_end(each, is_first=False) for each in _SUMMARY.finditer(others)]
     found = {local: end for local, end in ends if end.signal not in {"", "SIGTERM"}}
@@ -108,7 +108,7 @@ def _read_end(found: Match[str], *, is_first: bool) -> Tuple[int, RankEnd]:
 
 
 def describe_rank(end: Optional[RankEnd], error: Optional[Traceback], printed: str) -> str:
-    """Return what a rank failed of; empty when nothing is known of it."""
+    """Return why a rank failed; empty if unknown."""
     if error is not None and error.rank is not None:
         # It may have been aborted at its exit.
         return error.message
@@ -119,7 +119,7 @@ def describe_rank(end: Optional[RankEnd], error: Optional[Traceback], printed: s
 
 
 def read_traceback(text: str) -> Optional[Traceback]:
-    """Return the last exception of what a rank printed; None without one."""
+    """Return the last exception in a rank's output; None without one."""
     lines = text.replace("\r\n", "\n").split("\n")
     return _read_marked(lines) or _read_plain(lines)
 
@@ -130,7 +130,7 @@ def last_lines(text: str) -> str:
 
 
 def _read_marked(lines: List[str]) -> Optional[Traceback]:
-    """Return the last exception that torch has marked: it ends where the marks do, whatever its text is."""
+    """Return the last exception with torch's prefix: it ends where the prefixes do, whatever its text is."""
     found = [_RANK_PREFIX.match(line) for line in lines]
     body = [_RANK_PREFIX.sub("", line) for line in lines]
     headers = [number for number, mark in enumerate(found) if mark and body[number].strip() in _HEADERS]
@@ -170,11 +170,11 @@ def _traceback(lines: List[str], rank: Optional[int] = None) -> Traceback:
 
 
 class RankError(NamedTuple):
-    """A rank's error, on its server.
+    """An error of a rank, on its server.
 
     Attributes:
-        what: The rank and what it said.
-        moment: Since the epoch.
+        what: The rank and its message.
+        moment: Seconds since the epoch.
         is_first: Whether torchrun saw it fail first.
     """
 
@@ -188,16 +188,16 @@ class RankError(NamedTuple):
 
 
 def find_first_error(folder: int, rank_offset: Optional[int], *, has_ended: bool) -> Optional[RankError]:
-    """Return the error of the rank of a job that failed first.
+    """Return the error of the first rank of a job that failed.
 
     Args:
         folder: Descriptor of the job's folder.
         rank_offset: Global rank of local rank 0; None when torchrun decides.
-        has_ended: Whether the command has failed. Before, only what no rank lives on after counts.
+        has_ended: Whether the command has failed. Before that, only errors that no rank survives count.
     """
     streams = find_streams(folder)
     ranks = [name.split("/") for name in streams if name.startswith("ranks/")]
-    # torchrun starts failed ranks anew, and what failed before that is not why it ends.
+    # torchrun restarts failed ranks, and an earlier attempt's failure is not why the job ends.
     attempt = max((int(parts[1]) for parts in ranks), default=0)
     summary = read_summary(_tail(folder, streams["err"])) if has_ended else {}
     found = []
@@ -212,7 +212,7 @@ def find_first_error(folder: int, rank_offset: Optional[int], *, has_ended: bool
 
 
 def _of_file(folder: int, path: Optional[str], name: str) -> Optional[RankError]:
-    """Read what torch's ``record`` decorator noted."""
+    """Read the error file of torch's ``record`` decorator."""
     moment = _moment_of(folder, path)
     if path is None or moment is None:
         return None
@@ -239,7 +239,7 @@ def _of_output(folder: int, path: Optional[str], end: Optional[RankEnd]) -> Opti
 
 
 def _moment_of(folder: int, path: Optional[str]) -> Optional[float]:
-    """Return when a file was last written; None when it cannot be known."""
+    """Return when a file was last written; None if unknown."""
     with suppress(OSError):
         if path is not None:
             return os.stat(path, dir_fd=folder, follow_symlinks=False).st_mtime

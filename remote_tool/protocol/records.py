@@ -1,7 +1,7 @@
-"""What the records of a job hold, and the check that every one passes when it is read.
+"""The contents of a job's records, and their validation.
 
-Every record is a JSON object with ``"schema": 1``. No record is trusted: the client checks those that a server sends
-with the same functions.
+Every record is a JSON object with ``"schema": 1``. No record is trusted: the client validates those from servers with
+the same functions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Record = Dict[str, Any]
 
 SCHEMA = 1
-# A longer command is cut in spec.json, so that a list of jobs stays small; the file "command" has it whole.
+# A longer command is cut in spec.json, so that a list of jobs stays small; the file "command" has all of it.
 COMMAND_LIMIT = 16 * 1024
 SPEC = "spec.json"
 STARTED = job_fields.STARTED
@@ -34,26 +34,26 @@ _SHOWN = 60
 
 
 class RecordError(Exception):
-    """A record is not what it must be; the text says which and why."""
+    """A record is invalid; the message says which and why."""
 
 
 def is_job_id(text: object) -> bool:
-    """Whether this can be the name of a job's folder."""
+    """Return whether this can be the name of a job's folder."""
     if not isinstance(text, str) or not 0 < len(text) <= _LONGEST_ID:
         return False
     return text[0] in _BEGINNINGS and not text.strip(f"{_BEGINNINGS}._-")
 
 
 def is_variable_name(text: object) -> bool:
-    """Whether this can be the name of an environment variable."""
+    """Return whether this can be the name of an environment variable."""
     return isinstance(text, str) and text.isascii() and text.isidentifier()
 
 
 def state_of_ended(ended: Mapping[str, Any]) -> str:
-    """``killed``, ``succeeded`` or ``failed``."""
+    """Return ``killed``, ``succeeded`` or ``failed``."""
     if ended["killed"]:
         return "killed"
-    # Whatever its exit code, it did not come to its own end.
+    # Whatever its exit code, it did not end on its own.
     if ended.get("stopped_with_launch"):
         return "failed"
     return "succeeded" if ended["exit_code"] == 0 else "failed"
@@ -64,12 +64,12 @@ def _is_pids(value: object) -> bool:
 
 
 def is_grace(value: object) -> bool:
-    """Whether a job can be given this many seconds to end: up to a week."""
+    """Return whether this is a valid grace period: up to a week, in seconds."""
     return is_seconds(value, LONGEST_GRACE)
 
 
 def is_signal(value: object) -> bool:
-    """Whether this names a signal of this machine, as in ``SIGTERM``."""
+    """Return whether this names a signal of this machine, like ``SIGTERM``."""
     return isinstance(value, str) and value.startswith("SIG") and number_of(value) is not None
 
 
@@ -127,15 +127,15 @@ _FIELDS: Dict[str, Dict[str, Callable[[object], bool]]] = {
 
 
 def check_record(name: str, record: object, job_id: str) -> Record:
-    """Return the record when it is one of this kind and of this job.
+    """Return a record if it is of this kind and of this job.
 
     Args:
         name: ``spec.json``, ``entry.json``, ``started.json``, ``stop.json`` or ``ended.json``.
-        record: What was parsed; it may come from anywhere.
-        job_id: Whose it must be.
+        record: The parsed value, from any source.
+        job_id: The expected job.
 
     Raises:
-        RecordError: It is not.
+        RecordError: The record is invalid.
     """
     if not isinstance(record, dict):
         raise RecordError(f"{name}: must be an object, found {type(record).__name__}")
@@ -152,7 +152,7 @@ def check_record(name: str, record: object, job_id: str) -> Record:
 
 
 def parse_record(name: str, text: bytes, job_id: str) -> Record:
-    """Return the record in a file's bytes, checked; RecordError when it is malformed."""
+    """Parse and validate a record; RecordError if malformed."""
     try:
         record = strict_json.parse(text)
     except ValueError as error:

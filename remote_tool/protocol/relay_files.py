@@ -1,4 +1,4 @@
-"""Which files a relay hands on, and how they are opened: as the client's list says, and never through a link."""
+"""The list of files that a relay serves, and opening them without following links."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Entry(NamedTuple):
-    """A file of the project as the client has it.
+    """A file of the project on the client.
 
     Attributes:
-        sha256: Of what it holds, in hex.
+        sha256: Of its content, in hex.
         mode: Permission bits.
         size: Bytes.
         modified: Nanoseconds since the epoch.
@@ -38,13 +38,13 @@ class Entry(NamedTuple):
 
 
 def pack(entries: List[Entry]) -> bytes:
-    """Return the list as it travels."""
+    """Return the list in its wire format."""
     records = (b"%b %o %d %d %b\0" % entry for entry in entries)
     return zlib.compress(b"".join(records), 6)
 
 
 def unpack(data: bytes) -> List[Entry]:
-    """Read a list whose hash is known to be the client's."""
+    """Parse a list whose hash is known to be the client's."""
     entries = []
     try:
         for record in zlib.decompress(data).split(b"\0")[:-1]:
@@ -66,7 +66,7 @@ def digest_of(data: bytes) -> str:
 
 
 def open_file(project: str, name: bytes) -> Tuple[int, os.stat_result]:
-    """Open a plain file below the project, through no link; OSError when there is none."""
+    """Open a plain file below the project, through no link; OSError if missing."""
     folder = open_parent(project, name)
     try:
         descriptor = os.open(os.path.basename(name), _FILE, dir_fd=folder)
@@ -80,7 +80,7 @@ def open_file(project: str, name: bytes) -> Tuple[int, os.stat_result]:
 
 
 def open_parent(project: str, name: bytes, *, make: bool = False) -> int:
-    """Open the folder that a file lies in, through no link; makes it when asked to."""
+    """Open the parent folder of a file, through no link; create it if requested."""
     folder = os.open(project, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for part in name.split(b"/")[:-1]:
@@ -89,7 +89,7 @@ def open_parent(project: str, name: bytes, *, make: bool = False) -> int:
             except FileNotFoundError:
                 if not make:
                     raise
-                # rsync gives it its permissions.
+                # rsync sets its permissions later.
                 os.mkdir(part, 0o700, dir_fd=folder)
                 below = os.open(part, _FOLDER, dir_fd=folder)
             os.close(folder)

@@ -1,4 +1,4 @@
-"""Removing what is ours: aside first, then away; no link is followed, and no other file system is entered."""
+"""Remove our files: rename first, then delete; follow no link and cross no file system."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import List
 
-# What has this name is on its way out; whoever cleans next goes on with it.
+# The prefix of names being removed; the next clean resumes with them.
 MARK = ".removed-"
 _BLOCK = 512
 _DEEPEST = 200
 
 
 def names_in(folder: int) -> List[str]:
-    """Return the names in a folder; none when it cannot be read."""
+    """Return the names in a folder; none if unreadable."""
     try:
         return sorted(os.listdir(folder))
     except OSError:
@@ -32,7 +32,7 @@ def is_over(deadline: float) -> bool:
 
 
 def size_of(parent: int, name: str, deadline: float) -> int:
-    """Return the bytes that a file or a folder takes on the disk, as far as there is time to count."""
+    """Return the disk space of a file or folder in bytes, as far as time allows."""
     try:
         found = os.stat(name, dir_fd=parent, follow_symlinks=False)
         if not stat.S_ISDIR(found.st_mode):
@@ -64,7 +64,7 @@ def _size_below(folder: int, device: int, deadline: float, depth: int) -> int:
 
 
 def set_aside(parent: int, name: str) -> str:
-    """Give something the name of what is removed, in the same folder; empty when it is not there."""
+    """Rename an entry for removal, in the same folder; empty if missing."""
     aside = f"{MARK}{os.urandom(8).hex()}"
     try:
         os.rename(name, aside, src_dir_fd=parent, dst_dir_fd=parent)
@@ -74,13 +74,13 @@ def set_aside(parent: int, name: str) -> str:
 
 
 def remove_marked(parent: int, deadline: float) -> bool:
-    """Remove all that was set aside in a folder, also by one who was ended meanwhile; whether nothing is left."""
+    """Remove all renamed entries in a folder, including those of interrupted cleans; return whether none is left."""
     left = [name for name in names_in(parent) if name.startswith(MARK) and not remove(parent, name, deadline)]
     return not left
 
 
 def remove(parent: int, name: str, deadline: float) -> bool:
-    """Remove a file, a link or a folder with all that is in it; whether nothing of it is left."""
+    """Remove a file, a link or a folder with its contents; return whether nothing is left."""
     return _remove(parent, name, os.fstat(parent).st_dev, deadline, 0)
 
 
@@ -104,7 +104,7 @@ def _remove(parent: int, name: str, device: int, deadline: float, depth: int) ->
 def _empty(parent: int, name: str, device: int, deadline: float, depth: int) -> None:
     folder = open_folder(name, parent)
     try:
-        # Another file system may have been mounted since the look.
+        # Another file system may have been mounted since the check.
         if os.fstat(folder).st_dev != device:
             return
         with suppress(OSError):

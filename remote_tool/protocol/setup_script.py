@@ -1,4 +1,4 @@
-"""The user's setup script: the shell of a command sources it first, and runs the command only when it went well."""
+"""The user's setup script: a command's shell sources it first, and runs the command only if it succeeded."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ if TYPE_CHECKING:
     from typing import Tuple
 
 FILE = "setup"
-# It appears in the job's folder, which is the same behind a launch command and in a container.
+# Relative to the job's folder, which is the same behind a launch command and in a container.
 DONE = "setup-done"
 _WHAT = "the command did not run: the setup script (setup: in configs.yaml)"
 
 
 def put_before_job(command: str, workdir: str = "") -> str:
-    """Return a job's command for the shell that sources the file in the job's folder first, and tells how that went.
+    """Return a shell script that sources the file in the job's folder, records its success, and runs the command.
 
-    The command's lines keep their numbers. The script begins in the project's folder, wherever the command does.
+    The command's line numbers do not change. The script starts in the project's folder, wherever the command does.
     """
-    # No || or && around the script: in such a list the shell would not obey its "set -e".
+    # No || or && around the script: in such a list the shell would ignore its "set -e".
     folder = '"${0%/*}"'
     there, back = _around(workdir)
     return f"{there}. {folder}/{FILE}; case $? in 0) : >{folder}/{DONE} || exit;; *) exit;; esac; {back}{command}"
 
 
 def put_before_attached(command: str, setup: str, workdir: str = "") -> str:
-    """Return an attached command for the shell that runs a setup script first, and says on stderr when that failed."""
+    """Return a shell script that runs a setup script, then an attached command, and reports failure on stderr."""
     there, back = _around(workdir)
     mark = f"setup-{os.urandom(16).hex()}"
     say = f'echo "remote-tool: {_WHAT} ended with exit code $status" >&2'
@@ -44,7 +44,7 @@ def put_before_attached(command: str, setup: str, workdir: str = "") -> str:
 
 
 def _around(workdir: str) -> Tuple[str, str]:
-    """Return what leads to the project's folder, and from there to the working folder."""
+    """Return commands that change to the project's folder, and from there to the working folder."""
     if not workdir:
         return "", ""
     quoted = "'" + workdir.replace("'", "'\\''") + "'"
@@ -53,5 +53,5 @@ def _around(workdir: str) -> Tuple[str, str]:
 
 
 def describe_failure(how: str) -> str:
-    """Say that it failed; ``how`` goes on after a name: ended with exit code 1."""
+    """Describe a failure; ``how`` continues after a name: ended with exit code 1."""
     return f"{_WHAT} {how}"

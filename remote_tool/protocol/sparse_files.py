@@ -1,4 +1,4 @@
-"""Files whose oldest part was given back to the disk: a hole takes its place, so every offset stays as it is."""
+"""Files whose oldest part was released as a hole, so that offsets do not change."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Tuple
 
-# The beginning of a file is never given back.
+# The beginning of a file is never released.
 KEPT_BEGINNING = 256 * 1024
-# When a file is at its limit, this part of it stays, so that the work is not done for every byte.
+# A file at its limit keeps this part, so that the work is not done for every byte.
 _KEPT_PART = 0.75
 # A multiple of the block size of every usual file system.
 _BLOCK = 64 * 1024
@@ -19,19 +19,19 @@ _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
 
 def bytes_on_disk(file: int) -> int:
-    """Return how much of the disk an open file has; a hole has nothing."""
+    """Return an open file's size on disk; holes take no space."""
     return os.fstat(file).st_blocks * 512
 
 
 def give_back(file: int, limit: int) -> int:
-    """Make a hole in a file that has more than a limit, behind its beginning; returns how long it is, 0 for none.
+    """Make a hole behind the beginning of a file that exceeds a limit; return its length, 0 for none.
 
     Args:
         file: A descriptor for writing.
         limit: In bytes, at least SMALLEST_LOG_LIMIT.
 
     Raises:
-        OSError: This file system, or this system, makes no holes.
+        OSError: Holes are not supported here.
     """
     used = bytes_on_disk(file)
     end = (os.fstat(file).st_size - int(limit * _KEPT_PART)) // _BLOCK * _BLOCK
@@ -42,7 +42,7 @@ def give_back(file: int, limit: int) -> int:
 
 
 def end_of_hole(file: int, offset: int, size: int) -> int:
-    """Return the first offset from this one on, up to a size, that holds data; this one where nobody can tell."""
+    """Return the first offset with data between this one and a size; this one if unknown."""
     try:
         found = os.lseek(file, offset, os.SEEK_DATA)
     except OSError as error:
@@ -51,11 +51,11 @@ def end_of_hole(file: int, offset: int, size: int) -> int:
 
 
 def read_stored(file: int, offset: int, end: int, most: int) -> Tuple[int, bytes]:
-    """Read what is stored from an offset on: where it begins, and its bytes up to the next hole, or so many at most."""
+    """Read data from an offset on: return its offset, and its bytes up to the next hole or a maximum."""
     while True:
         start = end_of_hole(file, offset, end)
         data = os.pread(file, min(most, end - start), start)
-        # Asked after the read: what was dropped meanwhile may have been read as zeros.
+        # Checked after the read: a part dropped meanwhile may have been read as zeros.
         stored = data[: _start_of_hole(file, start, start + len(data)) - start]
         if stored or not data:
             return start, stored

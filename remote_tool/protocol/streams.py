@@ -1,4 +1,4 @@
-"""The output files of a job, and the names that they have on the wire."""
+"""The output files of a job, and their names on the wire."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, Dict, Iterator, List, Optional, Tuple
 
-# More are no launch of ours; whoever makes a million files gets the first of them looked after.
+# More are not from a launch of ours; of a job that creates a million files, the first are handled.
 MOST_STREAMS = 4096
 _ATTEMPT = "attempt_"
 _MOST_DIGITS = 6
@@ -30,15 +30,15 @@ class Attempt(NamedTuple):
 
 
 def _see_nothing(_folder: int) -> None:
-    """Let folders pass."""
+    """Ignore folders."""
 
 
 def find_streams(folder: int, visit: Callable[[int], None] = _see_nothing) -> Dict[str, str]:
-    """Return the path below the job's folder of every stream that there is.
+    """Return the path of every existing stream below the job's folder.
 
-    ``out`` and ``err`` always; of torchrun's ``--log-dir`` the streams ``ranks/<attempt>/<local rank>/out``, ``err``
-    and ``error``. A job that runs torchrun several times has the attempts of all of them, counted on. What is more
-    than MOST_STREAMS is left out. Each folder that is searched for them is visited before, open, by its descriptor.
+    ``out`` and ``err`` always; for torchrun's ``--log-dir`` the streams ``ranks/<attempt>/<local rank>/out``, ``err``
+    and ``error``. Attempts are counted across several torchrun runs of a job. Streams beyond MOST_STREAMS are left
+    out. Each searched folder is first passed to ``visit`` as an open descriptor.
     """
     streams = {"out": OUT, "err": ERR}
     for stream, path in _rank_streams(folder, visit):
@@ -59,12 +59,12 @@ def _rank_streams(folder: int, visit: Callable[[int], None]) -> Iterator[Tuple[s
 
 
 def stream_sizes(folder: int) -> Dict[str, int]:
-    """Return how many bytes every stream has."""
+    """Return the size of each stream."""
     return {stream: size_of(folder, path) or 0 for stream, path in find_streams(folder).items()}
 
 
 def size_of(folder: int, path: str) -> Optional[int]:
-    """Return the size of a plain file below a folder; None when there is none."""
+    """Return the size of a plain file below a folder; None if missing."""
     try:
         status = os.stat(path, dir_fd=folder, follow_symlinks=False)
     except OSError:
@@ -93,7 +93,7 @@ def _number_attempts(attempts: List[Attempt]) -> List[Tuple[int, str]]:
         runs.setdefault(attempt.run, []).append(attempt)
     numbered = []
     first = 0
-    # The runs in the order of their first attempts, each counting on where the one before it ended.
+    # Runs ordered by their first attempts, each numbered from the end of the previous one.
     for run in sorted(runs, key=lambda run: (min(attempt.born for attempt in runs[run]), run)):
         numbered += [(first + attempt.number, attempt.path) for attempt in runs[run]]
         first += 1 + max(attempt.number for attempt in runs[run])
@@ -101,7 +101,7 @@ def _number_attempts(attempts: List[Attempt]) -> List[Tuple[int, str]]:
 
 
 def _born(folder: int, path: str) -> int:
-    """Return when a folder last got or lost an entry: torchrun makes the folders of all ranks at once."""
+    """Return when a folder last gained or lost an entry: torchrun creates the folders of all ranks at once."""
     try:
         return os.stat(path, dir_fd=folder, follow_symlinks=False).st_mtime_ns
     except OSError:
@@ -109,7 +109,7 @@ def _born(folder: int, path: str) -> int:
 
 
 def _list(folder: int, path: str, visit: Callable[[int], None]) -> List[str]:
-    """List a folder below the job's, following no symbolic link on the way; empty when there is none."""
+    """List a folder below the job's, following no symbolic link on the way; empty if missing."""
     opened: List[int] = []
     try:
         for part in path.split("/"):

@@ -1,4 +1,4 @@
-"""JSON of somebody who is not trusted: what a parser may read in two ways, or only with a deep stack, is refused."""
+"""Parse untrusted JSON: ambiguous or deeply nested documents are refused."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def parse(text: bytes) -> Any:  # noqa: ANN401 - any document
-    """Return what a document says.
+    """Return the value of a document.
 
     Raises:
-        ValueError: It is no UTF-8 or no JSON, is nested too deep, has a key twice, or a number that is none.
+        ValueError: Not valid UTF-8 or JSON, too deeply nested, a duplicate key, or an invalid number.
     """
     try:
         return json.loads(text.decode("utf-8"), _RULES)

@@ -1,1 +1,1 @@
-"""This machine: files that appear whole or not at all, locks, and programs that answer."""
+"""This machine: atomic files, locks, and subprocesses."""

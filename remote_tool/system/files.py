@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all: written under another name, then renamed. And reads with a bound."""
+"""Atomic writes of files: written under another name, then renamed. And bounded reads."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _PIECE = 1024 * 1024
-# Some file systems sync no folders.
+# Some file systems cannot sync folders.
 _CANNOT_SYNC = {errno.EINVAL, errno.ENOTSUP}
-# So few are not worth threads.
+# Fewer files are not worth threads.
 _FEW, _AT_ONCE = 4, 16
 
 
 def read_bounded(path: Path | str, largest: int) -> tuple[bytes, os.stat_result]:
-    """Return the content of a plain file and the state of just that file; no link is followed, no pipe is waited for.
+    """Return a plain file's content and status; no link is followed, no pipe is waited for.
 
     Raises:
-        ValueError: It is not a plain file, or larger.
+        ValueError: It is not a plain file, or too large.
         OSError: It cannot be read.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -44,7 +44,7 @@ def read_bounded(path: Path | str, largest: int) -> tuple[bytes, os.stat_result]
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Put a file in the place of another one, whole or not at all, even if the power fails.
+    """Write a file atomically, even if the power fails.
 
     Raises:
         OSError: It cannot be written.
@@ -54,14 +54,14 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def write_all_atomically(files: Mapping[Path, bytes], *, overwrite: bool = True) -> None:
-    """Put files in place, each whole or not at all; their folders are still to be synced.
+    """Write each file atomically; their folders are still to be synced.
 
-    All are on the disk before any gets its name: after a power cut a name without its bytes would be an empty file.
-    Without ``overwrite`` either all files are new, or none is left.
+    All contents are synced before any rename: after a power cut, a name without its bytes would be an empty file.
+    Without ``overwrite``, all files are created, or none.
 
     Raises:
-        FileExistsError: One is there already, and must not be overwritten.
-        OSError: One cannot be written; none of those that are left has its name.
+        FileExistsError: One exists, and must not be overwritten.
+        OSError: One cannot be written; temporary files have been removed.
     """
     temporaries = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in files}
     new: list[Path] = []
@@ -80,16 +80,16 @@ def write_all_atomically(files: Mapping[Path, bytes], *, overwrite: bool = True)
 
 @contextmanager
 def replacing(path: Path, *, mode: int = 0o600, overwrite: bool = True, sync: bool = True) -> Iterator[BufferedRandom]:
-    """Open a new file that gets its name when the block ends, or is removed when the block raises.
+    """Open a new file that is moved into place when the block ends, or removed when the block raises.
 
     Args:
-        path: The name that it gets.
+        path: The final path.
         mode: Its permissions.
-        overwrite: Whether it may take the place of another file.
-        sync: Whether its bytes are on the disk before it has its name.
+        overwrite: Whether it may replace another file.
+        sync: Whether to sync its contents before the rename.
 
     Raises:
-        FileExistsError: Another file has the name, and must not be overwritten.
+        FileExistsError: The file exists, and must not be overwritten.
     """
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -106,7 +106,7 @@ def replacing(path: Path, *, mode: int = 0o600, overwrite: bool = True, sync: bo
 
 
 def _place(temporary: Path, path: Path, *, overwrite: bool) -> None:
-    """Give a finished file its name."""
+    """Move a finished file into place."""
     if not overwrite:
         try:
             os.link(temporary, path)
@@ -122,7 +122,7 @@ def _place(temporary: Path, path: Path, *, overwrite: bool) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """See the names in a folder on the disk, where the file system can do that.
+    """Sync the names in a folder, where the file system supports it.
 
     Raises:
         OSError: The disk is broken.
@@ -138,7 +138,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_folders(folders: Collection[Path]) -> None:
-    """As :func:`sync_folder`, all at once."""
+    """Like :func:`sync_folder`, in parallel."""
     _do_all(sync_folder, folders)
 
 
@@ -151,7 +151,7 @@ def _write_and_sync(path: Path, data: bytes) -> None:
 
 
 def _do_all(act: Callable[[Path], None], paths: Collection[Path]) -> None:
-    """Do something with every path; many wait for the disk together, which a journal writes for all of them at once."""
+    """Apply a function to every path in parallel: a journal writes once for all that wait together."""
     if len(paths) <= _FEW:
         for path in paths:
             act(path)

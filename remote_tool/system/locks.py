@@ -1,4 +1,4 @@
-"""Locks between the programs of this machine: flock on an open file, which goes when its holder ends in any way."""
+"""Locks between processes of this machine: flock on an open file, released when its holder ends in any way."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def lock(descriptor: int, *, seconds: float = 0.0) -> None:
     """Lock an open file until it is closed.
 
     Raises:
-        BlockingIOError: Another process still holds it after so many seconds.
+        BlockingIOError: Another process still holds it when time is up.
         OSError: The file system has no locks.
     """
     deadline = time.monotonic() + seconds
@@ -44,7 +44,7 @@ def holders(descriptor: int) -> list[int]:
 
 
 def _has_open(pid: str, descriptor: int) -> bool:
-    """Whether a process has the same file open: another file system may have the same number for another file."""
+    """Return whether a process has the same file open: inode numbers repeat across file systems."""
     wanted = os.fstat(descriptor)
     with suppress(OSError):
         names = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208 - as above

@@ -1,4 +1,4 @@
-"""Programs of this machine that are asked something: each has a time limit, and none outlives its question."""
+"""Run programs of this machine with a time limit; none outlives its call."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import IO, TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# A process that waits for a disk in the kernel dies only when that has answered.
+# A process waiting for a disk in the kernel dies only after the disk has answered.
 _LONGEST_END = 1.0
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a program answered.
+    """The result of a program.
 
     Attributes:
         status: Its exit status; -N when signal N ended it.
-        output: What it printed.
-        errors: What it printed to stderr, where that was asked for.
+        output: Its stdout.
+        errors: Its stderr, if requested.
     """
 
     status: int
@@ -33,15 +33,15 @@ class Answer:
 
 @dataclass(frozen=True)
 class Question:
-    """How to ask a program.
+    """How to run a program.
 
     Attributes:
-        seconds: How long it may take.
+        seconds: Time limit.
         env: Its environment; None: ours.
-        stdin: What it reads.
-        output: The file that it prints to, instead of the answer.
+        stdin: Its input.
+        output: The file for its stdout, in place of the answer.
         with_errors: Whether the answer has its stderr.
-        most: How many bytes of output are enough; the program is then ended, which counts as status 0.
+        most: Bytes of output after which the program is ended, which counts as status 0.
     """
 
     seconds: float
@@ -53,7 +53,7 @@ class Question:
 
 
 async def ask_program(question: Question, *command: str) -> Answer:
-    """Run a program and all that it starts, in a session of its own that Ctrl-C does not reach.
+    """Run a program and its children in their own session, which Ctrl-C does not reach.
 
     Raises:
         OSError: It cannot be started.
@@ -87,7 +87,7 @@ async def _first_bytes(process: asyncio.subprocess.Process, most: int) -> Answer
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """End a program that still runs, and read its pipes to their ends, so that they close."""
+    """End a running program, and drain its pipes so that they close."""
     if process.returncode is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

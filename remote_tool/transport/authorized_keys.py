@@ -1,4 +1,4 @@
-"""Adding a public key to ``~/.ssh/authorized_keys`` of a server, once, and finding out why sshd may not take it."""
+"""Add a public key once to ``~/.ssh/authorized_keys`` of a server, and find out why sshd may reject it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 ADDED, PRESENT = "added", "present"
 LIMIT = 64 * 1024
 
-# The public line comes in stdin. A file that is a link stays one, as ssh-copy-id has it; any other is written beside
-# and renamed. The file beside it is the lock, too: two servers may share a home.
+# The public line comes on stdin. A file that is a link is kept, as by ssh-copy-id; any other is written beside
+# and renamed. The file beside it is also the lock: two servers may share a home.
 _ADD = r"""
 umask 077
 IFS= read -r line || exit
@@ -59,7 +59,7 @@ fi
 printf '%s\n' "$PWD/$file"
 """
 
-# Prints what others may write to: sshd takes no key from there (StrictModes).
+# Prints paths that others may write to: sshd rejects keys from there (StrictModes).
 _LOOK = r"""
 for path in "$HOME" "$HOME/.ssh" "$HOME/.ssh/authorized_keys"; do
     [ -z "$(find -L "$path" -prune \( -perm -020 -o -perm -002 \) 2>/dev/null)" ] || printf '%s\n' "$path"
@@ -72,7 +72,7 @@ class Installed:
     """A public key on a server.
 
     Attributes:
-        was_there: Whether it was there already.
+        was_there: Whether it already existed.
         file: The server's path of ``authorized_keys``.
     """
 
@@ -81,11 +81,11 @@ class Installed:
 
 
 async def add_key(host: Host, line: str) -> Installed:
-    """Add a public key where it is missing; every other line stays as it is.
+    """Add a public key if missing; other lines are unchanged.
 
     Raises:
         RemoteCommandError: It could not be written.
-        ConnectionLostError: The link went; whether it is there is not known.
+        ConnectionLostError: The connection was lost; whether the key was added is unknown.
     """
     label = "add the public key"
     answer = await host.run(_ADD, stdin=line.encode() + b"\n", limit=LIMIT, label=label)
@@ -97,6 +97,6 @@ async def add_key(host: Host, line: str) -> Installed:
 
 
 async def writable_by_others(host: Host) -> list[str]:
-    """Return the paths on the way to ``authorized_keys`` that other users may write to."""
+    """Return the parents of ``authorized_keys``, and the file itself, that other users may write to."""
     answer = await host.run(_LOOK, limit=LIMIT, check=False, label="check the permissions of ~/.ssh")
     return [printable(path) for path in answer.stdout.decode(errors="replace").splitlines()]

@@ -1,4 +1,4 @@
-"""Connections that several users share: made once, when first needed."""
+"""Connections shared by several users: created once, when first needed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class HasLiveness(Protocol):
-    """Something that may die."""
+    """A connection that may be lost."""
 
     @property
     def alive(self) -> bool: ...
@@ -25,23 +25,23 @@ FINAL_ERRORS = (LoginError, HostKeyError, UsageError)  # trying again would only
 
 
 class ConnectionCache(Generic[K, T]):
-    """One value for each key; all who want it at the same time wait for one attempt and get its result or error."""
+    """A value for each key; concurrent callers share one attempt and its result or error."""
 
     def __init__(self) -> None:
         self._attempts: dict[K, asyncio.Task[T]] = {}
 
     async def get(self, key: K, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return the living value, making it when there is none."""
+        """Return the live value, creating it if there is none."""
         attempt = self._attempts.get(key)
         if attempt is None or _is_spent(attempt):
             attempt = asyncio.create_task(make())
             attempt.add_done_callback(_take_notice)
             self._attempts[key] = attempt
-        # The others go on waiting when one gives up.
+        # If one caller is canceled, the others keep waiting.
         return await asyncio.shield(attempt)
 
     async def drain(self) -> list[T]:
-        """Stop all attempts, and return the values there are."""
+        """Cancel all attempts, and return the existing values."""
         attempts, self._attempts = list(self._attempts.values()), {}
         for attempt in attempts:
             attempt.cancel()
@@ -61,6 +61,6 @@ def _is_spent(attempt: asyncio.Task[T]) -> bool:
 
 
 def _take_notice(attempt: asyncio.Task[T]) -> None:
-    """Keep asyncio from complaining of an error that nobody waited for any more."""
+    """Retrieve an error that no caller waits for any longer, so that asyncio does not log it."""
     if not attempt.cancelled():
         attempt.exception()

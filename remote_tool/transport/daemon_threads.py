@@ -1,4 +1,4 @@
-"""Work that cannot be stopped, in threads that the end of the program does not wait for."""
+"""Work that cannot be canceled, in threads that do not delay the end of the program."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 async def in_daemon_thread(work: Callable[[], T], *, name: str) -> T:
-    """Return what a thread of its own returns, or raise what it raises; when nobody waits any more, it is left."""
+    """Run work in its own thread and return or raise its result; if canceled, the thread is abandoned."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -39,17 +39,17 @@ async def in_daemon_thread(work: Callable[[], T], *, name: str) -> T:
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """An event loop whose end does not wait for a name server: asyncio's own threads are joined."""
+    """An event loop that does not wait for a name server when closing: asyncio's own threads are joined."""
 
     def __init__(self) -> None:
         self._watched = selectors.DefaultSelector()
         super().__init__(self._watched)
 
     def abandon(self) -> None:
-        """In a forked child: let go of the connections that the parent uses, so that nothing here can write to them."""
+        """Drop the parent's connections in a forked child, so that nothing here can write to them."""
         descriptors = [key.fd for key in self._watched.get_map().values()]
         if isinstance(self._watched, selectors.EpollSelector):
-            # The parent has the very same: what is not watched here any more would not be watched there.
+            # The epoll set is shared with the parent: unregistering here would unregister there.
             descriptors.append(self._watched.fileno())
         nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         for descriptor in descriptors:
@@ -57,5 +57,5 @@ class Loop(asyncio.SelectorEventLoop):
         os.close(nothing)
 
     async def getaddrinfo(self, host: Any, port: Any, **options: int) -> Any:  # noqa: ANN401 - as asyncio has it
-        """Look a name up."""
+        """Resolve a name."""
         return await in_daemon_thread(partial(socket.getaddrinfo, host, port, **options), name="look up a name")

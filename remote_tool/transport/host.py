@@ -1,4 +1,4 @@
-"""The seam to the world: what a workflow can do on a server, whatever carries it."""
+"""The interface to a server, independent of the transport."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MEBIBYTE = 1024 * 1024
 
 
 class Stream(IntEnum):
-    """Which output of a remote command."""
+    """An output stream of a remote command."""
 
     OUT = 1
     ERR = 2
@@ -37,7 +37,7 @@ class Exit:
 
 @dataclass(frozen=True)
 class Completed:
-    """A remote command that ended, with all its output as bytes."""
+    """A finished remote command, with all its output as bytes."""
 
     exit: Exit
     stdout: bytes
@@ -49,35 +49,35 @@ class Completed:
 
 
 class Channel(Protocol):
-    """A remote command that runs, and its three streams of bytes."""
+    """A running remote command, and its three byte streams."""
 
     async def start(self) -> None:
-        """Wait until the login shell has started the command, or has ended; what is written before may be lost.
+        """Wait until the login shell has started the command, or has ended; earlier writes may be lost.
 
-        Raises RemoteCommandError when that takes too long, ConnectionLostError.
+        Raises RemoteCommandError after a timeout, ConnectionLostError.
         """
 
     async def write(self, data: bytes) -> None:
-        """Send to the command's stdin; waits while the other side does not read."""
+        """Write to the command's stdin; waits while the other side does not read."""
 
     async def write_eof(self) -> None:
         """Close the command's stdin."""
 
     async def read(self, stream: Stream = Stream.OUT, size: int = 65536) -> bytes:
-        """Return what has come, at most size bytes; empty at the end. Raises ConnectionLostError."""
+        """Return received bytes, at most ``size``; empty at the end. Raises ConnectionLostError."""
 
     async def wait(self) -> Exit:
         """Return how the command ended, after all its output was read. Raises ConnectionLostError."""
 
     def close(self) -> None:
-        """Give the channel up, whatever the command does; its stdin ends."""
+        """Close the channel without waiting for the command, whose stdin ends."""
 
 
 class Host(Protocol):
-    """One server that we are logged in to.
+    """A server with an open connection.
 
-    Every script is for ``/bin/sh`` and travels in stdin, never in argv: it may be of any size, may hold any byte but
-    NUL, and is not seen by ``ps``. It may be run by any login shell.
+    Every script is for ``/bin/sh`` and is sent on stdin, never in argv: it may have any size and any byte but
+    NUL, and ``ps`` does not show it. It works with any login shell.
     """
 
     @property
@@ -86,7 +86,7 @@ class Host(Protocol):
 
     @property
     def login(self) -> Login:
-        """How we got in."""
+        """How the login was authenticated."""
 
     async def run(
         self,
@@ -98,29 +98,29 @@ class Host(Protocol):
         check: bool = True,
         label: str = "",
     ) -> Completed:
-        """Run a script to its end.
+        """Run a script and wait for its end.
 
         Args:
             script: For ``/bin/sh``.
-            stdin: What the script's commands may read.
-            timeout: Seconds until it is given up.
-            limit: Bytes of output that are accepted.
+            stdin: Input of the script's commands.
+            timeout: In seconds.
+            limit: Maximum bytes of output.
             check: Whether an exit status other than 0 is an error.
-            label: What ``-v`` and errors show instead of the script.
+            label: Shown by ``-v`` and errors in place of the script.
 
         Raises:
-            RemoteCommandError: It failed, ran out of time or said too much.
-            ConnectionLostError: The link went; whether it ran is not known.
+            RemoteCommandError: It failed, timed out or printed too much.
+            ConnectionLostError: The connection was lost; whether the script ran is unknown.
         """
 
     def open(self, script: str, *, label: str = "") -> AbstractAsyncContextManager[Channel]:
-        """Start a script whose streams the caller reads and writes; leaving the context closes the channel."""
+        """Start a script and return its streams; leaving the context closes the channel."""
 
     async def watch(self, seconds: float, tell: Callable[[bool], None]) -> None:
-        """Call ``tell(False)`` when the server has said nothing for so many seconds, ``tell(True)`` when it does again.
+        """Call ``tell(False)`` after this many seconds of silence, ``tell(True)`` once the server responds again.
 
-        It runs until it is cancelled. A server that answers is never reported, even when its commands print nothing.
+        Runs until canceled. A responsive server is never reported, even when its commands print nothing.
         """
 
     async def upload(self, data: bytes, path: str, *, mode: int = 0o600) -> None:
-        """Write a file, relative to ``$HOME``; it appears whole or not at all, its folder is made (0700)."""
+        """Write a file atomically, relative to ``$HOME``; create its parent (0700)."""

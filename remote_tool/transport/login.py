@@ -1,4 +1,4 @@
-"""How we got into a server, for who asks how it stands."""
+"""How a login was authenticated, for ``check`` and ``keys``."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Login:
-    """A login that worked.
+    """A successful login.
 
     Attributes:
-        username: Who logged in.
-        method: ``ed25519 key``, ``password``; ``no key`` when the server wanted none.
-        host_key: The type and fingerprint of the key that the server showed; empty where a certificate vouches for it.
-        is_new: Whether that key was not known before.
+        username: The user.
+        method: ``ed25519 key``, ``password``; ``no key`` if the server required none.
+        host_key: Type and fingerprint of the server's key; empty for a certificate.
+        is_new: Whether that key was unknown before.
     """
 
     username: str
@@ -23,7 +23,7 @@ class Login:
 
 
 def key_name(algorithm: str) -> str:
-    """Name the kind of a key as ``ssh-keygen -t`` does: ``rsa-sha2-512`` is ``rsa``."""
+    """Return the type of a key as in ``ssh-keygen -t``: ``rsa-sha2-512`` is ``rsa``."""
     plain, is_certificate, _ = algorithm.partition("-cert-v01")
     security_key = plain.startswith("sk-")
     words = plain.partition("@")[0].removeprefix("sk-").removeprefix("ssh-").split("-")

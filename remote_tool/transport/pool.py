@@ -1,4 +1,4 @@
-"""All the connections of one command, and work on several servers at once."""
+"""The connections of a command, and work on several servers in parallel."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ T = TypeVar("T")
 
 
 class HostPool:
-    """Connects to each server at its first use, once, and closes all connections at the end.
+    """Connects to each server once, when first used, and closes all connections at the end.
 
     Args:
-        config: Whose servers there are.
-        report: Called with notices for the user about a server: ``report(server, text)``.
+        config: Has the servers.
+        report: Called with notices about a server: ``report(server, text)``.
         trace: Called for each remote command: ``trace(server, label, seconds)``.
-        ask_password: Asks the user for a secret; None when there is no terminal.
-        confirm: Asks the user whether to trust new host keys; None when there is no terminal.
+        ask_password: Prompts for a secret; None without a terminal.
+        confirm: Asks whether to trust new host keys; None without a terminal.
     """
 
     def __init__(
@@ -72,19 +72,19 @@ class HostPool:
         await self.close()
 
     async def host(self, name: str) -> Host:
-        """Return a server that we are logged in to; connects at the first use and after the link was lost.
+        """Return a connected server; connects at first use and after a lost connection.
 
         Raises:
-            ConnectError: No connection; a refused login or host key is not tried again.
+            ConnectError: Not connected; a refused login or host key is not retried.
         """
         return await self._hosts.get(name, lambda: self._connect(name))
 
     @asynccontextmanager
     async def login(self, name: str, methods: AuthMethods, private_key: Path | None = None) -> AsyncIterator[Host]:
-        """Log in a second time, with keys or passwords only and this key instead of the usual ones; log out at the end.
+        """Log in separately, with only keys or passwords and this key in place of the usual ones; close it at the end.
 
         Raises:
-            ConnectError: No connection; LoginError where that does not let us in.
+            ConnectError: Not connected; LoginError if access was denied.
         """
         server = self._server(name)
         server = replace(server, private_key=private_key) if private_key else server
@@ -95,15 +95,15 @@ class HostPool:
             await host.close()
 
     async def confirm_host_keys(self, names: Iterable[str]) -> Mapping[str, HostKeyError]:
-        """Ask once about all new host keys of servers that a password may be sent to next.
+        """Ask once about all new host keys of servers that may be sent a password next.
 
         Returns:
-            The error of each server whose key nobody said yes to.
+            The error of each server whose key was not confirmed.
         """
         return await self._context.rules.confirm_shown(names)
 
     async def ask_together(self, names: Iterable[str]) -> None:
-        """Ask once for the password of these servers, as far as their users have the same name and none is configured.
+        """Ask once for the password of these servers, if their users have the same name and none is configured.
 
         Raises:
             ConnectError: ``~/.ssh/config`` cannot be used.
@@ -115,11 +115,11 @@ class HostPool:
                 self._context.common_passwords.expect(endpoint.username, name)
 
     def remember_passphrase(self, path: Path, passphrase: str) -> None:
-        """Do not ask for the passphrase of this key file."""
+        """Store the passphrase of a key file, so that it is not asked for."""
         self._context.passphrases.remember(path, passphrase)
 
     async def close(self) -> None:
-        """Close every connection, within a bound, also when a server does not answer."""
+        """Close every connection, with a timeout for servers that do not answer."""
         await asyncio.gather(*(host.close() for host in await self._hosts.drain()))
         await asyncio.gather(*(jump.close() for jump in await self._context.jumps.drain()))
 
@@ -129,7 +129,7 @@ class HostPool:
         return host
 
     async def _ssh(self) -> ModuleType:
-        """Load what knows asyncssh, once and beside other work: it takes a third of a short command."""
+        """Import the modules with asyncssh once, in the background: this takes a third of a short command."""
         if self._loading is None:
             self._loading = asyncio.create_task(asyncio.to_thread(_load_ssh))
         return await asyncio.shield(self._loading)
@@ -144,16 +144,16 @@ class HostPool:
 
 @dataclass
 class Results(Generic[T]):
-    """What each server answered, and the errors of those that did not."""
+    """Each server's answer, and the errors of the others."""
 
     values: dict[str, T] = field(default_factory=dict)
     errors: dict[str, RemoteToolError] = field(default_factory=dict)
 
     def raise_if_any_failed(self) -> None:
-        """Raise what failed.
+        """Raise the errors.
 
         Raises:
-            RemoteToolError: The error itself when only one server was asked.
+            RemoteToolError: The error itself if only one server was asked.
             SomeServersFailedError: Several were asked.
         """
         if not self.errors:
@@ -164,7 +164,7 @@ class Results(Generic[T]):
 
 
 async def on_every(names: Iterable[str], action: Callable[[str], Awaitable[T]]) -> Results[T]:
-    """Do something on all servers at once; one that fails stops no other, a bug stops all."""
+    """Run an action on all servers in parallel; an error affects only its server, a bug stops all."""
     names = list(dict.fromkeys(names))
     values: dict[str, T] = {}
     errors: dict[str, RemoteToolError] = {}
@@ -194,8 +194,8 @@ def _load_ssh() -> ModuleType:
 
 
 def _ignore_notice(server: str, text: str) -> None:
-    """Tell nobody."""
+    """Ignore a notice."""
 
 
 def _ignore_trace(server: str, label: str, seconds: float) -> None:
-    """Tell nobody."""
+    """Ignore a trace."""

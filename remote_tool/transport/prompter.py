@@ -1,4 +1,4 @@
-"""Asking the user while the event loop keeps running."""
+"""Prompt the user while the event loop keeps running."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Prompter:
-    """Asks one question at a time, whatever number of servers want to know something."""
+    """Asks one question at a time, for any number of servers."""
 
     def __init__(self, ask: Callable[[str], str | None] | None, confirm: Callable[[str], bool] | None = None) -> None:
         self._ask = ask
@@ -29,11 +29,11 @@ class Prompter:
 
     @property
     def is_asking(self) -> bool:
-        """Whether a question is waiting for its answer."""
+        """Return whether a question is waiting for its answer."""
         return self._one_at_a_time.locked()
 
     async def ask(self, prompt: str) -> str | None:
-        """Return the secret that is typed; None when there is nobody to ask, or no answer."""
+        """Return a secret; None if there is no terminal or no answer."""
         answer = None if self._ask is None else await self._answer(partial(self._ask, prompt))
         hide([answer] if answer else [])
         return answer
@@ -45,7 +45,7 @@ class Prompter:
     async def _answer(self, ask: Callable[[], T]) -> T | None:
         async with self._one_at_a_time:
             try:
-                # Ctrl-C must not need an Enter after it.
+                # Ctrl-C must not require Enter.
                 return await in_daemon_thread(ask, name="ask")
             except (EOFError, OSError):
                 return None

@@ -1,4 +1,4 @@
-"""The journeys, in rooms; ``workflows.jobs.run`` is imported when it is first used: a command needs few of them."""
+"""Workflows; ``workflows.jobs.run`` is imported on first use, as few commands need it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asking the program that runs on the servers: one channel per question, answers in frames."""
+"""Requests to the agent on a server: one channel per request, answers in frames."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from remote_tool.transport.pool import HostPool
 
 NO_PROJECT, NO_SUPERVISOR, NO_PYTHON, NO_PYTHON_AT_ALL = 96, 97, 98, 95
-# Such an operation takes any Python of the server where ours is not there: half an environment has none.
+# These operations run with any Python of the server if ours is missing, as in an unfinished environment.
 ANY_PYTHON = "clean"
-# A server that is logged in to and then says nothing for so long is given up.
+# Seconds of silence after which a connected server is given up.
 LONGEST_SILENCE = 60.0
 CHUNK = 256 * 1024
 # A listener ends at once when its client is done with it.
 END_SECONDS = 5.0
-# What means something to a shell, as JSON can write it too; quotes and backslashes of a text are written so before.
+# Characters special to a shell that JSON can escape; quotes and backslashes of strings are escaped first.
 _SHELL_SYNTAX = {ord(letter): f"\\u{ord(letter):04x}" for letter in " !#$%&'()*+;<=>?@^`|~\x7f"}
-# Before each next try when the link was lost, in seconds.
+# Pauses before retries after a lost connection, in seconds.
 PAUSES = (0.2, 0.4, 0.8)
 
-# Reads {"name": "text"} from stdin, writes the files into the folder that is its first argument, and gives that folder
-# the name that is its second: servers with one home may do so at once, and a folder with files in it stays.
+# Reads {"name": "text"} from stdin, writes the files into the folder in its first argument, and renames that folder
+# to its second: servers with a shared home may do so at the same time, and an existing non-empty folder is kept.
 _UNPACK = """
 import json, os, sys
 os.umask(0o077)
@@ -56,27 +56,27 @@ except OSError:
 
 
 class NotPreparedError(JobError):
-    """The server has no project folder or no Python of ours."""
+    """The server lacks the project folder or the prepared Python."""
 
 
 class SupervisorMissingError(JobError):
-    """The server has no supervisor of our version; it can be sent."""
+    """The server lacks this version of the agent; it can be sent."""
 
 
 class ServerTroubleError(JobError):
-    """The system of the server refused something, as a disk does that does not answer; it may pass."""
+    """A system error on the server, such as an unresponsive disk; it may be temporary."""
 
 
 class NotBegunError(JobError):
-    """The server refused, and says that nothing of what was asked for has begun."""
+    """The server refused, and nothing requested has begun."""
 
 
 class NoAnswerError(JobError):
-    """No answer came, or not in time; what the server did, or will still do, is not known."""
+    """No answer arrived in time; whether the request was carried out is unknown."""
 
 
 class Conversation:
-    """One open question to a supervisor."""
+    """An open request to the agent."""
 
     def __init__(self, host: Host, channel: Channel, nonce: str) -> None:
         self._host = host
@@ -84,15 +84,15 @@ class Conversation:
         self._reader = FrameReader(nonce)
 
     async def frames(self, *, silence: float | None = None) -> AsyncIterator[Frame]:
-        """Yield what the supervisor says until it has said all.
+        """Yield the frames of the answer until it is complete.
 
         Args:
-            silence: Seconds after which one that says nothing is given up; None: it may wait for something itself.
+            silence: Seconds of silence after which the server is given up; None: wait for ever.
 
         Raises:
-            JobError: It could not do what was asked.
-            NoAnswerError: What came is not an answer.
-            ConnectionLostError: The link went.
+            JobError: The server could not do it.
+            NoAnswerError: The answer is invalid.
+            ConnectionLostError: The connection was lost.
         """
         while data := await self._read(silence):
             try:
@@ -140,7 +140,7 @@ def _kind_of(header: Mapping[str, Any]) -> type[JobError]:
 
 @contextmanager
 def _no_answer() -> Iterator[None]:
-    """Take a channel that was given up for what it is: nobody knows what became of the request."""
+    """Report a channel that was given up as no answer: the result of the request is unknown."""
     try:
         yield
     except RemoteCommandError as error:
@@ -148,7 +148,7 @@ def _no_answer() -> Iterator[None]:
 
 
 def raise_for_status(server: str, status: int | None) -> None:
-    """Raise what the statuses of :func:`control_script` mean."""
+    """Raise the error for an exit status of :func:`control_script`."""
     if status in {NO_PROJECT, NO_PYTHON}:
         raise NotPreparedError(
             f"{server} is not prepared", hint=f"remote-tool prepare --server {server}", server=server
@@ -160,7 +160,7 @@ def raise_for_status(server: str, status: int | None) -> None:
 
 
 def control_script(config: Config, operation: str = "") -> str:
-    """Return the shell script that starts the supervisor's control program."""
+    """Return the shell script that starts the agent's control program."""
     version = source_archive()[0]
     return (
         f"{_enter(config, operation)}"
@@ -170,7 +170,7 @@ def control_script(config: Config, operation: str = "") -> str:
 
 
 def _enter(config: Config, operation: str) -> str:
-    """Return the lines that go to our folder and find our Python there, or any for an operation that needs no more."""
+    """Return the lines that change to our folder and find our Python, or any Python if the operation allows."""
     begin = f'cd "$HOME"/{shlex.quote(config.remote.scripts)} || exit {NO_PROJECT}\npython=./python\n'
     if operation != ANY_PYTHON:
         return f'{begin}[ -x "$python" ] || exit {NO_PYTHON}\n'
@@ -185,9 +185,9 @@ def _enter(config: Config, operation: str) -> str:
 
 
 def request_line(config: Config, operation: str, request: Mapping[str, Any], nonce: str) -> bytes:
-    """Return the line that asks for an operation.
+    """Return the request line of an operation.
 
-    It comes before anybody knows who reads it: to any shell it is one word without a meaning, wherever it is cut.
+    It may reach any shell before the agent reads it: wherever it is cut, it is a single harmless word.
     """
     whole = {
         "nonce": nonce,
@@ -212,9 +212,9 @@ async def converse(
     silence: float | None = None,
     see_its_end: bool = False,
 ) -> AsyncIterator[AsyncIterator[Frame]]:
-    """Ask for an operation that answers in several frames; leaving the context ends it on the server.
+    """Request an operation that answers in several frames; leaving the context ends it on the server.
 
-    With see_its_end, which is for one that sends nothing more, it has ended there when the context is left.
+    ``see_its_end`` is for an operation that sends nothing more: it has ended on the server when the context is left.
     """
     nonce = secrets.token_hex(16)
     async with host.open(control_script(config, operation), label=f"supervisor: {operation}") as channel:
@@ -234,19 +234,19 @@ async def converse(
 async def call(
     host: Host, config: Config, operation: str, request: Mapping[str, Any], *, within: float | None = None
 ) -> dict[str, Any]:
-    """Ask for an operation that has one answer; sends the supervisor where it is missing.
+    """Request an operation with a single answer; send the agent if missing.
 
     Args:
         host: The server.
         config: The configuration.
-        operation: What is asked for.
+        operation: Its name.
         request: Its fields.
-        within: Seconds that it may take; None: as long as a silence.
+        within: Timeout in seconds; None: the timeout of a silent server.
 
     Raises:
         JobError: The server cannot do it.
-        NoAnswerError: It does not answer, or not in time; whether it was done is not known.
-        ConnectionLostError: The link went; whether it was done is not known.
+        NoAnswerError: It does not answer in time; whether it was done is unknown.
+        ConnectionLostError: The connection was lost; whether it was done is unknown.
     """
     within = LONGEST_SILENCE if within is None else within
     try:
@@ -270,16 +270,16 @@ async def call_until_answered(
     *,
     within: float | None = None,
 ) -> dict[str, Any]:
-    """Ask for an operation, and ask again over a new connection when the link went before the answer.
+    """Request an operation, and retry over a new connection if the connection is lost before the answer.
 
-    For operations that may be asked for twice: to start a job that has an id, to stop it, to say how it is. From the
-    second time on the request has ``again``: what the server finds not done, an earlier try may still be doing.
+    For idempotent operations: starting a job by id, stopping it, its status. Retries have ``again`` in the request: an
+    earlier try may still be in progress on the server.
 
     Raises:
         JobError: The server cannot do it, or does not answer in time.
-        ConnectionLostError: It may have been done, also when the server could not be reached any more after that.
-        ConnectError: The server cannot be reached, and was not asked.
-        NotPreparedError: It has nothing of ours, and was not asked.
+        ConnectionLostError: It may have been done, even if the server could not be reached again.
+        ConnectError: The server cannot be reached, and got no request.
+        NotPreparedError: It is not prepared, and got no request.
     """
     lost: ConnectionLostError | None = None
     for pause in (*PAUSES, 0.0):
@@ -304,7 +304,7 @@ def _unanswered(server: str, operation: str, error: RemoteToolError) -> Connecti
 
 
 async def install_supervisor(host: Host, config: Config, operation: str = "") -> None:
-    """Send the supervisor of this version; it appears whole, older ones stay for the jobs that run with them."""
+    """Send this version of the agent atomically; older versions are kept for their running jobs."""
     version, files = source_archive()
     folder = f"supervisor-{version}"
     script = (

@@ -1,4 +1,4 @@
-"""The files of the packages that a server needs, and their hash."""
+"""The files of the agent that are sent to servers, and their hash."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _PACKAGES = ("agent", "protocol")
 def source_archive() -> tuple[str, list[tuple[str, bytes]]]:
     """Return a hash of the contents, and each file as (relative name, bytes).
 
-    The entry ``run_control.py`` lies beside the folder ``remote_tool/``, which has the packages that it needs.
+    The entry point ``run_control.py`` is beside the folder ``remote_tool/`` with its packages.
     """
     package = Path(__file__).parents[1]
-    # What a user's program imports from remote_tool is not on a server.
+    # The public Python API is not available on a server.
     files = [("remote_tool/__init__.py", b"")]
     for path in sorted(path for name in _PACKAGES for path in (package / name).rglob("*.py")):
         relative = path.relative_to(package.parent).as_posix()

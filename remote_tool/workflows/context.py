@@ -1,4 +1,4 @@
-"""What every workflow about jobs needs."""
+"""The context of workflows about jobs."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from remote_tool.workflows.events import Report
 
 
-# Then the user is told what is waited for.
+# After this many seconds the user is shown what is being waited for.
 TOLD_AFTER = 2.0
 
 
 @dataclass(frozen=True)
 class Context:
-    """The configuration, the connections of this command, the records, whom to tell, and whose full disk was told."""
+    """The configuration, connections, records and event reporter of a command, and the disks already warned about."""
 
     config: Config
     pool: HostPool
@@ -32,10 +32,10 @@ class Context:
     low: set[str] = field(default_factory=set)
 
     async def may_write(self) -> None:
-        """Wait until no other program writes the records; meanwhile the work on other servers goes on.
+        """Wait until no other program writes the records, without blocking work on other servers.
 
         Raises:
-            JobError: One does for too long; the message names it.
+            JobError: One takes too long; the message names it.
         """
         began, is_told = time.monotonic(), False
         while (problem := self.registry.busy()) is not None:

@@ -1,4 +1,4 @@
-"""What a workflow tells about its work while it runs; the console draws it."""
+"""Progress events of workflows; the console shows them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class StepStarted:
 
 @dataclass(frozen=True)
 class StepProgress:
-    """A step got on; text is a short line, such as the file that is being sent."""
+    """Progress of a step; text is a short line, such as the file being sent."""
 
     server: str
     step: str
@@ -48,7 +48,7 @@ class StepEnded:
     """A step ended; detail is what changed, or the error's first line.
 
     Attributes:
-        is_internal: It concerns nobody but us, unless it failed.
+        is_internal: It is shown only if it failed.
     """
 
     server: str
@@ -59,19 +59,19 @@ class StepEnded:
     is_internal: bool = False
 
     def __post_init__(self) -> None:
-        """Quote no server that quotes a secret."""
+        """Redact secrets in the server's text."""
         object.__setattr__(self, "detail", redact(self.detail))
 
 
 @dataclass(frozen=True)
 class Notice:
-    """Something the user should know that is no failure: a new host key, a skipped link."""
+    """Something the user should know that is not a failure: a new host key, a skipped link."""
 
     server: str
     text: str
 
     def __post_init__(self) -> None:
-        """Quote no server that quotes a secret."""
+        """Redact secrets in the server's text."""
         object.__setattr__(self, "text", redact(self.text))
 
 

@@ -1,4 +1,4 @@
-"""What this checkout remembers of a fan-out, so that it can go on: the work, but no variable's value."""
+"""The local record of a fan-out, for resuming it: the work, without values of variables."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ LARGEST = 64 * 1024 * 1024
 
 @dataclass(frozen=True)
 class FanOutRecord:
-    """A fan-out that was started here.
+    """A fan-out started here.
 
     Attributes:
         launch_id: Shared by its jobs.
-        shards: How many there are; also when there are fewer slots now.
-        request: What was asked for, without the variables.
+        shards: Their number, even if there are fewer slots now.
+        request: The request, without the variables.
         variables: Names of the variables.
-        listed: The processes that a host list gave to servers.
+        listed: Processes per server from a host list.
     """
 
     launch_id: str
@@ -43,10 +43,10 @@ class FanOutRecord:
 
 
 def write_record(folder: Path, record: FanOutRecord) -> None:
-    """Remember a fan-out.
+    """Record a fan-out.
 
     Raises:
-        JobError: The disk takes nothing.
+        JobError: The disk cannot be written.
     """
     values = {
         "schema": SCHEMA,
@@ -66,10 +66,10 @@ def write_record(folder: Path, record: FanOutRecord) -> None:
 
 @contextmanager
 def followed(folder: Path, launch_id: str) -> Iterator[None]:
-    """Be the one program here that hands out a fan-out's shards.
+    """Lock a fan-out: only one local program hands out its shards.
 
     Raises:
-        JobError: Another one does.
+        JobError: Another program does.
     """
     path = folder / f"{launch_id}.json"
     try:
@@ -89,10 +89,10 @@ def followed(folder: Path, launch_id: str) -> Iterator[None]:
 
 
 def find_record(folder: Path, word: str) -> FanOutRecord:
-    """Find the one fan-out that an id, the end of one or a tag names.
+    """Return the only fan-out matching an id, the end of one or a tag.
 
     Raises:
-        UsageError: None does, or several do.
+        UsageError: None matches, or several do.
         JobError: Its record cannot be read.
     """
     end = word.removeprefix(TAG)

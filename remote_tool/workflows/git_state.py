@@ -1,4 +1,4 @@
-"""Which commit of the project is sent: git here is asked, while the servers are."""
+"""Which commit of the project is sent: git runs locally while the servers are being asked."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from remote_tool.jobs.job import JobSpec
 
 T = TypeVar("T")
-# A start waits no longer than that for git, after the sync; what is not known then is left out.
+# Seconds that a start waits for git after the sync; without an answer the commit is left out.
 SECONDS = 0.5
-# A sync that takes as long is rare.
+# A sync rarely takes this long.
 LONGEST_ANSWER = 600.0
 _COMMIT = re.compile(r"[0-9a-f]{40,64}")
 _BRANCHES = "refs/heads/"
-# Nothing is run that a repository names, nothing is written into it, and nothing fetched or asked for.
+# Run no program configured in the repository, write nothing into it, fetch nothing and prompt for nothing.
 _OPTIONS = ("--no-optional-locks", "-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
 _QUIET = {"GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1", "LC_ALL": "C"}
 # A hook of git sets these for its own repository.
@@ -33,12 +33,12 @@ _OF_HOOKS = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_CO
 
 @dataclass(frozen=True)
 class GitState:
-    """Where a project stands.
+    """The git state of a project.
 
     Attributes:
         commit: In hexadecimal digits.
         branch: Empty when none is checked out.
-        dirty: Whether the project has changes that are not committed, or new files; None when that is not known.
+        dirty: Whether there are uncommitted changes or new files; None if unknown.
     """
 
     commit: str
@@ -47,7 +47,7 @@ class GitState:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What a job is told, as far as it is known."""
+        """Return a job's variables, as far as known."""
         found = {"REMOTE_TOOL_GIT_COMMIT": self.commit}
         if self.branch:
             found["REMOTE_TOOL_GIT_BRANCH"] = self.branch
@@ -57,7 +57,7 @@ class GitState:
 
 
 def with_git(spec: JobSpec, git: GitState | None) -> JobSpec:
-    """Return a job that says which commit it runs; a variable that the user sets counts more."""
+    """Return a job with the commit in its variables; a variable that the user sets wins."""
     if git is None:
         return spec
     environment = {**git.variables, **spec.environment}
@@ -65,12 +65,12 @@ def with_git(spec: JobSpec, git: GitState | None) -> JobSpec:
 
 
 async def while_asking_git(root: Path, work: Awaitable[T], beside: Sequence[str] = ()) -> tuple[T, GitState | None]:
-    """Do some work, and return its result with where the project stands; None without git, or a commit.
+    """Run some work while asking git; return its result with the project's git state; None without git or a commit.
 
     Args:
-        root: Of the project.
-        work: What else is done.
-        beside: Folders in it that are never sent, and so make it no other project.
+        root: The project's folder.
+        work: The other work.
+        beside: Folders that are never sent, and do not make the project dirty.
     """
     if not _is_in_repository(root):
         return await work, None
@@ -88,7 +88,7 @@ async def while_asking_git(root: Path, work: Awaitable[T], beside: Sequence[str]
 
 
 def _is_in_repository(root: Path) -> bool:
-    """Whether it is worth a process to ask."""
+    """Return whether the project is in a repository, without starting git."""
     try:
         return any((folder / ".git").exists() for folder in (root, *root.parents))
     except PermissionError:
@@ -104,7 +104,7 @@ async def _read_head(root: Path) -> GitState | None:
 
 
 async def _has_changes(root: Path, beside: Sequence[str]) -> bool | None:
-    """Whether git names a file of the project; it has said enough with the first letter."""
+    """Return whether git reports a changed file; the first byte is enough."""
     what = ("--porcelain", "-z", "--no-renames", "--untracked-files=normal", "--", ".")
     others = (f":(exclude,literal){folder}" for folder in (".remote", *beside))
     answer = await _ask(root, "status", *what, *others, most=1)
@@ -112,7 +112,7 @@ async def _has_changes(root: Path, beside: Sequence[str]) -> bool | None:
 
 
 async def _ask(root: Path, *words: str, most: int = 16 * 1024) -> bytes | None:
-    """Return the first bytes that git prints; None when it is not there, or fails."""
+    """Return the first bytes of git's output; None if it is missing or fails."""
     own = {name: value for name, value in os.environ.items() if name not in _OF_HOOKS}
     question = Question(LONGEST_ANSWER, {**own, **_QUIET}, most=most)
     try:

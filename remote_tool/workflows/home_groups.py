@@ -1,6 +1,6 @@
-"""What is remembered of servers that have one folder in common.
+"""The remembered groups of servers that share a project folder.
 
-It only says in which order things are done: whether a server has all that it needs is always asked of the server.
+They affect only the order of work: what a server needs is always checked on the server.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _LONGEST_MEMORY = 1024 * 1024
 
 @dataclass(frozen=True)
 class Groups:
-    """Which servers have the project's folder in common.
+    """Servers grouped by shared project folder.
 
     Attributes:
-        members: The group of each server that is in one.
+        members: The group of each server in one.
     """
 
     members: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
     def recall(cls, config: Config) -> Groups:
-        """Return what is configured, else what was found the last time; a memory that cannot be read is none."""
+        """Return the configured groups, or those found last time; an unreadable record means none."""
         if config.shared is not None:
             return cls.of_lists([config.usual_servers] if config.shared else [])
         try:
@@ -44,19 +44,19 @@ class Groups:
 
     @classmethod
     def of_lists(cls, groups: Iterable[tuple[str, ...]]) -> Groups:
-        """Return the groups; one of a single server is none."""
+        """Return the groups; a single server is not a group."""
         return cls({server: group for group in groups if len(group) > 1 for server in group})
 
     def of(self, server: str) -> tuple[str, ...]:
-        """Return the group of a server, itself included."""
+        """Return a server's group, including itself."""
         return self.members.get(server, (server,))
 
     def turns(self) -> Turns:
-        """Return what lets one server of each group do something at a time."""
+        """Return the locks that serialize work within each group."""
         return Turns(self)
 
     def with_found(self, found: Sequence[tuple[str, ...]]) -> Groups:
-        """Return what is known when some servers were tested; of the others, what was known before."""
+        """Return the groups after testing some servers; others keep their known groups."""
         tested, groups = {name for group in found for name in group}, [list(group) for group in found]
         for known in dict.fromkeys(self.members.values()):
             rest = [name for name in known if name not in tested]
@@ -68,7 +68,7 @@ class Groups:
         return Groups.of_lists(map(tuple, groups))
 
     def remember(self, config: Config) -> None:
-        """Write it down, where it was found and is not as it was."""
+        """Write detected groups, if changed."""
         if config.shared is not None or self == Groups.recall(config):
             return
         groups = [list(group) for group in dict.fromkeys(self.members.values())]
@@ -77,7 +77,7 @@ class Groups:
 
 
 class Turns:
-    """A lock for each group; a server that shares with none waits for none."""
+    """A lock for each group; a server in no group waits for none."""
 
     def __init__(self, groups: Groups) -> None:
         self._groups = groups

@@ -67,9 +67,9 @@ class JobsAnswer:
     Attributes:
         jobs: The jobs, as they are now.
         errors: The error of each server that could not answer.
-        bad: A sentence for each record that cannot be read.
-        warnings: Server and sentence for what did not fail, such as a sync that changed files under a running job.
-        answered: Servers that were asked, also those without a job; where there is an error, they failed.
+        bad: A message for each unreadable record.
+        warnings: Server and message, such as a sync that changed files under a running job.
+        answered: The servers that were asked, with or without jobs; those in ``errors`` failed.
     """
 
     jobs: tuple[Job, ...]
@@ -80,12 +80,12 @@ class JobsAnswer:
 
     @property
     def exit_code(self) -> int:
-        """0 when every server answered, else as :class:`SomeServersFailedError` has it."""
+        """Return 0 if every server answered, else the exit code of :class:`SomeServersFailedError`."""
         return self._failure.exit_code if self.errors else 0
 
     @property
     def program_exit_code(self) -> int:
-        """The first job's own failure, else what the servers say."""
+        """Return the first job's own exit code, else that of the servers."""
         for job in self.jobs:
             if job.state.is_finished and job.program_exit_code != 0:
                 return job.program_exit_code
@@ -105,10 +105,10 @@ class JobsAnswer:
 
 
 class StillRunningError(JobError):
-    """Jobs have not ended within the time that they were given.
+    """Jobs have not ended within the timeout.
 
     Attributes:
-        answer: All that were waited for, as they are.
+        answer: All jobs waited for, as they are.
     """
 
     def __init__(self, answer: JobsAnswer, seconds: float) -> None:
@@ -134,10 +134,10 @@ def choose_servers(config: Config, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def choose_jobs(jobs: Iterable[Job], selection: JobSelection) -> list[Job]:
-    """Return the jobs that a selection means, by key.
+    """Return the selected jobs, by key.
 
     Raises:
-        UsageError: A key or id is of no job, or the beginning of several.
+        UsageError: A key or id is unknown, or an ambiguous prefix.
     """
     jobs = list(jobs)
     if selection.jobs:
@@ -151,7 +151,7 @@ def choose_jobs(jobs: Iterable[Job], selection: JobSelection) -> list[Job]:
 
 
 def sort_jobs(jobs: Iterable[Job], order: str) -> list[Job]:
-    """Sort jobs by one of ``SORT_FIELDS``; the other way around with ``-`` before it.
+    """Sort jobs by one of ``SORT_FIELDS``; in reverse with ``-`` before it.
 
     Raises:
         UsageError: There is no such field.
@@ -165,10 +165,10 @@ def sort_jobs(jobs: Iterable[Job], order: str) -> list[Job]:
 
 
 def find_job(jobs: Sequence[Job], word: str) -> Job:
-    """Find the one job that a key, an id or the beginning of an id names.
+    """Return the only job matching a key, an id or a prefix of an id.
 
     Raises:
-        UsageError: None does, or several do.
+        UsageError: None matches, or several do.
     """
     by_key = [job for job in jobs if str(job.key) == word]
     found = by_key or [job for job in jobs if word and job.id.startswith(word)]
@@ -180,10 +180,10 @@ def find_job(jobs: Sequence[Job], word: str) -> Job:
 
 
 def choose_job_to_follow(jobs: Sequence[Job], selection: JobSelection) -> list[Job]:
-    """Return the jobs to follow: those selected, else the one that is most likely meant.
+    """Return the jobs to follow: the selected ones, or the likeliest one.
 
     Raises:
-        UsageError: There is no job, or several run and none of them is a master.
+        UsageError: There is no job, or several are running and none is a master.
     """
     if selection.jobs or selection.tags:
         chosen = choose_jobs(jobs, selection)
@@ -210,7 +210,7 @@ def _most_likely(jobs: Sequence[Job]) -> Job:
 
 
 def _newest(jobs: Sequence[Job]) -> Job:
-    # Not the highest key: a job of another checkout gets its key when it is found, however old it is.
+    # Not the highest key: another checkout's job gets its key when it is found, however old it is.
     return max(jobs, key=_by_age)
 
 
@@ -233,5 +233,5 @@ def _state_is_meant(job: Job, selection: JobSelection) -> bool:
         return job.state in selection.states
     if selection.last is not None:
         return True
-    # A lost job of which processes are left is both.
+    # A lost job with processes left is both.
     return (selection.running and job.may_run) or (selection.stopped and job.state.is_finished)

@@ -1,4 +1,4 @@
-"""The full output of every step, one file each in ``.remote/logs/``, with passwords in URLs hidden."""
+"""The full output of every step, one file each in ``.remote/logs/``, with passwords in URLs redacted."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from remote_tool.paths import LocalPaths
 
 TAIL_LINES = 20
-# A line without an end is passed on in pieces; none of ours is longer but progress bars.
+# A line longer than this is passed on in pieces; only progress bars are.
 LONGEST_LINE = 64 * 1024
-# The output that is searched for what the server lacks.
+# The part of the output that is searched for missing tools.
 LONGEST_TAIL = 64 * 1024
 
-# Of each step on each server, and in all.
+# Logs kept for each step on each server, and in total.
 MOST_OF_STEP, MOST_LOGS = 10, 5000
 _NAME = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9]{6}-.+\.log")
 _MOMENT_LENGTH = len("20261121-053000-000000-")
@@ -30,10 +30,10 @@ _URL_PASSWORD = re.compile(rb"(://)[^\s/@:]*(?::[^\s/@]*)?@")
 
 
 class StepLog:
-    """The output of one step: a file of its own, and its end in memory.
+    """The output of one step: a log file, and the last part in memory.
 
     Attributes:
-        path: The file.
+        path: The log file.
     """
 
     def __init__(self, paths: LocalPaths, server: str, step: str) -> None:
@@ -46,11 +46,11 @@ class StepLog:
         self._tail_size = 0
 
     def write(self, data: bytes, stream: int = 0) -> bytes:
-        """Keep what came; return the whole lines of it, with passwords hidden.
+        """Append output; return its complete lines, with passwords redacted.
 
         Args:
-            data: Bytes as they came.
-            stream: Which stream; their lines are not mixed.
+            data: The bytes.
+            stream: The stream; lines of different streams are not mixed.
         """
         text = self._partial.pop(stream, b"") + data
         end = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
@@ -60,22 +60,22 @@ class StepLog:
         return self._keep(text[:end])
 
     def end(self) -> bytes:
-        """Return the lines that had no end."""
+        """Return the incomplete last lines."""
         return b"".join(self._keep(text) for text in self._take_partial())
 
     @property
     def tail(self) -> bytes:
-        """The end of the output."""
+        """Return the last part of the output."""
         return b"".join(self._tail)
 
     @property
     def last_lines(self) -> list[str]:
-        """The last lines that are not empty."""
+        """Return the last non-empty lines."""
         lines = self.tail.replace(b"\r", b"\n").decode(errors="replace").splitlines()
         return [line.rstrip() for line in lines if line.strip()][-TAIL_LINES:]
 
     def leave_nothing_if_silent(self) -> None:
-        """Remove the file when nothing came: of most syncs nothing does, and there are many."""
+        """Remove the file if empty: most syncs print nothing, and there are many."""
         self.end()
         if self._file.tell() == 0:
             self.path.unlink(missing_ok=True)
@@ -108,7 +108,7 @@ class StepLog:
 
 
 def forget_old_logs(paths: LocalPaths) -> None:
-    """Remove logs beyond the newest of each server and step, and beyond so many in all."""
+    """Remove logs beyond the newest of each server and step, and beyond a total number."""
     with suppress(OSError):
         counts: Counter[str] = Counter()
         names = [name for name in os.listdir(paths.logs) if _NAME.fullmatch(name)]  # noqa: PTH208 - no stat each
@@ -121,10 +121,10 @@ def forget_old_logs(paths: LocalPaths) -> None:
 
 
 def hide_passwords(text: bytes) -> bytes:
-    """Replace name and password in URLs, and what no text of ours shows."""
+    """Redact name and password in URLs, and known secrets."""
     return redact_lines(_URL_PASSWORD.sub(rb"\1***@", text))
 
 
 def shown_path(path: Path, paths: LocalPaths) -> str:
-    """Return a log's path as the user would type it in the project folder."""
+    """Return a log's path relative to the project folder."""
     return str(path.relative_to(paths.root)) if path.is_relative_to(paths.root) else str(path)

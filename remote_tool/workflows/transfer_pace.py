@@ -1,4 +1,4 @@
-"""How far a transfer is, in a few words: percent, rate and the time that is left."""
+"""Describe a transfer's progress: percent, rate and remaining time."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections import deque
 from remote_tool.readable import readable_size
 
 MINUTE, HOUR = 60, 3600
-# The rate is that of the last seconds; after fewer than a second it says nothing.
+# The rate is that of the last seconds; below one second it is not reported.
 WINDOW_SECONDS = 10.0
 LEAST_SECONDS = 1.0
 
 
 class TransferPace:
-    """Remembers when how much had come."""
+    """Samples of a transfer's progress."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int]] = deque()
 
     def describe(self, done: int, total: int) -> str:
-        """Say how far it is now; a total of 0 is not known."""
+        """Describe the progress; a total of 0 is unknown."""
         rate = self._rate(done)
         parts = [f"{min(100, 100 * done // total)} % of {readable_size(total)}" if total else readable_size(done)]
         if rate:
@@ -30,10 +30,10 @@ class TransferPace:
         return ", ".join(parts)
 
     def _rate(self, done: int) -> float:
-        """Return bytes per second; 0 when nobody can tell yet."""
+        """Return bytes per second; 0 if unknown."""
         now, samples = time.monotonic(), self._samples
         if samples and done < samples[-1][1]:
-            samples.clear()  # it has begun again
+            samples.clear()  # restarted
         samples.append((now, done))
         while len(samples) > 1 and now - samples[1][0] >= WINDOW_SECONDS:
             samples.popleft()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from remote_tool.workflows.jobs.follow import Chunk
 
 T = TypeVar("T")
-# Seconds to wait for cancelled work to close its connections.
+# Seconds to wait for canceled work to close its connections.
 LONGEST_GOODBYE = 2.0
 # Each holds at most 256 KiB.
 MOST_CHUNKS = 32

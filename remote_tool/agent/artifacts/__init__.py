@@ -1,1 +1,1 @@
-"""List and send the files that jobs have written."""
+"""List and send files that jobs wrote."""

@@ -1,9 +1,9 @@
-"""Telling which files a job has written, of those that are wanted at home.
+"""List the requested files that each job has written.
 
-A job wrote what changed since its command began and was not written again after its end, by the times that the file
-system itself gives: no other clock is asked. A path with the id of a job is that job's, if it could write it. Of other
-files that two jobs could have written, nobody can tell which one did: both get them, and the client hears of it.
-What was sent with the project is not told, nor what lies in our folders.
+A job wrote the files that changed after its command began and not after its end, by the file system's own
+timestamps. A path containing a job's id belongs to that job, if it could have written it. Any other file that two jobs
+could have written is listed for both, and the client is notified.
+Files sent with the project and files in our own folders are skipped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _JOB_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{32}")
 
 
 class _Project(NamedTuple):
-    """The project here: open, which folders in it are ours, and the list of sent files, a record of each."""
+    """The open project folder, our folders in it, and the records of the sent files."""
 
     folder: int
     own: FrozenSet[Tuple[int, int]]
@@ -45,7 +45,7 @@ class _Span(NamedTuple):
     end: Optional[int]
 
     def has(self, status: os.stat_result) -> bool:
-        """Whether a file was written in it; a job may give a file another time, but not another time of change."""
+        """Return whether a file was written while the job ran, by its change time, which a job cannot set."""
         if status.st_ctime_ns < self.start:
             return False
         return self.end is None or min(status.st_mtime_ns, status.st_ctime_ns) <= self.end
@@ -55,24 +55,24 @@ class _Span(NamedTuple):
 
 
 class _File(NamedTuple):
-    """A file that is wanted; one that only a number of the newest asks for gives way to newer ones."""
+    """A matching file; under a newest-N pattern it gives way to newer ones."""
 
     status: os.stat_result
     gives_way: bool
 
 
 class _NoSuchJobError(Exception):
-    """The folder of all jobs has none of this name."""
+    """There is no job with this id."""
 
 
 class _Listing:
-    """What is told of a job.
+    """The files listed for a job.
 
     Attributes:
         files: By path.
-        older: How many files match that the job did not write.
-        is_cut: Whether there are more than are told.
-        shared: Which files another job can have written too.
+        older: Number of matching files that the job did not write.
+        is_cut: Whether files were left out for lack of space.
+        shared: Files that another job could have written too.
     """
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class _Listing:
 
 
 def artifacts(request: Request) -> None:
-    """Answer op ``artifacts``: the files of each job, told in pieces, and its end."""
+    """Answer op ``artifacts``: each job's files in several frames, then a final one."""
     folders = request.folders()
     asked = request.get("jobs", is_list)
     lister = _Lister(job_folder.open_jobs_folder(folders.jobs), _open_project(folders))
@@ -108,7 +108,7 @@ def artifacts(request: Request) -> None:
 
 
 def _open_project(folders: Folders) -> _Project:
-    # The project's folder itself may be a link of its user, to a larger disk.
+    # The project's folder may itself be a user's link to a larger disk.
     folder = os.open(folders.project, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     own = set()
     for path in (folders.jobs, folders.scripts):
@@ -121,7 +121,7 @@ def _open_project(folders: Folders) -> _Project:
 
 
 def _read_sent(folders: Folders) -> Set[bytes]:
-    """Return the list of sent files, which has ``size time name`` for each."""
+    """Return the list of sent files: ``size time name`` for each."""
     try:
         with open(folders.sent_files, "rb") as file:
             return set(file.read(_LARGEST_LIST).split(b"\0"))
@@ -130,7 +130,7 @@ def _read_sent(folders: Folders) -> Set[bytes]:
 
 
 def _is_as_sent(found: Found, project: _Project) -> bool:
-    """Tell whether a file is as it was sent; one that a job has changed since is the job's."""
+    """Return whether a file is unchanged since it was sent; a changed file belongs to the job."""
     seconds = found.status.st_mtime_ns // 1_000_000_000
     return b"%d %d %b" % (found.status.st_size, seconds, os.fsencode(found.path)) in project.sent
 
@@ -144,7 +144,7 @@ def _answer(request: Request, lister: _Lister, asked: Dict[str, Any]) -> None:
         request.answer({"job": job_id, "error": str(error), "gone": folder_id != "", "folder_id": folder_id})
         return
     except (RecordError, PatternError, OSError) as error:
-        # What else a disk or a record says may pass, and the client asks again; a pattern stays as it is.
+        # Other errors may be temporary, and the client asks again; an invalid pattern is permanent.
         why = str(getattr(error, "strerror", None) or error)
         request.answer({"job": job_id, "error": why, "gone": isinstance(error, PatternError)})
         return
@@ -156,7 +156,7 @@ def _answer(request: Request, lister: _Lister, asked: Dict[str, Any]) -> None:
 
 
 class _Job(NamedTuple):
-    """What is known of a job: when it ran, and which files of it are wanted."""
+    """A job's run time and requested files."""
 
     job_id: str
     span: Optional[_Span]
@@ -167,7 +167,7 @@ class _Job(NamedTuple):
 
 
 class _Lister:
-    """Finds the files of jobs of one project; what several jobs want is searched for once."""
+    """Finds files of a project's jobs; files requested by several jobs are searched once."""
 
     def __init__(self, jobs: Optional[int], project: _Project) -> None:
         self.jobs = jobs
@@ -176,12 +176,12 @@ class _Lister:
         self._spans: Dict[str, Optional[_Span]] = {}
 
     def list_job(self, job_id: str, asked: object) -> _Listing:
-        """List the files of a job; with asked, those that these patterns name instead of its own.
+        """List the files of a job; ``asked`` replaces the job's own patterns.
 
         Raises:
             _NoSuchJobError: There is no such job.
-            RecordError: It cannot be read.
-            PatternError: Asked is not a list of patterns.
+            RecordError: The job's record cannot be read.
+            PatternError: ``asked`` is not a list of patterns.
         """
         job = self._read(job_id, asked)
         if job is None:
@@ -203,7 +203,7 @@ class _Lister:
             os.close(folder)
 
     def _span(self, job_id: str) -> Optional[_Span]:
-        """Return when another job ran; None when it has not begun, is no job, or cannot be looked at now."""
+        """Return when another job ran; None when it has not begun, does not exist, or cannot be read now."""
         if job_id not in self._spans:
             self._spans[job_id] = None
             with suppress(OSError):
@@ -216,7 +216,7 @@ class _Lister:
         return self._spans[job_id]
 
     def _find(self, glob: str) -> Tuple[List[Found], bool]:
-        """Return the files that a glob names and that were not sent, and whether there are more."""
+        """Return the files matching a glob that were not sent, and whether there are more."""
         if glob not in self._found:
             search = Search(self._project.folder, self._project.own)
             found = [each for each in search.find(glob) if not _is_as_sent(each, self._project)]
@@ -234,7 +234,7 @@ class _Lister:
         listing.add(written, gives_way=pattern.newest is not None)
 
     def _is_of_other(self, job: _Job, found: Found) -> bool:
-        """Whether the path has the id of another job, which can have written the file, and not of this one."""
+        """Return whether the path contains another job's id and not this one's, and the other could have written it."""
         ids = set(_JOB_ID.findall(found.path))
         if not ids or job.job_id in ids:
             return False
@@ -242,19 +242,19 @@ class _Lister:
         return any(span is not None and span.has(found.status) for span in spans)
 
     def _shared(self, job: _Job, files: Dict[str, _File]) -> List[str]:
-        """Return the files that another job wants too and can have written as well as this one."""
+        """Return the files that another job also requested and could have written."""
         unsure = {path: file.status for path, file in files.items() if job.job_id not in path}
         shared = set()
         for other in self._others(job) if unsure else ():
             for pattern in other.patterns:
-                # What has its id in the path is no longer among them.
+                # Files whose path contains its id have been removed from this list.
                 found = self._find(pattern.glob)[0] if other.job_id not in pattern.glob else []
                 wanted = {each.path for each in found} & unsure.keys()
                 shared |= {path for path in wanted if other.can_have_written(unsure[path])}
         return sorted(shared)
 
     def _others(self, job: _Job) -> Iterator[_Job]:
-        """Yield the other jobs that ran at the same time; records of those that ended long before are not read."""
+        """Yield the jobs that ran at the same time; records of jobs that ended long before are not read."""
         for name in os.listdir(self.jobs) if self.jobs is not None else ():
             span = self._span(name) if is_job_id(name) and name != job.job_id else None
             if span is not None and job.span is not None and span.overlaps(job.span):
@@ -270,7 +270,7 @@ def _patterns_of(folder: int, job_id: str) -> object:
 
 
 def _span_of(folder: int) -> Optional[_Span]:
-    """Return when a job ran; None for one whose command has not begun."""
+    """Return when a job ran; None if its command has not begun."""
     start, end = (_written_at(folder, name) for name in (STARTED, ENDED))
     return None if start is None else _Span(start, end)
 

@@ -1,4 +1,4 @@
-"""Sending files of the project: each from the byte that the client lacks, and whether it changed meanwhile."""
+"""Send files of the project, each resuming at the client's offset, and report whether it changed meanwhile."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from typing import Any, Dict, List, Optional
 
 CHUNK = 512 * 1024
-# While a part that the client has is compared, it is told after so many bytes that this goes on.
+# While the client's part is compared, progress is reported after this many bytes.
 _TELL_EVERY = 64 * 1024 * 1024
 
 
 def send(request: Request) -> None:
-    """Answer op ``send``: all files in the order of the request, one after the other.
+    """Answer op ``send``: send all files in the order of the request.
 
-    Of each file: ``begin`` with what it is and the offset of the first byte that comes, its bytes with their offsets,
-    and ``end``: ``whole``, ``changed`` while it was read, ``grew`` beyond what is taken, or why it cannot be read.
+    For each file: ``begin`` with its identity and the offset of the first byte, its bytes with their offsets,
+    and ``end``: ``whole``, ``changed`` while being read, ``grew`` beyond the limit, or why it cannot be read.
     """
     folders = request.folders()
     asked = request.get("files", is_list)
@@ -33,7 +33,7 @@ def send(request: Request) -> None:
 
 
 class _Sending:
-    """One file on its way."""
+    """A file being sent."""
 
     def __init__(self, request: Request, number: int, asked: Dict[str, Any]) -> None:
         self._request = request
@@ -72,12 +72,12 @@ class _Sending:
             if body:
                 self._answer(body, offset=start)
             elif start < before.st_size:
-                break  # it has become shorter
+                break  # it was truncated
             offset = start + len(body)
         self._answer(end="whole" if _stamp(os.fstat(file)) == _stamp(before) else "changed")
 
     def _offset(self, file: int, status: os.stat_result) -> int:
-        """Return where to go on: behind what the client has, when that is the beginning of just this file."""
+        """Return the offset to resume from: the client's size, if its part is a prefix of this very file."""
         have = self._asked.get("have")
         if self._asked.get("stamp") != _stamp(status) or type(have) is not int or not 0 < have <= status.st_size:
             return 0

@@ -1,1 +1,1 @@
-"""Remove what is not needed any more on a server."""
+"""Remove unused files from a server."""

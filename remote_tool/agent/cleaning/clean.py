@@ -1,4 +1,4 @@
-"""Cleaning: removing jobs that have ended, and what is left of older versions, of broken syncs and of half a setup."""
+"""Remove finished jobs, older versions, and leftovers of interrupted syncs and setups."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _PATIENCE = 10.0
 
 
 def clean(request: Request) -> None:
-    """Answer op ``clean``: say what there is of ours, and remove these jobs and what nobody uses, unless ``dry_run``.
+    """Answer op ``clean``: list our files, and remove these jobs and unused files, unless ``dry_run``.
 
-    ``removed`` and ``gone`` name the jobs that are not there any more, ``kept`` says why others are. ``more`` asks for
-    another call. With ``everything`` all goes that is ours, unless a job runs.
+    ``removed`` and ``gone`` name jobs that no longer exist; ``kept`` says why others remain. ``more`` asks for
+    another call. With ``everything``, all our files are removed, unless a job is running.
     """
     folders = request.folders()
     dry_run = request.get("dry_run", is_flag)
@@ -44,13 +44,13 @@ def clean(request: Request) -> None:
         others: List[Dict[str, Any]] = []
         if not request.get("jobs_only", is_flag, default=False):
             others = leftovers.clean(folders, scripts, request, dry_run=dry_run, deadline=deadline)
-        # To count what many jobs take may need all the time that is left.
+        # Measuring many jobs may take all the remaining time.
         items = [removal.jobs_item(), *others]
     request.answer({**removal.as_answer(), "items": items})
 
 
 def remove_some(jobs: int, folders: Folders, ids: List[Any], seconds: float) -> Dict[str, Any]:
-    """Remove jobs beside another operation, for so many seconds at most; return what became of them."""
+    """Remove jobs as part of another operation, within a number of seconds; return the result."""
     removal = Removal(folders, dry_run=False, deadline=time.monotonic() + seconds, jobs=jobs)
     try:
         removal.remove_jobs([name for name in ids if is_job_id(name)], sized=False)
@@ -60,7 +60,7 @@ def remove_some(jobs: int, folders: Folders, ids: List[Any], seconds: float) -> 
 
 
 def _be_alone(scripts: int) -> None:
-    """Let no other clean work in the project meanwhile, where the file system can lock."""
+    """Exclude other cleans of this project, where the file system supports locks."""
     deadline = time.monotonic() + _PATIENCE
     while True:
         try:

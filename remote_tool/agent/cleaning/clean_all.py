@@ -1,4 +1,4 @@
-"""``clean --all``: leaving a server as it was found; what jobs have written into the project stays."""
+"""``clean --all``: remove every trace of remote-tool except files that jobs wrote into the project."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, List, Optional, Tuple
 
-# The client waits longer than that.
+# The client's timeout is longer.
 _SECONDS = 540.0
 ENVIRONMENT, FILES, CONDA, OURS = "environment", "sent files", "conda", "remote-tool"
 _CACHES = (".cache/remote_tool", ".cache/remote-tool")
@@ -29,7 +29,7 @@ _MOST_FOLDERS = 1000
 
 
 def clean_all(removal: Removal, request: Request, scripts: Optional[int]) -> List[Dict[str, Any]]:
-    """Remove everything that is ours, unless a job runs; say what there is."""
+    """Remove all our files, unless a job is running; list them."""
     folders = removal.folders
     removal.deadline = time.monotonic() + _SECONDS
     scan = Leftovers(folders, scripts, dry_run=removal.dry_run, deadline=removal.deadline)
@@ -51,7 +51,7 @@ def clean_all(removal: Removal, request: Request, scripts: Optional[int]) -> Lis
 
 
 def _remove_empty(folder: str) -> None:
-    """Remove a project's folder, and with a name such as dev/digits those above it, as far as nothing is in them."""
+    """Remove a project's folder if empty, and empty parents of a name such as dev/digits."""
     home = os.environ["HOME"].rstrip("/")
     with suppress(OSError):
         os.rmdir(folder)
@@ -73,7 +73,7 @@ def _refuse_while_used(removal: Removal, prefix: str) -> None:
             finally:
                 os.close(folder)
         except RecordError:
-            why = ""  # nothing ever ran of what has no record
+            why = ""  # without a record, nothing ever ran
         except OSError as error:
             why = f"it cannot be read: {error.strerror}"
         if why:
@@ -85,7 +85,7 @@ def _refuse_while_used(removal: Removal, prefix: str) -> None:
 
 
 def _shut_the_door(removal: Removal, scripts: Optional[int], prefix: str) -> None:
-    """Let nothing start any more; what had begun to start meanwhile opens it again."""
+    """Prevent new starts; a start that is already underway undoes this."""
     for parent, name, what in ((scripts, "lock", "a setup"), (scripts, "sync-lock", "a sync")):
         if parent is not None and not leftovers.can_lock(parent, name):
             raise RequestError(f"Cannot remove everything: {what} is running", hint="remote-tool clean --all, later")
@@ -106,7 +106,7 @@ def _shut_the_door(removal: Removal, scripts: Optional[int], prefix: str) -> Non
 
 
 def _remove_sent(folders: Folders, *, dry_run: bool) -> Dict[str, Any]:
-    """Remove the files of the project that are as a sync has sent them; never behind a link."""
+    """Remove the project's files that are unchanged since they were sent; follow no links."""
     sent = sorted(leftovers.read_sent(folders.sent_files), key=_deepest_first)
     if not sent:
         return item(FILES, 0, 0, 0, 0)
@@ -141,7 +141,7 @@ def _deepest_first(record: List[bytes]) -> "Tuple[bool, int, bytes]":
 
 
 def _as_sent(parent: int, name: str, length: bytes, modified: bytes) -> "Tuple[bool, int]":
-    """Whether a file is as it was sent, and the bytes that it takes."""
+    """Return whether a file is unchanged since it was sent, and its size on disk in bytes."""
     try:
         found = os.stat(name, dir_fd=parent, follow_symlinks=False)
     except OSError:
@@ -151,7 +151,7 @@ def _as_sent(parent: int, name: str, length: bytes, modified: bytes) -> "Tuple[b
 
 
 def _open_plain(folder: int, parts: List[str]) -> Optional[int]:
-    """Open a folder below another one; None where a link or nothing is on the way."""
+    """Open a nested folder; None if a component is missing or a link."""
     opened = os.dup(folder)
     for part in parts:
         try:
@@ -165,7 +165,7 @@ def _open_plain(folder: int, parts: List[str]) -> Optional[int]:
 
 
 def _remove_condas(scan: Leftovers, prefix: str) -> Dict[str, Any]:
-    """Remove the conda that a setup has installed, unless somebody else has environments of it."""
+    """Remove the conda that setup installed, unless it has other environments."""
     home = leftovers.open_home()
     found: List[Tuple[int, str]] = []
     stays = ""
@@ -187,7 +187,7 @@ def _remove_condas(scan: Leftovers, prefix: str) -> Dict[str, Any]:
 
 
 def _has_others(condas: List[str], prefix: str) -> bool:
-    """Whether a conda has made other environments than ours, as far as it notes them, or another project has one."""
+    """Return whether a conda has recorded environments other than ours, or another project uses it."""
     own = {prefix, *condas}
     listed = [line.strip() for line in _conda_notes().splitlines()]
     noted = [line for line in listed if line and line not in own and os.path.isdir(line)]
@@ -204,7 +204,7 @@ def _conda_notes() -> str:
 
 
 def _forget_environments(prefix: str) -> None:
-    """Remove conda's list of environments when all that it names has gone with it."""
+    """Remove conda's list of environments when none of them exists any longer."""
     folder = os.path.join(os.environ["HOME"], ".conda")
     left = [line for line in _conda_notes().splitlines() if line.strip() != prefix and os.path.isdir(line.strip())]
     with suppress(OSError):
@@ -214,7 +214,7 @@ def _forget_environments(prefix: str) -> None:
 
 
 def _remove_ours(removal: Removal, scan: Leftovers, scripts: Optional[int]) -> Dict[str, Any]:
-    """Remove our folders, the one that this program runs from as the last one."""
+    """Remove our folders; the one that this program runs from is removed last."""
     home = leftovers.open_home()
     found: List[Tuple[int, str]] = []
     project = os.open(removal.folders.project, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -229,21 +229,21 @@ def _remove_ours(removal: Removal, scan: Leftovers, scripts: Optional[int]) -> D
 
 
 def _remove_jobs(removal: Removal, project: int, scripts: Optional[int]) -> None:
-    """Remove the folder of all jobs; it is counted by itself, and not with what it was moved into."""
+    """Remove the folder of all jobs; its size is reported separately."""
     parent, name = project, os.path.basename(removal.folders.jobs)
     if scripts is not None:
         aside = f"{removing.MARK}{os.urandom(8).hex()}"
         with suppress(OSError):
-            # Out of the way in one piece; on another disk it goes where it is.
+            # Moving it away is atomic; on another disk it is removed in place.
             os.rename(name, aside, src_dir_fd=project, dst_dir_fd=scripts)
             parent, name = scripts, aside
     removing.remove(parent, name, removal.deadline)
 
 
 def _is_of_others(own: str, project: str) -> bool:
-    """Whether another project of ours is in this home, which may need what all have in common."""
+    """Return whether another of our projects is in this home, and may need the shared files."""
     folders = [os.environ["HOME"]]
-    # One with a name such as dev/digits lies deeper; a large home is not searched to its end.
+    # A project named like dev/digits is nested deeper; in a large home the search stops early.
     for folder in folders:
         for path in (os.path.join(folder, name) for name in _names(folder)):
             if path != project and os.path.isdir(os.path.join(path, own)):

@@ -1,4 +1,4 @@
-"""What nobody uses any more on a server besides jobs: other versions, half an environment, half a sync, old notes."""
+"""Unused files on a server other than jobs: old versions, incomplete environments and syncs, old notes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SUPERVISORS, ENVIRONMENTS, SYNCS, NOTES = "old supervisors", "half-made environm
 PARTIAL = ".remote-tool-partial"
 _VERSION = "supervisor-"
 _HOUR, _DAY = 3600.0, 86400.0
-# Who prepares holds it while it makes an environment, and who sends the other.
+# Held while an environment is created, and while the agent is sent.
 _SETUP_LOCK, _SYNC_LOCK = "lock", "sync-lock"
 # Versions that other laptops may have used lately.
 _UNUSED_SECONDS = 7 * _DAY
@@ -33,12 +33,12 @@ NOT_ALL = "some of it could not be removed"
 
 
 def item(what: str, count: int, size: int, goes: int, frees: int) -> Dict[str, Any]:
-    """Return what the client shows in a row."""
+    """Return a row for the client's table."""
     return {"what": what, "count": count, "bytes": size, "goes": goes, "frees": frees, "why": ""}
 
 
 class Leftovers:
-    """One look at what is not of a job; each thing is removed where nobody uses it."""
+    """A scan for unused files that belong to no job; each is removed unless in use."""
 
     def __init__(self, folders: Folders, scripts: Optional[int], *, dry_run: bool, deadline: float) -> None:
         self._folders = folders
@@ -47,14 +47,14 @@ class Leftovers:
         self._deadline = deadline
 
     def take(self, what: str, found: "List[Tuple[int, str]]", *, stays: str = "") -> Dict[str, Any]:
-        """Remove what has names in some folders, unless there is a reason that it stays."""
+        """Remove entries of some folders, unless there is a reason to keep them."""
         sizes = {each: removing.size_of(*each, self._deadline) for each in found}
         gone = [each for each in found if not stays and (self.dry_run or removing.remove(*each, self._deadline))]
         told = item(what, len(found), sum(sizes.values()), len(gone), sum(sizes[each] for each in gone))
         return {**told, "why": "" if len(gone) == len(found) else stays or NOT_ALL}
 
     def supervisors(self, current: str) -> Dict[str, Any]:
-        """Other versions than the one that is asked now, and halves of any."""
+        """Remove versions other than the current one, and incomplete versions."""
         if self._scripts is None:
             return item(SUPERVISORS, 0, 0, 0, 0)
         names = [name for name in removing.names_in(self._scripts) if name.startswith(_VERSION) and name != current]
@@ -67,11 +67,11 @@ class Leftovers:
         return told
 
     def _is_new_half(self, name: str) -> bool:
-        """Whether somebody may be sending it just now."""
+        """Return whether another client may be sending it now."""
         return ".new." in name and age_of(self._scripts or 0, name) < _HOUR
 
     def environment(self) -> Dict[str, Any]:
-        """The environment that a setup has not finished, and a conda that was not installed to its end."""
+        """Remove an unfinished environment and an unfinished conda installation."""
         found: List[Tuple[int, str]] = []
         stays = ""
         if self._scripts is not None and job_folder.exists(self._scripts, "environment"):
@@ -90,7 +90,7 @@ class Leftovers:
         return self.take(ENVIRONMENTS, found, stays=stays)
 
     def syncs(self, begun: List[Any]) -> Dict[str, Any]:
-        """What rsync has received half, in our folder and beside where it belongs, also behind a link of the server."""
+        """Remove rsync's partial files, in our folder and beside their targets, also behind a link on the server."""
         found: List[Tuple[int, str]] = []
         if self._scripts is not None:
             names = [name for name in removing.names_in(self._scripts) if _is_of_sync(name)]
@@ -100,7 +100,7 @@ class Leftovers:
         return self.take(SYNCS, found, stays="a sync is running" if is_busy else "")
 
     def _partial_parents(self, begun: List[Any]) -> Iterator[int]:
-        """Open the folders of the project that have half a file: all that are plain, and those that a sync sent to."""
+        """Open the project's folders that may hold partial files: plain ones, and targets of a sync."""
         project = self._folders.project
         ours = {os.path.basename(self._folders.scripts), os.path.basename(self._folders.jobs)}
         sent = _sent_folders(self._folders.sent_files)
@@ -118,7 +118,7 @@ class Leftovers:
                 continue
 
     def notes(self) -> Dict[str, Any]:
-        """Ports that launches had, and small files of programs that were ended."""
+        """Remove notes of ports and temporary files of killed programs."""
         home = open_home()
         found: List[Tuple[int, str]] = []
         for parent, prefix, seconds in (
@@ -136,7 +136,7 @@ class Leftovers:
 def clean(
     folders: Folders, scripts: Optional[int], request: Request, *, dry_run: bool, deadline: float
 ) -> List[Dict[str, Any]]:
-    """Remove what nobody uses; say what there is."""
+    """Remove unused files; return the rows."""
     scan = Leftovers(folders, scripts, dry_run=dry_run, deadline=deadline)
     if scripts is not None and not dry_run:
         removing.remove_marked(scripts, deadline)
@@ -146,12 +146,12 @@ def clean(
 
 
 def own_version() -> str:
-    """Return the name of the folder that this program is in."""
+    """Return the name of this program's version folder."""
     return os.path.basename(os.path.abspath(__file__).rpartition("/remote_tool/")[0])
 
 
 def age_of(parent: int, name: str) -> float:
-    """Return the seconds since something was changed; 0 of what has gone."""
+    """Return the seconds since the last change; 0 if it does not exist."""
     try:
         return time.time() - os.stat(name, dir_fd=parent, follow_symlinks=False).st_mtime
     except OSError:
@@ -159,7 +159,7 @@ def age_of(parent: int, name: str) -> float:
 
 
 def remove_old_versions(scripts_folder: str) -> None:
-    """Remove other versions of this program that nobody has used for a week, or beyond a few, and no process has."""
+    """Remove versions unused for a week, or beyond the newest few, that no process was started from."""
     current = own_version()
     with suppress(OSError):
         scripts = job_folder.open_folder(scripts_folder)
@@ -180,7 +180,7 @@ def remove_old_versions(scripts_folder: str) -> None:
 
 
 def versions_in_use() -> "set[str]":
-    """Return the folders of the versions that a living process was started from."""
+    """Return the version folders that living processes were started from."""
     found = set()
     for _, text in _texts_of_processes("cmdline"):
         for word in text.split(b"\0"):
@@ -190,7 +190,7 @@ def versions_in_use() -> "set[str]":
 
 
 def is_used(path: str) -> bool:
-    """Whether a process was started from a folder, or knows of it."""
+    """Return whether a process names a folder in its arguments or environment."""
     wanted = os.fsencode(path)
     own = os.getpid()
     return any(
@@ -199,7 +199,7 @@ def is_used(path: str) -> bool:
 
 
 def is_finished(folders: Folders, prefix: str) -> bool:
-    """Whether the record of a finished setup names an environment, also when the record cannot be read now."""
+    """Return whether a finished setup recorded an environment, or the record cannot be read now."""
     try:
         with open(folders.activation, "rb") as file:
             return os.fsencode(prefix) in file.read()
@@ -221,7 +221,7 @@ def _open_below(home: int, path: str) -> Optional[int]:
 
 
 def _unfinished_conda(home: int, base: str) -> str:
-    """Return the name of the folder that an installation of conda has noted as begun."""
+    """Return the name of the folder that an installation of conda recorded when it began."""
     with suppress(OSError):
         file = os.open(f"{_INSTALLERS}/{base}.unfinished", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=home)
         try:
@@ -238,7 +238,7 @@ def _is_of_sync(name: str) -> bool:
 
 
 def can_lock(parent: int, path: str) -> bool:
-    """Whether nobody holds a lock now; kept until the end of this program."""
+    """Return whether a lock is free; if so, hold it until this program exits."""
     try:
         file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     except FileNotFoundError:
@@ -265,7 +265,7 @@ def _texts_of_processes(name: str) -> "Iterator[Tuple[int, bytes]]":
 
 
 def _plain_folders(project: str, ours: "set[str]", deadline: float) -> List[str]:
-    """Return the folders of a project, without following a link, entering another disk or looking into ours."""
+    """Return a project's folders, without following links, crossing file systems or entering our folders."""
     found = []
     try:
         device = os.stat(project).st_dev
@@ -291,7 +291,7 @@ def _is_on(path: str, device: int) -> bool:
 
 
 def read_sent(path: str) -> "List[List[bytes]]":
-    """Return size, time and name of all that a sync has sent; nothing where that is not known."""
+    """Return size, time and name of each sent file; nothing if unknown."""
     try:
         with open(path, "rb") as file:
             records = file.read(_LARGEST_LIST).split(b"\0")

@@ -1,4 +1,4 @@
-"""The removal of jobs that have ended: how they ended is noted first, then their folders go."""
+"""Remove finished jobs: record how each ended, then remove its folder."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Removal:
     """The removal of jobs.
 
     Attributes:
-        removed: Those that it removed, or would.
-        gone: Those that were not there.
-        kept: Those that stay, and why.
-        more: Whether there was too little time.
+        removed: Jobs that were removed, or would be.
+        gone: Jobs that did not exist.
+        kept: Jobs that remain, and why.
+        more: Whether time ran out.
     """
 
     def __init__(self, folders: Folders, *, dry_run: bool, deadline: float, jobs: Optional[int] = None) -> None:
@@ -42,7 +42,7 @@ class Removal:
         self._bytes = 0
 
     def remove_jobs(self, ids: List[str], *, sized: bool = True) -> None:
-        """Remove those that have ended and of which nothing lives; first it is noted how they ended."""
+        """Remove finished jobs without living processes, after recording how they ended."""
         host = states.scan()
         spent: List[RemovedJob] = []
         for job_id in ids:
@@ -63,7 +63,7 @@ class Removal:
         self.more = not removing.remove_marked(self.jobs, self.deadline) or self.more
 
     def _examine(self, job_id: str, host: HostSnapshot) -> Optional[RemovedJob]:
-        """Return how a job ended that may go."""
+        """Return how a job ended, if it may be removed."""
         try:
             folder = job_folder.open_job(self.jobs, job_id)
             if folder is None:
@@ -85,7 +85,7 @@ class Removal:
         return RemovedJob(job_id, job_status.state, ended.get("exit_code"), ended.get("signal"), moment)
 
     def jobs_item(self) -> Dict[str, Any]:
-        """Say what all jobs take here, and what of it goes."""
+        """Return the disk space of all jobs, and how much of it is freed."""
         names = [] if self.jobs is None else [name for name in removing.names_in(self.jobs) if is_job_id(name)]
         size = 0 if self.dry_run else self._bytes
         for name in names:
@@ -100,7 +100,7 @@ class Removal:
 
 
 def why_it_stays(folder: int, job_status: JobStatus) -> str:
-    """Why a job is still in use; empty where nothing of it is."""
+    """Return why a job is still in use, or an empty string."""
     if not job_status.is_finished and job_status.state != "lost":
         return f"it is {'on another machine' if job_status.state == 'elsewhere' else job_status.state}"
     if job_status.members:

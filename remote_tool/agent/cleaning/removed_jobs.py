@@ -1,4 +1,4 @@
-"""What is left of jobs whose folders were removed: one line each, so that every laptop still knows how they ended."""
+"""A line for each removed job, so that every laptop can still learn how it ended."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FIELDS = 5
 
 
 class RemovedJob(NamedTuple):
-    """How a job ended that was removed."""
+    """How a removed job ended."""
 
     job_id: str
     state: str
@@ -42,7 +42,7 @@ class RemovedJob(NamedTuple):
 
 
 def recall(jobs: Optional[int]) -> Dict[str, RemovedJob]:
-    """Return what is remembered in the folder of all jobs, by id, the oldest first; a line that is damaged is left out.
+    """Return the removed jobs by id, oldest first; damaged lines are skipped.
 
     Raises:
         OSError: It cannot be read now.
@@ -58,10 +58,10 @@ def recall(jobs: Optional[int]) -> Dict[str, RemovedJob]:
 
 
 def remember(jobs: int, removed: Sequence[RemovedJob]) -> None:
-    """Add jobs, before their folders go: whoever finds no folder finds this.
+    """Add jobs before their folders are removed, so that a reader finds one or the other.
 
     Raises:
-        OSError: The disk takes nothing; then nothing may go.
+        OSError: The disk cannot be written; then nothing may be removed.
     """
     known = recall(jobs)
     known.update({each.job_id: each for each in removed})

@@ -1,1 +1,1 @@
-"""Start, look at, run and stop jobs."""
+"""Start, inspect, run and stop jobs."""

@@ -1,4 +1,4 @@
-"""A job of a request to start, checked: its record, its command and the environment that it begins in."""
+"""Validate a job in a start request: its record, command and environment."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 
 
 class JobRequest(NamedTuple):
-    """A job to start, checked.
+    """A validated job to start.
 
     Attributes:
-        spec: Its record.
-        command: For the shell, in full.
-        environment: That the command, or its launch command, begins in.
-        membership: Its place in a launch of several nodes; None without one.
-        log_limit: Bytes that each of its output files may have.
-        command_wrapper: The launch command that it begins behind; None without one.
-        script: What the shell there reads.
-        setup: The script that it sources first; empty without one.
+        spec: The job's record.
+        command: The shell command, in full.
+        environment: The environment of the command, or of its launch command.
+        membership: The job's place in a launch of several nodes; None without one.
+        log_limit: Limit in bytes for each output file.
+        command_wrapper: The launch command that runs the command; None without one.
+        script: What the shell inside reads.
+        setup: The script that the shell sources first; empty without one.
     """
 
     spec: Record
@@ -58,7 +58,7 @@ class JobRequest(NamedTuple):
 
 
 def check_job(job: object, active: Activation, folders: Folders) -> JobRequest:
-    """Check one job of a request to start; RequestError when it cannot be started as asked."""
+    """Validate one job of a start request; RequestError when it cannot be started as requested."""
     if not isinstance(job, dict) or not is_job_id(job.get("id")):
         raise RequestError("The request contains a job without a valid id")
     command = job.get("command")
@@ -96,7 +96,7 @@ def check_job(job: object, active: Activation, folders: Folders) -> JobRequest:
 
 
 def _check_limits(spec: Record, command: str, user: Dict[str, str]) -> None:
-    """Refuse values that a client would not accept in a list of jobs, or that the kernel would not."""
+    """Refuse values that the client would reject in a list of jobs, or that the kernel would reject."""
     limits.check_command(command)
     limits.check_tags(spec["tags"])
     limits.check_environment(user)
@@ -109,7 +109,7 @@ def _check_limits(spec: Record, command: str, user: Dict[str, str]) -> None:
 
 
 class LaunchEnvironment(NamedTuple):
-    """What a command begins in: its environment, or that of a launch command and what is set behind it."""
+    """A command's environment, or that of its launch command and the variables set inside."""
 
     environment: Dict[bytes, bytes]
     command_wrapper: "Optional[CommandWrapper]" = None
@@ -139,7 +139,7 @@ def _launch_environment(
 
 
 def _read_membership(watch: Any, spec: Record) -> Optional[Membership]:  # noqa: ANN401 - from the request, checked here
-    """Return a node's place in its launch; its secret goes into no file."""
+    """Return a node's place in its launch; its secret is never written to a file."""
     if watch is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The folder of a new job: made beside the others and renamed, so that it appears complete, and only once."""
+"""Create a job's folder and rename it into place, so that it appears complete and exactly once."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _TEMPORARY_SECONDS = 3600.0
 
 
 class NewFolder(NamedTuple):
-    """A job's folder that this process has made.
+    """A job's folder that this process created.
 
     Attributes:
-        folder: Descriptor of it.
-        reserve: Descriptor of the file that keeps space for the final record.
-        locked: Whether the file system could lock that file.
+        folder: Descriptor of the folder.
+        reserve: Descriptor of the file that reserves space for the final record.
+        locked: Whether the file system could lock the reserve.
     """
 
     folder: int
@@ -36,12 +36,12 @@ class NewFolder(NamedTuple):
 
 
 def make_folder(jobs: int, job: JobRequest, *, again: bool) -> Optional[NewFolder]:
-    """Make the folder of a job; None when another process has made it.
+    """Create a job's folder; None when another process has created it.
 
     Args:
         jobs: Descriptor of the folder of all jobs.
         job: The job.
-        again: Whether an earlier request may have started it.
+        again: Whether an earlier request may have started the job.
     """
     job_id = job.spec["id"]
     if job_folder.exists(jobs, job_id):
@@ -67,7 +67,7 @@ def make_folder(jobs: int, job: JobRequest, *, again: bool) -> Optional[NewFolde
 
 
 def _refuse_removed(jobs: int, job_id: str) -> None:
-    """Start no job again that has ended and was removed by ``clean`` since its start was first requested."""
+    """Refuse to restart a finished job that ``clean`` has removed since its start was first requested."""
     from remote_tool.agent.cleaning import removed_jobs  # noqa: PLC0415 - few are asked for again
 
     if job_id in removed_jobs.recall(jobs):
@@ -75,7 +75,7 @@ def _refuse_removed(jobs: int, job_id: str) -> None:
 
 
 def _lock(reserve: int) -> bool:
-    """Lock the file for as long as a process of ours has it open; whether the file system can."""
+    """Lock the file for as long as one of our processes has it open; return whether the file system can lock."""
     try:
         fcntl.flock(reserve, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -122,7 +122,7 @@ def remove_abandoned(jobs: int) -> None:
 
 
 def _clock_of(folder: int) -> float:
-    """Return the time on a folder's file system: on a network disk it may differ from this machine's clock."""
+    """Return the file system's time, which on a network disk may differ from this machine's clock."""
     name = f".clock-{os.urandom(8).hex()}"
     file = job_folder.create_file(folder, name)
     try:
@@ -133,7 +133,7 @@ def _clock_of(folder: int) -> float:
 
 
 def _remove_folder(parent: int, name: str) -> None:
-    """Remove a job's folder that never ran anything; what cannot be removed stays."""
+    """Remove the folder of a job that never ran, as far as possible."""
     try:
         folder = job_folder.open_folder(name, parent)
         for entry in os.listdir(folder):

@@ -1,7 +1,7 @@
-"""Strays: processes with the mark of a job that nothing looks after any more; which there are, and their end.
+"""Orphans: list and end processes that carry a job's marker but have no supervisor.
 
-A stray is this user's, of this project, in this pid namespace, and no program of ours is above it. Its job has ended,
-is lost, or is not known here: a ``run`` whose end was cut off, or a job whose folder was removed.
+An orphan belongs to this user, this project and this pid namespace, and has none of our programs as an ancestor. Its
+job has ended, is lost, or is unknown here: an interrupted ``run``, or a job whose folder was removed.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _GPU_QUERY = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=cs
 
 
 class Group(NamedTuple):
-    """The strays of one job.
+    """The orphans of one job.
 
     Attributes:
-        state: Of the job: ``succeeded``, ``failed``, ``killed``, ``lost`` or ``unknown``.
-        folder: Of the job, absolute and without links; empty when it has none.
-        command: The record of its command's process, when that is of this boot.
+        state: The job's: ``succeeded``, ``failed``, ``killed``, ``lost`` or ``unknown``.
+        folder: The job's folder, absolute and without links; empty when there is none.
+        command: The record of the command's process, if from this boot.
     """
 
     job_id: str
@@ -53,7 +53,7 @@ class Group(NamedTuple):
 
 
 def strays(request: Request) -> None:
-    """Answer op ``strays``: say which there are; nothing is ended."""
+    """Answer op ``strays``: list orphans and end none."""
     groups = Search(request.folders()).groups()
     gpu_memory = _gpu_memory() if groups else {}
     found = [_describe(group, process, gpu_memory) for group in groups for process in group.members]
@@ -61,7 +61,7 @@ def strays(request: Request) -> None:
 
 
 def end_strays(request: Request) -> None:
-    """Answer op ``end_strays``: end those that were listed, with everything that belongs to them."""
+    """Answer op ``end_strays``: end the listed orphans and everything that belongs to them."""
     folders = request.folders()
     listed = _read_listed(request.get("jobs", is_list))
     place = request.get("identity", lambda value: isinstance(value, dict))
@@ -76,7 +76,7 @@ def end_strays(request: Request) -> None:
 
 
 class Search:
-    """One look for strays."""
+    """A scan for orphans."""
 
     def __init__(self, folders: Folders) -> None:
         self._project = folders.project
@@ -84,18 +84,18 @@ class Search:
         self._host = states.scan()
         self._snapshot = self._host.snapshot
         self._namespace = self._host.place["pid_namespace"]
-        # Those whose folder was removed, renamed or replaced protect nobody.
+        # Supervisors whose folder was removed, renamed or replaced protect no process.
         supervised = supervisors_by_job(self._snapshot).items()
         self._displaced = {job_id: some for job_id, some in supervised if not self._is_in_place(job_id, some)}
         self._powerless = {each.pid for some in self._displaced.values() for each in some}
 
     def groups(self) -> List[Group]:
-        """Return the strays of each job."""
+        """Return the orphans of each job."""
         found = [self._look_at(job_id, marked) for job_id, marked in sorted(self._marked().items())]
         return [group for group in found if group is not None and group.members]
 
     def _marked(self) -> Dict[str, List[Process]]:
-        """Return the processes that carry the mark of each job; of one that is looked after, none."""
+        """Return the processes carrying each job's marker, except for supervised jobs."""
         marked: Dict[str, List[Process]] = {}
         supervised: Set[str] = set()
         for process in self._snapshot.processes.values():
@@ -108,12 +108,12 @@ class Search:
         return {job_id: members for job_id, members in marked.items() if job_id not in supervised}
 
     def _is_supervised(self, process: Process) -> bool:
-        """Whether a program of ours lives above a process."""
+        """Return whether one of our programs is a living ancestor of a process."""
         lineage = (each for each in self._snapshot.lineage(process) if each.pid not in self._powerless)
         return any(each.is_alive and self._snapshot.mark(each).is_supervisor for each in lineage)
 
     def _is_in_place(self, job_id: str, supervisors: List[Process]) -> bool:
-        """Whether a job's supervisor works in the folder that the job has here; also when that cannot be told."""
+        """Return whether a job's supervisor works in the job's current folder, or this cannot be determined."""
         try:
             folder = job_folder.open_job(self._jobs, job_id)
             if folder is None:
@@ -136,7 +136,7 @@ class Search:
             finally:
                 os.close(folder)
         except (RecordError, OSError):
-            return None  # nobody can tell whether it runs
+            return None  # it cannot be determined whether it runs
         if not job_status.is_finished and job_status.state != _LOST:
             return None
         started = job_status.started
@@ -144,7 +144,7 @@ class Search:
         return Group(job_id, job_status.state, self._members(job_id, path, command), path, command)
 
     def _unknown(self, job_id: str, marked: List[Process]) -> Optional[Group]:
-        """What has no folder here may be of another project, where it may well be known."""
+        """Return a group for a job without a folder here, unless another project has the job."""
         if not all(self._snapshot.mark(process).project == self._project for process in marked):
             return None
         return Group(job_id, _UNKNOWN, self._members(job_id, "", None))
@@ -163,12 +163,12 @@ def _read_listed(jobs: List[Any]) -> Dict[str, Set[Tuple[int, int]]]:
 
 
 def _is_listed(group: Group, listed: Set[Tuple[int, int]]) -> bool:
-    """Whether one of those that were listed is left; what it started since is ended with it."""
+    """Return whether a listed process is left; processes it started since then are ended with it."""
     return any((process.pid, process.start_time) in listed for process in group.members)
 
 
 def _end_all(folders: Folders, groups: List[Group], stop_request: StopRequest) -> None:
-    """Signal all before any is waited for."""
+    """Signal all groups before waiting for any."""
     jobs = job_folder.open_jobs_folder(folders.jobs)
     scans = CachedScan()
     take_turns([_steps(jobs, group, stop_request, scans) for group in groups], scans)
@@ -176,7 +176,7 @@ def _end_all(folders: Folders, groups: List[Group], stop_request: StopRequest) -
 
 def _steps(jobs: Optional[int], group: Group, stop_request: StopRequest, scans: CachedScan) -> Iterator[None]:
     if group.state in {_LOST, _UNKNOWN}:
-        # With its supervisor, where that works in another folder; and its record then says that it was ended.
+        # Include a supervisor that works in another folder; its record then says that the job was ended.
         yield from JobStop(jobs, group.job_id, stop_request, scans).steps()
         return
     namespace = processes.place()["pid_namespace"]
@@ -222,7 +222,7 @@ def _read(path: str) -> bytes:
 
 
 def _gpu_memory() -> Dict[int, int]:
-    """Return the bytes that processes have on GPUs, as nvidia-smi tells: in a container it knows other pids."""
+    """Return the GPU memory of processes in bytes from nvidia-smi, which in a container reports other pids."""
     found: Dict[int, int] = {}
     for line in output_of(_GPU_QUERY, dict(os.environ)).splitlines():
         pid, _, mebibytes = line.partition(",")

@@ -1,4 +1,4 @@
-"""An attached command: it has the client's stdout and stderr, and does not outlive the client."""
+"""Attached commands: connected to the client's stdout and stderr, and ended with the client."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
 def run(request: Request) -> int:
-    """Carry out op ``run``; returns the exit status of the command, 128+N for signal N."""
+    """Answer op ``run``; return the command's exit status, 128+N for signal N."""
     folders = request.folders()
     request.get("command", is_text)
     user = activation.with_home(request.get("environment", lambda value: isinstance(value, dict), default={}))
@@ -51,13 +51,13 @@ def run(request: Request) -> int:
     try:
         return _Attached(job_id, wrapped).run(begin)
     except OSError as error:
-        # After the mark the streams are the command's, so this is no framed answer.
+        # After the mark the streams belong to the command, so this is not a framed answer.
         sys.stderr.write(f"The command could not be started: {error.strerror}\n")
         return _CANNOT_START
 
 
 def _host(request: Request, active: Activation, user: Dict[str, str], origin: Origin) -> "Begin":
-    """Make a command ready that begins here, and tell the client that it does."""
+    """Prepare a command that starts directly here, and notify the client that it starts."""
     environment = activation.build_environment(os.environb, active, user, origin)
     script = _hide_script(request.folders().scripts, request.get("command", is_text))
     mark = b"\0%s run\n" % request.nonce.encode("ascii")
@@ -80,7 +80,7 @@ def _host(request: Request, active: Activation, user: Dict[str, str], origin: Or
 def _behind_wrapper(
     request: Request, active: Activation, user: Dict[str, str], origin: Origin
 ) -> "Tuple[Begin, Optional[WrappedProcesses]]":
-    """Make a command ready that begins behind a launch command, where it tells the client itself that it does."""
+    """Prepare a command that starts behind a launch command and notifies the client itself."""
     from remote_tool.agent.wrapper import container as wrapped  # noqa: PLC0415 - few servers have a launch command
     from remote_tool.agent.wrapper import wrapper  # noqa: PLC0415 - few servers have a launch command
 
@@ -102,7 +102,7 @@ def _behind_wrapper(
 
 
 def _hide_script(folder: str, command: str) -> int:
-    """Return a descriptor of a nameless file with the command: it may be long, and ``ps`` shows no secret."""
+    """Return a descriptor of an unlinked file with the command: it may be long, and ``ps`` must not show secrets."""
     name = os.path.join(folder, f".run-{os.urandom(8).hex()}")
     file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     os.unlink(name)
@@ -126,13 +126,13 @@ class _Attached:
             signal.signal(number, _do_nothing)
 
     def run(self, begin: "Begin") -> int:
-        """Run the command and end its whole tree with it, or with the client."""
+        """Run the command, and end its process tree when it or the client ends."""
         gets_orphans = become_subreaper()
         self._child = begin()
         while self._status is None and not self._must_end():
             self._reap()
         has_ended = self._status is not None
-        # Whatever it left behind would be a child of ours; then nobody has to look through all processes.
+        # As a subreaper we inherit any leftovers as children, and need not scan all processes.
         is_alone = gets_orphans and self._is_childless and self._wrapped is None
         if not is_alone and not (has_ended and self._tree.wait(SETTLE_SECONDS, _never)):
             self._tree.signal(signal.SIGTERM)
@@ -146,7 +146,7 @@ class _Attached:
         return 128 + (os.WTERMSIG(self._status) if self._status is not None else signal.SIGKILL)
 
     def _must_end(self) -> bool:
-        """Wait for a signal or for word from the client; whether the command shall end."""
+        """Wait for a signal or a message from the client; return whether to end the command."""
         ready = select.select([0, self._woken], [], [])[0]
         numbers = os.read(self._woken, 4096) if self._woken in ready else b""
         if any(number in numbers for number in _ENDING_SIGNALS):
@@ -171,7 +171,7 @@ class _Attached:
 
 
 def _fork(become: Callable[[], NoReturn]) -> int:
-    """Start a command by a fork; returns its pid."""
+    """Fork and start a command; return its pid."""
     pid = os.fork()
     return pid if pid else _become_command(become)
 
@@ -182,14 +182,14 @@ def _become_command(become: Callable[[], NoReturn]) -> NoReturn:
         os.setsid()
         restore_signals()
         become()
-    except BaseException as error:  # noqa: BLE001 - it is told to the user, and this must never return
+    except BaseException as error:  # noqa: BLE001 - the user sees it, and this must never return
         os.write(2, f"The command could not be started: {error}\n".encode("utf-8", "replace"))
     finally:
         os._exit(_CANNOT_START)
 
 
 def _do_nothing(number: int, frame: object) -> None:
-    """Let the wake-up descriptor tell."""
+    """Leave the reaction to the wake-up descriptor."""
 
 
 def _never() -> bool:

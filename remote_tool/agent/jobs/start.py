@@ -1,4 +1,4 @@
-"""Starting jobs: the folder that appears decides who starts, and a start that was asked for twice happens once."""
+"""Start jobs exactly once: whichever process creates the job's folder starts the job."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
 
 # The answer waits this long for the commands to run.
 _START_SECONDS = 10.0
-# The client asks by its id for each job that a larger answer would tell of; room is left for the last one.
+# The client asks for the jobs missing from a full answer by their ids; space is reserved for the last one.
 _ANSWER_LIMIT = HEADER_LIMIT // 2
-# What a supervisor tells first: its job's folder is made, another one's is there, or why there is none.
+# A supervisor's first message: the job's folder was created, exists already, or why it could not be created.
 _MADE = b"m"
 _ALREADY = b"a"
 _FAILED = b"f"
-# What a start may spend on removing old jobs.
+# Limit for removing old jobs during a start.
 _CLEAN_SECONDS = 2.0
 
 
 class PendingStart(NamedTuple):
-    """A job whose start has been asked for.
+    """A job that is being started.
 
     Attributes:
-        spec: What was asked for.
-        told: A descriptor with the first word of its supervisor; it ends when the command runs, or is known not to.
+        spec: The job's record.
+        first_message: Descriptor of the supervisor's message; closed when the command runs, or is known not to.
         error: Why there is no supervisor.
     """
 
@@ -60,13 +60,13 @@ class PendingStart(NamedTuple):
 
 
 class Call(NamedTuple):
-    """Where the jobs of one call are started.
+    """The common parts of one start request.
 
     Attributes:
         jobs: Descriptor of the folder of all jobs.
-        folders: Of this server.
-        again: Whether they may have been started by an earlier try, whose answer was lost.
-        open_files: How many the login lets a process have, and how many it may raise that to.
+        folders: The project's folders on this server.
+        again: Whether an earlier try, whose answer was lost, may have started the jobs.
+        open_files: Soft and hard limits of open files.
     """
 
     jobs: int
@@ -76,10 +76,10 @@ class Call(NamedTuple):
 
 
 def start(request: Request) -> None:
-    """Answer op ``start``: all that the system lets us begin at once is begun before any of it is waited for.
+    """Answer op ``start``: start as many jobs at once as the system allows before waiting for any.
 
-    ``begun`` is false where nothing of what was asked for runs or ever will: with an error of the whole call for all
-    of it, else for that one job. It never is when the same was asked for before.
+    ``begun`` is false if nothing requested is running or ever will: for all jobs with an error of the whole call,
+    else for one job. It is never false when the same jobs were requested before.
     """
     again = request.get("again", is_flag, default=False)
     spent = request.get("clean", is_list, default=[])
@@ -103,21 +103,21 @@ def start(request: Request) -> None:
 
 
 def _low_room(request: Request, folders: Folders) -> Dict[str, int]:
-    """Return what room there is, when it is less than the client wants to hear of."""
+    """Return the free space when below the threshold that the client gave."""
     least = request.get("min_free", limits.is_min_free, default=[0, 0])
     free, total = limits.room_of(folders.project)
     return {"free": free, "total": total} if limits.is_low(free, total, least) else {}
 
 
 def _has_other_versions(folders: Folders) -> bool:
-    # All is answered: what cannot be read now is of the next start.
+    # The start is answered already; if the folder cannot be read now, the next start checks again.
     with suppress(OSError):
         return sum(name.startswith("supervisor-") for name in os.listdir(folders.scripts)) > 1
     return False
 
 
 def _read_call(request: Request, *, again: bool) -> Tuple[Call, List[JobRequest]]:
-    """Check all of it; what is refused here has begun nothing."""
+    """Validate the whole request; if refused here, nothing has started."""
     folders = request.folders()
     asked = request.get("jobs", is_list)
     try:
@@ -132,7 +132,7 @@ def _read_call(request: Request, *, again: bool) -> Tuple[Call, List[JobRequest]
 
 
 def _open_jobs(folders: Folders) -> int:
-    """Open the folder of all jobs, and let nobody remove everything of ours until the jobs have their folders."""
+    """Open the folder of all jobs, and block ``clean --all`` until the jobs have their folders."""
     jobs = job_folder.open_jobs_folder(folders.jobs, create=True)
     assert jobs is not None
     try:
@@ -147,7 +147,7 @@ def _open_jobs(folders: Folders) -> int:
 
 
 def _start_all(call: Call, job_requests: List[JobRequest]) -> List[Dict[str, Any]]:
-    """Start as many at once as there may be open files; return an answer for each, unless that would be too long."""
+    """Start as many jobs at once as the limit of open files allows; return their answers, up to a maximum length."""
     deadline = time.monotonic() + _START_SECONDS
     at_once = job_folder.allow_open_files(len(job_requests))
     answers: List[Dict[str, Any]] = []
@@ -163,7 +163,7 @@ def _start_all(call: Call, job_requests: List[JobRequest]) -> List[Dict[str, Any
 
 
 def _refuse_half_a_project(jobs: int, folders: Folders, job_requests: List[JobRequest]) -> None:
-    """Start nothing new on what a sync left half-way; a job that is there already did not need this copy."""
+    """Refuse new starts after an incomplete sync; jobs that exist already do not depend on this copy."""
     try:
         with open(folders.sync_state, "rb") as file:
             whole = not file.read(64).startswith(b"incomplete")
@@ -177,7 +177,7 @@ def _refuse_half_a_project(jobs: int, folders: Folders, job_requests: List[JobRe
 
 
 def _begin(call: Call, job: JobRequest) -> PendingStart:
-    """Fork the job's supervisor, which makes its folder, too: so all jobs wait for the disk together."""
+    """Fork the job's supervisor, which also creates its folder: jobs wait for the disk in parallel."""
     try:
         told, tell = os.pipe()
     except OSError as error:
@@ -196,29 +196,29 @@ def _begin(call: Call, job: JobRequest) -> PendingStart:
 
 
 def _become_supervisor(call: Call, job: JobRequest, tell: int) -> NoReturn:
-    """In the fork: make the job's folder, and supervise what is started in it."""
+    """After the fork: create the job's folder and supervise the command."""
     what = f"{call.folders.jobs}/{job.spec['id']}"
     try:
         umask = supervise.leave_client({call.jobs, tell})
-        # The job's own programs may use select, which knows no descriptor over 1024.
+        # The job's own programs may use select(), which takes no descriptor above 1023.
         resource.setrlimit(resource.RLIMIT_NOFILE, call.open_files)
         plan = _plan(call, job)
         os.close(call.jobs)
-        # Whoever asked may have gone; the job goes on.
+        # The client may have gone; the job continues.
         with suppress(BrokenPipeError):
             os.write(tell, _ALREADY if plan is None else _MADE)
         if plan is not None:
             supervise.supervise(plan, tell, umask)
     except OSError as error:
         os.write(tell, _FAILED + job_folder.explain(what, error).encode("utf-8", "replace"))
-    except BaseException as error:  # noqa: BLE001 - it is told to the client, and this must never return
+    except BaseException as error:  # noqa: BLE001 - the client gets it, and this must never return
         os.write(tell, _FAILED + f"{what}: {error!r:.500}".encode("utf-8", "replace"))
     finally:
         os._exit(1)
 
 
 def _plan(call: Call, job: JobRequest) -> Optional[Plan]:
-    """Make the job's folder, and say what its supervisor is to do; None when another start has made it."""
+    """Create the job's folder and return the supervisor's plan; None when another start has created it."""
     made = new_folder.make_folder(call.jobs, job, again=call.again)
     if made is None:
         return None
@@ -241,15 +241,15 @@ def _plan(call: Call, job: JobRequest) -> Optional[Plan]:
 
 
 def _finish(call: Call, pending: PendingStart, deadline: float) -> Dict[str, Any]:
-    """Wait until a job runs, or is known not to, and return what its supervisor and its folder say."""
+    """Wait until a job runs or is known not to, and return the answer of its supervisor and its folder."""
     answer: Dict[str, Any] = {"id": pending.job_id, "spec": pending.spec, "already": False, "begun": True}
     answer["started"] = answer["ended"] = None
     try:
         said = _first_word(pending, deadline)
         if said is None:
-            # A slow machine; it may yet start, so nothing else can be said.
+            # The machine is slow, and the job may still start.
             return {**answer, "state": "starting"}
-        # What could not be begun now may have been before.
+        # A job that cannot be started now may have been started before.
         folder = job_folder.open_job(call.jobs, pending.job_id)
         if folder is None and said == _MADE:
             return {**answer, "error": "its folder was removed"}
@@ -270,14 +270,14 @@ def _finish(call: Call, pending: PendingStart, deadline: float) -> Dict[str, Any
 
 
 def _first_word(pending: PendingStart, deadline: float) -> Optional[bytes]:
-    """Return what a supervisor told first; nothing of one that was killed, None of one that is not there yet."""
+    """Return a supervisor's first message: empty if it was killed, None if still to come."""
     if pending.told < 0:
         return _FAILED + pending.error.encode("utf-8")
     return os.read(pending.told, 4096) if _can_be_read(pending.told, deadline) else None
 
 
 def _can_be_read(descriptor: int, deadline: float) -> bool:
-    """Wait for bytes or their end; select would not take a descriptor over 1024."""
+    """Wait for bytes or their end with poll(): select() takes no descriptor above 1023."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
@@ -296,7 +296,7 @@ def _wait_until_told(folder: int, pending: PendingStart, answer: Dict[str, Any],
     if answer["ended"] is not None and _never_ran(answer["ended"]):
         answer["state"], answer["reason"] = "failed", answer["ended"]["reason"][: limits.LONGEST_REASON]
     if answer["started"] is None and answer["ended"] is None and "error" not in answer:
-        # The same: a slow machine.
+        # As above: a slow machine.
         answer["state"] = "starting"
 
 
@@ -305,7 +305,7 @@ def _never_ran(ended: Record) -> bool:
 
 
 def _wait_for_other(folder: int, job_id: str, deadline: float) -> None:
-    """Wait while the process that was first starts the job."""
+    """Wait while another process starts the job."""
     while time.monotonic() < deadline:
         if job_folder.exists(folder, STARTED) or job_folder.exists(folder, ENDED):
             return

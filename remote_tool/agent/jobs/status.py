@@ -1,4 +1,4 @@
-"""Telling how jobs stand."""
+"""Report the status of jobs."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
     from remote_tool.agent.states import HostSnapshot
 
-# The client asks again for what a larger answer would hold; room is left for the last job.
+# The client asks again for jobs beyond this size; space is reserved for the last one.
 _ANSWER_LIMIT = HEADER_LIMIT // 2
 
 
 def status(request: Request) -> None:
-    """Answer op ``status``: the jobs asked for, or all of them, and the folders that cannot be read.
+    """Answer op ``status``: the requested jobs or all of them, and the unreadable folders.
 
-    A client that knows many ends sends their ``ended`` fingerprints: of jobs beyond the ``known`` ones only the ids are
-    told, as ``unsure``, and only those of the buckets that are not as here.
+    A client that knows many finished jobs sends fingerprints as ``ended``: beyond the ``known`` jobs, only ids are
+    returned, as ``unsure``, and only those of buckets that differ.
 
-    ``more`` says that there are others, for a client that skips these. ``folder_id`` tells in which folder they are:
-    what is missing in another one, such as an empty disk mounted in its place, says nothing. ``left`` tells of
-    ``known`` jobs that have no folder here, but living processes, and ``removed`` of those that were cleaned away.
+    ``more`` says that there are others, for a client that skips these. ``folder_id`` identifies the folder: a job
+    missing from another one, such as an empty disk mounted in its place, may still exist. ``left`` lists
+    ``known`` jobs without a folder here but with living processes; ``removed``, those that were cleaned.
     """
     folders = request.folders()
     ids = request.get("ids", lambda value: value is None or is_list(value))
@@ -52,7 +52,7 @@ def status(request: Request) -> None:
         except RecordError as error:
             bad.append({**told, "why": str(error)})
         except OSError as error:
-            # It says nothing of the job: the next look may find it as it was.
+            # This says nothing about the job: the next scan may find it unchanged.
             bad.append({**told, "why": str(error.strerror), "errno": error.errno})
         size += len(json.dumps(told))
         if size > _ANSWER_LIMIT:
@@ -76,7 +76,7 @@ def status(request: Request) -> None:
 def _leave_out_ended(
     names: List[str], known: List[Any], ended: Optional[str]
 ) -> "Tuple[List[str], Dict[str, List[Any]]]":
-    """Return the jobs to describe, and the ids of the buckets that the client does not know as they are here."""
+    """Return the jobs to describe, and the ids in buckets that differ from the client's."""
     if not ended:
         return names, {}
     asked = set(known)
@@ -88,7 +88,7 @@ def _leave_out_ended(
 
 
 def _removed_of(jobs: Optional[int], gone: List[str]) -> List[Dict[str, Any]]:
-    """Return how those jobs ended whose folders were cleaned away."""
+    """Return how the jobs ended whose folders were cleaned."""
     if jobs is None or not gone:
         return []
     from remote_tool.agent.cleaning import removed_jobs  # noqa: PLC0415 - seldom needed
@@ -98,7 +98,7 @@ def _removed_of(jobs: Optional[int], gone: List[str]) -> List[Dict[str, Any]]:
 
 
 def _left_of(gone: List[str], host: HostSnapshot) -> List[Dict[str, Any]]:
-    """Return how many processes live of those jobs that have no folder here any more."""
+    """Return the number of living processes of each job without a folder here."""
     counts = {name: len(host.snapshot.members(name, "")) for name in gone}
     return [{"id": name, "count": count} for name, count in counts.items() if count]
 

@@ -1,4 +1,4 @@
-"""Stopping jobs: the wish is written down, the supervisor carries it out, and without one we do it ourselves."""
+"""Stop jobs: write a request for the supervisor, or end the processes here if it is dead."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
     from remote_tool.agent.wrapper.container import WrappedProcesses
     from remote_tool.protocol.records import Record
 
-# Beyond the grace, for SIGKILL and for the record.
+# Beyond the grace period, for SIGKILL and for the record.
 _EXTRA_SECONDS = 15.0
 _LOOK_SECONDS = 0.5
-# Where nobody says, and the record that does is gone: the longest that a job is started with unless the user says.
+# If no grace period is known: the longest default that a job is started with.
 _LONGEST_USUAL_GRACE = 45.0
 _GRACE = 10.0
 _DONE = object()
 
 
 class StopRequest(NamedTuple):
-    """How a job shall end.
+    """How to end a job.
 
     Attributes:
         signal: Name of the first signal.
-        grace: Seconds until SIGKILL; None for what the job was started with.
+        grace: Seconds until SIGKILL; None for the job's own.
     """
 
     signal: str
@@ -47,7 +47,7 @@ class StopRequest(NamedTuple):
 
 
 def stop(request: Request) -> None:
-    """Answer op ``stop``: every job is told before any is waited for, as far as so many folders may be open."""
+    """Answer op ``stop``: signal all jobs before waiting for any, as far as the limit of open files allows."""
     folders = request.folders()
     ids = request.get("ids", is_list)
     stop_request = StopRequest(
@@ -64,7 +64,7 @@ def stop(request: Request) -> None:
 
 
 def take_turns(going: List[Iterator[None]], scans: CachedScan) -> None:
-    """Go a step on with each, again and again, until all have come to their ends."""
+    """Advance each generator in turn until all have ended."""
     pause = 0.02
     while going:
         scans.forget()
@@ -74,10 +74,10 @@ def take_turns(going: List[Iterator[None]], scans: CachedScan) -> None:
 
 
 class JobStop:
-    """One job on its way to its end.
+    """The stopping of one job.
 
     Attributes:
-        answer: What is known of it; complete when the steps have ended.
+        answer: The job's status; complete when the steps have ended.
     """
 
     def __init__(self, jobs: Optional[int], job_id: object, stop_request: StopRequest, scans: CachedScan) -> None:
@@ -91,7 +91,7 @@ class JobStop:
         self._wrapped: Optional[WrappedProcesses] = None
 
     def steps(self) -> Iterator[None]:
-        """Go on to the end; a new round wherever there is something to wait for, or to look at anew."""
+        """Yield wherever there is something to wait for or to scan again."""
         try:
             yield from self._open_and_end()
         except (RecordError, OSError) as error:
@@ -109,7 +109,7 @@ class JobStop:
             os.close(folder)
 
     def _end_without_folder(self) -> Iterator[None]:
-        """End what carries the mark of a job whose folder is not there, and whoever supervises it in another one."""
+        """End the processes carrying the marker of a job without a folder, and its supervisor in another folder."""
         self.answer["folder_gone"] = True
         supervisors = self._find_supervisors(None)
         if not supervisors and not self._members():
@@ -126,7 +126,7 @@ class JobStop:
             yield from self._let_supervisor_end(job_status)
             yield
             job_status = self._judge()
-        # What a supervisor could not end just now, we cannot either.
+        # If a supervisor could not end them just now, neither can we.
         has_been_tried = was_running and job_status.ended is not None
         self._load_inside(job_status)
         supervisors = self._find_supervisors(job_status.started) if job_status.state == "lost" else []
@@ -148,7 +148,7 @@ class JobStop:
         return job_status
 
     def _load_inside(self, job_status: JobStatus) -> None:
-        """Know how to reach what a job whose supervisor has gone runs behind its launch command."""
+        """Load access to processes behind the launch command of a job whose supervisor has gone."""
         if job_status.state == "lost" and job_folder.exists(self._folder, ENTRY):
             from remote_tool.agent.activation import without_strays  # noqa: PLC0415 - few jobs begin behind a launch command
             from remote_tool.agent.wrapper.container import load_inside  # noqa: PLC0415
@@ -159,10 +159,10 @@ class JobStop:
         return float(job_status.spec["grace"] if self._stop_request.grace is None else self._stop_request.grace)
 
     def _let_supervisor_end(self, job_status: JobStatus) -> Iterator[None]:
-        """Tell the supervisor and wait; returns early when it dies over it."""
+        """Notify the supervisor and wait; return early if it dies."""
         grace = self._grace(job_status)
         written = self._write_request(grace)
-        # Only a look after the wish is on disk tells whether the supervisor has seen it by itself.
+        # Only a scan after the request is on disk shows whether the supervisor has seen it already.
         yield
         job_status = self._judge()
         if job_status.supervisor is not None:
@@ -179,11 +179,11 @@ class JobStop:
     def _knock(self, *, written: bool) -> int:
         if written:
             return signal.SIGUSR1
-        # Nothing can be written on a full disk, so the signal itself is the wish.
+        # On a full disk nothing can be written, so the signal itself is the request.
         return signal.SIGUSR2 if self._stop_request.signal == "SIGKILL" else signal.SIGTERM
 
     def _write_request(self, grace: float) -> bool:
-        """Write stop.json: the first wish stays, but SIGKILL outdoes every other; whether one is on disk."""
+        """Write stop.json: the first request counts, but SIGKILL overrides any other; return whether one is on disk."""
         record = {"id": self._job_id, "signal": self._stop_request.signal, "grace": grace, "requested_at": time.time()}
         try:
             is_first = job_folder.write_record(self._folder, STOP, record)
@@ -194,7 +194,7 @@ class JobStop:
         return True
 
     def _end_members(self, job_status: JobStatus, supervisors: List[Process]) -> Iterator[None]:
-        """Do what the supervisor would have done, when it is gone."""
+        """Do the work of a supervisor that has gone."""
         yield from self._end_all(supervisors, self._grace(job_status))
         if job_status.ended is None:
             self._record(len(job_status.members))
@@ -203,12 +203,12 @@ class JobStop:
         yield from end_supervisors(
             supervisors, self._stop_request.signal, _LONGEST_USUAL_GRACE if grace is None else grace
         )
-        # What a supervisor has left has had its grace.
+        # Processes that a supervisor left have had their grace period.
         name = "SIGKILL" if supervisors else self._stop_request.signal
         yield from end_members(self._members, name, _GRACE if grace is None else grace, self._wrapped)
 
     def _find_supervisors(self, started: Optional[Record]) -> List[Process]:
-        """Return who supervises the job in a folder that is not in its place."""
+        """Return supervisors that work on the job in another folder."""
         host = self._scans.scan()
         found = [*supervisors_by_job(host.snapshot).get(self._job_id, [])]
         if started is not None and started["place"] == host.place:
@@ -248,6 +248,6 @@ class JobStop:
         try:
             job_folder.write_record(self._folder, ENDED, ended)
         except OSError as error:
-            # Its processes are gone all the same: it counts as lost.
+            # Its processes have ended all the same: it counts as lost.
             why = job_folder.explain(f"{job_folder.path_of(self._folder)}/{ENDED}", error)
             self.answer["error"] = f"it was ended, but this could not be recorded: {why}"

@@ -1,1 +1,1 @@
-"""What the nodes of a launch tell each other."""
+"""Communication between the nodes of a launch."""

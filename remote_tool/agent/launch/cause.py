@@ -1,4 +1,4 @@
-"""Why a launch ends: what happened on which node, as it is told from one supervisor to another."""
+"""Why a launch ends: the cause, as supervisors send it to each other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typing import Any, Dict, List, Optional, Tuple
 
 FAILED, KILLED, LOST = "failed", "killed", "lost"
-# After a failure nobody waits for the others, but a checkpoint may be written.
+# After a failure, nodes need not wait for each other, but a checkpoint may be being written.
 STOP_GRACE = 4.0
 _KINDS = {FAILED, KILLED, LOST}
 _LONGEST_TEXT = 300
@@ -28,9 +28,9 @@ class Membership(NamedTuple):
         servers: Names of all nodes, by rank.
         address: Where the first node listens.
         port: The port there.
-        secret: Of the launch; it is on no disk.
+        secret: The launch's secret; never written to disk.
         rank_offset: Global rank of the node's local rank 0; None when torchrun decides.
-        lost_after: Seconds of mere silence after which a node counts as lost.
+        lost_after: Seconds of silence after which a node counts as lost.
     """
 
     rank: int
@@ -42,12 +42,12 @@ class Membership(NamedTuple):
     lost_after: float = DEFAULT_LOST_AFTER
 
     def name(self, rank: int) -> str:
-        """For people: ``second (node 1)``."""
+        """Return a display name like ``second (node 1)``."""
         return f"{self.servers[rank]} (node {rank})"
 
 
 def read_membership(fields: Any, rank: Optional[int], rank_offset: Optional[int]) -> Membership:  # noqa: ANN401 - checked here
-    """Return a node's place in a launch as a client describes it; ValueError when it is not whole."""
+    """Return a node's place in a launch from a client's request; ValueError when incomplete."""
     known = fields if isinstance(fields, dict) else {}
     servers, address, port, secret = (known.get(name) for name in ("servers", "address", "port", "secret"))
     if not isinstance(servers, list) or not all(isinstance(each, str) for each in [*servers, address, secret]):
@@ -66,11 +66,11 @@ class Cause(NamedTuple):
     """Why a launch ends.
 
     Attributes:
-        rank: Node rank of whom it happened to.
+        rank: Rank of the affected node.
         kind: ``failed``, ``killed`` by the user, or ``lost``.
-        what: What happened, to go on after the node's name.
-        age: Seconds since then.
-        signal: How the others are to be stopped.
+        what: What happened, to continue a sentence that begins with the node's name.
+        age: Seconds since it happened.
+        signal: The signal for stopping the other nodes.
         grace: Seconds until SIGKILL.
     """
 
@@ -83,7 +83,7 @@ class Cause(NamedTuple):
 
     @property
     def is_users(self) -> bool:
-        """Whether the user killed a node."""
+        """Return whether the user killed a node."""
         return self.kind == KILLED
 
     def as_message(self) -> Dict[str, Any]:
@@ -91,7 +91,7 @@ class Cause(NamedTuple):
 
 
 def read_cause(message: Any, size: int) -> Optional[Cause]:  # noqa: ANN401 - whatever another node sent
-    """Return the cause in a message; None when it is none that could be."""
+    """Return the cause in a message; None if invalid."""
     if not isinstance(message, dict):
         return None
     fields: List[Any] = [message.get(name) for name in Cause._fields]
@@ -110,7 +110,7 @@ def silence_of(rank: int, seconds: float, *, has_joined: bool) -> Cause:
 
 
 def find_rank_error(folder: int, membership: Membership, *, has_ended: bool = False) -> Optional[Cause]:
-    """Return the first error of a rank of this node, as far as it is known; has_ended: whether the command failed."""
+    """Return the first error of a rank of this node, if known; ``has_ended``: whether the command failed."""
     from remote_tool.protocol import rank_errors  # noqa: PLC0415 - it is for torchrun only
 
     error = rank_errors.find_first_error(folder, membership.rank_offset, has_ended=has_ended)

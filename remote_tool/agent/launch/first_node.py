@@ -1,4 +1,4 @@
-"""The first node's part in watching a launch: it listens, hears of everything, and decides why the launch ends."""
+"""The first node of a launch: listen for the other nodes and decide why the launch ends."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from typing import Any, Dict, List, Optional, Set, Tuple
 
 _NO_FILES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-# The others have this long to say whether they saw something earlier.
+# The others have this long to report an earlier cause.
 _EVIDENCE_SECONDS = 0.7
-# All nodes connect at once, and each is unknown until its first signed line; this many others may be among them.
+# All nodes connect at once, unauthenticated until their first signed line; strangers may use this many more slots.
 _MORE_UNKNOWN = 16
-# The first node reads from many connections in one go, and rests in between: 50 ms for 1,000 nodes.
+# The first node reads many connections per round, then pauses: 50 ms for 1,000 nodes.
 _NODES_PER_SECOND = 20000
-# A supervisor has these open besides.
+# Other open files of a supervisor.
 _OTHER_FILES = 32
 
 
 class _Node:
-    """What the first node knows of another one."""
+    """The first node's view of another node."""
 
     def __init__(self) -> None:
         self.session: Optional[Session] = None
@@ -49,7 +49,7 @@ class _Node:
         self.has_answered = False
 
     def send(self, message: Dict[str, Any]) -> None:
-        """Say something to it, if it is there."""
+        """Send a message, if connected."""
         if self.session is not None:
             try:
                 self.session.send(message)
@@ -57,7 +57,7 @@ class _Node:
                 self.lose(error)
 
     def lose(self, error: PeerClosed) -> None:
-        """Give up its connection."""
+        """Close the connection."""
         self.drop()
         if not isinstance(error, Unreachable):
             self.gone_since = time.monotonic()
@@ -75,23 +75,23 @@ class _Node:
         return is_lost(now, self.heard, self.gone_since, lost_after)
 
     def may_have_ended(self, now: float) -> bool:
-        """Whether its end may be why others failed, although it is not lost yet."""
+        """Return whether the node's end may have caused other failures, although it is not lost yet."""
         return self.has_joined and not self.is_done and (self.gone_since is not None or now - self.heard > GONE_SECONDS)
 
     def may_come_back(self, now: float, lost_after: float) -> bool:
-        """Whether its link may be mended, and it does not know yet why the launch ends."""
+        """Return whether the node may reconnect, and does not know yet why the launch ends."""
         is_away = self.has_joined and not self.is_done and self.session is None
         return is_away and not self.is_lost(now, lost_after)
 
 
 class FirstNode(Watch):
-    """The first node's part: it hears of everything, and decides."""
+    """The first node: receives all reports and decides."""
 
     def __init__(self, membership: Membership, folder: int) -> None:
         super().__init__(membership, folder)
         self._nodes = {rank: _Node() for rank in range(1, len(membership.servers))}
         self._unknown: List[Tuple[float, Session]] = []
-        # With the moment at which it happened, as its age is that of the moment at which it was told.
+        # With the time of the event, computed from its age on arrival.
         self._suspects: List[Tuple[float, Cause]] = []
         self._asked_until: Optional[float] = None
         _check_open_files(len(membership.servers))
@@ -99,8 +99,8 @@ class FirstNode(Watch):
         self._listener = listen_on(membership.address, membership.port, self._most_unknown)
 
     def run(self) -> None:
-        """Listen, and judge what is heard, until nobody needs this any more."""
-        # Only now: the command was started with the limit of its login.
+        """Listen and process reports until no node needs this any longer."""
+        # Only now: the command was started with the login's own limit.
         allow_open_files(len(self._nodes) + self._most_unknown + _OTHER_FILES)
         with self._listener:
             while not self._is_over():
@@ -130,20 +130,20 @@ class FirstNode(Watch):
         return known + [session for _, session in self._unknown]
 
     def _accept(self) -> None:
-        """Accept every waiting connection, but no more at once than a launch can open at once."""
+        """Accept waiting connections, up to the number that one launch can open at once."""
         for _ in range(self._most_unknown):
             try:
                 connection, _ = self._listener.accept()
             except OSError as error:
                 if error.errno in _NO_FILES:
-                    # The connection keeps waiting, so the next look would come at once.
+                    # The connection is still waiting, so poll would return at once.
                     time.sleep(TICK_SECONDS)
                 return
             with suppress(PeerClosed):
                 self._unknown.append((time.monotonic(), Session(connection, self._membership.secret, 0)))
 
     def _drop_unknown(self) -> None:
-        """Close unknown peers that sent no signed line in time, and the oldest ones when there are too many."""
+        """Close unauthenticated connections that timed out, and the oldest ones beyond the limit."""
         late = time.monotonic() - UNKNOWN_SECONDS
         unknown = self._unknown
         while unknown and (len(unknown) > self._most_unknown or unknown[0][0] < late):
@@ -182,7 +182,7 @@ class FirstNode(Watch):
             return
         node.drop()
         node.session, node.gone_since, node.has_joined = session, None, True
-        # A signed line tells the node that it is known: only then it counts itself as joined.
+        # A signed line confirms the connection: only then does the node count itself as joined.
         node.send({"beat": True})
         for message in messages:
             self._take(session.rank, node, message)
@@ -217,9 +217,9 @@ class FirstNode(Watch):
             self._weigh(now)
 
     def _weigh(self, now: float) -> None:
-        """Ask what the others saw; then the oldest is the first cause, and everybody is told.
+        """Collect the reports of the others; then the oldest cause is the first, and is sent to all.
 
-        What a rank says whose peer is gone is the cause only where nobody knows of another one.
+        A rank's error about a lost peer is the cause only when there is no other.
         """
         killed = [cause for _, cause in self._suspects if cause.kind == KILLED]
         if self._asked_until is None:
@@ -245,12 +245,12 @@ class FirstNode(Watch):
 
 
 def _is_consequence(cause: Cause) -> bool:
-    """Whether a rank failed because another one was gone."""
+    """Return whether a rank failed because its peer was gone."""
     return cause.kind == FAILED and rank_errors.is_consequence(cause.what)
 
 
 def _check_open_files(size: int) -> None:
-    """Refuse a launch of so many nodes where this machine cannot have a connection to each."""
+    """Refuse a launch with more nodes than this machine can hold connections."""
     count = size + _OTHER_FILES
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if most != resource.RLIM_INFINITY and most < count:
@@ -258,11 +258,11 @@ def _check_open_files(size: int) -> None:
 
 
 def listen_on(address: str, port: int, waiting: int = 64) -> socket.socket:
-    """Listen on one address of this machine; on all of them when it is not this machine's own.
+    """Listen on one address of this machine, or on all if it is not this machine's own.
 
     Args:
-        address: Of this machine.
-        port: There.
+        address: An address of this machine.
+        port: The port.
         waiting: How many connections may wait to be accepted.
     """
     family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]

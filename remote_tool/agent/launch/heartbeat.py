@@ -1,13 +1,13 @@
-"""The supervisors of a launch watch each other, so that none trains on alone when another node has gone.
+"""Supervisors of a launch monitor each other, so that no node keeps training after another is gone.
 
-The first node's supervisor listens on the address where the nodes meet; the others connect to it. Every second each
-says that it lives. When a node fails, is killed, or is lost, the first node asks the others what they saw, decides what
-came first, and tells everybody to stop. A node that has lost the first one stops by itself. No laptop is needed for
-any of it.
+The first node's supervisor listens on the rendezvous address; the others connect to it and send a heartbeat every
+second. When a node fails, is killed or is lost, the first node collects what the others saw, decides which event came
+first, and tells all to stop. A node that has lost the first one stops on its own. This works without the client's
+computer.
 
-A node is lost soon after its connection was closed, which is what happens when its supervisor dies or its machine
-reboots, unless it connects again. Mere silence proves nothing, as a cable that was pulled may be plugged in again: only
-after ``lost_after`` seconds of it a node is lost.
+A node is lost soon after its connection closes, which happens when its supervisor dies or its machine reboots, unless
+it reconnects. Silence alone proves nothing, since an unplugged cable may be plugged in again: a silent node is lost
+only after ``lost_after`` seconds.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ if TYPE_CHECKING:
     from remote_tool.agent.launch.wire import Session
 
 BEAT_SECONDS = 1.0
-# A node whose connection was closed has this long to connect again. With the grace of a cause the rest has stopped
-# within 15 seconds.
+# A node whose connection was closed has this long to reconnect. Including the grace period of a cause, the other nodes
+# stop within 15 seconds.
 GONE_SECONDS = 8.0
-# All nodes are started at once, but one of them may be slow to log in to.
+# All nodes are started at once, but logging in to one of them may be slow.
 JOIN_SECONDS = 60.0
 TICK_SECONDS = 0.25
 _VERDICT_SECONDS = 3.0
 FAREWELL_SECONDS = 10.0
-# Whoever connects shows within this long that it knows the secret of the launch.
+# A peer must prove within this time that it knows the launch's secret.
 UNKNOWN_SECONDS = 5.0
 
 
 class Watch(threading.Thread):
-    """A node's part in the watching.
+    """A node's part in monitoring the launch.
 
     Attributes:
-        verdict: Why the launch ends, once that is decided.
+        verdict: Why the launch ends, once decided.
     """
 
     def __init__(self, membership: Membership, folder: int) -> None:
-        """Make one; ``start`` begins.
+        """Initialize; ``start`` begins.
 
         Args:
-            membership: The node's place.
-            folder: Descriptor of the job's folder, where its ranks note their errors.
+            membership: The node's place in the launch.
+            folder: Descriptor of the job's folder, where its ranks record their errors.
         """
         super().__init__(daemon=True)
         self.verdict: Optional[Cause] = None
@@ -68,27 +68,27 @@ class Watch(threading.Thread):
         self._next_beat = 0.0
 
     def wait_to_join(self) -> None:
-        """Wait a moment until the first node knows this one."""
+        """Wait briefly until the first node has authenticated this one."""
 
     def report(self, cause: Cause) -> None:
-        """Say that this node's command has failed, or that the user kills it."""
+        """Report that this node's command has failed, or that the user is killing it."""
         self._reported, self._reported_at = cause, time.monotonic()
         self._wake.send(b"1")
 
     def wait_for_verdict(self) -> Optional[Cause]:
-        """Wait a moment for the others to agree on what came first."""
+        """Wait briefly for the nodes to agree on the first cause."""
         self._decided.wait(_VERDICT_SECONDS)
         return self.verdict
 
     def leave(self) -> None:
-        """Say that this node is done, and go on for the others for as long as they need it."""
+        """Report that this node is done, and keep serving the others for as long as they need it."""
         self._left_at = time.monotonic()
         self._left = True
         self._wake.send(b"1")
         self.join()
 
     def run(self) -> None:
-        """Take part until this node has left and nobody needs it."""
+        """Take part until this node has left and no other needs it."""
         raise NotImplementedError
 
     def _decide(self, cause: Cause) -> None:
@@ -99,7 +99,7 @@ class Watch(threading.Thread):
             os.kill(os.getpid(), signal.SIGUSR1)
 
     def _own_evidence(self) -> Optional[Cause]:
-        """What happened on this node, if anything has: a rank's own error is older than the end of the command."""
+        """Return what happened on this node, if anything: a rank's own error precedes the end of the command."""
         has_failed = self._reported is not None and self._reported.kind == FAILED
         rank_error = find_rank_error(self._folder, self._membership, has_ended=has_failed)
         if self._reported is None or (rank_error and has_failed):
@@ -107,8 +107,8 @@ class Watch(threading.Thread):
         return self._reported._replace(age=time.monotonic() - self._reported_at)
 
     def _wait(self, sessions: List[Session], *others: socket.socket, seconds: float = TICK_SECONDS) -> Set[Any]:
-        """Wait until one of them has something to read, or takes what it could not take before."""
-        # select() knows no descriptor above 1,023.
+        """Wait until a session is readable, or a blocked one is writable."""
+        # select() takes no descriptor above 1023.
         poll = select.poll()
         sources: List[Union[Session, socket.socket]] = [self._woken, *others, *sessions]
         waiting = {each.fileno(): each for each in sources}
@@ -131,5 +131,5 @@ class Watch(threading.Thread):
 
 
 def is_lost(now: float, heard: float, gone_since: Optional[float], lost_after: float) -> bool:
-    """Whether a node that has joined is lost: it was silent too long, or has gone and did not come back."""
+    """Return whether a joined node is lost: silent for too long, or disconnected without reconnecting."""
     return now - heard > lost_after or (gone_since is not None and now - gone_since > GONE_SECONDS)

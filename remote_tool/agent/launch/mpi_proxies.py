@@ -1,4 +1,4 @@
-"""What the first node of an MPI launch wants started on the others: its script leaves it in the job's folder."""
+"""Report which processes an MPI launch wants started on the other nodes, as written to the first node's job folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOOK_SECONDS = 0.02
 
 
 def proxies(request: Request) -> None:
-    """Answer op ``proxies``: wait until a job's mpiexec has said what it wants, or the job has ended."""
+    """Answer op ``proxies``: wait until a job's mpiexec has written its proxies, or the job has ended."""
     job_id = request.get("id", is_job_id)
     jobs = job_folder.open_jobs_folder(request.folders().jobs)
     folder = job_folder.open_job(jobs, job_id)

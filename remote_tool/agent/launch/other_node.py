@@ -1,4 +1,4 @@
-"""The part of every other node in watching a launch: it reports to the first node, and does what that decides."""
+"""Every other node of a launch: report to the first node and follow its decisions."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 _CONNECT_SECONDS = 2.0
 _RETRY_SECONDS = 0.5
-# A start is reported when the first node knows this one, so that its loss is noticed at once; or after this long.
+# A start is reported once the first node has authenticated this one, so that its loss is noticed; or after this long.
 _JOIN_SECONDS = 2.0
 _JOIN_RETRY_SECONDS = 0.05
 
 
 class OtherNode(Watch):
-    """The part of every other node: it reports to the first node, and does what that decides."""
+    """Every other node: reports to the first node and follows its decisions."""
 
     def __init__(self, membership: Membership, folder: int) -> None:
         super().__init__(membership, folder)
@@ -49,7 +49,7 @@ class OtherNode(Watch):
         self._joined.wait(max(0.0, self._joins_until - time.monotonic()))
 
     def run(self) -> None:
-        """Keep a connection to the first node, and hear what it says, until it lets this one go."""
+        """Keep a connection to the first node and process its messages until it releases this node."""
         while not self._is_over():
             if self._session is None:
                 self._connect()
@@ -66,7 +66,7 @@ class OtherNode(Watch):
         if not self._left:
             return False
         is_alone = self.verdict is not None and self._session is None
-        # The first node has to hear that this one is done: else it would take it for lost.
+        # The first node must learn that this one is done, or it would count it as lost.
         wait = max(FAREWELL_SECONDS, self._membership.lost_after) if self.verdict is None else FAREWELL_SECONDS
         return self._is_free or is_alone or time.monotonic() > self._left_at + wait
 
@@ -75,7 +75,7 @@ class OtherNode(Watch):
         return TICK_SECONDS if self._session is not None else min(TICK_SECONDS, until_try)
 
     def _lose(self, error: PeerClosed) -> None:
-        """Give up the connection."""
+        """Close the connection."""
         if self._session is not None and self._session.is_known and not isinstance(error, Unreachable):
             self._note_closed()
         self._drop()
@@ -95,14 +95,14 @@ class OtherNode(Watch):
         if now < self._next_try:
             return
         is_joining = not self._has_joined and now < self._joins_until
-        # Hundreds of nodes that were refused together shall not all retry together.
+        # Hundreds of nodes refused at once must not all retry at once.
         jitter = 0.5 + os.urandom(1)[0] / 255
         self._next_try = now + jitter * (_JOIN_RETRY_SECONDS if is_joining else _RETRY_SECONDS)
         where = (self._membership.address, self._membership.port)
         try:
             connection = socket.create_connection(where, _CONNECT_SECONDS)
         except ConnectionRefusedError:
-            # The machine is there, and the first node's supervisor is not.
+            # The machine is up, but the first node's supervisor is not running.
             self._note_closed()
             return
         except OSError:
@@ -119,7 +119,7 @@ class OtherNode(Watch):
         session.flush()
         messages = session.receive() if session in ready else []
         if session.is_known and not self._has_joined:
-            # The first node knows this one now, so its silence counts from here on.
+            # The first node has authenticated this one, so its silence counts from here on.
             self._has_joined = True
             self._joined.set()
         if session.is_known:
@@ -145,7 +145,7 @@ class OtherNode(Watch):
             self._is_free = True
 
     def _report_state(self, session: Session) -> None:
-        """Say how this node stands, once per connection."""
+        """Report this node's state, once per connection."""
         if self._reported is not None and self._reported_as is None:
             self._reported_as = "failed"
             cause = self._own_evidence() or self._reported

@@ -1,4 +1,4 @@
-"""Whether a torchrun ended because another program had taken its port: it says so among its last lines."""
+"""Detect from its last lines that torchrun ended because another program had taken its port."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WHY = b" EADDRINUSE"
 
 
 def find_taken_port(folder: int, own: bytes = b"") -> Optional[int]:
-    """Return the port that a job's torchrun was to listen on and could not; None when that is not why it ended.
+    """Return the port on which a job's torchrun could not listen; None if it ended for another reason.
 
     Args:
         folder: Descriptor of the job's folder.
@@ -37,7 +37,7 @@ def find_taken_port(folder: int, own: bytes = b"") -> Optional[int]:
 
 
 def _meets_at(command: bytes, port: bytes) -> bool:
-    """Whether it is the port of the launch; a rank may fail to listen on one of its own."""
+    """Return whether it is the launch's port; a rank may fail to listen on a port of its own."""
     words = command.split()
     for number, value in enumerate(words[1:]):
         if words[number] == b"--master-port" and value == port:

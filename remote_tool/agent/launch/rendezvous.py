@@ -1,7 +1,7 @@
-"""Looks whether the ranks of a node have met others: a launch whose nodes each train alone ends like any other.
+"""Check whether the ranks of a node joined others: nodes that each train alone still end successfully.
 
-A rank in a process group holds a connection to the store at its MASTER_PORT, and most hold others to other machines.
-Only what is certain is said: nothing of a job that is short, that no torch runs in, or that cannot be looked into.
+A rank in a process group is connected to the store at its MASTER_PORT, and most are also connected to other machines.
+Only certain cases are reported: not jobs that are short, run no torch, or cannot be inspected.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Iterator, List, Optional, Set, Tuple
 
-# A connection that was closed in between is seen as well: the kernel remembers it for 60 seconds.
+# Closed connections are seen as well: the kernel keeps them for 60 seconds.
 LOOK_SECONDS = 10.0
-# Ranks that were seen for less may not have come to it.
+# Ranks seen for a shorter time may not have reached the rendezvous.
 ALONE_SECONDS = 20.0
 _ESTABLISHED = b"01"
-# It was closed on this side first, whether the other side has closed it yet or not.
+# Closed first on this side, whether or not the other side has closed it too.
 _CLOSED = {b"04", b"05", b"06"}
-# Of a service on the web, such as Weights & Biases.
+# Of a web service, such as Weights & Biases.
 _WEB = {b"%04X" % port for port in (80, 443)}
-# These meet by means of their own.
+# These have a rendezvous of their own.
 _MPI = (b"\0OMPI_", b"\0PMI")
 # IPv4 in IPv6.
 _MAPPED = [b"\0\0\0\0", b"\0\0\0\0", b"\0\0\xff\xff"]
@@ -35,7 +35,7 @@ _GONE = {errno.ENOENT, errno.ESRCH}
 
 
 class Connection(NamedTuple):
-    """A line of ``/proc/net/tcp``, as it is there: an end is ``0100007F:1F90``."""
+    """A line of ``/proc/net/tcp`` as is: an end is ``0100007F:1F90``."""
 
     local: bytes
     remote: bytes
@@ -48,7 +48,7 @@ class Connection(NamedTuple):
 
 
 class RendezvousCheck:
-    """What is known of the meeting of a node's ranks with others."""
+    """Evidence that a node's ranks have joined others."""
 
     def __init__(self) -> None:
         self._met = False
@@ -57,7 +57,7 @@ class RendezvousCheck:
         self._torch_until = 0.0
         self._next_look = time.monotonic() + LOOK_SECONDS
         self._ports: Set[bytes] = set()
-        # Connections of others: of those that tried the port before, and torchrun's own to its store.
+        # Connections of others: of programs that tried the port before, and of torchrun to its own store.
         self._others: Set[Tuple[bytes, bytes]] = set()
         try:
             self._others.update(each.ends for each in _connections())
@@ -69,7 +69,7 @@ class RendezvousCheck:
         return self._met or self._is_blind
 
     def check_if_due(self) -> None:
-        """Look, when it is time to; never again once they have met."""
+        """Check when due; never again once the ranks have joined."""
         if self._is_over or time.monotonic() < self._next_look:
             return
         try:
@@ -79,19 +79,19 @@ class RendezvousCheck:
         self._next_look = time.monotonic() + LOOK_SECONDS
 
     def missed(self) -> bool:
-        """Return, once the ranks have ended, whether they were seen for long and met nobody."""
+        """Return, once the ranks have ended, whether they ran long enough and never joined others."""
         is_long = self._torch_since is not None and self._torch_until - self._torch_since >= ALONE_SECONDS
         if self._is_over or not is_long:
             return False
         try:
-            # They may have met since the last look.
+            # They may have joined since the last check.
             closed = [each for each in _connections() if each.state in _CLOSED and self._may_be_meeting(each)]
         except OSError:
             return False
         return all(each.ends in self._others for each in closed)
 
     def _scan(self) -> None:
-        # In this order: whoever holds one of these connections is among the processes.
+        # In this order: the owner of each of these connections is then among the processes.
         connections = list(_connections())
         members = self._find_members()
         if not members:
@@ -112,7 +112,7 @@ class RendezvousCheck:
         return host != there and not _is_loopback(there)
 
     def _find_members(self) -> List[int]:
-        """Return the processes that are told where to meet: ranks and what they start, not torchrun itself."""
+        """Return the processes with a rendezvous in their environment: ranks and their children, but not torchrun."""
         snapshot, this, members = Snapshot(), os.getpid(), []
         network = os.readlink("/proc/self/ns/net")
         for process in snapshot.processes.values():
@@ -138,7 +138,7 @@ class RendezvousCheck:
         return bool(name)
 
     def _note_torch(self, process: Process) -> None:
-        """Note since when there is a process that has loaded torch: only such a one could join a process group."""
+        """Record when a process first loaded torch: only then could it join a process group."""
         if self._torch_since is not None:
             self._torch_until = time.monotonic()
             return
@@ -148,13 +148,13 @@ class RendezvousCheck:
 
 
 def _connections() -> Iterator[Connection]:
-    """Yield the TCP connections of this machine, and those that were closed a moment ago."""
+    """Yield this machine's TCP connections, including recently closed ones."""
     for name in ("tcp", "tcp6"):
         try:
             with open(f"/proc/self/net/{name}", "rb") as stream:
                 lines = stream.read().splitlines()[1:]
         except FileNotFoundError:
-            # A kernel without IPv6.
+            # The kernel has no IPv6.
             continue
         for line in lines:
             fields = line.split()
@@ -163,13 +163,13 @@ def _connections() -> Iterator[Connection]:
 
 
 def _is_loopback(address: bytes) -> bool:
-    """Whether an address is of 127.0.0.0/8; ``::1`` has only itself as a peer."""
+    """Return whether an address is in 127.0.0.0/8; ``::1`` connects only to itself."""
     words = [int(address[start : start + 8], 16).to_bytes(4, sys.byteorder) for start in range(0, len(address), 8)]
     return words[:-1] in ([], _MAPPED) and words[-1][0] == 127  # noqa: PLR2004
 
 
 def _sockets(pid: int) -> Iterator[bytes]:
-    """Yield the inodes of the sockets that a process holds; none once it has ended."""
+    """Yield the inodes of a process's sockets; none once it has ended."""
     folder = f"/proc/{pid}/fd"
     try:
         names = os.listdir(folder)

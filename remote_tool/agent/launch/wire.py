@@ -1,7 +1,7 @@
-"""What the supervisors of a launch say to each other: lines over TCP, every one signed with the launch's secret.
+"""The protocol between supervisors of a launch: lines over TCP, each signed with the launch's secret.
 
-Each side begins with a number of its own, so nothing of an earlier connection can be replayed. A line without the right
-signature ends the connection: whoever does not know the secret changes nothing and learns nothing but that we listen.
+Each side begins with a random number of its own, so no earlier connection can be replayed. A line without a valid
+signature ends the connection: without the secret, a peer changes nothing and learns only that we listen.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _LINE_LIMIT = 8192
 _BUFFER_LIMIT = 64 * 1024
 _RECEIVE = 16 * 1024
 _MOST_RANKS = 65536
-# Milliseconds until the kernel gives up a connection on which nothing is acknowledged. On that one it would wait longer
-# and longer before it tries again; a new one works as soon as the link does.
+# Milliseconds without an acknowledgment until the kernel drops a connection. It would back off ever longer before
+# retrying; a new connection works as soon as the network does.
 _UNACKNOWLEDGED = 5000
 _UNREACHABLE = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN}
 
 
-class PeerClosed(Exception):  # noqa: N818 - it is no fault of this program
-    """The other side has gone, or is not who it must be."""
+class PeerClosed(Exception):  # noqa: N818 - not a fault of this program
+    """The peer closed the connection, or failed to authenticate."""
 
 
 class Unreachable(PeerClosed):
-    """The connection was given up because nothing came through; the other side may be well."""
+    """The connection timed out; the peer may still be alive."""
 
 
 def _gone(error: OSError) -> PeerClosed:
@@ -41,7 +41,7 @@ def _gone(error: OSError) -> PeerClosed:
 
 
 class Wire:
-    """Lines over a socket, both ways, without ever waiting."""
+    """Lines over a socket in both directions, without blocking."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -53,7 +53,7 @@ class Wire:
         self._unsent = b""
 
     def fileno(self) -> int:
-        """For select."""
+        """Return the descriptor, for select."""
         return self._connection.fileno()
 
     @property
@@ -61,14 +61,14 @@ class Wire:
         return bool(self._unsent)
 
     def send(self, line: bytes) -> None:
-        """Send a line, now or when there is room; Gone when nobody takes them."""
+        """Send a line, now or when there is room; PeerClosed when the peer has gone."""
         self._unsent += line + b"\n"
         if len(self._unsent) > _BUFFER_LIMIT:
             raise Unreachable("it takes nothing")
         self.flush()
 
     def flush(self) -> None:
-        """Send what there is room for."""
+        """Send as much as there is room for."""
         try:
             while self._unsent:
                 self._unsent = self._unsent[self._connection.send(self._unsent) :]
@@ -78,7 +78,7 @@ class Wire:
             raise _gone(error) from error
 
     def receive(self) -> List[bytes]:
-        """Return the lines that are complete; Gone at the end."""
+        """Return the complete lines; PeerClosed at the end."""
         try:
             data = self._connection.recv(_RECEIVE)
         except (BlockingIOError, InterruptedError):
@@ -100,16 +100,16 @@ class Session:
     """Signed messages over a wire.
 
     Attributes:
-        rank: Node rank of the other side as it says; true once it is known.
-        is_known: Whether the other side has shown that it has the secret.
+        rank: Node rank claimed by the peer; verified once ``is_known``.
+        is_known: Whether the peer has proved that it knows the secret.
     """
 
     def __init__(self, connection: socket.socket, secret: bytes, rank: int) -> None:
-        """Begin to talk.
+        """Start a session.
 
         Args:
-            connection: An open one.
-            secret: Of the launch.
+            connection: An open connection.
+            secret: The launch's secret.
             rank: Our node rank; 0 is the side that listened.
         """
         self.rank = -1
@@ -124,7 +124,7 @@ class Session:
         self._wire.send(json.dumps({"rank": rank, "nonce": self._nonce}).encode("ascii"))
 
     def fileno(self) -> int:
-        """For select."""
+        """Return the descriptor, for select."""
         return self._wire.fileno()
 
     @property
@@ -132,15 +132,15 @@ class Session:
         return self._wire.has_unsent
 
     def flush(self) -> None:
-        """Send what there is room for; Gone when the other side has gone."""
+        """Send as much as there is room for; PeerClosed when the peer has gone."""
         self._wire.flush()
 
     def close(self) -> None:
-        """End it."""
+        """Close the connection."""
         self._wire.close()
 
     def send(self, message: Dict[str, Any]) -> None:
-        """Send a message, as soon as the other side has said who it is; Gone when it has gone."""
+        """Send a message once the peer has introduced itself; PeerClosed when it has gone."""
         if self._key is None:
             self._waiting.append(message)
             return
@@ -149,7 +149,7 @@ class Session:
         self._sent += 1
 
     def receive(self) -> List[Dict[str, Any]]:
-        """Return the messages that have come; Gone when the other side has gone or cannot sign."""
+        """Return the received messages; PeerClosed when the peer has gone or cannot sign."""
         messages = []
         for line in self._wire.receive():
             if self._key is None:
@@ -163,7 +163,7 @@ class Session:
         rank, nonce = hello.get("rank"), hello.get("nonce")
         if type(rank) is not int or not 0 <= rank < _MOST_RANKS or not isinstance(nonce, str):
             raise PeerClosed("it did not say who it is")
-        # One side is the first node, which listens, so who is who cannot be mixed up.
+        # Only the first node listens, so the two sides cannot be confused.
         if (rank == 0) == (self._rank == 0):
             raise PeerClosed("it says that it is somebody else")
         self.rank = rank

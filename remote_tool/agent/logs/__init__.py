@@ -1,1 +1,1 @@
-"""Follow what jobs write."""
+"""Follow the output of jobs."""

@@ -1,4 +1,4 @@
-"""Following jobs: what they write is sent as it appears, until all have ended or the client is gone."""
+"""Send the output of jobs as it appears, until all have ended or the client has gone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def follow(request: Request) -> None:
-    """Answer op ``follow`` until every job has ended and been sent, or the client is gone."""
+    """Answer op ``follow`` until every job has ended and been sent, or the client has gone."""
     folders = request.folders()
     asked = request.get("jobs", is_list)
     wait = request.get("wait", is_flag, default=True)
@@ -36,7 +36,7 @@ def follow(request: Request) -> None:
 
 
 def _send(request: Request, job: FollowedJob) -> bool:
-    """Send what is new of a job; whether there was something."""
+    """Send a job's new output; return whether there was any."""
     sent = False
     for message in job.advance():
         request.answer({"job": job.job_id, **message.header}, message.body)

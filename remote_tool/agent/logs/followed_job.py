@@ -1,4 +1,4 @@
-"""A job whose output is followed: its bytes as they appear, each exactly once, from the offsets that a client has."""
+"""A followed job: send each byte of its output exactly once, from the client's offsets on."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from remote_tool.agent.states import CachedScan, JobStatus
 
 CHUNK = 256 * 1024
-# New rank files are looked for this often, and whether a job is lost this often.
+# Interval in seconds for finding new rank files, and for checking whether a job is lost.
 _SEARCH_SECONDS = 0.25
 _JUDGE_SECONDS = 1.0
-# A job that cannot be read now is tried again so often, said again so often, and given up after so long.
+# For an unreadable job: intervals of retries and of repeated messages, and the time until giving up.
 _TROUBLE_SECONDS = 0.5
 _REPEAT_SECONDS = 30.0
 _PATIENCE, _SHORT_PATIENCE = 600.0, 2.0
-# They are errors of the call, not of a job.
+# These are errors of the call, not of a job.
 _TOO_MANY_FILES = {errno.EMFILE, errno.ENFILE}
 
 
@@ -40,12 +40,12 @@ class _Message(NamedTuple):
 
 
 class FollowedJob:
-    """One job while it is followed.
+    """A job that is followed.
 
     Attributes:
-        job_id: Its id; anything when the client asked for nonsense.
-        is_done: Whether all of it was sent, and its end.
-        is_behind: Whether there was more to send when it was looked at last.
+        job_id: Its id; anything if the client sent an invalid one.
+        is_done: Whether all output and the end were sent.
+        is_behind: Whether more output was left at the last pass.
     """
 
     def __init__(self, jobs: Optional[int], asked: object, scans: CachedScan, *, wait: bool, output: bool) -> None:
@@ -73,20 +73,20 @@ class FollowedJob:
                 raise
 
     def watch(self, changes: Changes) -> None:
-        """Have changes tell of this job from now on."""
+        """Register the job's folders for notifications."""
         if self._folder is not None:
             changes.watch(self._folder, self.job_id)
             self._changes = changes
             self.expect_streams()
 
     def expect_streams(self) -> None:
-        """Look for new files the next time."""
+        """Search for new files in the next pass."""
         self._next_search = 0.0
 
     def advance(self) -> Iterator[_Message]:
-        """Send at most one piece of every stream; the status when all of it is sent and the job has ended.
+        """Send at most one piece of each stream; return the status once the job has ended and all is sent.
 
-        What the system refuses is said, concerns this job alone, and is tried again.
+        System errors are reported, affect only this job, and are retried.
         """
         if not self._trouble.is_due:
             return
@@ -111,7 +111,7 @@ class FollowedJob:
             folder_id = job_folder.read_folder_id(self._jobs)
             yield _Message({"error": NO_SUCH_JOB, "folder_id": folder_id})
             return
-        # Looked at before the last read: what is written before the end is read after this.
+        # Judged before the last read: output written before the end is read after this.
         self._ended = self._ended or self._has_ended()
         self._search()
         self.is_behind = sent = False
@@ -119,7 +119,7 @@ class FollowedJob:
             for message in self._read(stream):
                 yield message
                 sent = True
-        # What was written while the end came may be there now.
+        # Output written while the job ended may be readable now.
         self.is_behind = self.is_behind or (sent and self._ended)
         if not sent and (self._ended or not self._wait):
             yield self._status()
@@ -163,7 +163,7 @@ class FollowedJob:
                 self._paths.setdefault(stream, path)
 
     def _watch_folder(self, folder: int) -> None:
-        """Hear of what is written below a folder, too; before it is searched, so that nothing comes in between."""
+        """Also watch a subfolder, before searching it, so that no file is missed in between."""
         if self._changes is not None:
             self._changes.watch(folder, self.job_id)
 
@@ -197,7 +197,7 @@ class FollowedJob:
 
 
 class _Trouble:
-    """What keeps a job from being read just now, and for how long it has done so."""
+    """Why a job is unreadable now, and since when."""
 
     def __init__(self, patience: float) -> None:
         self._patience = patience
@@ -208,7 +208,7 @@ class _Trouble:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time to try; always where nothing is the matter."""
+        """Return whether to try now; always true without an error."""
         return self._since is None or time.monotonic() >= self._next_try
 
     def end(self) -> None:
@@ -216,7 +216,7 @@ class _Trouble:
         self._why = ""
 
     def note(self, error: OSError) -> Dict[str, Any]:
-        """Return what to say of an error, empty when it was said just before; ``over``: it is not tried again."""
+        """Return the message for an error, empty when reported recently; ``over``: no further retry."""
         now = time.monotonic()
         self._since = now if self._since is None else self._since
         self._next_try = now + _TROUBLE_SECONDS
@@ -230,12 +230,12 @@ class _Trouble:
 
 
 def _is_there(error: OSError) -> bool:
-    """Whether a file that cannot be opened may be there all the same."""
+    """Return whether a file that cannot be opened may still exist."""
     return error.errno != errno.ENOENT and not job_folder.is_no_plain_file(error)
 
 
 def _size_of(folder: int, path: str) -> Optional[int]:
-    """Return the size of a plain file below a folder; None when there is none, OSError when that cannot be told now."""
+    """Return the size of a plain file below a folder; None if missing, OSError if unknown now."""
     try:
         status = os.stat(path, dir_fd=folder, follow_symlinks=False)
     except OSError as error:
@@ -252,7 +252,7 @@ def _checked_offsets(offsets: object) -> Dict[str, int]:
 
 
 def _read_piece(folder: int, path: str, offset: int, size: int) -> Tuple[int, bytes]:
-    """Read from an offset on, up to a size: how many bytes of a hole come first, then some bytes."""
+    """Read up to a number of bytes from an offset: return the length of a hole, then the bytes after it."""
     try:
         file = job_folder.open_file_beneath(folder, path)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Waiting for folders to change: the kernel tells (inotify), where it has that and Python can ask for it."""
+"""Wait for changes in folders with inotify, where the kernel and Python support it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _GONE = {errno.ENOENT, errno.ENOTDIR}
 
 
 class Changes:
-    """What changed in some folders, each of which somebody owns.
+    """Changes in watched folders, each with an owner.
 
     Attributes:
         descriptor: Readable when something changed.
-        is_complete: Whether every folder is watched; the kernel allows a user so many and no more.
+        is_complete: Whether every folder is watched; the kernel limits watches per user.
     """
 
     def __init__(self) -> None:
-        """Begin; OSError or AttributeError where the system has no inotify."""
+        """Start; OSError or AttributeError on systems without inotify."""
         self._library = ctypes.CDLL(None, use_errno=True)
         self._owners: Dict[int, Set[str]] = {}
         self.is_complete = True
@@ -37,8 +37,8 @@ class Changes:
             raise _last_error()
 
     def watch(self, folder: int, owner: str) -> None:
-        """Tell of what is written into the files of an open folder, and of the names that appear there."""
-        # By its descriptor: no link can lead elsewhere.
+        """Watch an open folder for writes to its files and for new names."""
+        # Watching by descriptor cannot be redirected by a link.
         path = b"/proc/self/fd/%d" % folder
         watch = self._library.inotify_add_watch(
             self.descriptor, path, ctypes.c_uint32(_MODIFIED | _MOVED_IN | _CREATED | _ONLY_FOLDERS)
@@ -49,9 +49,9 @@ class Changes:
             self.is_complete = False
 
     def take(self) -> Optional[Dict[str, bool]]:
-        """Return in whose folders something changed, and whether names appeared; None when that was too much to tell.
+        """Return the owners of changed folders, and whether names appeared; None if the queue overflowed.
 
-        Asked again, it tells what changed since.
+        Each call returns the changes since the previous one.
         """
         changed: Dict[str, bool] = {}
         for watch, mask in self._events():
@@ -62,7 +62,7 @@ class Changes:
         return changed
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         os.close(self.descriptor)
 
     def _events(self) -> Iterator[Tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""When to look at followed jobs: at once when the kernel tells that they wrote, again and again where it does not."""
+"""Decide when to read followed jobs: upon inotify events, or by polling where there are none."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ if TYPE_CHECKING:
     from remote_tool.agent.logs.followed_job import FollowedJob
     from remote_tool.agent.logs.inotify import Changes
 
-# Where the kernel does not tell of changes, all is looked at so often.
+# Polling interval in seconds without inotify.
 _SHORTEST_PAUSE = 0.01
 _LONGEST_PAUSE = 0.05
-# Where it does, all is looked at so often: another machine may write, or a supervisor die.
+# Polling interval with inotify: another machine may write, or a supervisor die.
 _LOOK_SECONDS = 0.5
-# It is relied on no more when so many looks in a row find what it had not told of.
+# inotify is no longer trusted after this many polls in a row that find unreported output.
 _MOST_SURPRISES = 2
-# A line and its end, which Python's print() writes one after the other, are sent together.
+# A line and its newline, which Python's print() writes separately, are sent together.
 _GATHER_SECONDS = 0.0005
-# What comes in quick succession is sent together, the first of it at once.
+# Output in quick succession is batched, after the first piece.
 _SHORTEST_REST = 0.001
 _LONGEST_REST = 0.004
 
 
 class Poller:
-    """Says which jobs to look at next."""
+    """Chooses the jobs to read next."""
 
     def __init__(self) -> None:
         self._listening: Optional[_Listening] = None
@@ -36,11 +36,11 @@ class Poller:
         self._pause = 0.0
 
     def wait(self, followed: Sequence[FollowedJob], sent: Sequence[FollowedJob]) -> Optional[List[FollowedJob]]:
-        """Wait until there may be more; None when the client is gone.
+        """Wait until there may be more output; None when the client has gone.
 
         Args:
-            followed: The jobs that are followed.
-            sent: Of which something was sent just now.
+            followed: The followed jobs.
+            sent: Jobs whose output was sent just now.
         """
         if self._listening is not None and not self._listening.is_reliable:
             self._listening.close()
@@ -54,7 +54,7 @@ class Poller:
         return None if client_is_gone(self._pause) else list(followed)
 
     def _listen(self, followed: Sequence[FollowedJob]) -> None:
-        """Have the kernel tell from now on; what was written until now is looked at once more."""
+        """Start watching; output written before is read by one more poll."""
         self._may_listen = False
         try:
             from remote_tool.agent.logs.inotify import Changes  # noqa: PLC0415 - some Pythons lack ctypes, and most calls do not need it
@@ -65,7 +65,7 @@ class Poller:
 
 
 class _Listening:
-    """What the kernel tells of changes, and a look at everything now and then all the same."""
+    """inotify events, plus an occasional poll of everything."""
 
     def __init__(self, changes: Changes, followed: Sequence[FollowedJob]) -> None:
         self._changes = changes
@@ -81,11 +81,11 @@ class _Listening:
         return self._changes.is_complete and self._surprises < _MOST_SURPRISES
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop watching."""
         self._changes.close()
 
     def wait(self, followed: Sequence[FollowedJob], sent: Sequence[FollowedJob]) -> Optional[List[FollowedJob]]:
-        """Wait until something changed, or for the next look at everything."""
+        """Wait for a change or for the next poll."""
         if self._is_left(is_behind=any(job.is_behind for job in followed)):
             return None
         changed = self._changes.take()
@@ -102,7 +102,7 @@ class _Listening:
         return chosen
 
     def _is_left(self, *, is_behind: bool) -> bool:
-        """Wait, unless a job has more to send; whether the client went."""
+        """Wait, unless a job has more to send; return whether the client has gone."""
         if is_behind:
             return client_is_gone(0)
         if client_is_gone(self._rest):

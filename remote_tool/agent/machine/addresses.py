@@ -1,4 +1,4 @@
-"""The addresses of this machine's interfaces, asked from the kernel, so that no program need be there."""
+"""The addresses of this machine's interfaces, read from the kernel without external programs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SECONDS = 5.0
 
 
 def list_addresses() -> List[Dict[str, str]]:
-    """Return ``{"interface", "address"}`` for every address; empty where the kernel does not tell."""
+    """Return ``{"interface", "address"}`` for every address; empty where the kernel does not answer."""
     try:
         names = dict(socket.if_nameindex())
         messages = list(_dump())
@@ -36,7 +36,7 @@ def list_addresses() -> List[Dict[str, str]]:
 
 
 def interface_of(address: str) -> str:
-    """Return the interface that has an address; empty when none has."""
+    """Return the interface with an address; empty if none."""
     plain = address.partition("%")[0]
     if plain.startswith("::ffff:") and "." in plain:
         plain = plain[len("::ffff:") :]
@@ -47,7 +47,7 @@ def interface_of(address: str) -> str:
 
 
 def _dump() -> Iterator[Tuple[int, int, bytes]]:
-    """Yield family, index of the interface and address, as rtnetlink(7) tells them."""
+    """Yield family, interface index and address, as in rtnetlink(7)."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
         kernel.settimeout(_SECONDS)
         body = _ADDRESS.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
@@ -73,7 +73,7 @@ def _read_address(message: bytes) -> Iterator[Tuple[int, int, bytes]]:
             break
         attributes[kind] = rest[_ATTRIBUTE.size : length]
         rest = rest[_aligned(length) :]
-    # On a point-to-point link IFA_ADDRESS is the other end's.
+    # On a point-to-point link IFA_ADDRESS is the peer's.
     address = attributes.get(_IFA_LOCAL, attributes.get(_IFA_ADDRESS))
     if address is not None and family in {socket.AF_INET, socket.AF_INET6}:
         yield family, index, address

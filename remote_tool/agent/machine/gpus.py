@@ -16,27 +16,27 @@ _LONGEST_INFORMATION = 65536
 
 
 def list_gpus() -> List[str]:
-    """Return the GPUs that a command may use, as CUDA_VISIBLE_DEVICES names them: those that it allows, or all."""
+    """Return the GPUs available to a command: those in CUDA_VISIBLE_DEVICES, or all."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        # CUDA takes the devices before the first that it does not know, and -1 is none that it knows.
+        # CUDA uses the devices before the first unknown one, and -1 is always unknown.
         names = [name.strip() for name in visible.split(",")]
         return [name for name in names[: names.index("-1") if "-1" in names else None] if name]
     return [str(number) for number in range(count_gpus())]
 
 
 def count_gpus() -> int:
-    """Return how many GPUs this machine has, of NVIDIA's, else of AMD's."""
+    """Return the number of NVIDIA GPUs, or of AMD GPUs if there are none."""
     return count_nvidia() or _count_amd()
 
 
 def count_nvidia() -> int:
-    """Return how many GPUs of NVIDIA this machine has."""
+    """Return the number of NVIDIA GPUs."""
     return sum(1 for name in list_folder("/dev") if _GPU_DEVICE.fullmatch(name))
 
 
 def list_uuids() -> List[str]:
-    """Return the UUIDs of NVIDIA's GPUs, as far as the driver tells."""
+    """Return the UUIDs of NVIDIA GPUs, as far as the driver reports them."""
     found = []
     for place in list_folder(_DRIVER):
         try:
@@ -60,7 +60,7 @@ def _count_amd() -> int:
 
 
 def list_folder(path: str) -> List[str]:
-    """Return the names in a folder, sorted; none when it cannot be read."""
+    """Return the sorted names in a folder; none when it cannot be read."""
     try:
         return sorted(os.listdir(path))
     except OSError:

@@ -1,1 +1,1 @@
-"""What reaches this machine, and how fast."""
+"""Measure the network between servers."""

@@ -1,4 +1,4 @@
-"""How much goes between this server and another: one listens with a secret, the other measures both ways."""
+"""Measure bandwidth between two servers: one listens with a secret, the other measures both directions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _MOST_SECONDS = 60
 _CONNECT_SECONDS = 5.0
-# Beyond the two directions: to meet, to wait for the last bytes, to start iperf3.
+# Besides both directions: to connect, to wait for the last bytes, to start iperf3.
 _SPARE_SECONDS = 40.0
 _ANSWER_SECONDS = 15.0
 _MOST_CONNECTIONS = 64
@@ -32,7 +32,7 @@ IPERF, OWN = "iperf3", "own"
 
 
 def bandwidth_listen(request: Request) -> None:
-    """Answer op ``bandwidth_listen``: be the other side of one measurement, until the client goes or time is up."""
+    """Answer op ``bandwidth_listen``: listen for one measurement, until the client goes or time is up."""
     secret, seconds = _secret(request), _seconds(request)
     listener, port = reachability.bind_free_port()
     with listener:
@@ -42,7 +42,7 @@ def bandwidth_listen(request: Request) -> None:
 
 
 def bandwidth_connect(request: Request) -> None:
-    """Answer op ``bandwidth_connect``: reach the other side, and measure to it and back."""
+    """Answer op ``bandwidth_connect``: connect to the listener and measure both directions."""
     candidates = request.get("candidates", lambda value: is_list(value) and all(is_text(item) for item in value))
     port = request.get("port", lambda value: type(value) is int and 0 < value < 65536)  # noqa: PLR2004
     use_iperf = request.get("iperf3", is_flag, default=False)
@@ -70,7 +70,7 @@ def _seconds(request: Request) -> float:
 
 
 class _Listening:
-    """The side that waits for the other one."""
+    """The listening side."""
 
     def __init__(self, listener: socket.socket, secret: bytes, seconds: float) -> None:
         self._listener = listener
@@ -82,7 +82,7 @@ class _Listening:
         self._is_counted = threading.Condition()
 
     def serve(self) -> None:
-        """Take connections until the client goes or time is up."""
+        """Accept connections until the client goes or time is up."""
         deadline = time.monotonic() + 2 * self._seconds + _SPARE_SECONDS
         try:
             while time.monotonic() < deadline:
@@ -151,7 +151,7 @@ class _Listening:
 
 
 class _Measuring:
-    """The side that connects, and counts or asks what was counted."""
+    """The connecting side, which counts bytes or requests the listener's count."""
 
     def __init__(self, candidates: List[str], port: int, secret: bytes, seconds: float, use_iperf: bool) -> None:
         self.seconds = seconds
@@ -164,7 +164,7 @@ class _Measuring:
         self._error = "it took too long"
 
     def start_waking(self, descriptor: int) -> None:
-        """Begin; write to a descriptor at the end."""
+        """Start; write to a descriptor at the end."""
 
         def work() -> None:
             try:
@@ -177,7 +177,7 @@ class _Measuring:
         threading.Thread(target=work, daemon=True).start()
 
     def answer(self) -> Dict[str, Any]:
-        """Return what was measured; RequestError when it was not."""
+        """Return the measurement; RequestError when it failed."""
         if self._error:
             raise RequestError(self._error)
         return self._answer
@@ -207,7 +207,7 @@ class _Measuring:
             self._answer[name] = measure(talk, self._answer["address"], back)
 
     def _reach(self) -> "tuple[socket.socket, str]":
-        """Return a connection to the first of the addresses that leads to the other side; OSError without one."""
+        """Return a connection to the first address that reaches the listener; OSError without one."""
         deadline = time.monotonic() + _CONNECT_SECONDS
         attempts = [_Attempt(address, self._port, self._secret) for address in self._candidates]
         for attempt in attempts:
@@ -239,10 +239,10 @@ class _Measuring:
 
 
 class _Attempt(threading.Thread):
-    """Tries one address, and says afterwards what came of it."""
+    """One attempt to connect to an address, and its result."""
 
     def __init__(self, address: str, port: int, secret: bytes) -> None:
-        # A name server may not answer, and then nobody waits for the thread.
+        # A name server may not answer, so nothing waits for the thread.
         super().__init__(daemon=True)
         self.address = address
         self.connection: Optional[socket.socket] = None
@@ -276,7 +276,7 @@ def _say_at_once(connection: socket.socket) -> None:
 
 
 def _round_trip(talk: socket.socket) -> float:
-    """Return the median of some questions and answers, in seconds."""
+    """Return the median round-trip time in seconds."""
     times: List[float] = []
     end = time.monotonic() + _PING_SECONDS
     while len(times) < _PINGS and (not times or time.monotonic() < end):

@@ -1,4 +1,4 @@
-"""iperf3, where a server has it: what it measures, and that it ends whatever happens to us."""
+"""Measure with iperf3, where it is installed, and end it with the measurement."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing import Any, List
 
 _PROGRAM = "iperf3"
-# It ends a program after a time, also when whoever started it is no more.
+# timeout(1) ends a program even after its parent has died.
 _LIMITER = "timeout"
 _START_SECONDS = 3.0
 _EXTRA_SECONDS = 8
@@ -23,28 +23,28 @@ _NOT_THERE = "unable to connect"
 
 
 class IperfError(Exception):
-    """It did not measure."""
+    """iperf3 did not measure."""
 
 
 def is_there() -> bool:
-    """Whether it can be used here."""
+    """Return whether iperf3 is usable here."""
     return shutil.which(_PROGRAM) is not None and shutil.which(_LIMITER) is not None
 
 
 class Running:
-    """The programs that a measurement has started; they end with it."""
+    """The programs of a measurement; they end with it."""
 
     def __init__(self) -> None:
         self._started: List["subprocess.Popen[bytes]"] = []
 
     def listen(self, address: str, port: int, seconds: float) -> None:
-        """Have it listen for one measurement."""
+        """Start iperf3 as a server for one measurement."""
         self._start([_PROGRAM, "-s", "-1", "-B", address, "-p", str(port)], seconds + _START_SECONDS)
 
     def measure(self, address: str, port: int, seconds: float, *, back: bool) -> float:
-        """Return bits per second to the other side, or back from it, as counted where they arrive.
+        """Return bits per second to the other side, or back from it, as counted by the receiver.
 
-        IperfError when it does not measure.
+        IperfError when the measurement fails.
         """
         words = [_PROGRAM, "-c", address, "-p", str(port), "-t", str(_whole(seconds)), "-P", str(STREAMS), "-J"]
         deadline = time.monotonic() + _START_SECONDS
@@ -52,7 +52,7 @@ class Running:
             text, _ = self._start([*words, *(["-R"] if back else [])], seconds).communicate()
             answer = _parse(text)
             error = str(answer.get("error", ""))
-            # The other side has started it just now.
+            # The server has only just started.
             if _NOT_THERE not in error or time.monotonic() > deadline:
                 break
             time.sleep(_PAUSE)
@@ -62,7 +62,7 @@ class Running:
             raise IperfError(error or "no result") from problem
 
     def end(self) -> None:
-        """End what still runs."""
+        """End the programs that are still running."""
         for process in self._started:
             if process.poll() is None:
                 process.terminate()

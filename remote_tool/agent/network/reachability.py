@@ -1,4 +1,4 @@
-"""Whether the servers of a launch reach each other: one listens with a secret, the others try its addresses."""
+"""Check that the servers of a launch reach each other: one listens with a secret, the others try its addresses."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _PORT_RANGE = "/proc/sys/net/ipv4/ip_local_port_range"
 _LOWEST_PORT = 20000
 _HIGHEST_PORT = 64999
 _ATTEMPTS = 200
-# A port stays ours until the launch that asked for it has bound it, or has failed.
+# A port stays reserved until the launch that requested it has bound it, or has failed.
 _RESERVED_SECONDS = 600.0
 
 
 def listen(request: Request) -> None:
-    """Answer op ``listen``: prove to everybody who connects that this machine was reached.
+    """Answer op ``listen``: prove to each client that it has reached this machine.
 
-    It listens on two ports: the one where the ranks meet, and the one where the supervisors watch each other.
+    It listens on two ports: one for the ranks' rendezvous, one for the supervisors' heartbeat.
     """
     port = request.get("port", lambda value: type(value) is int and 0 <= value <= _LAST_PORT, default=0)
     secret = request.get("secret", is_text).encode("ascii", "replace")
@@ -57,7 +57,7 @@ def _serve(listeners: Tuple[socket.socket, ...], secret: bytes) -> None:
         if 0 in ready and client_is_gone(0):
             break
         for peer in [peer for peer in peers if peer in ready]:
-            # They close first, so that the port is free again at once.
+            # The peers close first, so that the port is free again at once.
             peers.remove(peer)
             peer.close()
         for listener in listeners:
@@ -83,7 +83,7 @@ def _greet(listener: socket.socket, peers: List[socket.socket], secret: bytes) -
 
 
 def _bind(port: int) -> Tuple[socket.socket, int]:
-    """Listen on all addresses, of both families where there are two."""
+    """Listen on all addresses, IPv4 and IPv6 where available."""
     try:
         listener = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
         listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
@@ -101,9 +101,9 @@ def _bind(port: int) -> Tuple[socket.socket, int]:
 
 
 def bind_free_port() -> Tuple[socket.socket, int]:
-    """Listen on a port that nothing uses and no other launch has been given."""
+    """Listen on a free port that no other launch has reserved."""
     low, high = _ephemeral_range()
-    # The kernel gives ephemeral ports to anybody between our test and torchrun's use.
+    # Between our test and torchrun's use, the kernel may give an ephemeral port to any program.
     usable = range(_LOWEST_PORT, _HIGHEST_PORT)
     ports = [port for port in usable if not low <= port <= high] or usable
     for _ in range(_ATTEMPTS):
@@ -127,7 +127,7 @@ def _ephemeral_range() -> Tuple[int, int]:
 
 
 def _reserve(port: int) -> bool:
-    """Note that a port is given away, whichever project asks; whether it was free to give."""
+    """Reserve a port across projects; return whether it was free."""
     folder = os.path.join(os.environ["HOME"], ".cache", "remote-tool", "ports")
     os.makedirs(folder, 0o700, exist_ok=True)
     # A home may be shared by several servers.
@@ -141,7 +141,7 @@ def _reserve(port: int) -> bool:
         return True
     try:
         if time.time() - os.stat(name).st_mtime > _RESERVED_SECONDS:
-            # Whoever removes it may make it; only one can.
+            # Whoever removes the old note may create a new one; only one process can.
             os.unlink(name)
     except FileNotFoundError:
         pass
@@ -149,7 +149,7 @@ def _reserve(port: int) -> bool:
 
 
 def _forget_ports(folder: str) -> None:
-    """Remove what launches of long ago have noted."""
+    """Remove expired reservations."""
     before = time.time() - 2 * _RESERVED_SECONDS
     for name in os.listdir(folder):
         path = os.path.join(folder, name)
@@ -161,7 +161,7 @@ def _forget_ports(folder: str) -> None:
 
 
 def connect(request: Request) -> None:
-    """Answer op ``connect``: try all addresses at once, and believe only those that know the secret on all ports."""
+    """Answer op ``connect``: try all addresses at once, and accept only those that prove the secret on all ports."""
     candidates = request.get("candidates", lambda value: is_list(value) and all(is_text(item) for item in value))
     ports = request.get("ports", lambda value: is_list(value) and value != [] and all(_is_port(each) for each in value))
     secret = request.get("secret", is_text).encode("ascii", "replace")
@@ -181,7 +181,7 @@ def _is_port(value: object) -> bool:
 
 class _Attempt(threading.Thread):
     def __init__(self, address: str, ports: List[int], secret: bytes, deadline: float) -> None:
-        # A name server may not answer, and then nobody waits for the thread.
+        # A name server may not answer, so nothing waits for the thread.
         super().__init__(daemon=True)
         self._address = address
         self._ports = ports
@@ -205,7 +205,7 @@ class _Attempt(threading.Thread):
         self._local = local
 
     def _try(self, port: int) -> Optional[str]:
-        """Return our own address when the other side knows the secret."""
+        """Return our own address if the peer knows the secret."""
         with socket.create_connection((self._address, port), self._left()) as connection:
             local = str(connection.getsockname()[0])
             received = b""

@@ -1,6 +1,6 @@
-"""Bytes between two servers, as many as go through, counted where they arrive.
+"""Transfer bytes between two servers at full speed, counted by the receiver.
 
-Neither side takes or sends more than a greeting before the other has shown that it knows the secret of the measurement.
+Neither side transfers more than a greeting before the other has proved that it knows the measurement's secret.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, List, Sequence
 
-# What a connection is for, said by the side that opened it, just after the greeting.
+# Purpose of a connection, sent by its initiator after the greeting.
 TALK, SEND, TAKE = b"E", b"S", b"R"
 STREAMS = 4
 _NONCE = 32
 _BLOCK = 1024 * 1024
 _ROOM = 4 * 1024 * 1024
 _LINE_LIMIT = 4096
-# Part of the time that is not counted: the streams are still getting up to speed.
+# Part of the time that is not counted, while the streams ramp up.
 _WARM_UP = 0.2
 _STEP_SECONDS = 0.2
-# Who sends goes on until the other side has counted enough.
+# The sender continues until the receiver has counted enough.
 _LONGER = 5.0
-# Linux throws away what a TCP socket has received without copying it.
+# MSG_TRUNC: Linux discards received TCP data without copying it.
 _DISCARD = socket.MSG_TRUNC if sys.platform == "linux" else 0
 
 
-class UntrustedPeer(OSError):  # noqa: N818 - it is no fault of this program
-    """The other side does not know the secret."""
+class UntrustedPeer(OSError):  # noqa: N818 - not a fault of this program
+    """The peer does not know the secret."""
 
 
 class Counted(NamedTuple):
-    """Bytes that arrived between two moments of this machine's monotonic clock."""
+    """Bytes that arrived between two times of this machine's monotonic clock."""
 
     size: int
     begin: float
@@ -50,7 +50,7 @@ class Counted(NamedTuple):
 
 
 def introduce(connection: socket.socket, secret: bytes, purpose: bytes) -> None:
-    """Begin a connection that we opened; UntrustedPeer when the other side does not know the secret."""
+    """Authenticate a connection that we opened; UntrustedPeer when the peer does not know the secret."""
     ours, theirs = _exchange(connection)
     connection.sendall(_proof(secret, b"opens", ours, theirs))
     if not hmac.compare_digest(read_exactly(connection, _NONCE), _proof(secret, b"listens", theirs, ours)):
@@ -59,7 +59,7 @@ def introduce(connection: socket.socket, secret: bytes, purpose: bytes) -> None:
 
 
 def greet(connection: socket.socket, secret: bytes) -> bytes:
-    """Begin a connection that came in, and return what it is for; UntrustedPeer when the other side knows no secret."""
+    """Authenticate an incoming connection and return its purpose; UntrustedPeer when the secret is wrong."""
     ours, theirs = _exchange(connection)
     if not hmac.compare_digest(read_exactly(connection, _NONCE), _proof(secret, b"opens", theirs, ours)):
         raise UntrustedPeer("it does not know the secret")
@@ -68,7 +68,7 @@ def greet(connection: socket.socket, secret: bytes) -> bytes:
 
 
 def send(connection: socket.socket, seconds: float) -> None:
-    """Send until the other side has enough, a little longer than it counts at most."""
+    """Send until the receiver has enough, with a time limit slightly above its own."""
     _set_step(connection, socket.SO_SNDTIMEO)
     block = memoryview(os.urandom(_BLOCK))
     end = time.monotonic() + seconds + _LONGER
@@ -82,12 +82,12 @@ def send(connection: socket.socket, seconds: float) -> None:
 
 
 def take(connection: socket.socket, seconds: float) -> Counted:
-    """Receive for so long from the first byte on; count without the time that it takes to get up to speed."""
+    """Receive for a number of seconds from the first byte on; count without the ramp-up."""
     _set_step(connection, socket.SO_RCVTIMEO)
     room = bytearray(_ROOM)
     start = time.monotonic()
     limit = start + seconds + _LONGER
-    # Nothing has come yet.
+    # No data yet.
     while _receive(connection, room) < 0 and time.monotonic() < limit:
         start = time.monotonic()
     begin = start + seconds * _WARM_UP
@@ -105,25 +105,25 @@ def take(connection: socket.socket, seconds: float) -> Counted:
 
 
 def bits_per_second(streams: Sequence[Counted]) -> float:
-    """Return what several streams had together; 0 when nothing came."""
+    """Return the total of several streams; 0 without data."""
     seconds = max(each.end for each in streams) - min(each.begin for each in streams)
     return 8 * sum(each.size for each in streams) / seconds if seconds > 0 else 0.0
 
 
 def take_all(connections: Sequence[socket.socket], seconds: float) -> List[Counted]:
-    """Receive from several connections at once."""
+    """Receive from several connections in parallel."""
     counted: List[Counted] = []
     run_at_once([lambda each=each: counted.append(take(each, seconds)) for each in connections])
     return counted
 
 
 def send_all(connections: Sequence[socket.socket], seconds: float) -> None:
-    """Send to several connections at once."""
+    """Send to several connections in parallel."""
     run_at_once([lambda each=each: send(each, seconds) for each in connections])
 
 
 def run_at_once(works: Sequence[Any]) -> None:
-    """Call all of them at once, and wait for all."""
+    """Run functions in parallel and wait for all."""
     threads = [threading.Thread(target=work, daemon=True) for work in works]
     for thread in threads:
         thread.start()
@@ -137,7 +137,7 @@ def send_line(connection: socket.socket, message: Dict[str, Any]) -> None:
 
 
 def read_line(connection: socket.socket) -> Dict[str, Any]:
-    """Return a message; OSError when what comes is none."""
+    """Return a message; OSError when it is invalid."""
     line = b""
     while not line.endswith(b"\n"):
         if len(line) > _LINE_LIMIT:
@@ -153,7 +153,7 @@ def read_line(connection: socket.socket) -> Dict[str, Any]:
 
 
 def read_exactly(connection: socket.socket, count: int) -> bytes:
-    """Return so many bytes; OSError when the other side closes before."""
+    """Return exactly this many bytes; OSError at an early end."""
     data = b""
     while len(data) < count:
         piece = connection.recv(count - len(data))
@@ -174,14 +174,14 @@ def _proof(secret: bytes, role: bytes, own: bytes, other: bytes) -> bytes:
 
 
 def _set_step(connection: socket.socket, option: int) -> None:
-    """Let a call wait for a moment only: a timeout of Python's would cost a system call before each."""
+    """Set the kernel's timeout: Python's own would cost a system call before each one."""
     connection.settimeout(None)
     whole = int(_STEP_SECONDS)
     connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", whole, int((_STEP_SECONDS - whole) * 1000000)))
 
 
 def _receive(connection: socket.socket, room: bytearray) -> int:
-    """Return how many bytes came; 0 at the end, -1 when none came for a moment."""
+    """Return the number of received bytes; 0 at the end, -1 after a timeout."""
     try:
         return connection.recv_into(room, len(room), _DISCARD)
     except BlockingIOError:

@@ -1,1 +1,1 @@
-"""Processes, and other programs."""
+"""Processes and subprocesses."""

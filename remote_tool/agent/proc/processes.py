@@ -1,8 +1,8 @@
-"""Processes: who they are, which belong to a job, and how to end them.
+"""Identify processes, find those of a job, and signal them.
 
-A process is known by (boot id, pid namespace, pid, start time), never by its pid alone. It belongs to a job when its
-environment has the job's marker, when its output goes into the job's folder, when it is the recorded command, or when
-it descends from such a process or from the job's supervisor. Only what has thrown away all of these is not found once
+A process is identified by (boot id, pid namespace, pid, start time), never by its pid alone. It belongs to a job if
+its environment has the job's marker, its output goes into the job's folder, it is the recorded command, or it
+descends from such a process or from the job's supervisor. Only a process that has shed all of these is missed once
 the supervisor is dead.
 """
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 _ENVIRONMENT_LIMIT = 8 * 1024 * 1024
 _STAT_FIELDS = 20
-# Nothing can be opened just now, and who is not seen may well be there.
+# These errors mean that it cannot be read now, not that the process is gone.
 _NO_MEANS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 
 class Process(NamedTuple):
-    """A process as one look at ``/proc`` found it.
+    """A process in one scan of ``/proc``.
 
     Attributes:
         start_time: In clock ticks since the boot, field 22 of ``/proc/PID/stat``.
@@ -46,7 +46,7 @@ class Process(NamedTuple):
 
     @property
     def is_stuck(self) -> bool:
-        """Whether it is in uninterruptible sleep, where no signal reaches it."""
+        """Return whether it is in uninterruptible sleep, where no signal reaches it."""
         return self.state == "D"
 
     def as_record(self) -> Dict[str, int]:
@@ -54,7 +54,7 @@ class Process(NamedTuple):
 
 
 def place() -> Dict[str, str]:
-    """Where processes are known: this machine, this boot, this pid namespace; OSError when nobody can tell now."""
+    """Return what makes pids unique: machine, boot, pid namespace; OSError when unknown now."""
     return {
         "hostname": os.uname().nodename,
         "machine_id": _first_line("/etc/machine-id"),
@@ -64,7 +64,7 @@ def place() -> Dict[str, str]:
 
 
 def read_process(pid: int) -> Optional[Process]:
-    """Look at one process; None when there is none, OSError when nobody can tell now."""
+    """Read one process; None if there is none, OSError when unknown now."""
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as stream:
             text = stream.read(4096)
@@ -72,7 +72,7 @@ def read_process(pid: int) -> Optional[Process]:
         if error.errno in _NO_MEANS:
             raise
         return None
-    # The name may hold spaces and parentheses, so the fields are counted from its last one.
+    # The name may contain spaces and parentheses, so fields are counted from its last one.
     fields = text[text.rfind(b")") + 2 :].split()
     if len(fields) < _STAT_FIELDS:
         return None
@@ -80,7 +80,7 @@ def read_process(pid: int) -> Optional[Process]:
 
 
 def find_alive(record: Mapping[str, Any]) -> Optional[Process]:
-    """Return the process of a record ``{"pid", "start_time"}`` of this boot; None when it has gone."""
+    """Return the process of a record ``{"pid", "start_time"}`` of this boot; None if it has ended."""
     process = read_process(record["pid"])
     if process is None or process.start_time != record["start_time"] or not process.is_alive:
         return None
@@ -88,15 +88,15 @@ def find_alive(record: Mapping[str, Any]) -> Optional[Process]:
 
 
 def descriptors(pid: int) -> Dict[str, str]:
-    """Return where each open descriptor of a process leads, by its number; OSError when that cannot be told."""
+    """Return the target of each open descriptor of a process; OSError when unknown."""
     folder = f"/proc/{pid}/fd"
     return {name: _link(f"{folder}/{name}") for name in os.listdir(folder)}
 
 
 def holds(pid: int, folder: int) -> bool:
-    """Whether a process has this very folder open, also when that cannot be told now.
+    """Return whether a process has this very folder open, or this cannot be determined now.
 
-    One that was removed, renamed away or replaced is another one than that which has its name.
+    A folder that was removed, renamed or replaced is not the one that now has its name.
     """
     this = os.fstat(folder)
     path = _link(f"/proc/self/fd/{folder}")
@@ -104,7 +104,7 @@ def holds(pid: int, folder: int) -> bool:
         found = descriptors(pid)
     except OSError:
         return True
-    # One that is just ending has none any more.
+    # An exiting process has no descriptors.
     return not found or any(_is_same(this, path, f"/proc/{pid}/fd/{name}", other) for name, other in found.items())
 
 
@@ -112,14 +112,14 @@ def _is_same(this: os.stat_result, path: str, descriptor: str, other: str) -> bo
     try:
         status = os.stat(descriptor)
     except OSError:
-        # It was closed just now, or a network disk says that it is gone.
+        # Closed just now, or reported as gone by a network disk.
         return False
-    # A network disk that is mounted twice has two numbers.
+    # A network disk that is mounted twice has two device numbers.
     return status.st_ino == this.st_ino and (status.st_dev == this.st_dev or other == path)
 
 
 def is_own(process: Process, namespace: str) -> bool:
-    """Whether a process is this user's, and not of a container below."""
+    """Return whether a process is this user's, and in this pid namespace."""
     try:
         is_users = os.stat(f"/proc/{process.pid}").st_uid == os.geteuid()
         return is_users and os.readlink(f"/proc/{process.pid}/ns/pid") == namespace
@@ -128,10 +128,10 @@ def is_own(process: Process, namespace: str) -> bool:
 
 
 def send_signal(process: Process, number: int) -> bool:
-    """Signal this very process, never another one that got its pid; False when it is gone or not ours."""
+    """Signal this very process, never another with its pid; return False when it is gone or not ours."""
     descriptor = _open_descriptor(process.pid)
     try:
-        # With a descriptor the pid cannot change hands after this look; without one it is the next best.
+        # A pidfd prevents reuse of the pid after this check; without one, a small race remains.
         if find_alive(process.as_record()) is None:
             return False
         if descriptor is None:
@@ -147,7 +147,7 @@ def send_signal(process: Process, number: int) -> bool:
 
 
 def _open_descriptor(pid: int) -> Optional[int]:
-    """Open a descriptor of a process; None on Python 3.8, on old kernels and when it is gone."""
+    """Open a pidfd; None on Python 3.8, on old kernels and when the process is gone."""
     if not hasattr(os, "pidfd_open") or not hasattr(signal, "pidfd_send_signal"):
         return None
     try:
@@ -157,7 +157,7 @@ def _open_descriptor(pid: int) -> Optional[int]:
 
 
 class Owner(NamedTuple):
-    """What the processes of a job are known by."""
+    """What identifies the processes of a job."""
 
     job_id: str
     folder: str
@@ -166,12 +166,12 @@ class Owner(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """What the environment of a process says of us.
+    """Our marks in the environment of a process.
 
     Attributes:
         is_supervisor: Whether it is one of our own programs.
-        job_id: Whose it is; None when it does not say.
-        project: The folder of the job's project; None when it does not say.
+        job_id: The job; None if unmarked.
+        project: The folder of the job's project; None if unmarked.
     """
 
     is_supervisor: bool = False
@@ -180,13 +180,13 @@ class Mark(NamedTuple):
 
 
 class Snapshot:
-    """One look at all processes of this machine."""
+    """One scan of all processes of this machine."""
 
     def __init__(self) -> None:
         self.processes: Dict[int, Process] = {}
         self._outputs: Dict[int, Tuple[str, ...]] = {}
         self._marks: Dict[int, Mark] = {}
-        # Filled by :mod:`remote_tool.agent.supervisor.missing_folder`, when it is needed.
+        # Filled by :mod:`remote_tool.agent.supervisor.missing_folder` on demand.
         self.supervisors: Optional[Dict[str, List[Process]]] = None
         for name in os.listdir("/proc"):
             if name.isdigit():
@@ -203,14 +203,14 @@ class Snapshot:
         *,
         since: int = 0,
     ) -> "list[Process]":
-        """Return the living processes of a job, but its supervisor.
+        """Return the living processes of a job, without its supervisor.
 
         Args:
-            job_id: Whose.
-            folder: The job's folder, absolute and without links; empty when it has none.
-            supervisor: Pid of the living supervisor, 0 when it has gone.
-            command: The record ``{"pid", "start_time"}`` of its command, when that is of this boot.
-            since: Start time of what started it all: an older process cannot be of it, and is not looked into.
+            job_id: The job.
+            folder: The job's folder, absolute and without links; empty when there is none.
+            supervisor: Pid of the living supervisor, 0 when it is dead.
+            command: The record ``{"pid", "start_time"}`` of its command, if from this boot.
+            since: Earliest start time: older processes cannot belong to the job, and are not inspected.
         """
         owner = Owner(job_id, folder, supervisor, command)
         young = (process for process in self.processes.values() if process.start_time >= since)
@@ -222,7 +222,7 @@ class Snapshot:
             if current.pid == owner.supervisor or current.as_record() == owner.command:
                 return True
             is_supervisor, marker, _ = self.mark(current)
-            # What a job starts through remote-tool is another job's, or nobody's: its neighbour is not touched.
+            # Processes that a job starts through remote-tool belong to another job or to none.
             if is_supervisor:
                 return False
             if marker is not None:
@@ -232,7 +232,7 @@ class Snapshot:
         return False
 
     def is_marked(self, process: Process, job_id: str) -> bool:
-        """Whether a process has the job's mark, or descends from one that has."""
+        """Return whether a process or an ancestor of it has the job's mark."""
         for current in self.lineage(process):
             is_supervisor, marker, _ = self.mark(current)
             if is_supervisor or marker is not None:
@@ -249,13 +249,13 @@ class Snapshot:
             current = self.processes.get(current.parent)
 
     def _writes_into(self, process: Process, folder: str) -> bool:
-        """Whether the stdout or stderr of a process is a file below a folder."""
+        """Return whether the stdout or stderr of a process is a file below a folder."""
         if process.pid not in self._outputs:
             self._outputs[process.pid] = tuple(_link(f"/proc/{process.pid}/fd/{number}") for number in (1, 2))
         return any(output.startswith(f"{folder}/") for output in self._outputs[process.pid])
 
     def mark(self, process: Process) -> Mark:
-        """Return what the environment of a process says of us, as it was when its program began."""
+        """Return our marks in the environment of a process, as of its exec."""
         if process.pid not in self._marks:
             self._marks[process.pid] = _read_mark(process.pid)
         return self._marks[process.pid]

@@ -1,4 +1,4 @@
-"""Asking a program: what it reads is a script, and what it says is waited for only so long."""
+"""Run a program with a script on stdin and a time limit."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from typing import Any, List, Mapping, Tuple
 
 _OUTPUT_LIMIT = 65536
-# A cold start on a network disk takes its time.
+# A cold start on a network disk is slow.
 _PROGRAM_SECONDS = 20.0
 NO_PROGRAM = "there is no such program on this server"
 _SET_PIPE_SIZE, _GET_PIPE_SIZE = 1031, 1032
 
 
 class Said(NamedTuple):
-    """What a program said, the end of it when that is much.
+    """A program's output; only the last part when long.
 
     Attributes:
-        is_all: Whether it came to its end in time.
+        is_all: Whether the program ended in time.
     """
 
     output: bytes
@@ -35,14 +35,14 @@ class Said(NamedTuple):
 
 
 def output_of(words: List[str], environment: Mapping[Any, Any], script: bytes = b"") -> str:
-    """Return what a program prints; nothing when it cannot be started, takes too long or says too much."""
+    """Return a program's stdout; empty when it cannot start, times out or prints too much."""
     said = talk(words, script, environment, _PROGRAM_SECONDS)
     is_usable = said.is_all and len(said.output) < _OUTPUT_LIMIT
     return said.output.decode("utf-8", "replace") if is_usable else ""
 
 
 def talk(words: List[str], script: bytes, environment: Mapping[Any, Any], seconds: float) -> Said:
-    """Start a program with a script as its stdin, and end it when all is said or time is over."""
+    """Run a program with a script on its stdin, and end it at end of output or timeout."""
     opened: List[int] = []
     try:
         opened.append(open_script(script))
@@ -73,9 +73,9 @@ def talk(words: List[str], script: bytes, environment: Mapping[Any, Any], second
 
 
 def is_missing(program: str, environment: Mapping[Any, Any], error: OSError) -> bool:
-    """Whether a program could not be started because it is nowhere on PATH.
+    """Return whether a program could not be started because it is not on PATH.
 
-    The system says "Permission denied" when one of the folders there may not be looked into.
+    The system reports "Permission denied" when one of the folders on PATH is unreadable.
     """
     if isinstance(error, FileNotFoundError):
         return True
@@ -92,7 +92,7 @@ def _read_both(output: int, errors: int, deadline: float) -> Said:
     for descriptor in is_open:
         poll.register(descriptor, select.POLLIN)
     while is_open:
-        # select would not take a descriptor over 1024, and a stop has a folder open for each of its jobs.
+        # select() takes no descriptor above 1023, and a stop keeps a folder open for each of its jobs.
         ready = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
         if not ready:
             break
@@ -106,7 +106,7 @@ def _read_both(output: int, errors: int, deadline: float) -> Said:
 
 
 def _end(child: int) -> None:
-    """Collect a program that has said all, or is given up."""
+    """Reap a program that has closed its output, or kill it."""
     for _ in range(50):
         if os.waitpid(child, os.WNOHANG)[0]:
             return
@@ -116,10 +116,10 @@ def _end(child: int) -> None:
 
 
 def open_script(script: bytes) -> int:
-    """Return a descriptor to read a script from, which is nowhere but in memory; OSError when it does not fit there."""
+    """Return a descriptor of an in-memory file with a script; OSError when it does not fit."""
     read_end, write_end = os.pipe()
     try:
-        # Nobody reads yet. A user who has many pipes gets small ones, and may not let them grow.
+        # Nothing reads yet. A user with many pipes gets small ones that cannot grow.
         if len(script) > fcntl.fcntl(write_end, _GET_PIPE_SIZE):
             fcntl.fcntl(write_end, _SET_PIPE_SIZE, len(script))
         write_all(write_end, script)

@@ -1,4 +1,4 @@
-"""Brings the files of a sync from another server: into the project goes only what has the hash that the client told."""
+"""Fetch a sync's files from another server, accepting only content with the hash that the client sent."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _CHUNK = 1 << 18
 
 
 def fetch(request: Request) -> None:
-    """Answer op ``fetch``, which a sync asks for while it has the lock: bring what is not here as the list says.
+    """Answer op ``fetch`` of a sync that holds the lock: fetch the listed entries that are missing here.
 
-    The answer says which entries were brought, as bits in hex, eight entries to a byte, the first one's in the lowest.
+    The answer reports the fetched entries as bits in hex, eight entries to a byte, the first in the lowest bit.
     """
     _end_with_the_client()
     context = read_context(request, server_side=False)
@@ -55,9 +55,9 @@ def fetch(request: Request) -> None:
 
 
 def _end_with_the_client() -> None:
-    """End this process when its client goes; what is being written is in the folder that the next sync empties."""
+    """End this process when the client has gone; partial files are in a folder that the next sync empties."""
     watched = select.poll()
-    # What the client says next is for the shell: it is not to be read here.
+    # Further input is for the shell and must not be read here.
     watched.register(0, getattr(select, "POLLRDHUP", 0))
 
     def watch() -> None:
@@ -99,7 +99,7 @@ class _Receiver:
             found = os.lstat(path)
         except OSError:
             return False
-        # A file system or an old rsync may have kept the seconds only.
+        # A file system or an old rsync may have kept whole seconds only.
         kept = found.st_mtime_ns in (entry.modified, entry.modified // 10**9 * 10**9)
         same = kept and found.st_size == entry.size
         if not stat.S_ISREG(found.st_mode) or not same:
@@ -137,7 +137,7 @@ class _Receiver:
             os.close(folder)
 
     def _receive_file(self, link: Link, folder: int, entry: relay_files.Entry) -> bool:
-        """Receive one file; whether it is in its place now. What cannot be placed, rsync sends, or says why not."""
+        """Receive one file; return whether it is in place now. rsync sends the rest, or reports why not."""
         name = f"relay.{os.getpid()}"
         descriptor = os.open(name, _NEW, 0o600, dir_fd=folder)
         try:
@@ -174,7 +174,7 @@ class _Receiver:
         return True
 
     def _tell(self) -> None:
-        """Tell how far it is, now and then: the client waits as long as something comes."""
+        """Report progress now and then: the client's timeout restarts with each message."""
         if time.monotonic() - self._told > _TELL_SECONDS:
             self._told = time.monotonic()
             self._request.answer({"received": self._bytes})

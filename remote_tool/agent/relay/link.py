@@ -1,4 +1,4 @@
-"""The link over which servers hand each other files: TLS with one key pair, which the client made for this sync."""
+"""Connections between servers that relay files: TLS with one key pair that the client created for this sync."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ if TYPE_CHECKING:
 
 try:
     import ssl
-except ImportError:  # a Python that was built without it
+except ImportError:  # Python was built without ssl
     ssl = None  # type: ignore[assignment]
 
-# A link that says nothing for so long is given up, in seconds.
+# Idle timeout of a link in seconds.
 SILENCE = 20.0
 _HANDSHAKE_SECONDS = 10.0
-# What a pipe takes without a reader on every system.
+# A pipe holds this much without a reader on every system.
 _LARGEST_PEM = 4096
 COUNT = struct.Struct(">Q")
 INDEX = struct.Struct(">L")
-# In place of a size: the file is not what it was.
+# Sent in place of a size: the file has changed.
 GONE = 2**64 - 1
 
 
 class LinkError(Exception):
-    """The other side cannot be reached, or said what it may not."""
+    """The peer cannot be reached, or violated the protocol."""
 
 
 def read_context(request: Request, *, server_side: bool) -> ssl.SSLContext:
-    """Return the settings of a link where either side shows the certificate of this sync and takes no other.
+    """Return TLS settings that require this sync's certificate on both sides.
 
     Raises:
-        RequestError: The pair is none, or this Python has no TLS.
+        RequestError: The key pair is invalid, or this Python has no TLS.
     """
     if ssl is None:
         raise RequestError("This server's Python has no TLS (module ssl)")
     certificate, key = (request.get(name, _is_pem).encode("ascii", "replace") for name in ("certificate", "key"))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server_side else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # Addresses say nothing here: who has the key is one of us.
+    # Host names prove nothing here; the key does.
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     try:
         context.load_verify_locations(cadata=certificate.decode("ascii", "replace"))
-        # OpenSSL reads a pair from files only. A pipe is one that lies on no disk.
+        # OpenSSL reads a key pair only from files. A pipe is one that is on no disk.
         with _pipe_with(certificate) as first, _pipe_with(key) as second:
             context.load_cert_chain(first, second)
     except OSError as error:
@@ -77,14 +77,14 @@ def _pipe_with(data: bytes) -> Iterator[str]:
 
 
 class Link:
-    """An open link: whole pieces, or a LinkError."""
+    """An open link; an incomplete transfer is a LinkError."""
 
     def __init__(self, connection: ssl.SSLSocket) -> None:
         self._connection = connection
 
     @classmethod
     def over(cls, connection: socket.socket, context: ssl.SSLContext, *, server_side: bool) -> Link:
-        """Shake hands over a connection; OSError when the other side has no key of this sync."""
+        """Shake hands over a connection; OSError when the peer does not have this sync's key."""
         connection.settimeout(_HANDSHAKE_SECONDS)
         secured = context.wrap_socket(connection, server_side=server_side)
         secured.settimeout(SILENCE)
@@ -94,7 +94,7 @@ class Link:
         self._connection.sendall(data)
 
     def receive(self, size: int) -> bytes:
-        """Return exactly so many bytes."""
+        """Return exactly this many bytes."""
         parts = []
         while size:
             parts.append(self.receive_some(size))
@@ -116,15 +116,15 @@ class Link:
 
 
 def dial(addresses: List[str], port: int, context: ssl.SSLContext, seconds: float) -> Link:
-    """Try all addresses at once; return the first link to a server that has the key of this sync.
+    """Try all addresses at once; return the first link to a server with this sync's key.
 
     Raises:
-        LinkError: There is none in time.
+        LinkError: No address answered in time.
     """
     deadline = time.monotonic() + seconds
     found: queue.Queue[object] = queue.Queue()
     for address in addresses:
-        # A name server may not answer, and then nobody waits for the thread.
+        # A name server may not answer, so nothing waits for the thread.
         threading.Thread(target=_try, args=(address, port, context, deadline, found), daemon=True).start()
     errors = []
     for _ in addresses:
@@ -146,7 +146,7 @@ def _try(address: str, port: int, context: ssl.SSLContext, deadline: float, foun
         return
     try:
         link = Link.over(connection, context, server_side=False)
-        # In TLS 1.3 the other side may refuse after our part is done: it is one of us when it speaks.
+        # In TLS 1.3 the peer may reject our certificate after our handshake: its first bytes show acceptance.
         link.receive(1)
     except (OSError, LinkError):
         connection.close()

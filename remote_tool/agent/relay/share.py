@@ -1,4 +1,4 @@
-"""Hands the files of a sync on to other servers, as long as the client is there: those of its list and no others."""
+"""Serve the listed files of a sync to other servers, as long as the client is connected."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _CHUNK = 1 << 18
 
 
 def share(request: Request) -> None:
-    """Answer op ``share``: tell where we listen, and serve who has the key of this sync until the client is gone."""
+    """Answer op ``share``: report our port, and serve peers with this sync's key until the client has gone."""
     context = read_context(request, server_side=True)
-    # Nobody comes back to a link.
+    # A failed link is not reused.
     context.num_tickets = 0
     try:
         packed = base64.b64decode(request.get("list", is_text), validate=True)
@@ -50,7 +50,7 @@ def share(request: Request) -> None:
 
 
 def _listen(address: str) -> socket.socket:
-    """Listen on a free port of one address; of all, of both families, where it is not this machine's own, or none."""
+    """Listen on a free port of an address; on all addresses if it is not this machine's own, or empty."""
     try:
         listener = _listen_on(address) if address else _listen_on_all()
     except OSError:

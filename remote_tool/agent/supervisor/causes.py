@@ -1,4 +1,4 @@
-"""Why a command failed, beyond its exit code: the setup script, a port that was taken, or an error of a rank."""
+"""Why a command failed, beyond its exit code: the setup script, a port in use, or an error of a rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def note_failed_setup(plan: Plan, outcome: Outcome) -> None:
-    """Note when the setup script is why the command did not run."""
+    """Record that the setup script is why the command did not run."""
     if outcome.was_stopped or outcome.never_began:
         return
     # A disk that does not answer now proves nothing.
@@ -27,10 +27,10 @@ def note_failed_setup(plan: Plan, outcome: Outcome) -> None:
 
 
 def note_taken_port(plan: Plan, outcome: Outcome) -> None:
-    """The port was free when the launch was planned, and torchrun opened it some seconds later."""
+    """Record a port conflict: the port was free during planning, and torchrun opened it seconds later."""
     if outcome.was_stopped or outcome.end.exit_code in {None, 0}:
         return
-    # Of a launch without torchrun.
+    # For a launch without torchrun.
     own = plan.environment.get(b"MASTER_PORT", b"")
     outcome.taken_port = find_taken_port(plan.folder, own)
     if outcome.taken_port is not None:
@@ -39,9 +39,9 @@ def note_taken_port(plan: Plan, outcome: Outcome) -> None:
 
 
 def note_rank_error(plan: Plan, outcome: Outcome) -> None:
-    """Note the error that a rank of torchrun reported."""
+    """Record the error that a rank of torchrun reported."""
     place = plan.membership or Membership(0, ("",), "", 0, b"", 0)
-    # Of a job that runs for long, this program may have been removed meanwhile.
+    # During a long job, this program may have been removed.
     with suppress(OSError, ImportError):
         if job_folder.exists(plan.folder, job_folder.RANKS):
             error = find_rank_error(plan.folder, place, has_ended=True)

@@ -1,4 +1,4 @@
-"""The command's first process: forked, recorded, and only then let go."""
+"""Start the command's first process: forked, recorded, and only then released."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ NOT_STARTED = "the command could not be started"
 
 
 def start(plan: Plan, umask: int, outcome: Outcome, record: Callable[[Process, Process], bool]) -> bool:
-    """Start the command; whether it runs.
+    """Start the command; return whether it runs.
 
     Args:
         plan: The job.
-        umask: The command's.
-        outcome: Is told the process, and why there is none.
-        record: Writes down the command's process and the supervisor's; whether the command may run then.
+        umask: The command's umask.
+        outcome: Receives the process, or why there is none.
+        record: Records the command's process and the supervisor's; returns whether the command may run.
     """
     gate = os.pipe()
     errors = os.pipe()
@@ -42,7 +42,7 @@ def start(plan: Plan, umask: int, outcome: Outcome, record: Callable[[Process, P
     os.close(errors[1])
     may_run = _record(pid, outcome, record)
     if may_run:
-        # It may have been killed while it waited.
+        # It may have been killed while waiting.
         with suppress(BrokenPipeError):
             os.write(gate[1], b"1")
     os.close(gate[1])
@@ -67,10 +67,10 @@ def _record(pid: int, outcome: Outcome, record: Callable[[Process, Process], boo
 
 
 def become_command(plan: Plan, umask: int, gate: Tuple[int, int], errors: Tuple[int, int]) -> NoReturn:
-    """In the forked child: wait until the start is recorded, then become the command."""
+    """In the forked child: wait until the start is recorded, then exec the command."""
     try:
         os.setsid()
-        # Else the gate would stay open when the supervisor dies.
+        # Otherwise the gate would stay open when the supervisor dies.
         os.close(gate[1])
         if os.read(gate[0], 1) == b"1":
             restore_signals()

@@ -1,4 +1,4 @@
-"""Ends a job: on request, with its launch, and what its command left behind."""
+"""End a job: upon request, with its launch, and any processes that its command left behind."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _MOST_PIDS = 500
 
 
 class Ending:
-    """Ends the processes of a job, and notes what that took."""
+    """Ends the processes of a job and records how."""
 
     def __init__(self, plan: Plan, events: Events, outcome: Outcome, *, is_subreaper: bool) -> None:
-        """Get ready.
+        """Initialize.
 
         Args:
             plan: The job.
-            events: What the supervisor waits for.
-            outcome: Is told what happened.
+            events: The supervisor's events.
+            outcome: Receives what happened.
             is_subreaper: Whether orphans of the job become children of this process.
         """
         self._plan = plan
@@ -43,7 +43,7 @@ class Ending:
         self._tree = Tree(plan.job_id, job_folder.path_of(plan.folder), events.pause, self._wrapped)
 
     def stop(self, request: Mapping[str, Any]) -> None:
-        """Do what a request to stop says."""
+        """Carry out a stop request."""
         self._outcome.killed = True
         by_signal = "by_signal" in request
         how = "stopped by a signal to its supervisor" if by_signal else f"stopped with {request['signal']}"
@@ -51,7 +51,7 @@ class Ending:
         self.end_tree(request["signal"], request["grace"])
 
     def end_tree(self, name: str, grace: float) -> None:
-        """End every process: a signal, the grace, SIGKILL."""
+        """End every process: a signal, the grace period, SIGKILL."""
         self._outcome.had_to_end = True
         if name != "SIGKILL":
             self._tree.signal(number_of(name) or signal.SIGTERM)
@@ -61,7 +61,7 @@ class Ending:
         self._give_up_on(self._tree.kill())
 
     def end_leftovers(self) -> None:
-        """End what a finished command left behind: a process that nobody looks after holds a GPU for ever."""
+        """End processes that a finished command left behind: an unsupervised process may hold a GPU for ever."""
         if self._outcome.was_stopped or self._has_left_nothing():
             return
         self._outcome.had_to_end = True
@@ -73,10 +73,10 @@ class Ending:
             self._give_up_on(self._tree.kill())
 
     def _has_left_nothing(self) -> bool:
-        """Wait a moment for processes that end without help; whether none is left then."""
+        """Wait briefly for processes that end on their own; return whether none is left."""
         if not self._subreaper or self._wrapped is not None:
             return self._tree.wait(SETTLE_SECONDS, self._events.must_hurry)
-        # Orphans become children of a subreaper: while it has none, nobody has to look through all processes.
+        # A subreaper inherits orphans: without children, it need not scan all processes.
         deadline = time.monotonic() + SETTLE_SECONDS
         while self._events.reap() and not self._events.must_hurry():
             left = deadline - time.monotonic()
@@ -86,7 +86,7 @@ class Ending:
         return not self._events.reap()
 
     def leave_wrapper(self) -> None:
-        """Remove the container, and notice a launch command that ended before the command began."""
+        """Remove the container, and detect a launch command that ended before the command began."""
         if self._wrapped is None:
             return
         self._wrapped.remove()

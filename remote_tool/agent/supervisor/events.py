@@ -1,4 +1,4 @@
-"""What a supervisor waits for: signals, the end of its children, and requests to stop."""
+"""Events of a supervisor: signals, the end of its children, and stop requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from remote_tool.agent.supervisor.outcome import Outcome
     from remote_tool.agent.supervisor.plan import Plan
 
-# A request to stop is in stop.json and comes with SIGUSR1; this is for one whose sender died in between.
+# A stop request is in stop.json and comes with SIGUSR1; this interval covers a sender that died in between.
 _IDLE_SECONDS = 10.0
 _SIGNALS = {signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 # On a full disk stop.json cannot be written, and the signal itself is the request.
@@ -26,7 +26,7 @@ _REQUESTS: Dict[int, str] = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "SIGTERM"
 
 
 class Events:
-    """Waits, and meanwhile keeps the output within its limit."""
+    """Waits for events, and keeps the output within its limit."""
 
     def __init__(self, plan: Plan, outcome: Outcome) -> None:
         self._plan = plan
@@ -36,20 +36,20 @@ class Events:
 
     @property
     def log_note(self) -> str:
-        """What became of the output, for the final record."""
+        """Return what happened to the output, for the final record."""
         return self._log_limit.note
 
     @staticmethod
     def block_signals() -> None:
-        """From here on signals wait until they are asked for."""
+        """Block signals until they are waited for."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
 
     def wait(self) -> None:
-        """Wait for whatever comes next."""
+        """Wait for the next event."""
         self.pause(min(_IDLE_SECONDS, self._log_limit.seconds))
 
     def pause(self, seconds: float) -> None:
-        """Wait for a signal, at most this long, then collect what has ended."""
+        """Wait for a signal up to a timeout, then reap children."""
         try:
             received = signal.sigtimedwait(_SIGNALS, seconds)
         except InterruptedError:
@@ -60,7 +60,7 @@ class Events:
         self._log_limit.look_if_due()
 
     def reap(self) -> bool:
-        """Collect children that have ended; whether another one lives."""
+        """Reap children that have ended; return whether another one is alive."""
         outcome = self._outcome
         while True:
             try:
@@ -72,16 +72,16 @@ class Events:
             # An orphan that is reaped later may have got the same pid.
             if outcome.status is None and outcome.command is not None and pid == outcome.command.pid:
                 outcome.status = status
-                # Now: looking for what it left behind may take long on a busy machine.
+                # Now: scanning for leftovers may take long on a busy machine.
                 outcome.ended = time.time(), time.monotonic()
 
     def read_stop(self) -> Optional[Mapping[str, Any]]:
-        """Return the request to stop that is there; None when there is none."""
+        """Return the stop request, if any."""
         request = None
         try:
             request = job_folder.read_record(self._plan.folder, STOP, self._plan.job_id)
         except (RecordError, OSError):
-            # Somebody wanted it to end, whatever became of the details; a disk that does not answer wants nothing.
+            # An unreadable request still asks for a stop; a disk that does not answer does not.
             with suppress(OSError):
                 if job_folder.exists(self._plan.folder, STOP):
                     request = {"signal": "SIGTERM", "grace": self._plan.grace}
@@ -90,6 +90,6 @@ class Events:
         return request
 
     def must_hurry(self) -> bool:
-        """Whether SIGKILL is requested."""
+        """Return whether SIGKILL is requested."""
         request = self.read_stop()
         return request is not None and request["signal"] == "SIGKILL"

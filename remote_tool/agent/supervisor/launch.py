@@ -1,4 +1,4 @@
-"""A supervisor's part in a launch of several nodes: it watches the others, and sees whether its ranks meet theirs."""
+"""A supervisor's part in a launch of several nodes: heartbeat and rendezvous check."""
 
 from __future__ import annotations
 
@@ -20,51 +20,51 @@ if TYPE_CHECKING:
 
 
 class NodeOfLaunch:
-    """This node, as the other nodes of its launch know it."""
+    """This node of a launch."""
 
     def __init__(self, plan: Plan, membership: Membership) -> None:
-        """Get ready to be watched.
+        """Start listening, if first.
 
         Raises:
             OSError: The other nodes could not reach this one.
         """
         self._membership = membership
         self._watch = make_watch(membership, plan.folder)
-        # What runs in a container cannot be looked into.
+        # Processes in a container cannot be inspected.
         self._rendezvous = rendezvous.RendezvousCheck() if plan.command_wrapper is None else None
 
     @property
     def verdict(self) -> Optional[Cause]:
-        """Why the launch ends, once that is decided."""
+        """Return why the launch ends, once decided."""
         return self._watch.verdict
 
     @property
     def lost_node(self) -> Optional[int]:
-        """Rank of the node whose loss ended the launch."""
+        """Return the rank of the node whose loss ended the launch."""
         cause = self._watch.verdict
         return cause.rank if cause is not None and cause.kind == LOST else None
 
     @property
     def trained_alone(self) -> bool:
-        """Whether the ranks of this node certainly met no others."""
+        """Return whether the ranks of this node certainly joined no others."""
         return self._rendezvous is not None and self._rendezvous.missed()
 
     def start_watch(self) -> None:
-        """Watch from now on: in a thread, and the command was forked without one."""
+        """Start the heartbeat thread, after the command was forked."""
         self._watch.start()
         self._watch.wait_to_join()
 
     def check_rendezvous(self) -> None:
-        """See whether the ranks have met others, when it is time to."""
+        """Check whether the ranks have joined others, when due."""
         if self._rendezvous is not None:
             self._rendezvous.check_if_due()
 
     def report_stop(self, request: Mapping[str, Any]) -> None:
-        """Tell the others that the user ends this node."""
+        """Report to the other nodes that the user ends this one."""
         self._report(KILLED, "was killed by the user", signal=request["signal"], grace=request["grace"])
 
     def find_cause(self, outcome: Outcome, *, is_explained: bool) -> Optional[str]:
-        """Agree with the others on what failed first; return it when that was another node's failure."""
+        """Agree with the other nodes on the first failure; return it if it was another node's."""
         self._report(FAILED, "; ".join(outcome.notes) if is_explained else describe_end(outcome.end))
         cause = self._watch.wait_for_verdict()
         if cause is None or cause.rank == self._membership.rank:
@@ -72,11 +72,11 @@ class NodeOfLaunch:
         return f"first {self.describe(cause)}"
 
     def describe(self, cause: Cause) -> str:
-        """Say what happened to whom."""
+        """Describe the failure, naming the node."""
         return f"{self._membership.name(cause.rank)} {cause.what}"
 
     def leave(self) -> None:
-        """Go on for the other nodes for as long as they need it."""
+        """Keep serving the other nodes for as long as they need it."""
         self._watch.leave()
 
     def _report(self, kind: str, what: str, **how: Any) -> None:  # noqa: ANN401 - fields of a cause
@@ -84,7 +84,7 @@ class NodeOfLaunch:
 
 
 def make_watch(membership: Membership, folder: int) -> Watch:
-    """Return a node's part in the watching; OSError when the first node cannot listen."""
+    """Return a node's heartbeat; OSError when the first node cannot listen."""
     if membership.rank == 0:
         from remote_tool.agent.launch.first_node import FirstNode  # noqa: PLC0415 - a node is either this or that
 
@@ -95,7 +95,7 @@ def make_watch(membership: Membership, folder: int) -> Watch:
 
 
 def join_launch(plan: Plan, membership: Membership, outcome: Outcome) -> Optional[NodeOfLaunch]:
-    """Return this node's part; None, with the reason noted, when the others could not reach it."""
+    """Return this node's part; None, with the reason recorded, when the others could not reach it."""
     try:
         return NodeOfLaunch(plan, membership)
     except OSError as error:

@@ -1,8 +1,8 @@
-"""Keeps what a job prints within bounds: the oldest part of a file that grows too large is given back to the disk.
+"""Limit a job's output on disk: release the oldest part of a file that grows too large.
 
-A job writes straight into its files, so nobody can hold it up and nothing of what it writes is lost on the way. While
-it runs, its supervisor looks at the sizes. What is given back becomes a hole: offsets stay as they are, and whoever
-follows the file skips the hole. The beginning stays, because it says what was started and how.
+A job writes straight into its files, so nothing delays it and no output is lost in between. Its supervisor checks the
+sizes while it runs. A released part becomes a hole: offsets do not change, and followers skip the hole. The beginning
+is kept, because it says what was started and how.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Dict
 
-# All output of a job together gets no more of a disk than one part in so many.
+# All output of a job together may use at most one part in this many of a disk.
 _DISK_PART = 4
-# Nobody fills a disk faster than this, and the next look comes before it could be full.
+# No disk fills faster than this, so the next check comes before it could be full.
 _BYTES_PER_SECOND = 2e9
 _SHORTEST, _LONGEST = 0.005, 1.0
-# When nothing has grown fast for a second, the next look waits for this long at least.
+# Longest interval between checks, when nothing has grown fast for a second.
 _CALM = 0.05
-# Fast is what uses up a part of what is left, one in so many, from one look to the next.
+# Fast means using up one part in this many of the remaining space between two checks.
 _FAST_PART = 20
 
 
 class DiskSpace(NamedTuple):
-    """How many bytes each file may have on the disk, and how many are free there."""
+    """Disk space allowed for each file, and free space, in bytes."""
 
     each: int
     free: int
 
     def left(self, largest: int) -> int:
-        """Return how many bytes may come until there is something to do, when the largest file has so many.
+        """Return how many bytes may be written until action is needed, given the largest file's size.
 
-        A disk that is full before any file reaches its limit is filled by others: no look, however soon, could drop
+        A disk that is full before any file reaches its limit was filled by others: no check could drop
         anything then.
         """
         return min(self.each - largest, self.free) if largest + self.free > self.each else self.each - largest
 
 
 class LogLimit:
-    """Looks after the output files of one job."""
+    """Limits the output files of one job."""
 
     def __init__(self, folder: int, limit: int) -> None:
-        """Look after the files below a job's folder.
+        """Initialize for the files below a job's folder.
 
         Args:
-            folder: Its descriptor.
-            limit: Bytes that each of its files may have.
+            folder: Descriptor of the folder.
+            limit: Bytes that each file may have.
         """
         self._folder = folder
         self._limit = max(limit, SMALLEST_LOG_LIMIT)
@@ -68,26 +68,26 @@ class LogLimit:
 
     @property
     def seconds(self) -> float:
-        """How long the next look can wait."""
+        """Return the seconds until the next check."""
         return max(0.0, self._next_look - time.monotonic())
 
     @property
     def note(self) -> str:
-        """What happened, for the record of the job; empty when nothing did."""
+        """Return what happened, for the job's record; empty if nothing did."""
         if self._problem:
             return f"its output exceeds log_limit, and the oldest part could not be dropped: {self._problem}"
         dropped = sum(self._holes.values())
         return f"{dropped:,} bytes of older output were dropped by log_limit" if dropped else ""
 
     def look_if_due(self) -> None:
-        """Give back what is too much, when it is time to look."""
+        """Release output beyond the limit, when a check is due."""
         now = time.monotonic()
         if now < self._next_look:
             return
         try:
             self._scan(now)
         except OSError:
-            # A network disk that does not answer now does so later.
+            # A network disk that does not answer now will later.
             self._next_look = now + _LONGEST
 
     def _scan(self, now: float) -> None:
@@ -113,7 +113,7 @@ class LogLimit:
         return DiskSpace(max(min(self._limit, part), SMALLEST_LOG_LIMIT), disk.f_bavail * disk.f_frsize)
 
     def _keep_within(self, path: str, limit: int) -> int:
-        """Return how many bytes a file had on the disk before it was cut, 0 when it is not there."""
+        """Return a file's size on disk before it was cut; 0 if missing."""
         try:
             file = job_folder.open_file_beneath(self._folder, path)
         except OSError:
@@ -130,7 +130,7 @@ class LogLimit:
         try:
             file = job_folder.open_file_beneath(self._folder, path, for_writing=True)
             try:
-                # One that the job began anew has lost less than before.
+                # A file that the job truncated and rewrote has lost less than before.
                 self._holes[path] = max(give_back(file, limit), self._holes.get(path, 0))
             finally:
                 os.close(file)

@@ -1,4 +1,4 @@
-"""Whether the kernel killed something for lack of memory, as far as its counters tell."""
+"""Detect OOM kills from the kernel's counters."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _COUNT = b"oom_kill "
 
 
 def count_kills() -> Tuple[int, int]:
-    """Return how many processes were killed for lack of memory so far: in our control group, and on the machine."""
+    """Return the OOM kills so far: in our control group, and on the machine."""
     return _count_in_groups(), _read_count("/proc/vmstat") or 0
 
 
 def explain_kills(before: Tuple[int, int]) -> str:
-    """Return what happened since a count, as part of a sentence; empty when nothing did."""
+    """Return the OOM kills since a count, as part of a sentence; empty if none."""
     group, machine = count_kills()
     if group > before[0]:
         return "out of memory: the kernel killed it at the memory limit of its control group"

@@ -1,4 +1,4 @@
-"""Supervisors whose job's folder was removed, renamed or replaced: found by what they have open, and ended with it."""
+"""Find and end supervisors whose job's folder was removed, renamed or replaced, by their open descriptors."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
     from remote_tool.agent.proc.processes import Process, Snapshot
 
-# For the record of the end, which may have to be written to a slow disk.
+# Time for the final record, which may be on a slow disk.
 _RECORD_SECONDS = 5.0
 _DELETED = " (deleted)"
 
 
 def supervisors_by_job(snapshot: Snapshot) -> Dict[str, List[Process]]:
-    """Return every living supervisor by the id of its job, wherever the job's folder is now."""
+    """Return every living supervisor by job id, wherever the job's folder is now."""
     if snapshot.supervisors is not None:
         return snapshot.supervisors
     found = snapshot.supervisors = {}
@@ -37,7 +37,7 @@ def supervisors_by_job(snapshot: Snapshot) -> Dict[str, List[Process]]:
 
 
 def _job_of(pid: int) -> str:
-    """Return the job that a program of ours supervises; empty for one that answers a client."""
+    """Return the job that one of our programs supervises; empty for one that answers a client."""
     try:
         descriptors = processes.descriptors(pid)
     except OSError:
@@ -48,7 +48,7 @@ def _job_of(pid: int) -> str:
 
 
 def _job_in(descriptor: str, path: str) -> str:
-    """Return the id of the job whose folder a descriptor leads to; empty when it leads elsewhere."""
+    """Return the id of the job whose folder a descriptor refers to; empty for other targets."""
     try:
         folder = os.open(descriptor, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
@@ -57,7 +57,7 @@ def _job_in(descriptor: str, path: str) -> str:
         spec = strict_json.parse(job_folder.read_bytes(folder, SPEC) or b"")
         name = str(spec.get("id")) if isinstance(spec, dict) else ""
     except (RecordError, OSError, ValueError):
-        # Of a folder that was removed only the name is left.
+        # Only the name of a removed folder is left.
         name = os.path.basename(path[: -len(_DELETED)] if path.endswith(_DELETED) else path)
     finally:
         os.close(folder)
@@ -65,12 +65,12 @@ def _job_in(descriptor: str, path: str) -> str:
 
 
 def end_supervisors(supervisors: List[Process], name: str, grace: float) -> Iterator[None]:
-    """Have supervisors end their jobs: no wish can be written where they read it, so the signal is the wish.
+    """Signal supervisors to end their jobs: they cannot read a request, so the signal is the request.
 
     Args:
-        supervisors: Whose folder is gone.
-        name: Of the first signal; what is neither SIGKILL nor SIGTERM becomes SIGTERM.
-        grace: Seconds until SIGKILL, where the job was not started with a shorter one.
+        supervisors: Supervisors whose job's folder is gone.
+        name: The first signal; anything but SIGKILL and SIGTERM becomes SIGTERM.
+        grace: Seconds until SIGKILL, unless the job was started with less.
     """
     hurry = time.monotonic() + (0.0 if name == "SIGKILL" else grace)
     deadline = hurry + KILL_SECONDS + _RECORD_SECONDS

@@ -1,4 +1,4 @@
-"""How a job ends, as far as its supervisor knows."""
+"""A supervisor's record of how its job ends."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ if TYPE_CHECKING:
 
 
 class Outcome:
-    """What happened to a job.
+    """The end of a job.
 
     Attributes:
         notes: Parts of the reason in the final record.
-        command: The first process of the command, once there is one.
-        status: Of the command, as a wait returned it.
-        ended: When that was, in seconds since the epoch and by the monotonic clock.
-        killed: Whether a user ended it.
+        command: The command's first process, once started.
+        status: The command's wait status.
+        ended: When it ended, in seconds since the epoch and by the monotonic clock.
+        killed: Whether a user killed the job.
         ended_with_launch: Whether it was ended because another node failed, was killed or was lost.
-        had_to_end: Whether processes had to be signalled.
-        never_began: Whether its launch command ended before the command began.
+        had_to_end: Whether processes had to be signaled.
+        never_began: Whether the launch command ended before the command began.
         setup_failed: Whether the setup script is why the command did not run.
         leftovers: How many processes a finished command left behind.
         unkillable: Processes that SIGKILL did not end.
-        taken_port: The port of the launch that another program had.
+        taken_port: The launch's port, if another program had it.
     """
 
     def __init__(self) -> None:
@@ -47,17 +47,17 @@ class Outcome:
 
     @property
     def end(self) -> End:
-        """How the command ended; of one that did not run, the exit code 0 of what came before says nothing."""
+        """Return how the command ended; without a command, an exit code of 0 means nothing."""
         end = decode_status(self.status)
         return End() if (self.setup_failed or self.never_began) and end.exit_code == 0 else end
 
     @property
     def was_stopped(self) -> bool:
-        """Whether it was ended from outside, which explains its end."""
+        """Return whether it was ended from outside, which explains its end."""
         return self.killed or self.ended_with_launch
 
     def reason(self, log_note: str) -> str:
-        """Return the reason of the final record; empty when there is nothing to say."""
+        """Return the reason for the final record, or an empty string."""
         end = self.end
         notes = list(self.notes)
         if end.signal is not None and not self.killed:

@@ -1,4 +1,4 @@
-"""What a supervisor is to do."""
+"""A supervisor's instructions."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ if TYPE_CHECKING:
 
 
 class Plan(NamedTuple):
-    """A job that is about to be started.
+    """A job about to be started.
 
     Attributes:
-        job_id: Of the job.
-        folder: Descriptor of its folder.
-        path: The same folder, absolute.
-        reserve: Descriptor of the file kept for the final record, locked.
+        job_id: The job.
+        folder: Descriptor of the job's folder.
+        path: The same folder as an absolute path.
+        reserve: Descriptor of the file reserved for the final record, locked.
         locked: Whether the file system could lock it.
         workdir: The working folder, absolute.
-        environment: Of the command.
-        grace: Seconds, when a request to stop does not say.
+        environment: The command's environment.
+        grace: Default grace period in seconds for stop requests.
         place: This machine.
-        membership: Its place in a launch of several nodes; None without one.
-        log_limit: Bytes that each of its output files may have.
-        command_wrapper: The launch command that its command runs behind; None without one.
-        script: What the shell there reads.
-        nice: What is added to the niceness of the command; behind a launch command, the script adds it.
+        membership: The job's place in a launch of several nodes; None without one.
+        log_limit: Limit in bytes for each output file.
+        command_wrapper: The launch command that runs the command; None without one.
+        script: What the shell inside reads.
+        nice: Added to the command's niceness; behind a launch command, by the script.
     """
 
     job_id: str

@@ -1,4 +1,4 @@
-"""What a supervisor writes about its job: how it started, and how it ended."""
+"""Write a job's records: how it started, and how it ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 RESERVED_BYTES = 16 * 1024
 _RETRY_SECONDS = 86400.0
-# What a network disk says of a folder that another machine has removed.
+# Error of a network disk for a folder that another machine has removed.
 _NO_SUCH_FOLDER = {errno.ESTALE, errno.ENOENT}
 
 
@@ -28,7 +28,7 @@ class Records:
     """The records of one job.
 
     Attributes:
-        started: When it started, by the monotonic clock.
+        started: When the job started, by the monotonic clock.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -51,7 +51,7 @@ class Records:
         job_folder.write_record(self._plan.folder, STARTED, record, replace=True)
 
     def write_end(self, outcome: Outcome, reason: str, *, lost_node: Optional[int], trained_alone: bool) -> None:
-        """Write ended.json, however long that takes."""
+        """Write ended.json, retrying for as long as needed."""
         end = outcome.end
         ended_at, ended = outcome.ended or (time.time(), time.monotonic())
         record = {
@@ -73,13 +73,13 @@ class Records:
         }
         deadline = time.monotonic() + _RETRY_SECONDS
         pause = 0.1
-        # A full disk may have room later; nothing else is left to do.
+        # A full disk may have space later; there is nothing else left to do.
         while not self._try_to_record(record) and time.monotonic() < deadline:
             time.sleep(pause)
             pause = min(pause * 2, 5.0)
 
     def _try_to_record(self, record: Mapping[str, Any]) -> bool:
-        """Write ended.json into the space kept for it; True when it is there, or when nobody can ever read it."""
+        """Write ended.json into its reserved space; return True once written, or when it can never be read."""
         try:
             if os.fstat(self._plan.folder).st_nlink == 0:
                 return True
@@ -92,7 +92,7 @@ class Records:
         return True
 
     def _has_lost_its_name(self) -> bool:
-        """Whether the folder's path leads nowhere; a network disk that is only away gives no such answer."""
+        """Return whether the folder's path leads nowhere; an unreachable network disk does not count."""
         try:
             os.stat(self._plan.path)
         except OSError as error:
@@ -110,7 +110,7 @@ def _resources() -> Dict[str, Any]:
 
 
 def _fill_reserve(folder: int, reserve: int, record: Mapping[str, Any]) -> None:
-    """Turn the reserved file into ended.json, unless there is one; needs no free space."""
+    """Turn the reserved file into ended.json, unless there is one; uses no free space."""
     data = encode_record(record)
     os.lseek(reserve, 0, os.SEEK_SET)
     job_folder.write_all(reserve, data)

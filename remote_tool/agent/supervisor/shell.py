@@ -1,4 +1,4 @@
-"""How a forked process becomes a user's command, and how that ended."""
+"""Run a user's command in a shell, and describe how it ended."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Iterator, List, Mapping, NoReturn, Optional
 
-# What a finished command leaves behind gets this long after SIGTERM.
+# Grace period of processes that a finished command leaves behind.
 LEFTOVER_GRACE = 5.0
 # Shells keep their own descriptors at 10 and above, and can close those with one digit.
 SCRIPT_DESCRIPTOR = 9
-# What its messages begin with.
+# Prefix of its messages.
 _NAME = b"command"
-# Children of a command that is just ending go by themselves, and are no leftovers.
+# Children of an ending command that exit on their own within this time are not leftovers.
 SETTLE_SECONDS = 0.5
 
 
 class End(NamedTuple):
-    """How a command ended; nothing is known when no wait returned it."""
+    """How a command ended; all empty if no wait returned it."""
 
     exit_code: Optional[int] = None
     signal: Optional[str] = None
@@ -32,7 +32,7 @@ class End(NamedTuple):
 
 
 def run_shell(script: str, environment: Mapping[bytes, bytes]) -> NoReturn:
-    """Become a shell that runs a file: bash, sh where there is none."""
+    """Exec a shell that runs a file: bash, or sh if missing."""
     for shell in _shells(environment):
         with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
             os.execve(shell, [os.path.basename(shell), os.fsencode(script)], environment)  # noqa: S606 - it is the shell
@@ -40,7 +40,7 @@ def run_shell(script: str, environment: Mapping[bytes, bytes]) -> NoReturn:
 
 
 def run_open_script(script: int, environment: Mapping[bytes, bytes]) -> NoReturn:
-    """Become a shell that runs an open file."""
+    """Exec a shell that runs an open file."""
     os.dup2(script, SCRIPT_DESCRIPTOR)
     for shell in _shells(environment):
         with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
@@ -49,16 +49,16 @@ def run_open_script(script: int, environment: Mapping[bytes, bytes]) -> NoReturn
 
 
 def spawn_shell(script: int, environment: Mapping[bytes, bytes]) -> int:
-    """Start a shell that runs an open file, in a session of its own with nothing on its stdin; return its pid.
+    """Start a shell that runs an open file, in its own session without stdin; return its pid.
 
-    Unlike a fork it copies none of this process's memory, which takes longer than the shell's own start.
+    A fork would copy this process's memory, which takes longer than starting the shell.
 
     Args:
-        script: A descriptor of the file.
-        environment: The shell's.
+        script: Descriptor of the file.
+        environment: The shell's environment.
 
     Raises:
-        NotImplementedError: This system cannot.
+        NotImplementedError: This system lacks support.
     """
     actions = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -80,18 +80,18 @@ def spawn_shell(script: int, environment: Mapping[bytes, bytes]) -> int:
 
 
 def loading_words(shell: bytes) -> List[bytes]:
-    """Return the words of a shell that reads its script from the descriptor, and closes that for its children.
+    """Return the arguments of a shell that reads its script from the descriptor and closes it for its children.
 
-    Were the descriptor the script's name, each message of the shell would begin with it.
+    If the descriptor were the script's name, each of the shell's messages would begin with it.
     """
     if os.path.basename(shell) == b"bash":
-        # Debian's bash would read .bashrc for such a command, as sshd has started us.
+        # Debian's bash would read .bashrc for such a command, as our parent is sshd.
         return [b"bash", b"--norc", b"-c", b'eval "$(</proc/self/fd/%d)" %d<&-' % ((SCRIPT_DESCRIPTOR,) * 2), _NAME]
     return [b"sh", b"-c", b'eval "$(cat <&%d)" %d<&-' % ((SCRIPT_DESCRIPTOR,) * 2), _NAME]
 
 
 def _shells(environment: Mapping[bytes, bytes]) -> Iterator[bytes]:
-    """Yield where a shell may be; to have os look for it would load more than all of this needs."""
+    """Yield possible paths of a shell; os.execvp would load more modules than the rest needs."""
     for folder in environment.get(b"PATH", os.fsencode(os.defpath)).split(b":"):
         yield os.path.join(folder, b"bash")
     yield from (b"/bin/bash", b"/bin/sh")
@@ -102,17 +102,17 @@ def _no_shell() -> OSError:
 
 
 def restore_signals() -> None:
-    """Give a command the signals that a fresh process has: Python ignores some, and ours are blocked."""
+    """Reset signals for a command: Python ignores some, and we block some."""
     for number in range(1, signal.NSIG):
         if number not in {signal.SIGKILL, signal.SIGSTOP}:
-            # The C library keeps some numbers for itself.
+            # The C library reserves some numbers.
             with suppress(OSError, ValueError):
                 signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
 
 
 def decode_status(status: Optional[int]) -> End:
-    """Return how a process ended by what a wait returned; None for one that no wait returned."""
+    """Return how a process ended from its wait status; None without one."""
     if status is None:
         return End()
     if os.WIFSIGNALED(status):
@@ -121,7 +121,7 @@ def decode_status(status: Optional[int]) -> End:
 
 
 def describe_end(end: End) -> str:
-    """Say how a command ended, to go on after a name."""
+    """Describe how a command ended, to continue a sentence after a name."""
     if end.signal is not None:
         return f"was ended by {end.signal}"
     return f"ended with exit code {end.exit_code}"

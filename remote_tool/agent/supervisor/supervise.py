@@ -1,7 +1,7 @@
-"""One supervisor per job: it starts the command, waits, ends what is left, and records how it went.
+"""The supervisor of a job: start the command, wait, end leftovers, and record the result.
 
-It is forked from the control program, has no terminal and no descriptor of it, and is the parent that orphans of the
-job fall to. Whatever happens to the connection does not reach it.
+It is forked from the control program, without a terminal or inherited descriptors, and is the subreaper of the job's
+processes. It is independent of the connection.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def leave_client(keep: "set[int]") -> int:
-    """Go on in a session of one's own, with these descriptors alone and away from every folder; returns the umask."""
+    """Detach into a new session, keep only these descriptors, leave every folder; return the umask."""
     os.setsid()
     umask = os.umask(0o077)
     _close_descriptors(keep)
@@ -38,12 +38,12 @@ def leave_client(keep: "set[int]") -> int:
 
 
 def supervise(plan: Plan, started: int, umask: int) -> NoReturn:
-    """Be the supervisor of a job to its end, after :func:`leave_client`.
+    """Supervise a job to its end, after :func:`leave_client`.
 
     Args:
         plan: The job.
-        started: Is closed when the command runs, or is known not to.
-        umask: The command's.
+        started: Descriptor to close when the command runs, or is known not to.
+        umask: The command's umask.
     """
     try:
         Supervisor(plan, started, umask).run()
@@ -68,13 +68,13 @@ def _close_descriptors(keep: "set[int]") -> None:
 def _note_crash(plan: Plan) -> None:
     import traceback  # noqa: PLC0415 - it is for a bug, and costs what all the rest does
 
-    # The job counts as lost then, which is what it is.
+    # The job then counts as lost, correctly.
     with suppress(OSError):
         job_folder.write_file(plan.folder, "supervisor.log", traceback.format_exc().encode("utf-8", "replace"))
 
 
 class Supervisor:
-    """Watches one command from its start to its record."""
+    """Supervises one command from its start to its final record."""
 
     def __init__(self, plan: Plan, started: int, umask: int) -> None:
         self._plan = plan
@@ -88,7 +88,7 @@ class Supervisor:
         self._launch: Optional[NodeOfLaunch] = None
 
     def run(self) -> None:
-        """Do all of it; the final record is written when this returns."""
+        """Do all steps; the final record is written when this returns."""
         self._events.block_signals()
         if self._join_launch() and command.start(self._plan, self._umask, self._outcome, self._record_start):
             self._watch_launch()
@@ -112,7 +112,7 @@ class Supervisor:
             self._started = -1
 
     def _join_launch(self) -> bool:
-        """Be ready to watch the other nodes of a launch; False when they could not reach this one."""
+        """Prepare the heartbeat of a launch; return False when the other nodes could not reach this one."""
         membership = self._plan.membership
         if membership is None:
             return True
@@ -126,7 +126,7 @@ class Supervisor:
             self._launch.start_watch()
 
     def _record_start(self, process: Process, supervisor: Process) -> bool:
-        """Write started.json, before the command may run; whether it may."""
+        """Write started.json before the command runs; return whether it may run."""
         notes = self._outcome.notes
         try:
             self._records.write_start(process, supervisor, is_subreaper=self._subreaper)
@@ -134,7 +134,7 @@ class Supervisor:
             why = job_folder.explain(f"{self._plan.path}/{STARTED}", error)
             notes.append(f"{command.NOT_STARTED}: {why}")
             return False
-        # A request that comes after this look finds started.json, and sends a signal.
+        # A stop request that comes later finds started.json, and sends a signal.
         if self._events.read_stop() is not None:
             self._outcome.killed = True
             notes.append("it was killed before its command started")
@@ -163,7 +163,7 @@ class Supervisor:
         self._ending.end_tree(cause.signal, cause.grace)
 
     def _note_cause(self) -> None:
-        """Note what ended the job or its launch first: a rank's error, or another node's."""
+        """Record what first ended the job or its launch: a rank's error, or another node's."""
         outcome = self._outcome
         if outcome.was_stopped or outcome.end.exit_code == 0:
             return

@@ -1,4 +1,4 @@
-"""All processes of one job, and how they are ended: politely, then hard, and looked for until none is left."""
+"""End all processes of a job: the requested signal, then SIGKILL, until a scan finds none."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ if TYPE_CHECKING:
 
     from remote_tool.agent.wrapper.container import WrappedProcesses
 
-# SIGKILL is repeated for this long; what is left then does not die.
+# SIGKILL is repeated for this long; processes left then cannot be killed.
 KILL_SECONDS = 10.0
-# A process that forks while it dies may have been missed by one look.
+# One scan may miss a process that forks while it dies.
 _CLEAN_LOOKS = 2
 _BLIND_SECONDS = 0.2
 
 
 class Tree:
-    """The processes of a job below this process, which looks after it."""
+    """The processes of a job below this supervisor."""
 
     def __init__(
         self, job_id: str, folder: str, pause: Callable[[float], None], wrapped: "Optional[WrappedProcesses]" = None
     ) -> None:
-        """Take over the looking after.
+        """Initialize.
 
         Args:
-            job_id: Whose processes.
-            folder: The job's folder, absolute and without links; empty when it has none.
-            pause: Waits at most so many seconds, and collects children that have ended.
-            wrapped: What runs behind its launch command; None without one.
+            job_id: The job.
+            folder: The job's folder, absolute and without links; empty when there is none.
+            pause: Waits up to a number of seconds, and reaps children.
+            wrapped: The processes behind the launch command; None without one.
         """
         self._wrapped = wrapped
         self._job_id = job_id
         self._folder = folder
         self._pause = pause
-        # What writes into a job's folder may be older than this process.
+        # Files in a job's folder may be held by processes older than this one.
         this = None if folder else read_process(os.getpid())
         self._since = 0 if this is None else this.start_time
 
     def members(self) -> List[Process]:
-        """Return those that live, as soon as the system can tell."""
+        """Return the living processes, once the system can list them."""
         while True:
             try:
                 return self._scan()
             except OSError:
-                # No file can be opened now; to take nobody for the answer would let them live.
+                # Out of descriptors: an empty answer would let them live.
                 self._pause(_BLIND_SECONDS)
 
     def _scan(self) -> List[Process]:
@@ -61,7 +61,7 @@ class Tree:
         return [process for process in members if find_alive(process.as_record())]
 
     def signal(self, number: int) -> List[Process]:
-        """Signal all of them once; returns whom, a launch command too that is spared."""
+        """Signal all processes once; return all targets, including a spared launch command."""
         members = self.members()
         matching = members if self._wrapped is None else self._wrapped.matching(members, self._snapshot, number)
         for process in matching:
@@ -69,7 +69,7 @@ class Tree:
         return members
 
     def wait(self, seconds: float, is_urgent: Callable[[], bool]) -> bool:
-        """Wait until none is left; False when time is over or it became urgent."""
+        """Wait until none is left; return False on timeout or when it became urgent."""
         deadline = time.monotonic() + seconds
         pause = 0.02
         while self.members() or self._count_inside():
@@ -81,7 +81,7 @@ class Tree:
         return True
 
     def kill(self) -> List[Process]:
-        """SIGKILL until several looks in a row find none; returns those that do not die."""
+        """SIGKILL until several scans in a row find none; return the unkillable ones."""
         deadline = time.monotonic() + KILL_SECONDS
         clean_looks = 0
         while clean_looks < _CLEAN_LOOKS:
@@ -101,13 +101,13 @@ class Tree:
 def end_members(
     scan: Callable[[], List[Process]], name: str, grace: float, wrapped: "Optional[WrappedProcesses]" = None
 ) -> Iterator[None]:
-    """End processes that nobody looks after: a signal, the grace, SIGKILL until two looks in a row find none.
+    """End unsupervised processes: a signal, the grace period, SIGKILL until two scans in a row find none.
 
     Args:
-        scan: Returns those that live.
-        name: Of the first signal.
+        scan: Returns the living processes.
+        name: The first signal.
         grace: Seconds until SIGKILL.
-        wrapped: What runs behind their launch command; None without one.
+        wrapped: The processes behind the launch command; None without one.
     """
     number = number_of(name) or signal.SIGTERM
     if number != signal.SIGKILL:
@@ -129,6 +129,6 @@ def end_members(
 
 
 def deliver(process: Process, number: int) -> None:
-    """Signal a process, and wake it when it is stopped: else it would hear nothing before SIGKILL."""
+    """Signal a process, and continue it when stopped: otherwise it could not react before SIGKILL."""
     if send_signal(process, number) and number != signal.SIGKILL:
         send_signal(process, signal.SIGCONT)

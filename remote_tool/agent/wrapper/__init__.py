@@ -1,1 +1,1 @@
-"""Commands that begin behind a launch command, like docker exec."""
+"""Commands behind a launch command, like docker exec."""

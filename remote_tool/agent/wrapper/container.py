@@ -1,4 +1,4 @@
-"""What runs behind a launch command, where this server's process table may not show it: asked, signalled, ended."""
+"""Query, signal and end processes behind a launch command, which may be missing from this server's process table."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ANSWER_SECONDS = 10.0
 _ENGINE_PROGRAMS = {b"conmon", b"crun", b"runc"}
 _END = b"remote-tool: end\n"
 SAY_END = "echo 'remote-tool: end'"
-# busybox's grep reads no further than the first NUL.
+# busybox's grep stops reading at the first NUL.
 _SIGNAL = """
 command -v grep >/dev/null && command -v tr >/dev/null || exit
 count=0
@@ -42,13 +42,13 @@ class WrappedProcesses:
     """The processes of a job behind its launch command."""
 
     def __init__(self, job_id: str, ask: List[str], end: List[str], environment: Mapping[bytes, bytes]) -> None:
-        """Take over the asking.
+        """Initialize.
 
         Args:
             job_id: The mark of the processes.
-            ask: Begins a shell inside that reads its script from stdin.
-            end: Removes the container; empty where it is not the job's own.
-            environment: Of the launch command.
+            ask: Starts a shell inside that reads its script from stdin.
+            end: Removes the container; empty if it is not the job's own.
+            environment: The launch command's environment.
         """
         self._job_id = job_id
         self._ask = ask
@@ -60,12 +60,12 @@ class WrappedProcesses:
 
     @property
     def is_own_container(self) -> bool:
-        """Whether the container is the job's own, and ends with its command."""
+        """Return whether the container is the job's own, and ends with its command."""
         return bool(self._end)
 
     @property
     def rest(self) -> str:
-        """What may still be there after the end, for the record of the job; empty when nothing is."""
+        """Return what may be left after the end, for the job's record; empty if nothing."""
         word = os.path.basename(self._ask[0])
         if self._left:
             return f"{'1 process' if self._left == 1 else f'{self._left} processes'} behind {word} would not die"
@@ -74,10 +74,10 @@ class WrappedProcesses:
         return ""
 
     def matching(self, members: "List[Process]", snapshot: "Snapshot", number: int) -> "List[Process]":
-        """Signal what cannot be seen from here, and return those of the members that the signal is for.
+        """Signal the processes inside, and return the members outside that should get the signal.
 
-        The launch command itself is none of them as long as there is a process behind it: it brings what they still
-        have to say, and ends when they have.
+        The launch command is spared while there is a process behind it: it forwards the rest of their output,
+        and ends when they have.
         """
         if number == signal.SIGKILL:
             return members
@@ -85,27 +85,27 @@ class WrappedProcesses:
         return marked if marked or self.signal(number) else members
 
     def without_engine(self, members: "List[Process]") -> "List[Process]":
-        """Leave out what podman itself runs beside a container: it ends with that, and tidies up."""
+        """Leave out podman's own helpers beside a container: they clean up and end with it."""
         return [process for process in members if not _is_of_engine(process.pid)] if self._is_podman else members
 
     def count(self) -> int:
-        """Return how many processes there are inside; 0 when it cannot be told."""
+        """Return the number of processes inside; 0 if unknown."""
         return 0 if self.is_own_container else self.signal(0)
 
     def signal(self, number: int) -> int:
-        """Signal the processes inside; returns how many, 0 when it cannot be told."""
+        """Signal the processes inside; return their number, 0 if unknown."""
         if self._is_deaf:
             return 0
         script = _SIGNAL.replace("@MARK@", f"{JOB_MARKER}={self._job_id}").replace("@NUMBER@", str(number))
         script = script.replace("@WAKE@", _WAKE if number not in {0, signal.SIGKILL} else "")
         lines = ask(self._ask, script.encode("ascii"), self._environment)[0].splitlines()
         counts = [line.partition(b" ")[2] for line in lines if line.startswith(b"count ")]
-        # Not asked again: each time would take as long.
+        # Not queried again: each query would take as long.
         self._is_deaf = not counts
         return int(counts[0]) if counts and counts[0].isdigit() else 0
 
     def kill(self) -> int:
-        """SIGKILL what is inside, with the container when it is the job's own; returns how many were left to kill."""
+        """SIGKILL the processes inside, and remove a container of the job's own; return how many were left to kill."""
         if self.is_own_container:
             self.remove()
         else:
@@ -113,7 +113,7 @@ class WrappedProcesses:
         return self._left
 
     def remove(self) -> None:
-        """Remove the container when it is the job's own."""
+        """Remove the container if it is the job's own."""
         if self._end:
             talk(self._end, b"", self._environment, ANSWER_SECONDS)
 
@@ -129,7 +129,7 @@ def _is_of_engine(pid: int) -> bool:
 
 
 def load_inside(folder: int, job_id: str, environment: Mapping[bytes, bytes]) -> Optional[WrappedProcesses]:
-    """Return the inside of a job whose supervisor has gone; None when it began behind no launch command."""
+    """Return the wrapped processes of a job whose supervisor has gone; None without a launch command."""
     try:
         record = job_folder.read_record(folder, ENTRY, job_id)
     except (RecordError, OSError):
@@ -138,7 +138,7 @@ def load_inside(folder: int, job_id: str, environment: Mapping[bytes, bytes]) ->
 
 
 def wake_engine(command_wrapper: "CommandWrapper", environment: Mapping[bytes, bytes]) -> None:
-    """Have podman of a user who is not root start its lasting helper now: below a job it would end with the job."""
+    """Start rootless podman's lasting helper now: started below a job, it would end with the job."""
     if command_wrapper.end and os.path.basename(command_wrapper.end[0]) == PODMAN and os.geteuid() != 0:
         talk([command_wrapper.end[0], "unshare", "true"], b"", environment, ANSWER_SECONDS)
 
@@ -146,10 +146,10 @@ def wake_engine(command_wrapper: "CommandWrapper", environment: Mapping[bytes, b
 def ask(
     words: List[str], script: bytes, environment: Mapping[bytes, bytes], seconds: float = ANSWER_SECONDS
 ) -> Tuple[bytes, bytes]:
-    """Have a shell inside run a script that prints ``remote-tool: end`` last.
+    """Run a script in a shell inside; it prints ``remote-tool: end`` last.
 
     Returns:
-        What it printed on stdout, empty when it did not come to its end in time, and on stderr.
+        Its stdout, empty when it did not finish in time, and its stderr.
     """
     said = talk(words, script, environment, seconds)
     return (said.output if said.output.endswith(_END) else b""), said.errors

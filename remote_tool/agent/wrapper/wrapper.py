@@ -1,7 +1,7 @@
-"""How a command begins behind a launch command such as ``docker exec``, or in a container of its own.
+"""Start a command behind a launch command such as ``docker exec``, or in a container of its own.
 
-A shell is started there, and reads from stdin what it is to do: the variables of the job are in no argument and in no
-file, whatever the launch command keeps of its own environment.
+The job's shell is started there and reads its instructions from stdin, so the job's variables are in no argument and
+no file, whatever the launch command keeps of its own environment.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ _HOME = "home"
 _NO_NICE = "'remote-tool: --nice needs the program nice inside, and it is not installed there'"
 PODMAN = "podman"
 _DOCKER_SOCKET = "/var/run/docker.sock"
-# The pipe of a user that is not root may hold this much.
+# A pipe of an unprivileged user may hold this much.
 _LARGEST_SCRIPT = 1024 * 1024
-# What the login says of GPUs counts inside too.
+# The login's GPU variables apply inside too.
 _PASSED_ON = ("CUDA_VISIBLE_DEVICES",)
 
 
 class CommandWrapper(NamedTuple):
-    """Where a command begins, and where what runs behind it is reached.
+    """Where a command starts, and how to reach its processes.
 
     Attributes:
-        words: Begin a shell that reads its script from stdin.
-        ask: Begin another one beside it.
-        end: Remove the container with all that runs in it; empty where it is not the job's own.
+        words: Start a shell that reads its script from stdin.
+        ask: Start another shell beside it.
+        end: Remove the container and everything in it; empty if it is not the job's own.
         home: ``$HOME`` in a container of the job's own; empty elsewhere.
-        activates: Whether the environment that setup made is activated there.
+        activates: Whether the prepared environment is activated inside.
     """
 
     words: List[str]
@@ -58,12 +58,12 @@ class CommandWrapper(NamedTuple):
 
 
 def read_wrapper(value: Any, name: str, folders: Folders) -> Optional[CommandWrapper]:  # noqa: ANN401 - from a request, checked here
-    """Return what a request says of its launch command; None when it has none.
+    """Return the launch command of a request; None if it has none.
 
     Args:
         value: ``{"launch" or "container": words, "activate": bool}``.
-        name: Of the container.
-        folders: The project's.
+        name: Name for the container.
+        folders: The project's folders.
 
     Raises:
         RequestError: It is malformed, or the server has no engine for containers.
@@ -96,7 +96,7 @@ def read_wrapper(value: Any, name: str, folders: Folders) -> Optional[CommandWra
 
 
 def _find_engine() -> str:
-    """Choose podman, which needs no daemon; for root docker, where its daemon is."""
+    """Choose podman, which needs no daemon; for root docker, if its daemon is running."""
     is_served = "DOCKER_HOST" in os.environ or os.path.exists(_DOCKER_SOCKET)
     names = ("docker", "podman") if os.geteuid() == 0 and is_served else ("podman", "docker")
     for name in names:
@@ -121,17 +121,17 @@ def _options(engine: str, name: str, project: str) -> List[str]:
 
 
 def outside_environment(login: Mapping[bytes, bytes]) -> Dict[bytes, bytes]:
-    """Return the environment of the launch command itself: the login's, without the job's mark.
+    """Return the launch command's own environment: the login's, without the job's mark.
 
-    The mark is set inside, so that what carries it is the job, and what does not only serves it.
+    The mark is set inside, so it identifies the job's processes and not the launch command's own.
     """
     return activation.without_strays(login)
 
 
 def job_script(command_wrapper: CommandWrapper, settings: "Settings", path: str, nice: Optional[int] = None) -> bytes:
-    """Return what the shell inside reads to run the command in a job's folder, with a niceness where one is given."""
+    """Return the script for the shell inside that runs the command in a job's folder, with an optional niceness."""
     file = _quoted(f"{path}/{job_folder.COMMAND}")
-    # The first process of a container ignores what would end it, and has to collect what others leave behind.
+    # The first process of a container ignores termination signals by default, and must reap orphans.
     run = f"$shell {file}; exit" if command_wrapper.end else f"exec $shell {file}"
     begun = f"echo begun >{_quoted(f'{path}/{job_folder.BEGUN}')} || exit {NOT_INSIDE}"
     return inner_script(settings, [*_nice_lines(nice), begun, run])
@@ -145,7 +145,7 @@ def _nice_lines(nice: Optional[int]) -> List[str]:
 
 
 def run_script(command_wrapper: CommandWrapper, settings: "Settings", command: str, nonce: str) -> bytes:
-    """Return what the shell inside reads to run an attached command, which begins with our mark on both streams."""
+    """Return the script for the shell inside that runs an attached command, after our mark on both streams."""
     mark = f"printf '\\000{nonce} run\\n'"
     run = f"$shell /dev/fd/9 9<<'{nonce}'\nexec 9<&-; {command}\n{nonce}"
     if command_wrapper.end:
@@ -154,13 +154,13 @@ def run_script(command_wrapper: CommandWrapper, settings: "Settings", command: s
 
 
 class Settings(NamedTuple):
-    """What is set inside.
+    """Environment changes inside.
 
     Attributes:
         folder: The working folder.
-        unset: Removed first.
-        variables: Set; the job's mark too.
-        first: What comes first in a variable that is a list of folders.
+        unset: Variables to remove first.
+        variables: Variables to set, including the job's mark.
+        first: Folders to prepend to list variables.
     """
 
     folder: str
@@ -172,7 +172,7 @@ class Settings(NamedTuple):
 def settings_for(
     command_wrapper: CommandWrapper, active: "Activation", user: Mapping[str, str], origin: "Origin"
 ) -> Settings:
-    """Return what a command gets inside: what is ours, what the user says, and what is there already for the rest."""
+    """Return the settings inside: our variables and the user's; everything else is kept."""
     activation.check_user(user)
     variables = {JOB_MARKER: origin.job_id, PROJECT_MARKER: origin.project}
     variables.update({SERVER_VARIABLE: origin.server, "PYTHONUNBUFFERED": "1"})
@@ -199,7 +199,7 @@ def _has_account() -> bool:
 
 
 def inner_script(settings: Settings, last: List[str]) -> bytes:
-    """Return a script that runs whole or not at all, and whose commands do not read on in it."""
+    """Return a script that runs completely or not at all, and whose commands cannot read the rest of it."""
     folder = _quoted(settings.folder)
     lost = _quoted(f"remote-tool: {settings.folder} does not exist inside: mount it at the same path")
     strays = " ".join(f"-e 's/^\\({begin}[A-Za-z0-9_]*\\)=.*/unset \\1/p'" for begin in activation.STRAY_BEGINNINGS)
@@ -228,13 +228,13 @@ def _quoted(text: str) -> str:
 
 
 def make_home(command_wrapper: CommandWrapper) -> None:
-    """Make the folder that is ``$HOME`` in a container: what it keeps there, the next one finds."""
+    """Create the folder that is ``$HOME`` in a container; the next container finds its contents."""
     if command_wrapper.home:
         os.makedirs(command_wrapper.home, 0o700, exist_ok=True)
 
 
 def enter(words: List[str], script: bytes, environment: Mapping[bytes, bytes]) -> NoReturn:
-    """Become the launch command, with the script as its stdin."""
+    """Exec the launch command, with the script as its stdin."""
     os.dup2(open_script(script), 0)
     try:
         os.execvpe(words[0], words, environment)  # noqa: S606 - it is what the user configured

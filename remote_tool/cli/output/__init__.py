@@ -1,1 +1,1 @@
-"""What is printed, and where."""
+"""Printing to the terminal and to pipes."""

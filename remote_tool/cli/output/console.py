@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 SSH_LOG_VERBOSITY = 2
 LONGEST_LABEL = 500
-# So many servers are named beside a hint.
+# This many servers are named beside a hint.
 MOST_NAMES = 8
 # Differs by server; the first one's stands for all.
 _SSH_COMMAND = re.compile(r"\bssh .*@\S+")
-# In a pipe: how long a step has been going on when it first says how far it is, and how long until it does so again.
+# In a pipe: seconds until a running step first reports progress, and between further reports.
 FIRST_PROGRESS, NEXT_PROGRESS = 5.0, 30.0
 STYLES = {Outcome.DONE: "green", Outcome.UNCHANGED: "dim", Outcome.FAILED: "bold red"}
 
@@ -161,9 +161,9 @@ def _trust(_question: str) -> bool:
 
 
 class Console:
-    """Draws what the workflows of one command report.
+    """Shows the events of a command's workflows.
 
-    On a terminal every server has a line that changes while its step goes on; in a pipe every step that ended is a
+    On a terminal every server has a line that changes while its step is running; in a pipe every finished step is a
     line. Reports come from another thread.
 
     Args:
@@ -186,7 +186,7 @@ class Console:
         self._verbose = verbose
         self._accepts_new_keys = accept_new_keys
         self._only_changes = only_changes and not verbose
-        # By server; None once it is known to have had something to do.
+        # By server; None once a step had something to do.
         self._held_back: dict[str, list[StepEnded] | None] = {}
         self._show_output = show_output
         self._steps: Steps = _running_steps(activity)
@@ -195,7 +195,7 @@ class Console:
         if verbose >= SSH_LOG_VERBOSITY:
             _show_ssh_log()
         else:
-            # It warns of sockets and programs that end under it, which our own errors are about.
+            # It warns about sockets and programs that our own errors cover.
             logging.getLogger("asyncio").setLevel(logging.ERROR)
 
     @property
@@ -230,7 +230,7 @@ class Console:
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._steps.hide()
-            # Whoever asks for a password later draws nothing that nobody takes away.
+            # A later password prompt must not be hidden by status lines.
             self._steps = _NoSteps()
 
     def report(self, event: Event) -> None:

@@ -1,4 +1,4 @@
-"""Prints output of servers: exact bytes of one source, or whole lines of several with a label each."""
+"""Print output of servers: exact bytes of one source, or labeled lines of several."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from remote_tool.cli.output.sanitize import harmless_line, harmless_stream, one_
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# A longer line is passed on in pieces, so that no line fills the memory.
+# A longer line is passed on in pieces, to bound memory.
 LONGEST_LINE = 64 * 1024
 _CLEAR_LINE = "\r\x1b[K"
 COLOURS = (36, 33, 35, 32, 34, 31)
 
 
 class ExactOutput:
-    """One source: bytes as they came; on a terminal without what steers it."""
+    """One source: exact bytes; on a terminal without control sequences."""
 
     def __init__(self) -> None:
         self._terminals = {each: _Terminal(each) for each in (streams.OUT, streams.ERR) if streams.is_terminal(each)}
-        # The stream whose progress bar the cursor stands in; 0 without one.
+        # The stream whose progress bar holds the cursor; 0 without one.
         self._in_bar_of = 0
 
     def write(self, _label: str, stream: int, data: bytes) -> None:
         """Print some bytes of stream 1 (stdout) or 2 (stderr)."""
         if stream in self._terminals:
             if self._in_bar_of not in {0, stream}:
-                # Its program clears it before it writes to the other stream, but that comes by itself, and later.
+                # The program clears it before writing to the other stream, but that arrives separately, and later.
                 streams.write_text(stream, _CLEAR_LINE)
                 self._in_bar_of = 0
             self._terminals[stream].write(data)
@@ -45,7 +45,7 @@ class ExactOutput:
             self._in_bar_of = 0
 
     def close(self) -> None:
-        """Print what is left, and take back the colour that the program left behind."""
+        """Print the rest, and reset colors that the program left set."""
         for terminal in self._terminals.values():
             terminal.end()
 
@@ -68,10 +68,10 @@ class _Terminal:
 
 
 class LabelledOutput:
-    """Several sources: each line whole, behind the label of its source.
+    """Several sources: complete lines, each with its source's label.
 
     Args:
-        labels: Those that are known; their lines are aligned from the first on.
+        labels: The known labels; their lines are aligned from the start.
     """
 
     def __init__(self, labels: Iterable[str] = ()) -> None:
@@ -80,11 +80,11 @@ class LabelledOutput:
         self._width = max(map(len, self._labels), default=0)
 
     def write(self, label: str, stream: int, data: bytes, source: str = "") -> None:
-        """Print the lines that are whole; source tells apart what shares a label and a stream."""
+        """Print complete lines; ``source`` distinguishes sources that share a label and a stream."""
         key = (label, stream, source)
         *lines, rest = (self._pending.get(key, b"") + data).split(b"\n")
         if len(rest) > LONGEST_LINE:
-            # Of a progress bar only the last state counts.
+            # Only the last state of a progress bar counts.
             rest = rest[rest.rstrip(b"\r").rfind(b"\r") + 1 :]
         while len(rest) > LONGEST_LINE:
             lines.append(rest[:LONGEST_LINE])
@@ -93,7 +93,7 @@ class LabelledOutput:
         self._print(label, stream, lines)
 
     def close(self) -> None:
-        """Print the lines that had no end."""
+        """Print incomplete last lines."""
         for (label, stream, _), rest in self._pending.items():
             self._print(label, stream, [rest] if rest else [])
         self._pending.clear()
@@ -113,7 +113,7 @@ class LabelledOutput:
 
 
 def _last_state(line: bytes) -> bytes:
-    """Return what stays of a line that was written over, such as a progress bar."""
+    """Return the last state of an overwritten line, such as a progress bar."""
     return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 

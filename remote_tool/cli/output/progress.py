@@ -22,18 +22,18 @@ HANGING_INDENT = 2
 
 @cache
 def standard_error() -> RichConsole:
-    """Rich on stderr; it respects NO_COLOR, and takes no text for markup."""
+    """Rich on stderr; it respects NO_COLOR, and does not interpret markup."""
     return RichConsole(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def print_styled(*parts: str | tuple[str, str], wraps: bool = False) -> None:
-    """Print a line of text; a part may have a style. One that wraps breaks between words, and goes on indented."""
+    """Print a line of text; a part may have a style. With ``wraps``, it breaks between words and continues indented."""
     text = Text.assemble(*parts)
     standard_error().print(_wrapped(text) if wraps else text)
 
 
 def _wrapped(text: Text) -> Text:
-    """Break lines between words; a word that is too long for a line is left to the terminal, which copies it whole."""
+    """Wrap lines between words; a longer word is left to the terminal, which keeps it copyable."""
     return Text("\n").join(piece for line in text.split(allow_blank=True) for piece in _pieces(line))
 
 

@@ -1,13 +1,13 @@
-"""Makes output of servers harmless for a terminal."""
+"""Make output of servers safe for a terminal."""
 
 from __future__ import annotations
 
 import re
 
-# C0, DEL, C1, the characters that reorder or break text, and halves of characters that no encoding has.
+# C0, DEL, C1, characters that reorder or break text, and lone surrogates.
 _STEERING = "\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
 _HOSTILE = re.compile(f"[\x00-\x08\x0b-\x1f{_STEERING}]")
-# Colors (SGR) and "erase the line", which progress bars write; everything else that begins with ESC is hostile.
+# Colors (SGR) and "erase the line", used by progress bars; any other escape sequence is unsafe.
 _COLOUR = r"\x1b\[[0-9;:]{0,40}m"
 _ERASE = r"\x1b\[[0-2]?K"
 _HOSTILE_IN_LINE = re.compile(f"({_COLOUR})|{_ERASE}|[\x00-\x08\x0b-\x1f{_STEERING}]")
@@ -22,25 +22,25 @@ def escape_controls(text: str) -> str:
 
 
 def paragraph(text: str) -> str:
-    """Return a text harmless, its lines after the first indented: none looks like a line of ours."""
+    """Return a safe text with its lines after the first indented, so that none looks like ours."""
     return _UNINDENTED.sub("\n  ", escape_controls(text))
 
 
 def one_line(text: str) -> str:
-    """Return a text on one line, harmless."""
+    """Return a safe text on one line."""
     return escape_controls(" ".join(text.split("\n")).replace("\t", " "))
 
 
 def harmless_line(text: str) -> str:
-    """Return a line of a log for a terminal: its colours stay and end with it, everything else is written out."""
+    """Return a safe log line for a terminal: colors are kept and end with it, everything else is escaped."""
     shown = _HOSTILE_IN_LINE.sub(lambda found: found[1] or _unless_erasing(found[0]), text)
     return f"{shown}\x1b[0m" if "\x1b" in shown else shown
 
 
 def harmless_stream(text: str) -> tuple[str, str]:
-    """Return output of a program for a terminal, and the rest that waits for what comes next.
+    """Return safe output for a terminal, and an incomplete rest to prepend to the next piece.
 
-    Colours, carriage returns and erasing of the line stay, so that progress bars work.
+    Colors, carriage returns and erasing of the line are kept, so that progress bars work.
     """
     rest = _BEGINNING.search(text)
     whole, waiting = (text[: rest.start()], rest[0]) if rest else (text, "")
@@ -48,7 +48,7 @@ def harmless_stream(text: str) -> tuple[str, str]:
 
 
 def _unless_erasing(found: str) -> str:
-    # It would erase the label that stands before the line.
+    # It would erase the label before the line.
     return _written(found) if len(found) == 1 else ""
 
 

@@ -1,1 +1,1 @@
-"""The lines at the bottom of the screen while something runs."""
+"""The status line at the bottom of the screen."""

@@ -1,4 +1,4 @@
-"""A line at the bottom of the terminal that stays while everything else scrolls above it."""
+"""A fixed line at the bottom of the terminal; everything else scrolls above it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ SMALLEST_WIDTH, SMALLEST_HEIGHT = 20, 5
 
 
 class BottomLine:
-    """Keeps the last row of a terminal out of what scrolls.
+    """Excludes the last row of a terminal from scrolling.
 
-    What others write needs no care: it goes where the cursor is, in the rows above.
+    Other output needs no change: it goes to the cursor, in the rows above.
     """
 
     def __init__(self, stream: int) -> None:
@@ -23,7 +23,7 @@ class BottomLine:
         self._text = ""
 
     def show(self, text: str) -> None:
-        """Draw the line, when it or the size of the terminal has changed."""
+        """Draw the line, if it or the terminal's size has changed."""
         try:
             size = os.get_terminal_size(self._stream)
         except OSError:
@@ -35,19 +35,19 @@ class BottomLine:
             return
         begin = "" if size == self._size else self._leaving(size) + _entering(size)
         self._size, self._text = size, text
-        # In the last column the cursor may wait to wrap.
+        # In the last column the cursor may be in the pending-wrap state.
         cut = set_cell_size(text, size.columns - 1)
         styled = f"\x1b[7m{cut}\x1b[0m" if streams.has_colour(self._stream) else cut.rstrip()
         streams.write_text(self._stream, f"{begin}\x1b7\x1b[{size.lines};1H\x1b[0m\x1b[K{styled}\x1b8")
 
     def hide(self) -> None:
-        """Give the row back, empty."""
+        """Clear and release the row."""
         if self._size is not None:
             streams.write_text(self._stream, self._leaving(self._size))
             self._size = None
 
     def _leaving(self, size: os.terminal_size) -> str:
-        """Let everything scroll again, and empty the row; where the terminal has shrunk, that is gone."""
+        """Restore full scrolling and clear the row, which is gone if the terminal has shrunk."""
         if self._size is None:
             return ""
         row = min(self._size.lines, size.lines)
@@ -55,6 +55,6 @@ class BottomLine:
 
 
 def _entering(size: os.terminal_size) -> str:
-    # There has to be a row below the cursor: down, which scrolls where there is none, and up. Setting what scrolls
-    # moves the cursor, which is therefore kept.
+    # Ensure a row below the cursor: down, which scrolls if there is none, then up. Setting the scrolling region
+    # moves the cursor, so its position is saved.
     return f"\x1bD\x1b[A\x1b7\x1b[1;{size.lines - 1}r\x1b8"

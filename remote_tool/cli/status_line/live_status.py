@@ -1,4 +1,4 @@
-"""While jobs are followed on a terminal: one line at the bottom that says how far they are."""
+"""A status line with training progress while jobs are followed on a terminal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from remote_tool.workflows.jobs.follow import Chunk
 
-# Seconds between two looks; what comes in between is looked at together.
+# Seconds between updates; output in between is batched.
 LOOK_SECONDS = 0.15
 KEPT_BYTES = 4096
 _END_OF_LINE = re.compile(r"[\r\n]+")
@@ -41,11 +41,11 @@ class _Source:
 
     @property
     def has_bar(self) -> bool:
-        """Whether a progress bar stands on a line without an end."""
+        """Return whether the last, incomplete line is a progress bar."""
         return any(is_bar(rest) for rest in self.unfinished.values())
 
     def lines(self) -> list[str]:
-        """Return the last lines; one without an end only when it has not grown since the last time."""
+        """Return the last lines; an incomplete one only if it has not grown since the last update."""
         found = []
         self.is_pending = False
         for stream, tail in self.tails.items():
@@ -60,10 +60,10 @@ class _Source:
 
 
 class LiveStatus:
-    """Reads what is shown, and draws the line a few times per second, in a thread of its own.
+    """Reads the shown output, and draws the line a few times per second in its own thread.
 
     Args:
-        patterns: Of the user.
+        patterns: The user's.
     """
 
     def __init__(self, patterns: Mapping[str, str]) -> None:
@@ -84,14 +84,14 @@ class LiveStatus:
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
-        # It may be writing to a terminal that somebody has stopped.
+        # It may be writing to a suspended terminal.
         self._thread.join(1.0)
         if self._before is not None:
             signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         self._line.hide()
 
     def note(self, chunk: Chunk) -> None:
-        """Keep the end of what a job wrote, for the next look."""
+        """Keep the end of a job's output for the next update."""
         key = (chunk.job.id, chunk.rank)
         source = self._sources.get(key)
         if source is None:
@@ -112,7 +112,7 @@ class LiveStatus:
     def _look(self, now: float) -> str:
         with self._lock:
             news = [(self._sources[key], self._sources[key].lines()) for key in self._changed]
-            # What has no end yet is looked at once more, though nothing may come.
+            # An incomplete line is checked once more, even without new output.
             self._changed = {key for key in self._changed if self._sources[key].is_pending}
         for source, lines in news:
             source.values |= self._reader.read(lines, has_bar=source.has_bar)
@@ -130,13 +130,13 @@ class LiveStatus:
         return one_line(label + status_text(first.values, first.pace, now) + _slowest(first, known))
 
     def _pause(self, _number: int, _frame: FrameType | None) -> None:
-        """Stop as Ctrl-Z wants it, without a line that stays behind."""
+        """Suspend upon Ctrl-Z, without leaving the line behind."""
         self._line.hide()
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def _slowest(first: _Source, known: list[_Source]) -> str:
-    """Name the rank that is behind the one that is shown."""
+    """Return the name of the rank that is behind the shown one."""
     counted = [(source.pace.done, source.label) for source in known if source.pace.done is not None]
     done, label = min(counted, default=(None, ""))
     if done is None or first.pace.done is None or done >= first.pace.done:

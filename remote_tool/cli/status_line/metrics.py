@@ -1,4 +1,4 @@
-"""Reads from a job's output how far it is: epoch, step, loss, rate; from the last lines only, in bounded time."""
+"""Extract progress from a job's output: epoch, step, loss, rate; from the last lines only, in bounded time."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-# Of a long line the end counts, and of many lines the last: whatever a pattern is, it reads no more.
+# Only the end of a long line and the last lines are read, which bounds the time of any pattern.
 LONGEST_LINE = 200
 MOST_LINES = 30
-# A pattern that takes this long once is not asked again.
+# A pattern that is this slow once is not used again.
 SLOW_SECONDS = 0.05
 
 _NUMBER = r"[-+]?(?:\d[\d,]*\.?\d*(?:e[-+]?\d+)?|nan|inf)"
 _OF = r"(?:\s?(?:/|of)\s?\d+)?"
-# What people print, and tqdm, Lightning, Hugging Face and the examples of PyTorch.
+# Formats of tqdm, Lightning, Hugging Face and PyTorch's examples.
 PATTERNS = {
     "epoch": rf"\bepochs?\W{{0,4}}(\d+(?:\.\d+)?{_OF})",
     "step": r"(?:\b(?:global_)?(?:step|iter|iteration|batch)s?\W{0,4}|\|\s?(?=\d+/\d+ \[)|\]\[\s*(?=\d+/\d+\]))"
@@ -36,7 +36,7 @@ _COUNT = re.compile(r"(\d+(?:\.\d+)?)(?:\s?(?:/|of)\s?(\d+))?")
 
 
 def is_bar(line: str) -> bool:
-    """Whether a line is the progress bar of tqdm or Lightning, with its count."""
+    """Return whether a line is a progress bar of tqdm or Lightning with its count."""
     return bool(_BAR.search(line[-LONGEST_LINE:]))
 
 
@@ -44,7 +44,7 @@ class StatusReader:
     """Finds the newest values in lines.
 
     Args:
-        patterns: Of the user, by name: each with one group; they come beside the usual ones, or instead of one.
+        patterns: The user's, by name, each with one group; they add to or replace the built-in ones.
     """
 
     def __init__(self, patterns: Mapping[str, str]) -> None:
@@ -52,9 +52,9 @@ class StatusReader:
         self._patterns = {name: re.compile(text, re.IGNORECASE) for name, text in {**PATTERNS, **patterns}.items()}
 
     def read(self, lines: Iterable[str], *, has_bar: bool = False) -> dict[str, str]:
-        """Return the newest value of each name; a name that no line has is not there.
+        """Return the newest value of each name; missing names are left out.
 
-        While there is a progress bar, that alone says which step it is, and no text that mentions one.
+        While there is a progress bar, only the bar gives the step, not text that mentions one.
         """
         plain = [_COLOUR.sub("", line[-2 * LONGEST_LINE :])[-LONGEST_LINE:] for line in lines][-MOST_LINES:]
         bars = [line for line in plain if is_bar(line)] if has_bar and self._counts_bars else plain
@@ -78,14 +78,14 @@ class StatusReader:
 
 
 class Pace:
-    """How fast a count grows, as it was seen, and how long the rest takes.
+    """The observed rate of a count, and the remaining time.
 
     Attributes:
-        done: Steps, over all epochs when these are known; None before the first.
-        total: How many there will be; None when it is not known.
+        done: Steps, over all epochs if known; None before the first.
+        total: Total steps; None if unknown.
     """
 
-    # What was printed before we looked comes at once, and says nothing about the speed.
+    # Output from before the start arrives at once, and says nothing about the rate.
     settle = 1.5
     least_seconds = 2.0
     window = 60.0
@@ -98,7 +98,7 @@ class Pace:
         self._samples: deque[tuple[float, float]] = deque(maxlen=500)
 
     def note(self, values: Mapping[str, str], now: float) -> None:
-        """Take in the newest values."""
+        """Add the newest values."""
         done, total = self._position(values)
         if done is None:
             return
@@ -113,14 +113,14 @@ class Pace:
 
     @property
     def rate(self) -> float | None:
-        """Counts per second; None when it is not known yet."""
+        """Counts per second; None if unknown."""
         if not self._samples:
             return None
         (first, low), (last, high) = self._samples[0], self._samples[-1]
         return (high - low) / (last - first) if last - first >= self.least_seconds and high > low else None
 
     def seconds_left(self, now: float) -> float | None:
-        """Return how long the rest takes; None when it is not known."""
+        """Return the remaining seconds; None if unknown."""
         if self.rate is None or self.total is None or self.done is None:
             return None
         return max(0.0, (self.total - self.done) / self.rate - (now - self._samples[-1][0]))
@@ -138,7 +138,7 @@ class Pace:
 
 
 def _count(text: str) -> tuple[float | None, float | None]:
-    """Read ``120/1000`` or ``120``."""
+    """Parse ``120/1000`` or ``120``."""
     match = _COUNT.fullmatch(text)
     if match is None:
         return None, None
@@ -146,7 +146,7 @@ def _count(text: str) -> tuple[float | None, float | None]:
 
 
 def status_text(values: Mapping[str, str], pace: Pace, now: float) -> str:
-    """Return the line: what is known, in a fixed order; empty when nothing is."""
+    """Return the line: known values in a fixed order; empty without any."""
     parts = [f"{name} {values[name]}" for name in ("epoch", "step", "loss", "lr") if name in values]
     parts += [f"{name} {value}" for name, value in values.items() if name not in PATTERNS]
     if "rate" in values:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red", "unknown": "dim"}
 WIDEST_NAME = 13
-# What a column needs for a word of status and a value that is broken into a few lines.
+# Width for a status word and a value wrapped to a few lines.
 LEAST_COLUMN = 28
 LONGEST_CELL = 90
 
@@ -37,7 +37,7 @@ def draw(servers: Sequence[ServerReport]) -> None:
 
 
 def _is_short(servers: Sequence[ServerReport]) -> bool:
-    """Whether no cell would become a tower, as that of a server that cannot be reached does."""
+    """Return whether no cell would become very high, as for an unreachable server."""
     return all(len(check.value) <= LONGEST_CELL for server in servers for check in server.checks)
 
 
@@ -53,7 +53,7 @@ def _side_by_side(servers: Sequence[ServerReport]) -> Table:
 
 
 def _names(servers: Sequence[ServerReport]) -> list[str]:
-    """Return every check once, in the order of the server that has most of them."""
+    """Return every check once, in the order of the server with the most checks."""
     longest = max(servers, key=lambda server: len(server.checks))
     return list(dict.fromkeys(check.name for server in (longest, *servers) for check in server.checks))
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LONGEST_COMMAND = 500
 MINUTE, HOUR, DAY = 60, 3600, 86400
 SHORT_ID = 15
-# What the script of an MPI launch begins with.
+# The first word of an MPI launch's script.
 MPI_MARK = "# mpiexec"
 
 

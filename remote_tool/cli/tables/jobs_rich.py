@@ -78,7 +78,7 @@ def _row(job: Job, row: Row, widths: dict[str, int], room: int) -> Iterator[Rend
     if widths:
         yield _line(cells, widths, room)
         return
-    # Nothing is cut here but the command.
+    # Only the command is cut here.
     head = [_cell(job, name, row) for name in ("KEY", "SERVER", "STATE", "EXIT") if row[name]]
     yield Text(" " * GAP).join(head)
     rest = [row["STARTED"], row["DURATION"], row.get("WHO", ""), row["LAUNCH"], row["TAGS"]]

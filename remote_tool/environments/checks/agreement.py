@@ -24,7 +24,7 @@ def _minor(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
-# Name of the check: the status of a difference, the part of the value that counts, the hint.
+# By name of a check: the status of a difference, the part of the value that counts, the hint.
 _ALIKE: dict[str, tuple[Status, Callable[[str], str], str]] = {
     "python": (Status.FAIL, _minor, "remote-tool setup --force --server {server}"),
     "torch": (Status.FAIL, _as_is, "remote-tool update-packages --force --server {server}"),
@@ -39,8 +39,8 @@ class Clock:
     """How far a server's clock is ahead of this computer's.
 
     Attributes:
-        offset: Seconds; less than 0: behind.
-        doubt: How wrong this may be, seconds.
+        offset: In seconds; negative: behind.
+        doubt: The maximum error, in seconds.
     """
 
     offset: float
@@ -54,7 +54,7 @@ def compare(checks: Mapping[str, Sequence[Check]]) -> dict[str, list[Check]]:
 
 
 def _most_common(name: str, checks: Mapping[str, Sequence[Check]]) -> str | None:
-    """Return the value that most servers have, of equals the first server's."""
+    """Return the value of most servers; in a tie, the first server's."""
     _, counted, _ = _ALIKE[name]
     values = Counter(counted(check.value) for own in checks.values() for check in own if _counts(check, name))
     return values.most_common(1)[0][0] if values else None
@@ -84,7 +84,7 @@ def check_clocks(clocks: Mapping[str, Clock | None]) -> dict[str, Check]:
 
 
 def _apart(one: Clock, other: Clock) -> float:
-    """Return by how much two clocks differ at least."""
+    """Return the minimum difference of two clocks."""
     return max(0.0, abs(one.offset - other.offset) - one.doubt - other.doubt)
 
 

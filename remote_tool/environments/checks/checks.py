@@ -63,7 +63,7 @@ class Check:
 
 @dataclass(frozen=True)
 class ServerInspection:
-    """Everything that is known about a server.
+    """Everything known about a server.
 
     Attributes:
         config: The configuration of this server.
@@ -83,7 +83,7 @@ class ServerInspection:
 
     @property
     def is_behind(self) -> bool:
-        """Whether jobs start behind a launch command or in a container, which is not checked."""
+        """Return whether jobs start behind a launch command or in a container, which is not checked."""
         return self.config.environment.kind is EnvironmentKind.INSIDE
 
 
@@ -203,7 +203,7 @@ def _free(text: str) -> Check:
 
 
 def _cuda(machine: Machine) -> Check:
-    """Compare the CUDA that the driver supports with the one of torch; within a major version an old driver works."""
+    """Compare the driver's CUDA with torch's; within a major version an old driver works."""
     driver, torch = machine.gpus.cuda, machine.torch
     if torch is None or not driver:
         return Check("cuda", Status.OK if driver else Status.UNKNOWN, f"up to {driver}" if driver else "unknown")
@@ -285,7 +285,7 @@ def _logout(server: ServerInspection) -> Check:
 
 
 def _names(server: ServerInspection) -> Check:
-    """Check whether the machine resolves its own name and those of the others."""
+    """Check whether the machine resolves its own name and the others'."""
     machine = server.machine
     own = machine.hostname
     missing = [name for name in server.addresses if name in machine.names and not machine.names[name]]
@@ -311,5 +311,5 @@ def _is_loopback(address: str) -> bool:
 
 
 def _typed_there(server: ServerInspection, hint: str) -> str:
-    """Drop the name of the server: every hint of a check already has it."""
+    """Remove the server's name: every hint of a check already has it."""
     return hint.removeprefix(f"on {server.name}: ")

@@ -1,4 +1,4 @@
-"""What nvidia-smi says of the GPUs of a machine, read with mistrust: it may hang, fail or print anything."""
+"""Parse nvidia-smi's output about a machine's GPUs defensively: it may hang, fail or print anything."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COLUMNS = 5
 
 
 class GpuState(StrEnum):
-    """How nvidia-smi answered."""
+    """The kind of nvidia-smi's answer."""
 
     NONE = "none"
     NO_DRIVER = "no driver"
@@ -36,9 +36,9 @@ class Gpu:
 
     Attributes:
         name: Its model.
-        memory: MiB; None where it does not say, as for some that share the machine's memory.
+        memory: MiB; None if not reported, as with memory shared with the machine.
         used: MiB.
-        load: Percent; None where it does not say, as in MIG mode.
+        load: Percent; None if not reported, as in MIG mode.
     """
 
     name: str
@@ -49,16 +49,16 @@ class Gpu:
 
 @dataclass(frozen=True)
 class GpuAnswer:
-    """What is known of the GPUs of a machine.
+    """Facts about a machine's GPUs.
 
     Attributes:
-        state: How nvidia-smi answered.
-        message: What it said instead of an answer.
-        gpus: In the order of their numbers.
+        state: The kind of nvidia-smi's answer.
+        message: Its message, without an answer.
+        gpus: In numerical order.
         driver: Its version, like ``550.54.15``.
-        cuda: The newest CUDA that this driver supports, like ``12.4``; empty when it did not say.
-        parts: How many MIG devices there are.
-        processes: How many processes each user has on the GPUs; ``?`` where the owner is not seen.
+        cuda: The newest CUDA that this driver supports, like ``12.4``; empty if not reported.
+        parts: Number of MIG devices.
+        processes: Number of GPU processes per user; ``?`` for unknown owners.
     """
 
     state: GpuState = GpuState.NONE
@@ -71,7 +71,7 @@ class GpuAnswer:
 
 
 def parse_gpus(single: Mapping[str, str], processes: Sequence[str]) -> GpuAnswer:
-    """Read the records that begin with ``gpu``."""
+    """Parse the records that begin with ``gpu``."""
     if "gpus" not in single:
         return _without_answer(single)
     text, status = _split(single["gpus"])
@@ -94,20 +94,20 @@ def parse_gpus(single: Mapping[str, str], processes: Sequence[str]) -> GpuAnswer
 
 
 def _without_answer(single: Mapping[str, str]) -> GpuAnswer:
-    """Tell a machine without GPUs from one that had no time to tell."""
+    """Distinguish a machine without GPUs from a timeout."""
     if "gpu_end" not in single:
         return GpuAnswer(GpuState.SILENT)
     return GpuAnswer(GpuState.NO_DRIVER if "gpu_without_driver" in single else GpuState.NONE)
 
 
 def _split(record: str) -> tuple[str, int | None]:
-    """Return the output and the status; None when it said too much to have one."""
+    """Return the output and the status; None if the output was too long for one."""
     found = _STATUS.search(record)
     return (record[: found.start()], int(found[1])) if found else (record, None)
 
 
 def _row(line: str) -> tuple[Gpu, str] | None:
-    """Read a line of the list; a name may hold commas, what stands behind it cannot."""
+    """Parse a row of the list; a name may contain commas, later columns cannot."""
     name, *numbers = line.rsplit(",", _COLUMNS - 1)
     if len(numbers) != _COLUMNS - 1 or not _DRIVER.fullmatch(numbers[-1].strip()):
         return None

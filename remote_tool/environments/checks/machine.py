@@ -1,7 +1,7 @@
-"""What a machine is, as far as training needs to know: one script that changes nothing, and a reader of its answer.
+"""Facts about a machine that matter for training: a read-only script, and a parser for its answer.
 
-The script needs a POSIX shell and nothing of ours. It tells what takes no time first and what may hang last, so that an
-answer that breaks off still says a lot.
+The script needs only a POSIX shell. It reports quick facts first and those that may hang last, so that a truncated
+answer is still useful.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LONGEST_TEXT = 200
 MOST_DISKS = 64
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _TIME = re.compile(r"([0-9]{9,12})(\.[0-9]{1,9})?")
-# What hypervisors call their disks; those often say that they turn, whatever lies below.
+# Model names of virtual disks, which often report as rotational whatever is behind them.
 _VIRTUAL = re.compile(r"virtual|qemu|vmware|persistent|amazon|msft|google", re.IGNORECASE)
 _VIRTUAL_NAMES = ("vd", "xvd")
 
@@ -36,7 +36,7 @@ class Disk:
 
     Attributes:
         name: The kernel's, like ``sda``.
-        turns: Whether it has platters; a virtual disk does not know.
+        turns: Whether it is rotational; unknown for a virtual disk.
     """
 
     name: str
@@ -45,25 +45,25 @@ class Disk:
 
 @dataclass(frozen=True)
 class Machine:
-    """What a machine has for training; None and empty mean that it did not tell.
+    """Facts about a machine; None and empty mean unknown.
 
     Attributes:
-        clock: Its time, seconds since the epoch, when the script began.
-        clock_is_fine: Whether that has fractions of a second.
-        hostname: What it calls itself.
-        cores: Those that we may use.
-        memory_kilobytes: In all.
-        free_memory_kilobytes: What programs could still get.
+        clock: Its time in seconds since the epoch when the script began.
+        clock_is_fine: Whether the clock has fractions of a second.
+        hostname: Its own hostname.
+        cores: Number of cores available to us.
+        memory_kilobytes: Total memory.
+        free_memory_kilobytes: Available memory.
         shared_memory_kilobytes: Free in ``/dev/shm``.
         disk_kind: The file system of the project's folder, like ``ext2/ext3`` or ``nfs``.
-        disks: Those below that folder.
-        open_files: What a program may open at once.
-        most_open_files: What it may allow itself.
-        names: The addresses of each name that was looked up there; its own is among them.
-        removes_shared_memory: Whether its systemd removes our shared memory when we log out.
-        torch: What is installed in the environment.
+        disks: The disks below that folder.
+        open_files: Soft limit of open files.
+        most_open_files: Hard limit of open files.
+        names: Addresses by resolved host name, including its own.
+        removes_shared_memory: Whether its systemd removes our shared memory upon logout.
+        torch: The torch in the environment.
         nccl: Its version; empty without one.
-        gpus: What nvidia-smi says.
+        gpus: From nvidia-smi.
     """
 
     clock: float | None = None
@@ -92,14 +92,14 @@ def machine_script(
     gpu_seconds: float = GPU_SECONDS,
     devices: str = "/sys",
 ) -> str:
-    """Return a script that tells all of a machine, and what prepare would want to know, in one go.
+    """Return a script that reports all facts about a machine, and those for prepare, in one round trip.
 
     Args:
-        config: Names the folders, and an existing prefix.
-        facts_script: The script of :mod:`remote_tool.environments.facts`; its answer is in ours.
-        names: Host names that the machine should know.
-        gpu_seconds: How long nvidia-smi may take.
-        devices: Where the kernel tells of its devices.
+        config: Has the folders, and an existing prefix.
+        facts_script: The script of :mod:`remote_tool.environments.facts`; its answer is part of ours.
+        names: Host names that the machine should resolve.
+        gpu_seconds: Timeout of nvidia-smi.
+        devices: The kernel's folder of devices.
     """
     values = {
         "project": config.remote.project,
@@ -129,7 +129,7 @@ def machine_script(
 
 
 def split_answer(answer: bytes) -> tuple[bytes, bytes]:
-    """Split the answer into what :func:`parse_machine` reads and the answer of the facts; empty: not told."""
+    """Split the answer into parts for :func:`parse_machine` and for the facts; empty: missing."""
     before, found, rest = answer.partition(b"facts_begin=\0")
     facts, ended, after = rest.partition(b"facts_end=\0")
     if not found or not ended:
@@ -138,7 +138,7 @@ def split_answer(answer: bytes) -> tuple[bytes, bytes]:
 
 
 def parse_machine(answer: bytes) -> Machine:
-    """Read what a machine tells of itself; what is cut, missing or nonsense is as not told."""
+    """Parse the facts; truncated, missing or invalid ones are unknown."""
     records: dict[str, list[str]] = {}
     for record in answer.decode(errors="replace").split("\0")[:-1]:
         key, found, value = record.partition("=")
@@ -182,7 +182,7 @@ def _memory(text: str) -> list[tuple[str, int]]:
 
 
 def _disks(text: str) -> list[Disk]:
-    """Read lines of name, ``rotational`` and model."""
+    """Parse lines of name, ``rotational`` and model."""
     disks = []
     for line in text.splitlines()[:MOST_DISKS]:
         name, _, rest = line.partition(" ")
@@ -193,13 +193,13 @@ def _disks(text: str) -> list[Disk]:
 
 
 def _names(records: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
-    """Read records of a name and its addresses."""
+    """Parse records of a name and its addresses."""
     found = [record.split()[:20] for record in records]
     return [(words[0], tuple(dict.fromkeys(words[1:]))) for words in found if words]
 
 
 def _removes_shared_memory(single: Mapping[str, str]) -> bool:
-    """Read logind.conf(5)'s RemoveIPC: it spares users of the system, and who lingers has not logged out."""
+    """Parse RemoveIPC of logind.conf(5): it exempts system users, and lingering users never log out."""
     uid = _number(single.get("machine_uid", ""))
     is_person = uid is not None and uid >= 1000  # noqa: PLR2004 - login.defs(5) has it so, nearly everywhere
     return single.get("remove_ipc", "").strip() == "RemoveIPC=yes" and is_person and "linger" not in single
@@ -210,13 +210,13 @@ def _nccl(folder: str) -> str:
     return found[1] if found else ""
 
 
-# The clock comes before everything else, as its answer is set against the moment in which it was asked.
+# The clock comes first, as it is compared with the time of the request.
 _BEGINNING = r"""
 tell() { printf '%s=%s\0' "$1" "$2"; }
 tell clock "$(date +%s.%N 2>/dev/null)"
 """
 
-# Names below are set by machine_script. `ulimit -S` and `-H` are no POSIX, but every shell of today has them.
+# Names below are set by machine_script. `ulimit -S` and `-H` are not in POSIX, but every current shell has them.
 _MACHINE = r"""
 # A program that hangs in the kernel ends at no signal; then our client gives up, and everything was told but this.
 bounded() {

@@ -1,4 +1,4 @@
-"""Which torch an environment has, read from the file that torch keeps it in: importing it takes seconds."""
+"""Detect the torch version from a file, since importing torch takes seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class TorchBuild:
 
     Attributes:
         version: Like ``2.5.1+cu124``.
-        cuda: The CUDA that it was built for, like ``12.4``; empty for a build without.
+        cuda: The CUDA that it was built for, like ``12.4``; empty if built without.
         hip: The same for ROCm.
     """
 
@@ -22,13 +22,13 @@ class TorchBuild:
 
     @property
     def text(self) -> str:
-        """What people are shown."""
+        """Return the display text."""
         built = f"CUDA {self.cuda}" if self.cuda else f"ROCm {self.hip}" if self.hip else "no CUDA"
         return f"{self.version} ({built})"
 
 
 def parse_torch(text: str) -> TorchBuild | None:
-    """Read ``torch/version.py``; None when it does not tell a version."""
+    """Parse ``torch/version.py``; None without a version."""
     version = _value("__version__", text)
     return TorchBuild(version, _value("cuda", text), _value("hip", text)) if version else None
 
@@ -39,5 +39,5 @@ def _value(name: str, text: str) -> str:
 
 
 def parts_of(version: str) -> tuple[int, ...]:
-    """Return the numbers of ``12.4``, for comparing."""
+    """Return the numbers of ``12.4`` for comparison."""
     return tuple(int(part) for part in re.findall(r"[0-9]{1,6}", version)[:3])

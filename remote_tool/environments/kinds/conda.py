@@ -69,10 +69,10 @@ echo "Conda: "{program}
     return Step("environment", "Creating the environment with conda", script, CREATE_TIMEOUT)
 
 
-# A conda prefix has its own path in its scripts and libraries, so a renamed one is broken: the installed folder keeps
-# its name for good, and what appears at the end, in one piece, is the link ~/miniconda3 to it. A folder without a link
-# is an installation that did not end; it is removed when we noted it as ours. Another project of the same user may be
-# at it too, hence the lock.
+# A conda prefix contains its own path in scripts and libraries, so it cannot be renamed: the installed folder keeps
+# its name, and the link ~/miniconda3 to it is created atomically at the end. A folder without a link is an incomplete
+# installation, which is removed if recorded as ours. Another project of the same user may be
+# installing it too, hence the lock.
 _INSTALL = r"""
 visible=$HOME/$base
 (umask 077; mkdir -p "$folder") || exit

@@ -1,4 +1,4 @@
-"""How every kind that makes an environment does so: from nothing, and recorded only when it is finished."""
+"""Common to all kinds that create an environment: start from scratch, and record it only when finished."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 def creation_script(config: Config, create: str, *, force: bool, tool: str = "") -> str:
-    """Frame the lines that create an environment at ``$prefix``; the record that it is finished is part of them.
+    """Frame the lines that create an environment at ``$prefix``, ending with its record.
 
     Args:
         config: The requested environment, and the folders.
-        create: Shell lines; they leave the script with a status when they fail.
+        create: Shell lines; they exit with a status upon failure.
         force: Recreate it even if it is finished.
-        tool: The conda that makes it.
+        tool: The conda that creates it.
     """
     remote = config.remote
     expected = {"kind": config.environment.kind.value, "wish": requested_spec(config), "version": config.python or ""}
@@ -37,8 +37,8 @@ force={"yes" if force else ""}
 """
 
 
-# Two prepares at once: the second one waited for the lock, and finds the work done. Processes in a finished environment
-# would lose their files, so that is refused. The record is removed first: without it the environment is not finished.
+# With two prepares at once, the second one waits for the lock and finds the work done. Processes in a finished
+# environment would lose their files, so that is refused. The record is removed first, to mark it as unfinished.
 # words "wish": a key of the records on servers.
 _CLEAR = r"""
 is_finished='

@@ -1,4 +1,4 @@
-"""``environment: {existing: PREFIX}``: an environment of the user, checked and recorded, never removed."""
+"""``environment: {existing: PREFIX}``: the user's own environment, checked and recorded, never removed."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from remote_tool.environments.step import SEARCH_PATH, Step
 PULL_TIMEOUT = 2 * 3600.0
 PRESENT = b"present"
 
-# As agent/wrapper/wrapper.py chooses. docker's client is often there without its daemon.
+# As in agent/wrapper/wrapper.py. docker's client often exists without its daemon.
 _ENGINE = r"""
 engine=
 order='podman docker'

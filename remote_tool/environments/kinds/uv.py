@@ -51,7 +51,7 @@ def _install(facts: ServerFacts, tools: str) -> Step:
         )
     python = next((python for python in facts.pythons if python.makes_environments), facts.pythons[0])
     path = shlex.quote(python.path)
-    # pip lets --target into a Python that its distribution manages; a venv is not always there.
+    # pip allows --target for a Python managed by the distribution; the venv module may be missing.
     install = (
         f"{path} -m venv {tools} && {tools}/bin/python -m pip install -q --no-input uv || exit"
         if python.makes_environments

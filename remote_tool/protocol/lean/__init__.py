@@ -1,4 +1,4 @@
-"""Stand-ins for parts of the standard library that are slow to import: every answer of a server would wait for them.
+"""Replacements for parts of the standard library whose import would delay every answer of a server.
 
-They stay while a server starts Python for each request; without that, the library's own modules would do.
+Needed as long as a server starts Python for each request.
 """

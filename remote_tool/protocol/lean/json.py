@@ -1,7 +1,7 @@
-"""JSON by the C functions of the json package alone.
+"""JSON with only the C functions of the json package.
 
-The package itself loads re, enum and more for what these functions do not need, and takes as long as half of a short
-answer. Where a Python lacks them, or has others, the package does it.
+The package itself loads re, enum and more that these functions do not need, and takes as long as half of a short
+answer. It is the fallback where a Python lacks these functions or has different ones.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _BLANKS = " \t\n\r"
 
 
 class Rules:
-    """What is made of the parts of a document; the C function asks for these attributes."""
+    """Callbacks for the parts of a document; the C function expects these attributes."""
 
     strict = True
     parse_int = int
@@ -27,12 +27,12 @@ class Rules:
         number: Callable[[str], float] = float,
         pairs: Optional[Callable[[List[Tuple[str, Any]]], Dict[str, Any]]] = None,
     ) -> None:
-        """Take them.
+        """Initialize.
 
         Args:
-            constant: Makes a value of ``NaN``, ``Infinity`` or ``-Infinity``.
-            number: Makes a float of its text.
-            pairs: Makes an object of its members, in order.
+            constant: Returns the value of ``NaN``, ``Infinity`` or ``-Infinity``.
+            number: Returns the float of a text.
+            pairs: Returns the object of members, in order.
         """
         self.parse_constant = constant
         self.parse_float = number
@@ -44,11 +44,11 @@ _USUAL = Rules()
 
 
 def loads(text: str, rules: Rules = _USUAL) -> Any:  # noqa: ANN401 - any document
-    """Return what a document says.
+    """Return the value of a document.
 
     Raises:
-        ValueError: It is no JSON.
-        RecursionError: It is nested too deep.
+        ValueError: Not valid JSON.
+        RecursionError: It is nested too deeply.
     """
     make_scanner = getattr(_c_functions(), "make_scanner", None)
     if make_scanner is not None:
@@ -56,14 +56,14 @@ def loads(text: str, rules: Rules = _USUAL) -> Any:  # noqa: ANN401 - any docume
         try:
             value, end = make_scanner(rules)(text, begin)
         except (StopIteration, SystemError):
-            # It is no JSON. Without the package the function cannot say why, and that is a SystemError.
+            # Invalid JSON: without the package, the function cannot create its error and raises SystemError.
             end = begin
         if end > begin and not text[end:].strip(_BLANKS):
             return value
     try:
         import json  # noqa: PLC0415 - what is wrong, it can say
     except ImportError:
-        # Another environment has taken the place of the one in which a job's supervisor began.
+        # Another environment has replaced the one in which a job's supervisor started.
         raise ValueError("not valid JSON") from None
     return json.loads(
         text,
@@ -74,11 +74,11 @@ def loads(text: str, rules: Rules = _USUAL) -> Any:  # noqa: ANN401 - any docume
 
 
 def dumps(value: Any) -> str:  # noqa: ANN401 - any document
-    """Return a document in ASCII and without blanks.
+    """Return a document in ASCII without spaces.
 
     Raises:
-        ValueError: It holds a number that is none, or itself.
-        TypeError: It holds something that JSON does not know.
+        ValueError: It contains NaN or infinity, or itself.
+        TypeError: It contains a type that JSON lacks.
     """
     functions = _c_functions()
     try:

@@ -1,4 +1,4 @@
-"""``typing.NamedTuple`` without typing, whose import would take a tenth of what a short answer does."""
+"""``typing.NamedTuple`` without typing, whose import would take a tenth of a short answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``signal`` without its enumerations, whose import would take a tenth of what a short answer does."""
+"""``signal`` without its enumerations, whose import would take a tenth of a short answer."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ else:
 
 
 def number_of(name: str) -> Optional[int]:
-    """Return the number of a signal of this machine by its name, as ``SIGTERM``; None when it has none of this name."""
+    """Return the number of a signal by its name, like ``SIGTERM``; None if this machine has no such signal."""
     is_signal = name.startswith("SIG") and not name.startswith("SIG_")
     return getattr(signal, name, None) if is_signal else None
 
 
 def name_of(number: int) -> str:
-    """Return what a signal is called; ``SIGRTMIN+3`` when it has no name of its own."""
-    # Of SIGABRT and SIGIOT, and of other pairs, the usual name is the first.
+    """Return a signal's name; ``SIGRTMIN+3`` if it has none of its own."""
+    # For aliases such as SIGABRT and SIGIOT, the usual name comes first.
     names = sorted(name for name in dir(signal) if number_of(name) == number)
     return names[0] if names else f"SIGRTMIN+{number - signal.SIGRTMIN}"

@@ -1,4 +1,4 @@
-"""``contextlib.suppress`` without contextlib, whose import takes as long as that of five modules of ours."""
+"""``contextlib.suppress`` without contextlib, whose import takes as long as five modules of ours."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 else:
 
     class suppress:  # noqa: N801 - its name in contextlib
-        """Leaves a block at any of these errors, and goes on behind it."""
+        """Suppresses these errors in a block."""
 
         def __init__(self, *errors: Type[BaseException]) -> None:
             self._errors = errors

@@ -1,1 +1,1 @@
-"""Connections by SSH."""
+"""SSH connections."""

@@ -1,4 +1,4 @@
-"""One session of a connection: its buffers, its end, and the back pressure between us and the server."""
+"""One session of a connection: its buffers, its end, and back pressure in both directions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from remote_tool.transport.ssh.script import WrappedScript
 
-# Reading stops at PAUSE_BYTES, so that a slow reader slows the command down; it resumes while somebody waits for the
+# Reading stops at PAUSE_BYTES, so that a slow reader slows the command down; it resumes while a caller waits for the
 # other stream, up to MAX_BYTES.
 PAUSE_BYTES = 4 * MEBIBYTE
 MAX_BYTES = 64 * MEBIBYTE
@@ -26,7 +26,7 @@ LOST_HINT = "Jobs on the server keep running; run the same command again once it
 
 
 class Wire(Protocol):
-    """What we use of the SSH library's channel."""
+    """The part of the SSH library's channel that we use."""
 
     def write(self, data: bytes) -> None: ...
     def write_eof(self) -> None: ...
@@ -37,13 +37,13 @@ class Wire(Protocol):
 
 
 class SshChannel:
-    """A remote command, and its streams without what the login shell printed before it began.
+    """A remote command, and its streams without earlier output of the login shell.
 
     Args:
         server: The server's name.
-        label: What errors call the command.
-        script: What is run, and the mark that both of its outputs begin with.
-        on_slow: Called when the login shell takes long to start it.
+        label: The command's name in errors.
+        script: The script, and the mark that both of its outputs begin with.
+        on_slow: Called when the login shell is slow to start it.
         on_end: Called once when the session is over.
     """
 
@@ -77,11 +77,11 @@ class SshChannel:
         self._hungry = 0
         self._paused = False
 
-    # What the caller does
+    # For the caller
 
     @property
     def command(self) -> str:
-        """What the login shell is asked to run."""
+        """Return the command for the login shell."""
         return self._script.command
 
     async def start(self) -> None:
@@ -94,7 +94,7 @@ class SshChannel:
             self._hungry -= 1
 
     async def write(self, data: bytes) -> None:
-        """Send to the command's stdin; what it does not read any more is dropped, as its exit status will tell."""
+        """Write to the command's stdin; bytes it no longer reads are dropped, as its exit status will tell why."""
         if self._is_open:
             self._send(data)
         await self._writable.wait()
@@ -107,7 +107,7 @@ class SshChannel:
                 self._wire.write_eof()
 
     async def read(self, stream: Stream = Stream.OUT, size: int = 65536) -> bytes:
-        """Return what has come, at most size bytes; empty at the end."""
+        """Return received bytes, at most ``size``; empty at the end."""
         output = self._outputs[stream]
         self._hungry += 1
         try:
@@ -122,7 +122,7 @@ class SshChannel:
         return data
 
     async def wait(self) -> Exit:
-        """Return how the command ended, after all its output has come."""
+        """Return how the command ended, after all its output has arrived."""
         self._hungry += 1
         try:
             while not self._ended and self._failure is None:
@@ -132,11 +132,11 @@ class SshChannel:
         return self._result()
 
     async def read_all(self, limit: int) -> tuple[bytes, bytes]:
-        """Return both outputs when the command has ended.
+        """Return both outputs once the command has ended.
 
         Raises:
-            RemoteCommandError: It said more than limit bytes.
-            ConnectionLostError: The link went.
+            RemoteCommandError: It printed more than ``limit`` bytes.
+            ConnectionLostError: The connection was lost.
         """
         self._hungry += 1
         try:
@@ -150,7 +150,7 @@ class SshChannel:
         return self._outputs[Stream.OUT].take(limit), self._outputs[Stream.ERR].take(limit)
 
     def close(self) -> None:
-        """Give the channel up, whatever the command does; its stdin ends."""
+        """Close the channel without waiting for the command, whose stdin ends."""
         self._given_up = True
         self._stop_timers()
         if self._wire is not None and not self._ended:
@@ -159,7 +159,7 @@ class SshChannel:
         self._wake()
 
     def hang_up(self) -> None:
-        """Give the channel up, and end the command too, as the end of a terminal would: it gets SIGHUP."""
+        """Close the channel and send the command SIGHUP, like a closed terminal."""
         if self._wire is not None and not self._ended and self._exit is None:
             with suppress(OSError):
                 self._wire.send_signal("HUP")
@@ -171,13 +171,13 @@ class SshChannel:
 
     @property
     def noise(self) -> int:
-        """Bytes that came before the script began."""
+        """Return the bytes that came before the script began."""
         return sum(output.noise for output in self._outputs.values())
 
-    # What the SSH library calls
+    # Called by the SSH library
 
     def connection_made(self, chan: Wire) -> None:
-        """Send the script together with the request that starts the shell: it saves a round trip."""
+        """Send the script together with the request that starts the shell, which saves a round trip."""
         self._wire = chan
         loop = asyncio.get_running_loop()
         loop.call_soon(self._send_script)
@@ -187,10 +187,10 @@ class SshChannel:
         ]
 
     def session_started(self) -> None:
-        """Nothing is left to do: the script has gone already."""
+        """Do nothing: the script has been sent already."""
 
     def data_received(self, data: bytes, datatype: int | None) -> None:
-        """Keep what came, behind the mark."""
+        """Store received bytes after the mark."""
         output = self._outputs[Stream.ERR if datatype == STDERR_TYPE else Stream.OUT]
         if not output.feed(data):
             self._fail(login_shell.too_noisy(self._server))
@@ -202,29 +202,29 @@ class SshChannel:
         self._balance()
 
     def eof_received(self) -> bool:
-        """Take the end of both outputs; True keeps stdin open."""
+        """Handle the end of both outputs; True keeps stdin open."""
         self._eof = True
         self._wake()
         return True
 
     def exit_status_received(self, status: int) -> None:
-        """Keep the exit status."""
+        """Store the exit status."""
         self._exit = Exit(status)
 
     def exit_signal_received(self, signal: str, _core_dumped: bool, _message: str, _language: str) -> None:
-        """Keep the signal that ended the command."""
+        """Store the signal that ended the command."""
         self._exit = Exit(None, signal)
 
     def pause_writing(self) -> None:
-        """Hold writers: the server takes no more."""
+        """Block writers: the server's window is full."""
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        """Let writers continue."""
+        """Unblock writers."""
         self._writable.set()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Take the end of the session; without exit status or with half an output it is a lost link."""
+        """Handle the end of the session; without exit status or with incomplete output it is a lost connection."""
         if self._ended:
             return
         self._ended = True
@@ -235,7 +235,7 @@ class SshChannel:
         self._writable.set()
         self._wake()
 
-    # Inside
+    # Internal
 
     @property
     def _waiting_bytes(self) -> int:
@@ -258,7 +258,7 @@ class SshChannel:
             self._send(self._script.lines)
 
     def _end_a_slow_shell(self) -> None:
-        """Close its stdin: what ends then was reading it. Anything else is given up."""
+        """Close a slow shell's stdin: one that ends then was reading it. Any other is given up."""
         self._was_too_slow = True
         loop = asyncio.get_running_loop()
         self._timers = [
@@ -282,11 +282,11 @@ class SshChannel:
         if not self._has_started:
             self._sent_blindly += data
         if self._wire is not None:
-            with suppress(BrokenPipeError):  # the command ended in this moment
+            with suppress(BrokenPipeError):  # the command has just ended
                 self._wire.write(data)
 
     def _balance(self) -> None:
-        """Pause reading when enough waits to be read; resume when little does, or somebody waits for more."""
+        """Pause reading when the buffer is full; resume when it is not, or a caller waits for more."""
         full = max(len(output.data) for output in self._outputs.values()) > PAUSE_BYTES and not self._hungry
         if self._wire is None or not self._is_open or full == self._paused:
             return
@@ -325,7 +325,7 @@ class SshChannel:
         return RemoteCommandError(message, server=self._server, command=self._label, exit_status=status)
 
     async def _change(self) -> None:
-        """Wait until something has come or ended."""
+        """Wait for data or the end."""
         self._balance()
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
@@ -339,7 +339,7 @@ class SshChannel:
 
 
 class _Output:
-    """What came of one stream and is not read yet, from the mark on."""
+    """Unread bytes of one stream, from the mark on."""
 
     def __init__(self, mark: bytes) -> None:
         self._mark = mark
@@ -349,7 +349,7 @@ class _Output:
         self.data = bytearray()
 
     def feed(self, data: bytes) -> bool:
-        """Take more; False when there is too much before the mark."""
+        """Add bytes; return False if there are too many before the mark."""
         if not self.started:
             window = self.tail + data
             before, found, data = window.partition(self._mark)
@@ -362,15 +362,15 @@ class _Output:
         return True
 
     def take(self, size: int) -> bytes:
-        """Return what waits, at most size bytes."""
+        """Return unread bytes, at most ``size``."""
         data = bytes(self.data[:size])
         del self.data[:size]
         return data
 
 
 def lost(server: str, error: Exception | None) -> ConnectionLostError:
-    """Return the error of a link that went."""
+    """Return the error for a lost connection."""
     reason = str(error) if error is not None else "the session ended without an exit status"
-    # What the SSH library says where it knows no more.
+    # The SSH library's message when it knows no cause.
     why = "" if reason == "Connection lost" else f": {reason}"
     return ConnectionLostError(f"{server}: the connection was lost{why}", hint=LOST_HINT, server=server)

@@ -1,4 +1,4 @@
-"""The user's private keys that a login offers to a server: of files and of the ssh agent."""
+"""The user's private keys offered to a server: from files and from the ssh agent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ClientKeys:
-    """The private keys that a login may use, in the order in which they are offered."""
+    """The private keys for a login, in the order in which they are offered."""
 
     def __init__(self, progress: Progress, passwords: Passwords, context: ConnectionContext) -> None:
         self._server = progress.endpoint.server
@@ -37,7 +37,7 @@ class ClientKeys:
         self._locked: list[Path] = []
 
     async def load(self, agent: asyncssh.SSHAgentClient | None) -> list[asyncssh.SSHKeyPair]:
-        """Return the configured key alone, else those of the agent and of ~/.ssh that need no passphrase.
+        """Return only the configured key, or those of the agent and of ~/.ssh that need no passphrase.
 
         Raises:
             LoginError: The configured key cannot be used.
@@ -79,7 +79,7 @@ class ClientKeys:
         raise self._error(f"the private key {path} has a passphrase, and {why}", f"ssh-add {shlex.quote(str(path))}")
 
     async def _load_usual(self, path: Path) -> list[asyncssh.SSHKeyPair]:
-        """Load a key of ~/.ssh where there is one; what ssh would leave out is left out with a word."""
+        """Load a key of ~/.ssh, if any; a key that ssh would skip is skipped with a note."""
         problem = key_files.problem_of_key_file(path)
         if problem == key_files.MISSING or path.suffix == ".pub":
             return []
@@ -121,7 +121,7 @@ class ClientKeys:
 
 @asynccontextmanager
 async def connect_agent(progress: Progress) -> AsyncIterator[asyncssh.SSHAgentClient | None]:
-    """Connect to the ssh agent for the time of a login; one that does not answer is as none."""
+    """Connect to the ssh agent during a login; an unresponsive agent counts as none."""
     path = progress.endpoint.identity.agent
     agent = None
     if path:
@@ -138,7 +138,7 @@ async def connect_agent(progress: Progress) -> AsyncIterator[asyncssh.SSHAgentCl
 
 
 def note_signatures(keys: Sequence[asyncssh.SSHKeyPair], progress: Progress) -> None:
-    """Have keys tell when they sign: a server asks for a signature only of a key that it takes."""
+    """Record when keys sign: a server requests signatures only of keys that it accepts."""
     for key in keys:
         for name in ("sign", "sign_async"):
             if sign := getattr(key, name, None):

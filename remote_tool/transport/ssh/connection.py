@@ -1,4 +1,4 @@
-"""One SSH connection: its login, its sessions and its end."""
+"""An SSH connection: login, sessions and end."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ WINDOW_BYTES = 8 * MEBIBYTE
 PACKET_BYTES = 128 * 1024
 LONGEST_GREETING = 64 * 1024
 
-# What no ssh_config changes.
+# Not overridable by ssh_config.
 FIXED_OPTIONS: dict[str, Any] = {
-    "agent_path": None,  # we ask the agent ourselves, for the keys that we want
+    "agent_path": None,  # we query the agent ourselves, for the keys we want
     "agent_forwarding": False,
     "x11_forwarding": False,
     "x509_trusted_certs": None,
@@ -46,7 +46,7 @@ FIXED_OPTIONS: dict[str, Any] = {
     "host_based_auth": False,
     "pkcs11_provider": None,
     "compression_algs": "none",
-    "connect_timeout": None,  # our own tells the two phases apart, and stops while the user types
+    "connect_timeout": None,  # ours tells the two phases apart, and stops while the user types
     "login_timeout": 0,
     "command": None,
     "env": None,
@@ -73,12 +73,12 @@ class Connection(asyncssh.SSHClient):
 
     @property
     def alive(self) -> bool:
-        """Whether the connection stands, as far as we know."""
+        """Return whether the connection is up, as far as known."""
         return not self._ended
 
     @property
     def login(self) -> Login:
-        """How we got in."""
+        """How the login was authenticated."""
         key = self._host_keys.accepted
         return Login(
             username=self._endpoint.username,
@@ -88,10 +88,10 @@ class Connection(asyncssh.SSHClient):
         )
 
     async def log_in(self, tunnel: JumpConnection | None) -> None:
-        """Connect, check the host key, log in, and record the key where it is new.
+        """Connect, check the host key, log in, and record a new key.
 
         Raises:
-            UnconfirmedKeyError: The key is new, and somebody is to be asked first.
+            UnconfirmedKeyError: The key is new, and must be confirmed first.
             HungUpError: The server closed the connection before the login began.
             ConnectError: Any other failure.
         """
@@ -111,14 +111,14 @@ class Connection(asyncssh.SSHClient):
         self.progress.stage = Stage.READY
 
     async def watch(self, seconds: float, tell: Callable[[bool], None]) -> None:
-        """Watch whether the server answers; see :meth:`Liveness.watch`."""
+        """Monitor whether the server responds; see :meth:`Liveness.watch`."""
         assert self._liveness is not None, "logged in"
         if self.alive:
             self._liveness.ask_every(seconds / 2)
         await self._liveness.watch(seconds, tell)
 
     async def close(self) -> None:
-        """End the connection; a server that does not answer is left after a second."""
+        """Close the connection; wait at most a second for the server."""
         if self.raw is None:
             return
         self.raw.close()
@@ -132,11 +132,11 @@ class Connection(asyncssh.SSHClient):
                     await self.raw.wait_closed()
 
     async def create_session(self, channel: SshChannel) -> None:
-        """Start the shell in a session of its own.
+        """Start the shell in its own session.
 
         Raises:
             SessionRefusedError: The server opens no more.
-            ConnectionLostError: The link went.
+            ConnectionLostError: The connection was lost.
         """
         if self.raw is None or self._ended:
             raise lost(self._endpoint.server, self._end_reason)
@@ -150,7 +150,7 @@ class Connection(asyncssh.SSHClient):
                     max_pktsize=PACKET_BYTES,
                 )
         except asyncssh.ChannelOpenError as error:
-            # A connection that has just broken refuses sessions, too, a moment before we hear of its end.
+            # A broken connection also refuses sessions just before its end is reported.
             await asyncio.sleep(0)
             if self._ended:
                 raise lost(self._endpoint.server, self._end_reason or error) from None
@@ -183,13 +183,13 @@ class Connection(asyncssh.SSHClient):
         if not endpoint.trust.chooses_algorithms:
             options["server_host_key_algs"] = self._host_keys.algorithms()
         if not endpoint.chooses_ciphers:
-            options["encryption_algs"] = "^aes128-gcm@openssh.com"  # the fastest by far
+            options["encryption_algs"] = "^aes128-gcm@openssh.com"  # by far the fastest
         return options
 
-    # What asyncssh calls, in this order
+    # Called by asyncssh, in this order
 
     def connection_made(self, conn: asyncssh.SSHClientConnection) -> None:
-        """Start the time for the login: the server has answered."""
+        """Start the login timeout: the server has answered."""
         self.raw = conn
         self.progress.stage = Stage.GREETING
         if self._endpoint.has_proxy_command:
@@ -197,19 +197,19 @@ class Connection(asyncssh.SSHClient):
         self._clock.restart(login_errors.LOGIN_SECONDS)
 
     def _note_greeting(self, data: bytes) -> None:
-        """Keep the beginning of what comes through a ProxyCommand: its stderr comes that way too."""
+        """Keep the beginning of a ProxyCommand's output, which includes its stderr."""
         self.progress.greeting = (self.progress.greeting + data)[:LONGEST_GREETING]
 
     def _trusted_by_asyncssh(self, *_: object) -> tuple[Sequence[Any], ...]:
-        """Tell asyncssh of no key to trust, so that each comes to our own check.
+        """Give asyncssh no trusted keys, so that every key is passed to our own check.
 
-        It must know the revoked ones where certificates count: it looks for the key inside the certificate itself.
+        With certificates it needs the revoked ones: it checks the key inside the certificate itself.
         """
         imported = [_import_key(key) for key in self._host_keys.revoked_for_certificates()]
         return [], [], [key for key in imported if key is not None]
 
     def validate_host_public_key(self, host: str, addr: str, port: int, key: asyncssh.SSHKey) -> bool:
-        """Decide about the server's key; nothing secret was sent before."""
+        """Check the server's key; nothing secret was sent before."""
         del host, addr, port
         try:
             self._host_keys.require(host_key_of(key))
@@ -220,7 +220,7 @@ class Connection(asyncssh.SSHClient):
         return True
 
     def validate_host_ca_key(self, host: str, addr: str, port: int, key: asyncssh.SSHKey) -> bool:
-        """Decide about the authority that signed the server's key."""
+        """Check the authority that signed the server's key."""
         del host, addr, port
         if not self._host_keys.is_authority(host_key_of(key)):
             return False
@@ -228,7 +228,7 @@ class Connection(asyncssh.SSHClient):
         return True
 
     async def public_key_auth_requested(self) -> Sequence[asyncssh.SSHKeyPair] | None:
-        """Offer the keys with a passphrase, one by one, when no other key was taken."""
+        """Offer the keys with a passphrase one by one, if no other key was accepted."""
         self._note_methods()
         keys = await self._keys.next_locked()
         note_signatures(keys or (), self.progress)
@@ -243,7 +243,7 @@ class Connection(asyncssh.SSHClient):
         return await self._passwords.password()
 
     def kbdint_auth_requested(self) -> str | None:
-        """Take part where there is a password or somebody to ask."""
+        """Take part if there is a password or a user to ask."""
         self._note_methods()
         if not self._may_answer():
             return None
@@ -253,23 +253,23 @@ class Connection(asyncssh.SSHClient):
     async def kbdint_challenge_received(
         self, name: str, instructions: str, lang: str, prompts: Sequence[tuple[str, bool]]
     ) -> list[str] | None:
-        """Answer the server's questions."""
+        """Answer the server's prompts."""
         del name, instructions, lang
         return await self._passwords.answers([text for text, _ in prompts])
 
     def debug_msg_received(self, msg: str, lang: str, always_display: bool) -> None:
-        """Answer what sshd says after each login by key: it is small, and the next packet waits for our answer."""
+        """Reply to sshd's message after each login by key: it is small, and the next packet waits for our ACK."""
         del msg, lang, always_display
         if self.raw is not None:
             packets.acknowledge_now(self.raw)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Remember why."""
+        """Store the reason."""
         self._ended = True
         self._end_reason = exc
 
     def _may_answer(self) -> bool:
-        """Tell whether there is something to answer with, and the host may have it."""
+        """Return whether there is an answer that may be sent to this host."""
         if not self._passwords.can_answer:
             return False
         try:

@@ -1,4 +1,4 @@
-"""What the connections of a command have in common; apart from them, since to load the SSH library takes a while."""
+"""Data shared by a command's connections, in its own module, since importing the SSH library is slow."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ if TYPE_CHECKING:
 
 
 class JumpConnection(HasLiveness, Protocol):
-    """A connection to a jump host, through which others are made."""
+    """A connection to a jump host, used for others."""
 
     @property
     def raw(self) -> Any:  # noqa: ANN401 - a type of the SSH library, which is loaded late
         """The library's connection."""
 
     async def close(self) -> None:
-        """End the connection, within a bound."""
+        """Close the connection, with a timeout."""
 
 
 @dataclass(frozen=True)
 class ConnectionContext:
-    """What every connection of a command shares.
+    """Data shared by all connections of a command.
 
     Attributes:
-        rules: Which host keys are taken.
-        prompter: Asks the user for secrets.
-        trace: Tells ``-v`` how long something took, in seconds, on a server.
-        common_passwords: Those that are asked for once for several servers.
-        jumps: The connections to jump hosts; servers behind the same one share it.
-        logins: How many may log in at once, for each address as seen from its jump host; several names may lead there.
-        passphrases: Of key files, as far as they are known.
+        rules: Which host keys are accepted.
+        prompter: Prompts for secrets.
+        trace: Reports durations for ``-v``, in seconds, by server.
+        common_passwords: Passwords asked for once for several servers.
+        jumps: Connections to jump hosts, shared by the servers behind them.
+        logins: Limits concurrent logins per address as seen from its jump host; several names may share an address.
+        passphrases: Known passphrases of key files.
     """
 
     rules: HostKeyRules

@@ -1,4 +1,4 @@
-"""Where a login goes and with what: the configuration and ``~/.ssh/config`` together, as frozen values."""
+"""Destination and credentials of a login: the configuration merged with ``~/.ssh/config``, as frozen values."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ DEFAULT_PORT = 22
 
 @dataclass(frozen=True)
 class Trust:
-    """Where the key of a host is looked up.
+    """How the key of a host is verified.
 
     Attributes:
-        names: What the host is called in known_hosts files.
-        files: Those of the user and of the system.
-        revoked: A file of keys that no host may show.
+        names: Names of the host in known_hosts files.
+        files: The user's and the system's.
+        revoked: A file of revoked keys.
         strict: Whether ssh_config refuses unknown hosts.
-        asks: Whether ssh_config wants a person to confirm unknown hosts.
-        hashes_names: Whether ssh_config wants names of hosts written as hashes.
-        ignored: Options of ssh_config that we leave out, on the strict side.
-        chooses_algorithms: Whether ssh_config says which types of host keys are asked for.
+        asks: Whether ssh_config requires confirmation of unknown hosts.
+        hashes_names: Whether ssh_config requires hashed host names.
+        ignored: Options of ssh_config that we ignore, erring on the strict side.
+        chooses_algorithms: Whether ssh_config sets the types of host keys.
     """
 
     names: tuple[str, ...]
@@ -41,7 +41,7 @@ class Trust:
 
 
 class AuthMethods(Enum):
-    """What a login may use."""
+    """The authentication methods of a login."""
 
     ANY = "any"
     KEYS = "keys"
@@ -50,13 +50,13 @@ class AuthMethods(Enum):
 
 @dataclass(frozen=True)
 class Identity:
-    """What to log in with.
+    """The credentials of a login.
 
     Attributes:
         methods: Whether keys, passwords or both are used.
-        private_key: The configured one; no other key is offered then.
+        private_key: The configured one, then offered exclusively.
         password: Never shown.
-        password_env: The variable that holds it.
+        password_env: The variable with the password.
         files: The key files that ssh would try.
         files_only: Whether the agent may offer only these.
         agent: The socket of the ssh agent; empty without one.
@@ -71,7 +71,7 @@ class Identity:
     agent: str = ""
 
     def configured_password(self) -> str | None:
-        """Return the password that nobody needs to be asked for."""
+        """Return the password that need not be asked for."""
         if self.password is not None or self.password_env is None:
             return self.password
         return os.environ.get(self.password_env)
@@ -79,24 +79,24 @@ class Identity:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One SSH server to log in to.
+    """An SSH server to log in to.
 
     Attributes:
-        server: The name in the configuration of the server it is, or leads to.
+        server: Name of the configured server that it is, or leads to.
         is_jump: Whether it is a jump host on the way to the server.
-        alias: What was configured; ``~/.ssh/config`` is asked for it.
-        host: What is connected to.
-        port: Of the host.
-        username: Who logs in.
+        alias: The configured host, looked up in ``~/.ssh/config``.
+        host: The host to connect to.
+        port: The host's port.
+        username: The user.
         jumps: The jump hosts before it, ``user@host:port`` each.
-        trust: Whose key it must show.
-        identity: What to log in with.
-        config_files: The ssh_config files that say all the rest.
-        chooses_ciphers: Whether they say which ciphers are used.
-        is_listed: Whether only a host list named the server, so that nothing is configured for it.
-        has_proxy_command: Whether a program of theirs connects, instead of us.
-        keepalive_seconds: How long the server may be silent before it is asked for a sign of life; 0 never asks.
-        keepalive_count: How many of these it may leave unanswered.
+        trust: How its key is verified.
+        identity: The credentials.
+        config_files: The ssh_config files with all other options.
+        chooses_ciphers: Whether they set the ciphers.
+        is_listed: Whether it comes only from a host list, without configuration.
+        has_proxy_command: Whether they connect through a program.
+        keepalive_seconds: Silence before a keepalive is sent; 0 disables keepalives.
+        keepalive_count: Unanswered keepalives until the connection is lost.
     """
 
     server: str
@@ -117,7 +117,7 @@ class Endpoint:
 
     @property
     def title(self) -> str:
-        """What messages call it."""
+        """Return its name in messages."""
         return f"jump host {self.alias}" if self.is_jump else self.server
 
     @property
@@ -126,17 +126,17 @@ class Endpoint:
 
     @property
     def ssh_command(self) -> str:
-        """What a user types to try it."""
+        """Return the ssh command that a user can try."""
         port = "" if self.port == DEFAULT_PORT else f"-p {self.port} "
         return f"ssh {port}{self.username}@{self.alias}"
 
     def settings(self, *keys: str) -> str:
-        """Name settings by their place: ``hostname: and port: of gpu1 in .remote/configs.yaml``."""
+        """Name settings with their source: ``hostname: and port: of gpu1 in .remote/configs.yaml``."""
         if self.is_jump or self.is_listed:
             return f"{self.alias} in ~/.ssh/config"
         return f"{' and '.join(f'{key}:' for key in keys)} of {self.server} in .remote/configs.yaml"
 
 
 def printable(text: str) -> str:
-    """Return a server's text without what could steer a terminal."""
+    """Return a server's text without control characters."""
     return redact("".join(letter if letter.isprintable() else " " for letter in text))[:500]

@@ -1,4 +1,4 @@
-"""Every error of asyncssh and of the system becomes one of ours here."""
+"""Map all errors of asyncssh and of the system to our own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from remote_tool.transport.ssh.login_errors import Progress, Stage
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Every error of the library and of the system crosses this line; a bug of ours does not.
+# All other exceptions are bugs of ours and are not caught.
 FOREIGN = (
     asyncssh.Error,
     asyncssh.ConfigParseError,
@@ -38,12 +38,12 @@ class SessionRefusedError(Exception):
 
 @contextmanager
 def explained(progress: Progress) -> Iterator[None]:
-    """Turn foreign errors into ours, with the server's name, the value that is wrong and what to do."""
+    """Convert foreign errors to ours, with the server's name, the wrong value and what to do."""
     try:
         yield
     except FOREIGN as error:
         if progress.stage is Stage.READY and isinstance(error, asyncssh.ChannelOpenError):
-            raise  # no failure: the session waits for its turn
+            raise  # not a failure: the session waits for a free slot
         raise (progress.refusal or explain(error, progress)) from None
 
 

@@ -1,4 +1,4 @@
-"""A server behind one SSH connection: runs scripts there and writes files."""
+"""A server behind an SSH connection: run scripts and write files there."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def connect(server: Server, context: ConnectionContext, methods: AuthMetho
     """Log in to a server, through its jump hosts.
 
     Raises:
-        ConnectError: No connection; HostKeyError and LoginError where it is that.
+        ConnectError: Not connected; may be HostKeyError or LoginError.
     """
     began = time.monotonic()
     *jumps, endpoint = await asyncio.to_thread(resolve_way, server)
@@ -53,7 +53,7 @@ async def connect(server: Server, context: ConnectionContext, methods: AuthMetho
 
 
 class SshHost:
-    """A server that we are logged in to; see :class:`remote_tool.transport.host.Host`."""
+    """A connected server; see :class:`remote_tool.transport.host.Host`."""
 
     def __init__(
         self,
@@ -81,12 +81,12 @@ class SshHost:
 
     @property
     def login(self) -> Login:
-        """How we got in."""
+        """How the login was authenticated."""
         return self._connection.login
 
     @property
     def alive(self) -> bool:
-        """Whether the connection stands, as far as we know."""
+        """Return whether the connection is up, as far as known."""
         return self._connection.alive
 
     async def run(
@@ -122,7 +122,7 @@ class SshHost:
         folder, name = os.path.split(path)
         if not name or "\0" in path:
             raise ValueError(f"not a file's path: {path!r}")
-        # The link may go in the middle, and then stdin ends early: the size tells.
+        # A lost connection also ends stdin early, so the size is checked.
         script = (
             "umask 077\n"
             'cd "$HOME" || exit\n'
@@ -139,11 +139,11 @@ class SshHost:
         await self.run(script, stdin=data, timeout=60 + len(data) / 100_000, label=f"upload {path}")
 
     async def watch(self, seconds: float, tell: Callable[[bool], None]) -> None:
-        """Watch whether the server answers; see :meth:`remote_tool.transport.host.Host.watch`."""
+        """Monitor whether the server responds; see :meth:`remote_tool.transport.host.Host.watch`."""
         await self._connection.watch(seconds, tell)
 
     async def close(self) -> None:
-        """End the connection, within a second or so even if the server does not answer."""
+        """Close the connection; wait about a second for the server."""
         await self._connection.close()
 
     async def _run(self, script: str, stdin: bytes, limit: int, label: str) -> Completed:
@@ -169,7 +169,7 @@ class SshHost:
             self._trace(self._name, label + noise, time.monotonic() - began)
 
     async def _open_session(self, script: str, label: str) -> SshChannel:
-        """Open a session, waiting for one of ours to end where the server allows no more."""
+        """Open a session, waiting for one of ours to end if the server allows no more."""
         deadline = time.monotonic() + REFUSED_SECONDS
         while True:
             await self._sessions.acquire()
@@ -180,7 +180,7 @@ class SshHost:
             self._openings.add(opening)
             opening.add_done_callback(partial(self._note_opening, channel))
             try:
-                # asyncssh would forget a session whose opening is cancelled, and the server would keep it.
+                # asyncssh would forget a session whose opening is canceled, and the server would keep it.
                 await asyncio.shield(opening)
             except SessionRefusedError as refusal:
                 await self._wait_for_session(refusal, deadline)
@@ -192,13 +192,13 @@ class SshHost:
                 return channel
 
     def _tell_slow(self) -> None:
-        """Say once what is waited for."""
+        """Report once what is being waited for."""
         if not self._is_slow:
             self._is_slow = True
             self._notice(self._name, login_shell.slow_notice())
 
     def _note_opening(self, channel: SshChannel, opening: asyncio.Task[None]) -> None:
-        """Take the end of an opening, also when nobody waits for it any more."""
+        """Handle the result of an opening, even if it was canceled."""
         self._openings.discard(opening)
         error = None if opening.cancelled() else opening.exception()
         if isinstance(error, SessionRefusedError):
@@ -211,7 +211,7 @@ class SshHost:
     async def _wait_for_session(self, refusal: SessionRefusedError, deadline: float) -> None:
         if self._sessions.held:
             return  # one of ours will end, and wake us
-        # sshd counts a session for a moment longer than its channel lives.
+        # sshd counts a session slightly longer than its channel exists.
         if not self._opened_one or time.monotonic() > deadline:
             raise no_session(self._name, refusal) from None
         await asyncio.sleep(0.05)
@@ -232,7 +232,7 @@ def _status_of(ended: Exit) -> int:
 
 
 def _label_of(script: str) -> str:
-    """Return what shows for a script without a label: its first line that does something."""
+    """Return a label for a script: its first line that does something."""
     lines = [line.strip() for line in script.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     return (lines[0] if lines else "script")[:100]
 

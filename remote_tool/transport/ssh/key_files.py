@@ -1,4 +1,4 @@
-"""Files with private keys, and their public halves: loading, checking and making them."""
+"""Private key files and their public halves: load, check and create them."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def load_key_file(path: Path, passphrase: str | None = None) -> list[asyncssh.SS
 
 
 def close_to_others(path: Path) -> bool:
-    """Take a key file of ours from everybody else, as ssh wants it; return whether that was done and was needed."""
+    """Restrict one of our key files to its owner, as ssh requires; return whether that was needed and done."""
     with suppress(OSError):
         if _is_open(path.stat()):
             path.chmod(0o600)
-            # On a disk without modes, such as a Windows drive, nothing has changed.
+            # On a file system without modes, such as a Windows drive, nothing has changed.
             return not _is_open(path.stat())
     return False
 
@@ -47,7 +47,7 @@ def _is_open(status: os.stat_result) -> bool:
 
 
 def problem_of_key_file(path: Path) -> tuple[str, str] | None:
-    """Return what is wrong with a key file as ssh would see it, and what helps."""
+    """Return why ssh would reject a key file, and the remedy."""
     try:
         status = path.stat()
         with path.open("rb"):
@@ -63,9 +63,9 @@ def problem_of_key_file(path: Path) -> tuple[str, str] | None:
 
 
 def new_key_pair(comment: str, passphrase: str | None) -> tuple[bytes, bytes]:
-    """Make an ed25519 key; return its private file and its public line."""
+    """Create an ed25519 key; return its private file and its public line."""
     key = asyncssh.generate_private_key("ssh-ed25519", comment=comment)
-    # As ssh-keygen has it: each login pays for the rounds.
+    # As in ssh-keygen: each login pays for the rounds.
     private = key.export_private_key(
         "openssh", passphrase or None, cipher_name="aes256-ctr", rounds=24, ignore_few_rounds=True
     )
@@ -73,13 +73,13 @@ def new_key_pair(comment: str, passphrase: str | None) -> tuple[bytes, bytes]:
 
 
 def public_key_of(path: Path) -> HostKey | None:
-    """Return the public half of a key file, which needs no passphrase; None when it cannot be read."""
+    """Return a key file's public half, which needs no passphrase; None if unreadable."""
     key = _public_half(path)
     return None if key is None else host_key_of(key)
 
 
 async def public_key_of_agent(path: str) -> HostKey | None:
-    """Return the public half of the first key that the ssh agent offers; None without one."""
+    """Return the public half of the ssh agent's first key; None without one."""
     try:
         async with asyncio.timeout(login_errors.CONNECT_SECONDS), asyncssh.connect_agent(path) as agent:
             keys = await agent.get_keys()
@@ -93,7 +93,7 @@ def host_key_of(key: asyncssh.SSHKey) -> HostKey:
 
 
 def public_data(path: Path) -> bytes | None:
-    """Return the public half of a key file, which needs no passphrase."""
+    """Return a key file's public half, which needs no passphrase."""
     key = _public_half(path)
     return None if key is None else key.public_data
 

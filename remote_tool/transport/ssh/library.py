@@ -1,6 +1,6 @@
-"""The only import of asyncssh, and a quick one.
+"""The only import of asyncssh, accelerated.
 
-When it is imported, asyncssh looks for two C libraries with a compiler and a linker; here a file has the answer.
+During its import, asyncssh searches for two C libraries with a compiler and a linker; here a cache file is enough.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# What ldconfig prints, and where a program that starts looks: strings that end with a NUL, names and paths.
+# The output of ldconfig, and the dynamic linker's cache: NUL-terminated names and paths.
 CACHE = Path("/etc/ld.so.cache")
 _CERTIFICATES = "asyncssh.crypto.x509"
 
 
 @contextmanager
 def quick_library_search() -> Iterator[None]:
-    """Import asyncssh in here: it finds what it would find, without 16 processes and a module that cannot load.
+    """Import asyncssh in this context: the same result without 16 processes and a module that cannot load.
 
-    ``ctypes.util.find_library`` asks ldconfig, and for a library that is not there gcc and ld as well. The module for
-    X.509 loads all of cryptography's before it misses pyOpenSSL.
+    ``ctypes.util.find_library`` runs ldconfig, and gcc and ld for a missing library. The module for
+    X.509 imports all of cryptography before failing for lack of pyOpenSSL.
     """
     thorough = ctypes.util.find_library
     spared = _CERTIFICATES not in sys.modules and find_spec("OpenSSL") is None
@@ -43,7 +43,7 @@ def quick_library_search() -> Iterator[None]:
 
 
 def _search(thorough: Callable[[str], str | None]) -> Callable[[str], str | None]:
-    """Return what looks a library up in the cache of the dynamic linker, and thoroughly where that may not be all."""
+    """Return a search in the dynamic linker's cache, or the thorough one where the cache may be incomplete."""
     try:
         cache = b"" if "LD_LIBRARY_PATH" in os.environ else CACHE.read_bytes()
     except OSError:
@@ -59,7 +59,7 @@ def _search(thorough: Callable[[str], str | None]) -> Callable[[str], str | None
 
 
 def _version(name: bytes) -> list[int]:
-    """Return what orders names as ldconfig does, the newest last."""
+    """Return a sort key that orders names like ldconfig, newest last."""
     return [int(digits) for digits in re.findall(rb"\d+", name)]
 
 

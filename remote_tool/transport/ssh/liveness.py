@@ -1,4 +1,4 @@
-"""Noticing within seconds that a server does not answer, without disturbing a connection that works."""
+"""Detect within seconds that a server does not respond, without disturbing a working connection."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ MOMENT = 0.2
 
 
 class Liveness:
-    """When a connection was last heard of.
+    """When a connection last received data.
 
     Args:
-        connection: From now on every piece of data on it counts.
-        keepalive_seconds: How long it may be silent before it is asked for a sign of life; 0 never asks.
-        keepalive_count: How many of these it may leave unanswered.
+        connection: The connection; every received piece of data counts.
+        keepalive_seconds: Silence before a keepalive is sent; 0 disables keepalives.
+        keepalive_count: Unanswered keepalives until the connection is lost.
     """
 
     def __init__(
@@ -36,20 +36,20 @@ class Liveness:
         packets.listen(connection, self._note)
 
     def ask_every(self, seconds: float) -> None:
-        """Ask for signs of life more often than configured, and give the connection up no earlier."""
+        """Send keepalives more often than configured, without giving up the connection earlier."""
         usual, count = self._keepalive_seconds, self._keepalive_count
         interval = min(usual or seconds, seconds)
         self._connection.set_keepalive(interval, round(usual * (count + 1) / interval) - 1 if usual else sys.maxsize)
 
     async def watch(self, seconds: float, tell: Callable[[bool], None]) -> None:
-        """Call ``tell(False)`` when nothing came for so many seconds, and ``tell(True)`` when something comes again.
+        """Call ``tell(False)`` after this many seconds of silence, and ``tell(True)`` once data arrives again.
 
-        Small keepalives make a healthy server say something twice within that time, however quiet its commands are.
+        With keepalives, a responsive server answers twice within that time, however quiet its commands are.
         """
         while True:
             await asyncio.sleep(max(self._heard_at + seconds - self._clock(), MOMENT))
             last = self._heard_at
-            # Where this program itself was held up, what came meanwhile is read first.
+            # If this program itself was delayed, pending data is read first.
             await asyncio.sleep(MOMENT)
             if self._heard_at == last and self._clock() - last >= seconds:
                 tell(False)

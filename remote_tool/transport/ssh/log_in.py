@@ -1,4 +1,4 @@
-"""Logging in to a server through its jump hosts, with another attempt where the server was only busy."""
+"""Log in to a server through its jump hosts, and retry if the server was only busy."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from remote_tool.transport.ssh.context import ConnectionContext, JumpConnection
     from remote_tool.transport.ssh.endpoint import Endpoint
 
-# Before each further try, in seconds; a login that a busy server dropped is often taken at once. An sshd that refuses
-# us after failed logins (PerSourcePenalties) does so for 5 to 15 s at first, and all of these together are longer.
+# Pauses before retries, in seconds; a login dropped by a busy server often succeeds at once. An sshd that refuses
+# us after failed logins (PerSourcePenalties) does so for 5 to 15 s at first, which these add up to exceed.
 PAUSES = (0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 6.4)
 JITTER = (0.85, 1.5)
 NOTICED_PAUSE = 1.0
@@ -27,7 +27,7 @@ LOGINS_AT_ONCE = 8  # to one address: a stock sshd begins to drop at 10
 
 
 async def log_in(jumps: Sequence[Endpoint], endpoint: Endpoint, context: ConnectionContext) -> Connection:
-    """Log in to each jump host in turn and last to the endpoint; the key of each is checked like any other."""
+    """Log in to each jump host in turn, then to the endpoint; every host key is checked."""
     tunnel: JumpConnection | None = None
     for number, jump in enumerate(jumps, 1):
         way = tuple(f"{before.username}@{before.address}" for before in jumps[:number])
@@ -38,7 +38,7 @@ async def log_in(jumps: Sequence[Endpoint], endpoint: Endpoint, context: Connect
 async def _log_in_patiently(
     endpoint: Endpoint, context: ConnectionContext, tunnel: JumpConnection | None
 ) -> Connection:
-    """Log in; where that takes somebody's yes to a new host key, ask for it with no connection open."""
+    """Log in; if a new host key must be confirmed, ask without an open connection."""
     try:
         return await _log_in_when_heard(endpoint, context, tunnel)
     except UnconfirmedKeyError as error:
@@ -50,7 +50,7 @@ async def _log_in_patiently(
 async def _log_in_when_heard(
     endpoint: Endpoint, context: ConnectionContext, tunnel: JumpConnection | None
 ) -> Connection:
-    """Log in; try again only where the server hung up before it knew who we are: it is busy, or refuses us a while."""
+    """Log in; retry only if the server hung up before it knew the user: it is busy, or refuses us temporarily."""
     turn = context.logins.setdefault((tunnel, endpoint.address), asyncio.Semaphore(LOGINS_AT_ONCE))
     for pause in (*PAUSES, None):
         connection = Connection(endpoint, context)

@@ -1,4 +1,4 @@
-"""What we say when a login does not work: what happened, with the value, and what to do."""
+"""Error messages for failed logins: what happened, with the value, and what to do."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS = 15.0
 LOGIN_SECONDS = 30.0
-# What a ProxyCommand may print that is not why it ended; two of these a busy server says.
+# Output of a ProxyCommand that is not the cause; a busy server causes two of these.
 _NO_REASON = re.compile(r"SSH-|Warning: |\*\*|Exceeded MaxStartups|Not allowed at this time")
-# The system found no address of ours to send from, or no way to the other one.
+# The system found no route or no source address.
 _NO_WAY = {errno.EADDRNOTAVAIL, errno.ENETUNREACH, errno.ENETDOWN}
 
 
 class Stage(IntEnum):
-    """How far a connection got."""
+    """The stage of a connection."""
 
     CONNECTING = 1
     GREETING = 2
@@ -37,7 +37,7 @@ class Stage(IntEnum):
 
 
 class HungUpError(ConnectError):
-    """The server closed the connection before the login began; it may take the next one."""
+    """The server closed the connection before the login began; a retry may succeed."""
 
 
 @dataclass
@@ -45,14 +45,14 @@ class Progress:
     """The state of a login in progress.
 
     Attributes:
-        endpoint: Where to.
-        can_ask: Whether somebody is at a terminal.
-        stage: How far it got.
-        methods: How the server lets people in.
-        notes: What did not help, a clause each.
-        method: What was tried last that the server takes, such as ``ed25519 key``.
-        greeting: The beginning of what came through a ProxyCommand.
-        refusal: Our own reason not to log in; the library's error is only its consequence.
+        endpoint: The destination.
+        can_ask: Whether there is a terminal.
+        stage: The current stage.
+        methods: The server's authentication methods.
+        notes: Failed attempts, a clause each.
+        method: The last accepted method, such as ``ed25519 key``.
+        greeting: The beginning of a ProxyCommand's output.
+        refusal: Our own reason not to log in, of which the library's error is only a consequence.
     """
 
     endpoint: Endpoint
@@ -65,7 +65,7 @@ class Progress:
     refusal: RemoteToolError | None = None
 
     def system_error(self, error: OSError) -> ConnectError:
-        """Explain an error of the operating system, a timeout among them."""
+        """Explain an error of the operating system, including timeouts."""
         if isinstance(error, ConnectionResetError | BrokenPipeError):
             return self.hung_up(error)
         if isinstance(error, TimeoutError):
@@ -88,7 +88,7 @@ class Progress:
         endpoint = self.endpoint
         if self.stage >= Stage.LOGGING_IN:
             text = f"{self._where} closed the connection during the login as {endpoint.username}: {error}"
-            # A link that breaks just then is like one that breaks later: who can ask again does.
+            # A connection lost at this moment is like one lost later: callers that can retry do.
             return ConnectionLostError(text, hint=f"Try: {endpoint.ssh_command}", server=endpoint.server)
         lines = self.greeting.decode(errors="replace").splitlines()
         said = [printable(line) for line in lines if line.strip() and not _NO_REASON.match(line)]
@@ -115,7 +115,7 @@ class Progress:
         return LoginError(text, hint=hint, server=endpoint.server)
 
     def too_many_failures(self) -> LoginError:
-        """Explain that the server lost its patience with our keys."""
+        """Explain that the server refused further keys."""
         endpoint = self.endpoint
         return LoginError(
             f"Cannot log in to {endpoint.title} ({endpoint.address}) as {endpoint.username}: too many authentication "
@@ -125,32 +125,32 @@ class Progress:
         )
 
     def login_error(self, what: str) -> LoginError:
-        """Explain another reason why we are not let in."""
+        """Explain another reason for a refused login."""
         endpoint = self.endpoint
         text = f"Cannot log in to {endpoint.title} ({endpoint.address}) as {endpoint.username}: {what}"
         return LoginError(text, hint=f"Try: {endpoint.ssh_command}", server=endpoint.server)
 
     def untrusted_host(self, error: Exception) -> HostKeyError:
-        """Explain a host certificate that proves nothing."""
+        """Explain an untrusted host certificate."""
         endpoint = self.endpoint
         text = f"The host key of {endpoint.title} ({endpoint.address}) is not trusted: {printable(str(error))}"
         return HostKeyError(text, hint=f"Try: {endpoint.ssh_command}", server=endpoint.server)
 
     def unreachable_from_jump(self, error: Exception) -> ConnectError:
-        """Explain that the jump host does not get through."""
+        """Explain that the jump host cannot reach the server."""
         endpoint = self.endpoint
         text = f"{endpoint.title}: its jump host cannot reach {endpoint.address}: {printable(str(error))}"
         return self._error(text, "Check ProxyJump in ~/.ssh/config")
 
     def no_ssh(self, error: Exception) -> ConnectError:
-        """Explain that the two sides do not understand each other."""
+        """Explain that the two sides have no protocol in common."""
         endpoint = self.endpoint
         reason = printable(str(error)) or type(error).__name__
         text = f"No SSH connection to {endpoint.title} ({endpoint.address}): {reason}"
         return self._error(text, f"Try: {endpoint.ssh_command}")
 
     def bad_config(self, error: Exception) -> ConnectError:
-        """Explain that ssh_config is wrong."""
+        """Explain an invalid ssh_config."""
         return self._error(f"{self.endpoint.title}: ~/.ssh/config cannot be used: {error}", "")
 
     @property
@@ -181,7 +181,7 @@ class Progress:
 
 
 def _errno_of(error: OSError) -> int | None:
-    """Return the number of an error; asyncio hides it when it tried several addresses."""
+    """Return an error's number, which asyncio hides after trying several addresses."""
     if error.errno is not None:
         return error.errno
     numbers = set(re.findall(r"\[Errno (\d+)\]", str(error)))

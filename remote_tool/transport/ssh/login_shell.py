@@ -1,4 +1,4 @@
-"""What we say of a login shell that does not run what we send it, or takes its time."""
+"""Errors and notices about a login shell that does not run our script, or is slow."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from remote_tool.transport.ssh.endpoint import printable
 if TYPE_CHECKING:
     from remote_tool.transport.host import Exit
 
-# Whoever waits hears of it within 5 s.
+# A wait must be reported within 5 s.
 NOTICE_SECONDS = 4.0
-# For the mark of every script; shorter than any other wait for an answer (60 s), which cannot name the cause.
+# For the mark of every script; shorter than any other timeout for an answer (60 s), which cannot name the cause.
 LONGEST_START = 45.0
 # For the end of a login shell that was waiting for the end of its stdin.
 END_SECONDS = 1.0
-TIMED_OUT_STATUS = 124  # as timeout(1) has it
+TIMED_OUT_STATUS = 124  # as for timeout(1)
 MAX_NOISE_BYTES = 16 * 1024 * 1024
 LONGEST_QUOTE = 200
-# Whoever is at no terminal needs nothing of what follows it.
+# Suppressed without a terminal.
 _GUARD = "[[ $- == *i* ]] || return"
-# So many bytes in a row are no coincidence.
+# A match of this many bytes is not a coincidence.
 _TELLING_BYTES = 8
 
 
 def slow_notice() -> str:
-    """Say what is waited for."""
+    """Return a message about what is being waited for."""
     return (
         f"waiting up to {LONGEST_START:g} s for the login shell: a startup file, such as ~/.bashrc, is slow "
         "or reads standard input"
@@ -34,19 +34,19 @@ def slow_notice() -> str:
 
 
 def swallowed(server: str) -> LoginShellError:
-    """Return the error of a login shell that read what was not for it; nothing of that was run."""
+    """Return the error for a login shell that consumed our input; nothing of it was run."""
     text = f"a startup file of the login shell on {server} (such as ~/.bashrc) reads standard input"
     return LoginShellError(text, hint=_hint(server), server=server)
 
 
 def not_run(server: str, ended: Exit, said: bytes, sent: bytes) -> RemoteCommandError:
-    """Return the error of a login shell that ended, and nothing shows that it ran the script.
+    """Return the error for a login shell that ended without evidence that it ran the script.
 
     Args:
-        server: Its name.
+        server: The server's name.
         ended: How it ended.
-        said: The end of what it printed.
-        sent: What was sent to its stdin; a shell that took that for commands quotes it, and an error of ours must not.
+        said: The end of its output.
+        sent: Our input; a shell that took it as commands quotes it, and an error must not.
     """
     quote = said[-LONGEST_QUOTE:]
     if any(quote[at : at + _TELLING_BYTES] in sent for at in range(len(quote) - _TELLING_BYTES + 1)):
@@ -60,7 +60,7 @@ def not_run(server: str, ended: Exit, said: bytes, sent: bytes) -> RemoteCommand
 
 
 def too_slow(server: str) -> RemoteCommandError:
-    """Return the error of a login shell that has not run the script in time, and may yet."""
+    """Return the error for a login shell that has not run the script in time, but may still do so."""
     text = (
         f"{server}: the login shell did not start the command within {LONGEST_START:g} s: "
         "a startup file, such as ~/.bashrc, is waiting for something"
@@ -69,7 +69,7 @@ def too_slow(server: str) -> RemoteCommandError:
 
 
 def too_noisy(server: str) -> RemoteCommandError:
-    """Return the error of a login shell that prints without end."""
+    """Return the error for a login shell that prints endlessly."""
     return _error(
         f"{server}: the login shell printed more than {MAX_NOISE_BYTES} bytes before the command started", server, 1
     )

@@ -1,4 +1,4 @@
-"""How asyncssh sends and receives packets, where that costs time: see each function."""
+"""Adjust how asyncssh sends and receives packets, for speed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ WITHOUT_FILLERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "chacha20
 
 
 def send_no_fillers(connection: asyncssh.SSHClientConnection) -> None:
-    """Leave out the empty packet that asyncssh puts before each one.
+    """Leave out the empty packet that asyncssh sends before each one.
 
-    It hides a weakness of CBC ciphers (RFC 4251, 9.3.1), which those here do not have; OpenSSH sends none either.
+    It hides a weakness of CBC ciphers (RFC 4251, 9.3.1), which those used here do not have; OpenSSH sends none either.
     """
     if connection.get_extra_info("send_cipher") not in WITHOUT_FILLERS:
         return
@@ -32,7 +32,7 @@ def send_no_fillers(connection: asyncssh.SSHClientConnection) -> None:
 
 
 def acknowledge_now(connection: asyncssh.SSHClientConnection) -> None:
-    """Let Linux acknowledge what came, instead of 40 ms later; until then sshd holds back what it says next."""
+    """Have Linux acknowledge received data at once, not after 40 ms, during which sshd holds back its next message."""
     link = connection.get_extra_info("socket")
     if link is not None and hasattr(socket, "TCP_QUICKACK"):
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Answers to what a server asks before it lets us in: the configured password once, then what the user types."""
+"""Answers to a server's login prompts: the configured password once, then the user's input."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-ATTEMPTS = 3  # as ssh has it
+ATTEMPTS = 3  # as in ssh
 SHOWN_NAMES = 6
 
 
 class LoginClock:
-    """The time a login may take; it stands still while the user types."""
+    """The login timeout, which stops while the user types."""
 
     def __init__(self) -> None:
         self._timeout: asyncio.Timeout | None = None
@@ -33,7 +33,7 @@ class LoginClock:
 
     @contextmanager
     def of(self, timeout: asyncio.Timeout) -> Iterator[None]:
-        """Govern a timeout."""
+        """Control a timeout."""
         self._timeout = timeout
         try:
             yield
@@ -41,7 +41,7 @@ class LoginClock:
             self._timeout = None
 
     def restart(self, seconds: float) -> None:
-        """Give some seconds from now on."""
+        """Set the remaining time from now on, in seconds."""
         self._seconds = seconds
         if self._timeout is not None:
             self._timeout.reschedule(asyncio.get_running_loop().time() + seconds)
@@ -58,7 +58,7 @@ class LoginClock:
 
 
 class CommonPasswords:
-    """Passwords that are asked for once for several servers, whose users have the same name."""
+    """Passwords asked for once for several servers whose users have the same name."""
 
     def __init__(self, prompter: Prompter) -> None:
         self._prompter = prompter
@@ -67,11 +67,11 @@ class CommonPasswords:
         self._one_at_a_time = asyncio.Lock()
 
     def expect(self, username: str, server: str) -> None:
-        """Ask for this server together with the others of the same user."""
+        """Ask for this server together with others of the same user."""
         self._servers[username].append(server)
 
     async def password_for(self, endpoint: Endpoint) -> str | None:
-        """Return what was typed for all; None when this server is asked for by itself."""
+        """Return the common password; None if this server is asked for separately."""
         servers = self._servers.get(endpoint.username, [])
         if len(servers) == 1 or endpoint.is_jump or endpoint.server not in servers:
             return None
@@ -85,7 +85,7 @@ class CommonPasswords:
 
 
 class Passphrases:
-    """Key files that are opened once, however many servers are logged in to with the key."""
+    """Key files opened once for any number of servers."""
 
     def __init__(self) -> None:
         self._known: dict[Path, str] = {}
@@ -93,20 +93,20 @@ class Passphrases:
         self._one_at_a_time = asyncio.Lock()
 
     def remember(self, path: Path, passphrase: str) -> None:
-        """Do not ask for this one."""
+        """Store a passphrase."""
         self._known[path] = passphrase
 
     async def open(
         self, path: Path, ask: Callable[[], Awaitable[str | None]], load: Callable[[str], Awaitable[list[T]]]
     ) -> list[T]:
-        """Return what load makes of the key with its passphrase, for this login alone; nothing when nobody knows it.
+        """Return the result of ``load`` with the key's passphrase, for this login only; None if unknown.
 
-        load raises ValueError for a wrong one.
+        ``load`` raises ValueError for a wrong one.
         """
         async with self._one_at_a_time:
             if path not in self._opened:
                 self._opened[path] = await self._open(path, ask, load)
-        # A login changes what it uses. To open the key again would be slow: that is what its passphrase is for.
+        # A login modifies its key. Opening the file again would be slow: that is what its passphrase is for.
         return [copy.copy(each) for each in self._opened[path]]
 
     async def _open(
@@ -142,7 +142,7 @@ class Passwords:
 
     @property
     def can_answer(self) -> bool:
-        """Whether there is a password that was not tried, or somebody to ask."""
+        """Return whether there is an untried password, or a user to ask."""
         if self._endpoint.identity.methods is AuthMethods.KEYS:
             return False
         return self._prompter.can_ask or (self._configured() is not None and not self._configured_used)
@@ -157,7 +157,7 @@ class Passwords:
         return await self._take_common() or await self._ask(prompt)
 
     async def answers(self, prompts: Sequence[str]) -> list[str] | None:
-        """Answer the server's own questions; a single one for a password with the configured password."""
+        """Answer the server's prompts; a single password prompt with the configured password."""
         answers = []
         for prompt in prompts:
             answer = await self._answer(printable(prompt), alone=len(prompts) == 1)
@@ -167,7 +167,7 @@ class Passwords:
         return answers
 
     async def unlock(self, path: Path, passphrases: Passphrases, load: Callable[[str], Awaitable[list[T]]]) -> list[T]:
-        """Open a key file with what is known, else with what the user types."""
+        """Open a key file with a known passphrase, or ask for it."""
 
         async def ask() -> str | None:
             return await self._ask_now(f"Passphrase of {path}: ")
@@ -187,7 +187,7 @@ class Passwords:
         return None if used else self._configured()
 
     async def _take_common(self) -> str | None:
-        """Return the password that was asked for together with those of other servers, but only once."""
+        """Return the common password, but only once."""
         if self._common_used:
             return None
         self._common_used = True

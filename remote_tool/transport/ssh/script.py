@@ -1,4 +1,4 @@
-"""How a script gets to a server: in stdin, through any login shell, behind a mark that sets it off from noise."""
+"""Send a script on stdin through any login shell, behind a mark that separates its output from noise."""
 
 from __future__ import annotations
 
@@ -6,36 +6,36 @@ import re
 import secrets
 from dataclasses import dataclass
 
-# The exit status that says that nothing was run. A start-up file of the login shell may have read the beginning of
-# stdin, so only a line that follows this session's own mark is a script. And it may have started another shell, which
-# takes our stdin for its commands: each of our lines ends such a shell.
+# The exit status meaning that nothing was run. A start-up file of the login shell may have read the beginning of
+# stdin, so only a line after this session's own mark is a script. And it may have started another shell, which
+# reads our stdin as commands: each of our lines ends such a shell.
 NOT_OURS = 93
 _GUARD = f"exit {NOT_OURS};#"
 
-# No login shell has anything to misread: no "!", no assignment, no glob outside the quotes (tcsh, fish and zsh trip
-# over these). `read` of every sh takes single bytes from a socket or pipe, so what follows is left for the script's
-# commands; `head -c` of some systems would read ahead. A line that was cut off is not run: `read` fails then.
+# Nothing that a login shell could misread: no "!", no assignment, no glob outside the quotes (tcsh, fish and zsh fail
+# on these). `read` of every sh reads single bytes from a socket or pipe, so the rest is left for the script's
+# commands; `head -c` of some systems would read ahead. A truncated line is not run: `read` fails then.
 _REMOTE_COMMAND = (
     f"""exec /bin/sh -c 'IFS= read -r _script && [ "$_script" = "{_GUARD}%s" ] && IFS= read -r _script """
     f"""|| exit {NOT_OURS}; eval "$(printf %%b "${{_script#*#}}")"'"""
 )
 
-# What does not stand for itself in the format of ``printf %b``, and what has a short form there.
+# Characters special to ``printf %b``, and those with a short escape.
 _SPECIAL = re.compile(rb"[^ -\[\]-~]")
 _SHORT = {b"\\": b"\\\\", b"\n": b"\\n"}
 
-# A session without a terminal may have any PATH; what the user has set still comes first.
+# A session without a terminal may have any PATH; the user's entries come first.
 ENOUGH_PATH = 'PATH="${PATH:+$PATH:}/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"; export PATH'
 
 
 @dataclass(frozen=True)
 class WrappedScript:
-    """A script as one session carries it.
+    """A script in the form for one session.
 
     Attributes:
-        mark: What both outputs of the script begin with.
-        command: What the login shell is asked to run.
-        lines: What its stdin begins with; ASCII without control characters, whatever the script holds.
+        mark: The first bytes of both outputs of the script.
+        command: The command for the login shell.
+        lines: The beginning of its stdin; ASCII without control characters, whatever the script contains.
     """
 
     mark: bytes
@@ -44,10 +44,10 @@ class WrappedScript:
 
 
 def wrap(script: str) -> WrappedScript:
-    """Return a script as a new session carries it.
+    """Return a script in the form for a new session.
 
     Raises:
-        ValueError: The script has a NUL, which no shell can hold.
+        ValueError: The script has a NUL, which shells do not support.
     """
     if "\0" in script:
         raise ValueError("a script must not hold a NUL")
@@ -61,10 +61,10 @@ def wrap(script: str) -> WrappedScript:
 
 
 def new_mark() -> bytes:
-    """Return what a script prints first: nobody can guess it, and no text has a NUL."""
+    """Return an unguessable mark; its NUL occurs in no text."""
     return b"\0" + secrets.token_hex(16).encode() + b"\n"
 
 
 def _escape(text: bytes) -> bytes:
-    """Write bytes for ``printf %b``."""
+    """Escape bytes for ``printf %b``."""
     return _SPECIAL.sub(lambda found: _SHORT.get(found[0]) or b"\\0%03o" % found[0][0], text)

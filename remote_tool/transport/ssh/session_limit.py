@@ -1,4 +1,4 @@
-"""How many sessions a server lets us have on one connection; we learn it from its refusals."""
+"""The number of sessions that a server allows per connection, learned from its refusals."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ class SessionLimit:
     """A semaphore that shrinks when the server refuses one more.
 
     Attributes:
-        limit: How many there may be.
-        held: How many there are; one that we gave up counts until its command has ended, as sshd has it.
+        limit: Maximum number of sessions.
+        held: Current number; an abandoned session counts until its command has ended, as in sshd.
     """
 
     def __init__(self, limit: int = DEFAULT_LIMIT) -> None:
@@ -21,7 +21,7 @@ class SessionLimit:
         self._waiting: list[asyncio.Future[None]] = []
 
     async def acquire(self) -> None:
-        """Wait until one more session may be opened; first come, first served."""
+        """Wait until another session may be opened, in order of arrival."""
         while self.held >= self.limit:
             waiter = asyncio.get_running_loop().create_future()
             self._waiting.append(waiter)
@@ -29,12 +29,12 @@ class SessionLimit:
         self.held += 1
 
     def release(self) -> None:
-        """Say that a session has ended."""
+        """Release a session that has ended."""
         self.held -= 1
         self._wake_all()
 
     def refused(self) -> None:
-        """Give back a session that the server refused, and ask for no more than there are now."""
+        """Return a refused session, and lower the limit to the current number."""
         self.held -= 1
         self.limit = max(1, min(self.limit, self.held))
         self._wake_all()

@@ -1,6 +1,6 @@
-"""What ``~/.ssh/config`` says about a server and the jump hosts on the way, merged with our configuration.
+"""Merge ``~/.ssh/config`` for a server and its jump hosts with our configuration.
 
-asyncssh parses the file; the options that decide about trust are added to its parser.
+asyncssh parses the file; options that affect trust are added to its parser.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa", "id_ed25519_sk", "id_ecdsa_s
 
 
 def resolve_way(server: Server) -> list[Endpoint]:
-    """Return the jump hosts to a server, the nearest first, and the server."""
+    """Return the jump hosts of a server, nearest first, then the server."""
     identity = Identity(private_key=server.private_key, password=server.password, password_env=server.password_env)
     wanted = _wanted(server.name, server.hostname, server.username, server.port, identity)
     way = [_resolve(replace(wanted, is_listed=server.is_listed))]
@@ -72,7 +72,7 @@ def _wanted(server: str, alias: str, username: str | None, port: int | None, ide
 
 
 def _resolve(wanted: Endpoint) -> Endpoint:
-    """Fill in what ``~/.ssh/config`` says, behind what is configured; username "" and port 0 are not configured."""
+    """Add options of ``~/.ssh/config`` to configured ones; username "" and port 0 are not configured."""
     file = Path.home() / ".ssh" / "config"
     files = (file,) if os.access(file, os.R_OK) else ()
     try:
@@ -82,7 +82,7 @@ def _resolve(wanted: Endpoint) -> Endpoint:
     host = str(settings.get("Hostname", wanted.alias))
     port = cast("int", settings.get("Port", DEFAULT_PORT))
     jumps = cast("str | None", settings.get("ProxyJump"))
-    # Nothing of ours is configured for a host of a list or on the way, so they are logged in to as ssh would.
+    # Hosts of a list and jump hosts are not configured, so the login is as by ssh.
     default_username = getpass.getuser() if wanted.is_jump or wanted.is_listed else DEFAULT_USERNAME
     return replace(
         wanted,
@@ -110,7 +110,7 @@ def _load_config(wanted: Endpoint, files: tuple[Path, ...]) -> SSHClientConfig:
 
 
 class _Parser(SSHClientConfig):
-    """``~/.ssh/config`` with the options that asyncssh leaves out and that decide about trust."""
+    """``~/.ssh/config`` with options that affect trust and that asyncssh ignores."""
 
     _handlers = SSHClientConfig._handlers | {  # noqa: SLF001 - Host and Match stay its own
         "stricthostkeychecking": ("StrictHostKeyChecking", SSHClientConfig._set_string),  # noqa: SLF001
@@ -163,7 +163,7 @@ def _identity_of(settings: SSHClientConfig, configured: Identity) -> Identity:
 
 
 def _split_jump(jump: str) -> tuple[str | None, str, int | None] | None:
-    """Take ``[ssh://][user@]host[:port]`` apart."""
+    """Split ``[ssh://][user@]host[:port]``."""
     text = jump.removeprefix("ssh://").rstrip("/")
     user, at, place = text.rpartition("@")
     match = re.fullmatch(r"(?:\[(?P<six>[^\]]+)\]|(?P<host>[^:]+))(?::(?P<port>\d+))?", place)

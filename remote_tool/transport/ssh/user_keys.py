@@ -1,4 +1,4 @@
-"""The user's own key for a server: which file it is, and making it where there is none."""
+"""The user's own key for a server: find its file, or create it."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class UserKey:
-    """A key that is to let the user in.
+    """A key for the user's login.
 
     Attributes:
-        path: Its private file; None when only the ssh agent has it.
-        line: What ``authorized_keys`` says of it; empty while there is no such key.
+        path: Its private file; None if only the ssh agent has it.
+        line: Its line for ``authorized_keys``; empty if there is no such key yet.
     """
 
     path: Path | None
@@ -42,7 +42,7 @@ class UserKey:
 
 
 async def find_key(server: Server) -> UserKey:
-    """Return the configured key, else the first that ssh would use, else one of the agent, else where to make one.
+    """Return the configured key, else the first one ssh would use, else one of the agent, else a path for a new one.
 
     Raises:
         LoginError: The key's file cannot be used.
@@ -50,7 +50,7 @@ async def find_key(server: Server) -> UserKey:
     """
     *_, endpoint = await asyncio.to_thread(resolve_way, server)
     identity = endpoint.identity
-    # A key on a stick needs somebody to touch it.
+    # A hardware key requires a touch.
     usual = [path for path in identity.files if not path.name.endswith("_sk")]
     paths = usual if identity.private_key is None else [identity.private_key]
     for path in paths:
@@ -64,15 +64,15 @@ async def find_key(server: Server) -> UserKey:
 
 
 def make_key(path: Path, passphrase: str | None) -> str:
-    """Make an ed25519 key, the private file 0600 and whole or not at all, ``.pub`` beside it; return its public line.
+    """Create an ed25519 key atomically, the private file 0600, with ``.pub`` beside it; return its public line.
 
     Raises:
-        UsageError: A file is there already, or nothing can be written.
+        UsageError: A file exists already, or cannot be written.
     """
     private, public = new_key_pair(_owner(), passphrase)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # Without its private half it may be another machine's.
+        # Without the private half, it may be another machine's.
         _write_new(_public_file(path), public, 0o644)
         try:
             _write_new(path, private, 0o600)
@@ -102,7 +102,7 @@ def _read_key(server: Server, path: Path) -> UserKey:
 
 
 def _comment(path: Path, key: HostKey) -> str:
-    """Return what the user called the key."""
+    """Return the key's comment."""
     with suppress(OSError, ValueError):
         kind, blob, comment = _public_file(path).read_text().split(maxsplit=2)
         if f"{kind} {blob}" == key.text and comment.strip().isprintable():
@@ -119,6 +119,6 @@ def _public_file(path: Path) -> Path:
 
 
 def _write_new(path: Path, data: bytes, mode: int) -> None:
-    """Write a file that is not there yet; FileExistsError when it is."""
+    """Write a new file; FileExistsError if it exists."""
     with replacing(path, mode=mode, overwrite=False) as file:
         file.write(data)

@@ -1,4 +1,4 @@
-"""Bring home what jobs wrote."""
+"""Pull artifacts of jobs."""
 
 from __future__ import annotations
 

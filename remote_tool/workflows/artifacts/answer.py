@@ -1,4 +1,4 @@
-"""What a pull of artifacts brought."""
+"""The result of pulling artifacts."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Artifact:
-    """A file that is here, whole.
+    """A complete local file.
 
     Attributes:
-        path: Where.
+        path: The local file.
         name: On the server, relative to the project.
         size: In bytes.
-        is_new: Whether it came just now.
+        is_new: Whether it was pulled just now.
     """
 
     path: Path
@@ -34,13 +34,13 @@ class Artifact:
 
 @dataclass(frozen=True)
 class PulledJob:
-    """What of a job is here.
+    """A job's local artifacts.
 
     Attributes:
-        job: As it is known.
-        files: Those that are wanted and here.
-        left_out: Name and reason of those that are wanted and not here.
-        older: How many files match that the job did not write.
+        job: The job.
+        files: Requested files that are here.
+        left_out: Name and reason of requested files that are not here.
+        older: Number of matching files that the job did not write.
     """
 
     job: Job
@@ -51,7 +51,7 @@ class PulledJob:
 
 @dataclass(frozen=True)
 class PullAnswer:
-    """What was pulled, by job, and the errors of the servers that failed."""
+    """The pulled files by job, and the errors of the servers that failed."""
 
     jobs: tuple[PulledJob, ...]
     errors: Mapping[str, RemoteToolError] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class PullAnswer:
 
     @property
     def exit_code(self) -> int:
-        """0 when every server answered, else as :class:`SomeServersFailedError` has it."""
+        """Return 0 if every server answered, else the exit code of :class:`SomeServersFailedError`."""
         return self._failure().exit_code if self.errors else 0
 
     def raise_if_any_failed(self) -> PullAnswer:

@@ -1,4 +1,4 @@
-"""The artifacts of one job: which of its files are taken, and what became of them."""
+"""Choose the artifacts of one job to pull, and track their results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class JobPull:
-    """What is to be pulled of one job, and what became of it."""
+    """The artifacts of one job to pull, and their results."""
 
     def __init__(
         self,
@@ -51,22 +51,22 @@ class JobPull:
 
     @property
     def changes_something(self) -> bool:
-        """Whether files come, or may go."""
+        """Return whether files will be pulled, or may be removed."""
         return bool(self.transfers or self.folder.giving_way())
 
     @property
     def left_out(self) -> list[tuple[str, str]]:
-        """Name and reason of what is not here, though it is wanted."""
+        """Return name and reason of requested files that are not here."""
         later = [(each.file.path, each.trouble) for each in self.transfers if each.trouble]
         return [*self._left_out.items(), *later]
 
     @property
     def is_complete(self) -> bool:
-        """Whether all that is wanted is here, but for what never will be."""
+        """Return whether all requested files are here, except those that can never be."""
         return not self.no_room and all(each.is_here or each.is_refused for each in self.transfers)
 
     def answer(self) -> PulledJob:
-        """Return what is here."""
+        """Return the local files."""
         new = {each.file.path for each in self.transfers if each.is_here}
         files = [
             Artifact(self.folder.path(file.path), file.path, state.st_size, file.path in new)
@@ -76,7 +76,7 @@ class JobPull:
         return PulledJob(self.job, tuple(files), tuple(self.left_out), self._older)
 
     def plan(self, listing: Listing) -> None:
-        """Choose from what is there what is taken."""
+        """Choose the listed files to pull."""
         self._older = listing.older
         self._wanted = self._possible(listing.files)
         sizes = self.folder.sizes()
@@ -92,7 +92,7 @@ class JobPull:
                 self._take(file)
 
     def _possible(self, files: Sequence[RemoteFile]) -> list[RemoteFile]:
-        """Leave out what must not come here, and of two names that some disks do not tell apart the second."""
+        """Leave out forbidden names, and the second of two names that some file systems do not distinguish."""
         possible: dict[str, RemoteFile] = {}
         for file in files:
             why = why_not_here(file.path) or self._secret(file.path)
@@ -128,7 +128,7 @@ class JobPull:
             self._left_out[file.path] = f"not enough disk space here for its {readable_size(file.stamp.size)}"
 
     def finish(self) -> None:
-        """Remove what newer files have taken the place of, and parts of what is not wanted any more."""
+        """Remove files replaced by newer ones, and parts that are no longer requested."""
         self.folder.keep_parts_of(each.file for each in self.transfers if not each.is_here)
         here = [file for file in self._wanted if self.folder.state(file.path) is not None]
         noted = self.folder.giving_way()
@@ -152,7 +152,7 @@ class JobPull:
         for pattern in self.patterns:
             if pattern.newest is None:
                 continue
-            # What cannot be looked at stays.
+            # An unreadable file is kept.
             with suppress(OSError), self.folder.opened() as root:
                 found = list(Search(root).find(pattern.glob))
                 units = set(newest_units(found, pattern.newest))

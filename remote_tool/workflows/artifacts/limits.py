@@ -1,4 +1,4 @@
-"""How many bytes of artifacts may come: of a file, of a job, and onto the disk here."""
+"""Limits on pulled bytes: per file, per job, and by local disk space."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ if TYPE_CHECKING:
 
     from remote_tool.config.model import ArtifactLimit
 
-# The disk here is not filled to its last byte.
+# Some local disk space is always kept free.
 KEPT_FREE = 64 * 1024 * 1024
 
 
 class DiskBudget:
-    """How many bytes the disk here can take, for all servers together.
+    """Bytes available on the local disk, shared by all servers.
 
     Attributes:
-        folder: On that disk.
+        folder: A folder on that disk.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -27,7 +27,7 @@ class DiskBudget:
         self.left = max(0, disk.f_bavail * disk.f_frsize - KEPT_FREE)
 
     def take(self, size: int) -> bool:
-        """Reserve bytes; False when there are not so many."""
+        """Reserve bytes; return False if there is not enough space."""
         if size > self.left:
             return False
         self.left -= size
@@ -35,11 +35,11 @@ class DiskBudget:
 
 
 class Quota:
-    """What the files of a job may have together, and what they may still grow by when they come.
+    """Limits for a job's files, and how much they may still grow during transfer.
 
     Attributes:
-        limit: Of a file and of a job.
-        used: By those that are here or chosen.
+        limit: Per file and per job.
+        used: By local and chosen files.
     """
 
     def __init__(self, limit: ArtifactLimit, budget: DiskBudget) -> None:
@@ -48,15 +48,15 @@ class Quota:
         self._room = budget
 
     def has(self, size: int) -> bool:
-        """Whether the job may have so many bytes more."""
+        """Return whether the job has this many bytes left."""
         return self.used + size <= self.limit.job
 
     def most(self, size: int) -> int:
-        """Return how large a file may have become for which size bytes are reserved."""
+        """Return how large a file may become, given its reserved size."""
         return max(size, min(self.limit.file, size + min(self.limit.job - self.used, self._room.left)))
 
     def grow(self, size: int) -> bool:
-        """Reserve bytes beyond those that were listed; False when there are not so many."""
+        """Reserve bytes beyond the listed size; return False if the limit is exceeded."""
         if not self.has(size) or not self._room.take(size):
             return False
         self.used += size

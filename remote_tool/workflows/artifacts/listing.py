@@ -1,4 +1,4 @@
-"""The list of a job's files that a server has, checked as it comes."""
+"""A server's list of a job's files, validated as it arrives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from remote_tool.protocol.artifact_patterns import ArtifactPattern
     from remote_tool.workflows.context import Context
 
-# A file system over the network takes its time to tell of many files.
+# A network file system is slow to list many files.
 LISTING_SILENCE = 300.0
 LARGEST_FILE = 2**50
 LARGEST_TIME = 2**34 * 10**9
@@ -28,18 +28,18 @@ LONGEST_REASON = 300
 
 @dataclass
 class Listing:
-    """What a server tells of a job's files.
+    """A server's list of a job's files.
 
     Attributes:
-        files: Those that are wanted.
-        older: How many match that the job did not write.
-        is_cut: Whether there are more than are told.
-        shared: How many of them another job can have written as well.
+        files: The requested files.
+        older: Number of matching files that the job did not write.
+        is_cut: Whether the list is incomplete.
+        shared: Number of listed files that another job could have written too.
         example: One of those.
-        error: Why there is nothing; empty without a reason.
-        is_final: Whether there will never be more: no error, or one that stays.
-        is_over: Whether all of it was told.
-        missing_from: The id of the folder of jobs that does not have the job; empty without one.
+        error: Why there is no list, or empty.
+        is_final: Whether a retry cannot change it: no error, or a permanent one.
+        is_over: Whether the list has arrived completely.
+        missing_from: Id of the folder of jobs that lacks the job, or empty.
     """
 
     files: list[RemoteFile] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Listing:
     missing_from: str = ""
 
     def take(self, header: Mapping[str, Any]) -> None:
-        """Take a piece of it; ValueError for what cannot be."""
+        """Add a piece of the list; ValueError if invalid."""
         if self.is_over:
             raise ValueError("it continues after its end")
         if "files" in header:
@@ -74,11 +74,11 @@ class Listing:
 async def list_files(
     context: Context, server: str, wanted: Mapping[str, tuple[ArtifactPattern, ...]]
 ) -> dict[str, Listing]:
-    """Ask which files there are, by job.
+    """List the files of each job.
 
     Raises:
-        JobError: The server cannot tell, or says what cannot be.
-        ConnectionLostError: The link went.
+        JobError: The server refuses, or its answer is invalid.
+        ConnectionLostError: The connection was lost.
     """
     host = await context.pool.host(server)
     listings = {job_id: Listing() for job_id in wanted}

@@ -1,4 +1,4 @@
-"""Bringing home the files that jobs write and that are wanted here, all servers at once."""
+"""Pull the requested files of jobs, from all servers in parallel."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ SHOWN_NOTICES = 10
 async def pull_artifacts(
     context: Context, jobs: Sequence[Job], patterns: Sequence[ArtifactPattern] = (), to: Path | None = None
 ) -> PullAnswer:
-    """Bring home files of these jobs, as their records are; with patterns, those instead of the jobs' own.
+    """Pull files of these jobs; ``patterns`` replaces the recorded ones.
 
-    They go to the folder that is configured, or to another one, where each job has a folder of its own too.
+    They go to the configured folder, or to another one, with a subfolder for each job.
     """
     by_server: dict[str, list[JobPull]] = defaultdict(list)
     local = context.config.local if to is None else replace(context.config.local, artifacts_folder=to)
@@ -55,7 +55,7 @@ async def pull_artifacts(
     async def pull(server: str) -> None:
         if local.artifacts_folder is not None:
             make_folder(local.artifacts_folder)
-        # What lies elsewhere may be gone from there one day, and still be wanted here.
+        # Files elsewhere may be deleted later and still be needed here.
         await _ServerPull(context, server, by_server[server], complete=not patterns and to is None).run()
 
     results = await on_every(by_server, pull)
@@ -63,7 +63,7 @@ async def pull_artifacts(
 
 
 class _ServerPull:
-    """The pull of one server."""
+    """The pull from one server."""
 
     def __init__(self, context: Context, server: str, pulls: Sequence[JobPull], *, complete: bool) -> None:
         self._context = context
@@ -73,11 +73,11 @@ class _ServerPull:
         self._began = self._shown = time.monotonic()
 
     async def run(self) -> None:
-        """List, choose, fetch, and note what is complete.
+        """List, choose, fetch, and record complete jobs.
 
         Raises:
-            JobError: There is no room here, or the server says what cannot be.
-            ConnectError: The link is gone; what came is kept, and the next pull goes on from there.
+            JobError: The local disk is full, or the server's answer is invalid.
+            ConnectError: The connection is lost; the next pull resumes from the downloaded parts.
         """
         wanted = {each.job.id: each.patterns for each in self._pulls}
         listings = await list_files(self._context, self._server, wanted)
@@ -107,7 +107,7 @@ class _ServerPull:
                     raise JobError(message, hint="When it is done: remote-tool job-pull", server=self._server) from None
                 await asyncio.sleep(0.1)
             else:
-                # Whoever had it may have brought some.
+                # The other program may have pulled some.
                 pull.transfers = [each for each in pull.transfers if not pull.folder.has(each.file)]
                 return
 
@@ -138,7 +138,7 @@ class _ServerPull:
         return time.monotonic() - self._began
 
     def _tell(self, listings: Mapping[str, Listing]) -> None:
-        """Say what stays on the server, and why."""
+        """Warn about files that remain on the server, and why."""
         for each in self._pulls:
             listing = listings[each.job.id]
             texts = [f"{name} was not pulled: {why}" for name, why in each.left_out]
@@ -162,7 +162,7 @@ class _ServerPull:
             and not each.job.may_run
             and each.is_complete
             and listings[each.job.id].is_final
-            # Missing in another folder of jobs, it may well be in its own.
+            # It may exist in its own folder of jobs.
             and listings[each.job.id].missing_from in {"", each.job.folder_id}
         ]
         if done:

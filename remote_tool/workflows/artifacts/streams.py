@@ -1,4 +1,4 @@
-"""The bytes of artifacts, over as many connections as it takes."""
+"""Download artifacts over several connections."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
     OnProgress = Callable[[str], None]
 
-# So often in a row the link may go without a byte in between.
+# Lost connections in a row without a byte in between.
 MOST_LOSSES = 4
-# So often at all: one that begins again each time would never end.
+# Lost connections in total: repeated restarts would never end.
 MOST_CONNECTIONS = 100
-# So many files wait for the disk at once: together that takes hardly longer than one.
+# This many files are synced to disk in parallel, which takes hardly longer than one.
 MOST_ENDING = 16
 
 
 async def fetch_files(context: Context, server: str, transfers: Sequence[Transfer], on_progress: OnProgress) -> None:
-    """Bring files home, over as many connections as it takes.
+    """Download files over up to several connections.
 
     Raises:
-        JobError: One cannot be written here, or the server says what cannot be.
-        ConnectError: The link went and does not come back; what came is kept.
+        JobError: One cannot be written here, or the server's answer is invalid.
+        ConnectError: The connection is lost for good; downloaded parts are kept.
     """
     meter = _Meter(on_progress)
     losses = connections = 0
@@ -51,7 +51,7 @@ async def fetch_files(context: Context, server: str, transfers: Sequence[Transfe
 
 
 class _Meter:
-    """Counts what comes."""
+    """Counts downloaded bytes."""
 
     def __init__(self, on_progress: OnProgress) -> None:
         self.received = 0
@@ -79,7 +79,7 @@ async def _fetch_once(context: Context, server: str, waiting: Sequence[Transfer]
 
 
 class _Stream:
-    """Files as they come, one after the other; the disk has several at a time."""
+    """Files of one stream, in order; several are synced to disk in parallel."""
 
     def __init__(self, server: str, waiting: Sequence[Transfer], meter: _Meter) -> None:
         self._server = server
@@ -89,7 +89,7 @@ class _Stream:
         self._ending: set[asyncio.Task[None]] = set()
 
     async def take(self, frame: Frame) -> None:
-        """Hand a piece to the file that it is of."""
+        """Pass a piece to its file."""
         if self._current >= len(self._waiting) or frame.header.get("file") != self._current:
             raise JobError(f"{self._server}: sent an artifact that was not requested", server=self._server)
         transfer = self._waiting[self._current]
@@ -105,10 +105,10 @@ class _Stream:
         self._meter.count(transfer.file.path, len(frame.body))
 
     async def finish(self) -> None:
-        """See all of them at their places.
+        """Wait until all files are in place.
 
         Raises:
-            JobError: One cannot be written, or they did not all come.
+            JobError: One cannot be written, or not all arrived.
         """
         while self._ending:
             await self._collect()
@@ -122,7 +122,7 @@ class _Stream:
         while len(self._ending) >= MOST_ENDING:
             await self._collect()
         task = asyncio.create_task(asyncio.to_thread(transfer.end, word))
-        # Where something else has failed already, nobody hears of this one.
+        # Once something else has failed, this error is dropped.
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._ending.add(task)
 

@@ -1,4 +1,4 @@
-"""One file that comes home, from where the part that is here ends."""
+"""The download of one file, resumed after the local part."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from remote_tool.jobs.artifacts import Arrival, ArtifactFolder, RemoteFile, Stamp
     from remote_tool.workflows.artifacts.limits import Quota
 
-# A file that changes while it is read is tried so often, then left for the next time.
+# Tries for a file that changes while being read, before it is left for the next pull.
 MOST_CHANGES = 3
 
 
 class Transfer:
-    """A file that comes home.
+    """A file being downloaded.
 
     Attributes:
-        file: Which; its stamp is the one that the server told last.
-        is_here: Whether it is here, whole.
-        is_refused: Whether it never comes, whatever happens.
-        trouble: Why it did not come; empty when it is here, or may still come.
-        arrived: How many of its bytes are here.
+        file: The file, with the stamp last reported by the server.
+        is_here: Whether it is complete.
+        is_refused: Whether it can never be downloaded.
+        trouble: Why it was not downloaded, or empty.
+        arrived: Its local bytes.
     """
 
     def __init__(self, folder: ArtifactFolder, file: RemoteFile, quota: Quota) -> None:
@@ -58,7 +58,7 @@ class Transfer:
         return self._arrival is not None
 
     async def request(self) -> dict[str, Any]:
-        """Return what to ask for: the file from where the part that is here ends."""
+        """Return the request for the file from the end of the local part."""
         self._checked, self._have, digest = 0, 0, ""
         if self._folder.partial_size(self.file):
             self._have, digest = await asyncio.to_thread(self._folder.partial_digest, self.file)
@@ -72,7 +72,7 @@ class Transfer:
         }
 
     def take(self, header: Mapping[str, Any], body: bytes) -> None:
-        """Take what the server says of it; ValueError for what cannot be."""
+        """Process a frame about the file; ValueError if invalid."""
         if "begin" in header:
             self._begin(read_stamp(header["begin"]), read_number(header.get("offset"), LARGEST_FILE))
         elif "checked" in header:
@@ -86,7 +86,7 @@ class Transfer:
             self.arrived = offset + len(body)
 
     def end(self, word: str) -> None:
-        """Take how it ended; waits for the disk, so it is called on another thread."""
+        """Process the final status; runs in a thread, as it waits for the disk."""
         with self._ending:
             if word == "whole" and not self.is_arriving:
                 return  # given up meanwhile
@@ -96,8 +96,8 @@ class Transfer:
                 self._folder.drop(self.file)
 
     def leave(self) -> None:
-        """Close what is open; the part that came stays."""
-        # Never under the hands of the other thread: its descriptor may be another file's by then.
+        """Close the file; the downloaded part is kept."""
+        # Not while the other thread uses it: the descriptor may refer to another file by then.
         with self._ending:
             self._close()
 
@@ -123,7 +123,7 @@ class Transfer:
         self.arrived = offset
 
     def _reserve(self, size: int) -> None:
-        # Others may have grown since this one was asked for.
+        # Others may have grown since this one was requested.
         if size > self._reserved and not self._quota.grow(size - self._reserved):
             raise JobError(
                 f"{self.file.path} grew during the pull, beyond artifact_limit or the disk space here",

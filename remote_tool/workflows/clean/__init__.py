@@ -1,4 +1,4 @@
-"""Remove what is not needed any more, here and on servers."""
+"""Remove unused files, here and on servers."""
 
 from __future__ import annotations
 

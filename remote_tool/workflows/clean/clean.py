@@ -1,4 +1,4 @@
-"""clean: what is ours and nobody uses any more, on servers and here: counted, then removed."""
+"""clean: list unused files of remote-tool on servers and here, then remove them."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from remote_tool.jobs.job import Job
     from remote_tool.workflows.context import Context
 
-# Jobs of one question, and seconds: it works for 20 of them, and for 540 where everything goes.
+# Jobs per request, and its timeout in seconds: it works for 20 of them, or for 540 with ``everything``.
 PORTION = 2000
 WITHIN, WITHIN_ALL = 120.0, 600.0
-# A start is given up before that; younger ones may be on their way.
+# Younger jobs may still be starting; a start is given up before that.
 START_SECONDS = 300.0
-# A fan-out that was not finished may be gone on with for so long.
+# An unfinished fan-out may be resumed for this long.
 RESUMED_SECONDS = 30 * 86400.0
 KEEPS_ARTIFACTS = "its artifacts have not been pulled"
 
 
 async def survey(context: Context, request: CleanRequest) -> CleanAnswer:
-    """Count what is ours, and what of it may go; remove nothing."""
+    """List our files on servers and here, and which may be removed; remove nothing."""
     named = choose_jobs(context.registry.load()[0], JobSelection(jobs=request.jobs)) if request.jobs else []
     servers = _servers(context, request, named)
     errors = await refresh(context, servers) if servers else {}
@@ -56,7 +56,7 @@ async def survey(context: Context, request: CleanRequest) -> CleanAnswer:
 
 
 async def carry_out(context: Context, found: CleanAnswer) -> CleanAnswer:
-    """Remove what a survey has found; servers look again whether a job has begun to use it."""
+    """Remove what a survey found; servers check again whether a job uses it."""
     return await _answer(context, found, dry_run=False)
 
 
@@ -72,7 +72,7 @@ def _servers(context: Context, request: CleanRequest, named: Sequence[Job]) -> t
 def choose_spent(
     context: Context, jobs: Sequence[Job], request: CleanRequest, servers: Sequence[str]
 ) -> tuple[dict[str, list[Job]], dict[str, str]]:
-    """Return the jobs that may go of servers that answer or are not configured any more, and why others stay."""
+    """Return the jobs to remove from servers that answer or are no longer configured, and why others are kept."""
     config = context.config
     known = {name for name, server in config.servers.items() if not server.is_listed or name in config.listed}
     here_only = {job.server for job in jobs} - known if not request.servers else set()
@@ -84,7 +84,7 @@ def choose_spent(
         if server not in {*servers, *here_only}:
             continue
         if request.all:
-            # Of a lost job with processes its server may say nothing, where our folder is away.
+            # A server may report nothing about a lost job's processes while our folder is unavailable.
             spent[server] = [job for job in own if job.is_over or not job.state.is_finished]
             continue
         newest_first = sorted((job for job in own if job.is_over), key=lambda job: (-job.created_at, -job.key))
@@ -99,7 +99,7 @@ def choose_spent(
 
 
 def _resumable(context: Context, jobs: Sequence[Job]) -> set[str]:
-    """Return the fan-outs that somebody follows, or may want to go on with: their jobs say what is done."""
+    """Return the fan-outs that are followed or may be resumed: their jobs record what is done."""
     folder = context.config.local.fan_outs
     launches: dict[str, list[Job]] = defaultdict(list)
     for job in jobs:
@@ -126,10 +126,10 @@ def _waits_for_artifacts(job: Job) -> bool:
 
 
 async def _examine(context: Context, jobs: Sequence[Job], errors: Mapping[str, RemoteToolError]) -> dict[str, str]:
-    """Say of jobs whose end nobody knows why only what is known here can go.
+    """Report why only the local record of a job with an unknown end can be removed.
 
     Raises:
-        UsageError: One runs, or its start may be on its way.
+        UsageError: A job is running, or may still be starting.
     """
     found = {}
     for job in jobs:
@@ -162,9 +162,9 @@ async def _ask_whether_gone(context: Context, job: Job) -> str:
 
 
 async def _answer(context: Context, found: CleanAnswer, *, dry_run: bool) -> CleanAnswer:
-    """Ask every server to count or remove, then do the same here."""
+    """Ask every server to list or remove, then do the same here."""
     request, groups = found.request, Groups.recall(context.config)
-    # Of servers with one folder, one is asked.
+    # Of servers sharing a folder, one is asked.
     answering = [name for name in found.servers if name not in found.errors]
     leaders = {groups.of(name): name for name in reversed(answering)}
     told: dict[str, _Told] = {}
@@ -186,13 +186,13 @@ async def _answer(context: Context, found: CleanAnswer, *, dry_run: bool) -> Cle
 
 
 def _may_go_here(found: CleanAnswer, told: Mapping[str, _Told], job: Job) -> bool:
-    """Whether no server has a job any more that could be asked."""
+    """Return whether no server that could be asked has a job any longer."""
     return job.cleaned or job.server not in found.servers or (job.server in told and job.id in told[job.server].gone)
 
 
 @dataclass
 class _Told:
-    """What a server has done."""
+    """A server's answer."""
 
     items: list[Item] = field(default_factory=list)
     gone: set[str] = field(default_factory=set)
@@ -202,7 +202,7 @@ class _Told:
 async def _clean_server(
     context: Context, server: str, ids: Sequence[str], request: CleanRequest, *, dry_run: bool
 ) -> _Told:
-    """Ask a server until it has removed what it can."""
+    """Ask a server repeatedly until it has removed all it can."""
     told = _Told()
     waiting = list(ids)
     is_first = True
@@ -245,7 +245,7 @@ async def _ask(
 
 
 def _sum(known: list[Item], new: list[Item], *, is_first: bool) -> list[Item]:
-    """Add what another portion of jobs takes; what there is in all, the first answer has told."""
+    """Add the sizes of another batch of jobs; the totals come with the first answer."""
     if is_first:
         return new
     more = {item.what: item for item in new}

@@ -1,4 +1,4 @@
-"""``keep_jobs`` and ``min_free``: old jobs go with a start, whose answer tells of a disk that fills up."""
+"""``keep_jobs`` and ``min_free``: a start removes old jobs, and its answer reports low disk space."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from remote_tool.transport.pool import HostPool
     from remote_tool.workflows.events import Report
 
-# Of one start, which waits for it.
+# For one start, which waits for it.
 MOST_CLEANED = 200
 
 
 def spent_jobs(context: Context, servers: Sequence[str]) -> dict[str, list[str]]:
-    """Return the jobs that ``keep_jobs`` lets go with a start, the oldest first, by server."""
+    """Return the jobs beyond ``keep_jobs`` by server, oldest first."""
     kept = context.config.keep_jobs
     if kept is None:
         return {}
@@ -38,7 +38,7 @@ def spent_jobs(context: Context, servers: Sequence[str]) -> dict[str, list[str]]
 
 
 def take_cleaned(context: Context, server: str, asked: Sequence[str], answer: Mapping[str, Any]) -> None:
-    """Forget here the jobs that a server has removed with a start, and say so."""
+    """Delete the records of jobs that a server has removed with a start, and report them."""
     told = answer.get("cleaned")
     if not asked or not isinstance(told, dict):
         return
@@ -52,30 +52,30 @@ def take_cleaned(context: Context, server: str, asked: Sequence[str], answer: Ma
 
 
 def least_free(config: Config) -> list[float]:
-    """Return what a server is sent of ``min_free``."""
+    """Return ``min_free`` for a start request."""
     return [config.min_free.bytes, config.min_free.hundredths]
 
 
 def read_room(answer: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return what a server says is free on its disk and in all; None where it says nothing."""
+    """Return free and total bytes from a server's answer; None if missing."""
     free, total = answer.get("free"), answer.get("total")
     return (free, total) if isinstance(free, int) and isinstance(total, int) and 0 <= free <= total else None
 
 
 async def tell_low_rooms(pool: HostPool, config: Config, rooms: Mapping[str, tuple[int, int]], report: Report) -> None:
-    """Warn of the disks of some servers."""
+    """Warn about the disks of some servers."""
     await _tell(Context(config, pool, Registry(config.local.jobs), report), rooms)
 
 
 async def tell_low_room(context: Context, server: str, room: tuple[int, int] | None) -> None:
-    """Warn once of a disk that is nearly full."""
+    """Warn once about low disk space on a server."""
     if room is not None and server not in context.low:
         context.low.add(server)
         await _tell(context, {server: room})
 
 
 async def _tell(context: Context, rooms: Mapping[str, tuple[int, int]]) -> None:
-    """Warn of disks that are nearly full; only then their servers are asked, all at once, what a clean would free."""
+    """Warn about low disk space; only then ask these servers, in parallel, how much a clean would free."""
     freed = await _freed_by_clean(context, tuple(rooms))
     for server, room in rooms.items():
         free, total = (readable_size(each) for each in room)
@@ -90,7 +90,7 @@ async def _freed_by_clean(context: Context, servers: tuple[str, ...]) -> dict[st
         found = await workflows.clean.clean.survey(context, workflows.clean.request.CleanRequest(servers=servers))
     except RemoteToolError:
         return {}
-    # Of servers with one folder, one has answered for all.
+    # Of servers sharing a folder, one has answered for all.
     groups = {server: Groups.recall(context.config).of(server) for server in servers}
     return {
         server: sum(item.frees for item in found.items if item.server in group)

@@ -1,4 +1,4 @@
-"""What cleaning does on this machine: records and logs of jobs, logs of steps, and notes about what is gone."""
+"""Clean this machine: records and logs of jobs, logs of steps, and notes about removed servers."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ HERE = ""
 JOBS, ARTIFACTS, LOGS, NOTES = "jobs", "artifacts", "logs of steps", "notes"
 HOST_KEYS = "host keys"
 SECONDS = 600.0
-# Somebody may be writing it.
+# A younger file may still be being written.
 YOUNG_SECONDS = 3600.0
 
 
 def clean_here(
     context: Context, jobs: Sequence[Job], request: CleanRequest, *, left: Collection[str], dry_run: bool
 ) -> list[Item]:
-    """Count what is here, and unless dry_run remove these jobs and what nobody uses.
+    """List local files, and unless ``dry_run`` remove these jobs and unused files.
 
     Args:
-        context: Of this command.
-        jobs: Those that nobody can ask their servers about any more.
-        request: What may go.
-        left: Servers that have nothing of ours any more.
+        context: The command's context.
+        jobs: Jobs whose servers can no longer be asked.
+        request: What may be removed.
+        left: Servers without files of ours.
         dry_run: Remove nothing.
     """
     items = _clean_jobs(context, jobs, request, dry_run=dry_run)
@@ -60,7 +60,7 @@ def _clean_jobs(context: Context, jobs: Sequence[Job], request: CleanRequest, *,
     folder = context.registry.folder
     deadline = time.monotonic() + SECONDS
     matching = {job.id for job in jobs}
-    # What came home is the user's: such a job stays as its own record until it is said that it may go.
+    # Pulled artifacts belong to the user: without explicit permission only the job's record is removed.
     rich = {name for name in _names(folder) if (folder / name / ARTIFACTS).is_dir()}
     going = matching if request.artifacts else matching - rich
     sizes: dict[bool, list[int]] = {True: [], False: []}
@@ -96,14 +96,14 @@ def _notes_about_servers(logs: Path) -> list[Path]:
 
 
 def _forget_host_keys(context: Context, left: Collection[str], *, dry_run: bool) -> Item:
-    """Forget the keys of servers that left the configuration, or have nothing of ours."""
+    """Remove the host keys of servers that were removed from the configuration, or have no files of ours."""
     file, servers = context.config.local.known_hosts, context.config.servers
     known = {note_for(name, servers[name].hostname) for name in servers.keys() - set(left)}
     names = {name: lookup_names(servers[name].hostname, servers[name].port or DEFAULT_PORT)[0] for name in servers}
     shared = {name for server, name in names.items() if server not in left}
 
     def is_forgotten(entry: Entry) -> bool:
-        # Lines of older versions do not tell for which server they are.
+        # Lines of older versions do not name their server.
         is_of_left = any(names[server] in entry.plain_names and names[server] not in shared for server in left)
         return is_of_left or (entry.note != "" and entry.note not in known)
 
@@ -114,13 +114,13 @@ def _forget_host_keys(context: Context, left: Collection[str], *, dry_run: bool)
 
 
 def _spent_notes(context: Context, logs: Path, left: Collection[str]) -> list[Path]:
-    """Return the notes about servers that are not known any more, or have nothing of ours."""
+    """Return the notes about unknown servers, and servers without files of ours."""
     known = context.config.servers.keys() - set(left)
     return [path for path in _notes_about_servers(logs) if path.name.rpartition(".")[0] not in known]
 
 
 def _spent_fan_outs(context: Context, folder: Path, before: float) -> list[Path]:
-    """Return the records of fan-outs that nobody follows and of which no job is known here any more."""
+    """Return the records of fan-outs that are not followed and have no jobs known here."""
     launches = {job.launch_id for job in context.registry.load()[0]}
     return [
         path
@@ -130,7 +130,7 @@ def _spent_fan_outs(context: Context, folder: Path, before: float) -> list[Path]
 
 
 def is_followed(path: Path) -> bool:
-    """Whether a program hands out the shards of a fan-out now, by its record; also when that cannot be told."""
+    """Return whether a program is handing out a fan-out's shards now, or this cannot be determined."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

@@ -1,4 +1,4 @@
-"""What a clean may remove, and what it found."""
+"""The request and the result of a clean."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ LARGEST = 2**62
 
 @dataclass(frozen=True)
 class Item:
-    """Something of ours.
+    """A kind of our files.
 
     Attributes:
-        server: Where; empty for here.
-        what: Of which kind.
-        count: How many there are.
-        bytes: What they take.
-        goes: How many of them go.
-        frees: What these take.
-        why: Why others stay; empty where there is nothing to say.
+        server: The server; empty for here.
+        what: The kind.
+        count: Their number.
+        bytes: Their size.
+        goes: The number to remove.
+        frees: The size of those.
+        why: Why others are kept, or empty.
     """
 
     server: str
@@ -46,7 +46,7 @@ class CleanRequest:
 
     Attributes:
         servers: On which servers; empty: all.
-        older: Only jobs that ended so many seconds ago or more, and notes of that age.
+        older: Only jobs that ended at least this many seconds ago, and notes of that age.
         keep: So many jobs of each server stay, the newest.
         jobs: Keys or ids: only these jobs, and also such as their servers do not know any more.
         artifacts: Whether files go too that jobs wrote and that came home.
@@ -70,16 +70,16 @@ class CleanRequest:
 
 @dataclass(frozen=True)
 class CleanAnswer:
-    """What there is and may go; or, once it was removed, what has gone.
+    """What exists and may be removed, or was removed.
 
     Attributes:
-        request: What was asked for.
-        items: What there is, by server; here is the empty name.
+        request: The request.
+        items: What exists, by server; empty for here.
         errors: The error of each server that could not be asked.
-        servers: Those that were to be asked.
-        spent: The jobs that go, by server.
-        forgotten: Jobs that nobody can ask about, by id, and why: only what is known here goes.
-        kept: Why jobs stay that were meant, by id.
+        servers: The selected servers.
+        spent: The jobs to remove, by server.
+        forgotten: Jobs whose server cannot be asked, by id, and why: only their local records are removed.
+        kept: Why selected jobs are kept, by id.
     """
 
     request: CleanRequest
@@ -92,20 +92,20 @@ class CleanAnswer:
 
     @property
     def frees(self) -> int:
-        """How many bytes go."""
+        """Return the bytes to free."""
         return sum(item.frees for item in self.items)
 
     @property
     def goes(self) -> int:
-        """How many things go."""
+        """Return the number of things to remove."""
         return sum(item.goes for item in self.items)
 
 
 def read_items(server: str, value: object) -> list[Item]:
-    """Read what a server says that it has.
+    """Parse a server's list.
 
     Raises:
-        JobError: It is not of its form.
+        JobError: It is malformed.
     """
     try:
         assert isinstance(value, list)

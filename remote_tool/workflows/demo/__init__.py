@@ -1,1 +1,1 @@
-"""The demo: throw-away SSH servers on this machine, and the whole journey on them."""
+"""The demo: temporary SSH servers on this machine, and a complete session with them."""

@@ -1,4 +1,4 @@
-"""How the demo ends: undisturbed, and with no process left, as if its servers were switched off."""
+"""End the demo: protected from signals, and with all processes killed, as if its servers were switched off."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def signals_restored() -> Iterator[None]:
-    """Meanwhile a closed terminal ends the program as SIGTERM does; afterwards every signal means what it did."""
+    """Let a closed terminal end the program like SIGTERM; restore all signals afterwards."""
     before = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
     if before[signal.SIGHUP] is signal.SIG_DFL:
         signal.signal(signal.SIGHUP, before[signal.SIGTERM])
@@ -32,14 +32,14 @@ def signals_restored() -> Iterator[None]:
 
 
 def ignore_signals() -> None:
-    """From here on a second Ctrl-C does not leave behind what the first one began to clear away."""
+    """Ignore signals from here on: a second Ctrl-C must not interrupt the cleanup."""
     for number in ENDING_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager
 def no_process_left() -> Iterator[None]:
-    """Afterwards nothing that was started meanwhile lives, also no job: without its connection it is our orphan."""
+    """Kill everything started in this block, including jobs, which become our orphans."""
     become_subreaper()
     try:
         yield
@@ -57,7 +57,7 @@ def _kill_descendants() -> None:
 
 
 def _descendants() -> list[Process]:
-    """Look for the living processes below this one, at any depth."""
+    """Return the living descendants of this process."""
     processes = {process.pid: process for process in list_processes()}
     found = {os.getpid()}
     grown = True
@@ -69,7 +69,7 @@ def _descendants() -> list[Process]:
 
 
 def _collect_children() -> None:
-    """Take the exit statuses of children that ended, so that no zombie is left to whoever inherits it."""
+    """Reap ended children, so that no zombie is left to whoever inherits it."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             """One more job has ended."""

@@ -1,7 +1,7 @@
-"""Clears away after a demo that was killed: a program beside it, which waits for the end of its stdin.
+"""Clean up after a killed demo: a separate program that waits for the end of its stdin.
 
 ``python -m remote_tool.workflows.demo.guard FOLDER``. Every process of the demo has the folder in its environment, as
-part of ``$HOME``. A demo that ends by itself ends this program too, and leaves it nothing to do.
+part of ``$HOME``. A demo that ends normally also ends this program, with nothing left to do.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PAUSE = 0.02
 
 @contextmanager
 def guarded(folder: Path) -> Iterator[None]:
-    """Whatever ends this process, no process that has the folder in its environment outlives it, nor the folder."""
+    """Ensure that when this process ends in any way, the folder and all processes naming it are removed."""
     command = [sys.executable, "-P", "-m", "remote_tool.workflows.demo.guard", str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as guard:
         try:
@@ -36,7 +36,7 @@ def guarded(folder: Path) -> Iterator[None]:
 
 
 def main() -> None:
-    """Wait for the demo's end, then clear away."""
+    """Wait for the demo's end, then clean up."""
     folder = Path(sys.argv[1])
     sys.stdin.read()
     deadline = time.monotonic() + LONGEST_END

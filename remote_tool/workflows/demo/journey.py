@@ -1,4 +1,4 @@
-"""demo: the whole journey on throw-away servers, with the real program, each command shown as a user types it."""
+"""demo: run the real program against temporary servers, showing each command as a user would type it."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ Show = Callable[[str], None]
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """How to show it.
+    """How to run the demo.
 
     Attributes:
-        servers: How many servers.
-        keep: Leave servers and folder until Ctrl-C.
+        servers: Number of servers.
+        keep: Keep servers and folder until Ctrl-C.
         verbose: 1: show every remote command; 2: the SSH library's log too.
     """
 
@@ -47,10 +47,10 @@ class DemoOptions:
 
 
 def run_demo(options: DemoOptions, show: Show) -> int:
-    """Show the journey; return its exit status. Leaves no process and no file.
+    """Run the demo; return its exit status. Leaves no process and no file.
 
     Raises:
-        UsageError: Something that the demo needs is missing here.
+        UsageError: A required tool is missing here.
     """
     sample = _require_everything()
     with signals_restored(), tempfile.TemporaryDirectory(prefix="remote-tool-demo-") as name:
@@ -84,7 +84,7 @@ def _require_everything() -> Path:
 
 
 def require_packages(requirements: Path) -> None:
-    """Refuse a Python that lacks what the sample needs: ``prepare`` would install it there.
+    """Require the sample's packages, which ``prepare`` would otherwise install into this Python.
 
     Raises:
         UsageError: A package is missing or too old.
@@ -100,7 +100,7 @@ def require_packages(requirements: Path) -> None:
 
 
 def how_to_install(packages: Sequence[str], prefix: Path = Path(sys.prefix)) -> str:
-    """Return what puts packages beside this program, in the way in which it was installed itself."""
+    """Return the command that installs packages into this program's environment, by the tool that created it."""
     words = shlex.join(packages)
     if (prefix / "pipx_metadata.json").is_file():
         return f"pipx inject {prefix.name} {words}"
@@ -121,12 +121,12 @@ def _problem_with(name: str, least: str) -> str:
 
 
 def _numbers(version: str) -> list[int]:
-    """Return major and minor number."""
+    """Return major and minor version."""
     return [int(number) for number in re.findall(r"\d+", version)[:2]]
 
 
 class _StepFailedError(Exception):
-    """A command of the journey failed; it has said why."""
+    """A command of the demo failed and has reported why."""
 
     def __init__(self, status: int) -> None:
         super().__init__(status)
@@ -138,12 +138,12 @@ class _Journey:
         self._project = project
         self._options = options
         self._show = show
-        # The user's own keys, agent and known hosts are nothing to a demo.
+        # A demo must not use the user's own keys, agent and known hosts.
         self._environment = {name: value for name, value in os.environ.items() if not name.startswith("SSH_")}
         self._environment["HOME"] = str(project.parent)
 
     def run(self, servers: list[DemoServer], key: Path) -> int:
-        """Show everything; return the exit status."""
+        """Run all steps; return the exit status."""
         try:
             self._initialize(servers, key)
             self._command("prepare")
@@ -184,7 +184,7 @@ class _Journey:
     def _program(self, *words: str) -> int:
         verbose = ["-" + "v" * self._options.verbose] if self._options.verbose else []
         command = [sys.executable, "-m", "remote_tool", *words, *verbose]
-        # Python itself would answer a Ctrl-C with a traceback until our first line runs, which lets it through.
+        # Until our first line runs, Python would answer Ctrl-C with a traceback; that line unblocks it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             program = subprocess.Popen(command, cwd=self._project, env=self._environment, stdin=subprocess.DEVNULL)
@@ -196,7 +196,7 @@ class _Journey:
             except BaseException as error:
                 if not isinstance(error, KeyboardInterrupt):
                     program.terminate()
-                # Ctrl-C reached it too: it leaves its servers in order.
+                # Ctrl-C reached it too: it shuts down its servers.
                 with suppress(subprocess.TimeoutExpired):
                     program.wait(LONGEST_GOODBYE)
                 program.kill()

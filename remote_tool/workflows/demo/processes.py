@@ -1,4 +1,4 @@
-"""Processes of this machine: the demo finds what it has started, and kills it."""
+"""Find and kill the demo's processes on this machine."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 @dataclass(frozen=True)
 class Process:
-    """A process as ``/proc`` showed it.
+    """A process in ``/proc``.
 
     Attributes:
-        start_time: In clock ticks since the boot; with the pid it names one process for ever.
+        start_time: In clock ticks since the boot; unique together with the pid.
         is_alive: Whether it is not a zombie.
     """
 
@@ -44,7 +44,7 @@ class Process:
 
 @contextmanager
 def _pidfd(pid: int) -> Iterator[int | None]:
-    """Hold a process by a descriptor, so that its pid cannot change hands; None where the kernel is too old."""
+    """Return a pidfd, so that the pid cannot be reused; None on old kernels."""
     try:
         descriptor = os.pidfd_open(pid)
     except OSError:
@@ -63,7 +63,7 @@ def list_processes() -> list[Process]:
 
 
 def become_subreaper() -> None:
-    """Make orphans below this process its children, where the system allows it."""
+    """Become the parent of orphaned descendants, where the system allows it."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -73,7 +73,7 @@ def _read_process(pid: int) -> Process | None:
         text = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return None
-    # The name may hold spaces and parentheses, so the fields are counted from its last one.
+    # The name may contain spaces and parentheses, so fields are counted from its last one.
     fields = text[text.rfind(b")") + 2 :].split()
     # A zombie with several threads is alive: only its first thread has ended.
     is_alive = fields[0] not in {b"Z", b"X", b"x"} or int(fields[17]) > 1

@@ -1,4 +1,4 @@
-"""Throw-away SSH servers on loopback, from asyncssh: each with a home of its own; they run commands as this user."""
+"""Temporary SSH servers on loopback with asyncssh, each with its own home; they run commands as this user."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 CHUNK = 256 * 1024
 ADDRESS = "127.0.0.1"
 STARTING_SECONDS = 30.0
-# What a command gets of our environment; nothing secret is among it.
+# Environment variables passed to commands; none is secret.
 PASSED_ON = ("PATH", "LANG", "USER", "LOGNAME", "LD_LIBRARY_PATH")
-# Beside the homes: torch leaves folders there.
+# Outside the homes: torch leaves folders there.
 TEMPORARY = "tmp"
 
 
 @dataclass(frozen=True)
 class DemoServer:
-    """A server that runs: its name, home and port."""
+    """A running server: its name, home and port."""
 
     name: str
     home: Path
@@ -37,12 +37,12 @@ class DemoServer:
 
 @contextmanager
 def running_servers(folder: Path, client_key: Path, count: int) -> Iterator[list[DemoServer]]:
-    """Run servers on a thread of their own; every command that still runs is hung up at the end.
+    """Run servers in a thread; commands still running at the end get SIGHUP.
 
     Args:
-        folder: Where their homes are made.
-        client_key: Made here; the only key that they accept.
-        count: How many.
+        folder: Parent of their homes.
+        client_key: Created here; the only key that they accept.
+        count: Number of servers.
     """
     key = asyncssh.generate_private_key("ssh-ed25519")
     key.write_private_key(str(client_key))
@@ -158,7 +158,7 @@ async def _child(process: asyncssh.SSHServerProcess[bytes], home: Path) -> Async
     try:
         yield child
     finally:
-        # As sshd does when the connection goes; what a job started has a session of its own and is not reached.
+        # As sshd does when the connection ends; jobs have their own sessions and are not affected.
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGHUP)
         with suppress(TimeoutError):

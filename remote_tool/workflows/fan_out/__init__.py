@@ -1,4 +1,4 @@
-"""Split work over all GPUs."""
+"""Split work over all slots of all servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What became of a fan-out."""
+"""The result of a fan-out."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ SHARDS_FAILED = 1
 
 @dataclass(frozen=True)
 class FanOutAnswer:
-    """What became of a fan-out.
+    """The result of a fan-out.
 
     Attributes:
         launch_id: Shared by its jobs.
-        shards: How many there are.
-        jobs: All of it, by key, also those that were started again.
+        shards: Their number.
+        jobs: All its jobs by key, including restarted ones.
         done: Numbers of the shards that succeeded.
         failed: The last job of each shard that failed, by its number.
-        gathered: The files that were put into the project.
-        folder: Where they are.
+        gathered: The files copied into the project.
+        folder: Their folder.
         errors: The error of each server that failed.
-        warnings: Server and sentence.
-        is_followed: Whether somebody stayed until nothing went on.
+        warnings: Server and message.
+        is_followed: Whether the command waited for the end.
     """
 
     launch_id: str
@@ -48,12 +48,12 @@ class FanOutAnswer:
 
     @property
     def undone(self) -> int:
-        """How many shards nobody has done: they failed, or never began."""
+        """Return the number of shards that are not done: they failed, or never started."""
         return self.shards - len(self.done)
 
     @property
     def exit_code(self) -> int:
-        """0: all is done, or begun where nobody follows; 1: a shard failed; 3: a server did."""
+        """Return 0: all done, or started and not followed; 1: a shard failed; 3: a server did."""
         if self.failed:
             return SHARDS_FAILED
         if self.errors:
@@ -61,11 +61,11 @@ class FanOutAnswer:
         return SHARDS_FAILED if self.is_followed and self.undone else 0
 
     def raise_if_any_failed(self) -> FanOutAnswer:
-        """Raise what failed.
+        """Raise the failures.
 
         Raises:
-            SomeServersFailedError: Servers did.
-            JobError: Shards did.
+            SomeServersFailedError: Servers failed.
+            JobError: Shards failed.
         """
         if self.errors:
             raise self._servers_failed

@@ -1,4 +1,4 @@
-"""Hands shards to free slots until all are done, and failed ones again."""
+"""Assign shards to free slots until all are done, and retry failed ones."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from remote_tool.workflows.context import Context
     from remote_tool.workflows.fan_out.observer import Observer
 
-# A server that does not answer for so long gets no more shards.
+# A server that does not answer for this many seconds gets no more shards.
 GONE_AFTER = 120.0
 
 
 class Dispatcher:
-    """Hands out the shards of a queue; each server has one task, and starts and follows its jobs over one channel.
+    """Assigns the shards of a queue; each server has one task, and starts and follows its jobs over one channel.
 
     Args:
-        context: Of this command.
+        context: The command's context.
         queue: The shards to do.
-        make_spec: Makes the job of an assignment.
-        observer: Called when something happens.
+        make_spec: Creates the job of an assignment.
+        observer: Receives progress.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Dispatcher:
         self._begin_where_copies_end()
 
     async def run(self) -> Mapping[str, RemoteToolError]:
-        """Go on until every shard is done or cannot be; return the servers that failed."""
+        """Run until every shard is done or cannot be; return the servers that failed."""
         return (await on_every(self._queue.servers, self._serve)).errors
 
     async def _serve(self, server: str) -> None:
@@ -81,7 +81,7 @@ class Dispatcher:
                 await queue.until(lambda: queue.is_over or queue.has_work_for(server))
 
     async def _start(self, server: str, taken: Sequence[Assignment]) -> RemoteToolError | None:
-        """Start jobs with one question to the server; return why some of them did not start."""
+        """Start jobs with one request; return why some did not start."""
         if not taken:
             return None
         answer = await start_specs(self._context, [self._make_spec(each) for each in taken])
@@ -97,11 +97,11 @@ class Dispatcher:
         return problem
 
     async def _follow(self, server: str) -> None:
-        """Follow the jobs of a server until all have ended, or a slot is free and a shard waits for it."""
+        """Follow a server's jobs until all have ended, or a slot is free and a shard is waiting."""
         jobs = [attempt.job for attempt in self._queue.attempts_on(server)]
         follow = follow_server(self._context, jobs, self._listener, logs=True, give_up_after=GONE_AFTER)
         try:
-            # It waits until both have ended, and tells our own end from theirs.
+            # It waits until both have ended, and distinguishes our cancellation from theirs.
             async with asyncio.TaskGroup() as group:
                 following = group.create_task(follow)
                 work = group.create_task(self._queue.until(lambda: self._queue.has_work_for(server)))
@@ -112,7 +112,7 @@ class Dispatcher:
             raise problems.exceptions[0] from None
 
     def _begin_where_copies_end(self) -> None:
-        """What came home of a fan-out before it was resumed is not shown again."""
+        """Do not show output again that was pulled before the fan-out was resumed."""
         assert self._listener.viewer is not None
         for attempt in self._queue.attempts.values():
             for stream, size in LogFolder(self._context.registry.folder / attempt.job.id).sizes().items():
@@ -131,7 +131,7 @@ class Dispatcher:
 
 
 def _tell_left(error: RemoteToolError, left: Sequence[Attempt]) -> None:
-    """Have the error of a server say which shards may still run there."""
+    """Add the shards that may still run on a server to its error."""
     numbers = ", ".join(str(attempt.shard.number) for attempt in left)
     jobs = " ".join(f"--job {attempt.job.key}" for attempt in left)
     shards, are, them = (f"shard {numbers}", "is", "it") if len(left) == 1 else (f"shards {numbers}", "are", "them")

@@ -1,4 +1,4 @@
-"""helper-fan-out: work split over every slot of every server, or handed out item by item."""
+"""helper-fan-out: split work over every slot of every server, or hand it out item by item."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from remote_tool.workflows.fan_out.work import Work, ask_slots, find_fan_out_scr
 
 
 async def plan(context: Context, request: FanOutRequest) -> FanOutPlan:
-    """Ask the servers and plan, and start nothing.
+    """Query the servers and plan, without starting anything.
 
     Raises:
         SomeServersFailedError: Some could not be asked.
@@ -43,10 +43,10 @@ async def plan(context: Context, request: FanOutRequest) -> FanOutPlan:
 
 
 async def start(context: Context, request: FanOutRequest, observer: Observer | None = None) -> FanOutAnswer:
-    """Send, ask, plan, record and start every shard, and leave; what servers that fail would do, the others do.
+    """Sync, query, plan, record and start every shard without following; other servers take over failed ones.
 
     Raises:
-        SomeServersFailedError: No server can do anything; nothing was started.
+        SomeServersFailedError: No server is usable; nothing was started.
     """
     work = await _begin(context, request, observer or Observer())
     pairs = zip(work.plan.shards, work.plan.slots, strict=True)
@@ -64,10 +64,10 @@ async def start(context: Context, request: FanOutRequest, observer: Observer | N
 
 
 async def follow(context: Context, request: FanOutRequest, observer: Observer | None = None) -> FanOutAnswer:
-    """As :func:`start`, and stay until all is done: start again what fails, and hand out what waits.
+    """Like :func:`start`, then follow until all is done: retry failures, and hand out waiting shards.
 
     Raises:
-        SomeServersFailedError: No server can do anything; nothing was started.
+        SomeServersFailedError: No server is usable; nothing was started.
     """
     observer = observer or Observer()
     work = await _begin(context, request, observer)
@@ -79,7 +79,7 @@ async def follow(context: Context, request: FanOutRequest, observer: Observer | 
 async def _begin(context: Context, request: FanOutRequest, observer: Observer) -> Work:
     ready = await make_ready(context, request, context.config.listed)
     work = Work(context.config, request, plan_fan_out(request, ready.slots, new_job_id()), ready)
-    # Also when a host list named the servers, or the configuration changes.
+    # Needed when a host list named the servers, or the configuration changes.
     workdir = context.config.workdir_for(request.workdir)
     named = replace(request, servers=choose_servers(context.config, request.servers), workdir=workdir)
     record = FanOutRecord(

@@ -1,4 +1,4 @@
-"""Putting what came home of a fan-out into the project, from where it is sent with the next sync."""
+"""Copy a fan-out's pulled files into the project, so that the next sync sends them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 def gathering_folder(config: Config, folder: str, name: str = "") -> Path | None:
-    """Return where the files of a fan-out go; None when they are not gathered.
+    """Return the target folder for a fan-out's files; None unless gathering.
 
     Raises:
-        UsageError: It is not in the project, or is ours.
+        UsageError: It is outside the project, or one of our own folders.
     """
     if not folder:
         return None
@@ -36,7 +36,7 @@ def gathering_folder(config: Config, folder: str, name: str = "") -> Path | None
 
 
 def gather(context: Context, jobs: Mapping[int, Job], folder: Path | None) -> tuple[Path, ...]:
-    """Put the files of each shard into a folder of its own, as they lay in the project on the server; return them.
+    """Copy each shard's files into its own folder, with the server's relative paths; return them.
 
     Raises:
         JobError: They cannot be written; the message names the file and says why.
@@ -58,7 +58,7 @@ def _place(source: Path, target: Path) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)
         try:
-            # What came home is replaced and never changed, so it need not be there twice.
+            # Pulled files are replaced, never modified, so a hard link is enough.
             os.link(source, target, follow_symlinks=False)
         except OSError:
             shutil.copy2(source, target, follow_symlinks=False)

@@ -1,4 +1,4 @@
-"""helper-fan-out --resume: go on with a fan-out where its jobs say that it is."""
+"""helper-fan-out --resume: continue a fan-out from the state of its jobs."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ async def resume(
     sync: bool = True,
     overwrite: bool = False,
 ) -> FanOutAnswer:
-    """Go on with a fan-out: follow what still runs, start what failed or never began, and nothing that is done.
+    """Resume a fan-out: follow running jobs, start failed or missing shards, and skip finished ones.
 
     Raises:
-        UsageError: There is no such fan-out, or a variable that it needs is not given.
-        SomeServersFailedError: No server can do anything.
+        UsageError: There is no such fan-out, or a required variable is missing.
+        SomeServersFailedError: No server is usable.
     """
     observer = observer or Observer()
     record = find_record(context.config.local.fan_outs, word)
@@ -78,7 +78,7 @@ def _refuse_missing_variables(record: FanOutRecord, environment: Mapping[str, st
 
 
 async def _start_unconfirmed(context: Context, work: Work) -> None:
-    """Ask again for starts whose answers nobody heard: the same id never starts anything twice."""
+    """Repeat unconfirmed starts: the same id never starts anything twice."""
     slots = {(slot.server, slot.number): slot for slot in work.plan.slots}
     ready = [each.server for each in work.ready.slots]
     specs = [
@@ -92,10 +92,10 @@ async def _start_unconfirmed(context: Context, work: Work) -> None:
 
 
 def _recall(work: Work, jobs: Sequence[Job]) -> WorkQueue:
-    """Return the board as the jobs that there are leave it."""
+    """Return the queue as given by the existing jobs."""
     known = _begun(work, jobs)
     done = {shard.number: Attempt(shard, _slot_of(job), job) for shard, job in known if job.state is JobState.SUCCEEDED}
-    # One that is to be stopped was given up by the user, and others may do its shard.
+    # A job with a pending stop was given up by the user; others may do its shard.
     running = [(shard, job) for shard, job in known if job.may_run and not job.stop_signal]
     attempts = {job.id: Attempt(shard, _slot_of(job), job) for shard, job in running if shard.number not in done}
     begun = done.keys() | {attempt.shard.number for attempt in attempts.values()}

@@ -1,4 +1,4 @@
-"""The work of a fan-out, once the servers have the project: their slots, and the job of each shard."""
+"""The work of a fan-out after the sync: slots, and the job of each shard."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ GPU_NAME = re.compile(r"[A-Za-z0-9/:._-]{1,100}")
 
 @dataclass(frozen=True)
 class Ready(Sent):
-    """What the servers are, once they have the project."""
+    """The servers' facts after the sync."""
 
     slots: Sequence[ServerSlots] = field(kw_only=True)
 
 
 @dataclass(frozen=True)
 class Work:
-    """What is to be done, by whom."""
+    """The work and the slots that do it."""
 
     config: Config
     request: FanOutRequest
@@ -54,7 +54,7 @@ class Work:
     ready: Ready
 
     def make_spec(self, assignment: Assignment) -> JobSpec:
-        """Make the job of a shard on a slot; what the user sets counts."""
+        """Return the job of a shard on a slot; the user's variables win."""
         shard, slot = assignment.shard, assignment.slot
         given = {**shard.environment, **self.request.environment}
         spec = JobSpec(
@@ -97,7 +97,7 @@ async def ask_slots(
     async def ask(server: str) -> ServerSlots:
         host = await context.pool.host(server)
         entry = context.config.entry_of(server)
-        # Behind an entry there may be other GPUs, and only a launch asks there.
+        # Behind a launch command there may be other GPUs, and only a launch queries there.
         question = {"launch": entry is not None, "entry": entry, "needs_python": False}
         answer = await call(host, context.config, "facts", question)
         found = _read_slots(server, answer)

@@ -26,7 +26,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Assignment:
-    """A shard that is about to be started on a slot."""
+    """A shard about to be started on a slot."""
 
     shard: Shard
     slot: Slot
@@ -38,12 +38,12 @@ class WorkQueue:
 
     Attributes:
         slots: All slots that may take shards.
-        waiting: Shards that no slot has.
-        retries: How often a failed shard is tried again.
-        attempts: Those that are running, by job id.
+        waiting: Shards without a slot.
+        retries: How many times a failed shard is retried.
+        attempts: The running attempts, by job id.
         done: The successful attempt of each shard, by shard number.
         failed: The last attempt of each shard that failed too often or was killed, by shard number.
-        is_stopped: The user killed a job, so no more shards are handed out.
+        is_stopped: The user killed a job, so no more shards are started.
     """
 
     slots: Sequence[Slot]
@@ -63,7 +63,7 @@ class WorkQueue:
 
     @property
     def servers(self) -> list[str]:
-        """All servers with a slot, or with a running job of the fan-out."""
+        """Return all servers with a slot, or with a running job of the fan-out."""
         return list(
             dict.fromkeys(
                 [slot.server for slot in self.slots] + [attempt.slot.server for attempt in self.attempts.values()]
@@ -72,22 +72,22 @@ class WorkQueue:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is running, and nothing can start."""
+        """Return whether nothing is running, and nothing can start."""
         return not self.attempts and (self.is_stopped or not self.waiting or not self._working)
 
     def is_settled(self, shard: Shard) -> bool:
-        """Whether a shard is done, or has failed for good."""
+        """Return whether a shard is done, or has failed for good."""
         return shard.number in self.done or shard.number in self.failed
 
     def attempts_on(self, server: str) -> list[Attempt]:
         return [attempt for attempt in self.attempts.values() if attempt.slot.server == server]
 
     def has_work_for(self, server: str) -> bool:
-        """Whether the server has a free slot, and a shard waits for it."""
+        """Return whether the server has a free slot, and a shard is waiting for one."""
         return bool(self._free_slots(server)) and any(self._may_take(server, shard) for shard in self.waiting)
 
     def take(self, server: str) -> list[Assignment]:
-        """Hand waiting shards to the free slots of a server."""
+        """Assign waiting shards to the free slots of a server."""
         taken = []
         for slot in self._free_slots(server):
             shard = next((shard for shard in self.waiting if self._may_take(server, shard)), None)
@@ -106,7 +106,7 @@ class WorkQueue:
         self.attempts[attempt.job.id] = attempt
 
     def end(self, job: Job) -> Attempt | None:
-        """Note how a job ended; return its attempt, or None when that was noted before."""
+        """Record a job's end; return its attempt, or None if recorded before."""
         begun = self.attempts.pop(job.id, None)
         if begun is None:
             return None
@@ -117,7 +117,7 @@ class WorkQueue:
             self.failed[attempt.shard.number] = attempt
             self.is_stopped = True
         elif job.may_run:
-            # Lost, and what is left of it may still write: a second try would be a second run.
+            # The lost job may still be writing: a retry would run it twice.
             self.failed[attempt.shard.number] = attempt
         else:
             self._note_failure(attempt)
@@ -158,7 +158,7 @@ class WorkQueue:
         return [slot for slot in self.slots if slot.server == server and slot.number not in used]
 
     def _may_take(self, server: str, shard: Shard) -> bool:
-        """Whether a server may do a shard; one on which it failed is the last choice, as the server may be to blame."""
+        """Return whether a server may do a shard; one on which it failed is tried last, as it may be to blame."""
         failed_on = self._failed_on[shard.number]
         return server not in failed_on or self._working <= failed_on
 

@@ -1,4 +1,4 @@
-"""Clocks of servers: one that is wrong is told, and nothing is reckoned with it."""
+"""Warn about wrong clocks of servers, which are not used for calculations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MINUTE, HOUR, DAY = 60, 3600, 86400
 
 
 def tell_skew(context: Context, server: str, answer: Mapping[str, Any], asked_at: float) -> None:
-    """Tell the user when a server's clock cannot have been right between our question and its answer."""
+    """Warn when a server's time is not between our request and its answer."""
     now = answer.get("now")
     if isinstance(now, bool) or not isinstance(now, int | float) or not math.isfinite(now):
         return

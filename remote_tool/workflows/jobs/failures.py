@@ -1,4 +1,4 @@
-"""Which rank of a launch failed first, where, and what it said."""
+"""Find which rank of a launch failed first, on which server, and its error."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class RankFailure:
     """The rank that failed first.
 
     Attributes:
-        server: Where it ran.
+        server: Its server.
         rank: Its global rank; None when the launch failed before there were ranks.
-        host: The name that the machine gives itself.
-        exit_code: Of its process; None when a signal ended it or it is not known.
+        host: The machine's own hostname.
+        exit_code: Of its process; None when a signal ended it or it is unknown.
         signal: Name of the signal that ended it, like SIGSEGV; empty without one.
-        message: Its last line of error.
-        traceback: What it printed when it failed.
+        message: The last line of its error.
+        traceback: Its output upon failure.
     """
 
     server: str
@@ -65,7 +65,7 @@ class _Candidate:
 
 
 def first_failure(jobs: Sequence[Job], registry_folder: Path) -> RankFailure | None:
-    """Find the first cause in what came home of a launch; None when no job failed."""
+    """Find the first cause in a launch's pulled logs; None when no job failed."""
     failed = [job for job in jobs if job.state in {JobState.FAILED, JobState.LOST}]
     lost = next((job for job in failed if job.lost_node is not None), None)
     if lost is not None:
@@ -93,7 +93,7 @@ def _candidates(job: Job, logs: LogFolder) -> Iterable[_Candidate]:
     files = {int(found[2]): stream for stream in logs.sizes() if (found := _ERROR_STREAM.fullmatch(stream))}
     printed = {local: _tail(logs, stream) for local, stream in _last_attempt(logs).items()}
     tracebacks = {local: read_traceback(text) for local, text in printed.items()}
-    # Torch marks what nobody caught: it counts although torchrun may have been stopped before it could tell.
+    # Torch marks uncaught exceptions: these count even if torchrun was stopped before it could report.
     marked = {local for local, trace in tracebacks.items() if trace is not None and trace.rank is not None}
     for local in summary.keys() | files.keys() | marked:
         end, trace = summary.get(local), tracebacks.get(local)
@@ -120,7 +120,7 @@ def _candidate(job: Job, logs: LogFolder, evidence: _Evidence) -> _Candidate:
         exit_code=end.exit_code if end and not killed_by else None,
         signal=killed_by,
         message=message.split("\n")[0] or describe_rank(end, trace, printed) or _last_line(printed),
-        # What a signal ended may have printed the traceback of an exception that it caught.
+        # A rank ended by a signal may have printed the traceback of an exception that it caught.
         traceback=text or (trace.text if trace and (trace.rank is not None or not killed_by) else last_lines(printed)),
     )
     is_first = end is not None and end.is_first
@@ -136,7 +136,7 @@ def _global_rank(job: Job, evidence: _Evidence) -> int:
 
 
 def _error_file(logs: LogFolder, stream: str) -> tuple[str, str, float | None]:
-    """Read what torch's record decorator wrote: message, traceback, seconds since the epoch."""
+    """Parse the error file of torch's record decorator: message, traceback, seconds since the epoch."""
     if logs.sizes().get(stream, 0) > LONGEST_ERROR_FILE:
         return "", "", None
     text = b"".join(logs.read(stream, 0))
@@ -151,7 +151,7 @@ def _error_file(logs: LogFolder, stream: str) -> tuple[str, str, float | None]:
 
 
 def _last_attempt(logs: LogFolder) -> dict[int, str]:
-    """Return by local rank the stream of errors of torchrun's last attempt."""
+    """Return the error streams of torchrun's last attempt by local rank."""
     attempts: dict[int, int] = {}
     for stream in logs.sizes():
         if found := _RANK_STREAM.fullmatch(stream):

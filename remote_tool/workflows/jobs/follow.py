@@ -1,4 +1,4 @@
-"""job-tail, job-wait and --follow: see what jobs write until they end, whatever the link does."""
+"""job-tail, job-wait and --follow: show jobs' output until they end, across reconnects."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from remote_tool.workflows.context import Context
 
-# None of these says anything about a job: its link, its server's home or our folder there may be away for a moment.
+# None of these says anything about a job: the server's home or our folder may be unavailable for a moment.
 _INTERRUPTIONS = (
     ConnectError,
     JobMissingError,
@@ -62,21 +62,21 @@ _INTERRUPTIONS = (
     ServerTroubleError,
     SupervisorMissingError,
 )
-# A server that does not answer for this long is given up; the jobs go on without us.
+# Seconds until a server that does not answer is given up; its jobs continue.
 GIVE_UP_AFTER = 600.0
 LONGEST_PAUSE = 15.0
-# What ends after so long a time did work, and is a new interruption.
+# A connection that lasted this long counts as restored.
 WORKED_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some bytes that a job wrote.
+    """A piece of a job's output.
 
     Attributes:
         job: Which job.
         stream: ``out``, ``err``, or ``ranks/<attempt>/<local rank>/out`` or ``…/err``.
-        data: The bytes, as they were written.
+        data: The exact bytes.
         label: ``server`` or ``server:rank``, with several jobs of one server ``server#key``; empty when nothing else
             is shown. Where torchrun assigns new ranks at each restart, rank is the local one.
     """
@@ -88,16 +88,16 @@ class Chunk:
 
     @property
     def rank(self) -> int | None:
-        """The global rank that wrote it; None for the job itself."""
+        """Return the global rank that wrote it; None for the job itself."""
         return global_rank(self.job, self.stream)
 
 
 @dataclass(frozen=True)
 class FollowOptions:
-    """How to follow.
+    """How to follow jobs.
 
     Attributes:
-        lines: Begin with the last N lines; None: from the start.
+        lines: Start with the last N lines; None: from the beginning.
         wait: Follow until the jobs end.
         rank: Show only this rank.
     """
@@ -109,7 +109,7 @@ class FollowOptions:
 
 @dataclass(frozen=True)
 class FollowAnswer:
-    """How it ended: the jobs as they are, the servers that could not be followed, the first cause of a failure."""
+    """The result: the jobs, the servers that could not be followed, and the first cause of a failure."""
 
     jobs: tuple[Job, ...]
     errors: Mapping[str, RemoteToolError] = field(default_factory=dict)
@@ -117,7 +117,7 @@ class FollowAnswer:
 
     @property
     def exit_code(self) -> int:
-        """That of the job which failed by itself, else of one that was stopped, else of the following."""
+        """Return the exit code of the job that failed on its own, else of a stopped one, else of following."""
         ended = [job for job in self.jobs if job.state.is_finished and job.program_exit_code != 0]
         for job in sorted(ended, key=lambda job: (job.stopped_with_launch, job.state is JobState.KILLED)):
             return job.program_exit_code
@@ -125,17 +125,17 @@ class FollowAnswer:
 
     @property
     def own_exit_code(self) -> int:
-        """That of the following, however the jobs ended: 0 when all of them could be followed."""
+        """Return 0 if all jobs could be followed, however they ended, else an error's exit code."""
         followed = sorted({job.server for job in self.jobs} - self.errors.keys())
         return SomeServersFailedError(self.errors, followed).exit_code if self.errors else 0
 
 
-# An awaitable that it returns is awaited before more is read.
+# A returned awaitable is awaited before reading more.
 OnChunk = Callable[[Chunk], object]
 
 
 def global_rank(job: Job, stream: str) -> int | None:
-    """Return the rank that a stream is of; None for a job's own output."""
+    """Return the rank of a stream; None for a job's own output."""
     parts = stream.split("/")
     if parts[0] != "ranks":
         return None
@@ -145,7 +145,7 @@ def global_rank(job: Job, stream: str) -> int | None:
 async def follow_selected(
     context: Context, selection: JobSelection, on_chunk: OnChunk, options: FollowOptions
 ) -> FollowAnswer:
-    """Follow the selected jobs; without a selection, the one that is most likely meant."""
+    """Follow the selected jobs; without a selection, the likeliest one."""
     errors = await refresh(context, servers_of_jobs(context, selection))
     known = context.registry.load()[0]
     jobs = choose_job_to_follow(known, selection)
@@ -166,7 +166,7 @@ def _jobs_of_rank(known: Sequence[Job], chosen: list[Job], rank: int) -> list[Jo
 
 
 async def follow_jobs(context: Context, jobs: Sequence[Job], on_chunk: OnChunk, options: FollowOptions) -> FollowAnswer:
-    """Show what is here already, then what comes, until the jobs have ended and every byte was shown."""
+    """Show local output, then new output, until the jobs have ended and every byte was shown."""
     errors: dict[str, RemoteToolError] = {}
     if options.lines is not None or not options.wait:
         errors = await bring_logs_home(context, jobs)
@@ -183,7 +183,7 @@ async def follow_jobs(context: Context, jobs: Sequence[Job], on_chunk: OnChunk, 
 
 
 def _failed_elsewhere(context: Context, jobs: Sequence[Job]) -> bool:
-    """Tell whether these are only nodes that were stopped because of another one, whose logs are not followed."""
+    """Return whether these nodes were only stopped because of another one, whose logs are not followed."""
     failed = [job for job in jobs if job.state in {JobState.FAILED, JobState.LOST}]
     if not failed or not all(job.stopped_with_launch and job.lost_node is None for job in failed):
         return False
@@ -195,11 +195,11 @@ async def wait_for_jobs(context: Context, selection: JobSelection, *, timeout: f
     """Wait until the selected jobs have ended.
 
     Raises:
-        StillRunningError: They have not within the timeout, in seconds.
+        StillRunningError: They have not ended within the timeout, in seconds.
     """
     errors = await refresh(context, servers_of_jobs(context, selection))
     chosen = choose_jobs(load_matching(context, selection)[0], selection)
-    # A lost job of which processes are left counts as one that runs, but there is no end to wait for.
+    # A lost job with processes left counts as running, but there is no end to wait for.
     jobs = [job for job in chosen if selection.may_have_ended or not job.state.is_finished]
     waiting = [job for job in jobs if not job.state.is_finished and job.server not in errors]
     try:
@@ -220,7 +220,7 @@ def _recorded(context: Context, jobs: Sequence[Job], errors: Mapping[str, Remote
 
 
 def _make_viewer(jobs: Sequence[Job], on_chunk: OnChunk, options: FollowOptions) -> Viewer:
-    """Say whose bytes they are, unless there is one writer only, and leave out what is not wanted."""
+    """Label the output if there are several writers, and filter it."""
     count = Counter(job.server for job in jobs)
     names = {job.id: job.server if count[job.server] == 1 else f"{job.server}#{job.key}" for job in jobs}
     alone = len(jobs) == 1 and (not jobs[0].launch_id or options.rank is not None)
@@ -265,7 +265,7 @@ async def _follow_servers(
 async def follow_server(
     context: Context, jobs: Sequence[Job], listener: Listener, *, logs: bool, give_up_after: float
 ) -> None:
-    """Follow jobs of one server to their ends, over as many connections as it takes.
+    """Follow a server's jobs to their ends, reconnecting as often as needed.
 
     Raises:
         ConnectError: The connection stayed lost for ``give_up_after`` seconds.
@@ -307,7 +307,7 @@ async def follow_server(
 
 
 def is_interruption(error: RemoteToolError) -> bool:
-    """Whether the server just did not answer, as when a connection is lost: jobs continue, and a retry may succeed."""
+    """Return whether the server was only unreachable: jobs continue, and a retry may succeed."""
     return isinstance(error, _INTERRUPTIONS) and not isinstance(error, HostKeyError | LoginError)
 
 
@@ -320,19 +320,19 @@ async def _follow_once(context: Context, server: str, jobs: Sequence[Job], liste
 
 
 class Patience:
-    """How long to wait before the next try: longer each time, and not for ever; give_up_after in seconds."""
+    """Increasing pauses between retries, with a limit: ``give_up_after`` in seconds."""
 
     def __init__(self, give_up_after: float) -> None:
         self._give_up_after = give_up_after
         self.restore()
 
     def restore(self) -> None:
-        """Begin again with the next interruption: it worked meanwhile."""
+        """Reset after a successful connection."""
         self._since: float | None = None
         self._pause = 0.5
 
     def next_pause(self, error: RemoteToolError) -> float:
-        """Return seconds to wait; raises the error when nobody has answered for too long."""
+        """Return the next pause in seconds; raise the error after ``give_up_after``."""
         now = time.monotonic()
         self._since = now if self._since is None else self._since
         if now - self._since > self._give_up_after:

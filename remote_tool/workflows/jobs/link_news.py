@@ -1,4 +1,4 @@
-"""What is said of a link while somebody waits: one line when it goes or falls silent, and one when it is back."""
+"""Messages about a connection while waiting: one when it is lost or silent, and one when it is restored."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from remote_tool.workflows.context import Context
 
 SILENT_SECONDS = 5.0
-# A question that stands for so long was answered, also when nothing has come of it yet.
+# A request open this long was received, even without output yet.
 SETTLED_SECONDS = 0.5
 
 
 class LinkNews:
-    """Says what becomes of the link to one server; the same thing only once until it is back."""
+    """Reports the state of the connection to one server; each message once until it is restored."""
 
     def __init__(self, context: Context, server: str) -> None:
         self._context = context
@@ -30,14 +30,14 @@ class LinkNews:
         self._since = 0.0
 
     def interrupt(self, text: str) -> None:
-        """Say why nothing comes."""
+        """Report why there is no output."""
         if text != self._said:
             self._since = self._since if self._said else time.monotonic()
             self._said = text
             self._context.report(Notice(self._server, text))
 
     def resume(self) -> None:
-        """Say that the server answers again, where something else was said before."""
+        """Report that the server answers again, if a problem was reported before."""
         if self._said:
             self._said = ""
             self._context.report(
@@ -46,7 +46,7 @@ class LinkNews:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Say so when an answer takes long, but not of the time in which the user is asked something."""
+        """Report a slow answer, not counting the time in which the user is prompted."""
         check = asyncio.create_task(self._tell_later())
         try:
             yield
@@ -61,7 +61,7 @@ class LinkNews:
 
     @asynccontextmanager
     async def watching(self, host: Host) -> AsyncIterator[None]:
-        """Say when the server falls silent, however little its jobs print, and when it is back."""
+        """Report when the server stops responding, even if its jobs are quiet, and when it is back."""
         watch = asyncio.create_task(self._watch(host))
         try:
             yield

@@ -1,4 +1,4 @@
-"""job-list: ask every server about its jobs, and remember what they say."""
+"""job-list: query every server about its jobs, and record the answers."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ if TYPE_CHECKING:
     from remote_tool.errors import RemoteToolError
     from remote_tool.workflows.context import Context
 
-# A lost job may be found again, so it is asked about; to judge one takes a server up to 5 ms, so only the newest are.
+# A lost job may be found again, but checking one takes a server up to 5 ms, so only the newest are.
 MOST_LOST = 100
 LONGEST_REASON = 200
 SHOWN_REFUSALS = 3
-# A portion holds thousands of jobs.
+# A batch holds thousands of jobs.
 MOST_PORTIONS = 100
 # More ids than these take more bytes than their fingerprints.
 MOST_SKIPPED = 60
-# Of one look: to write a record takes its time.
+# Limit per refresh: writing a record takes time.
 MOST_NOTED = 500
 REQUESTED = "as requested while the server was unreachable"
 
 
 async def list_jobs(context: Context, selection: JobSelection, *, logs: bool = False) -> JobsAnswer:
-    """Return the selected jobs as their servers see them now; with logs, bring home what they wrote, artifacts too."""
+    """Return the selected jobs with their current state; ``logs`` also pulls logs and artifacts."""
     servers = servers_of_jobs(context, selection, logs=logs)
     errors = await refresh(context, servers)
     pulled: dict[str, RemoteToolError] = {}
@@ -67,15 +67,15 @@ async def list_jobs(context: Context, selection: JobSelection, *, logs: bool = F
         errors |= await bring_logs_home(context, chosen)
         pulled = await bring_artifacts_home(context, [job for job in chosen if job.server not in errors])
     answer = recorded_jobs(context, selection, errors)
-    # What cannot be pulled says nothing about the jobs that run.
+    # A failed pull says nothing about the running jobs.
     return replace(answer, errors={**pulled, **answer.errors}, answered=servers)
 
 
 def servers_of_jobs(context: Context, selection: JobSelection, *, logs: bool = False) -> tuple[str, ...]:
-    """Return the servers to ask about jobs: those named, else the usual ones and some of earlier host lists.
+    """Return the servers to query: the named ones, or the usual ones and some of earlier host lists.
 
-    Servers of earlier lists may be long gone. They are asked where a job may still run, and with logs where not all of
-    them have come home.
+    Servers of earlier lists may no longer exist. They are queried if a job may still be running, and for logs if some
+    are incomplete here.
     """
     config = context.config
     earlier = [name for name, server in config.servers.items() if server.is_listed and name not in config.listed]
@@ -87,31 +87,31 @@ def servers_of_jobs(context: Context, selection: JobSelection, *, logs: bool = F
 
 
 async def pull_logs(context: Context, selection: JobSelection) -> JobsAnswer:
-    """Bring home what the selected jobs wrote since the last time; without a selection, of all jobs."""
+    """Pull new output of the selected jobs; without a selection, of all jobs."""
     return await list_jobs(context, replace(selection, running=True, stopped=True), logs=True)
 
 
 async def bring_artifacts_home(context: Context, jobs: Sequence[Job]) -> dict[str, RemoteToolError]:
-    """Bring home what these jobs wrote until now of what is wanted here; return the servers that failed."""
+    """Pull the requested artifacts of these jobs; return the servers that failed."""
     wanted = [job for job in jobs if job.artifacts and not job.artifacts_complete]
-    # Loaded for those who want some.
+    # Imported only if some are requested.
     return dict((await workflows.artifacts.pull.pull_artifacts(context, wanted)).errors) if wanted else {}
 
 
 def recorded_jobs(context: Context, selection: JobSelection, errors: Mapping[str, RemoteToolError]) -> JobsAnswer:
-    """Return the selected jobs as they are recorded; those on servers that cannot be reached say so."""
+    """Return the selected jobs as recorded; those on unreachable servers are marked."""
     jobs, bad = load_matching(context, selection)
     chosen = choose_jobs([_as_reachable(job, errors) for job in jobs], selection)
     return JobsAnswer(tuple(chosen), dict(errors), tuple(bad))
 
 
 def load_matching(context: Context, selection: JobSelection) -> tuple[list[Job], list[str]]:
-    """Return all recorded jobs that a selection may mean, and a sentence for each record that cannot be read."""
+    """Return all recorded jobs that may match a selection, and a message for each unreadable record."""
     return context.registry.load() if selection.may_have_ended else context.registry.load_unfinished()
 
 
 async def refresh(context: Context, servers: Sequence[str]) -> dict[str, RemoteToolError]:
-    """Ask all servers at once about their jobs, adopt those of other laptops, and record what changed."""
+    """Query all servers in parallel, adopt jobs of other laptops, and record changes."""
     unfinished: dict[str, list[Job]] = defaultdict(list)
     for job in context.registry.load_unfinished()[0]:
         unfinished[job.server].append(job)
@@ -141,12 +141,12 @@ async def refresh(context: Context, servers: Sequence[str]) -> dict[str, RemoteT
 
 
 def _long_lost(jobs: Sequence[Job]) -> list[str]:
-    """Return the ids of those jobs of a server, given by key, that are lost for so long that nobody asks about them."""
+    """Return the ids of a server's jobs, by key, that have been lost for too long to be queried."""
     return [job.id for job in jobs if not job.may_run][:-MOST_LOST]
 
 
 async def _stop_as_requested(context: Context, jobs: Sequence[Job]) -> None:
-    """Stop what was to be stopped while its server did not answer."""
+    """Carry out stops that were requested while the server did not answer."""
     wishes: dict[tuple[str, str, float | None], dict[str, Job]] = defaultdict(dict)
     for job in jobs:
         wishes[job.server, job.stop_signal, job.stop_grace][job.id] = job
@@ -172,15 +172,15 @@ def _without_stop(known: Job) -> Job:
 
 @dataclass
 class Seen:
-    """What a server says of its jobs, by id.
+    """A server's answer about its jobs, by id.
 
     Attributes:
-        jobs: Also those of machines that share its home; what is not a job is left out.
-        unread: Why a job that is there cannot be read: not now, or not by us.
-        folder_id: Of the folder of jobs that was looked into; empty when it has none, or changed meanwhile.
-        left: How many processes live of a job that has no folder there.
-        removed: How jobs ended that were cleaned away.
-        unsure: Jobs of the buckets in which the server has others than those whose ends are known here.
+        jobs: Including those of machines that share its home; invalid entries are left out.
+        unread: Why an existing job is unreadable, now or for us.
+        folder_id: Id of the folder of jobs; empty if it has none, or changed meanwhile.
+        left: Number of living processes of a job without a folder there.
+        removed: How cleaned jobs ended.
+        unsure: Jobs in the buckets that differ from the ends known here.
         unlike: These buckets.
     """
 
@@ -196,7 +196,7 @@ class Seen:
 async def _settle_unsure(
     context: Context, server: str, answer: Seen, ended: Sequence[str], readable: Collection[str]
 ) -> None:
-    """Ask for jobs that are new here, and note which ended ones the server does not have any more, or has again."""
+    """Query jobs that are new here, and record which ended ones the server lost or has again."""
     recorded = context.registry.ended
     if new := [job_id for job_id in answer.unsure if job_id not in recorded and job_id not in readable]:
         more = await ask_about_jobs(context, server, ids=new)
@@ -209,7 +209,7 @@ async def _settle_unsure(
 
 
 def _note_gone(known: Job, answer: Seen) -> Job:
-    """Have an ended job count no more among those that its server has, where it is gone from the folder it was in."""
+    """Mark an ended job as missing on its server if it is gone from its own folder of jobs."""
     is_gone = answer.folder_id != "" and known.folder_id == answer.folder_id
     return replace(known, cleaned=True) if is_gone else known
 
@@ -218,7 +218,7 @@ async def _ask(context: Context, server: str, unfinished: Sequence[Job], ended: 
     try:
         return await ask_about_jobs(context, server, skip=ended, known=[job.id for job in unfinished])
     except NotPreparedError:
-        # Its home or our folder may be away for a moment, and jobs that run go on meanwhile.
+        # Its home or our folder may be unavailable for a moment while its jobs continue.
         if any(not job.state.is_finished for job in unfinished):
             raise
         return Seen()
@@ -232,11 +232,11 @@ async def ask_about_jobs(
     skip: Sequence[str] = (),
     known: Sequence[str] = (),
 ) -> Seen:
-    """Ask a server about these jobs, or about all but some, in as many portions as it answers in.
+    """Query a server about these jobs, or about all but some, in batches.
 
-    Many that are left out are told by their fingerprints: a bucket in which the server has others is told as unsure.
+    Many skipped jobs are sent as fingerprints: the server returns the ids in buckets that differ as unsure.
 
-    Of known jobs that it does not have any more it tells how many of their processes live.
+    For known jobs that the server no longer has, it returns the number of living processes.
     """
     seen = Seen()
     is_many = len(skip) > MOST_SKIPPED
@@ -292,7 +292,7 @@ def _take_jobs(context: Context, server: str, answer: Mapping[str, Any], seen: S
 
 
 def _record(context: Context, server: str, asked: Sequence[Job], answer: Seen) -> None:
-    """Adopt the jobs of other laptops, and record what is new of those that were asked about."""
+    """Adopt the jobs of other laptops, and record changes of the queried ones."""
     here = {job_id: each.job for job_id, each in answer.jobs.items() if not each.elsewhere}
     foreign = {job_id for job_id, each in answer.jobs.items() if _is_of_another(context, server, each)}
     others = here.keys() - foreign - {job.id for job in asked} - context.registry.ended.keys()
@@ -302,29 +302,29 @@ def _record(context: Context, server: str, asked: Sequence[Job], answer: Seen) -
 
 
 def _revise(known: Job, asked: Job, answer: Seen) -> Job:
-    """What a job is, as it is recorded now, after an answer to a question about it."""
+    """Return a job's new state from its current record and the server's answer."""
     remote = answer.jobs.get(known.id)
     if remote is not None and not remote.elsewhere:
         return merge(known, remote.job)
     if remote is None and known.id in answer.removed:
         return become_cleaned(known, answer.removed[known.id])
     if known.seen_at != asked.seen_at:
-        return known  # somebody has heard of it since the question
+        return known  # updated since the request
     why = answer.unread.get(known.id) if remote is None else remote.job.reason
     return _miss(known, asked, answer) if why is None else become_unreachable(known, why)
 
 
 def _miss(known: Job, asked: Job, answer: Seen) -> Job:
-    """What a job is that its server does not know: gone only from the very folder that it was in."""
+    """Return the state of a job unknown to its server: gone only if missing from its very own folder."""
     if asked.folder_id and asked.folder_id == answer.folder_id:
         return vanish(known, answer.left[known.id])
     if known.state is JobState.STARTING:
-        return known  # its start may be on its way, however long it takes
+        return known  # its start may still arrive, after any delay
     return become_unreachable(known, why_missing(asked))
 
 
 def _is_of_another(context: Context, server: str, remote: RemoteJob) -> bool:
-    """Whether another of our servers, which has the same home, ran a job; that one is asked about it."""
+    """Return whether another of our servers that shares this home ran a job; that one is queried about it."""
     name = remote.job.server
     return remote.ran_elsewhere and name != server and name in context.config.servers
 

@@ -1,4 +1,4 @@
-"""Bringing home what jobs write: from the byte that is missing here to the last one that is there."""
+"""Pull jobs' output: from the first byte missing here to the last one on the server."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ if TYPE_CHECKING:
     from remote_tool.workflows.context import Context
 
 LARGEST_LOG = 2**50
-# What is there at one moment is not more than its limit, by far.
+# The output at one moment does not exceed its limit by much.
 MOST_LIMITS = 2
-# The local copy is compared with its limit after so many new bytes.
+# The local copy is compared with its limit after this many new bytes.
 CHECK_EVERY = 16 * 1024 * 1024
 LONGEST_REASON = 200
-# The server keeps a folder open for each job that is asked for at once, and may open about a thousand files.
+# The server keeps a folder open for each followed job, and may open about a thousand files.
 PORTION = 500
 
 
 class JobMissingError(JobError):
-    """The server does not have a job, and nothing says that this is the folder that the job was in: it may well run."""
+    """The server lacks a job, but its folder of jobs may be another one: the job may still be running."""
 
 
 @dataclass(frozen=True)
 class Viewer:
-    """Shows every byte of some jobs once and in order, whether it comes from the local copy or from a server.
+    """Shows every byte of some jobs once and in order, from the local copy or from a server.
 
-    Other commands write the local copy too, so its size does not tell how much this viewer has shown.
+    Other commands write the local copy too, so its size does not say how much this viewer has shown.
 
     Attributes:
-        show: Called with the bytes of a stream; an awaitable that it returns is awaited before more is read.
+        show: Called with the bytes of a stream; a returned awaitable is awaited before reading more.
         is_shown: Whether a stream of a job is shown at all.
-        ends: Where the bytes that were shown end, by job id and stream.
+        ends: Offsets of the shown bytes, by job id and stream.
     """
 
     show: Callable[[Job, str, bytes], object]
@@ -60,11 +60,11 @@ class Viewer:
         self.ends[job.id, stream] = offset
 
     def next_offset(self, job: Job, stream: str, size: int) -> int:
-        """Return where a server is to go on with a stream of which so many bytes are here."""
+        """Return where a server should continue a stream with this many local bytes."""
         return min(size, self._end_of(job, stream)) if self.is_shown(job, stream) else size
 
     async def take(self, job: Job, stream: str, offset: int, data: bytes) -> None:
-        """Show the part of some bytes that was not shown before."""
+        """Show the new part of some bytes."""
         end = self._end_of(job, stream)
         if offset + len(data) <= end:
             return
@@ -75,13 +75,13 @@ class Viewer:
                 await shown
 
     async def catch_up(self, context: Context, job: Job) -> None:
-        """Show what is in the local copy and was not shown yet."""
+        """Show the new part of the local copy."""
         logs = LogFolder(context.registry.folder / job.id)
         for stream, size in sorted(logs.sizes().items()):
             if not self.is_shown(job, stream):
                 continue
             if size < self._end_of(job, stream):
-                # Another command was told that the job began this stream again, and the copy with it.
+                # The job restarted this stream, and another command has reset the copy.
                 self.begin_at(job, stream, 0)
             for offset, data in logs.pieces(stream, self._end_of(job, stream)):
                 _report_dropped(context, job, stream, offset - self._end_of(job, stream))
@@ -93,7 +93,7 @@ class Viewer:
 
 @dataclass(frozen=True)
 class Listener:
-    """Who hears what comes: the bytes, where somebody wants to see them, each job when it is over, and each answer."""
+    """Callbacks for following: output, if requested, each job's end, and each answer."""
 
     viewer: Viewer | None = None
     on_end: Callable[[Job], None] = lambda _job: None
@@ -101,7 +101,7 @@ class Listener:
 
 
 async def bring_logs_home(context: Context, jobs: Sequence[Job]) -> dict[str, RemoteToolError]:
-    """Bring home what these jobs wrote until now, all servers at once; return the servers that failed."""
+    """Pull the current output of these jobs from all servers in parallel; return the servers that failed."""
     by_server: dict[str, list[Job]] = defaultdict(list)
     for job in jobs:
         if not job.logs_complete and job.server in context.config.servers:
@@ -121,17 +121,17 @@ async def stream_logs(
     """Follow jobs of one server over one channel, writing the local copies.
 
     Args:
-        context: Of this command.
-        server: Where the jobs are.
-        jobs: Which ones.
-        listener: Hears what comes.
-        wait: Whether to go on until the jobs have ended; else until all that is there now has come.
-        logs: Whether the output is wanted, or only the end.
+        context: The command's context.
+        server: The jobs' server.
+        jobs: The jobs.
+        listener: Callbacks.
+        wait: Whether to continue until the jobs have ended, not only until all current output has arrived.
+        logs: Whether to pull the output, or only the end.
 
     Raises:
-        ConnectionLostError: The link went; what came is kept, and a new call goes on from there.
-        JobMissingError: It does not have a job that may run elsewhere; all that there is of the others has come.
-        JobError: The server does not do it, or says what cannot be.
+        ConnectionLostError: The connection was lost; a new call resumes from the received output.
+        JobMissingError: A job is missing that may be running elsewhere; all output of the others has arrived.
+        JobError: The server refuses, or its answer is invalid.
     """
     host = await context.pool.host(server)
     bounds = _Bounds(context.config.log_limit, wanted=logs, endless=wait)
@@ -141,7 +141,7 @@ async def stream_logs(
         "wait": wait,
         "streams": logs,
     }
-    # A job that runs may write nothing for hours; but what is there already comes at once.
+    # A running job may write nothing for hours, but existing output arrives at once.
     silence = None if wait else agent_client.LONGEST_SILENCE
     async with agent_client.converse(host, context.config, "follow", request, silence=silence) as frames:
         async for frame in frames:
@@ -156,24 +156,24 @@ async def stream_logs(
             await _take(context, copy, frame, listener)
     problems = [copy.problem for copy in copies.values() if copy.problem is not None]
     if problems:
-        # What is missing may be back the next time; what cannot be read stays so.
+        # A missing job may be back next time; an unreadable one remains so.
         raise next((each for each in problems if isinstance(each, JobMissingError)), problems[0])
 
 
 async def _open_copy(context: Context, job: Job, bounds: _Bounds, viewer: Viewer | None) -> _Copy:
-    """Return the local copy as far as it is here and was shown: from there on the server is to send."""
+    """Return the local copy up to where it was shown: the server should send from there on."""
     folder = LogFolder(context.registry.folder / job.id)
     if viewer is None:
         return _Copy(job, folder, bounds, folder.sizes())
     await viewer.catch_up(context, job)
-    # What another command brings home meanwhile comes once more, and is written where it is already.
+    # Output that another command pulls meanwhile arrives again, and is rewritten in place.
     ends = {stream: viewer.next_offset(job, stream, size) for stream, size in folder.sizes().items()}
     return _Copy(job, folder, bounds, ends)
 
 
 @dataclass(frozen=True)
 class _Bounds:
-    """How much of a job's output is taken: bytes per stream, whether any, and whether it may go on for ever."""
+    """Limits for a job's output: bytes per stream, whether any, and whether without a time limit."""
 
     limit: int
     wanted: bool
@@ -181,13 +181,13 @@ class _Bounds:
 
 
 class _Copy:
-    """The local copy of one job's logs while it is followed; unless they are wanted, nothing comes.
+    """The local copy of a followed job's logs; nothing is sent unless they are requested.
 
     Attributes:
-        ends: Where the next bytes of each stream belong; another command may have written beyond.
-        is_awaited: Whether somebody waits for its end.
-        is_over: Whether nothing more is to come.
-        problem: Why not all that there is has come; None where it has.
+        ends: Offsets of the next bytes of each stream; another command may have written beyond.
+        is_awaited: Whether the caller waits for its end.
+        is_over: Whether nothing more is expected.
+        problem: Why the output is incomplete; None if complete.
     """
 
     def __init__(self, job: Job, folder: LogFolder, bounds: _Bounds, ends: dict[str, int]) -> None:
@@ -203,7 +203,7 @@ class _Copy:
         self.ends = ends
 
     def add(self, header: Mapping[str, object], data: bytes) -> int:
-        """Write what came, and return where it belongs; the server has to go on where we are."""
+        """Write received bytes, and return their offset, which must be the expected one."""
         stream = str(header.get("stream"))
         if header.get("reset"):
             self.folder.reset(stream)
@@ -236,7 +236,7 @@ class _Copy:
 
 
 def skipped_bytes(header: Mapping[str, object]) -> int:
-    """Return how many bytes the server has dropped before these; 0 for what cannot be meant."""
+    """Return how many bytes the server has dropped before these; 0 if invalid."""
     skipped = header.get("skipped")
     return skipped if isinstance(skipped, int) and 0 < skipped < LARGEST_LOG else 0
 
@@ -271,7 +271,7 @@ def _take_status(context: Context, copy: _Copy, status: object, listener: Listen
     try:
         remote = parse_job(status, copy.job.server, time.time())
     except JobError as error:
-        # That we cannot read it says nothing of the job, and nothing of the others.
+        # An unreadable copy says nothing about the job or the others.
         copy.problem = JobError(f"{copy.job.server}: job {copy.job.key}: {error}", server=copy.job.server)
         return
     seen = remote.job
@@ -280,7 +280,7 @@ def _take_status(context: Context, copy: _Copy, status: object, listener: Listen
     if copy.wanted and len(remote.sizes) >= MOST_STREAMS:
         text = f"job {copy.job.key}: only {MOST_STREAMS} of its output files are pulled"
         context.report(Notice(copy.job.server, text))
-    # While the last of it came, the job may have written more.
+    # While the last of it arrived, the job may have written more.
     has_all = copy.wanted and all(copy.ends.get(stream, 0) >= size for stream, size in remote.sizes.items())
     recorded = context.registry.update([replace(seen, logs_complete=has_all and not seen.may_run)])
     if recorded and seen.state.is_finished:
@@ -288,7 +288,7 @@ def _take_status(context: Context, copy: _Copy, status: object, listener: Listen
 
 
 def _take_trouble(context: Context, copy: _Copy, why: str) -> None:
-    """The server cannot read the job just now; it tries again unless it says that this is over."""
+    """Handle a job that is unreadable on the server; the server retries unless it says that this is over."""
     server, text = copy.job.server, f"job {copy.job.key} cannot be read on the server: {why}"
     if copy.is_over:
         copy.problem = JobError(f"{server}: {text}", hint=f"remote-tool job-tail --job {copy.job.key}", server=server)
@@ -297,20 +297,20 @@ def _take_trouble(context: Context, copy: _Copy, why: str) -> None:
 
 
 def _take_silence(context: Context, copy: _Copy, header: Mapping[str, object], listener: Listener) -> None:
-    """The server has no record of the job, or none that it can read."""
+    """Handle a job without a readable record on the server."""
     job, why = copy.job, str(header["error"])[:LONGEST_REASON]
     folder_id = read_folder_id(header.get("folder_id"))
     is_gone = folder_id != "" and folder_id == job.folder_id
     if is_gone or job.state.is_finished:
         context.report(Notice(job.server, f"job {job.key}: {why}"))
     if is_gone:
-        # Its folder is gone from where it was, so nothing more comes of it.
+        # Its folder is gone from its own folder of jobs, so nothing more is expected.
         for gone in context.registry.revise([(job.id, _without_more)]):
             listener.on_end(gone)
     elif job.state.is_finished:
         listener.on_end(job)
     elif job.state is JobState.STARTING and not copy.is_awaited:
-        pass  # its start may be on its way, so there is nothing to bring home yet
+        pass  # its start may still arrive, so there is nothing to pull yet
     elif "folder_id" in header:
         copy.problem = JobMissingError(f"{job.server}: job {job.key}: {why_missing(job)}", server=job.server)
     else:

@@ -1,4 +1,4 @@
-"""job-kill --orphans: processes that jobs have left on the servers, found and ended."""
+"""job-kill --orphans: find and end processes that jobs left on the servers."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ LONGEST_TEXT = 1000
 MOST_STRAYS = 2000
 LARGEST = 2**62
 SHOWN_PIDS = 20
-# Of a job that its server does not know.
+# For a job that its server does not know.
 UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
 class Orphan:
-    """A process that carries the mark of a job, or descends from one that does, and that nothing looks after.
+    """An unsupervised process that carries a job's mark, or descends from one that does.
 
     Attributes:
-        start_time: In clock ticks since the server's boot; it and the pid are whom we mean.
-        job_id: Whose it was.
-        key: The job's key in this checkout; None when it is not known here.
-        state: Of that job; ``unknown`` when its server does not know it.
+        start_time: In clock ticks since the server's boot; identifies the process together with the pid.
+        job_id: Its job.
+        key: The job's key in this checkout; None if unknown here.
+        state: The job's; ``unknown`` when its server does not know it.
         age: Seconds.
         memory: Bytes.
-        gpu_memory: Bytes; None when nvidia-smi does not tell.
+        gpu_memory: Bytes; None if nvidia-smi does not report it.
     """
 
     server: str
@@ -60,11 +60,11 @@ class Orphan:
 
 @dataclass(frozen=True)
 class StraysAnswer:
-    """What was found.
+    """The orphans found.
 
     Attributes:
         strays: Of all servers that answered.
-        places: Which machine and which boot of it each server was then.
+        places: Machine and boot of each server at that time.
         errors: The error of each server that could not answer.
     """
 
@@ -74,12 +74,12 @@ class StraysAnswer:
 
     @property
     def exit_code(self) -> int:
-        """0 when every server answered."""
+        """Return 0 when every server answered."""
         return SomeServersFailedError(self.errors, list(self.places)).exit_code if self.errors else 0
 
 
 async def find_orphans(context: Context, servers: Sequence[str] = ()) -> StraysAnswer:
-    """Ask all servers at once; nothing is ended. A server that had jobs and is not prepared any more is an error."""
+    """Scan all servers in parallel; end nothing. A server with known jobs that is no longer prepared is an error."""
     had_jobs = {job.server for job in context.registry.load()[0]}
 
     async def ask(server: str) -> tuple[dict[str, str], list[Orphan]]:
@@ -102,7 +102,7 @@ async def find_orphans(context: Context, servers: Sequence[str] = ()) -> StraysA
 
 
 def _servers_to_ask(context: Context, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the servers that are meant: without a choice also those of earlier host lists that had jobs."""
+    """Return the selected servers; without a selection, include those of earlier host lists that had jobs."""
     config = context.config
     listed = {name for name, server in config.servers.items() if server.is_listed}
     if names or config.listed or not listed:
@@ -114,10 +114,10 @@ def _servers_to_ask(context: Context, names: Sequence[str]) -> tuple[str, ...]:
 async def end_orphans(
     context: Context, found: StraysAnswer, *, signal: str = "SIGTERM", grace: float = DEFAULT_GRACE
 ) -> dict[str, RemoteToolError]:
-    """End those that were found, with all that belongs to them; a server that was started anew since ends nothing.
+    """End the listed orphans and everything that belongs to them; a server that has restarted since then ends nothing.
 
     Raises:
-        UsageError: It is no signal, or no time to end.
+        UsageError: Invalid signal or grace period.
     """
     check_stop(signal, grace)
     by_server: dict[str, dict[str, list[list[int]]]] = defaultdict(lambda: defaultdict(list))

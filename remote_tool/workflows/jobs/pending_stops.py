@@ -1,4 +1,4 @@
-"""Having a server stop jobs, and what it says of those that do not end."""
+"""Ask a server to stop jobs, and report those that do not end."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from remote_tool.jobs.job import Job
     from remote_tool.workflows.context import Context
 
-# What the server may take beyond the grace: SIGKILL, the scan that proves it, and writing the end.
+# Time for the server beyond the grace period: SIGKILL, the scan that proves it, and writing the end.
 STOP_MARGIN = 30.0
 SHOWN_PIDS = 20
 
 
 class Stops(NamedTuple):
-    """What came of stopping jobs, by id.
+    """Results of stopping jobs, by id.
 
     Attributes:
-        problems: Why some of them have not ended.
-        ended: How others had ended before anybody stopped them.
+        problems: Why some have not ended.
+        ended: How others had ended before.
     """
 
     problems: dict[str, str]
@@ -37,14 +37,14 @@ class Stops(NamedTuple):
 
 
 async def stop_on_server(context: Context, server: str, ids: Sequence[str], signal: str, grace: float | None) -> Stops:
-    """Stop jobs of a server with one question.
+    """Stop a server's jobs with one request.
 
-    Those whose folder is gone there are recorded as lost: their processes were found by their marks and ended.
+    Jobs without a folder are recorded as lost: their processes were found by their marks and ended.
 
     Raises:
         JobError: The server cannot do it, or does not answer in time.
-        NotPreparedError: Nothing of ours that could end them is there any more.
-        ConnectError: It cannot be reached.
+        NotPreparedError: The server no longer has our program, which could end them.
+        ConnectError: The server cannot be reached.
     """
     request = {"ids": list(ids), "signal": signal, "grace": grace}
     within = longest_stop(grace)
@@ -69,13 +69,13 @@ async def stop_on_server(context: Context, server: str, ids: Sequence[str], sign
 
 
 def _has_gone(job: Job, entry: dict[str, object]) -> bool:
-    """Whether nothing is left of a job: its folder is gone, and its processes were ended now or before."""
+    """Return whether nothing is left of a job: its folder is gone, and its processes have ended."""
     is_clean = job.state is JobState.LOST if entry.get("error") else not entry.get("left")
     return entry.get("folder_gone") is True and is_clean
 
 
 def become_lost(known: Job) -> Job:
-    """What a job is whose processes were ended without its folder; a record of its end may yet be found."""
+    """Return a job whose processes were ended without its folder; a record of its end may yet be found."""
     if known.state.is_final:
         return known
     now = time.time()
@@ -86,18 +86,18 @@ def become_lost(known: Job) -> Job:
 
 
 def unprepared(error: NotPreparedError, consequence: str, command: str) -> NotPreparedError:
-    """Return the error with what it means for a command that looks for processes."""
+    """Return the error with its consequence for a command that looks for processes."""
     hint = f"{error.hint}, then {command} again"
     return NotPreparedError(f"{error.message}, so {consequence}", hint=hint, server=error.server)
 
 
 def longest_stop(grace: float | None) -> float:
-    """Return how long a server may take to stop jobs; it knows each one's own grace, of which 45 s is the longest."""
+    """Return the longest time for stopping jobs; the server knows each one's grace period, at most 45 s by default."""
     return (60.0 if grace is None else min(grace, LONGEST_GRACE)) + STOP_MARGIN
 
 
 def _had_ended(entry: dict[str, object]) -> bool:
-    # A stop whose answer was lost is asked for again, and then it was this stop that ended the job.
+    # The answer to an earlier try was lost, so it was this stop that ended the job.
     return entry.get("already") is True and entry.get("state") in {"succeeded", "failed", "lost"}
 
 

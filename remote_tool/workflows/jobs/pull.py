@@ -1,4 +1,4 @@
-"""job-pull: bring home the files that jobs wrote, now."""
+"""job-pull: pull files of jobs now."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ async def pull_jobs(
     artifacts: Sequence[str | ArtifactPattern] = (),
     to: str | Path | None = None,
 ) -> PullAnswer:
-    """Bring home files of the selected jobs, running or ended; with artifacts, those instead of their own.
+    """Pull artifacts of the selected jobs, running or ended; ``artifacts`` replaces their own patterns.
 
     Raises:
-        UsageError: None of the jobs brings files home, and none are named, or they cannot go to that folder.
+        UsageError: None of the jobs has artifacts and none are named, or they cannot go to that folder.
     """
     patterns = read_artifacts(artifacts)
     folder = None if to is None else read_folder(to, context.config.local)

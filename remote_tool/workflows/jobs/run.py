@@ -1,4 +1,4 @@
-"""run: a command in the environment of every server, its bytes as they come, its exit status passed on."""
+"""run: run a command in the environment of every server, stream its output, and return its exit status."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class RunRequest:
         command: For the shell.
         servers: Empty: all.
         env: Its variables.
-        devices: The GPUs that it sees, by number or UUID; empty: as configured.
+        devices: GPUs to expose, by number or UUID; empty: as configured.
         workdir: The working folder, relative to the project; None: as configured, else the project's own.
     """
 
@@ -68,37 +68,37 @@ class RunRequest:
 
 
 class RunResult(int):
-    """The exit status of a command on a server, 128+N when signal N ended it, and what it printed.
+    """A command's exit status on a server, 128+N for signal N, and its output.
 
     Attributes:
-        stdout: Its output; empty when somebody else took it as it came.
-        stderr: Its errors, alike.
+        stdout: Its stdout; empty if passed to a callback.
+        stderr: Its stderr, likewise.
     """
 
     stdout: str
     stderr: str
 
     def __new__(cls, status: int, stdout: bytes = b"", stderr: bytes = b"") -> Self:
-        """Make one of bytes as they came."""
+        """Create a result from bytes."""
         made = super().__new__(cls, status)
         made.stdout, made.stderr = (data.decode(errors="replace") for data in (stdout, stderr))
         return made
 
     @property
     def exit_code(self) -> int:
-        """The exit status."""
+        """Return the exit status."""
         return int(self)
 
     def __repr__(self) -> str:
         return f"RunResult({int(self)}, stdout={self.stdout!r}, stderr={self.stderr!r})"
 
     def __str__(self) -> str:
-        """Say it as the number that it is."""
+        """Return the exit status as text."""
         return int.__repr__(self)
 
 
 async def run_command(context: Context, wanted: RunRequest, on_output: OnOutput | None = None) -> Results[RunResult]:
-    """Run a command on all servers at once; what it prints is in the results, unless somebody takes it as it comes."""
+    """Run a command on all servers in parallel; its output is in the results, unless passed to a callback."""
 
     async def run(server: str) -> RunResult:
         host = await context.pool.host(server)
@@ -120,7 +120,7 @@ async def run_command(context: Context, wanted: RunRequest, on_output: OnOutput 
 
 
 def with_statuses_checked(command: str, results: Results[RunResult]) -> Results[RunResult]:
-    """Return the same results, where an exit status that is not 0 is the error of its server."""
+    """Return the results with exit statuses other than 0 as errors of their servers."""
     failed: dict[str, RemoteToolError] = {
         server: RemoteCommandError(
             f"{server}: the command ended with exit code {status}", server=server, command=command, exit_status=status
@@ -146,12 +146,12 @@ def _request(config: Config, server: str, wanted: RunRequest) -> dict[str, objec
 
 async def _run_on(context: Context, host: Host, request: Mapping[str, object], on_output: OnOutput) -> int:
     nonce = secrets.token_hex(16)
-    # Leaving the context ends the command's stdin, and with it the whole tree of the command: so does Ctrl-C.
+    # Leaving the context closes the command's stdin, which ends its process tree: so does Ctrl-C.
     async with host.open(control_script(context.config), label=str(request["command"])) as channel:
         await channel.write(request_line(context.config, "run", request, nonce))
         await channel.start()
         output = _Output(host.name, nonce, channel, on_output)
-        # A TaskGroup would wrap the error of a lost link; gather hands it on as it is, and leaving ends the other.
+        # A TaskGroup would wrap a connection error; gather passes it on, and leaving ends the other task.
         began, _ = await asyncio.gather(output.copy(Stream.OUT), output.copy(Stream.ERR))
         ended = await channel.wait()
         if not began:
@@ -162,7 +162,7 @@ async def _run_on(context: Context, host: Host, request: Mapping[str, object], o
 
 
 class _Output:
-    """What comes of both streams: first perhaps noise of the shell, then our mark, then the command's bytes."""
+    """Both output streams: possible noise of the shell, then our mark, then the command's bytes."""
 
     def __init__(self, server: str, nonce: str, channel: Channel, on_output: OnOutput) -> None:
         self._server = server
@@ -173,7 +173,7 @@ class _Output:
         self.greeting = {Stream.OUT: b"", Stream.ERR: b""}
 
     async def copy(self, stream: Stream) -> bool:
-        """Pass on what follows the mark; return whether it came."""
+        """Pass on the bytes after the mark; return whether it came."""
         first = await self._read_greeting(stream)
         if first is None:
             if stream is Stream.OUT:
@@ -186,7 +186,7 @@ class _Output:
         return True
 
     async def _read_greeting(self, stream: Stream) -> bytes | None:
-        """Skip what comes before the mark; return what came behind it, None when it did not come."""
+        """Skip bytes before the mark; return those after it, None without a mark."""
         greeting, start = bytearray(), 0
         try:
             async with asyncio.timeout(BEGIN_SECONDS):
@@ -208,7 +208,7 @@ class _Output:
         return None
 
     def _raise_refusal(self) -> None:
-        """An answer in a frame instead of the mark says why the command was not started."""
+        """Raise the error in a frame that came in place of the mark."""
         try:
             frames = FrameReader(self._nonce).feed(self.greeting[Stream.OUT])
         except FramingError as error:

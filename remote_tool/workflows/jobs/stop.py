@@ -1,4 +1,4 @@
-"""job-kill: every process of a job, politely, then hard."""
+"""job-kill: stop all processes of jobs: SIGTERM, then SIGKILL."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     from remote_tool.workflows.context import Context
 
 SHOWN_PROBLEMS = 20
-# What was to be stopped on such a server may still run.
+# Jobs to stop on such a server may still be running.
 UNANSWERED = (ConnectError, NoAnswerError, NotPreparedError, SupervisorMissingError)
 
 
 async def stop_jobs(
     context: Context, selection: JobSelection, *, signal: str = "SIGTERM", grace: float | None = None
 ) -> JobsAnswer:
-    """Stop the selected jobs, all servers at once; return them as they are then.
+    """Stop the selected jobs on all servers in parallel; return their final state.
 
     Args:
-        context: Of this command.
-        selection: Something must select: nothing is ever stopped by default.
+        context: The command's context.
+        selection: Must not be empty: nothing is ever stopped by default.
         signal: The first signal; SIGKILL stops at once.
-        grace: Seconds until SIGKILL; None: as the job was started with, 45 for torchrun.
+        grace: Seconds until SIGKILL; None: the job's own, 45 for torchrun.
 
     Raises:
-        UsageError: Nothing is selected, what is selected does not exist, or no job can be stopped like that.
+        UsageError: Nothing is selected or exists, or the signal or grace period is invalid.
     """
     check_stop(signal, grace)
     if not selection.is_explicit:
@@ -61,17 +61,17 @@ async def stop_jobs(
 
 
 def _wished_before(context: Context, selection: JobSelection) -> set[str]:
-    """Return the jobs that are meant and that a look at their servers stops: they were to be stopped before."""
+    """Return the selected jobs with a pending stop, which the query of their servers has carried out."""
     if selection.jobs:
         return set()
     return {job.id for job in choose_jobs(load_matching(context, selection)[0], selection) if job.stop_signal}
 
 
 def check_stop(signal: str, grace: float | None) -> None:
-    """Refuse what no server would take, before it is remembered for one that is away.
+    """Validate a stop before it is recorded for an unreachable server.
 
     Raises:
-        UsageError: It is no signal, or no time to end.
+        UsageError: Invalid signal or grace period.
     """
     if not is_signal(signal):
         raise UsageError(f"Unknown signal {signal!r}", hint="SIGTERM or SIGKILL")
@@ -82,10 +82,10 @@ def check_stop(signal: str, grace: float | None) -> None:
 async def stop_on_servers(
     context: Context, jobs: Sequence[Job], *, signal: str = "SIGTERM", grace: float | None = None
 ) -> JobsAnswer:
-    """Stop these jobs; a server that fails stops no other from being asked."""
+    """Stop these jobs on all servers; failures are independent."""
     by_server: dict[str, list[Job]] = defaultdict(list)
     for job in jobs:
-        # Of a lost job, whose supervisor is gone, processes may still run.
+        # A lost job without a supervisor may still have processes.
         if not job.state.is_finished or job.state is JobState.LOST:
             by_server[job.server].append(job)
 
@@ -105,7 +105,7 @@ async def stop_on_servers(
 
 
 def wish_for_later(context: Context, jobs: Sequence[Job], signal: str = "SIGTERM", grace: float | None = None) -> None:
-    """Remember what could not be stopped now: it is stopped when its server is asked the next time."""
+    """Record pending stops, which are carried out when the server next answers."""
 
     def mark_stop(known: Job) -> Job:
         return known if known.state.is_final else replace(known, stop_signal=signal, stop_grace=grace)
@@ -122,7 +122,7 @@ async def _stop_on(context: Context, server: str, jobs: Sequence[Job], signal: s
     seen = (await ask_about_jobs(context, server, ids=ids)).jobs.values()
     await context.may_write()
     context.registry.update([remote.job for remote in seen if remote.job.id in ids and not remote.elsewhere])
-    # A start that is still on its way is ended when it has arrived.
+    # A start that is still underway is ended once it has arrived.
     wish_for_later(
         context, [job for job in jobs if job.id in problems and job.state is JobState.STARTING], signal, grace
     )

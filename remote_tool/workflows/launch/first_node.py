@@ -1,4 +1,4 @@
-"""Starts a launch whose first node says what the others run, such as mpiexec: the first node, then the others."""
+"""Start a launch whose first node determines the others' commands, such as mpiexec."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 async def start_first_node_first(
     context: Context, first_node: FirstNode, request: LaunchRequest, plan: LaunchPlan, specs: Sequence[JobSpec]
 ) -> JobsAnswer:
-    """Start the first node, then on the others what it asks for; nothing there when that cannot be known."""
+    """Start the first node, then its proxies on the others; none if they cannot be determined."""
     first = await start_specs(context, specs[:1])
     if first.errors or len(specs) == 1:
         return first

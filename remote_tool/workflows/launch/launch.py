@@ -1,4 +1,4 @@
-"""A launch: one program on several servers, all started at once, meeting where every node was seen to reach."""
+"""Launch one program on several servers at once, with a rendezvous address that every node has reached."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
 
 
 async def launch(context: Context, request: LaunchRequest, git: GitState | None = None) -> JobsAnswer:
-    """Send, ask, plan, record and start; when one server does not start, stop the others.
+    """Sync, query, plan, record and start; if one server does not start, stop the others.
 
-    Where some servers could not be sent to or asked, the answer has their errors, and nothing was started.
+    If some servers could not be synced or queried, the answer has their errors, and nothing was started.
 
     Args:
-        context: Of this command.
-        request: What to launch.
-        git: The commit that the servers have, where nothing is sent.
+        context: The command's context.
+        request: The program and its options.
+        git: The servers' commit, if the project was sent before.
 
     Raises:
-        JobError: The servers cannot work together, or one cannot reach the first; nothing was started.
+        JobError: The servers are incompatible, or one cannot reach the first; nothing was started.
     """
     launcher = Launcher.named(request.launcher)
     servers = choose_servers(context.config, request.servers)
@@ -77,11 +77,11 @@ async def launch(context: Context, request: LaunchRequest, git: GitState | None 
 
 
 async def plan_only(context: Context, request: LaunchRequest) -> LaunchPlan:
-    """Ask the servers and plan, and start nothing.
+    """Query the servers and plan, without starting anything.
 
     Raises:
-        JobError: As of :func:`launch`.
-        SomeServersFailedError: Some servers could not be asked.
+        JobError: As for :func:`launch`.
+        SomeServersFailedError: Some servers could not be queried.
     """
     launcher = Launcher.named(request.launcher)
     servers = choose_servers(context.config, request.servers)
@@ -104,7 +104,7 @@ def _with_command_read(context: Context, request: LaunchRequest, launcher: Launc
 async def make_plan(
     context: Context, request: LaunchRequest, facts: Sequence[NodeFacts], launcher: Launcher
 ) -> LaunchPlan:
-    """Have every server look how it reaches the first, then plan."""
+    """Have every server connect to the first, then plan."""
     launcher.check(facts)
     rendezvous = await find_rendezvous(context, request, facts)
     names = LaunchNames(new_job_id(), tuple(new_job_id() for _ in facts), context.config.remote.jobs_name)
@@ -112,8 +112,8 @@ async def make_plan(
 
 
 async def all_or_none(context: Context, answer: JobsAnswer) -> JobsAnswer:
-    """Stop the nodes that did start when one did not; the answer then has an error for each that did not."""
-    # A short command may have ended already, when the answer took a while.
+    """If one node did not start, stop those that did; the answer has an error for each other one."""
+    # A short command may have ended before a slow answer arrived.
     never_began = [job for job in answer.jobs if job.state.is_finished and job.started_at is None]
     failed = {job.server: job for job in answer.jobs if job.server in answer.errors or job in never_began}
     if not failed:
@@ -128,7 +128,7 @@ async def all_or_none(context: Context, answer: JobsAnswer) -> JobsAnswer:
 
 
 def make_specs(plan: LaunchPlan, request: LaunchRequest) -> list[JobSpec]:
-    """Make the jobs of a plan; the first node's is the master."""
+    """Return the jobs of a plan; the first node's is the master."""
     watch, grace = _make_watch(plan, request), Launcher.named(request.launcher).grace
     return [
         JobSpec(
@@ -160,10 +160,10 @@ def _make_watch(plan: LaunchPlan, request: LaunchRequest) -> LaunchWatch | None:
 
 
 def find_script(context: Context, command: str, workdir: str | None = None) -> None:
-    """Refuse a command whose first word is a script that is not in the working folder.
+    """Refuse a command whose first word is a script missing from the working folder.
 
     Raises:
-        UsageError: It is not there.
+        UsageError: It is missing.
     """
     file = script_file(command)
     root = context.config.local.root

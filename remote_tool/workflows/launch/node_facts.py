@@ -1,4 +1,4 @@
-"""What servers say of themselves before a launch or a fan-out, checked: Python, torch, GPUs and addresses."""
+"""Validated facts of servers before a launch or a fan-out: Python, torch, GPUs and addresses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOST_CPUS = 65536
 async def ask_facts(
     context: Context, request: LaunchRequest, servers: Sequence[str], *, needs_python: bool = True
 ) -> Results[NodeFacts]:
-    """Ask every server what it is."""
+    """Query the facts of every server."""
 
     async def ask(server: str) -> NodeFacts:
         host = await context.pool.host(server)
@@ -52,10 +52,10 @@ async def ask_facts(
 
 
 def read_facts(server: str, answer: Mapping[str, Any]) -> NodeFacts:
-    """Return what a server says of itself, checked.
+    """Return a server's validated facts.
 
     Raises:
-        JobError: It cannot be read.
+        JobError: They are invalid.
     """
     try:
         pairs = [(_address(each["address"]), str(each["interface"])) for each in answer["addresses"]]
@@ -81,18 +81,18 @@ def chosen_devices(
     """Return the GPUs that a launch or a fan-out uses on a server.
 
     Raises:
-        JobError: It does not have them.
+        JobError: The server lacks them.
     """
     devices = devices_of(server, request.devices, request.environment)
     gpus, uuids = _read_devices(server.name, answer)
-    # In a container AMD's GPUs are not counted.
+    # In a container, AMD GPUs are not counted.
     if gpus or not server.is_entered:
         refuse_missing(server.name, devices, gpus, uuids)
     return devices
 
 
 def _read_devices(server: str, answer: Mapping[str, Any]) -> tuple[int, list[str]]:
-    """Return how many GPUs a server has, and the UUIDs that it knows of."""
+    """Return the number of a server's GPUs, and their known UUIDs."""
     try:
         return read_count(answer["devices"], MOST_GPUS), [str(uuid) for uuid in answer["uuids"]]
     except (KeyError, TypeError, ValueError) as error:
@@ -100,7 +100,7 @@ def _read_devices(server: str, answer: Mapping[str, Any]) -> tuple[int, list[str
 
 
 def _address(value: object) -> str:
-    """Return an address as it is: it becomes an argument on the other servers."""
+    """Return a validated address: it becomes an argument on the other servers."""
     ipaddress.ip_address(str(value))
     return str(value)
 
@@ -112,6 +112,6 @@ def read_count(value: object, most: int, least: int = 0) -> int:
 
 
 def _likeliest_first(seen: str, addresses: Sequence[str]) -> tuple[str, ...]:
-    """The address that the SSH connection came in on, then the others; loopback last: it may still be right."""
+    """Return the address of the SSH connection, then the others; loopback last, as it may still work."""
     others = sorted(addresses, key=lambda address: address.startswith("127.") or address == "::1")
     return tuple(dict.fromkeys(address for address in (seen, *others) if address))

@@ -1,4 +1,4 @@
-"""Finds where the nodes of a launch meet: every node connects to the first one before anything is started."""
+"""Find the rendezvous address of a launch: every node connects to the first one before anything is started."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from remote_tool.workflows.context import Context
 
 LOOPBACK = "127.0.0.1"
-# How long a node tries to reach the first one; a firewall that drops packets is found within this.
+# Timeout for reaching the first node; it also detects firewalls that drop packets.
 CONNECT_SECONDS = 5.0
 
 
@@ -47,10 +47,10 @@ async def find_rendezvous(context: Context, request: LaunchRequest, facts: Seque
 
 @asynccontextmanager
 async def _listening(context: Context, server: str, port: int, secret: str) -> AsyncIterator[tuple[int, int]]:
-    """Have the first server listen on the two ports that the launch will use; yields them."""
+    """Have the first server listen on the launch's two ports; yield them."""
     host = await context.pool.host(server)
     request = {"port": port, "secret": secret}
-    # The ports are free again when this is left: torchrun and the supervisor listen there next.
+    # The ports are free again afterwards: torchrun and the supervisor listen there next.
     async with converse(host, context.config, "listen", request, see_its_end=True) as frames:
         yield await _first_ports(server, frames)
 
@@ -96,7 +96,7 @@ def _reached_by_all(
     """Return the first candidate that every node reached.
 
     Raises:
-        JobError: There is none; the message names the servers that reach nothing.
+        JobError: There is none; the message names the servers that reach no address.
     """
     for address in candidates:
         if all(address in answer for answer in answers.values()):

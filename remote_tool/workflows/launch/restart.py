@@ -1,10 +1,10 @@
-"""--follow of a launch: it starts again when its port was taken, and with --max-restarts when it lost a node.
+"""--follow of a launch: restart it when its port was taken, and with --max-restarts when it lost a node.
 
-A port that is free when a launch is planned may be taken when torchrun opens it. Nothing has run yet then, so a launch
-on another port does no harm.
+A port that is free during planning may be taken when torchrun opens it. Nothing has run yet then, so a launch
+on another port is safe.
 
-torchrun itself starts workers anew that fail. It cannot bring back a machine that rebooted, because nobody starts
-torchrun there. We can, for as long as we follow. Without torchrun nobody else starts again what failed either.
+torchrun itself restarts failed workers. It cannot bring back a machine that rebooted, because torchrun no longer runs
+there. We can, for as long as we follow. Without torchrun, we also restart failures.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
     from remote_tool.launchers.request import LaunchRequest
     from remote_tool.workflows.context import Context
 
-# A node that reaches the others again only after this long is not waited for.
+# Timeout for the nodes to reach each other again.
 GIVE_UP_AFTER = 600.0
 PAUSE = 5.0
-# Whoever takes so many ports of ours in a row will take the next one as well.
+# A program that takes this many ports in a row will take the next one as well.
 MOST_NEW_PORTS = 2
 
 
 async def follow_launch(
     context: Context, request: LaunchRequest, jobs: Sequence[Job], on_chunk: OnChunk
 ) -> FollowAnswer:
-    """Follow a launch to its end; start it again when its port was taken or, with ``max_restarts``, a node was lost.
+    """Follow a launch to its end; restart it when its port was taken or, with ``max_restarts``, a node was lost.
 
-    Where nothing starts failed ranks again, ``max_restarts`` is for a launch that failed, too.
+    Where nothing restarts failed ranks, ``max_restarts`` also applies to failed launches.
 
     Raises:
         JobError: The nodes did not reach each other again in time.
@@ -69,13 +69,13 @@ async def follow_launch(
                 f"job {job.key}: {job.reason or f'exit code {job.exit_code}'}; restarting the launch, {count}",
             )
         )
-        # Of a job whose supervisor is gone, processes may be left, and they would hold the GPUs.
+        # A job without a supervisor may have processes left, which would hold the GPUs.
         await stop_on_servers(context, answer.jobs)
         jobs = await _start_again(context, request, jobs[0])
 
 
 def _find_lost(answer: FollowAnswer, *, or_failed: bool) -> Job | None:
-    """Return a job that tells of a lost node, or has failed; None when the launch ended in another way."""
+    """Return a job that lost a node, or failed; None when the launch ended in another way."""
     if any(job.state is JobState.KILLED for job in answer.jobs):
         return None
     ended = {JobState.LOST, JobState.FAILED} if or_failed else {JobState.LOST}
@@ -84,14 +84,14 @@ def _find_lost(answer: FollowAnswer, *, or_failed: bool) -> Job | None:
 
 
 def _find_without_port(answer: FollowAnswer) -> Job | None:
-    """Return the job whose torchrun found its port taken, so that no rank has run; None when that did not happen."""
+    """Return the job whose torchrun found its port taken, so that no rank has run; None without one."""
     if any(job.state is JobState.KILLED for job in answer.jobs):
         return None
     return next((job for job in answer.jobs if job.taken_port is not None), None)
 
 
 async def _start_again(context: Context, request: LaunchRequest, before: Job) -> tuple[Job, ...]:
-    """Start all nodes anew, as soon as they reach each other; the project is there already."""
+    """Restart all nodes once they reach each other; the project is up to date."""
     git = GitState(before.git_commit, before.git_branch, before.git_dirty) if before.git_commit else None
     deadline = time.monotonic() + GIVE_UP_AFTER
     while True:

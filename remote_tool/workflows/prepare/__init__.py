@@ -1,4 +1,4 @@
-"""Make servers ready."""
+"""Prepare servers."""
 
 from __future__ import annotations
 

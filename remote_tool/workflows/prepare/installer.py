@@ -1,4 +1,4 @@
-"""A conda installer gets to a server: by its own download, else through this machine, and its checksum is compared."""
+"""Bring a verified conda installer to a server: downloaded there, else through this machine."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ READ_TIMEOUT = 30.0
 
 
 async def bring_installer(work: ServerWork, installer: ChosenInstaller) -> None:
-    """Bring an installer to a server, where its checksum is compared again before it is executed.
+    """Bring an installer to a server, which verifies its checksum before running it.
 
     Raises:
-        EnvironmentSetupError: It cannot be had, or is not the expected file.
+        EnvironmentSetupError: It is unavailable, or not the expected file.
     """
     if installer.file is not None:
         await _send(work, installer, installer.file)
@@ -71,7 +71,7 @@ async def _fetch_here(work: ServerWork, installer: ChosenInstaller, reason: Step
 def _download(installer: ChosenInstaller, file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with replacing(file) as target:
-        # The URL is the user's, or one of ours that begins with https; what comes is compared with its checksum.
+        # The URL is the user's, or an https URL of ours; the download is verified by checksum.
         with urllib.request.urlopen(installer.url, timeout=READ_TIMEOUT) as answer:  # noqa: S310
             shutil.copyfileobj(answer, target, CHUNK)
         target.seek(0)
@@ -127,7 +127,7 @@ async def send_file(
     path: str,
     progress: Callable[[int, int], None],
 ) -> None:
-    """Stream a file to a path below ``$HOME``; it appears whole or not at all.
+    """Stream a file to a path below ``$HOME``, atomically.
 
     Raises:
         EnvironmentSetupError: The server could not write it.

@@ -1,4 +1,4 @@
-"""prepare: environment, project, packages and supervisor on every server at once; only what is not there yet."""
+"""prepare: bring environment, project, packages and agent to all servers in parallel, where outdated."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from remote_tool.workflows.events import Report
     from remote_tool.workflows.sync.relay import Exchange
 
-# A network disk may go on for a minute with what it knew of a name.
+# A network disk may cache names for a minute.
 MOST_LOOKS = 60
 LOOK_PAUSE = 1.0
 
@@ -62,15 +62,15 @@ class PrepareOptions:
 
 @dataclass(frozen=True)
 class PreparedServer:
-    """What was done on a server.
+    """The result of preparing a server.
 
     Attributes:
-        steps: In their order, also those that had nothing to do.
-        changed: Whether anything was done.
-        seconds: From the first question to the last step.
-        warnings: What is worth knowing, such as a sync that changed files under a running job.
-        python: Version of the Python that jobs use; empty where that is inside of what they are started in.
-        follows: The server that did the work in the folder that both have; empty without one.
+        steps: In order, including those that were up to date.
+        changed: Whether anything changed.
+        seconds: From the first query to the last step.
+        warnings: Such as a sync that changed files under a running job.
+        python: Version of the jobs' Python; empty if it is inside a container or launch command.
+        follows: The server that did the work in their shared folder, or empty.
     """
 
     server: str
@@ -85,7 +85,7 @@ class PreparedServer:
 async def prepare(
     pool: HostPool, config: Config, servers: Sequence[str], options: PrepareOptions, report: Report
 ) -> Results[PreparedServer]:
-    """Make servers ready for jobs; a second time, with nothing changed, one question and rsync's own comparison."""
+    """Prepare servers; if nothing has changed, this takes one query and rsync's own comparison."""
     project = ProjectSnapshot(config)
     exchange = _exchange(pool, config, servers, options, report)
 
@@ -95,7 +95,7 @@ async def prepare(
             project.note_room(work.server, work.facts.free_kilobytes * 1024, work.facts.total_kilobytes * 1024)
         await set_up(work, force=options.force)
         if any(step.outcome is not Outcome.UNCHANGED for step in work.results):
-            # That took its time, and somebody may have worked on the project meanwhile.
+            # Time has passed, so the project may have changed.
             project.renew()
         await send_project(work, project, SyncOptions(overwrite=options.overwrite), exchange)
         await install_packages(work, force=options.force)
@@ -141,7 +141,7 @@ async def setup(
 async def update_packages(
     pool: HostPool, config: Config, servers: Sequence[str], options: PrepareOptions, report: Report
 ) -> Results[PreparedServer]:
-    """Install what requirements.txt, Pipfile, pyproject.toml or environment.yml asks for."""
+    """Install the packages in requirements.txt, Pipfile, pyproject.toml or environment.yml."""
 
     async def update_one(work: ServerWork) -> None:
         if not is_fulfilled(work.config, work.facts):
@@ -164,7 +164,7 @@ async def _on_all(
     *,
     afterwards: Callable[[ServerWork], Awaitable[None]] | None = None,
 ) -> Results[PreparedServer]:
-    """Do an action in turn where servers have one folder, and what comes afterwards on each machine by itself."""
+    """Run an action one by one where servers share a folder, then a follow-up on each machine."""
     names = choose_servers(config, servers)
     one_download = asyncio.Lock()
     said: set[str] = set()
@@ -199,7 +199,7 @@ async def _on_all(
 
 
 async def _facts_of_follower(leader: Host, host: Host, config: Config) -> ServerFacts:
-    """Ask a server what it has when another one has worked in their folder; a network disk may show it late."""
+    """Query a server after another one has worked in their folder; a network disk may show it late."""
     try:
         wanted = _in_folder(await ask_facts(leader, config.for_server(leader.name), compare=True))
     except ConnectError:
@@ -213,7 +213,7 @@ async def _facts_of_follower(leader: Host, host: Host, config: Config) -> Server
 
 
 def _in_folder(facts: ServerFacts) -> tuple[object, ...]:
-    """Return what all servers with one folder must see alike."""
+    """Return the facts that all servers sharing a folder must agree on."""
     return facts.activation, facts.packages, facts.sync_state, facts.sent_sha256, facts.has_supervisor
 
 

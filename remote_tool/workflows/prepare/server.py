@@ -1,4 +1,4 @@
-"""Prepares one server, step by step: environment, project, packages, supervisor and image."""
+"""Prepare one server step by step: environment, project, packages, agent and image."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NO_PACKAGES = "no requirements.txt, Pipfile, pyproject.toml or environment.yml"
 
 
 async def ask_facts(host: Host, config: Config, *, probe: bool = False, compare: bool = False) -> ServerFacts:
-    """Ask a server what it has, in one round trip.
+    """Query a server's state in one round trip.
 
     Raises:
         EnvironmentSetupError: The answer cannot be read.
@@ -80,7 +80,7 @@ async def set_up(work: ServerWork, *, force: bool) -> None:
 
 
 def _tell_what_ends_jobs(work: ServerWork) -> None:
-    """Warn of a system that ends jobs when the connection closes: they would be lost, and nobody would know why."""
+    """Warn about a system that ends jobs when the connection closes: they would be lost without an explanation."""
     if work.facts.ends_sessions:
         user = work.facts.username
         work.report(
@@ -95,7 +95,7 @@ def _tell_what_ends_jobs(work: ServerWork) -> None:
 async def send_project(
     work: ServerWork, project: ProjectSnapshot, options: SyncOptions, exchange: Exchange | None
 ) -> None:
-    """Send what changed."""
+    """Send changed files."""
     if work.follows and work.facts.sync_state.startswith(COMPLETE):
         work.unchanged("rsync", f"nothing to send{_whose(work)}")
         return
@@ -111,7 +111,7 @@ async def send_project(
 
 
 async def install_packages(work: ServerWork, *, force: bool) -> None:
-    """Install the packages, unless they are installed already, or come with a container."""
+    """Install the packages, unless up to date or part of a container."""
     if work.config.environment.kind is EnvironmentKind.INSIDE:
         work.unchanged("packages", "those inside")
         return
@@ -133,7 +133,7 @@ async def install_packages(work: ServerWork, *, force: bool) -> None:
 
 
 def _tell_nothing_installed(work: ServerWork, packages: Packages) -> None:
-    """Report why no packages are installed: the files that cannot be used, or that there are none."""
+    """Report why no packages are installed: unusable files, or none."""
     for each in packages.unusable:
         work.tell_once(f"{each.name}: not installed, {each.why}")
     names = ", ".join(each.name for each in packages.unusable)
@@ -141,7 +141,7 @@ def _tell_nothing_installed(work: ServerWork, packages: Packages) -> None:
 
 
 async def bring_supervisor(work: ServerWork) -> None:
-    """Send the program that starts and watches jobs, unless the server has this version."""
+    """Send the agent, unless the server has this version."""
     if work.facts.has_supervisor:
         work.unchanged("supervisor", source_archive()[0], is_internal=True)
         return
@@ -154,7 +154,7 @@ async def bring_supervisor(work: ServerWork) -> None:
 
 
 async def bring_image(work: ServerWork) -> None:
-    """Pull the image of a server whose jobs run in containers, so that no start has to wait for it."""
+    """Pull the image of a server whose jobs run in containers, so that starts need not wait for it."""
     container = work.config.servers[work.server].container
     if container is None:
         return
@@ -171,7 +171,7 @@ def _whose(work: ServerWork) -> str:
 
 
 def _useless_here(work: ServerWork) -> EnvironmentSetupError:
-    """Say that an environment is not for this server; making it anew would break it on the other one."""
+    """Report an environment made by a different server; recreating it would break it there."""
     if work.facts.environment_python:
         return EnvironmentSetupError(
             f"{work.server} shares its folder with {work.follows} but needs another environment",

@@ -1,4 +1,4 @@
-"""Servers that have one folder in common, as on NFS: found by a marker that one writes and the other sees."""
+"""Detect servers that share a folder, as on NFS, by a marker that one writes and the other sees."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from remote_tool.environments.facts import ServerFacts
     from remote_tool.transport.host import Host
 
-# File systems that one kernel alone has; two kernels with such a home each have their own.
+# File systems local to one kernel; two kernels with such a home have separate ones.
 _LOCAL = frozenset(
     {"ext2/ext3", "xfs", "btrfs", "zfs", "tmpfs", "overlayfs", "f2fs", "jfs", "reiserfs", "ramfs", "bcachefs"}
 )
-# These make up inodes on each machine.
+# These assign inode numbers on each machine.
 _OWN_INODES = ("fuse", "unknown")
-# A network disk shows a new name at once, or when a look at the folder has refreshed it.
+# A network disk shows a new name at once, or after listing the folder has refreshed its cache.
 _LOOKS = 8
 _LOOK_PAUSE = 0.25
 _TEST_SECONDS = 15.0
 
 
 class _Folder(NamedTuple):
-    """What a server says of a folder, by which most pairs need no test."""
+    """A server's facts about a folder, which decide most pairs without a test."""
 
     inode: str
     kind: str
@@ -45,7 +45,7 @@ class _Folder(NamedTuple):
         return cls(inode, kind.lower(), boot)
 
     def may_be(self, other: _Folder) -> bool:
-        """Whether the two may be one folder."""
+        """Return whether both may be the same folder."""
         if not self.inode or not other.inode:
             return False
         made_up = any(place.kind.startswith(_OWN_INODES) for place in (self, other))
@@ -56,7 +56,7 @@ class _Folder(NamedTuple):
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a server has the project: its home, and the folders from there on down that are there by now."""
+    """A server's home, and the existing folders from there to the project."""
 
     home: str
     folders: tuple[_Folder, ...]
@@ -66,13 +66,13 @@ class _Place:
         return cls(facts.home, tuple(map(_Folder.parse, facts.folders)))
 
     def may_be(self, other: _Place) -> bool:
-        """Whether the two may have the project's folder in common: itself, or one that it lies in."""
-        # One of them may have been asked before the project's folder was made.
+        """Return whether both may share the project's folder, or a parent of it."""
+        # One of them may have been queried before the project's folder existed.
         return any(here.may_be(there) for here, there in zip(self.folders, other.folders, strict=False))
 
 
 class _Group:
-    """Servers with one folder, of which one works and the others wait."""
+    """Servers sharing a folder; one works and the others wait."""
 
     def __init__(self, host: Host, place: _Place) -> None:
         self.members = [host.name]
@@ -85,11 +85,11 @@ class _Group:
 
 @dataclass(frozen=True)
 class LeaderSlot:
-    """What a server is to do.
+    """A server's role in its group.
 
     Attributes:
-        follows: Who has worked in this folder; None for the one that is to work.
-        has_waited: Whether others may have worked there since it was looked at.
+        follows: The server that has worked in this folder; None for the leader.
+        has_waited: Whether others may have worked there since its facts were queried.
     """
 
     follows: Host | None
@@ -97,12 +97,12 @@ class LeaderSlot:
 
     @property
     def leader(self) -> str:
-        """The name of who has worked; empty without one."""
+        """Return the leader's name, or empty."""
         return self.follows.name if self.follows else ""
 
 
 class Sharing:
-    """Finds, while servers arrive, which of them have one folder, and lets one of each group work first."""
+    """Groups arriving servers by shared folder, and lets one of each group work first."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -110,18 +110,18 @@ class Sharing:
 
     @property
     def found(self) -> list[tuple[str, ...]]:
-        """The groups of all that arrived, in the order of the configuration."""
+        """Return the groups of all arrived servers, in the order of the configuration."""
         order = list(self._config.servers)
         return [tuple(sorted(group.members, key=order.index)) for group in self._groups]
 
     @asynccontextmanager
     async def slot(self, host: Host, facts: ServerFacts) -> AsyncIterator[LeaderSlot]:
-        """Wait for the server that works in this folder, or be the one.
+        """Wait for the server that works in this folder, or become the leader.
 
-        When the one that works cannot, because its connection is lost or it lacks something, the next one works.
+        If the leader fails with a lost connection or a lack of its own, the next one leads.
 
         Raises:
-            EnvironmentSetupError: What it did there failed, and would fail again.
+            EnvironmentSetupError: The leader's work failed, and would fail again.
         """
         group = await self._join(host, facts)
         has_waited = group.working.locked() or group.is_done
@@ -142,9 +142,9 @@ class Sharing:
         yield LeaderSlot(group.leader, has_waited)
 
     async def _join(self, host: Host, facts: ServerFacts) -> _Group:
-        """Return the group of a server; the first one that arrives waits for nothing."""
+        """Return a server's group; the first server waits for nothing."""
         place = _Place.of(facts)
-        # Others may arrive while one is tested: the list grows under us, and all of it is looked at.
+        # Others may arrive during a test: the list grows meanwhile, and all of it is checked.
         for group in self._groups:
             if await self._is_one(group, host, place):
                 _require_one_path(host.name, place, group, self._config)
@@ -165,7 +165,7 @@ class Sharing:
 
 
 async def has_one_folder(writer: Host, reader: Host, config: Config) -> bool:
-    """Tell whether a server sees what another one writes into the project's folder; leaves nothing there.
+    """Test whether a server sees another's file in the project's folder; remove it afterwards.
 
     Raises:
         RemoteCommandError: The reader does not answer.
@@ -193,7 +193,7 @@ async def has_one_folder(writer: Host, reader: Host, config: Config) -> bool:
                 return False
         answer = await reader.run(look, timeout=_TEST_SECONDS, limit=1024, check=False, label="look for the marker")
         await channel.write_eof()
-        # What a slow disk has not removed by then, the script removes without us.
+        # If a slow disk has not removed it by then, the script continues without us.
         with suppress(TimeoutError):
             async with asyncio.timeout(_TEST_SECONDS):
                 await channel.wait()
@@ -201,7 +201,7 @@ async def has_one_folder(writer: Host, reader: Host, config: Config) -> bool:
 
 
 def _require_one_path(server: str, place: _Place, group: _Group, config: Config) -> None:
-    """Refuse a folder that has another path on each server: what is installed there has its path written into it."""
+    """Refuse a shared folder with different paths on servers, as installed files contain the path."""
     if place.home != group.place.home:
         here, there = (f"{home}/{config.remote.project}" for home in (place.home, group.place.home))
         raise EnvironmentSetupError(

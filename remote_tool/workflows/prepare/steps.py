@@ -1,4 +1,4 @@
-"""The steps that prepare one server: reported while they run, logged in full, with a hint when they fail."""
+"""The steps of preparing one server: with progress, a full log, and a hint upon failure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from remote_tool.workflows.events import Report
 
 TIMED_OUT = 124
-# Of an output that does not say why it failed.
+# Lines shown of an output that does not explain the failure.
 SHOWN_LINES = 5
 _NOTICE = re.compile(r"^notice: (?P<text>.*)$", re.MULTILINE)
 _REFUSED = re.compile(r"^refused: (?P<why>.*?)(?:\nhint: (?P<hint>[^\n]*))?$", re.MULTILINE)
@@ -35,13 +35,13 @@ _REFUSED = re.compile(r"^refused: (?P<why>.*?)(?:\nhint: (?P<hint>[^\n]*))?$", r
 
 @dataclass(frozen=True)
 class StepResult:
-    """How one step ended.
+    """The result of a step.
 
     Attributes:
         step: Its name.
-        outcome: Done or unchanged; a step that fails raises.
-        detail: What was done, in a few words.
-        seconds: How long it took.
+        outcome: Done or unchanged; a failing step raises.
+        detail: The result in a few words.
+        seconds: Its duration.
     """
 
     step: str
@@ -51,10 +51,10 @@ class StepResult:
 
 
 class StepFailedError(EnvironmentSetupError):
-    """A step's script ended with a status.
+    """A step's script failed with an exit status.
 
     Attributes:
-        status: 0 to 255; 128 when a signal ended it.
+        status: 0 to 255; 128 if ended by a signal.
     """
 
     def __init__(self, message: str, *, hint: str, server: str, status: int) -> None:
@@ -64,18 +64,18 @@ class StepFailedError(EnvironmentSetupError):
 
 @dataclass
 class ServerWork:
-    """The steps of one server while they run.
+    """The running steps of one server.
 
     Attributes:
         host: The server.
         config: The configuration.
-        report: Who is told.
-        facts: What the server had when it was asked last.
-        one_download: Shared by all servers: what is fetched here is fetched once.
-        results: How the steps ended so far.
-        warnings: What was no failure.
-        follows: The server that has done all this in the folder that both have; empty when there is none.
-        said: Shared by all servers: what was told of the project.
+        report: Receives events.
+        facts: The server's facts when last queried.
+        one_download: Shared by all servers: a file is downloaded here once.
+        results: The results so far.
+        warnings: Messages that are not failures.
+        follows: The server that has done the work in their shared folder, or empty.
+        said: Shared by all servers: messages about the project reported so far.
     """
 
     host: Host
@@ -94,11 +94,11 @@ class ServerWork:
         return self.host.name
 
     async def run(self, step: Step, *, detail: str = "", describe: Callable[[], Awaitable[str]] | None = None) -> None:
-        """Run a step on the server; its result is ``detail``, or what ``describe`` returns once the step is done.
+        """Run a step on the server; its result is ``detail``, or the return value of ``describe`` after the step.
 
         Raises:
-            StepFailedError: It failed; the text says why as far as the output does.
-            ConnectionLostError: The link went; the server ends the step.
+            StepFailedError: It failed; the message includes the reason, as far as known.
+            ConnectionLostError: The connection was lost; the server ends the step.
         """
         with self.told(step.name) as done, StepLog(self.config.local, self.server, step.name) as log:
             try:
@@ -113,30 +113,30 @@ class ServerWork:
                 raise self._failure(step, log, f"failed with {_as_text(ended)}", status)
             for notice in _NOTICE.finditer("\n".join(log.last_lines)):
                 self.report(Notice(self.server, notice["text"]))
-            # Of "Installing uv" the result is "uv".
+            # The result of "Installing uv" is "uv".
             done(await describe() if describe else detail or step.title.partition(" ")[2])
 
     async def do(
         self, name: str, work: Callable[[], Awaitable[tuple[Outcome, str]]], *, is_internal: bool = False
     ) -> None:
-        """Do a step that is more than a script; it says how it ended."""
+        """Run a step that is more than a script; it returns its own result."""
         with self.told(name, is_internal=is_internal) as done:
             outcome, detail = await work()
             done(detail, outcome)
 
     def tell_once(self, text: str) -> None:
-        """Tell what is true of the project, whichever server finds it first."""
+        """Report a fact about the project once, whichever server finds it first."""
         if text not in self.said:
             self.said.add(text)
             self.report(Notice("", text))
 
     def unchanged(self, name: str, detail: str, *, is_internal: bool = False) -> None:
-        """Tell that a step had nothing to do."""
+        """Report that a step was up to date."""
         self._end(StepEnded(self.server, name, Outcome.UNCHANGED, detail, is_internal=is_internal))
 
     @contextmanager
     def told(self, name: str, *, is_internal: bool = False) -> Iterator[Callable[..., None]]:
-        """Report the beginning and the end of a step; the caller calls what is yielded when the step is done."""
+        """Report the start and end of a step; the caller calls the yielded function when the step is done."""
         began = time.monotonic()
         self.report(StepStarted(self.server, name))
 
@@ -162,7 +162,7 @@ class ServerWork:
                 while data := await channel.read(stream):
                     self._tell(step, log.write(data, stream))
 
-            # A TaskGroup would wrap an error of the link; gather hands it on as it is, and closing ends the other.
+            # A TaskGroup would wrap a connection error; gather passes it on, and closing ends the other task.
             await asyncio.gather(copy(Stream.OUT), copy(Stream.ERR))
             self._tell(step, log.end())
             return await channel.wait()

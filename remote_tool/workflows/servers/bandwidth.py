@@ -1,4 +1,4 @@
-"""bandwidth: what goes between every two servers, each server in one measurement at a time."""
+"""bandwidth: measure network bandwidth between each pair of servers, one measurement per server at a time."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from remote_tool.workflows.context import Context
 
 MOST_SECONDS = 60.0
-# What a measurement takes beyond its two directions, at most; the servers end it by themselves a little before.
+# Overhead of a measurement besides its two directions; the servers time out slightly earlier.
 SPARE_SECONDS = 50.0
 LISTEN_SECONDS = 20.0
 MOST_BITS = 1e14
 GIGABIT = 1e9
 LONGEST_NAME = 64
 METHODS = ("iperf3", "own")
-# How many digits stand behind the point, from so many Gbit/s on.
+# Decimals by rate in Gbit/s.
 DIGITS = ((100.0, 0), (10.0, 1), (0.1, 2))
 FIREWALL_HINT = (
     "Let the servers reach each other on all ports, "
@@ -43,17 +43,17 @@ FIREWALL_HINT = (
 
 @dataclass(frozen=True)
 class Link:
-    """What goes from one server to another.
+    """The bandwidth from one server to another.
 
     Attributes:
         source: The server that sends.
         target: The server that receives.
-        gbit: 10⁹ bits per second, counted where they arrive; None when it was not measured.
-        round_trip: Seconds for a small question and its answer, the median of some.
-        interface: Of the source.
-        target_interface: Of the target.
-        address: Of the one that listened, as the other reached it.
-        method: ``iperf3``, or ``own`` where one of the two has no iperf3.
+        gbit: 10⁹ bits per second, counted by the receiver; None if not measured.
+        round_trip: The median round-trip time in seconds.
+        interface: The source's.
+        target_interface: The target's.
+        address: The listener's, as reached by the other.
+        method: ``iperf3``, or ``own`` if one of the two lacks iperf3.
         error: Why it was not measured.
     """
 
@@ -70,12 +70,12 @@ class Link:
 
 @dataclass(frozen=True)
 class BandwidthAnswer:
-    """What lies between the servers.
+    """Bandwidths between the servers.
 
     Attributes:
-        servers: Those that were asked for, in the order of the configuration or of the request.
-        links: Both directions of every pair of servers that could be asked.
-        errors: The servers that could not be asked.
+        servers: The selected servers, in the order of the configuration or of the request.
+        links: Both directions of every pair of reachable servers.
+        errors: The servers that could not be reached.
     """
 
     servers: tuple[str, ...]
@@ -84,13 +84,13 @@ class BandwidthAnswer:
 
     @property
     def slowest(self) -> Link | None:
-        """The link with the least bandwidth."""
+        """Return the link with the least bandwidth."""
         measured = [link for link in self.links if link.gbit is not None]
         return min(measured, key=lambda link: link.gbit or 0.0, default=None)
 
     @property
     def exit_code(self) -> int:
-        """0 when everything was measured, 3 when something was, else as the errors have it."""
+        """Return 0 if everything was measured, 3 if something was, else the errors' exit code."""
         failed = [link for link in self.links if link.error]
         if not failed and not self.errors:
             return 0
@@ -100,7 +100,7 @@ class BandwidthAnswer:
 
 
 async def measure_bandwidth(context: Context, servers: Sequence[str], seconds: float) -> BandwidthAnswer:
-    """Measure both ways between every two servers; pairs that share no server are measured at once.
+    """Measure both directions between each pair of servers; disjoint pairs are measured in parallel.
 
     Args:
         context: The configuration and connections.
@@ -108,7 +108,7 @@ async def measure_bandwidth(context: Context, servers: Sequence[str], seconds: f
         seconds: For each direction.
 
     Raises:
-        UsageError: There are less than two servers, or the time is not possible.
+        UsageError: There are fewer than two servers, or the time is invalid.
     """
     names = choose_servers(context.config, servers)
     if len(names) < 2:  # noqa: PLR2004
@@ -126,7 +126,7 @@ async def measure_bandwidth(context: Context, servers: Sequence[str], seconds: f
 
 
 def tournament(names: Sequence[str]) -> list[list[tuple[str, str]]]:
-    """Return rounds of disjoint pairs, in which every two meet once (the circle method)."""
+    """Return rounds of disjoint pairs that cover each pair once (the circle method)."""
     circle: list[str | None] = [*names, *([None] if len(names) % 2 else [])]
     place = {name: number for number, name in enumerate(names)}
     rounds = []
@@ -140,7 +140,7 @@ def tournament(names: Sequence[str]) -> list[list[tuple[str, str]]]:
 
 
 async def _candidates(context: Context, server: str) -> tuple[str, ...]:
-    """Return where the others may reach a server, the first choice first, as a launch has it."""
+    """Return addresses at which others may reach a server, in the same order as for a launch."""
     host = await context.pool.host(server)
     facts = read_facts(server, await call(host, context.config, "facts", {"launch": False}))
     configured = context.config.servers[server].address
@@ -150,7 +150,7 @@ async def _candidates(context: Context, server: str) -> tuple[str, ...]:
 async def _measure_pair(
     context: Context, pair: tuple[str, str], candidates: Sequence[str], seconds: float
 ) -> tuple[Link, Link]:
-    """Measure both directions; a pair that cannot be measured has an error."""
+    """Measure both directions; a failed pair has an error."""
     first, second = pair
     step, began = f"bandwidth with {second}", time.monotonic()
     context.report(StepStarted(first, step))
@@ -174,7 +174,7 @@ def _detail(there: Link, back: Link) -> str:
 
 
 def readable_rate(gbit: float) -> str:
-    """Return a number of Gbit/s with about three digits that count: 98.3, 9.41, 0.094."""
+    """Format Gbit/s with about three significant digits: 98.3, 9.41, 0.094."""
     digits = next((digits for least, digits in DIGITS if gbit >= least), 3)
     return f"{gbit:.{digits}f}"
 
@@ -213,7 +213,7 @@ async def _measure(
 
 @asynccontextmanager
 async def _listening(context: Context, server: str, request: Mapping[str, Any]) -> AsyncIterator[tuple[int, bool]]:
-    """Have a server be the other side of a measurement; yields its port, and whether it has iperf3."""
+    """Have a server listen for a measurement; yield its port, and whether it has iperf3."""
     host = await context.pool.host(server)
     async with converse(host, context.config, "bandwidth_listen", request) as frames:
         header = await _first_header(server, frames)
@@ -234,12 +234,12 @@ async def _first_header(server: str, frames: AsyncIterator[Frame]) -> Mapping[st
 
 
 def _read_link(pair: tuple[str, str], answer: Mapping[str, Any]) -> Link:
-    """Read what the side that connected, the second of the pair, says of both directions."""
+    """Parse the connecting side's result for both directions; it is the second of the pair."""
     first, second = pair
     try:
         address = str(ipaddress.ip_address(answer["address"]))
     except (KeyError, ValueError):
-        # A configured one may be a name.
+        # A configured address may be a name.
         address = printable(str(answer.get("address", "")))[:LONGEST_NAME]
     if answer.get("method") not in METHODS:
         raise _not_readable(second, answer.get("method"))

@@ -1,4 +1,4 @@
-"""check: whether servers are fit for training together; looks only, and a server that fails is part of the answer."""
+"""check: check read-only whether servers are ready for training together; a failing server is part of the answer."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from remote_tool.transport.login import Login
     from remote_tool.transport.pool import HostPool
 
-# nvidia-smi is asked up to four times; the rest is told within a second, or after one of login's own programs.
+# nvidia-smi is run up to four times; the other facts take a second, or that after one of login's own programs.
 OTHER_SECONDS = 20.0
 LONGEST_ANSWER = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class ServerReport:
-    """How it stands with a server.
+    """The checks of a server.
 
     Attributes:
-        name: Of the server.
-        checks: In the order in which they are shown.
+        name: The server.
+        checks: In display order.
     """
 
     name: str
@@ -45,16 +45,16 @@ class ServerReport:
 
     @property
     def has_failed(self) -> bool:
-        """Whether something keeps training from working."""
+        """Return whether a check failed."""
         return any(check.status is Status.FAIL for check in self.checks)
 
 
 @dataclass(frozen=True)
 class CheckAnswer:
-    """How it stands with all servers.
+    """The checks of all servers.
 
     Attributes:
-        servers: Every one that was asked, also those that cannot be reached.
+        servers: All checked servers, including unreachable ones.
         errors: The error of each server that did not answer.
     """
 
@@ -63,12 +63,12 @@ class CheckAnswer:
 
     @property
     def is_fit(self) -> bool:
-        """Whether every server answered and no check failed."""
+        """Return whether every server answered and no check failed."""
         return not self.errors and not any(server.has_failed for server in self.servers)
 
     @property
     def exit_code(self) -> int:
-        """3 or 4 when servers did not answer, else 1 when a check failed."""
+        """Return 3 or 4 when servers did not answer, else 1 when a check failed."""
         if self.errors:
             answered = [server.name for server in self.servers if server.name not in self.errors]
             return SomeServersFailedError(self.errors, answered).exit_code
@@ -86,7 +86,7 @@ class _Answered:
 async def check(
     pool: HostPool, config: Config, servers: Sequence[str] = (), *, gpu_seconds: float = GPU_SECONDS
 ) -> CheckAnswer:
-    """Ask every server what it has, in one round trip after the login, and judge it; raises for no server."""
+    """Query every server in one round trip after the login, and evaluate the answers; never raises for a server."""
     names = choose_servers(config, servers)
     others = _names_in_use(config)
 
@@ -110,7 +110,7 @@ async def check(
 
 
 def _names_in_use(config: Config) -> tuple[str, ...]:
-    """Return the names by which servers are to reach each other: ``address:``, where it is no number."""
+    """Return the host names by which servers should reach each other: ``address:``, unless numeric."""
     return tuple(
         dict.fromkeys(
             server.address
@@ -149,7 +149,7 @@ async def _ask(host: Host, config: Config, others: Sequence[str], gpu_seconds: f
 
 
 async def _listen(channel: Channel, seconds: float) -> tuple[bytes, float]:
-    """Read what comes within a time, and when the first of it came; what hangs comes last."""
+    """Read output with a timeout, and note when the first of it came; slow parts come last."""
     answer, heard_at = bytearray(), 0.0
     try:
         async with asyncio.timeout(seconds):
@@ -166,7 +166,7 @@ async def _listen(channel: Channel, seconds: float) -> tuple[bytes, float]:
 
 
 def _clock_of(machine: Machine, asked_at: float, heard_at: float) -> Clock | None:
-    """Set a clock against the middle of the time in which it was read."""
+    """Compare a clock with the middle of the interval in which it was read."""
     if machine.clock is None:
         return None
     told = machine.clock if machine.clock_is_fine else machine.clock + 0.5
@@ -184,7 +184,7 @@ def _login_checks(login: Login) -> list[Check]:
 
 
 def _failed_checks(name: str, error: RemoteToolError) -> tuple[Check, ...]:
-    """Say why a server did not answer, as the check that failed."""
+    """Return the failed check for a server that did not answer."""
     hint = error.hint or f"remote-tool check --server {name} -v"
     if isinstance(error, HostKeyError):
         return (Check("host key", Status.FAIL, error.message, hint),)

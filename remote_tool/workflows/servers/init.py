@@ -1,4 +1,4 @@
-"""init: write a workspace's files from answers; overwrite nothing, and leave all of them or none."""
+"""init: write a workspace's files from answers; all or none, without overwriting."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 OPTION_HINT = "--server NAME=USER@HOST:PORT, such as gpu1=ubuntu@10.0.0.5 or gpu1=ubuntu@[fd00::5]:2222"
 _PLAIN = re.compile(r"(?:[A-Za-z_]|\.?/)[A-Za-z0-9_./-]*|\d{1,3}(?:\.\d{1,3}){3}")
-# YAML takes these words for something else than text.
+# YAML parses these words as other types than text.
 _OTHER_TYPES = {"yes", "no", "on", "off", "true", "false", "null", "y", "n"}
 
 EXCLUDES = """\
@@ -57,7 +57,7 @@ IGNORED = """\
 
 @dataclass(frozen=True)
 class ServerAnswer:
-    """One server as the user gave it."""
+    """A server as entered by the user."""
 
     name: str
     hostname: str
@@ -67,7 +67,7 @@ class ServerAnswer:
 
 @dataclass(frozen=True)
 class InitAnswers:
-    """What the files are made from; an empty name means the project folder's."""
+    """Contents of the files; an empty name means the project folder's."""
 
     name: str
     servers: tuple[ServerAnswer, ...]
@@ -75,10 +75,10 @@ class InitAnswers:
 
 
 def parse_server_option(text: str) -> ServerAnswer:
-    """Read ``[NAME=][USER@]HOST[:PORT]``; an IPv6 address stands in brackets.
+    """Parse ``[NAME=][USER@]HOST[:PORT]``; an IPv6 address is in brackets.
 
     Raises:
-        UsageError: It is not of this form.
+        UsageError: It is malformed.
     """
     name, is_named, rest = text.strip().rpartition("=")
     user, has_user, place = rest.rpartition("@")
@@ -98,12 +98,12 @@ def parse_server_option(text: str) -> ServerAnswer:
 
 
 def servers_of_list(hosts: Sequence[ListedHost]) -> tuple[ServerAnswer, ...]:
-    """Return the hosts of a list as servers, each with the name and the user that it would have without ``init``."""
+    """Return the hosts of a list as servers, with the names and users that they would have without ``init``."""
     return tuple(ServerAnswer(each.name, each.hostname, _user_of(each)) for each, _ in servers_for(hosts, {}))
 
 
 def _user_of(server: Server) -> str | None:
-    """Return the user to write down: your own name where nothing says another, as configs.yaml then means ubuntu."""
+    """Return the user to write: your own name if nothing else is given, as configs.yaml defaults to ubuntu."""
     from remote_tool.transport.ssh.ssh_config import resolve_way  # noqa: PLC0415 - only lists of hosts need the SSH library
 
     own = getpass.getuser()
@@ -111,11 +111,11 @@ def _user_of(server: Server) -> str | None:
 
 
 def write_workspace(root: Path, answers: InitAnswers) -> list[Path]:
-    """Write ``configs.yaml`` and ``exclude.txt``, and a ``.gitignore`` beside them when there is none.
+    """Write ``configs.yaml`` and ``exclude.txt``, and ``.gitignore`` if missing.
 
     Raises:
-        UsageError: One of the two is there already, an answer is not acceptable, or nothing can be written.
-        ConfigError: The answers do not make a configuration.
+        UsageError: One of the two exists, an answer is invalid, or a file cannot be written.
+        ConfigError: The answers do not form a valid configuration.
     """
     text = check_answers(root, answers)
     refuse_existing(root)
@@ -127,7 +127,7 @@ def write_workspace(root: Path, answers: InitAnswers) -> list[Path]:
 
 
 def proposals(root: Path) -> str:
-    """Return lines for exclude.txt, behind a #, for what lies in the project's folder and is often not sent."""
+    """Return commented lines for exclude.txt naming files in the project that are often not sent."""
     lines = [
         f"# {pattern_of(name)}\n" for name in usual_here(root) if name not in EXCLUDES.split() and name.isprintable()
     ]
@@ -135,11 +135,11 @@ def proposals(root: Path) -> str:
 
 
 def check_answers(root: Path, answers: InitAnswers) -> bytes:
-    """Return ``configs.yaml`` as it would be written.
+    """Return the ``configs.yaml`` to write.
 
     Raises:
-        UsageError: An answer is not acceptable, or a server is named twice.
-        ConfigError: The answers do not make a configuration: two servers are the same machine.
+        UsageError: An answer is invalid, or a server is named twice.
+        ConfigError: The answers are inconsistent: two servers are the same machine.
     """
     _check_forms(root, answers)
     names = [server.name for server in answers.servers]
@@ -155,7 +155,7 @@ def refuse_existing(root: Path) -> None:
     """Refuse to overwrite a file.
 
     Raises:
-        UsageError: One is there already.
+        UsageError: One exists already.
     """
     paths = LocalPaths(root)
     for path in (paths.config_file, paths.exclude_file):
@@ -187,16 +187,16 @@ def format_configuration(root: Path, answers: InitAnswers) -> str:
 
 
 def _quoted(value: str | int) -> str:
-    """JSON strings are YAML strings; what needs no quotes has none."""
+    """Return a JSON string, which is valid YAML; without quotes if possible."""
     if isinstance(value, int):
         return str(value)
     is_plain = _PLAIN.fullmatch(value) and value.lower() not in _OTHER_TYPES
-    # YAML reads JSON's pairs of surrogates as two characters, so that only what must be is escaped.
+    # YAML reads JSON's surrogate pairs as two characters, so only necessary escapes are used.
     return value if is_plain else json.dumps(value, ensure_ascii=False)
 
 
 def _check_forms(root: Path, answers: InitAnswers) -> None:
-    """Refuse in terms of what the user typed, not of the file made from it."""
+    """Validate answers in terms of the user's input, not of the resulting file."""
     _must_be(answers.name or root.name, forms.PROJECT_NAME, "The project's name", "remote-tool init --name my_project")
     if answers.private_key:
         _must_be(answers.private_key, forms.LOCAL_PATH, "The private key", "--private-key ~/.ssh/id_ed25519")
@@ -215,14 +215,14 @@ def _must_be(value: str, form: Validator, what: str, hint: str) -> None:
 
 
 def _write_all(files: Mapping[Path, bytes], root: Path) -> None:
-    """Write all files or none, and overwrite nothing."""
+    """Write all files or none, without overwriting."""
     folder = next(iter(files)).parent
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         write_all_atomically(files, overwrite=False)
         sync_folder(folder)
     except OSError as error:
-        # It stays when there is something in it that is not ours.
+        # A folder with other files in it is kept.
         with suppress(OSError):
             folder.rmdir()
         if isinstance(error, FileExistsError) and folder.is_dir():

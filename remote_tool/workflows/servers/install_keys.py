@@ -1,4 +1,4 @@
-"""keys: a key of the user on every server, the password asked for once, and a login with the key alone as proof."""
+"""keys: install the user's key on every server, with one password prompt, and verify by logging in with it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SSHD_HINT = (
 
 
 class KeyState(StrEnum):
-    """What was found or done on a server."""
+    """The result on a server."""
 
     WORKS = "works"
     ADDED = "added"
@@ -40,13 +40,13 @@ class KeyState(StrEnum):
 
 @dataclass(frozen=True)
 class KeyOnServer:
-    """The user's key and one server.
+    """The user's key on one server.
 
     Attributes:
-        state: ``works``: a key logged in before; ``added``: it does now; ``missing``: it does not (``--dry-run``).
-        key: The private file here; empty where it is the agent's.
-        line: The public line; empty while there is no key.
-        file: The server's file that has the line now; empty when nothing was added.
+        state: ``works``: it already worked; ``added``: it works now; ``missing``: it does not (``--dry-run``).
+        key: The local private file; empty for a key in the agent.
+        line: The public line; empty without a key.
+        file: The server's file to which the line was added, or empty.
     """
 
     state: KeyState
@@ -61,12 +61,12 @@ class KeyOnServer:
 
 @dataclass(frozen=True)
 class KeysRequest:
-    """What is wished.
+    """The options of ``keys``.
 
     Attributes:
         servers: Names; empty means all.
-        passphrase: Whether a new key gets a passphrase, which is asked for.
-        dry_run: Whether nothing is made or changed.
+        passphrase: Whether to prompt for a passphrase for a new key.
+        dry_run: Whether to change nothing.
     """
 
     servers: tuple[str, ...] = ()
@@ -75,10 +75,10 @@ class KeysRequest:
 
 
 async def install_keys(context: Context, request: KeysRequest) -> Results[KeyOnServer]:
-    """Find out who is let in by a key; make a key where there is none, add it to the other servers, and log in with it.
+    """Find which servers accept a key; create one if missing, add it to the other servers, and verify the logins.
 
     Raises:
-        UsageError: A key cannot be made.
+        UsageError: A key cannot be created.
     """
     servers = choose_servers(context.config, request.servers)
     found = await on_every(servers, lambda server: _look(context, server))
@@ -115,7 +115,7 @@ def _together(
 
 
 async def _look(context: Context, server: str) -> KeyOnServer:
-    """Return which key is meant, and whether one lets us in."""
+    """Return the key to use, and whether the server accepts it."""
     context.report(StepStarted(server, STEP))
     key = await find_key(context.config.servers[server])
     name = str(key.path or "")
@@ -127,7 +127,7 @@ async def _look(context: Context, server: str) -> KeyOnServer:
 
 
 async def _make_keys(context: Context, wanted: Iterable[KeyOnServer], *, ask_passphrase: bool) -> dict[str, str]:
-    """Make the keys that are not there; return the public line of every key by its file."""
+    """Create missing keys; return the public line of every key by its file."""
     lines = {key.key: key.line for key in wanted}
     for name in [name for name, line in lines.items() if not line]:
         passphrase = await _new_passphrase(context, name) if ask_passphrase else None
@@ -161,10 +161,10 @@ async def _install(context: Context, server: str, key: KeyOnServer, lines: Mappi
 
 
 async def _prove(context: Context, host: Host, key: UserKey, file: str) -> None:
-    """Log in with the key alone.
+    """Log in with only the key.
 
     Raises:
-        LoginError: The server does not take it; the text says what is known of why.
+        LoginError: The server rejects it; the message says why, as far as known.
     """
     try:
         async with context.pool.login(host.name, AuthMethods.KEYS, key.path):

@@ -1,4 +1,4 @@
-"""Start jobs: what goes to the servers first, and the start itself."""
+"""Start jobs, after sending files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What servers are sent before jobs start there: the project, and the files of an earlier job."""
+"""Send files before jobs start: the project, and artifacts of an earlier job."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sent:
-    """What became of a sync before a start.
+    """The result of a sync before a start.
 
     Attributes:
-        snapshots: What each server has.
+        snapshots: The project's state on each server.
         errors: Of the servers that failed.
-        warnings: Server and sentence.
-        git: The commit that was sent; None when nothing was, or git does not say.
+        warnings: Server and message.
+        git: The commit that was sent; None without a sync, or if unknown.
     """
 
     snapshots: Mapping[str, str]
@@ -68,8 +68,8 @@ def complete(spec: JobSpec, config: Config, request: JobRequest, sent: Sent) -> 
 async def bring_files(
     context: Context, from_job: str, servers: Sequence[str], *, overwrite: bool
 ) -> Mapping[str, RemoteToolError]:
-    """Bring the files of an earlier job, if one is named; return the errors of the servers that did not get them."""
+    """Bring the artifacts of an earlier job, if one is named; return the servers that failed."""
     if not from_job or not servers:
         return {}
-    # Loaded for those who go on from another job.
+    # Imported only if needed.
     return (await workflows.sync.from_job.bring_from_job(context, from_job, servers, overwrite=overwrite)).errors

@@ -36,24 +36,24 @@ class StartRequest(JobRequest):
         self._check_options(env, "job-run --cmd 'python train.py'")
 
     def check_on(self, servers: Sequence[str], config: Config) -> None:
-        """Refuse what is too much together with the configuration, before anything is sent."""
+        """Refuse values that exceed limits together with the configuration, before anything is sent."""
         wanted_artifacts(config, self.artifacts)
         for server in servers:
             check_request(self.command, self.tags, self.environment_on(server, config))
 
     def environment_on(self, server: str, config: Config) -> dict[str, str]:
-        """Return the variables of its job on a server."""
+        """Return the variables of the job on a server."""
         return command_environment(config.variables_of(server), self.environment, self.devices_on(server, config))
 
     def devices_on(self, server: str, config: Config) -> tuple[str, ...]:
-        """Return the GPUs that its job is given on a server; none: it may use all."""
+        """Return the GPUs of the job on a server; empty: all."""
         return devices_of(config.servers[server], self.devices, self.environment)
 
 
 async def start_jobs(context: Context, requests: Sequence[StartRequest]) -> JobsAnswer:
-    """Start every request as one job on each of its servers; a server whose sync fails starts nothing.
+    """Start every request as one job on each of its servers, except where the sync failed.
 
-    Each server is sent the project once and asked once for every 256 jobs.
+    Each server is synced once and gets one request per 256 jobs.
     """
     wanted = [(request, choose_servers(context.config, request.servers)) for request in requests]
     for request, servers in wanted:

@@ -1,4 +1,4 @@
-"""Starts jobs: records them, asks their servers, and records the answers; no job is ever started twice."""
+"""Record jobs, ask their servers to start them, and record the answers; no job is ever started twice."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ if TYPE_CHECKING:
 
 LONGEST_PROBLEM = 2000
 SHOWN_PROBLEMS = 3
-# Of one request: so many jobs have begun in time for its answer, and so many bytes make one that is not too long.
+# Per request: this many jobs start in time for its answer, and this many bytes fit into one.
 MOST_AT_ONCE = 256
 LARGEST_REQUEST = 4 * 1024 * 1024
 
 
 async def start_specs(context: Context, specs: Sequence[JobSpec], *, again: bool = False) -> JobsAnswer:
-    """Record jobs, then start them, all servers at once.
+    """Record jobs, then start them on all servers in parallel.
 
-    A job is recorded as failed where nothing of it was begun for certain. Where that is not known it stays as it is
-    recorded, and every later look asks its server for it.
+    A job is recorded as failed if it certainly did not begin. If unknown, its record is unchanged, and later commands
+    ask its server again.
 
     Args:
-        context: Of this command.
+        context: The command's context.
         specs: The jobs.
-        again: Whether an earlier command has asked for the same jobs, and not heard the answer.
+        again: Whether an earlier command has requested the same jobs without getting an answer.
 
     Raises:
-        UsageError: A job asks for more than it may have; nothing was recorded or sent.
+        UsageError: A job exceeds a limit; nothing was recorded or sent.
     """
     for spec in specs:
         check_request(spec.command, spec.tags, spec.environment)
@@ -82,10 +82,10 @@ async def start_specs(context: Context, specs: Sequence[JobSpec], *, again: bool
 async def _start_on(
     context: Context, server: str, specs: Sequence[JobSpec], spent: Sequence[str], *, again: bool
 ) -> None:
-    """Start jobs, portion by portion, and record what the server says of each; have it remove old ones meanwhile.
+    """Start jobs in batches, and record the answers; have the server remove old ones meanwhile.
 
     Raises:
-        NoAnswerError: Of some it is not known whether they have begun.
+        NoAnswerError: Whether some have begun is unknown.
         RemoteToolError: Some have not begun.
     """
     portions = _portions(context, server, specs)
@@ -123,7 +123,7 @@ def _raise_problems(server: str, of: _Told) -> None:
 
 
 def _portions(context: Context, server: str, specs: Sequence[JobSpec]) -> list[list[dict[str, Any]]]:
-    """Put jobs into as few requests as are answered in time and in one piece."""
+    """Group jobs into the fewest requests that are answered in time and at once."""
     config = context.config
     settings = {
         "log_limit": config.log_limit,
@@ -145,13 +145,13 @@ def _portions(context: Context, server: str, specs: Sequence[JobSpec]) -> list[l
 
 @dataclass
 class _Told:
-    """What became of the jobs of one request; those that are in neither are recorded as they are.
+    """Results of one request; jobs in neither dictionary have been recorded.
 
     Attributes:
-        failed: Why, of those that have not begun and never will.
-        unknown: Why, of those of which that is not known.
+        failed: Why jobs have not begun and never will.
+        unknown: Why it is unknown whether jobs have begun.
         hint: What to do about that.
-        room: What is free on a disk with less than is wanted, and in all; None where there is more.
+        room: Free and total bytes of a disk below the threshold; None otherwise.
     """
 
     failed: dict[str, str] = field(default_factory=dict)
@@ -163,7 +163,7 @@ class _Told:
 async def _ask_to_start(
     context: Context, server: str, requests: Sequence[Mapping[str, Any]], spent: Sequence[str], *, again: bool
 ) -> _Told:
-    """Have a server start jobs, and ask once by their ids for those that it says nothing certain of."""
+    """Ask a server to start jobs, and query uncertain ones once by their ids."""
     asked_at = time.time()
     ids = [str(request["id"]) for request in requests]
     request = {"jobs": requests, "again": again, "clean": list(spent), "min_free": least_free(context.config)}
@@ -198,7 +198,7 @@ def _read_answer(context: Context, server: str, answer: Mapping[str, Any], ids: 
     folder_id = read_folder_id(answer.get("folder_id"))
     for entry in entries if isinstance(entries, list) else []:
         job_id = entry.get("id") if isinstance(entry, dict) else None
-        # What it says of other jobs, nobody asked for.
+        # Entries for unrequested jobs are ignored.
         if not isinstance(job_id, str) or job_id not in told.unknown:
             continue
         try:
@@ -213,14 +213,14 @@ def _read_answer(context: Context, server: str, answer: Mapping[str, Any], ids: 
 
 
 def _as_request(spec: JobSpec, created_at: float) -> dict[str, Any]:
-    """Return what a server is asked; variables and the secret of a launch travel with it, and are recorded nowhere."""
+    """Return a job's start request; variables and the secret of a launch are included but never recorded."""
     values = {field.name: getattr(spec, field.name, created_at) for field in REQUEST_FIELDS}
     watch = asdict(spec.watch) if spec.watch else None
     return {**values, "environment": dict(spec.environment), "watch": watch}
 
 
 def _read_entry(entry: Mapping[str, Any], server: str, folder_id: str) -> Job:
-    """Return a job as its start was answered: it has no state there, and runs unless it has ended already."""
+    """Return a job from its start's answer: it has no state there, and is running unless it has ended."""
     if entry.get("error"):
         raise JobError(redact(str(entry["error"]))[:LONGEST_PROBLEM])
     running = {**entry, "state": entry.get("state") or JobState.RUNNING.value}
@@ -228,7 +228,7 @@ def _read_entry(entry: Mapping[str, Any], server: str, folder_id: str) -> Job:
 
 
 def _is_known_not_begun(error: RemoteToolError) -> bool:
-    """Whether nothing has begun of what was asked for: the server says so, or never was asked."""
+    """Return whether nothing requested has begun: the server says so, or was never asked."""
     if isinstance(error, ConnectionLostError):
         return False
     refused = NotBegunError | NotPreparedError | SupervisorMissingError | RemoteCommandError
@@ -236,7 +236,7 @@ def _is_known_not_begun(error: RemoteToolError) -> bool:
 
 
 def _record_failed(context: Context, reasons: Mapping[str, str]) -> None:
-    """Record jobs of which nothing has begun, unless somebody has seen more of them meanwhile."""
+    """Record jobs as failed that have not begun, unless another program knows more by now."""
     now = time.time()
     context.registry.update(
         replace(job, state=JobState.FAILED, reason=f"not started: {reasons[job.id]}", ended_at=now)

@@ -1,4 +1,4 @@
-"""Send the project."""
+"""Sync the project and data sets."""
 
 from __future__ import annotations
 

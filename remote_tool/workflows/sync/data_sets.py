@@ -1,4 +1,4 @@
-"""data-sync: data sets beside the project on every server, sent as the project is, and never removed."""
+"""data-sync: send data sets outside the project to every server, like the project, without removing any."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ BESIDE = ".remote-tool"
 async def data_sync(
     context: Context, names: Sequence[str], servers: Sequence[str], options: SyncOptions
 ) -> dict[str, Results[PushResult]]:
-    """Send data sets to all servers at once, one set after the other; return what became of each, by name.
+    """Send data sets one by one, to all servers in parallel; return the results by name.
 
     Raises:
-        UsageError: One is not configured, or its folder here has no files.
+        UsageError: One is not configured, or its local folder has no files.
     """
     config = context.config
     chosen = choose_data_sets(config, names)
@@ -49,10 +49,10 @@ async def data_sync(
 
 
 def choose_data_sets(config: Config, names: Sequence[str]) -> list[DataSet]:
-    """Return the data sets of these names, all without any.
+    """Return the named data sets, or all.
 
     Raises:
-        UsageError: There is none of a name, or none at all.
+        UsageError: A name is unknown, or no data sets are configured.
     """
     if not config.data:
         raise UsageError(
@@ -85,12 +85,12 @@ async def _send(
     config = _config_of(context.config, data_set)
     pool = _DataPool(context.pool, data_set, context.config.remote.project, makes=not options.dry_run)
     through = Through(context.pool, context.config, data_set.target, options.step)
-    # Of the pool a sync wants its hosts only.
+    # A sync uses only the pool's hosts.
     return await sync(pool, config, servers, options, context.report, through)  # type: ignore[arg-type]
 
 
 def _config_of(config: Config, data_set: DataSet) -> Config:
-    """Return a configuration in which the data set is the project."""
+    """Return a configuration with the data set as its project."""
     logs = config.local.logs / f"data-{data_set.name}"
     return replace(
         config,
@@ -98,7 +98,7 @@ def _config_of(config: Config, data_set: DataSet) -> Config:
             data_set.source, jobs_folder=str(logs), logs_folder=str(logs), exclude=str(logs / "no-exclude")
         ),
         remote=DataPaths(_relative(data_set.target), BESIDE, programs_folder=config.remote.scripts),
-        # Its disk may be another one than the project's.
+        # Its disk may differ from the project's.
         shared=None,
     )
 
@@ -108,7 +108,7 @@ def _relative(target: str) -> str:
 
 
 class _DataPool:
-    """Servers on which scripts find a data set's folder as they find the project's."""
+    """A pool whose scripts find a data set's folder as they find the project's."""
 
     def __init__(self, pool: HostPool, data_set: DataSet, project: str, *, makes: bool) -> None:
         self._pool = pool
@@ -135,9 +135,9 @@ class _DataPool:
 
 
 def _place_script(target: str, project: str, *, makes: bool) -> str:
-    """Return the script that makes the folder, and refuses one that has the home or the project in it, or is in it."""
+    """Return the script that creates the folder, and refuses one that overlaps the home or the project."""
     folder = f'"$HOME"/{shlex.quote(target[2:])}' if target.startswith("~/") else shlex.quote(target)
-    # What a sync remembers lies beside it, and must be possible there.
+    # A sync keeps its state beside the folder, so the parent must be writable.
     make = 'mkdir -p -- "$folder" && (umask 077; mkdir -p -- "${folder%/*}/.${folder##*/}' + f'{BESIDE}")'
     return f"""\
 folder={folder} project="$HOME"/{shlex.quote(project)}
@@ -157,7 +157,7 @@ case "$home/" in "$real"/*) refuse "the home folder is in it";; esac
 
 
 class _RootedHost:
-    """A server whose scripts take the top of its disk for the home folder, and look for programs as before."""
+    """A server whose scripts use the root of its disk as the home folder, with an unchanged PATH."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -197,7 +197,7 @@ class _RootedHost:
 
 
 async def check_data_sets(host: Host, data_sets: Mapping[str, DataSet]) -> list[Check]:
-    """Tell of each data set whether the server has all of it."""
+    """Return for each data set whether the server has all of it."""
     if not data_sets:
         return []
     answer = await host.run("".join(map(_state_script, data_sets.values())), label="which data sets it has")

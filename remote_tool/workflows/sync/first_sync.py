@@ -1,4 +1,4 @@
-"""Before the first sync: what of the project is large, or usually left out, and what keeps it here."""
+"""Before the first sync, report large or usually excluded files in the project, and how to exclude them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 LARGE = 100 * 1024**2
 MODEST = 10 * 1024**2
 MOST_NAMED = 5
-# Left out whatever their size, and where they are large.
+# Excluded whatever their size, and only if large.
 ALWAYS = (
     *("wandb", "node_modules", "lightning_logs", "mlruns", "tb_logs", ".venv", "venv", ".conda", ".tox", ".nox"),
     *(".pixi", ".dvc", "multirun"),
 )
 OFTEN = ("data", "dataset", "datasets", "checkpoints", "outputs", "output", "runs", "logs", "results", "models")
-# A large part of a folder: then it is what makes the folder large.
+# A subfolder with this share of a folder is reported in its place.
 _MOST = 0.9
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _POINTER_SIZES = range(100, 300)
@@ -30,12 +30,12 @@ _MOST_POINTERS = 10_000
 
 
 def advice(snapshot: Snapshot, readable: Callable[[float], str], exclude_file: str) -> list[str]:
-    """Return a line about what might stay here, and one about pointers of Git LFS; none where nothing stands out.
+    """Return a line about files to exclude, and one about Git LFS pointers; only if there are any.
 
     Args:
-        snapshot: What is sent.
+        snapshot: The files to send.
         readable: Formats a size.
-        exclude_file: Where the user excludes files of the project; empty where something else is sent, which it does
+        exclude_file: The user's exclude file for the project; empty if something else is sent, which it does
             not apply to.
     """
     found = sorted(standing_out(snapshot.entries).items(), key=lambda each: -each[1]) if exclude_file else []
@@ -55,7 +55,7 @@ def advice(snapshot: Snapshot, readable: Callable[[float], str], exclude_file: s
 
 
 def standing_out(entries: Iterable[Entry]) -> dict[bytes, int]:
-    """Return the folders and files that are large or usually left out, by name, with their bytes."""
+    """Return the large or usually excluded folders and files by name, with their bytes."""
     sizes, always = Counter[bytes](), set[bytes]()
     for entry in entries:
         if entry.is_folder:
@@ -68,7 +68,7 @@ def standing_out(entries: Iterable[Entry]) -> dict[bytes, int]:
     always |= {name for name in sizes if _base(name) in ALWAYS}
     often = {name for name, size in sizes.items() if size >= MODEST and _base(name) in OFTEN}
     found: dict[bytes, int] = {}
-    # Shorter names come first, so that of what lies in one another the outermost is named.
+    # Shorter names come first, so that of nested folders the outermost is named.
     for name in sorted(always | often, key=len):
         if not _lies_in(name, found):
             found[name] = sizes[name]
@@ -76,12 +76,12 @@ def standing_out(entries: Iterable[Entry]) -> dict[bytes, int]:
 
 
 def pattern_of(name: str) -> str:
-    """Return the line of the exclude file that leaves out a folder or file, and nothing else."""
+    """Return the line of the exclude file that excludes only this folder or file."""
     return "/" + re.sub(r"([*?\[\\])", r"\\\1", name)
 
 
 def count_pointers(snapshot: Snapshot) -> int:
-    """Count the files that are pointers of Git LFS; none is read where no .gitattributes is sent."""
+    """Count the files that are Git LFS pointers; none is read unless .gitattributes is sent."""
     if not any(_base(entry.name) == ".gitattributes" for entry in snapshot.entries):
         return 0
     likely = [entry for entry in snapshot.entries if entry.size in _POINTER_SIZES and not entry.target]
@@ -89,7 +89,7 @@ def count_pointers(snapshot: Snapshot) -> int:
 
 
 def usual_here(root: Path) -> Iterator[str]:
-    """Yield what lies in a project's folder and is often not sent."""
+    """Yield entries of a project's folder that are often not sent."""
     for entry in sorted(os.scandir(root), key=lambda each: each.name):
         is_usual = entry.name in {*ALWAYS, *OFTEN} and entry.is_dir(follow_symlinks=False)
         if is_usual or (entry.is_file(follow_symlinks=False) and entry.stat().st_size >= LARGE):
@@ -97,7 +97,7 @@ def usual_here(root: Path) -> Iterator[str]:
 
 
 def _large(sizes: Counter[bytes], known: dict[bytes, int]) -> Iterator[bytes]:
-    """Yield what is large besides what is known already: of folders in one another the one that makes them so."""
+    """Yield large entries not known already: of nested folders the one that holds most of the data."""
     rest = Counter(sizes)
     for name, size in known.items():
         for outer in _with_outer(name):
@@ -116,7 +116,7 @@ def _is_most_of(name: bytes, folder: bytes, sizes: Counter[bytes]) -> bool:
 
 
 def _with_outer(name: bytes) -> list[bytes]:
-    """Return a name and the folders that it lies in, innermost first."""
+    """Return a name and its parents, innermost first."""
     parts = name.split(b"/")
     return [b"/".join(parts[:depth]) for depth in range(len(parts), 0, -1)]
 

@@ -1,6 +1,6 @@
-"""Files that a job wrote, brought to every server before something begins that goes on from them.
+"""Bring a job's artifacts to every server before a start that continues from them.
 
-They come home first, each whole, and are sent from here: the servers need no connection to each other.
+They are pulled first, then sent from here: the servers need no connection to each other.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FromJobPaths(RemotePaths):
-    """The project's folder on a server, with a list of its own of what came from jobs."""
+    """The project's folder on a server, with a separate list of files sent from jobs."""
 
     @property
     def scripts(self) -> str:
@@ -40,12 +40,12 @@ class FromJobPaths(RemotePaths):
 async def bring_from_job(
     context: Context, key: str, servers: Sequence[str], *, overwrite: bool = False
 ) -> Results[PushResult]:
-    """Bring the artifacts of a job to the same places in the project on all these servers.
+    """Bring a job's artifacts to the same places in the project on all these servers.
 
     Raises:
-        UsageError: There is no such job, or it brings no files home.
-        JobError: Not all of them came home.
-        RemoteToolError: Its server cannot be reached, and nothing is here.
+        UsageError: There is no such job, or it has no artifacts.
+        JobError: Not all could be pulled.
+        RemoteToolError: Its server is unreachable, and nothing is here.
     """
     job = find_job(context.registry.load()[0], key)
     await _bring_home(context, job)
@@ -55,11 +55,11 @@ async def bring_from_job(
 async def send_from_job(
     context: Context, key: str, servers: Sequence[str] = (), *, overwrite: bool = False
 ) -> Results[PushResult]:
-    """Send the artifacts of a job that are here already.
+    """Send a job's local artifacts.
 
     Raises:
         UsageError: There is no such job.
-        JobError: Nothing of it is here.
+        JobError: There are none.
     """
     job = find_job(context.registry.load()[0], key)
     if not ArtifactFolder.at(context.config.local.artifacts(job.id)).sizes():
@@ -68,26 +68,26 @@ async def send_from_job(
 
 
 async def _send(context: Context, job: Job, servers: Sequence[str], *, overwrite: bool) -> Results[PushResult]:
-    """Send the artifacts of a job that are here; what a server has newer, or has changed, is an error there."""
+    """Send a job's local artifacts; files that are newer or changed on a server are an error there."""
     options = SyncOptions(
         overwrite=overwrite,
         only_adds=f"remote-tool job-pull {job.key} --to-all",
         step=f"files of job {job.key}",
-        # A start that wants them tells of it.
+        # The start reports them itself.
         tells_room=False,
     )
     return await sync(context.pool, _config_of(context.config, job), servers, options, context.report)
 
 
 def _config_of(config: Config, job: Job) -> Config:
-    """Return a configuration in which the job's artifacts are the project."""
+    """Return a configuration with the job's artifacts as its project."""
     local, remote = config.local, config.remote
     logs = local.logs / "from-job"
     return replace(
         config,
         local=LocalPaths(
             local.artifacts(job.id),
-            # Of the job's artifacts these are not sent: our own folder among them.
+            # These are not sent with a job's artifacts: our own folder among them.
             jobs_folder=OURS,
             logs_folder=str(logs),
             exclude=str(logs / "no-exclude"),
@@ -97,7 +97,7 @@ def _config_of(config: Config, job: Job) -> Config:
 
 
 async def _bring_home(context: Context, job: Job) -> None:
-    """Bring home what is not here yet; where the job's server is away, what came before is used, and that is said."""
+    """Pull missing files; if the job's server is unreachable, use earlier ones with a warning."""
     folder = ArtifactFolder.at(context.config.local.artifacts(job.id))
     error = None if job.artifacts_complete or not job.artifacts else await _pull(context, job)
     if folder.sizes():
@@ -121,10 +121,10 @@ async def _bring_home(context: Context, job: Job) -> None:
 
 
 async def _pull(context: Context, job: Job) -> RemoteToolError | None:
-    """Bring home what the job wrote; return why its server could not be asked.
+    """Pull the job's artifacts; return why its server could not be asked.
 
     Raises:
-        JobError: A file that is wanted cannot come.
+        JobError: A requested file cannot be pulled.
     """
     if job.server not in context.config.servers:
         return JobError(f"The server of job {job.key}, {job.server}, is not in the configuration", server=job.server)

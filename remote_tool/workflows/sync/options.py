@@ -1,4 +1,4 @@
-"""How a sync is done."""
+"""Options of a sync."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class SyncOptions:
         relay: Send to one server, and from there to the others, where there is enough to send.
         overwrite: Replace also what was changed on the server since it was sent, or was never sent.
         only_adds: As in :class:`PushOptions`.
-        step: What it is called.
-        tells_room: Whether disks that are nearly full are told of; a start does it by itself.
+        step: The step's name in messages.
+        tells_room: Whether to warn about low disk space; a start does so itself.
     """
 
     dry_run: bool = False
@@ -37,13 +37,13 @@ class SyncOptions:
 
 @dataclass(frozen=True)
 class Through:
-    """By what servers are asked to hand on what they have.
+    """How servers are asked to relay files.
 
     Attributes:
-        pool: Of the servers, as the project has them.
-        config: Of the project.
+        pool: The servers, in the project's terms.
+        config: The project's.
         folder: A data set's, absolute or beginning with ``~/``; empty: the project's.
-        step: What the sync is called.
+        step: The step's name in messages.
     """
 
     pool: HostPool

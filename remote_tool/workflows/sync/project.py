@@ -1,4 +1,4 @@
-"""The state of the project that is sent, and what of it is not."""
+"""The state of the project to send, and the files that are skipped."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHOWN_NOTICES = 10
 
 
 class ProjectSnapshot:
-    """The state of the project that is sent, taken once for all servers when the first one needs it."""
+    """The state of the project to send, listed once for all servers when first needed."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -31,21 +31,21 @@ class ProjectSnapshot:
         self._task: asyncio.Task[Snapshot] | None = None
 
     def note_room(self, server: str, free: int, total: int) -> None:
-        """Remember a server whose disk has less free than is wanted, with what is free and all that it has."""
+        """Record a server with low disk space, with its free and total bytes."""
         least = self._config.min_free
         if is_low(free, total, (least.bytes, least.hundredths)):
             self.low[server] = free, total
 
     def begin(self) -> asyncio.Task[Snapshot]:
-        """Take it now, while something else goes on."""
+        """List it in the background."""
         if self._task is None:
             self._task = asyncio.create_task(take_snapshot(self._config.local.root, selection_rules(self._config)))
-            # Whoever wants it hears of its error; where every login fails, nobody does.
+            # Its error is raised by get; if every login fails, nothing needs it.
             self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
         return self._task
 
     async def get(self) -> Snapshot:
-        """Return it.
+        """Return the snapshot.
 
         Raises:
             SyncError: The project cannot be listed.
@@ -53,24 +53,24 @@ class ProjectSnapshot:
         return await asyncio.shield(self.begin())
 
     def tell_advice(self, snapshot: Snapshot, report: Report, *, is_project: bool) -> None:
-        """Tell, once and before the first sync of a project, what of it might better stay here."""
+        """Report, once and before the first sync of a project, files that might better be excluded."""
         is_first, self._is_first = self._is_first, False
         exclude_file = self._config.local.exclude if is_project else ""
         for line in advice(snapshot, readable_size, exclude_file) if is_first else []:
             report(Notice("", line))
 
     def renew(self) -> None:
-        """Take it anew for those who want it from now on: time has passed."""
+        """List it again for later callers: time has passed."""
         self._task = None
 
     def cancel(self) -> None:
-        """Stop listing it, if nobody waits for it any more."""
+        """Cancel the listing, if it is not needed any longer."""
         if self._task is not None:
             self._task.cancel()
 
 
 def selection_rules(config: Config) -> SelectionRules:
-    """Return what of the project is not sent."""
+    """Return the rules for skipped files."""
     local, remote = config.local, config.remote
     keys = (server.private_key for server in config.servers.values())
     return SelectionRules(
@@ -86,7 +86,7 @@ def selection_rules(config: Config) -> SelectionRules:
 
 
 async def tell_skipped(project: ProjectSnapshot, report: Report, *, is_project: bool = True) -> None:
-    """Tell once, not per server nor with each sync, what of the project is not sent."""
+    """Report skipped files once, not per server or per sync."""
     skipped = (await project.get()).skipped
     lines = [f"not sent: {name} {why}".rstrip() for name, why in skipped]
     records = [line.encode(errors="surrogateescape") for line in lines]
@@ -96,7 +96,7 @@ async def tell_skipped(project: ProjectSnapshot, report: Report, *, is_project: 
         report(Notice("", line))
     if len(new) > SHOWN_NOTICES:
         report(Notice("", f"not sent: {len(new) - SHOWN_NOTICES} more, listed in the logs of this step"))
-    # What is said of links concerns the project: its folder on the servers is where commands begin.
+    # Warnings about links apply to the project, whose folder on servers is where commands start.
     if links := [line for line in new if is_project and line.endswith(LEADS_OUT)]:
         name = links[0].removeprefix("not sent: ").removesuffix(f" {LEADS_OUT}")
         make = shlex.quote(f"ln -s /path/there {shlex.quote(name)}")

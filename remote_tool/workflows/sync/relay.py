@@ -1,7 +1,7 @@
-"""--relay: the project goes over the line from here once, and then from server to server.
+"""--relay: send the project to one server, and from server to server.
 
-Each server is synced from here as always: its lock, its list of sent files, what goes and what stays. Only what a
-server lacks may come from another one that has it, by its hash, before rsync compares; what does not come, rsync sends.
+Each server is synced from here as usual: its lock, its list of sent files, what to send and keep. But before rsync
+compares, it fetches missing files by hash from another server that has them; rsync sends the rest.
 """
 
 from __future__ import annotations
@@ -49,30 +49,30 @@ if TYPE_CHECKING:
     from remote_tool.workflows.events import Report
     from remote_tool.workflows.sync.options import Through
 
-# Less than this is sent from here sooner than it is arranged.
+# Below this size, sending from here is faster than arranging a relay.
 WORTH_BYTES = 256 * 1024
-# A source sends to so many at once; who has got it is a source too.
+# A source serves this many servers at once; each receiver becomes a source too.
 LINKS = 2
-# So long it is waited whether one of the servers has the project already, in seconds.
+# Seconds to wait for a server that may already have the project.
 PATIENCE = 3.0
 SHARE_SECONDS = 60.0
 MOST_ADDRESSES = 64
 LAST_PORT = 65535
-# What who fetches says now and then; only shown.
+# Progress reported by a fetching server; only displayed.
 _RECEIVED = re.compile(rb'"received":([0-9]{1,15})[,}]')
 
 
 @dataclass
 class Source:
-    """A server that has the project and hands it on.
+    """A server that has the project and serves it.
 
     Attributes:
         server: Its name.
-        snapshot: Which state of the project it has.
-        request: What another server is asked, to fetch from it.
-        files: What it hands on.
-        free: To how many more it can send now.
-        trusted: Whether the last one that asked got something.
+        snapshot: Its state of the project.
+        request: The request for another server to fetch from it.
+        files: The files it serves.
+        free: How many more servers it can serve now.
+        trusted: Whether the last fetch got something.
     """
 
     server: str
@@ -85,7 +85,7 @@ class Source:
 
 @dataclass(frozen=True)
 class _Waiter:
-    """A server that lacks a state of the project, and whose turn comes: with a source, or None to be sent to."""
+    """A server that lacks a state of the project, waiting for a source, or None to be sent to from here."""
 
     server: str
     snapshot: str
@@ -113,13 +113,13 @@ async def relay_to_all(
 
 
 class Exchange:
-    """Who has the project, and who waits for it: decides who is sent to from here and who gets it from whom.
+    """Tracks sources and waiting servers, and decides whether a server is sent to from here or from another.
 
-    Leaving it ends what was opened on the servers.
+    Leaving it ends the operations opened on servers.
 
     Attributes:
-        folder: What is handed on; empty: the project.
-        step: What the sync is called.
+        folder: The relayed folder; empty: the project.
+        step: The step's name in messages.
     """
 
     folder = ""
@@ -137,12 +137,12 @@ class Exchange:
         self._files: dict[str, asyncio.Task[FileList]] = {}
         self._pair: KeyPair | None = None
         self._order = {server: number for number, server in enumerate(servers)}
-        # Each server is at one place: not heard of, at work, waiting, or a holder.
+        # Each server has one state: unknown, working, waiting, or holder.
         self._silent = set(servers)
         self._at_work: set[str] = set()
         self._waiting: deque[_Waiter] = deque()
         self._holders: dict[str, str] = {}
-        # Of the holders some are asked to hand it on.
+        # Some holders are asked to serve.
         self._opening: set[str] = set()
         self._sources: list[Source] = []
         self._sent = self._relayed = 0
@@ -159,10 +159,10 @@ class Exchange:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._stack.__aexit__(kind, error, trace)
 
-    # What a sync calls
+    # Called by a sync
 
     async def send(self, server: str, push: Callable[[Relay], Awaitable[PushResult]]) -> PushResult:
-        """Sync a server, which is waited for meanwhile: it may be the next that has the project."""
+        """Sync a server, tracked meanwhile: it may become a source."""
         try:
             result = await push(partial(self._relay, server))
             self._holders[server] = result.snapshot
@@ -175,12 +175,12 @@ class Exchange:
             self._dispatch()
 
     def tell(self) -> None:
-        """Tell what went over the line from here, and what did not have to."""
+        """Report how much was sent from here, and how much was relayed."""
         sent, relayed = readable_size(self._sent), readable_size(self._relayed)
         self._report(Notice("", f"{sent} sent from here, {relayed} from server to server"))
 
     async def _relay(self, server: str, asking: Asking, snapshot: Snapshot, lacking: int) -> Relayed:
-        """Have a server brought what it lacks, if another one can."""
+        """Have a server fetch missing files, if there is a source."""
         self._silent.discard(server)
         self._at_work.add(server)
         source = None
@@ -197,10 +197,10 @@ class Exchange:
         finally:
             self._give_back(source)
 
-    # Who gets it from whom
+    # Choosing sources
 
     async def _find_source(self, server: str, snapshot: Snapshot) -> Source | None:
-        """Wait for a server that hands the project on; None: it is this one's turn to be sent to from here."""
+        """Wait for a source; None: send to this server from here."""
         if snapshot.id not in self._files:
             self._files[snapshot.id] = asyncio.create_task(asyncio.to_thread(list_files, snapshot))
             self._begin(self._lose_patience())
@@ -225,7 +225,7 @@ class Exchange:
         self._dispatch()
 
     def _dispatch(self) -> None:
-        """Give sources to those who wait; have more servers hand on, or one be sent to, where there are too few."""
+        """Assign sources to waiting servers; if there are too few, open more or send from here."""
         for waiter in list(self._waiting):
             if waiter.turn.done():
                 self._waiting.remove(waiter)
@@ -254,7 +254,7 @@ class Exchange:
             self._begin(self._open(server, self._holders.pop(server)))
 
     def _may_come(self, snapshot: str) -> bool:
-        """Whether a server may yet hand this on."""
+        """Return whether a server may yet become a source for this snapshot."""
         has_source = any(source.snapshot == snapshot for source in self._sources)
         return bool(has_source or self._opening or self._at_work or self._silent)
 
@@ -263,10 +263,10 @@ class Exchange:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    # A server that hands on
+    # Opening a source
 
     async def _open(self, server: str, snapshot: str) -> None:
-        """Have a server hand on what it has."""
+        """Have a server serve its files."""
         try:
             files = await asyncio.shield(self._files[snapshot])
             async with asyncio.timeout(SHARE_SECONDS):
@@ -275,7 +275,7 @@ class Exchange:
             self._opening.discard(server)
             self._report(Notice(server, f"cannot pass the project on: {str(error) or 'no answer'}"))
             if not self._sources and not self._opening:
-                # Nor, most likely, can the others: all at once is sooner than one after the other.
+                # The others would most likely fail too: giving up on all at once is faster.
                 self._send_to_all()
             self._dispatch()
         else:
@@ -309,10 +309,10 @@ class Exchange:
             return frame.header
         raise JobError(f"{host.name}: no answer", server=host.name)
 
-    # A server that gets it
+    # Fetching from a source
 
     async def _bring(self, asking: Asking, server: str, source: Source, snapshot: Snapshot, lacking: int) -> Relayed:
-        """Have a server fetch what it lacks; what does not come is sent from here, and it is said why."""
+        """Have a server fetch missing files; report why the rest is sent from here."""
         try:
             answer = await self._fetch(asking, server, source, lacking)
             problem, bits = str(answer.get("problem") or answer.get("error") or ""), str(answer.get("brought", ""))
@@ -329,7 +329,7 @@ class Exchange:
         return Relayed(names, size, source.server if names else "")
 
     def _doubt(self, source: Source, *, came: bool) -> None:
-        """Give a source up that nobody gets anything from, so that not all try it in turn."""
+        """Drop a source from which nothing can be fetched, so that not all servers try it in turn."""
         if not came and not source.trusted and source in self._sources:
             self._sources.remove(source)
         source.trusted = came
@@ -358,7 +358,7 @@ class Exchange:
 
 
 def _read_addresses(answer: Mapping[str, Any]) -> list[str]:
-    """Return the addresses of a server, as far as they are such and mean anything to another one."""
+    """Return a server's addresses that are valid and usable from other servers."""
     told = answer.get("addresses")
     listed = [str(each) for each in [answer.get("seen"), *(told if isinstance(told, list) else [])] if each]
     return [each for each in dict.fromkeys(listed[:MOST_ADDRESSES]) if not ipaddress.ip_address(each).is_link_local]

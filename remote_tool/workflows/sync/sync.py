@@ -1,4 +1,4 @@
-"""rsync: send what changed in the project to every server at once."""
+"""rsync: send project changes to all servers in parallel."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from remote_tool.transport.sync.relayed import Relay
     from remote_tool.workflows.events import Report
 
-# A line per this many seconds is enough for eyes.
+# A line per this many seconds is enough to read.
 PROGRESS_SECONDS = 0.1
 
 
@@ -43,7 +43,7 @@ async def sync(
     report: Report,
     through: Through | None = None,
 ) -> Results[PushResult]:
-    """Send the project to all servers at once; a server whose link goes in the middle is tried once more."""
+    """Send the project to all servers in parallel; retry once if a connection is lost."""
     project = ProjectSnapshot(config)
     chosen = choose_servers(config, servers)
     turns = Groups.recall(config).turns()
@@ -51,9 +51,9 @@ async def sync(
     project.begin()
 
     async def send(server: str, relay: Relay | None = None) -> PushResult:
-        # Logging in and listing the project take about as long, so they go on together.
+        # Logging in and listing the project take about as long, so they run in parallel.
         host, _ = await asyncio.gather(pool.host(server), project.get())
-        # Of those with one folder the first sends, and each of the others then finds that it has all.
+        # Of servers sharing a folder, the first sends, and each of the others then finds everything there.
         async with turns[server]:
             try:
                 return await send_project(host, config, project, options, report, relay)
@@ -75,7 +75,7 @@ async def sync(
         project.cancel()
     forget_old_logs(config.local)
     if project.low and options.tells_room:
-        # What a clean would free is asked of the project, also where something else was sent.
+        # The freed space is queried for the project, even if a data set was sent.
         asked = through or Through(pool, config)
         await workflows.clean.disk_space.tell_low_rooms(asked.pool, asked.config, project.low, report)
     return results
@@ -89,7 +89,7 @@ async def send_project(
     report: Report,
     relay: Relay | None = None,
 ) -> PushResult:
-    """Send the project to one server, told and logged as a step."""
+    """Send the project to one server, as a step with progress and log."""
     step = options.step
     report(StepStarted(host.name, step))
     began = time.monotonic()
@@ -132,7 +132,7 @@ async def send_project(
 
 
 def _progress_reporter(server: str, step: str, report: Report) -> Callable[[Progress], None]:
-    """Return what tells how far a transfer is, not more often than anyone reads."""
+    """Return a throttled reporter of a transfer's progress."""
     pace, shown = TransferPace(), time.monotonic()
 
     def on_progress(progress: Progress) -> None:
@@ -146,7 +146,7 @@ def _progress_reporter(server: str, step: str, report: Report) -> Callable[[Prog
 
 
 def describe(result: PushResult, options: SyncOptions) -> str:
-    """Say in a few words what was sent."""
+    """Summarize what was sent."""
     if not result.changed:
         return "nothing to send"
     would = "would send" if options.dry_run else "sent"

@@ -1,1 +1,1 @@
-"""Which host keys are trusted, and where that is written down."""
+"""Trusted host keys, and where they are recorded."""

@@ -1,4 +1,4 @@
-"""The decision about the key that a server shows, before anything secret is sent to it."""
+"""Decide about a server's key before anything secret is sent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from remote_tool.transport.ssh.endpoint import Endpoint
     from remote_tool.transport.ssh.host_keys.rules import HostKeyRules
 
-# Those of a stock OpenSSH; SHA-1 signatures and DSA are not among them.
+# The defaults of OpenSSH, which exclude SHA-1 signatures and DSA.
 PLAIN_ALGORITHMS = (
     "ssh-ed25519",
     "ecdsa-sha2-nistp256",
@@ -38,7 +38,7 @@ RSA_SIGNATURES = ("rsa-sha2-512", "rsa-sha2-256")
 
 
 class HostKeyCheck:
-    """Knows what the files say of one host when it is made, and decides about the keys it shows.
+    """Loads the known keys of one host, and decides about the keys it presents.
 
     Raises:
         HostKeyError: The file of revoked keys cannot be used.
@@ -60,16 +60,16 @@ class HostKeyCheck:
 
     @property
     def accepted(self) -> HostKey | None:
-        """The key that the host showed and may show; None before, and where a certificate vouches for it."""
+        """The accepted key of the host; None before, and for a certificate."""
         return self._accepted
 
     @property
     def is_new(self) -> bool:
-        """Whether no file had that key when the command began."""
+        """Return whether no file had that key when the command began."""
         return self._accepted is not None and (self._names[0], self._accepted) in self._rules.recorded
 
     def algorithms(self) -> list[str]:
-        """Return what to ask for: first the types of key that we know, lest the server shows another of its keys."""
+        """Return the algorithms to request: known key types first, lest the server presents another of its keys."""
         known = [
             algorithm
             for name in self._names
@@ -81,21 +81,21 @@ class HostKeyCheck:
         return list(dict.fromkeys((*known, *certificates, *PLAIN_ALGORITHMS)))
 
     def revoked_for_certificates(self) -> set[HostKey]:
-        """Return the keys that must not be inside a certificate, where certificates count."""
+        """Return the revoked keys, if certificates are accepted."""
         return self._known.revoked_keys(self._names) if self._authorities() else set()
 
     def is_authority(self, key: HostKey) -> bool:
-        """Tell whether a key may sign certificates of this host."""
+        """Return whether a key may sign certificates of this host."""
         return key in self._authorities()
 
     def require(self, key: HostKey) -> None:
-        """Return if the host may show this key; a new one is recorded by :meth:`record`, when it has let us in.
+        """Accept the host's key; a new one is recorded by :meth:`record` after the login.
 
         Raises:
-            HostKeyError: It may not, with the key we know and the key it shows.
-            UnconfirmedKeyError: It is new, and somebody is to be asked.
+            HostKeyError: It is refused, with the known key and the presented one.
+            UnconfirmedKeyError: It is new, and must be confirmed.
         """
-        if key == self._accepted:  # keys are exchanged again in the middle of long connections
+        if key == self._accepted:  # long connections exchange keys repeatedly
             return
         answer = self._known.check(self._names, key)
         if answer.verdict is Verdict.NEW or self._is_of_another_time(answer):
@@ -105,19 +105,19 @@ class HostKeyCheck:
         self._accepted = key
 
     def require_confirmed(self) -> None:
-        """Return if a password may be sent: the key is known, or a certificate vouches for it.
+        """Return if a password may be sent: the key is known, or has a certificate.
 
         Raises:
-            UnconfirmedKeyError: It is new, and nobody has said yes to it.
+            UnconfirmedKeyError: It is new, and not confirmed.
         """
         if self._new is not None:
             raise UnconfirmedKeyError(self._new, NOTHING_SENT)
 
     def record(self) -> None:
-        """Write a new key down; what is not written down is new again the next time.
+        """Record a new key; otherwise it is new again next time.
 
         Raises:
-            HostKeyError: It cannot be written, or another key of the host was meanwhile.
+            HostKeyError: It cannot be written, or another key was recorded meanwhile.
         """
         if self._new is None:
             self._note_own_name()
@@ -128,11 +128,11 @@ class HostKeyCheck:
         self._new = None
 
     def _is_of_another_time(self, answer: Answer) -> bool:
-        """Whether all that is known of a changed key is of servers that have left the configuration."""
+        """Return whether a changed key is only known for servers that have left the configuration."""
         return answer.verdict is Verdict.CHANGED and all(map(self._rules.is_forgotten, answer.entries))
 
     def _note_own_name(self) -> None:
-        """Have the key be known for this server, too, where only a line for another one has it: that may leave."""
+        """Record the key for this server too, if only another server's line has it, which may be removed."""
         if self._accepted is None:
             return
         new = NewKey(self._endpoint, self._accepted)

@@ -1,4 +1,4 @@
-"""The lines of known_hosts files: reading them as OpenSSH does."""
+"""Parse the lines of known_hosts files as OpenSSH does."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from remote_tool.transport.ssh.host_keys import hashed_names
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Begins the comment of a line that we wrote: for which server of the configuration.
+# Prefix of the comment in our own lines: which configured server they are for.
 NOTE = "remote-tool:"
 MAX_FILE_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class HostKey:
-    """A public key, as the wire has it."""
+    """A public key in wire format."""
 
     kind: str
     blob: bytes
 
     @property
     def fingerprint(self) -> str:
-        """As ``ssh-keygen -l`` shows it."""
+        """Return the fingerprint as shown by ``ssh-keygen -l``."""
         return "SHA256:" + base64.b64encode(hashlib.sha256(self.blob).digest()).decode().rstrip("=")
 
     @property
@@ -39,7 +39,7 @@ class HostKey:
 
 
 class Marker(Enum):
-    """What a line says about its key."""
+    """The marker of a line."""
 
     TRUSTED = auto()
     REVOKED = auto()
@@ -59,16 +59,16 @@ class Entry:
 
     @property
     def is_hashed(self) -> bool:
-        """Whether the line does not say which host it is for."""
+        """Return whether the host names are hashed."""
         return self.patterns.startswith("|")
 
     @property
     def plain_names(self) -> list[str]:
-        """The hosts that the line is for; empty where it has patterns."""
+        """Return the hosts of the line; empty if it has patterns."""
         return [] if any(letter in self.patterns for letter in "|*?!") else self.patterns.lower().split(",")
 
     def matches_patterns(self, name: str) -> bool:
-        """Tell whether a line that is not hashed is for a host."""
+        """Return whether an unhashed line matches a host."""
         patterns = self._compiled
         return any(positive.match(name) for positive in patterns[0]) and not any(
             negative.match(name) for negative in patterns[1]
@@ -83,11 +83,11 @@ class Entry:
 
 
 class UnusableFileError(Exception):
-    """A known_hosts file cannot be read or written; the text says which and why."""
+    """A known_hosts file cannot be read or written; the message says which and why."""
 
 
 def parse(content: bytes, file: Path) -> tuple[list[Entry], list[str]]:
-    """Return the lines of a file, and a sentence about each that cannot be used."""
+    """Return the lines of a file, and a message for each unusable one."""
     entries: list[Entry] = []
     problems: list[str] = []
     for number, line in enumerate(content.split(b"\n"), 1):
@@ -102,7 +102,7 @@ def parse(content: bytes, file: Path) -> tuple[list[Entry], list[str]]:
 
 
 def read_revoked(file: Path) -> set[HostKey]:
-    """Read ``RevokedHostKeys`` of ssh_config: public keys, one a line.
+    """Read ``RevokedHostKeys`` of ssh_config: public keys, one per line.
 
     Raises:
         UnusableFileError: It cannot be read, or is a binary key revocation list.

@@ -1,4 +1,4 @@
-"""Names of hosts as ``HashKnownHosts`` of OpenSSH writes them."""
+"""Hashed host names as in OpenSSH's ``HashKnownHosts``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 import hmac
 import os
 
-SALT_BYTES = 20  # as ssh has it
+SALT_BYTES = 20  # as in ssh
 BLOCK_BYTES = 64  # of SHA-1
 _INNER = bytes(byte ^ 0x36 for byte in range(256))
 _OUTER = bytes(byte ^ 0x5C for byte in range(256))
@@ -31,7 +31,7 @@ def hash_name(name: str) -> str:
 
 
 def hmac_parts(patterns: str) -> tuple[bytes, bytes, bytes]:
-    """Return what the inner and the outer hash of an HMAC begin with, and what comes out for the host of a line."""
+    """Return the initial blocks of the inner and outer hash of an HMAC, and the expected digest for each line."""
     salt, digest = split(patterns)
     key = salt if len(salt) <= BLOCK_BYTES else hashlib.sha1(salt).digest()  # noqa: S324 - see KnownHosts
     block = key.ljust(BLOCK_BYTES, b"\0")

@@ -1,7 +1,7 @@
-"""Host keys we know: OpenSSH's known_hosts files, read with its answers.
+"""Known host keys: OpenSSH's known_hosts files, with the same decisions.
 
-The rules are those of ``sshd(8)``, SSH_KNOWN_HOSTS FILE FORMAT, with one that is stricter: a host that we know by any
-key is not new, whatever the type of the key it shows now.
+The rules are those of ``sshd(8)``, SSH_KNOWN_HOSTS FILE FORMAT, with one that is stricter: a host with any known
+key is not new, whatever the type of its presented key.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Verdict(Enum):
-    """What the files say about the key of a host."""
+    """The verdict on a host's key."""
 
     KNOWN = auto()
     NEW = auto()
@@ -32,14 +32,14 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Answer:
-    """A verdict, and the lines that it rests on."""
+    """A verdict, and the lines it is based on."""
 
     verdict: Verdict
     entries: tuple[Entry, ...] = ()
 
 
 class Lines:
-    """The lines of a file, found by the name of a host: each name is looked for once."""
+    """The lines of a file by host name; each name is searched once."""
 
     def __init__(self, entries: Sequence[Entry]) -> None:
         self._entries = entries
@@ -56,7 +56,7 @@ class Lines:
                 self._named[name].append(number)
 
     def of(self, name: str) -> list[Entry]:
-        """Return the lines for a host, in their order; name as :func:`lookup_names` makes it."""
+        """Return the lines for a host in order; name as from :func:`lookup_names`."""
         if name not in self._found:
             numbers = {
                 *self._named.get(name, ()),
@@ -67,9 +67,9 @@ class Lines:
         return self._found[name]
 
     def _hashes_of(self, name: bytes) -> list[int]:
-        """Return the hashed lines for a host: HMAC-SHA1 as RFC 2104 has it, four times as fast as Python's hmac.
+        """Return the hashed lines for a host: HMAC-SHA1 as in RFC 2104, four times as fast as Python's hmac.
 
-        A file may have thousands of lines, each with a salt of its own, and each server looks at all of them.
+        A file may have thousands of lines, each with its own salt, and every server checks all of them.
         """
         sha1 = hashlib.sha1
         return [
@@ -87,14 +87,14 @@ class KnownHosts:
         self._revoked = frozenset(revoked)
 
     def select(self, names: Sequence[str], marker: Marker) -> list[Entry]:
-        """Return the lines for a host with one marker, those of its first name only if there are any."""
+        """Return the lines for a host with one marker, only those of its first name if there are any."""
         for name in names:
             if found := [entry for entry in self._lines_of(name) if entry.marker is marker]:
                 return found
         return []
 
     def revoked_keys(self, names: Sequence[str]) -> set[HostKey]:
-        """Return the keys that this host must not show."""
+        """Return the host's revoked keys."""
         by_line = {entry.key for name in names for entry in self._lines_of(name) if entry.marker is Marker.REVOKED}
         return by_line | self._revoked
 
@@ -102,7 +102,7 @@ class KnownHosts:
         return (entry for file in self._files for entry in file.of(name))
 
     def check(self, names: Sequence[str], key: HostKey) -> Answer:
-        """Judge the key that a host shows."""
+        """Evaluate a presented key."""
         if key in self.revoked_keys(names):
             return Answer(Verdict.REVOKED)
         for index, name in enumerate(names):
@@ -115,10 +115,10 @@ class KnownHosts:
 
 
 def lookup_names(host: str, port: int, alias: str | None = None) -> tuple[str, ...]:
-    """Return the names a host may have in the files, the one that we would write first.
+    """Return the possible names of a host in the files, beginning with the one that we write.
 
     A host on another port than 22 may be known by its plain name too, but a different key there does not count: it is
-    another server of the same machine.
+    another server on the same machine.
     """
     if alias:
         return (alias.lower(),)
@@ -127,12 +127,12 @@ def lookup_names(host: str, port: int, alias: str | None = None) -> tuple[str, .
 
 
 def note_for(server: str, hostname: str) -> str:
-    """Return the comment of a line that is for a server of the configuration."""
+    """Return the comment for a configured server's line."""
     return f"{NOTE}{server}:{hostname}"
 
 
 class Reader:
-    """Reads files, each once until it changes, and tells of each bad line once."""
+    """Reads files, each once until it changes, and reports each bad line once."""
 
     def __init__(self, notice: Callable[[str], None]) -> None:
         self._notice = notice
@@ -142,7 +142,7 @@ class Reader:
         """Read all lines of the files that exist.
 
         Raises:
-            UnusableFileError: The file of revoked keys cannot be understood; without it no key can be trusted.
+            UnusableFileError: The file of revoked keys is invalid; without it no key can be trusted.
         """
         lines = [self._read_file(file) for file in dict.fromkeys(files)]
         return KnownHosts(lines, read_revoked(revoked_file) if revoked_file else ())

@@ -1,4 +1,4 @@
-"""Adding a host key to a known_hosts file, and removing those of servers that are gone."""
+"""Add a host key to a known_hosts file, and remove those of former servers."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def accept(
     note: str = "",
     is_forgotten: Callable[[Entry], bool] = lambda _entry: False,
 ) -> Answer:
-    """Add the key of a host to a file, whole or not at all, unless another process was faster.
+    """Add the key of a host to a file atomically, unless another process was faster.
 
     Args:
-        file: It is made where there is none.
-        name: As :func:`lookup_names` makes it.
-        key: What the host shows.
-        hash_name: Whether the file is not to say which host it is, as ``HashKnownHosts`` has it.
-        note: For which server it is, see :func:`note_for`; empty where the file is not to say that.
-        is_forgotten: Which lines do not count, because their server has left the configuration; they go.
+        file: Created if missing.
+        name: As from :func:`lookup_names`.
+        key: The presented key.
+        hash_name: Whether to hash the name, as for ``HashKnownHosts``.
+        note: The server it is for, see :func:`note_for`; empty to leave that out.
+        is_forgotten: Selects lines to remove, because their server has left the configuration.
 
     Returns:
-        NEW: it was added; KNOWN: the file has it by now; CHANGED: the file has another one by now.
+        NEW: it was added; KNOWN: the file already has it; CHANGED: the file has a different one.
 
     Raises:
         UnusableFileError: The file cannot be written.
@@ -64,7 +64,7 @@ def accept(
 
 
 def forget(file: Path, is_forgotten: Callable[[Entry], bool], *, dry_run: bool = False) -> int:
-    """Remove lines from a file, whole or not at all; return how many there are.
+    """Remove lines from a file atomically; return their number.
 
     Raises:
         UnusableFileError: The file cannot be written.
@@ -82,7 +82,7 @@ def forget(file: Path, is_forgotten: Callable[[Entry], bool], *, dry_run: bool =
 
 
 def _open_locked(file: Path) -> int:
-    """Open a file and lock it, also when another process puts a new one in its place meanwhile."""
+    """Open a file and lock it, even if another process replaces it meanwhile."""
     while True:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
@@ -100,7 +100,7 @@ def _open_locked(file: Path) -> int:
 def _without(
     descriptor: int, file: Path, is_forgotten: Callable[[Entry], bool], *, dry_run: bool = False
 ) -> tuple[bytes, int]:
-    """Return a locked file's content without some lines, and how many these are; they go from the file too."""
+    """Remove lines from a locked file; return the remaining content and their number."""
     content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
     numbers = {entry.line for entry in parse(content, file)[0] if is_forgotten(entry)}
     if not numbers or dry_run:
@@ -111,7 +111,7 @@ def _without(
         new.write(content)
         lock(new.fileno())
         renamed = os.dup(new.fileno())
-    # From now on this is the file that is locked and written.
+    # From now on this file is the one that is locked and written.
     os.dup2(renamed, descriptor, inheritable=False)
     os.close(renamed)
     return content, len(numbers)

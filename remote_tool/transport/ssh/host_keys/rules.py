@@ -1,4 +1,4 @@
-"""The rules about host keys that hold for every host of a command, and asking the user about new ones."""
+"""The host key policy of a command, and confirmation of new keys."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ NOTHING_SENT = "so no password was sent to it"
 
 @dataclass(frozen=True)
 class NewKey:
-    """A key that a host shows and that no file has."""
+    """A presented key that is in no file."""
 
     endpoint: Endpoint
     key: HostKey
 
     @property
     def name(self) -> str:
-        """What the host is called where its key is recorded."""
+        """The host's name for the record of its key."""
         return self.endpoint.trust.names[0]
 
     @property
     def note(self) -> str:
-        """For which server it is; a jump host is none."""
+        """The server's comment; empty for a jump host."""
         return "" if self.endpoint.is_jump else note_for(self.endpoint.server, self.endpoint.alias)
 
     def __str__(self) -> str:
@@ -45,7 +45,7 @@ class NewKey:
 
 
 class UnconfirmedKeyError(HostKeyError):
-    """A key is new, and what comes next needs somebody's yes to it; nothing secret was sent.
+    """A key is new and must be confirmed before continuing; nothing secret was sent.
 
     Attributes:
         new: The key.
@@ -62,15 +62,15 @@ class UnconfirmedKeyError(HostKeyError):
 
 
 class HostKeyRules:
-    """What holds for every host of a command.
+    """The policy for all hosts of a command.
 
     Args:
-        file: Where new keys are recorded, and looked up besides the user's own files.
-        policy: What happens at the first contact.
-        notice: Tells the user something, for a server.
-        prompter: Asks the user about new keys.
-        servers: The hostnames of the servers that are configured, by name: keys of others are forgotten when another
-            server is in their place.
+        file: New keys are recorded here; read besides the user's own files.
+        policy: How to treat unknown hosts.
+        notice: Reports a message about a server.
+        prompter: Asks about new keys.
+        servers: The configured hostnames by server name: keys of others are dropped when another
+            server takes their place.
     """
 
     def __init__(
@@ -92,16 +92,16 @@ class HostKeyRules:
         self._one_at_a_time = asyncio.Lock()
 
     def is_forgotten(self, entry: Entry) -> bool:
-        """Whether a line is ours and its server has left the configuration."""
+        """Return whether a line is ours and its server has left the configuration."""
         return entry.file == self.file and entry.note != "" and entry.note not in self._notes
 
     def note(self, new: NewKey) -> None:
-        """Remember what a server showed, for :meth:`confirm_shown`."""
+        """Store a presented key for :meth:`confirm_shown`."""
         if not new.endpoint.is_jump:
             self._shown[new.endpoint.server] = new
 
     def record(self, new: NewKey) -> Answer:
-        """Write a new key into the file and say so, unless it is there by now.
+        """Record a new key and report it, unless it has been recorded meanwhile.
 
         Raises:
             HostKeyError: The file cannot be written.
@@ -124,7 +124,7 @@ class HostKeyRules:
         return answer
 
     async def confirm(self, keys: Sequence[NewKey]) -> bool:
-        """Ask one question about new keys, and record them after a yes."""
+        """Ask one question about new keys, and record them if confirmed."""
         async with self._one_at_a_time:
             asked = [new for new in keys if (new.name, new.key) not in self.recorded]
             if asked and not await self._prompter.confirm(_question(asked)):
@@ -134,10 +134,10 @@ class HostKeyRules:
             return True
 
     async def confirm_shown(self, servers: Iterable[str]) -> dict[str, HostKeyError]:
-        """Ask one question about the new keys that these servers showed, as far as there can be a password for them.
+        """Ask one question about the new keys of these servers, if they may be sent a password.
 
         Returns:
-            The error of each server whose key nobody said yes to.
+            The error of each server whose key was not confirmed.
         """
         shown = [self._shown[server] for server in servers if server in self._shown]
         keys = [
