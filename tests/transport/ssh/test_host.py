@@ -226,7 +226,7 @@ async def test_a_command_that_takes_too_long_is_given_up(host: Host) -> None:
     began = time.monotonic()
     with pytest.raises(RemoteCommandError, match=r"first: sleep 60: timed out after 0\.2 s") as caught:
         await host.run("sleep 60", timeout=0.2)
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 30
     assert caught.value.exit_status == 124
     assert (await host.run("echo alive")).ok
 
@@ -250,7 +250,7 @@ async def test_a_command_that_was_given_up_is_hung_up(tmp_path: Path) -> None:
             host = await pool.host("first")
             with pytest.raises(RemoteCommandError, match="timed out after"):
                 await host.run("sleep 60", timeout=0.2)
-            await asyncio.wait_for(door.signalled.wait(), 5)
+            await asyncio.wait_for(door.signalled.wait(), 30)
     assert door.signals == ["HUP"]
 
 
@@ -330,7 +330,7 @@ async def test_a_reader_is_woken_when_its_channel_is_closed(host: Host) -> None:
         reading = asyncio.create_task(channel.read())
         await asyncio.sleep(0)
         channel.close()
-        assert await asyncio.wait_for(reading, 1) == b""
+        assert await asyncio.wait_for(reading, 30) == b""
 
 
 # The number of sessions
@@ -560,10 +560,10 @@ async def test_a_lost_link_is_an_error_never_a_result(server: TestServer, log_in
 @pytest.mark.row(36, 46)
 async def test_commands_that_wait_for_a_session_hear_of_a_lost_link(server: TestServer, log_in: LogIn) -> None:
     async with log_in(server) as host:
-        running = [asyncio.create_task(host.run("sleep 5")) for _ in range(35)]
+        running = [asyncio.create_task(host.run("sleep 60")) for _ in range(35)]
         await asyncio.sleep(0.2)
         server.drop_connections()
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(30):
             results = await asyncio.gather(*running, return_exceptions=True)
     assert {type(result) for result in results} == {ConnectionLostError}
 
@@ -603,7 +603,8 @@ async def test_a_dead_peer_does_not_hold_up_the_end(server: TestServer, log_in: 
             running.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await running
-        assert time.monotonic() - began < 3
+        # A closing that waits for the peer would wait for the keepalive, a minute.
+        assert time.monotonic() - began < 20
 
 
 @pytest.mark.row(43)

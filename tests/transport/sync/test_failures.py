@@ -277,6 +277,6 @@ async def test_ctrl_c_in_the_middle_ends_both_rsyncs(make_server: MakeServer, tm
         began = asyncio.get_running_loop().time()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert asyncio.get_running_loop().time() - began < 2
+        assert asyncio.get_running_loop().time() - began < 20
     assert desk.state.startswith("incomplete ")
     assert (await desk.sync()).changed

@@ -312,7 +312,7 @@ async def test_no_program_is_left_after_an_interruption(desk: Desk) -> None:
             os.kill(pid, signal.SIGSTOP)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(task, 5)
+            await asyncio.wait_for(task, 30)
         await until(lambda: not programs(desk.project) and not programs(desk.server.home))
 
 

@@ -179,11 +179,13 @@ def test_a_link_that_is_gone_is_told_of_once_per_cause_and_its_return_once(
 
     workspace = Workspace.find(make_project(tmp_path / "project", [server]), Hooks(report=report))
     workspace.prepare()
-    job = workspace.start(server.name, f"until test -e {tmp_path / 'go'}; do sleep 0.1; done", sync=False)
+    command = f"echo ready; until test -e {tmp_path / 'go'}; do sleep 0.1; done"
+    job = workspace.start(server.name, command, sync=False)
+    follower = Follower()
     with ThreadPoolExecutor() as threads:
         told.clear()
-        following = threads.submit(workspace.follow_jobs, by_id(job.id), lambda _chunk: None)
-        time.sleep(1)
+        following = threads.submit(workspace.follow_jobs, by_id(job.id), follower.show)
+        until(lambda: follower.shown["out"] == b"ready\n")
         # From now on every try is refused.
         try:
             server.stop()
