@@ -211,7 +211,7 @@ async def test_the_end_can_be_awaited_before_the_output_is_read(host: Host) -> N
         assert len(await read_to_end(channel)) == 10_000_000
 
 
-async def test_writing_to_a_command_that_has_ended_is_no_error(host: Host) -> None:
+async def test_writing_to_an_ended_command_raises_no_error(host: Host) -> None:
     async with host.open("exit 5") as channel:
         assert await channel.wait() == Exit(5)
         await channel.write(b"x" * MEBIBYTE)
@@ -261,7 +261,7 @@ async def test_commands_that_were_given_up_end_on_the_server(host: Host) -> None
 
 
 @pytest.mark.row(14)
-async def test_what_was_set_free_outlives_a_hang_up(host: Host) -> None:
+async def test_detached_processes_outlive_a_hang_up(host: Host) -> None:
     """Jobs live in sessions of their own."""
     pid = await fail_after_reading(host, "setsid sleep 30 >/dev/null 2>&1 </dev/null & echo $!; sleep 5")
     assert (await host.run("echo alive")).ok
@@ -310,7 +310,7 @@ async def test_cancelling_leaves_the_connection_usable_and_no_task_behind(
 
 
 @pytest.mark.row(61)
-async def test_a_session_that_nobody_wants_any_more_is_closed_when_it_opens(
+async def test_a_session_whose_caller_was_cancelled_is_closed_when_it_opens(
     make_server: MakeServer, log_in: LogIn
 ) -> None:
     """The library forgets it, and the server would go on counting it."""
@@ -390,7 +390,7 @@ async def test_a_session_that_is_asked_for_as_the_connection_breaks_is_a_lost_co
         pytest.param("echo out; echo err >&2; printf '\\000'", id="both outputs"),
     ],
 )
-async def test_what_the_login_shell_prints_is_cut_off(
+async def test_output_of_the_login_shell_is_cut_off(
     make_server: MakeServer, log_in: LogIn, told: Told, noise: str
 ) -> None:
     """Only what follows this call's own mark is an answer."""
@@ -569,7 +569,7 @@ async def test_commands_that_wait_for_a_session_hear_of_a_lost_link(server: Test
 
 
 @pytest.mark.row(36)
-async def test_what_came_before_the_link_went_is_still_read(server: TestServer, log_in: LogIn) -> None:
+async def test_output_from_before_the_link_broke_is_still_read(server: TestServer, log_in: LogIn) -> None:
     async with log_in(server) as host, host.open("printf 12345; sleep 60") as channel:
         assert await channel.read(size=1) == b"1"
         server.drop_connections()
@@ -581,7 +581,7 @@ async def test_what_came_before_the_link_went_is_still_read(server: TestServer, 
 
 
 @pytest.mark.row(36)
-async def test_a_session_killed_on_the_server_is_no_success(host: Host, server: TestServer) -> None:
+async def test_a_session_killed_on_the_server_is_not_a_success(host: Host, server: TestServer) -> None:
     """The shell dies by a signal that sshd reports; the status is never taken for 0."""
     async with host.open("echo $$; exec sleep 60") as channel:
         pid = int((await channel.read()).split()[0])

@@ -283,7 +283,7 @@ async def test_a_missing_key_is_named(server: TestServer, tmp_path: Path, config
 
 
 @pytest.mark.row(49)
-async def test_a_file_that_is_no_key_is_named(server: TestServer, tmp_path: Path, config_of: Any) -> None:
+async def test_a_file_that_is_not_a_key_is_named(server: TestServer, tmp_path: Path, config_of: Any) -> None:
     (tmp_path / "text").write_text("hello\n")
     (tmp_path / "text").chmod(0o600)
     error = await refusal(config_of(server, private_key=tmp_path / "text").servers["first"], tmp_path / "root")
@@ -508,7 +508,7 @@ async def test_an_endless_banner_is_given_up(tmp_path: Path, line: bytes) -> Non
 
 
 @pytest.mark.row(44)
-async def test_a_web_server_is_no_ssh_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_web_server_is_reported_as_not_an_ssh_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ssh_log_in, "PAUSES", (0.1,))
 
     async def web(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -645,7 +645,7 @@ async def test_a_server_that_refuses_us_for_a_while_is_waited_for_and_it_is_said
 
 
 @pytest.mark.row(47)
-async def test_a_server_that_goes_on_refusing_is_given_up_with_the_reason(
+async def test_a_server_that_keeps_refusing_is_given_up_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ssh_log_in, "PAUSES", (0.01,) * len(ssh_log_in.PAUSES))

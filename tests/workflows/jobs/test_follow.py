@@ -167,9 +167,7 @@ def test_a_control_program_that_is_killed_is_an_interruption_like_a_broken_link(
 
 @pytest.mark.row(169)
 @pytest.mark.slow
-def test_a_link_that_is_gone_is_told_of_once_per_cause_and_its_return_once(
-    make_server: MakeServer, tmp_path: Path
-) -> None:
+def test_a_lost_link_is_reported_once_per_cause_and_its_return_once(make_server: MakeServer, tmp_path: Path) -> None:
     server = make_server()
     told: list[str] = []
 
