@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 # A folder may be called so, and then every path below has a space and a quote.
 PROJECT = "it's a project"
-PATIENCE = 20.0
+# Of a machine that has much else to do; a test that passes waits for events, not this long.
+PATIENCE = 40.0
 
 
 def wait_until(condition: Callable[[], Any], what: str = "it", seconds: float = PATIENCE) -> Any:

@@ -30,7 +30,7 @@ def call_raw(server: PretendServer, line: bytes) -> subprocess.CompletedProcess[
 
 
 @pytest.mark.parametrize("line", [b"", b"\n", b"[]\n", b"{}\n", b'{"nonce": "x"}\n', b"\xff\n", b"[" * 100_000 + b"\n"])
-def test_what_is_no_request_gets_no_answer_but_a_plain_word(server: PretendServer, line: bytes) -> None:
+def test_an_invalid_request_gets_only_a_plain_message(server: PretendServer, line: bytes) -> None:
     ended = call_raw(server, line)
     assert ended.returncode == 2
     assert ended.stdout == b""

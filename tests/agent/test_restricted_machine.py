@@ -42,9 +42,7 @@ def pids_group() -> Iterator[Path]:
 
 @pytest.mark.row(32)
 @pytest.mark.slow
-def test_a_start_where_nothing_can_be_forked_says_so_and_leaves_nothing_half(
-    server: PretendServer, pids_group: Path
-) -> None:
+def test_a_start_that_cannot_fork_says_so_and_leaves_nothing_half_made(server: PretendServer, pids_group: Path) -> None:
     """With room for one process more each time: the control program, the supervisor, the command."""
     wrapper = server.home / "python"
     wrapper.write_text(f'#!/bin/sh\necho $$ > {pids_group}/cgroup.procs\nexec {server.python} "$@"\n')
@@ -76,7 +74,7 @@ def test_a_start_where_nothing_can_be_forked_says_so_and_leaves_nothing_half(
 
 
 @pytest.mark.row(35)
-def test_nothing_that_a_job_needs_lies_in_tmp(installed: Path) -> None:
+def test_no_file_that_a_job_needs_is_in_tmp(installed: Path) -> None:
     """The server has an empty /tmp that cannot be written."""
     unshare = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o ro tmpfs /tmp && exec "$@"', "sh"]
     if subprocess.run([*unshare, "true"], check=False, capture_output=True).returncode != 0:

@@ -353,7 +353,7 @@ def test_no_file_of_ours_becomes_a_closed_standard_stream(tmp_path: Path, stream
 @pytest.mark.slow
 @pytest.mark.row(140)
 @pytest.mark.parametrize("command", [("run", "--cmd", "true"), ("job-list",), ("rsync",), ("check",)])
-def test_too_many_open_files_are_told_with_the_command_that_helps(project: Path, command: tuple[str, ...]) -> None:
+def test_too_many_open_files_are_reported_with_the_command_that_helps(project: Path, command: tuple[str, ...]) -> None:
     """Wherever the last one was needed."""
     refused = 0
     for limit in range(7, 28, 2):
@@ -384,7 +384,7 @@ def test_too_many_open_files_are_told_with_the_command_that_helps(project: Path,
         (errno.EBADF, "a", None),
     ],
 )
-def test_what_this_machine_refuses_is_told_apart_from_a_bug(
+def test_errors_of_this_machine_are_distinguished_from_bugs(
     number: int, path: str | bytes | None, told: tuple[str, str] | None
 ) -> None:
     error = explain(OSError(number, os.strerror(number), path))
@@ -399,7 +399,7 @@ def test_an_extension_module_that_needs_one_file_too_many_is_told_apart_from_a_b
     assert explain(ImportError("_ctypes.so: undefined symbol")) is None
 
 
-def test_a_folder_that_was_removed_is_told(tmp_path: Path) -> None:
+def test_a_removed_folder_is_reported(tmp_path: Path) -> None:
     code = "import os, remote_tool.cli.app as app; os.rmdir(os.getcwd()); app.main()"
     for command in ("init", "job-list"):
         gone = tmp_path / command

@@ -184,9 +184,7 @@ def test_json_among_the_words_of_a_command_is_not_ours(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [("df", "-k"), ("python", "train.py", "--lr", "1e-3")])
-def test_options_of_a_program_without_the_two_dashes_are_told_where_they_go(
-    words: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_program_options_without_two_dashes_get_a_hint(words: tuple[str, ...], tmp_path: Path) -> None:
     ran = remote_tool("job-run", *words, cwd=tmp_path)
     assert ran.returncode == 2
     assert ran.stderr.splitlines()[-1].endswith("come after --, like remote-tool job-run -- df -h")
@@ -285,7 +283,7 @@ def test_a_variable_is_two_words() -> None:
 
 
 @pytest.mark.parametrize("pair", ["1A=x", "A-B=x", "=x", "Ä=x", "A B=x", "A\n=x"])
-def test_what_is_not_the_name_of_a_variable_is_refused(pair: str) -> None:
+def test_an_invalid_variable_name_is_refused(pair: str) -> None:
     with pytest.raises(UsageError, match="is not the name of a variable"):
         read_environment([pair])
 

@@ -56,7 +56,7 @@ def test_the_last_lines_of_a_sparse_terabyte_come_at_once(tmp_path: Path) -> Non
 
 
 @pytest.mark.row(26)
-def test_what_was_dropped_is_not_shown_as_zeros(tmp_path: Path) -> None:
+def test_dropped_output_is_not_shown_as_zeros(tmp_path: Path) -> None:
     logs = LogFolder(tmp_path)
     content = os.urandom(2 * MIB).replace(b"\0", b"x")
     logs.write("out", 0, content)

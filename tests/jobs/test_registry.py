@@ -99,7 +99,7 @@ def test_a_loss_is_corrected_by_a_later_look_that_finds_the_job(tmp_path: Path, 
 
 
 @pytest.mark.row(131)
-def test_a_loss_that_is_said_late_does_not_make_the_logs_of_an_ended_job_complete(tmp_path: Path) -> None:
+def test_a_late_report_of_a_loss_does_not_mark_the_logs_of_an_ended_job_complete(tmp_path: Path) -> None:
     registry = Registry(tmp_path)
     job = registry.create([spec()])[0]
     registry.update([replace(job, state=JobState.SUCCEEDED, exit_code=0)])
@@ -348,7 +348,7 @@ def test_any_answer_is_a_job_or_a_job_error(data: object) -> None:
 
 
 @pytest.mark.row(75)
-def test_what_the_server_says_cannot_rename_a_job() -> None:
+def test_a_servers_answer_cannot_rename_a_job() -> None:
     known = Job(1, new_job_id(), "a", "python x.py", JobState.RUNNING, tags=("mine",))
     seen = Job(0, known.id, "b", "rm -rf /", JobState.FAILED, tags=("theirs",), exit_code=1)
     merged = merge(known, seen)

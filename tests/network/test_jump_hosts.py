@@ -106,7 +106,7 @@ async def test_a_jump_host_that_is_off_is_named(
         with pytest.raises(ConnectError, match=f"jump host {chain[dead].name}") as raised:
             await pool.host("far")
     assert raised.value.server == "far"
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 12
     chain[dead].power_on()
     async with HostPool(config) as pool:
         await pool.host("far")

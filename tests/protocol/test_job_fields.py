@@ -129,7 +129,7 @@ def test_fields_of_a_newer_version_are_left_alone(tmp_path: Path) -> None:
     assert read_record(path).key == 7
 
 
-def test_a_value_of_the_wrong_type_is_no_record_whatever_the_field() -> None:
+def test_a_value_of_the_wrong_type_is_refused_in_every_field() -> None:
     good = json.loads(json.dumps({each.name: getattr(make_job(), each.name) for each in JOB_FIELDS}))
     assert as_job(good) == make_job()
     for field in JOB_FIELDS:
@@ -142,7 +142,7 @@ def make_job() -> Job:
 
 
 @pytest.mark.parametrize("field", JOB_FIELDS, ids=lambda field: field.name)
-def test_what_a_server_says_changes_a_record_by_the_rule_of_the_field(field: Field) -> None:
+def test_a_servers_answer_changes_a_record_by_each_fields_rule(field: Field) -> None:
     examples = {str: "SIGINT", int: 1, float: 9.0, bool: True, JobState: JobState.STARTING, tuple[str, ...]: ("b",)}
     other = examples.get(KINDS[field.kind], (ArtifactPattern("b"),))
     known, seen = make_job(), replace(make_job(), state=JobState.FAILED)

@@ -49,7 +49,7 @@ def test_a_value_is_written_and_read_as_the_package_does(value: object) -> None:
 
 @pytest.mark.usefixtures("functions")
 @pytest.mark.parametrize("text", NONSENSE, ids=repr)
-def test_what_is_no_json_is_refused_with_the_reason_of_the_package(text: str) -> None:
+def test_invalid_json_is_refused_with_the_reason_of_the_json_package(text: str) -> None:
     with pytest.raises(ValueError) as ours:
         quick_json.loads(text)
     with pytest.raises(ValueError) as theirs:
@@ -58,7 +58,7 @@ def test_what_is_no_json_is_refused_with_the_reason_of_the_package(text: str) ->
 
 
 @pytest.mark.usefixtures("functions")
-def test_what_json_does_not_know_is_not_written() -> None:
+def test_values_unknown_to_json_are_not_written() -> None:
     circle: list[object] = []
     circle.append(circle)
     with pytest.raises(ValueError, match="JSON compliant"):

@@ -108,7 +108,7 @@ def summary(*ends: tuple[int, int]) -> str:
 
 
 @pytest.mark.row(159)
-def test_what_torchrun_stopped_itself_is_not_what_failed() -> None:
+def test_a_rank_that_torchrun_stopped_is_not_the_one_that_failed() -> None:
     assert read_summary(summary((0, -15), (2, 1), (3, -9), (1, 1))) == {
         3: RankEnd("node-b", 5, -9, is_first=False),
         1: RankEnd("node-b", 3, 1),

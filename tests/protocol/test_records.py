@@ -149,7 +149,7 @@ def test_a_spec_of_an_older_supervisor_has_no_artifacts() -> None:
         [["a", None]] * 101,
     ],
 )
-def test_what_could_leave_the_project_is_no_pattern_of_artifacts(artifacts: object) -> None:
+def test_an_artifact_pattern_that_could_leave_the_project_is_refused(artifacts: object) -> None:
     with pytest.raises(RecordError, match="artifacts cannot be"):
         check_record(SPEC, {"schema": 1, **RECORDS[SPEC], "artifacts": artifacts}, JOB)
 
@@ -157,7 +157,7 @@ def test_what_could_leave_the_project_is_no_pattern_of_artifacts(artifacts: obje
 @pytest.mark.parametrize(
     "text", [b"[]", b"null", b'{"schema": 1, "schema": 1}', b'{"schema": NaN}', b"\xff", b"[" * 100000, b"", b"\0"]
 )
-def test_what_is_no_record_is_refused(text: bytes) -> None:
+def test_an_invalid_record_is_refused(text: bytes) -> None:
     with pytest.raises(RecordError, match=r"ended\.json"):
         parse_record(ENDED, text, JOB)
 
@@ -166,7 +166,7 @@ def test_what_is_no_record_is_refused(text: bytes) -> None:
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "../x", "a/b", "/a", "-rf", ".hidden", "a\n", "a\0", "é", "a" * 129, 7]
 )
-def test_what_could_leave_the_folder_is_no_job_id(name: object) -> None:
+def test_a_job_id_that_could_leave_the_folder_is_refused(name: object) -> None:
     assert not is_job_id(name)
     assert is_job_id(JOB)
 

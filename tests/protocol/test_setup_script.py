@@ -44,7 +44,7 @@ def test_after_a_script_that_failed_the_command_does_not_run(server: PretendServ
     assert not (server.project / "ran").exists()
 
 
-def test_a_failing_command_is_no_failing_setup(server: PretendServer) -> None:
+def test_a_failing_command_is_not_reported_as_a_failing_setup_script(server: PretendServer) -> None:
     job_id = server.start("exit 3", setup="true")
     ended = server.wait(job_id)[job_id]
     assert (ended["exit_code"], ended["reason"]) == (3, "")
@@ -98,6 +98,6 @@ def test_an_attached_command_does_not_run_either(server: PretendServer, script: 
     assert said.encode() in err
 
 
-def test_what_is_no_text_is_refused(server: PretendServer) -> None:
+def test_a_setup_script_that_is_not_text_is_refused(server: PretendServer) -> None:
     answer = server.call("start", jobs=[server.new_job("true", setup="a\0b")])
     assert "its setup script is not text" in answer["error"]

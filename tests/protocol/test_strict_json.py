@@ -40,6 +40,6 @@ def test_a_document_says_what_it_says(value: object) -> None:
         b"9" * 5000,
     ],
 )
-def test_what_could_be_read_in_two_ways_is_refused(text: bytes) -> None:
+def test_ambiguous_json_is_refused(text: bytes) -> None:
     with pytest.raises(ValueError):
         strict_json.parse(text)

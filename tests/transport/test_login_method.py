@@ -56,7 +56,7 @@ async def test_of_several_keys_the_one_is_told_that_was_taken(
 
 
 @pytest.mark.parametrize("method", ["password", "keyboard-interactive"])
-async def test_a_password_is_told_and_not_what_it_is(tmp_path: Path, method: str) -> None:
+async def test_the_login_method_names_a_password_without_its_value(tmp_path: Path, method: str) -> None:
     async with (
         password_server(PasswordServer(methods=[method])) as door,
         HostPool(configured(door.server(password=door.password), tmp_path), confirm=trust) as pool,

@@ -194,7 +194,7 @@ if sys.argv[1] == "closed":
     lines.close()
 else:
     del lines
-deadline = time.monotonic() + 10
+deadline = time.monotonic() + 100
 while not open(sys.argv[2]).read() and time.monotonic() < deadline:
     time.sleep(0.05)
 """

@@ -99,7 +99,7 @@ def test_hosts_of_earlier_lists_where_nothing_runs_are_left_alone(bare: Workspac
         later.run("true", ["127.0.0.9"])
 
 
-def test_strays_are_looked_for_on_hosts_of_earlier_lists_that_had_jobs(
+def test_orphans_are_searched_on_hosts_of_earlier_lists_that_had_jobs(
     shared_project: Path,  # noqa: ARG001 - it is what prepares them
     listing: tuple[TestServer, TestServer],
     tmp_path: Path,

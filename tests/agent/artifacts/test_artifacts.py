@@ -112,7 +112,7 @@ def test_a_search_is_bounded_in_entries_and_depth(root: int, tmp_path: Path, mon
     assert search.is_cut
 
 
-def test_what_was_there_before_the_job_and_what_came_after_its_end_is_not_told(server: PretendServer) -> None:
+def test_files_from_before_a_job_or_after_its_end_are_not_listed(server: PretendServer) -> None:
     make_files(server.project, "before.pt")
     job_id = server.start("echo x > during.pt; touch -d 2001-01-01 during.pt; cp -p before.pt copied.pt")
     server.wait(job_id)
@@ -148,7 +148,7 @@ def test_of_two_jobs_at_once_each_has_what_its_id_is_in_the_path_of(server: Pret
 
 
 @pytest.mark.row(145)
-def test_what_two_jobs_at_once_may_have_written_is_told_of_both_and_counted(server: PretendServer) -> None:
+def test_files_that_two_concurrent_jobs_may_have_written_are_listed_for_both_and_counted(server: PretendServer) -> None:
     """Nobody knows who wrote it; a third job that ran then wants other files."""
     jobs = [start_together(server, name, "out", [["out/*.pt", None]]) for name in "ab"]
     jobs.append(start_together(server, "c", "other", [["other/*", None]]))
@@ -195,7 +195,7 @@ def end_together(server: PretendServer, jobs: list[str], rounds: int) -> None:
     server.wait(*jobs)
 
 
-def test_what_was_sent_is_told_only_when_the_job_has_changed_it(server: PretendServer) -> None:
+def test_sent_files_are_listed_only_when_the_job_changed_them(server: PretendServer) -> None:
     records = (b"2 1700000000 in/train config.json", b"5 1 b.json", b"-1 -1 c.json", b"2 1700000000 d.json")
     (server.scripts / "sent").write_bytes(b"".join(record + b"\0" for record in records))
     touch = "touch -d @1700000000.7 'in/train config.json' d.json; echo y >> d.json; touch -d @1700000000 d.json"

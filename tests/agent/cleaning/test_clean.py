@@ -60,7 +60,7 @@ def test_a_job_that_has_ended_goes_and_how_it_ended_is_remembered(server: Preten
 
 
 @pytest.mark.row(173)
-def test_what_runs_or_has_left_processes_stays(server: PretendServer) -> None:
+def test_running_jobs_and_jobs_with_processes_are_kept(server: PretendServer) -> None:
     running = server.start("exec sleep 600")
     lost = server.start("exec sleep 600")
     os.kill(server.supervisor(lost), signal.SIGKILL)
@@ -156,7 +156,7 @@ def test_a_start_that_is_asked_for_again_after_its_job_was_cleaned_away_starts_n
     assert (server.project / "ran").read_text() == "ran\n"
 
 
-def test_what_is_remembered_of_cleaned_jobs_is_bounded(server: PretendServer) -> None:
+def test_the_memory_of_cleaned_jobs_is_bounded(server: PretendServer) -> None:
     job_id = ended(server)
     older = "".join(f"20261121-053000-{number:032x} succeeded 0 - 1.000\n" for number in range(MOST))
     (server.jobs / ".removed").write_text(older + "half a li")
@@ -249,7 +249,9 @@ def test_partial_syncs_go_also_behind_a_link_that_files_were_sent_through(
 
 @pytest.mark.row(174)
 @pytest.mark.parametrize(("seconds", "gone"), [(60, True), (-1, False)])
-def test_what_could_not_be_removed_is_not_said_to_have_gone(tmp_path: Path, seconds: int, *, gone: bool) -> None:
+def test_files_that_could_not_be_removed_are_not_reported_as_removed(
+    tmp_path: Path, seconds: int, *, gone: bool
+) -> None:
     folder = tmp_path / "environment"
     folder.mkdir()
     (folder / "file").write_bytes(b"x" * 10_000)

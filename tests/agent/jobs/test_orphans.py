@@ -69,7 +69,7 @@ def test_what_a_lost_job_has_left_is_found_and_ended_with_its_record(server: Pre
     assert "had to be ended" in server.record(job_id, "ended")["reason"]
 
 
-def test_a_stray_of_a_job_that_has_ended_or_was_forgotten_is_one(
+def test_processes_of_an_ended_or_forgotten_job_are_orphans(
     server: PretendServer, leave: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
     ended = server.start("true")
@@ -88,7 +88,7 @@ def test_a_stray_of_a_job_that_has_ended_or_was_forgotten_is_one(
 
 
 @pytest.mark.parametrize("entry", [None, {"launch": ["env"]}], ids=["plain", "behind a launch command"])
-def test_what_an_interrupted_run_has_left_is_one(server: PretendServer, entry: dict[str, Any] | None) -> None:
+def test_processes_left_by_an_interrupted_run_are_orphans(server: PretendServer, entry: dict[str, Any] | None) -> None:
     """Its control program was killed with SIGKILL, so it could end nothing."""
     command = "echo $REMOTE_TOOL_JOB_ID > id; exec sleep 600"
     with server.open("run", command=command, environment={}, entry=entry) as call:
@@ -101,7 +101,9 @@ def test_what_an_interrupted_run_has_left_is_one(server: PretendServer, entry: d
     assert find(server) == {}
 
 
-def test_nobody_elses_is_a_stray(server: PretendServer, leave: Callable[..., subprocess.Popen[bytes]]) -> None:
+def test_processes_of_others_are_not_orphans(
+    server: PretendServer, leave: Callable[..., subprocess.Popen[bytes]]
+) -> None:
     running = server.start("sleep 600")
     other_project = leave("20261121-053000-" + "0" * 32, project=f"{server.home}/other")
     without_mark = leave("")

@@ -165,7 +165,7 @@ def test_stopping_a_killed_job_again_is_done_already(server: PretendServer) -> N
 
 
 @pytest.mark.row(21)
-def test_a_wish_that_comes_while_a_job_starts_is_not_lost(server: PretendServer) -> None:
+def test_a_stop_request_during_a_start_is_not_lost(server: PretendServer) -> None:
     """Whenever it comes, the job is killed in the end, and the command has run whole or not at all."""
     for delay in (0.0, 0.02, 0.03, 0.04, 0.05, 0.06):
         job = server.new_job("exec sleep 60")
@@ -179,7 +179,7 @@ def test_a_wish_that_comes_while_a_job_starts_is_not_lost(server: PretendServer)
 
 
 @pytest.mark.row(21)
-def test_a_wish_that_is_there_before_the_command_keeps_it_from_running(server: PretendServer) -> None:
+def test_a_stop_request_before_the_command_keeps_it_from_running(server: PretendServer) -> None:
     for _ in range(3):
         job = server.new_job("touch ran; exec sleep 60")
         folder = server.jobs / job["id"]
@@ -276,7 +276,7 @@ def _final_state(server: PretendServer, job_id: str) -> str:
 
 @pytest.mark.row(4, 5)
 @pytest.mark.parametrize("field", ["start_time", "boot_id", "pid_namespace"])
-def test_a_stop_signals_nobody_who_only_has_the_pid(
+def test_a_stop_does_not_signal_another_process_with_the_same_pid(
     server: PretendServer, victim: subprocess.Popen[bytes], field: str
 ) -> None:
     """The pid of the record is now somebody else's, after a long time or a reboot."""
@@ -299,7 +299,7 @@ def test_a_stop_signals_nobody_who_only_has_the_pid(
     assert victim.poll() is None
 
 
-def test_a_stop_of_what_is_not_there_is_an_error_of_that_job_only(server: PretendServer) -> None:
+def test_stopping_a_missing_job_is_an_error_of_that_job_only(server: PretendServer) -> None:
     job_id = server.start("exec sleep 60")
     answer = server.call("stop", ids=["20261121-none", "../..", job_id])
     assert [job.get("error") for job in answer["jobs"]] == [*["there is no such job on this server"] * 2, None]
@@ -309,7 +309,7 @@ def test_a_stop_of_what_is_not_there_is_an_error_of_that_job_only(server: Preten
 @pytest.mark.parametrize(
     ("field", "value"), [("signal", "SIGNOTHING"), ("grace", "soon"), ("grace", -1), ("ids", "all")]
 )
-def test_a_stop_that_cannot_be_meant_is_refused(server: PretendServer, field: str, value: object) -> None:
+def test_an_invalid_stop_request_is_refused(server: PretendServer, field: str, value: object) -> None:
     job_id = server.start("exec sleep 60")
     assert field in server.call("stop", **{"ids": [job_id], field: value})["error"]
     assert server.status(job_id)["state"] == "running"

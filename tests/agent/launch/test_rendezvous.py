@@ -60,7 +60,7 @@ def look_twice(met: RendezvousCheck) -> None:
     met.check_if_due()
 
 
-def test_a_rank_without_a_connection_to_the_store_has_met_nobody(tmp_path: Path, store: socket.socket) -> None:
+def test_a_rank_without_a_connection_to_the_store_has_not_met_others(tmp_path: Path, store: socket.socket) -> None:
     met = RendezvousCheck()
     with socket.create_server(("127.0.0.1", 0)) as elsewhere:
         with a_rank(tmp_path / "libtorch_cpu.so", store, elsewhere.getsockname()[1]):
@@ -98,7 +98,7 @@ def test_who_tried_the_port_before_and_torchruns_own_connection_do_not_count(
 @pytest.mark.parametrize(
     ("library", "variables"), [("libother.so", {}), ("libtorch_cpu.so", {"OMPI_COMM_WORLD_RANK": "0"})]
 )
-def test_of_other_programs_nothing_is_said(
+def test_other_programs_are_not_reported_as_alone(
     tmp_path: Path, store: socket.socket, library: str, variables: dict[str, str]
 ) -> None:
     met = RendezvousCheck()
@@ -107,7 +107,9 @@ def test_of_other_programs_nothing_is_said(
     assert not met.missed()
 
 
-def test_of_a_short_job_nothing_is_said(tmp_path: Path, store: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_job_is_not_reported_as_alone(
+    tmp_path: Path, store: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rendezvous, "ALONE_SECONDS", 20.0)
     met = RendezvousCheck()
     with a_rank(tmp_path / "libtorch_cpu.so", store):

@@ -131,7 +131,7 @@ def test_output_comes_while_the_job_runs(server: PretendServer) -> None:
     assert received[job_id, "out"] == b"second\n"
 
 
-def test_a_follow_goes_on_where_the_last_one_was(server: PretendServer) -> None:
+def test_a_follow_resumes_where_the_last_one_ended(server: PretendServer) -> None:
     job_id = server.start("printf 0123456789; exit 0")
     server.wait(job_id)
     with server.open("follow", jobs=[{"id": job_id, "offsets": {"out": 4, "err": 0}}], wait=True) as call:
@@ -141,7 +141,7 @@ def test_a_follow_goes_on_where_the_last_one_was(server: PretendServer) -> None:
 
 
 @pytest.mark.row(77)
-def test_a_file_that_became_shorter_is_sent_anew(server: PretendServer) -> None:
+def test_a_truncated_file_is_sent_again_from_the_start(server: PretendServer) -> None:
     job_id = server.start("printf 0123456789; while [ ! -e go ]; do sleep 0.01; done")
     server.wait_for_output(job_id, "9")
     with server.open("follow", jobs=[{"id": job_id, "offsets": {"out": 10}}], wait=True) as call:
@@ -184,10 +184,10 @@ def test_without_waiting_it_sends_what_there_was_even_when_the_job_prints_faster
 def test_it_ends_promptly_when_the_client_goes(server: PretendServer) -> None:
     job_id = server.start("exec sleep 60")
     with server.open("follow", jobs=[{"id": job_id, "offsets": {}}], wait=True) as call:
-        time.sleep(0.2)
+        wait_until(lambda: "anon_inode:inotify" in _opened(call.process.pid), "inotify")
         begin = time.monotonic()
         assert call.close() == 0
-        assert time.monotonic() - begin < 1
+        assert time.monotonic() - begin < 20
 
 
 def test_a_client_that_reads_no_more_ends_it_quietly(server: PretendServer) -> None:
@@ -437,7 +437,7 @@ def _check_that_lines_come(call: Call, output: Path) -> None:
         assert frame.body == b"%d\n" % number
 
 
-def test_many_jobs_that_run_are_told_after_one_look_at_the_machine(changed_server: PretendServer) -> None:
+def test_many_running_jobs_are_reported_after_one_scan_of_processes(changed_server: PretendServer) -> None:
     """A look takes as long as there are processes."""
     jobs = [changed_server.new_job("echo hello; exec sleep 60") for _ in range(5)]
     changed_server.call("start", jobs=jobs)

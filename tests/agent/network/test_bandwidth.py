@@ -46,7 +46,7 @@ def test_both_directions_and_the_round_trip_are_measured(server: PretendServer, 
         answer = other.call("bandwidth_connect", **ask(port, candidates=["name.invalid", "127.0.0.1"]))
     assert 1e8 < answer.pop("there") < 1e13
     assert 1e8 < answer.pop("back") < 1e13
-    assert 0 < answer.pop("round_trip") < 0.1
+    assert 0 < answer.pop("round_trip") < 5
     assert answer == {"address": "127.0.0.1", "interface": "lo", "peer_interface": "lo", "method": "own"}
 
 
@@ -74,7 +74,7 @@ def test_an_iperf3_that_fails_is_replaced(server: PretendServer, other: PretendS
     assert frame.header["there"] > 1e8
 
 
-def test_who_does_not_know_the_secret_measures_nothing(server: PretendServer, other: PretendServer) -> None:
+def test_a_client_without_the_secret_measures_nothing(server: PretendServer, other: PretendServer) -> None:
     call, port = listen(server)
     with call:
         refused = other.call("bandwidth_connect", **ask(port, secret="another"))
@@ -99,14 +99,14 @@ def test_from_a_stranger_nothing_is_taken_and_nothing_is_said(server: PretendSer
 
 
 @pytest.mark.row(105)
-def test_what_a_server_says_proves_nothing_when_it_is_said_back(server: PretendServer) -> None:
+def test_a_mirrored_proof_is_refused(server: PretendServer) -> None:
     call, port = listen(server, seconds=5)
     with call, socket.create_connection(("127.0.0.1", port), 10) as mirror:
         mirror.sendall(tcp_streams.read_exactly(mirror, 32) * 2)
         assert mirror.recv(1) == b""
 
 
-def test_a_server_that_is_no_such_server_is_refused(server: PretendServer) -> None:
+def test_an_answer_from_another_program_is_refused(server: PretendServer) -> None:
     with socket.socket() as liar:
         liar.bind(("127.0.0.1", 0))
         liar.listen()
@@ -196,6 +196,6 @@ def test_streams_are_counted_together() -> None:
     assert tcp_streams.bits_per_second([tcp_streams.Counted(0, 1.0, 1.0)]) == 0
 
 
-def test_what_iperf3_prints_is_not_trusted() -> None:
+def test_output_of_iperf3_is_not_trusted() -> None:
     assert iperf._parse(b"\xff[]") == {}
     assert iperf._parse(b"[1]") == {}

@@ -110,7 +110,7 @@ def namespace() -> list[str]:
 @pytest.mark.row(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("ends", [False, True], ids=["its supervisor was killed", "it has ended"])
-def test_whoever_got_the_pids_of_a_job_is_not_signalled(
+def test_processes_that_reuse_a_jobs_pids_are_not_signalled(
     server: PretendServer, namespace: list[str], ends: bool
 ) -> None:
     job = server.new_job("exec sleep 600")

@@ -86,7 +86,7 @@ def fetch(server: PretendServer, pair: KeyPair, entries: list[Entry], port: int,
     return {**answer, "names": {os.fsdecode(each.name) for each in brought}}
 
 
-def test_what_the_list_says_arrives_as_it_says(
+def test_listed_files_arrive_as_listed(
     server: PretendServer, other: PretendServer, pair: KeyPair, entries: list[Entry]
 ) -> None:
     write(server, ".env", b"TOKEN=canary\n")
@@ -186,7 +186,7 @@ def test_where_an_address_is_configured_no_other_one_listens(
         socket.create_connection(("127.0.0.1", port)).close()
 
 
-def test_a_server_without_the_key_is_not_taken_for_a_source(
+def test_a_server_without_the_key_is_not_accepted_as_a_source(
     server: PretendServer, other: PretendServer, pair: KeyPair, entries: list[Entry]
 ) -> None:
     with sharing(server, make_key_pair(), entries) as (_, port):
@@ -233,12 +233,12 @@ def test_a_list_that_leads_out_of_the_project_is_refused(server: PretendServer, 
     assert answer["error"] == "The list of files contains paths outside the project"
 
 
-def test_a_key_that_is_none_is_an_error_in_words(server: PretendServer, pair: KeyPair) -> None:
+def test_an_invalid_key_is_a_readable_error(server: PretendServer, pair: KeyPair) -> None:
     answer = server.call("share", list="", certificate=pair.certificate, key="nonsense")
     assert answer["error"].startswith("Cannot use the certificate of this sync")
 
 
-def test_who_fetches_ends_with_its_client(server: PretendServer, pair: KeyPair, entries: list[Entry]) -> None:
+def test_a_fetch_ends_with_its_client(server: PretendServer, pair: KeyPair, entries: list[Entry]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         call = open_fetch(server, pair, entries, listener.getsockname()[1])
         silent, _ = listener.accept()
@@ -248,7 +248,7 @@ def test_who_fetches_ends_with_its_client(server: PretendServer, pair: KeyPair, 
         call.close()
 
 
-def test_one_that_finds_nobody_says_so_soon(server: PretendServer, pair: KeyPair, entries: list[Entry]) -> None:
+def test_a_fetch_that_reaches_nobody_fails_soon(server: PretendServer, pair: KeyPair, entries: list[Entry]) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         port = nobody.getsockname()[1]

@@ -66,7 +66,7 @@ def test_a_job_killed_at_the_memory_limit_of_its_group_says_so(server: PretendSe
 
 
 @pytest.mark.row(8)
-def test_a_kill_that_is_counted_by_groups_of_the_second_version_is_told(server: PretendServer) -> None:
+def test_an_oom_kill_counted_by_cgroups_v2_is_reported(server: PretendServer) -> None:
     """The kernel's file is made by hand: where groups are of the first version, it has none."""
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("a /sys/fs/cgroup of its own needs root and unshare")

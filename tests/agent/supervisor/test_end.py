@@ -78,7 +78,7 @@ def test_a_record_tells_how_long_it_took_and_what_it_used(server: PretendServer)
 
 
 @pytest.mark.row(16, 17)
-def test_what_a_command_leaves_behind_is_ended(server: PretendServer) -> None:
+def test_processes_left_by_a_command_are_ended(server: PretendServer) -> None:
     """Background, own session, double fork, no environment; none may hold a GPU."""
     job_id = server.start(
         "sleep 600 & setsid sleep 600 & (setsid sh -c 'sleep 600 & sleep 600' &) & "

@@ -217,7 +217,7 @@ def test_a_follower_skips_what_was_dropped_and_gets_every_other_byte(server: Pre
 
 @pytest.mark.row(26)
 @pytest.mark.slow
-def test_where_a_file_system_makes_no_holes_the_output_stays_whole_and_this_is_said(server: PretendServer) -> None:
+def test_without_holes_in_files_the_output_stays_complete_with_a_notice(server: PretendServer) -> None:
     """Such as NFS before 4.2; the answer of such a one is put into the calls of the supervisor."""
     if shutil.which("strace") is None:
         pytest.skip("strace is missing")
@@ -265,6 +265,6 @@ def test_the_beginning_and_the_newest_part_stay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("limit", ["8", 1.5, -1, True])
-def test_a_limit_that_can_not_be_meant_is_refused(server: PretendServer, limit: object) -> None:
+def test_an_invalid_limit_is_refused(server: PretendServer, limit: object) -> None:
     answer = server.call("start", jobs=[server.new_job("true", log_limit=limit)])
     assert "its log_limit cannot be" in answer["error"]

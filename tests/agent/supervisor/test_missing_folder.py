@@ -84,7 +84,7 @@ def test_a_stop_ends_a_job_whose_folder_is_not_there(
 
 @pytest.mark.row(135)
 @each_change
-def test_a_job_whose_folder_is_not_there_is_a_stray_and_ends_as_one(
+def test_a_job_without_its_folder_is_an_orphan_and_can_be_ended_as_one(
     server: PretendServer, what: str, change: Callable[[Path], None]
 ) -> None:
     job_id, everything = _start(server)
@@ -150,7 +150,7 @@ def test_the_neighbours_of_a_job_without_its_folder_are_left_alone(server: Prete
 
 
 @pytest.mark.row(135)
-def test_a_run_is_no_stray_when_the_projects_folder_goes(server: PretendServer) -> None:
+def test_a_run_is_not_an_orphan_when_the_project_folder_is_removed(server: PretendServer) -> None:
     command = "echo $REMOTE_TOOL_JOB_ID > ../id; exec sleep 600"
     with server.open("run", command=command, environment={}) as call:
         wait_until(lambda: (server.home / "id").exists() and (server.home / "id").read_text(), "the run")

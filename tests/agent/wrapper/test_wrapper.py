@@ -149,7 +149,7 @@ def test_a_polite_end_is_waited_for(server: PretendServer, door: CommandWrapper)
 
 
 @pytest.mark.slow
-def test_what_a_dead_supervisor_left_is_ended(server: PretendServer, door: CommandWrapper) -> None:
+def test_processes_left_by_a_dead_supervisor_are_ended(server: PretendServer, door: CommandWrapper) -> None:
     job_id = server.start(DEAF, entry=door.entry)
     server.wait_for_output(job_id, "ready")
     supervisor = server.record(job_id, "started")["supervisor"]
@@ -161,7 +161,7 @@ def test_what_a_dead_supervisor_left_is_ended(server: PretendServer, door: Comma
 
 
 @pytest.mark.slow
-def test_what_outlives_the_launch_command_is_ended(server: PretendServer, door: CommandWrapper) -> None:
+def test_processes_that_outlive_the_launch_command_are_ended(server: PretendServer, door: CommandWrapper) -> None:
     """As when the engine's client is killed: what it has begun goes on without it."""
     job_id = server.start("echo ready; sleep 600", entry=door.entry)
     server.wait_for_output(job_id, "ready")
@@ -186,7 +186,7 @@ def test_an_attached_command_begins_inside_and_ends_with_its_client(
         assert pids_of(mark.read_text().strip()) == []
 
 
-def test_a_launch_command_that_passes_no_stdin_on_is_no_success(server: PretendServer) -> None:
+def test_a_launch_command_that_does_not_pass_stdin_on_is_a_failure(server: PretendServer) -> None:
     job_id = server.start("echo never", entry={"launch": ["sh", "-c", "exit 0"]})
     ended = server.wait(job_id)[job_id]
     assert (ended["exit_code"], ended["reason"]) == (None, "sh ended with exit code 0 before the command began")
@@ -267,7 +267,7 @@ def test_malformed_launch_commands_are_refused(server: PretendServer) -> None:
         assert "launch command cannot be" in answer["error"]
 
 
-def test_what_cannot_be_seen_from_outside_is_signalled_from_inside() -> None:
+def test_processes_invisible_from_outside_are_signalled_from_inside() -> None:
     skip_unless_unshare()
     assert shutil.which("nsenter")
     # A container that was there before, and the way into it.
@@ -289,7 +289,7 @@ def test_what_cannot_be_seen_from_outside_is_signalled_from_inside() -> None:
 
 
 @pytest.mark.row(18)
-def test_what_does_not_die_inside_is_given_up_after_a_while_and_named() -> None:
+def test_processes_inside_that_do_not_die_are_given_up_and_named() -> None:
     """In a process of its own: a tree ends all that is below the process that asks for it."""
     script = """
 import os, time

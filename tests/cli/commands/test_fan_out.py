@@ -83,7 +83,7 @@ def test_lines_of_a_file_are_handed_out(project: Path, tmp_path: Path) -> None:
     assert "2 of 2 shards done" in ran.stderr
 
 
-def test_what_can_not_be_meant_is_refused_before_anything_is_asked(project: Path, tmp_path: Path) -> None:
+def test_invalid_fan_out_options_are_refused_before_any_question(project: Path, tmp_path: Path) -> None:
     empty, binary = tmp_path / "empty", tmp_path / "binary"
     empty.write_text("\n \n")
     binary.write_bytes(b"\xff")

@@ -50,7 +50,7 @@ def test_a_job_is_followed_and_listed_by_the_name_of_its_host(bare: Path) -> Non
     assert (listed.returncode, listed.stderr) == (0, "no running jobs; --stopped lists the others\n")
 
 
-def test_a_launch_takes_its_processes_from_the_list_unless_told(bare: Path) -> None:
+def test_a_launch_takes_its_processes_from_the_host_list_by_default(bare: Path) -> None:
     words = ("helper-torch-launch", "--hostfile", "hosts", "--cmd", "hello.py", "--dry-run", "--json")
     for options, processes in (((), [2, 1]), (("--nproc-per-node", "3"), [3, 3])):
         planned = remote_tool(*words, *options, cwd=bare)
@@ -105,7 +105,7 @@ def test_servers_are_looked_after_by_a_list_too(bare: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_meant_is_refused(options: list[str], message: str, tmp_path: Path) -> None:
+def test_invalid_host_options_are_refused(options: list[str], message: str, tmp_path: Path) -> None:
     root = make_project(tmp_path / "project", ())
     (root / "wrong").write_text("a rack=7\n\nfd00::5 slots=2\n")
     for command in (["run", "--cmd", "true"], ["prepare"], ["helper-torch-launch", "--cmd", "hello.py"]):
@@ -120,7 +120,7 @@ def test_without_servers_and_without_hosts_the_hint_names_the_option(tmp_path: P
     assert ran.stderr.endswith("hint: Add one under servers:, or give --hosts\n")
 
 
-def test_a_host_that_does_not_answer_is_looked_for_in_what_ssh_knows(bare: Path, own_home: Path) -> None:
+def test_an_unreachable_host_is_searched_in_ssh_config(bare: Path, own_home: Path) -> None:
     with (own_home / ".ssh" / "config").open("a") as file:
         file.write("Host away\n  HostName 127.0.0.1\n  Port 1\n")
     ran = remote_tool("run", "--hosts", "away:2", "--cmd", "true", cwd=bare)

@@ -132,7 +132,7 @@ def test_a_list_has_the_states_that_are_asked_for_the_newest_and_an_order(projec
     kill(project, running)
 
 
-def test_who_started_a_job_is_told_to_everybody_who_uses_the_account(project: Path, tmp_path: Path) -> None:
+def test_everybody_on_the_account_sees_who_started_a_job(project: Path, tmp_path: Path) -> None:
     words = ("job-run", "--server", "first", "--no-sync", "--tag", "who", "--cmd", "sleep 1000")
     for name in ("ann", "bob"):
         assert remote_tool(*words, cwd=project, environment={"LOGNAME": name}).returncode == 0
@@ -318,7 +318,7 @@ def test_a_signal_is_a_name_or_a_number(text: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0", "SIG", "STOPP", "999"])
-def test_what_is_no_signal_is_refused(text: str) -> None:
+def test_an_unknown_signal_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not a signal"):
         signal_name(text)
 
@@ -399,7 +399,7 @@ def test_jobs_of_a_server_that_was_removed_are_listed_and_a_stop_says_why_it_can
 
 
 @pytest.mark.row(71)
-def test_a_change_under_a_running_job_is_told_by_every_command_that_sends(project: Path) -> None:
+def test_every_sending_command_gives_notice_of_changes_under_a_running_job(project: Path) -> None:
     """As a line for people and in the document for programs."""
 
     def send(*words: str) -> tuple[dict[str, Any], str]:

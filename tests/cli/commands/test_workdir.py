@@ -113,7 +113,7 @@ def test_a_launch_begins_there(
 
 
 @pytest.mark.row(161)
-def test_shards_begin_there_also_when_the_fan_out_goes_on_from_elsewhere(
+def test_shards_start_there_when_the_fan_out_is_resumed_from_elsewhere(
     root: Path, servers: tuple[TestServer, TestServer]
 ) -> None:
     # Each shard fails the first time; then another command of ours goes on, in another folder.

@@ -111,13 +111,13 @@ def test_with_epochs_all_of_them_are_counted() -> None:
     assert (from_zero.done, from_zero.total) == (15.0, 20.0)
 
 
-def test_what_was_printed_before_says_nothing_about_the_speed() -> None:
+def test_lines_from_before_do_not_count_for_the_speed() -> None:
     pace = seen(Pace(0.0), (0.1, "", "1/1000"), (0.2, "", "500/1000"), (5.0, "", "501/1000"))
     assert pace.seconds_left(5.0) is None
     assert seen(pace, (15.0, "", "511/1000")).seconds_left(15.0) == 489.0
 
 
-def test_a_new_count_begins_anew() -> None:
+def test_a_new_count_starts_from_zero() -> None:
     pace = seen(Pace(0.0), (10.0, "", "90/100"), (20.0, "", "100/100"), (21.0, "", "1/50"))
     assert pace.rate is None
 

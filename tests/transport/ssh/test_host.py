@@ -211,7 +211,7 @@ async def test_the_end_can_be_awaited_before_the_output_is_read(host: Host) -> N
         assert len(await read_to_end(channel)) == 10_000_000
 
 
-async def test_writing_to_a_command_that_has_ended_is_no_error(host: Host) -> None:
+async def test_writing_to_an_ended_command_raises_no_error(host: Host) -> None:
     async with host.open("exit 5") as channel:
         assert await channel.wait() == Exit(5)
         await channel.write(b"x" * MEBIBYTE)
@@ -226,7 +226,7 @@ async def test_a_command_that_takes_too_long_is_given_up(host: Host) -> None:
     began = time.monotonic()
     with pytest.raises(RemoteCommandError, match=r"first: sleep 60: timed out after 0\.2 s") as caught:
         await host.run("sleep 60", timeout=0.2)
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 30
     assert caught.value.exit_status == 124
     assert (await host.run("echo alive")).ok
 
@@ -250,7 +250,7 @@ async def test_a_command_that_was_given_up_is_hung_up(tmp_path: Path) -> None:
             host = await pool.host("first")
             with pytest.raises(RemoteCommandError, match="timed out after"):
                 await host.run("sleep 60", timeout=0.2)
-            await asyncio.wait_for(door.signalled.wait(), 5)
+            await asyncio.wait_for(door.signalled.wait(), 30)
     assert door.signals == ["HUP"]
 
 
@@ -261,7 +261,7 @@ async def test_commands_that_were_given_up_end_on_the_server(host: Host) -> None
 
 
 @pytest.mark.row(14)
-async def test_what_was_set_free_outlives_a_hang_up(host: Host) -> None:
+async def test_detached_processes_outlive_a_hang_up(host: Host) -> None:
     """Jobs live in sessions of their own."""
     pid = await fail_after_reading(host, "setsid sleep 30 >/dev/null 2>&1 </dev/null & echo $!; sleep 5")
     assert (await host.run("echo alive")).ok
@@ -310,7 +310,7 @@ async def test_cancelling_leaves_the_connection_usable_and_no_task_behind(
 
 
 @pytest.mark.row(61)
-async def test_a_session_that_nobody_wants_any_more_is_closed_when_it_opens(
+async def test_a_session_whose_caller_was_cancelled_is_closed_when_it_opens(
     make_server: MakeServer, log_in: LogIn
 ) -> None:
     """The library forgets it, and the server would go on counting it."""
@@ -330,7 +330,7 @@ async def test_a_reader_is_woken_when_its_channel_is_closed(host: Host) -> None:
         reading = asyncio.create_task(channel.read())
         await asyncio.sleep(0)
         channel.close()
-        assert await asyncio.wait_for(reading, 1) == b""
+        assert await asyncio.wait_for(reading, 30) == b""
 
 
 # The number of sessions
@@ -390,7 +390,7 @@ async def test_a_session_that_is_asked_for_as_the_connection_breaks_is_a_lost_co
         pytest.param("echo out; echo err >&2; printf '\\000'", id="both outputs"),
     ],
 )
-async def test_what_the_login_shell_prints_is_cut_off(
+async def test_output_of_the_login_shell_is_cut_off(
     make_server: MakeServer, log_in: LogIn, told: Told, noise: str
 ) -> None:
     """Only what follows this call's own mark is an answer."""
@@ -560,16 +560,16 @@ async def test_a_lost_link_is_an_error_never_a_result(server: TestServer, log_in
 @pytest.mark.row(36, 46)
 async def test_commands_that_wait_for_a_session_hear_of_a_lost_link(server: TestServer, log_in: LogIn) -> None:
     async with log_in(server) as host:
-        running = [asyncio.create_task(host.run("sleep 5")) for _ in range(35)]
+        running = [asyncio.create_task(host.run("sleep 60")) for _ in range(35)]
         await asyncio.sleep(0.2)
         server.drop_connections()
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(30):
             results = await asyncio.gather(*running, return_exceptions=True)
     assert {type(result) for result in results} == {ConnectionLostError}
 
 
 @pytest.mark.row(36)
-async def test_what_came_before_the_link_went_is_still_read(server: TestServer, log_in: LogIn) -> None:
+async def test_output_from_before_the_link_broke_is_still_read(server: TestServer, log_in: LogIn) -> None:
     async with log_in(server) as host, host.open("printf 12345; sleep 60") as channel:
         assert await channel.read(size=1) == b"1"
         server.drop_connections()
@@ -581,7 +581,7 @@ async def test_what_came_before_the_link_went_is_still_read(server: TestServer, 
 
 
 @pytest.mark.row(36)
-async def test_a_session_killed_on_the_server_is_no_success(host: Host, server: TestServer) -> None:
+async def test_a_session_killed_on_the_server_is_not_a_success(host: Host, server: TestServer) -> None:
     """The shell dies by a signal that sshd reports; the status is never taken for 0."""
     async with host.open("echo $$; exec sleep 60") as channel:
         pid = int((await channel.read()).split()[0])
@@ -603,7 +603,8 @@ async def test_a_dead_peer_does_not_hold_up_the_end(server: TestServer, log_in: 
             running.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await running
-        assert time.monotonic() - began < 3
+        # A closing that waits for the peer would wait for the keepalive, a minute.
+        assert time.monotonic() - began < 20
 
 
 @pytest.mark.row(43)

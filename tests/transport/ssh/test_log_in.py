@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import subprocess
+import threading
 import time
 from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import replace
@@ -120,7 +121,8 @@ async def test_nobody_is_asked_without_a_terminal(tmp_path: Path) -> None:
     async with password_server(PasswordServer(methods=["password", "publickey"])) as door:
         began = time.monotonic()
         error = await refusal(door.server(), tmp_path)
-        assert time.monotonic() - began < 2
+        # Who waits for an answer waits until the login's time is over, 30 s.
+        assert time.monotonic() - began < 20
         missing = await refusal(door.server(password_env="NOT_SET"), tmp_path)
     assert "there is no terminal to ask for a password" in str(error)
     assert "the password variable NOT_SET is not set" in str(missing)
@@ -137,12 +139,14 @@ async def test_a_second_factor_is_asked_with_the_servers_own_words(tmp_path: Pat
     assert user.prompts == ["first: Verification code ]0;x : "]
 
 
+@pytest.mark.slow
 async def test_the_time_to_type_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(login_errors, "LOGIN_SECONDS", 0.4)
+    # Enough for the rest of a login, also on a busy machine.
+    monkeypatch.setattr(login_errors, "LOGIN_SECONDS", 4.0)
 
     def slow(prompt: str) -> str:
         del prompt
-        time.sleep(0.8)
+        time.sleep(5)
         return SECRET
 
     async with password_server(PasswordServer()) as door:
@@ -152,18 +156,24 @@ async def test_the_time_to_type_is_not_counted(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.row(61)
 async def test_a_question_does_not_hold_up_ctrl_c(tmp_path: Path) -> None:
     """The thread that waits for the terminal is left behind."""
+    asked, answered = threading.Event(), threading.Event()
 
     def never(prompt: str) -> str:
         del prompt
-        time.sleep(3)
+        asked.set()
+        answered.wait(100)
         return ""
 
-    async with password_server(PasswordServer()) as door:
-        began = time.monotonic()
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.3):
-                await reach(door.server(), tmp_path, never)
-    assert time.monotonic() - began < 1
+    try:
+        async with password_server(PasswordServer()) as door:
+            login = asyncio.create_task(reach(door.server(), tmp_path, never))
+            assert await asyncio.to_thread(asked.wait, 30)
+            login.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                async with asyncio.timeout(30):
+                    await login
+    finally:
+        answered.set()
 
 
 async def test_questions_of_several_servers_come_one_after_the_other(tmp_path: Path) -> None:
@@ -273,7 +283,7 @@ async def test_a_missing_key_is_named(server: TestServer, tmp_path: Path, config
 
 
 @pytest.mark.row(49)
-async def test_a_file_that_is_no_key_is_named(server: TestServer, tmp_path: Path, config_of: Any) -> None:
+async def test_a_file_that_is_not_a_key_is_named(server: TestServer, tmp_path: Path, config_of: Any) -> None:
     (tmp_path / "text").write_text("hello\n")
     (tmp_path / "text").chmod(0o600)
     error = await refusal(config_of(server, private_key=tmp_path / "text").servers["first"], tmp_path / "root")
@@ -498,7 +508,7 @@ async def test_an_endless_banner_is_given_up(tmp_path: Path, line: bytes) -> Non
 
 
 @pytest.mark.row(44)
-async def test_a_web_server_is_no_ssh_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_web_server_is_reported_as_not_an_ssh_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ssh_log_in, "PAUSES", (0.1,))
 
     async def web(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -635,7 +645,7 @@ async def test_a_server_that_refuses_us_for_a_while_is_waited_for_and_it_is_said
 
 
 @pytest.mark.row(47)
-async def test_a_server_that_goes_on_refusing_is_given_up_with_the_reason(
+async def test_a_server_that_keeps_refusing_is_given_up_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ssh_log_in, "PAUSES", (0.01,) * len(ssh_log_in.PAUSES))

@@ -98,7 +98,7 @@ def test_a_shell_that_takes_our_lines_for_commands_runs_none(tmp_path: Path, she
 
 
 @pytest.mark.row(139)
-async def test_a_slow_login_shell_is_waited_for_and_told_once(
+async def test_a_slow_login_shell_is_awaited_with_one_notice(
     make_server: MakeServer, log_in: LogIn, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(login_shell, "NOTICE_SECONDS", 0.2)

@@ -59,7 +59,7 @@ async def test_no_secret_is_sent_whatever_its_mode(desk: Desk) -> None:
     assert files(desk) == {"train.py"}
 
 
-async def test_what_is_held_back_is_named_once_until_it_changes(desk: Desk) -> None:
+async def test_held_back_files_are_named_once_until_they_change(desk: Desk) -> None:
     plant(desk)
     await desk.sync()
     assert desk.notices.count("not sent: ") == len(SECRETS)

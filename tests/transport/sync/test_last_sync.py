@@ -71,7 +71,7 @@ async def test_no_rsync_is_started_when_nothing_changed(desk: Desk, sends: Calla
     assert desk.state == f"complete {first.snapshot}\n"
 
 
-async def test_what_changed_here_is_all_that_rsync_is_given(desk: Desk, sends: Callable[[], list[str]]) -> None:
+async def test_rsync_gets_only_the_locally_changed_files(desk: Desk, sends: Callable[[], list[str]]) -> None:
     await desk.sync()
     sends()
     desk.write("sub/deep/it's\n$(c).py", "changed, and longer\n")
@@ -90,7 +90,7 @@ async def test_what_changed_here_is_all_that_rsync_is_given(desk: Desk, sends: C
     assert sends() == []
 
 
-async def test_what_is_only_gone_here_goes_there_without_rsync(desk: Desk, sends: Callable[[], list[str]]) -> None:
+async def test_removals_alone_are_synced_without_rsync(desk: Desk, sends: Callable[[], list[str]]) -> None:
     await desk.sync()
     sends()
     for name in ("sub/deep/it's\n$(c).py", "z -> a.py", "link"):
@@ -137,7 +137,7 @@ def _lead_elsewhere(copy: Path) -> None:
     [_touch, _close, _close_folder, _remove, _remove_folder, _lead_elsewhere],
 )
 @pytest.mark.parametrize("edited", [False, True])
-async def test_what_is_not_as_it_was_sent_is_mended(
+async def test_files_changed_since_they_were_sent_are_restored(
     desk: Desk, change: Callable[[Path], None], *, edited: bool
 ) -> None:
     """As rsync itself would find it, whether something changed here or not."""

@@ -181,7 +181,7 @@ async def test_checksum_finds_an_edit_of_the_same_size_and_time(desk: Desk) -> N
 
 
 @pytest.mark.row(67)
-async def test_what_jobs_made_on_the_server_stays(desk: Desk) -> None:
+async def test_files_made_by_jobs_on_the_server_are_kept(desk: Desk) -> None:
     desk.write("a.py")
     desk.write("old/stale.py")
     await desk.sync()

@@ -186,9 +186,7 @@ def test_other_files_are_no_keys(tmp_path: Path, name: str, text: str) -> None:
 
 
 @pytest.mark.row(147)
-def test_what_was_looked_into_is_not_opened_again_until_it_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checked_file_is_not_opened_again_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[bytes] = []
     original = secrets.is_private_key
 
@@ -228,7 +226,7 @@ def test_what_was_looked_into_is_not_opened_again_until_it_changes(
 
 @pytest.mark.row(147)
 @pytest.mark.parametrize("note", [b"", b"\n", b"nonsense\n\0\xff", os.urandom(500)])
-def test_a_note_of_what_was_looked_into_that_is_nonsense_is_none(tmp_path: Path, note: bytes) -> None:
+def test_an_invalid_record_of_checked_files_is_ignored(tmp_path: Path, note: bytes) -> None:
     (tmp_path / "looked").write_bytes(note)
     (tmp_path / "notes.md").write_text(KEYS["openssh"])
     looked = secrets.Looked(tmp_path / "looked")

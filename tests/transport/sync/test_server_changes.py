@@ -116,7 +116,7 @@ async def test_of_a_copy_that_was_made_by_hand_only_what_is_newer_or_larger_is_k
     assert (await desk.sync()).sent == ()
 
 
-async def test_what_changed_on_both_sides_is_refused_and_the_rest_is_sent(desk: Desk) -> None:
+async def test_files_changed_on_both_sides_are_refused_and_the_rest_is_sent(desk: Desk) -> None:
     desk.write("results.csv", "step,loss\n")
     await desk.sync()
     put(desk.copy / "results.csv", "a job's\n", LATE)
@@ -166,7 +166,7 @@ async def test_overwrite_replaces_what_was_kept(desk: Desk) -> None:
     assert (await desk.sync()).sent == ()
 
 
-async def test_what_was_kept_and_is_gone_there_is_sent(desk: Desk) -> None:
+async def test_a_kept_file_removed_on_the_server_is_sent(desk: Desk) -> None:
     desk.write("results.csv", "step,loss\n")
     await desk.sync()
     there = put(desk.copy / "results.csv", "a job's\n", LATE)
@@ -177,7 +177,7 @@ async def test_what_was_kept_and_is_gone_there_is_sent(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("was_sent", [False, True])
-async def test_what_was_kept_and_is_edited_here_is_refused(desk: Desk, *, was_sent: bool) -> None:
+async def test_a_kept_file_that_is_edited_here_is_refused(desk: Desk, *, was_sent: bool) -> None:
     if was_sent:
         put(desk.project / "last.pt", "step 1", EARLY - 1)
     await desk.sync()
@@ -190,7 +190,7 @@ async def test_what_was_kept_and_is_edited_here_is_refused(desk: Desk, *, was_se
     assert there.read_text() == "step 12"
 
 
-async def test_what_was_kept_and_is_gone_here_stays_there(desk: Desk) -> None:
+async def test_a_kept_file_removed_here_stays_on_the_server(desk: Desk) -> None:
     desk.write("results.csv", "step,loss\n")
     await desk.sync()
     there = put(desk.copy / "results.csv", "a job's\n", LATE)
@@ -220,7 +220,7 @@ async def test_a_second_laptop_replaces_what_the_first_sent_and_keeps_what_the_s
     assert (desk.copy / "results.csv").read_text() == "a job's\n"
 
 
-async def test_the_same_text_with_another_time_is_no_change(desk: Desk) -> None:
+async def test_the_same_text_with_another_time_is_unchanged(desk: Desk) -> None:
     desk.write("results.csv", "step,loss\n")
     await desk.sync()
     put(desk.copy / "results.csv", "copied home\n", LATE)
@@ -276,7 +276,7 @@ async def test_checksum_keeps_it_too(desk: Desk) -> None:
     assert (desk.copy / "results.csv").read_text() == "a job's\n"
 
 
-async def test_a_file_that_changes_while_it_is_sent_is_no_conflict_later(
+async def test_a_file_that_changes_during_a_sync_causes_no_conflict_later(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server gets a version that neither its list nor the next look here knows."""

@@ -197,7 +197,7 @@ async def test_links_that_lead_out_are_named_and_not_sent(desk: Desk) -> None:
 
 
 @pytest.mark.row(73)
-async def test_what_is_no_file_is_named_and_harms_nothing(desk: Desk) -> None:
+async def test_special_files_are_named_and_do_no_harm(desk: Desk) -> None:
     desk.write("a.py")
     os.mkfifo(desk.project / "pipe")
     (desk.project / "dangling").symlink_to("nowhere")

@@ -305,7 +305,7 @@ def test_files_that_are_too_large_stay_and_are_named(
     assert desk.workspace.select_local(by_id(job))[0].artifacts_complete
 
 
-def test_a_pull_goes_on_where_the_link_broke(desk: Desk, heard: list[Callable[[int], None]]) -> None:
+def test_a_pull_resumes_where_the_link_broke(desk: Desk, heard: list[Callable[[int], None]]) -> None:
     """Over new connections, with no byte twice."""
     data = os.urandom(24 * MEBIBYTE)
     job = desk.start("", "*.pt")

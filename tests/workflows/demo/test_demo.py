@@ -59,7 +59,7 @@ def test_the_exit_status_comes_back(ssh: Ssh) -> None:
     assert ssh("exit 7").returncode == 7
 
 
-def test_a_signal_that_ended_the_command_is_told(server_and_key: tuple[DemoServer, Path]) -> None:
+def test_the_signal_that_ended_the_command_is_reported(server_and_key: tuple[DemoServer, Path]) -> None:
     words = [*ssh_words(*server_and_key), "-v", "anyone@127.0.0.1", "kill -TERM $$"]
     words.remove("-q")
     told = subprocess.run(words, check=False, capture_output=True, stdin=subprocess.DEVNULL, timeout=30)
@@ -80,7 +80,7 @@ def test_bytes_are_exact_both_ways_and_stdin_ends(ssh: Ssh) -> None:
     assert answer.stdout == data
 
 
-def test_a_command_that_reads_no_stdin_ends_all_the_same(ssh: Ssh) -> None:
+def test_a_command_that_does_not_read_stdin_still_ends(ssh: Ssh) -> None:
     assert ssh("echo early", b"x" * FIVE_MEGABYTES).stdout == b"early\n"
 
 

@@ -68,7 +68,7 @@ def states(answer: FanOutAnswer) -> list[tuple[int | None, str, JobState]]:
     return sorted((job.node_rank, job.server, job.state) for job in answer.jobs)
 
 
-def test_a_total_is_split_over_all_slots_and_each_job_is_told_its_part(workspace: Workspace) -> None:
+def test_a_total_is_split_over_all_slots_and_each_job_gets_its_part(workspace: Workspace) -> None:
     heard = Heard()
     say = "echo {count} {start} {stop} {shard} {shards}; echo " + " ".join(
         f"$REMOTE_TOOL_{name}" for name in VARIABLES.split()
@@ -260,7 +260,7 @@ def test_a_server_that_is_away_from_the_beginning_leaves_its_part_to_the_others(
 
 
 @pytest.mark.slow
-def test_what_was_interrupted_goes_on_and_nothing_is_done_twice(workspace: Workspace, tmp_path: Path) -> None:
+def test_an_interrupted_fan_out_resumes_and_repeats_nothing(workspace: Workspace, tmp_path: Path) -> None:
     """One item fails, one runs on while nobody looks, and the others have not begun."""
     go, seen = tmp_path / "go", tmp_path / "seen"
     seen.mkdir()
@@ -288,7 +288,7 @@ def test_what_was_interrupted_goes_on_and_nothing_is_done_twice(workspace: Works
     assert (again.undone, len(again.jobs)) == (0, 5)
 
 
-def test_a_fan_out_that_goes_on_keeps_the_slots_of_its_host_list(workspace: Workspace) -> None:
+def test_a_resumed_fan_out_keeps_the_slots_of_its_host_list(workspace: Workspace) -> None:
     slots: list[list[str]] = []
     observer = Observer(lambda plan: slots.append([slot.server for slot in plan.slots]))
     request = FanOutRequest("exit 1", retries=0)
@@ -302,7 +302,7 @@ def test_a_fan_out_that_goes_on_keeps_the_slots_of_its_host_list(workspace: Work
     assert find_record(record.parent, answer.launch_id).listed == {}, "as an earlier version wrote it"
 
 
-def test_it_is_over_when_nobody_is_left_who_could_do_what_waits() -> None:
+def test_a_queue_is_over_when_no_slot_is_left_for_its_work() -> None:
     """A server where a job of earlier runs may have no slots now."""
     running, waits = make_shards(FanOutRequest("true", items=("a", "b")), 2)
     job = Job(1, new_job_id(), "first", "true", JobState.RUNNING)

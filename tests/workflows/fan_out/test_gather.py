@@ -63,7 +63,7 @@ def test_of_a_shard_that_was_started_again_only_what_the_last_try_wrote_is_gathe
 
 
 @pytest.mark.slow
-def test_what_was_not_followed_is_gathered_by_resume(workspace: Workspace) -> None:
+def test_results_that_were_not_followed_are_gathered_by_resume(workspace: Workspace) -> None:
     begun = workspace.fan_out(
         FanOutRequest(PLAY, total=2, artifacts=("played/{shard}.txt",), gather="data"), follow=False
     )
@@ -93,7 +93,7 @@ def test_a_folder_outside_of_the_project_is_refused(workspace: Workspace, tmp_pa
         ("a{", "--artifact 'a{' has an unmatched brace"),
     ],
 )
-def test_globs_that_can_not_be_meant_are_refused(glob: str, message: str) -> None:
+def test_invalid_globs_are_refused(glob: str, message: str) -> None:
     with pytest.raises(UsageError) as refused:
         FanOutRequest("true", artifacts=(glob,))
     assert refused.value.message == message

@@ -167,9 +167,7 @@ def test_a_control_program_that_is_killed_is_an_interruption_like_a_broken_link(
 
 @pytest.mark.row(169)
 @pytest.mark.slow
-def test_a_link_that_is_gone_is_told_of_once_per_cause_and_its_return_once(
-    make_server: MakeServer, tmp_path: Path
-) -> None:
+def test_a_lost_link_is_reported_once_per_cause_and_its_return_once(make_server: MakeServer, tmp_path: Path) -> None:
     server = make_server()
     told: list[str] = []
 
@@ -179,11 +177,13 @@ def test_a_link_that_is_gone_is_told_of_once_per_cause_and_its_return_once(
 
     workspace = Workspace.find(make_project(tmp_path / "project", [server]), Hooks(report=report))
     workspace.prepare()
-    job = workspace.start(server.name, f"until test -e {tmp_path / 'go'}; do sleep 0.1; done", sync=False)
+    command = f"echo ready; until test -e {tmp_path / 'go'}; do sleep 0.1; done"
+    job = workspace.start(server.name, command, sync=False)
+    follower = Follower()
     with ThreadPoolExecutor() as threads:
         told.clear()
-        following = threads.submit(workspace.follow_jobs, by_id(job.id), lambda _chunk: None)
-        time.sleep(1)
+        following = threads.submit(workspace.follow_jobs, by_id(job.id), follower.show)
+        until(lambda: follower.shown["out"] == b"ready\n")
         # From now on every try is refused.
         try:
             server.stop()

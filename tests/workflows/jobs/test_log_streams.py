@@ -34,7 +34,7 @@ def listening(root: Path, told: list[str]) -> Workspace:
 
 
 @pytest.mark.row(26, 76)
-def test_a_sparse_bomb_comes_home_as_a_hole_and_is_told(shared_project: Path) -> None:
+def test_a_huge_sparse_file_is_pulled_as_a_hole_and_reported(shared_project: Path) -> None:
     told: list[str] = []
     workspace = listening(shared_project, told)
     bomb = "echo before; truncate -s 1T ../project/.jobs/$REMOTE_TOOL_JOB_ID/job.out; echo after"
@@ -52,7 +52,7 @@ def test_a_sparse_bomb_comes_home_as_a_hole_and_is_told(shared_project: Path) ->
 
 
 @pytest.mark.row(76)
-def test_more_than_the_limit_is_not_brought_home_and_this_is_said(shared_project: Path) -> None:
+def test_files_over_the_limit_are_not_pulled_and_are_reported(shared_project: Path) -> None:
     """As from a server that never stops sending."""
     workspace = Workspace.find(shared_project)
     job = workspace.start("first", f"head -c {8 * MB} /dev/zero | tr '\\0' y", sync=False)

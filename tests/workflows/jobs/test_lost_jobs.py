@@ -132,7 +132,7 @@ def test_a_job_whose_folders_are_away_for_a_moment_is_unreachable_and_then_what_
 @pytest.mark.slow
 @pytest.mark.row(131)
 @pytest.mark.parametrize("way", ["the project renamed", "our folder renamed", "the jobs emptied"])
-def test_whoever_follows_a_job_waits_while_its_folders_are_away(
+def test_a_follower_waits_while_the_jobs_folders_are_away(
     desk: Workspace, server: TestServer, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The link goes too, so that the follower has to ask anew."""

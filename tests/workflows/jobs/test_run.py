@@ -89,7 +89,7 @@ def test_variables_do_not_depend_on_what_sshd_accepts(workspace: Workspace) -> N
 
 
 @pytest.mark.row(52)
-def test_what_bashrc_prints_is_not_taken_for_output(make_server: MakeServer, tmp_path: Path) -> None:
+def test_output_of_bashrc_is_not_mistaken_for_the_commands_output(make_server: MakeServer, tmp_path: Path) -> None:
     server = make_server("noisy")
     workspace = Workspace.find(make_project(tmp_path / "project", [server]))
     workspace.prepare()

@@ -188,7 +188,7 @@ def test_killing_one_job_ends_all_of_it(trainer: Workspace) -> None:
     assert [processes_of(job.id) for job in ended] == [[], []]
 
 
-def test_without_mpich_it_is_said_and_nothing_is_left(trainer: Workspace) -> None:
+def test_missing_mpich_is_reported_and_leaves_nothing(trainer: Workspace) -> None:
     request = LaunchRequest("sleep 600", environment={"PATH": "/nowhere"})
     with pytest.raises(JobError, match="before it listed the commands for the other servers") as caught:
         trainer.launch_mpi(request)

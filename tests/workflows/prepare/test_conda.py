@@ -166,7 +166,7 @@ async def test_a_file_changed_between_download_and_execution_is_refused(
 
 
 @pytest.mark.row(118)
-async def test_what_was_changed_after_the_download_is_not_executed(
+async def test_a_file_changed_after_its_download_is_not_executed(
     make_server: MakeServer, site: Site, tmp_path: Path
 ) -> None:
     """The checksum is compared right before the execution."""
@@ -292,7 +292,7 @@ def processes_with(text: str) -> list[int]:
     return found
 
 
-async def test_a_half_made_environment_is_made_anew(make_server: MakeServer, site: Site, tmp_path: Path) -> None:
+async def test_a_half_made_environment_is_rebuilt(make_server: MakeServer, site: Site, tmp_path: Path) -> None:
     server = make_server()
     desk = desk_with(site, tmp_path, server)
     half = scripts_of(server) / "environment" / "conda-meta"
@@ -316,7 +316,7 @@ async def test_a_conda_that_is_there_is_used_as_it_is(make_server: MakeServer, s
     assert FILE not in site.requests
 
 
-async def test_other_channels_make_the_environment_anew(make_server: MakeServer, site: Site, tmp_path: Path) -> None:
+async def test_other_channels_rebuild_the_environment(make_server: MakeServer, site: Site, tmp_path: Path) -> None:
     server = make_server()
     desk = desk_with(site, tmp_path, server)
     await desk.setup()

@@ -60,7 +60,7 @@ def detail_of(desk: Desk) -> str:
 
 
 @pytest.mark.row(178)
-async def test_what_is_not_installed_is_named_once_with_the_reason(
+async def test_packages_that_are_not_installed_are_named_once_with_the_reason(
     make_server: MakeServer, tmp_path: Path, wheels: Path
 ) -> None:
     desk = desk_at(tmp_path, wheels, make_server("first"), make_server("second"))
@@ -73,7 +73,7 @@ async def test_what_is_not_installed_is_named_once_with_the_reason(
     assert detail_of(desk) == "none from environment.yml, pixi.toml"
 
 
-async def test_a_project_without_any_package_file_is_told_so(
+async def test_a_project_without_package_files_gets_a_notice(
     make_server: MakeServer, tmp_path: Path, wheels: Path
 ) -> None:
     desk = desk_at(tmp_path, wheels, make_server())

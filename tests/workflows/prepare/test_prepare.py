@@ -260,7 +260,7 @@ async def test_nothing_is_found_by_the_path_alone(make_server: MakeServer, tmp_p
     assert imported_version(server) == "1.0"
 
 
-async def test_a_half_made_environment_is_made_anew(make_server: MakeServer, tmp_path: Path, wheels: Path) -> None:
+async def test_a_half_made_environment_is_rebuilt(make_server: MakeServer, tmp_path: Path, wheels: Path) -> None:
     server = make_server()
     half = scripts_of(server) / "environment" / "bin"
     half.mkdir(parents=True)
@@ -270,7 +270,7 @@ async def test_a_half_made_environment_is_made_anew(make_server: MakeServer, tmp
     assert (scripts_of(server) / "environment" / "pyvenv.cfg").exists()
 
 
-async def test_an_environment_that_no_longer_starts_is_made_anew(
+async def test_an_environment_that_no_longer_starts_is_rebuilt(
     make_server: MakeServer, tmp_path: Path, wheels: Path
 ) -> None:
     """The system's Python went, as after an upgrade of the distribution."""
@@ -284,7 +284,7 @@ async def test_an_environment_that_no_longer_starts_is_made_anew(
     assert imported_version(server) == "1.0", "its packages are installed again too"
 
 
-async def test_another_kind_makes_the_environment_anew(make_server: MakeServer, tmp_path: Path, wheels: Path) -> None:
+async def test_another_kind_rebuilds_the_environment(make_server: MakeServer, tmp_path: Path, wheels: Path) -> None:
     server = make_server()
     give_uv(server)
     desk = desk_at(tmp_path, wheels, server)
@@ -307,7 +307,7 @@ async def test_an_environment_in_use_is_not_pulled_away(make_server: MakeServer,
         assert Path(python).exists()
 
 
-async def test_force_makes_the_environment_and_the_packages_anew(
+async def test_force_rebuilds_the_environment_and_its_packages(
     make_server: MakeServer, tmp_path: Path, wheels: Path
 ) -> None:
     server = make_server()

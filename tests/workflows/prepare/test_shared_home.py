@@ -290,7 +290,7 @@ async def test_one_home_under_two_paths_is_refused(make_server: MakeServer, tmp_
 
 
 @pytest.mark.slow
-def test_an_environment_that_does_not_start_on_the_other_one_is_not_made_anew_there(
+def test_an_environment_that_does_not_start_on_another_server_is_not_rebuilt_there(
     make_server: MakeServer, tmp_path: Path
 ) -> None:
     """That would break it on the first one, and so in turns for ever."""

@@ -32,7 +32,7 @@ def test_every_two_servers_meet_once_and_nobody_is_in_two_measurements(count: in
     assert sorted(pair for pairs in rounds for pair in pairs) == list(combinations(names, 2))
 
 
-def test_what_a_server_says_is_checked() -> None:
+def test_measurements_of_a_server_are_checked() -> None:
     link = _read_link(("a", "b"), GOOD)
     assert (link.source, link.interface, link.target_interface) == ("a", "ib0", "eth0")
     hostile: list[dict[str, Any]] = [{"round_trip": -1}, {"round_trip": "x"}, {"round_trip": True}, {"method": "magic"}]
@@ -89,7 +89,7 @@ def test_the_matrix_has_eighty_columns_at_most() -> None:
     assert any("?" in line for line in lines)
 
 
-def test_little_bandwidth_is_said() -> None:
+def test_low_bandwidth_is_reported() -> None:
     assert remarks(answer_of(9.99))[1:] == [
         "warning: below 10 Gbit/s; training over gpu0 to gpu1 waits for the network"
     ]

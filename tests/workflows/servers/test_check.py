@@ -42,7 +42,7 @@ def own_environment(server: TestServer, torch: str, cuda: str = "'12.4'") -> Non
     stub(server.home / "env" / "bin", "python", "echo 3.11.2 1")
 
 
-def test_a_server_that_has_nothing_is_told_and_left_as_it_was(
+def test_an_unprepared_server_is_checked_and_left_unchanged(
     bare: Workspace, two_servers: tuple[TestServer, TestServer]
 ) -> None:
     answer = bare.check()
@@ -103,7 +103,7 @@ async def test_an_nvidia_smi_that_hangs_is_a_failed_check_of_its_server(
     assert hanging["cores"].status is Status.OK
 
 
-async def test_what_hangs_at_no_signal_is_waited_for_only_so_long(
+async def test_a_program_that_ignores_signals_is_awaited_within_a_bound(
     bare: Workspace, two_servers: tuple[TestServer, TestServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a driver that hangs in the kernel: everything that was told before counts."""
@@ -131,7 +131,7 @@ async def test_a_server_that_stops_in_the_middle_is_an_error_and_no_bug(
     assert answer.exit_code == 3
 
 
-def test_who_cannot_be_reached_or_logged_in_to_is_a_failed_check(
+def test_a_server_without_connection_or_login_is_a_failed_check(
     make_server: MakeServer, tmp_path: Path, two_servers: tuple[TestServer, TestServer]
 ) -> None:
     first, second = two_servers

@@ -135,7 +135,7 @@ def test_what_was_changed_on_a_server_is_named_and_only_overwrite_replaces_it(de
 
 @pytest.mark.row(165)
 @pytest.mark.slow
-def test_one_that_is_cut_off_is_not_called_whole_and_goes_on_where_it_was(desk: Desk) -> None:
+def test_an_interrupted_data_sync_is_not_called_complete_and_resumes(desk: Desk) -> None:
     size = 300 * 1024 * 1024
     with (desk.source / "large.bin").open("wb") as file:
         file.truncate(size)
@@ -184,7 +184,7 @@ def test_a_folder_that_has_the_home_or_the_project_in_it_is_refused_on_the_serve
     assert not (first.home / "project" / "data").exists()
 
 
-def test_what_is_not_here_is_named_before_anything_is_sent(desk: Desk) -> None:
+def test_missing_local_files_are_named_before_anything_is_sent(desk: Desk) -> None:
     workspace = Workspace.find(desk.root)
     with pytest.raises(UsageError, match="Unknown data set 'my-st'") as unknown:
         workspace.data_sync(["my-st"])

@@ -216,7 +216,7 @@ async def test_before_the_first_sync_a_line_names_what_might_stay_here(
     assert not any(isinstance(event, Notice) for event in events)
 
 
-async def test_what_exclude_txt_leaves_out_is_not_named(config: Config) -> None:
+async def test_files_excluded_by_exclude_txt_are_not_named(config: Config) -> None:
     (config.local.root / "wandb").mkdir()
     (config.local.root / "wandb" / "log").touch()
     config.local.exclude_file.write_text("/wandb\n")

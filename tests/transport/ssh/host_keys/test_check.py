@@ -512,7 +512,7 @@ async def test_a_proxy_command_that_gets_nowhere_is_quoted_at_once(
 
 
 @pytest.mark.row(172)
-async def test_no_address_of_our_own_is_no_fault_of_the_server(
+async def test_a_missing_local_address_is_not_blamed_on_the_server(
     server: TestServer, log_in: LogIn, write_config: Callable[[str], None]
 ) -> None:
     write_config("BindAddress 192.0.2.1\n")
