@@ -62,11 +62,6 @@ def joined(devices: Iterable[str | int]) -> str:
     return ",".join(map(str, devices))
 
 
-def counted(devices: Sequence[str]) -> str:
-    """Return how many devices these are, in words."""
-    return "1 GPU" if len(devices) == 1 else f"{len(devices)} GPUs"
-
-
 def visible_devices(environment: Mapping[str, str]) -> list[str] | None:
     """Return the devices that CUDA takes of its variable: those before the first unknown one; None without it."""
     if VISIBLE not in environment:
