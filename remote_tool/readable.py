@@ -1,4 +1,4 @@
-"""Sizes as people read them."""
+"""Sizes and counts as people read them."""
 
 from __future__ import annotations
 
@@ -15,3 +15,8 @@ def readable_size(size: float, *, digits: int = 1) -> str:
         if size < KIBIBYTE:
             return f"{size:.{digits}f} {unit}"
     return f"{size / KIBIBYTE:.{digits}f} TiB"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun: 1 file, 2 files, 3 processes."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith('s') else 's'}"

@@ -62,11 +62,6 @@ def joined(devices: Iterable[str | int]) -> str:
     return ",".join(map(str, devices))
 
 
-def counted(devices: Sequence[str]) -> str:
-    """Return the number of devices, in words."""
-    return "1 GPU" if len(devices) == 1 else f"{len(devices)} GPUs"
-
-
 def visible_devices(environment: Mapping[str, str]) -> list[str] | None:
     """Return the devices in CUDA's variable, up to the first invalid one; None without the variable."""
     if VISIBLE not in environment:

@@ -13,17 +13,18 @@ import json
 import os
 import shlex
 import stat
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from remote_tool.errors import JobError
 from remote_tool.protocol import strict_json
-from remote_tool.system.files import read_bounded, write_atomically
+from remote_tool.system.files import opened_beneath, read_bounded, write_atomically
 from remote_tool.system.locks import lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
 FOLDER = "artifacts"
@@ -35,7 +36,6 @@ LARGEST_NOTE = 16 * 1024 * 1024
 LONGEST_NAME = 255
 LONGEST_PATH = 3000
 DEEPEST = 64
-_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NOT_PLAIN = {errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.ENOTEMPTY, errno.EEXIST}
 _PIECE = 1024 * 1024
@@ -256,17 +256,9 @@ class ArtifactFolder:
         here = self.state(name)
         return here is not None and here.st_mtime_ns == modified
 
-    @contextmanager
-    def _opened(self, folders: list[str], *, create: bool = False) -> Iterator[int]:
+    def _opened(self, folders: list[str], *, create: bool = False) -> AbstractContextManager[int]:
         """Open a subfolder level by level, so that no link can redirect it."""
-        with ExitStack() as stack:
-            parent = _open(stack, str(self.parent), None)
-            for name in (self.name, *folders):
-                if create:
-                    with suppress(FileExistsError):
-                        os.mkdir(name, 0o700, dir_fd=parent)
-                parent = _open(stack, name, parent)
-            yield parent
+        return opened_beneath(self.parent, (self.name, *folders), create=create)
 
 
 def make_folder(folder: Path) -> None:
@@ -325,9 +317,3 @@ class Arrival:
 
 def _partial_name(file: RemoteFile) -> str:
     return hashlib.sha256(json.dumps([file.path, *file.stamp]).encode()).hexdigest()
-
-
-def _open(stack: ExitStack, folder: str, parent: int | None) -> int:
-    descriptor = os.open(folder, _FOLDER_FLAGS, dir_fd=parent)
-    stack.callback(os.close, descriptor)
-    return descriptor

@@ -6,20 +6,20 @@ import contextlib
 import errno
 import os
 import stat
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
 from remote_tool.errors import JobError
 from remote_tool.jobs.records import STREAM
 from remote_tool.protocol.sparse_files import end_of_hole, give_back, read_stored
+from remote_tool.system.files import opened_beneath
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 READ_SIZE = 256 * 1024
-_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # A planted pipe in place of a log must not block.
 _FILE_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -130,29 +130,19 @@ class LogFolder:
         """Open a stream level by level, so that no link can redirect it."""
         path = self.path(stream)
         *folders, name = path.relative_to(self.folder).parts
-        with ExitStack() as stack:
-            try:
-                parent = _open_beneath(stack, str(self.folder), None)
-                for folder in folders:
-                    if flags & os.O_CREAT:
-                        with contextlib.suppress(FileExistsError):
-                            os.mkdir(folder, 0o700, dir_fd=parent)
-                    parent = _open_beneath(stack, folder, parent)
+        try:
+            with opened_beneath(self.folder, folders, create=bool(flags & os.O_CREAT)) as parent:
                 descriptor = os.open(name, flags | _FILE_FLAGS, 0o600, dir_fd=parent)
-            except OSError as error:
-                if error.errno in {errno.ELOOP, errno.ENOTDIR, errno.ENXIO}:
-                    raise _not_plain(path) from None
-                raise
-            stack.callback(os.close, descriptor)
+        except OSError as error:
+            if error.errno in {errno.ELOOP, errno.ENOTDIR, errno.ENXIO}:
+                raise _not_plain(path) from None
+            raise
+        try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise _not_plain(path)
             yield descriptor
-
-
-def _open_beneath(stack: ExitStack, folder: str, parent: int | None) -> int:
-    descriptor = os.open(folder, _FOLDER_FLAGS, dir_fd=parent)
-    stack.callback(os.close, descriptor)
-    return descriptor
+        finally:
+            os.close(descriptor)
 
 
 def _not_plain(path: Path) -> JobError:

@@ -14,6 +14,7 @@ from remote_tool.launchers.command import with_interpreter
 from remote_tool.launchers.job_request import JobRequest
 from remote_tool.launchers.nodes import refuse_one_machine
 from remote_tool.launchers.placeholders import OF_ITEMS, check_template, check_words, fill, names_in, placeholders
+from remote_tool.readable import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -207,7 +208,7 @@ class FanOutPlan:
         """``4 shards on 4 slots of 2 servers``."""
         servers = {slot.server for slot in self.slots}
         counts = ((len(self.shards), "shard"), (len(self.slots), "slot"), (len(servers), "server"))
-        return "{} on {} of {}".format(*(f"{count} {noun}{'' if count == 1 else 's'}" for count, noun in counts))
+        return "{} on {} of {}".format(*(counted(count, noun) for count, noun in counts))
 
     def text(self) -> str:
         """Return the plan for people."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from remote_tool.config.devices import command_environment, counted, joined, visible_devices
+from remote_tool.config.devices import command_environment, joined, visible_devices
 from remote_tool.errors import JobError, UsageError
+from remote_tool.readable import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +41,8 @@ def _processes_on(node: NodeFacts, request: LaunchRequest) -> int:
         count = int(request.processes or node.listed or 1)
         if node.devices and count > len(node.devices):
             raise UsageError(
-                f"{node.server} cannot run {count} processes on {counted(node.devices)}: {joined(node.devices)}",
+                f"{node.server} cannot run {count} processes on"
+                f" {counted(len(node.devices), 'GPU')}: {joined(node.devices)}",
                 hint="--nproc-per-node auto starts one process per GPU",
             )
         return count

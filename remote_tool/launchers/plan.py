@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from remote_tool.launchers.registry import LAUNCHERS
+from remote_tool.readable import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -124,8 +125,7 @@ class LaunchPlan:
         lines = [f"{size}, rendezvous {self.rendezvous.address}:{self.rendezvous.port}"]
         for node in self.nodes:
             interface = self.rendezvous.routes[node.server].interface or "any interface"
-            count = f"{node.processes} process{'' if node.processes == 1 else 'es'}"
-            processes = "" if node.processes is None else f", {count}"
+            processes = "" if node.processes is None else f", {counted(node.processes, 'process')}"
             lines.append(f"{node.server}: node rank {node.node_rank}{processes}, {interface}")
             lines.append("  " + node.command.replace("\n", "\n  "))
         return "\n".join(lines)

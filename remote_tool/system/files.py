@@ -9,11 +9,12 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from io import BufferedRandom
     from pathlib import Path
 
 _PIECE = 1024 * 1024
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Some file systems cannot sync folders.
 _CANNOT_SYNC = {errno.EINVAL, errno.ENOTSUP}
 # Fewer files are not worth threads.
@@ -41,6 +42,23 @@ def read_bounded(path: Path | str, largest: int) -> tuple[bytes, os.stat_result]
     if left <= 0:
         raise ValueError(f"larger than {largest} bytes")
     return b"".join(pieces), state
+
+
+@contextmanager
+def opened_beneath(top: Path, folders: Iterable[str], *, create: bool = False) -> Iterator[int]:
+    """Open a subfolder level by level, so that no link can redirect it."""
+    parent = os.open(top, _FOLDER_FLAGS)
+    try:
+        for name in folders:
+            if create:
+                with suppress(FileExistsError):
+                    os.mkdir(name, 0o700, dir_fd=parent)
+            inner = os.open(name, _FOLDER_FLAGS, dir_fd=parent)
+            os.close(parent)
+            parent = inner
+        yield parent
+    finally:
+        os.close(parent)
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -11,6 +11,7 @@ from remote_tool.cli.output.console import inform, leave_unless_ok, say
 from remote_tool.cli.output.json_output import errors_as_json, print_json
 from remote_tool.cli.output.sanitize import one_line
 from remote_tool.cli.tables.check import print_reports
+from remote_tool.readable import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,12 +55,8 @@ def _show_hints(servers: Sequence[ServerReport]) -> None:
 
 def _summary(servers: Sequence[ServerReport]) -> str:
     counts = {word: sum(check.status == word for each in servers for check in each.checks) for word in ("fail", "warn")}
-    number = "1 server" if len(servers) == 1 else f"{len(servers)} servers"
+    number = counted(len(servers), "server")
     if not counts["fail"]:
-        warnings = f", {_counted(counts['warn'], 'warning')}" if counts["warn"] else ""
+        warnings = f", {counted(counts['warn'], 'warning')}" if counts["warn"] else ""
         return f"{number} ready for training{warnings}"
-    return f"{number}: {_counted(counts['fail'], 'failure')}, {_counted(counts['warn'], 'warning')}"
-
-
-def _counted(count: int, word: str) -> str:
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+    return f"{number}: {counted(counts['fail'], 'failure')}, {counted(counts['warn'], 'warning')}"

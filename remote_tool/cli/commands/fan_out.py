@@ -19,6 +19,7 @@ from remote_tool.cli.starting import show_plan
 from remote_tool.cli.tables.jobs import how_it_ended
 from remote_tool.errors import UsageError
 from remote_tool.launchers.fan_out import TAG, FanOutPlan, FanOutRequest, fan_out_name
+from remote_tool.readable import counted
 from remote_tool.workflows.fan_out.observer import Observer
 from remote_tool.workflows.selection import JobsAnswer
 
@@ -185,8 +186,7 @@ def _show_answer(answer: FanOutAnswer) -> None:
     if answer.is_followed:
         inform(f"fan-out {name}: {len(answer.done)} of {answer.shards} shards done")
         if answer.gathered:
-            count = len(answer.gathered)
-            inform(f"gathered {count} file{'' if count == 1 else 's'} in {answer.folder}")
+            inform(f"gathered {counted(len(answer.gathered), 'file')} in {answer.folder}")
     else:
         for job in answer.jobs:
             inform(f"shard {job.node_rank} on {job.server}: {how_it_ended(job)} (job {job.key})")

@@ -10,6 +10,7 @@ from remote_tool.cli.output.json_output import orphans_document, print_json
 from remote_tool.cli.tables.jobs import print_orphans
 from remote_tool.errors import SomeServersFailedError
 from remote_tool.jobs.job import DEFAULT_GRACE
+from remote_tool.readable import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,7 +46,7 @@ def _show_outcome(found: StraysAnswer, errors: Mapping[str, RemoteToolError], *,
         print_json(orphans_document(found, all_errors, ended=ended))
     elif ended:
         count = sum(orphan.server not in errors for orphan in found.strays)
-        inform(f"ended {_counted(count)}" + ("" if all_errors else "; no orphans left"))
+        inform(f"ended {counted(count, 'process')}" + ("" if all_errors else "; no orphans left"))
     elif found.strays:
         inform("nothing was ended; --yes ends them")
     else:
@@ -59,8 +60,4 @@ def _show_outcome(found: StraysAnswer, errors: Mapping[str, RemoteToolError], *,
 
 
 def _confirm(count: int) -> bool:
-    return confirm(f"End {_counted(count)}?")
-
-
-def _counted(count: int) -> str:
-    return f"{count} process" if count == 1 else f"{count} processes"
+    return confirm(f"End {counted(count, 'process')}?")

@@ -11,6 +11,7 @@ from remote_tool.cli.options import AsJson, Force, Overwrite, Relay, ShowOutput
 from remote_tool.cli.output.console import Console, inform, leave_unless_ok, print_data, show_failures
 from remote_tool.cli.output.json_output import errors_as_json, print_json, servers_document
 from remote_tool.errors import SomeServersFailedError
+from remote_tool.readable import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -128,8 +129,7 @@ def _show_ready(results: Results[PreparedServer]) -> None:
 
 
 def _summary(results: Results[Any], seconds: float, *, dry_run: bool) -> str:
-    every = len(results.values) + len(results.errors)
-    servers = "1 server" if every == 1 else f"{every} servers"
+    servers = counted(len(results.values) + len(results.errors), "server")
     if results.errors:
         return f"{len(results.errors)} of {servers} failed after {seconds:.1f} s"
     if not any(value.changed for value in results.values.values()):

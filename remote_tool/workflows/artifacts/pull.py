@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from remote_tool.errors import JobError
 from remote_tool.jobs.artifacts import ArtifactFolder, make_folder
-from remote_tool.readable import readable_size
+from remote_tool.readable import counted, readable_size
 from remote_tool.transport.pool import on_every
 from remote_tool.workflows.artifacts.answer import PullAnswer
 from remote_tool.workflows.artifacts.job_pull import JobPull
@@ -130,7 +130,7 @@ class _ServerPull:
             report(StepEnded(self._server, STEP, Outcome.FAILED, _first_line(error), self._seconds))
             raise
         here = [each.file.stamp.size for each in transfers if each.is_here]
-        files = "1 file" if len(here) == 1 else f"{len(here)} files"
+        files = counted(len(here), "file")
         report(StepEnded(self._server, STEP, Outcome.DONE, f"{files} ({readable_size(sum(here))})", self._seconds))
 
     @property
@@ -173,7 +173,7 @@ class _ServerPull:
         if missing:
             sizes = readable_size(sum(file.stamp.size for file in missing))
             folder = self._pulls[0].budget.folder
-            files = "1 file" if len(missing) == 1 else f"{len(missing)} files"
+            files = counted(len(missing), "file")
             message = (
                 f"Not enough disk space in {folder} for {files} of {self._server} ({sizes}), such as {missing[0].path}"
             )

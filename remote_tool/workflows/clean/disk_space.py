@@ -8,7 +8,7 @@ from remote_tool import workflows
 from remote_tool.errors import RemoteToolError
 from remote_tool.jobs.records import JOB_ID, become_cleaned
 from remote_tool.jobs.registry import Registry
-from remote_tool.readable import readable_size
+from remote_tool.readable import counted, readable_size
 from remote_tool.workflows.clean.local import ARTIFACTS
 from remote_tool.workflows.context import Context
 from remote_tool.workflows.events import Notice
@@ -47,8 +47,7 @@ def take_cleaned(context: Context, server: str, asked: Sequence[str], answer: Ma
     context.registry.revise((name, become_cleaned) for name in rich)
     context.registry.forget(gone - rich)
     if gone:
-        count = "1 job" if len(gone) == 1 else f"{len(gone)} jobs"
-        context.report(Notice(server, f"removed {count} that ended long ago (keep_jobs)"))
+        context.report(Notice(server, f"removed {counted(len(gone), 'job')} that ended long ago (keep_jobs)"))
 
 
 def least_free(config: Config) -> list[float]:
