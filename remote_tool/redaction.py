@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-SHORTEST = 8  # what is shorter stands in every text by chance
+SHORTEST = 8  # a shorter value occurs in texts by chance
 SHORTEST_WORD = 12
 SHORTEST_PIECE = 24
 LONGEST_SEARCHED = 8192  # each letter is compared with each long value, and nothing that is shown is longer

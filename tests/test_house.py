@@ -10,7 +10,7 @@ import pytest
 from tests.house.__main__ import main
 from tests.house.floors import PICTURE, PURPOSE, draw, read_floors, stale_picture
 from tests.house.sizes import LONGER, MOST_LINES, MOST_MODULES, measure, too_large
-from tests.house.words import odd_phrases
+from tests.house.words import odd_comments, odd_phrases
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -155,6 +155,12 @@ def test_docstrings_are_read_where_they_are_help_or_the_api(house: Path) -> None
         ("remote_tool/cli/commands/jobs.py", 2, "told"),
         ("remote_tool/launchers/plan.py", 2, "told"),
     ]
+
+
+def test_comments_and_private_docstrings_are_read_and_names_in_them_are_not(house: Path) -> None:
+    source = "# It is\n# told.\ndef _rows() -> None:\n    '''It is ``told`` anew.'''\n"
+    write(house, "remote_tool/jobs/job.py", source)
+    assert [(each.line, each.phrase) for each in odd_comments(house)] == [(4, "anew"), (2, "told")]
 
 
 def test_a_comment_with_its_reason_lets_a_phrase_through(house: Path) -> None:

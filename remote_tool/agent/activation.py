@@ -117,7 +117,7 @@ def build_environment(
     built = {_bytes(JOB_MARKER): _bytes(origin.job_id), _bytes(PROJECT_MARKER): _bytes(origin.project)}
     for name, value in login.items():
         text = name.decode("utf-8", "surrogateescape")
-        if text not in unset and not _is_stray(text):
+        if text not in unset and not _is_foreign(text):
             built[name] = value
     for text in activation.variables.keys() - RESERVED_NAMES:
         content = activation.variables[text]
@@ -132,9 +132,9 @@ def build_environment(
     return built
 
 
-def without_strays(login: Mapping[bytes, bytes]) -> Dict[bytes, bytes]:
+def without_foreign_variables(login: Mapping[bytes, bytes]) -> Dict[bytes, bytes]:
     """Return the login's environment without variables of another launch or of an enclosing job."""
-    return {name: value for name, value in login.items() if not _is_stray(name.decode("utf-8", "surrogateescape"))}
+    return {name: value for name, value in login.items() if not _is_foreign(name.decode("utf-8", "surrogateescape"))}
 
 
 def with_home(user: object) -> Any:  # noqa: ANN401 - whatever the client sent, checked later
@@ -162,7 +162,7 @@ def check_user(user: object) -> None:
             raise ActivationError(f"The environment variable {name} is reserved by remote-tool; choose another name")
 
 
-def _is_stray(name: str) -> bool:
+def _is_foreign(name: str) -> bool:
     return name in STRAY_NAMES or name.startswith(STRAY_BEGINNINGS) or name in {"OLDPWD", "_"}
 
 

@@ -49,12 +49,12 @@ def complete_folder(incomplete: str) -> list[str]:
 def _config() -> Config | None:
     try:
         config = load(find_root(current_folder()))
-        return recall_hosts(config, Registry(config.local.jobs), _say_nothing)
+        return recall_hosts(config, Registry(config.local.jobs), _ignore_notice)
     except (RemoteToolError, OSError):
         return None
 
 
-def _say_nothing(_text: str) -> None:
+def _ignore_notice(_text: str) -> None:
     """A notice would disturb the command line that is being completed."""
 
 

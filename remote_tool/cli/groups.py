@@ -167,7 +167,7 @@ class RendezvousOptions(LaunchOptions):
 
 @dataclass(frozen=True)
 class Shown:
-    """What a command that starts jobs shows of them.
+    """Output of a command that starts jobs.
 
     Raises:
         UsageError: Both options are given.
@@ -186,7 +186,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class PlannedOrShown(Shown):
-    """What a command that starts a launch shows of it."""
+    """Output of a command that starts a launch."""
 
     dry_run: PlanOnly = False
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from remote_tool.protocol.artifact_patterns import ArtifactPattern
     from remote_tool.workflows.artifacts.answer import PullAnswer
     from remote_tool.workflows.jobs.follow import Chunk, FollowAnswer, FollowOptions, OnChunk
-    from remote_tool.workflows.jobs.orphans import StraysAnswer
+    from remote_tool.workflows.jobs.orphans import OrphansAnswer
 
 
 class JobMethods(Project):
@@ -59,24 +59,24 @@ class JobMethods(Project):
         """Stop jobs and all their processes."""
         return self._work(lambda context: workflows.jobs.stop.stop_jobs(context, selection, signal=signal, grace=grace))
 
-    def find_orphans(self, servers: Sequence[str] = ()) -> StraysAnswer:
+    def find_orphans(self, servers: Sequence[str] = ()) -> OrphansAnswer:
         """Return the processes that jobs of this project have left on servers, which no supervisor watches anymore."""
         return self._work(lambda context: workflows.jobs.orphans.find_orphans(context, servers))
 
     def end_orphans(
-        self, found: StraysAnswer, *, signal: str = "SIGTERM", grace: float = DEFAULT_GRACE
+        self, found: OrphansAnswer, *, signal: str = "SIGTERM", grace: float = DEFAULT_GRACE
     ) -> Mapping[str, RemoteToolError]:
         """End the processes that :meth:`find_orphans` found, with their children; returns the errors by server."""
         return self._work(
             lambda context: workflows.jobs.orphans.end_orphans(context, found, signal=signal, grace=grace)
         )
 
-    def find_strays(self, servers: Sequence[str] = ()) -> StraysAnswer:
+    def find_strays(self, servers: Sequence[str] = ()) -> OrphansAnswer:
         """Find orphans: the older name of :meth:`find_orphans`."""
         return self.find_orphans(servers)
 
     def end_strays(
-        self, found: StraysAnswer, *, signal: str = "SIGTERM", grace: float = DEFAULT_GRACE
+        self, found: OrphansAnswer, *, signal: str = "SIGTERM", grace: float = DEFAULT_GRACE
     ) -> Mapping[str, RemoteToolError]:
         """End orphans: the older name of :meth:`end_orphans`."""
         return self.end_orphans(found, signal=signal, grace=grace)

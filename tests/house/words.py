@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from tests.house.texts import Text, user_texts
+from tests.house.texts import Text, engineers_texts, user_texts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 COUNTED = (
@@ -74,11 +74,21 @@ class Finding(NamedTuple):
 
 
 def odd_phrases(root: Path) -> Iterator[Finding]:
-    """What users read and nobody would write, but where a comment beside it says why.
+    """Phrases that users read and nobody would write, unless a comment beside them says why.
 
     The comment is ``words "PHRASE": REASON``, in the lines of the text or in the line before.
     """
-    for text in user_texts(root):
+    return odd_in(root, user_texts(root))
+
+
+def odd_comments(root: Path) -> Iterator[Finding]:
+    """The same in docstrings and comments of the package."""
+    return odd_in(root, engineers_texts(root))
+
+
+def odd_in(root: Path, texts: Iterable[Text]) -> Iterator[Finding]:
+    """The odd phrases of some texts."""
+    for text in texts:
         for found in phrases_of(text):
             if found.phrase.lower() not in escaped(text.path, text.line, text.last_line):
                 yield found._replace(path=text.path.relative_to(root))

@@ -89,7 +89,7 @@ class _Listing:
                 return
             self.files[each.path] = _File(each.status, gives_way and (known is None or known.gives_way))
 
-    def told(self) -> List[List[Any]]:
+    def as_answer(self) -> List[List[Any]]:
         """Return ``[path, size, nanoseconds, inode, gives way]`` of each file."""
         return [
             [path, file.status.st_size, file.status.st_mtime_ns, file.status.st_ino, file.gives_way]
@@ -148,7 +148,7 @@ def _answer(request: Request, lister: _Lister, asked: Dict[str, Any]) -> None:
         why = str(getattr(error, "strerror", None) or error)
         request.answer({"job": job_id, "error": why, "gone": isinstance(error, PatternError)})
         return
-    files = listing.told()
+    files = listing.as_answer()
     for start in range(0, len(files), _FILES_IN_FRAME):
         request.answer({"job": job_id, "files": files[start : start + _FILES_IN_FRAME]})
     shared = {"shared": len(listing.shared), "example": min(listing.shared, default="")}

@@ -33,7 +33,7 @@ def clean(request: Request) -> None:
     ids = [name for name in request.get("ids", is_list) if is_job_id(name)]
     scripts = _open(folders.scripts)
     if scripts is not None and not dry_run:
-        _be_alone(scripts)
+        _lock_cleaning(scripts)
     removal = Removal(folders, dry_run=dry_run, deadline=deadline)
     if request.get("everything", is_flag, default=False):
         from remote_tool.agent.cleaning import clean_all  # noqa: PLC0415 - seldom wanted
@@ -59,7 +59,7 @@ def remove_some(jobs: int, folders: Folders, ids: List[Any], seconds: float) -> 
     return removal.as_answer()
 
 
-def _be_alone(scripts: int) -> None:
+def _lock_cleaning(scripts: int) -> None:
     """Exclude other cleans of this project, where the file system supports locks."""
     deadline = time.monotonic() + _PATIENCE
     while True:

@@ -36,7 +36,7 @@ def clean_all(removal: Removal, request: Request, scripts: Optional[int]) -> Lis
     prefix = os.path.join(folders.scripts, "environment")
     _refuse_while_used(removal, prefix)
     if not removal.dry_run:
-        _shut_the_door(removal, scripts, prefix)
+        _prevent_starts(removal, scripts, prefix)
     jobs = removal.jobs_item()
     items = [
         {**jobs, "goes": jobs["count"], "frees": jobs["bytes"]},
@@ -84,7 +84,7 @@ def _refuse_while_used(removal: Removal, prefix: str) -> None:
         )
 
 
-def _shut_the_door(removal: Removal, scripts: Optional[int], prefix: str) -> None:
+def _prevent_starts(removal: Removal, scripts: Optional[int], prefix: str) -> None:
     """Prevent new starts; a start that is already underway undoes this."""
     for parent, name, what in ((scripts, "lock", "a setup"), (scripts, "sync-lock", "a sync")):
         if parent is not None and not leftovers.can_lock(parent, name):

@@ -91,7 +91,7 @@ class Search:
 
     def groups(self) -> List[Group]:
         """Return the orphans of each job."""
-        found = [self._look_at(job_id, marked) for job_id, marked in sorted(self._marked().items())]
+        found = [self._examine(job_id, marked) for job_id, marked in sorted(self._marked().items())]
         return [group for group in found if group is not None and group.members]
 
     def _marked(self) -> Dict[str, List[Process]]:
@@ -125,7 +125,7 @@ class Search:
         except OSError:
             return True
 
-    def _look_at(self, job_id: str, marked: List[Process]) -> Optional[Group]:
+    def _examine(self, job_id: str, marked: List[Process]) -> Optional[Group]:
         try:
             folder = job_folder.open_job(self._jobs, job_id)
             if folder is None:

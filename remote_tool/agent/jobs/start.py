@@ -51,7 +51,7 @@ class PendingStart(NamedTuple):
     """
 
     spec: Record
-    told: int = -1
+    first_message: int = -1
     error: str = ""
 
     @property
@@ -179,40 +179,40 @@ def _refuse_half_a_project(jobs: int, folders: Folders, job_requests: List[JobRe
 def _begin(call: Call, job: JobRequest) -> PendingStart:
     """Fork the job's supervisor, which also creates its folder: jobs wait for the disk in parallel."""
     try:
-        told, tell = os.pipe()
+        first_message, writer = os.pipe()
     except OSError as error:
         return PendingStart(job.spec, error=job_folder.explain("A pipe to the supervisor", error))
     try:
         pid = os.fork()
     except OSError as error:
-        os.close(told)
+        os.close(first_message)
         return PendingStart(job.spec, error=job_folder.explain("The supervisor", error))
     else:
         if pid == 0:
-            _become_supervisor(call, job, tell)
-        return PendingStart(job.spec, told)
+            _become_supervisor(call, job, writer)
+        return PendingStart(job.spec, first_message)
     finally:
-        os.close(tell)
+        os.close(writer)
 
 
-def _become_supervisor(call: Call, job: JobRequest, tell: int) -> NoReturn:
+def _become_supervisor(call: Call, job: JobRequest, writer: int) -> NoReturn:
     """After the fork: create the job's folder and supervise the command."""
     what = f"{call.folders.jobs}/{job.spec['id']}"
     try:
-        umask = supervise.leave_client({call.jobs, tell})
+        umask = supervise.leave_client({call.jobs, writer})
         # The job's own programs may use select(), which takes no descriptor above 1023.
         resource.setrlimit(resource.RLIMIT_NOFILE, call.open_files)
         plan = _plan(call, job)
         os.close(call.jobs)
         # The client may have gone; the job continues.
         with suppress(BrokenPipeError):
-            os.write(tell, _ALREADY if plan is None else _MADE)
+            os.write(writer, _ALREADY if plan is None else _MADE)
         if plan is not None:
-            supervise.supervise(plan, tell, umask)
+            supervise.supervise(plan, writer, umask)
     except OSError as error:
-        os.write(tell, _FAILED + job_folder.explain(what, error).encode("utf-8", "replace"))
+        os.write(writer, _FAILED + job_folder.explain(what, error).encode("utf-8", "replace"))
     except BaseException as error:  # noqa: BLE001 - the client gets it, and this must never return
-        os.write(tell, _FAILED + f"{what}: {error!r:.500}".encode("utf-8", "replace"))
+        os.write(writer, _FAILED + f"{what}: {error!r:.500}".encode("utf-8", "replace"))
     finally:
         os._exit(1)
 
@@ -245,35 +245,35 @@ def _finish(call: Call, pending: PendingStart, deadline: float) -> Dict[str, Any
     answer: Dict[str, Any] = {"id": pending.job_id, "spec": pending.spec, "already": False, "begun": True}
     answer["started"] = answer["ended"] = None
     try:
-        said = _first_word(pending, deadline)
-        if said is None:
+        message = _read_first_message(pending, deadline)
+        if message is None:
             # The machine is slow, and the job may still start.
             return {**answer, "state": "starting"}
         # A job that cannot be started now may have been started before.
         folder = job_folder.open_job(call.jobs, pending.job_id)
-        if folder is None and said == _MADE:
+        if folder is None and message == _MADE:
             return {**answer, "error": "its folder was removed"}
         if folder is None:
-            why = said[len(_FAILED) :].decode("utf-8", "replace") or "its supervisor was killed before it started"
+            why = message[len(_FAILED) :].decode("utf-8", "replace") or "its supervisor was killed before it started"
             return {**answer, "error": why, "begun": call.again}
-        answer["already"] = said not in {_MADE, b""}
+        answer["already"] = message not in {_MADE, b""}
         try:
-            _wait_until_told(folder, pending, answer, deadline)
+            _wait_for_message(folder, pending, answer, deadline)
         finally:
             os.close(folder)
     except OSError as error:
         answer["error"] = job_folder.explain(f"{call.folders.jobs}/{pending.job_id}", error)
     finally:
-        if pending.told >= 0:
-            os.close(pending.told)
+        if pending.first_message >= 0:
+            os.close(pending.first_message)
     return answer
 
 
-def _first_word(pending: PendingStart, deadline: float) -> Optional[bytes]:
+def _read_first_message(pending: PendingStart, deadline: float) -> Optional[bytes]:
     """Return a supervisor's first message: empty if it was killed, None if still to come."""
-    if pending.told < 0:
+    if pending.first_message < 0:
         return _FAILED + pending.error.encode("utf-8")
-    return os.read(pending.told, 4096) if _can_be_read(pending.told, deadline) else None
+    return os.read(pending.first_message, 4096) if _can_be_read(pending.first_message, deadline) else None
 
 
 def _can_be_read(descriptor: int, deadline: float) -> bool:
@@ -283,12 +283,12 @@ def _can_be_read(descriptor: int, deadline: float) -> bool:
     return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
 
 
-def _wait_until_told(folder: int, pending: PendingStart, answer: Dict[str, Any], deadline: float) -> None:
+def _wait_for_message(folder: int, pending: PendingStart, answer: Dict[str, Any], deadline: float) -> None:
     try:
         if answer["already"]:
             _wait_for_other(folder, pending.job_id, deadline)
         else:
-            _can_be_read(pending.told, deadline)
+            _can_be_read(pending.first_message, deadline)
         for key, name in (("spec", SPEC), ("ended", ENDED), ("started", STARTED)):
             answer[key] = job_folder.read_record(folder, name, pending.job_id)
     except RecordError as error:

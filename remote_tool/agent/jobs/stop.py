@@ -123,7 +123,7 @@ class JobStop:
         if job_status.state == "elsewhere":
             self.answer["error"] = f"it cannot be stopped from here: {job_status.reason}"
         elif was_running:
-            yield from self._let_supervisor_end(job_status)
+            yield from self._wait_for_supervisor(job_status)
             yield
             job_status = self._judge()
         # If a supervisor could not end them just now, neither can we.
@@ -150,15 +150,15 @@ class JobStop:
     def _load_inside(self, job_status: JobStatus) -> None:
         """Load access to processes behind the launch command of a job whose supervisor has gone."""
         if job_status.state == "lost" and job_folder.exists(self._folder, ENTRY):
-            from remote_tool.agent.activation import without_strays  # noqa: PLC0415 - few jobs begin behind a launch command
+            from remote_tool.agent.activation import without_foreign_variables  # noqa: PLC0415 - few jobs begin behind a launch command
             from remote_tool.agent.wrapper.container import load_inside  # noqa: PLC0415
 
-            self._wrapped = load_inside(self._folder, self._job_id, without_strays(os.environb))
+            self._wrapped = load_inside(self._folder, self._job_id, without_foreign_variables(os.environb))
 
     def _grace(self, job_status: JobStatus) -> float:
         return float(job_status.spec["grace"] if self._stop_request.grace is None else self._stop_request.grace)
 
-    def _let_supervisor_end(self, job_status: JobStatus) -> Iterator[None]:
+    def _wait_for_supervisor(self, job_status: JobStatus) -> Iterator[None]:
         """Notify the supervisor and wait; return early if it dies."""
         grace = self._grace(job_status)
         written = self._write_request(grace)

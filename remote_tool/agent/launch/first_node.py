@@ -106,12 +106,12 @@ class FirstNode(Watch):
             while not self._is_over():
                 ready = self._wait(self._sessions(), self._listener)
                 time.sleep(len(self._nodes) / _NODES_PER_SECOND)
-                self._hear(ready)
+                self._receive(ready)
                 if self._listener in ready:
                     self._accept()
                 self._drop_unknown()
                 if self._is_time_to_beat():
-                    self._tell_all({"beat": True})
+                    self._broadcast({"beat": True})
                 self._judge()
         for session in self._sessions():
             session.close()
@@ -149,9 +149,9 @@ class FirstNode(Watch):
         while unknown and (len(unknown) > self._most_unknown or unknown[0][0] < late):
             unknown.pop(0)[1].close()
 
-    def _hear(self, ready: Set[Any]) -> None:
+    def _receive(self, ready: Set[Any]) -> None:
         for peer in [each for each in self._unknown if each[1] in ready]:
-            self._hear_unknown(peer)
+            self._authenticate(peer)
         for rank, node in self._nodes.items():
             session = node.session
             if session is None:
@@ -165,7 +165,7 @@ class FirstNode(Watch):
             for message in messages:
                 self._take(rank, node, message)
 
-    def _hear_unknown(self, peer: Tuple[float, Session]) -> None:
+    def _authenticate(self, peer: Tuple[float, Session]) -> None:
         session = peer[1]
         try:
             messages = session.receive()
@@ -224,7 +224,7 @@ class FirstNode(Watch):
         killed = [cause for _, cause in self._suspects if cause.kind == KILLED]
         if self._asked_until is None:
             self._asked_until = now + _EVIDENCE_SECONDS
-            self._tell_all({"ask": True})
+            self._broadcast({"ask": True})
         waiting = [node for node in self._nodes.values() if node.session and not node.has_answered and not node.is_done]
         if not killed and waiting and now < self._asked_until:
             return
@@ -236,10 +236,10 @@ class FirstNode(Watch):
             self._suspect(own)
         first = min(self._suspects, key=lambda each: (_is_consequence(each[1]), each[0]))
         cause = killed[0] if killed else first[1]
-        self._tell_all({"stop": cause.as_message()})
+        self._broadcast({"stop": cause.as_message()})
         self._decide(cause)
 
-    def _tell_all(self, message: Dict[str, Any]) -> None:
+    def _broadcast(self, message: Dict[str, Any]) -> None:
         for node in self._nodes.values():
             node.send(message)
 

@@ -23,7 +23,7 @@ _CONNECT_SECONDS = 5.0
 _MOST_ADDRESSES = 64
 _LARGEST_LIST = 512 * 1024 * 1024
 _LAST_PORT = 65535
-_TELL_SECONDS = 0.5
+_REPORT_SECONDS = 0.5
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHUNK = 1 << 18
 
@@ -75,7 +75,7 @@ class _Receiver:
         self._beside = beside
         self._brought = bytearray()
         self._bytes = 0
-        self._told = time.monotonic()
+        self._reported_at = time.monotonic()
 
     def result(self) -> Dict[str, Any]:
         return {"brought": self._brought.hex(), "bytes": self._bytes, "problem": self.problem}
@@ -132,7 +132,7 @@ class _Receiver:
                 if self._receive_file(link, folder, entries[number]):
                     self._brought[number // 8] |= 1 << number % 8
                     self._bytes += size
-                self._tell()
+                self._report_progress()
         finally:
             os.close(folder)
 
@@ -149,7 +149,7 @@ class _Receiver:
                     digest.update(data)
                     stream.write(data)
                     left -= len(data)
-                    self._tell()
+                    self._report_progress()
                 stream.flush()
                 os.fchmod(stream.fileno(), entry.mode & 0o777)
                 os.utime(stream.fileno(), ns=(entry.modified, entry.modified))
@@ -173,8 +173,8 @@ class _Receiver:
             os.close(parent)
         return True
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         """Report progress now and then: the client's timeout restarts with each message."""
-        if time.monotonic() - self._told > _TELL_SECONDS:
-            self._told = time.monotonic()
+        if time.monotonic() - self._reported_at > _REPORT_SECONDS:
+            self._reported_at = time.monotonic()
             self._request.answer({"received": self._bytes})

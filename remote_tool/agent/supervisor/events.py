@@ -57,7 +57,7 @@ class Events:
         if received is not None and received.si_signo in _REQUESTS:
             self._requested = _REQUESTS[received.si_signo]
         self.reap()
-        self._log_limit.look_if_due()
+        self._log_limit.check_if_due()
 
     def reap(self) -> bool:
         """Reap children that have ended; return whether another one is alive."""

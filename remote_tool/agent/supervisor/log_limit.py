@@ -79,7 +79,7 @@ class LogLimit:
         dropped = sum(self._holes.values())
         return f"{dropped:,} bytes of older output were dropped by log_limit" if dropped else ""
 
-    def look_if_due(self) -> None:
+    def check_if_due(self) -> None:
         """Release output beyond the limit, when a check is due."""
         now = time.monotonic()
         if now < self._next_look:

@@ -125,7 +125,7 @@ def outside_environment(login: Mapping[bytes, bytes]) -> Dict[bytes, bytes]:
 
     The mark is set inside, so it identifies the job's processes and not the launch command's own.
     """
-    return activation.without_strays(login)
+    return activation.without_foreign_variables(login)
 
 
 def job_script(command_wrapper: CommandWrapper, settings: "Settings", path: str, nice: Optional[int] = None) -> bytes:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from remote_tool.cli.groups import Connection, Targets
     from remote_tool.errors import RemoteToolError
-    from remote_tool.workflows.jobs.orphans import StraysAnswer
+    from remote_tool.workflows.jobs.orphans import OrphansAnswer
 
 NOT_ENDED = 1
 
@@ -40,7 +40,7 @@ def end_orphans(
     _show_outcome(found, errors, ended=is_confirmed, json=json)
 
 
-def _show_outcome(found: StraysAnswer, errors: Mapping[str, RemoteToolError], *, ended: bool, json: bool) -> None:
+def _show_outcome(found: OrphansAnswer, errors: Mapping[str, RemoteToolError], *, ended: bool, json: bool) -> None:
     all_errors = {**found.errors, **errors}
     if json:
         print_json(orphans_document(found, all_errors, ended=ended))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from remote_tool.errors import RemoteToolError
     from remote_tool.protocol.job_fields import Field
-    from remote_tool.workflows.jobs.orphans import StraysAnswer
+    from remote_tool.workflows.jobs.orphans import OrphansAnswer
     from remote_tool.workflows.selection import JobsAnswer
 
 
@@ -85,7 +85,7 @@ def servers_document(
 
 
 def orphans_document(
-    found: StraysAnswer, errors: Mapping[str, RemoteToolError], *, ended: bool
+    found: OrphansAnswer, errors: Mapping[str, RemoteToolError], *, ended: bool
 ) -> dict[str, list[dict[str, Any]]]:
     """Return the document of ``job-kill --orphans``; its key keeps the older name."""
     strays = [

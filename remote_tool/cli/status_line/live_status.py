@@ -105,11 +105,11 @@ class LiveStatus:
 
     def _draw_until_end(self) -> None:
         while not self._ended.wait(LOOK_SECONDS):
-            text = self._look(time.monotonic())
+            text = self._update(time.monotonic())
             if text:
                 self._line.show(text)
 
-    def _look(self, now: float) -> str:
+    def _update(self, now: float) -> str:
         with self._lock:
             news = [(self._sources[key], self._sources[key].lines()) for key in self._changed]
             # An incomplete line is checked once more, even without new output.

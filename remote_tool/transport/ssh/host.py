@@ -174,7 +174,7 @@ class SshHost:
         while True:
             await self._sessions.acquire()
             channel = SshChannel(
-                self._name, label, wrap(script), on_slow=self._tell_slow, on_end=self._sessions.release
+                self._name, label, wrap(script), on_slow=self._report_slow, on_end=self._sessions.release
             )
             opening = asyncio.create_task(self._connection.create_session(channel))
             self._openings.add(opening)
@@ -191,7 +191,7 @@ class SshHost:
                 self._opened_one = True
                 return channel
 
-    def _tell_slow(self) -> None:
+    def _report_slow(self) -> None:
         """Report once what is being waited for."""
         if not self._is_slow:
             self._is_slow = True

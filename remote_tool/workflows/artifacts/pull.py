@@ -92,7 +92,7 @@ class _ServerPull:
             for each in self._pulls:
                 if each.changes_something:
                     each.finish()
-        self._tell(listings)
+        self._warn(listings)
         self._note_complete(listings)
         self._raise_if_no_room()
 
@@ -137,7 +137,7 @@ class _ServerPull:
     def _seconds(self) -> float:
         return time.monotonic() - self._began
 
-    def _tell(self, listings: Mapping[str, Listing]) -> None:
+    def _warn(self, listings: Mapping[str, Listing]) -> None:
         """Warn about files that remain on the server, and why."""
         for each in self._pulls:
             listing = listings[each.job.id]

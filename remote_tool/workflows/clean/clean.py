@@ -167,7 +167,7 @@ async def _answer(context: Context, found: CleanAnswer, *, dry_run: bool) -> Cle
     # Of servers sharing a folder, one is asked.
     answering = [name for name in found.servers if name not in found.errors]
     leaders = {groups.of(name): name for name in reversed(answering)}
-    told: dict[str, _Told] = {}
+    told: dict[str, _Answer] = {}
 
     async def ask(server: str) -> None:
         together = [job.id for name in groups.of(server) for job in found.spent.get(name, ()) if not job.cleaned]
@@ -185,13 +185,13 @@ async def _answer(context: Context, found: CleanAnswer, *, dry_run: bool) -> Cle
     return replace(found, items=(*items, *here), errors=errors, kept=kept)
 
 
-def _may_go_here(found: CleanAnswer, told: Mapping[str, _Told], job: Job) -> bool:
+def _may_go_here(found: CleanAnswer, told: Mapping[str, _Answer], job: Job) -> bool:
     """Return whether no server that could be asked has a job any longer."""
     return job.cleaned or job.server not in found.servers or (job.server in told and job.id in told[job.server].gone)
 
 
 @dataclass
-class _Told:
+class _Answer:
     """A server's answer."""
 
     items: list[Item] = field(default_factory=list)
@@ -201,9 +201,9 @@ class _Told:
 
 async def _clean_server(
     context: Context, server: str, ids: Sequence[str], request: CleanRequest, *, dry_run: bool
-) -> _Told:
+) -> _Answer:
     """Ask a server repeatedly until it has removed all it can."""
-    told = _Told()
+    told = _Answer()
     waiting = list(ids)
     is_first = True
     while waiting or is_first:
@@ -212,7 +212,7 @@ async def _clean_server(
             answer = await _ask(context, server, portion, request, dry_run=dry_run, jobs_only=not is_first)
         except NotPreparedError:
             # Nothing of ours is there.
-            return _Told(gone=set(ids))
+            return _Answer(gone=set(ids))
         told.items = _sum(told.items, read_items(server, answer.get("items")), is_first=is_first)
         told.gone |= {name for key in ("removed", "gone") for name in _texts(answer.get(key))} & set(portion)
         told.kept |= _reasons(answer.get("kept"))

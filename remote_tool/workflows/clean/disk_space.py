@@ -61,19 +61,21 @@ def read_room(answer: Mapping[str, Any]) -> tuple[int, int] | None:
     return (free, total) if isinstance(free, int) and isinstance(total, int) and 0 <= free <= total else None
 
 
-async def tell_low_rooms(pool: HostPool, config: Config, rooms: Mapping[str, tuple[int, int]], report: Report) -> None:
+async def warn_of_low_disks(
+    pool: HostPool, config: Config, rooms: Mapping[str, tuple[int, int]], report: Report
+) -> None:
     """Warn about the disks of some servers."""
-    await _tell(Context(config, pool, Registry(config.local.jobs), report), rooms)
+    await _warn(Context(config, pool, Registry(config.local.jobs), report), rooms)
 
 
-async def tell_low_room(context: Context, server: str, room: tuple[int, int] | None) -> None:
+async def warn_of_low_disk(context: Context, server: str, room: tuple[int, int] | None) -> None:
     """Warn once about low disk space on a server."""
     if room is not None and server not in context.low:
         context.low.add(server)
-        await _tell(context, {server: room})
+        await _warn(context, {server: room})
 
 
-async def _tell(context: Context, rooms: Mapping[str, tuple[int, int]]) -> None:
+async def _warn(context: Context, rooms: Mapping[str, tuple[int, int]]) -> None:
     """Warn about low disk space; only then ask these servers, in parallel, how much a clean would free."""
     freed = await _freed_by_clean(context, tuple(rooms))
     for server, room in rooms.items():

@@ -54,7 +54,7 @@ class Dispatcher:
             await self._work(server)
         except RemoteToolError as error:
             if left := self._queue.give_up(server):
-                _tell_left(error, left)
+                _add_remaining(error, left)
             raise
 
     async def _work(self, server: str) -> None:
@@ -130,7 +130,7 @@ class Dispatcher:
             self._observer.on_end(attempt, not self._queue.is_settled(attempt.shard))
 
 
-def _tell_left(error: RemoteToolError, left: Sequence[Attempt]) -> None:
+def _add_remaining(error: RemoteToolError, left: Sequence[Attempt]) -> None:
     """Add the shards that may still run on a server to its error."""
     numbers = ", ".join(str(attempt.shard.number) for attempt in left)
     jobs = " ".join(f"--job {attempt.job.key}" for attempt in left)

@@ -17,7 +17,7 @@ LARGEST_SKEW = 60.0
 MINUTE, HOUR, DAY = 60, 3600, 86400
 
 
-def tell_skew(context: Context, server: str, answer: Mapping[str, Any], asked_at: float) -> None:
+def warn_of_skew(context: Context, server: str, answer: Mapping[str, Any], asked_at: float) -> None:
     """Warn when a server's time is not between our request and its answer."""
     now = answer.get("now")
     if isinstance(now, bool) or not isinstance(now, int | float) or not math.isfinite(now):

@@ -47,13 +47,13 @@ class LinkNews:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Report a slow answer, not counting the time in which the user is prompted."""
-        check = asyncio.create_task(self._tell_later())
+        check = asyncio.create_task(self._report_later())
         try:
             yield
         finally:
             check.cancel()
 
-    async def _tell_later(self) -> None:
+    async def _report_later(self) -> None:
         await asyncio.sleep(SILENT_SECONDS)
         while self._context.pool.prompter.is_asking:  # noqa: ASYNC110 - the user's time
             await asyncio.sleep(SILENT_SECONDS)

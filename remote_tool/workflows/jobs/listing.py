@@ -31,7 +31,7 @@ from remote_tool.transport.pool import on_every
 from remote_tool.workflows.agent_client import NotPreparedError, call_until_answered
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.home_groups import Groups
-from remote_tool.workflows.jobs.clock_skew import tell_skew
+from remote_tool.workflows.jobs.clock_skew import warn_of_skew
 from remote_tool.workflows.jobs.link_news import LinkNews
 from remote_tool.workflows.jobs.log_streams import bring_logs_home
 from remote_tool.workflows.jobs.pending_stops import Stops, stop_on_server
@@ -247,7 +247,7 @@ async def ask_about_jobs(
         request = {"ids": ids, "skip": list(told), "known": list(known), "ended": ended}
         answer = await call_until_answered(context.pool, context.config, server, "status", request)
         if portion == 0:
-            tell_skew(context, server, answer, asked_at)
+            warn_of_skew(context, server, answer, asked_at)
         folder_id = read_folder_id(answer.get("folder_id"))
         seen.folder_id = folder_id if portion == 0 or folder_id == seen.folder_id else ""
         seen.left = Counter(

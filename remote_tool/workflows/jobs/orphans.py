@@ -59,7 +59,7 @@ class Orphan:
 
 
 @dataclass(frozen=True)
-class StraysAnswer:
+class OrphansAnswer:
     """The orphans found.
 
     Attributes:
@@ -78,7 +78,7 @@ class StraysAnswer:
         return SomeServersFailedError(self.errors, list(self.places)).exit_code if self.errors else 0
 
 
-async def find_orphans(context: Context, servers: Sequence[str] = ()) -> StraysAnswer:
+async def find_orphans(context: Context, servers: Sequence[str] = ()) -> OrphansAnswer:
     """Scan all servers in parallel; end nothing. A server with known jobs that is no longer prepared is an error."""
     had_jobs = {job.server for job in context.registry.load()[0]}
 
@@ -94,7 +94,7 @@ async def find_orphans(context: Context, servers: Sequence[str] = ()) -> StraysA
     results = await on_every(_servers_to_ask(context, servers), ask)
     found = [orphan for _, strays in results.values.values() for orphan in strays]
     known = context.registry.find({orphan.job_id for orphan in found})
-    return StraysAnswer(
+    return OrphansAnswer(
         tuple(_with_key(orphan, known[orphan.job_id].key) if orphan.job_id in known else orphan for orphan in found),
         {server: place for server, (place, _) in results.values.items()},
         results.errors,
@@ -112,7 +112,7 @@ def _servers_to_ask(context: Context, names: Sequence[str]) -> tuple[str, ...]:
 
 
 async def end_orphans(
-    context: Context, found: StraysAnswer, *, signal: str = "SIGTERM", grace: float = DEFAULT_GRACE
+    context: Context, found: OrphansAnswer, *, signal: str = "SIGTERM", grace: float = DEFAULT_GRACE
 ) -> dict[str, RemoteToolError]:
     """End the listed orphans and everything that belongs to them; a server that has restarted since then ends nothing.
 

@@ -45,7 +45,7 @@ async def stop_jobs(
     check_stop(signal, grace)
     if not selection.is_explicit:
         raise UsageError("No job is selected; nothing was stopped", hint="remote-tool job-kill --job KEY")
-    wished = _wished_before(context, selection)
+    wished = _stopped_as_requested(context, selection)
     errors = await refresh(context, servers_of_jobs(context, selection))
     jobs = choose_jobs(load_matching(context, selection)[0], selection)
     if not jobs and not wished:
@@ -53,14 +53,14 @@ async def stop_jobs(
     away = {name for name, error in errors.items() if isinstance(error, ConnectError)}
     reachable = [job for job in jobs if job.server not in away]
     stopped = await stop_on_servers(context, reachable, signal=signal, grace=grace)
-    wish_for_later(context, [job for job in jobs if job.server in away], signal, grace)
+    record_pending_stops(context, [job for job in jobs if job.server in away], signal, grace)
     ids = dict.fromkeys((*(job.id for job in jobs), *sorted(wished)))
     chosen = replace(selection, jobs=(*ids,), running=True, stopped=True)
     relevant = {name: error for name, error in errors.items() if any(job.server == name for job in jobs)}
     return recorded_jobs(context, chosen, {**relevant, **stopped.errors})
 
 
-def _wished_before(context: Context, selection: JobSelection) -> set[str]:
+def _stopped_as_requested(context: Context, selection: JobSelection) -> set[str]:
     """Return the selected jobs with a pending stop, which the query of their servers has carried out."""
     if selection.jobs:
         return set()
@@ -95,7 +95,7 @@ async def stop_on_servers(
     configured = [name for name in by_server if name in context.config.servers]
     results = await on_every(configured, stop)
     unanswered = [name for name, error in results.errors.items() if isinstance(error, UNANSWERED)]
-    wish_for_later(context, [job for name in unanswered for job in by_server[name]], signal, grace)
+    record_pending_stops(context, [job for name in unanswered for job in by_server[name]], signal, grace)
     gone = {
         name: JobError(f"{name} is no longer in the configuration, so its jobs cannot be stopped", server=name)
         for name in by_server
@@ -104,7 +104,9 @@ async def stop_on_servers(
     return JobsAnswer((), {**results.errors, **gone})
 
 
-def wish_for_later(context: Context, jobs: Sequence[Job], signal: str = "SIGTERM", grace: float | None = None) -> None:
+def record_pending_stops(
+    context: Context, jobs: Sequence[Job], signal: str = "SIGTERM", grace: float | None = None
+) -> None:
     """Record pending stops, which are carried out when the server next answers."""
 
     def mark_stop(known: Job) -> Job:
@@ -123,7 +125,7 @@ async def _stop_on(context: Context, server: str, jobs: Sequence[Job], signal: s
     await context.may_write()
     context.registry.update([remote.job for remote in seen if remote.job.id in ids and not remote.elsewhere])
     # A start that is still underway is ended once it has arrived.
-    wish_for_later(
+    record_pending_stops(
         context, [job for job in jobs if job.id in problems and job.state is JobState.STARTING], signal, grace
     )
     if problems:

@@ -56,7 +56,7 @@ async def _fetch_here(work: ServerWork, installer: ChosenInstaller, reason: Step
     async with work.one_download:
         try:
             if not await asyncio.to_thread(_is_whole, file, installer.sha256):
-                with work.told("download-here") as done:
+                with work.reported("download-here") as done:
                     await asyncio.to_thread(_download, installer, file)
                     done(installer.name)
         except (OSError, http.client.HTTPException) as error:

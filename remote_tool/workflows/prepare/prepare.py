@@ -28,7 +28,7 @@ from remote_tool.workflows.prepare.steps import ServerWork, StepResult
 from remote_tool.workflows.selection import choose_servers
 from remote_tool.workflows.step_logs import forget_old_logs
 from remote_tool.workflows.sync.options import SyncOptions
-from remote_tool.workflows.sync.project import ProjectSnapshot, tell_skipped
+from remote_tool.workflows.sync.project import ProjectSnapshot, report_skipped
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -108,11 +108,11 @@ async def prepare(
         if exchange is not None:
             exchange.tell()
         if results.values:
-            await tell_skipped(project, report)
+            await report_skipped(project, report)
     finally:
         project.cancel()
     if project.low:
-        await workflows.clean.disk_space.tell_low_rooms(pool, config, project.low, report)
+        await workflows.clean.disk_space.warn_of_low_disks(pool, config, project.low, report)
     return results
 
 

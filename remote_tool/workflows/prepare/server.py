@@ -49,7 +49,7 @@ async def ask_facts(host: Host, config: Config, *, probe: bool = False, compare:
 
 async def set_up(work: ServerWork, *, force: bool) -> None:
     """Create the configured environment, unless it exists."""
-    _tell_what_ends_jobs(work)
+    _warn_of_session_end(work)
     if (work.follows or not force) and is_fulfilled(work.config, work.facts):
         work.unchanged("environment", f"{_named(work)}{_whose(work)}")
         return
@@ -79,7 +79,7 @@ async def set_up(work: ServerWork, *, force: bool) -> None:
         )
 
 
-def _tell_what_ends_jobs(work: ServerWork) -> None:
+def _warn_of_session_end(work: ServerWork) -> None:
     """Warn about a system that ends jobs when the connection closes: they would be lost without an explanation."""
     if work.facts.ends_sessions:
         user = work.facts.username
@@ -120,10 +120,10 @@ async def install_packages(work: ServerWork, *, force: bool) -> None:
     activation = work.facts.activation
     assert activation is not None, "the environment is there by now"
     if not packages.sources:
-        _tell_nothing_installed(work, packages)
+        _report_nothing_installed(work, packages)
         return
     if packages.ignored:
-        work.tell_once(f"packages come from {packages.name}; ignored: {', '.join(packages.ignored)}")
+        work.report_once(f"packages come from {packages.name}; ignored: {', '.join(packages.ignored)}")
     if (work.follows or not force) and work.facts.packages == fingerprint(packages, activation):
         work.unchanged("packages", f"{packages.name}{_whose(work)}")
         return
@@ -132,10 +132,10 @@ async def install_packages(work: ServerWork, *, force: bool) -> None:
     await work.run(step, detail=packages.name)
 
 
-def _tell_nothing_installed(work: ServerWork, packages: Packages) -> None:
+def _report_nothing_installed(work: ServerWork, packages: Packages) -> None:
     """Report why no packages are installed: unusable files, or none."""
     for each in packages.unusable:
-        work.tell_once(f"{each.name}: not installed, {each.why}")
+        work.report_once(f"{each.name}: not installed, {each.why}")
     names = ", ".join(each.name for each in packages.unusable)
     work.unchanged("packages", f"none from {names}" if names else NO_PACKAGES)
 

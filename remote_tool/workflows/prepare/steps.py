@@ -100,7 +100,7 @@ class ServerWork:
             StepFailedError: It failed; the message includes the reason, as far as known.
             ConnectionLostError: The connection was lost; the server ends the step.
         """
-        with self.told(step.name) as done, StepLog(self.config.local, self.server, step.name) as log:
+        with self.reported(step.name) as done, StepLog(self.config.local, self.server, step.name) as log:
             try:
                 async with asyncio.timeout(step.timeout):
                     ended = await self._stream(step, log)
@@ -120,11 +120,11 @@ class ServerWork:
         self, name: str, work: Callable[[], Awaitable[tuple[Outcome, str]]], *, is_internal: bool = False
     ) -> None:
         """Run a step that is more than a script; it returns its own result."""
-        with self.told(name, is_internal=is_internal) as done:
+        with self.reported(name, is_internal=is_internal) as done:
             outcome, detail = await work()
             done(detail, outcome)
 
-    def tell_once(self, text: str) -> None:
+    def report_once(self, text: str) -> None:
         """Report a fact about the project once, whichever server finds it first."""
         if text not in self.said:
             self.said.add(text)
@@ -135,7 +135,7 @@ class ServerWork:
         self._end(StepEnded(self.server, name, Outcome.UNCHANGED, detail, is_internal=is_internal))
 
     @contextmanager
-    def told(self, name: str, *, is_internal: bool = False) -> Iterator[Callable[..., None]]:
+    def reported(self, name: str, *, is_internal: bool = False) -> Iterator[Callable[..., None]]:
         """Report the start and end of a step; the caller calls the yielded function when the step is done."""
         began = time.monotonic()
         self.report(StepStarted(self.server, name))

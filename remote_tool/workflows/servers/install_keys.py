@@ -81,7 +81,7 @@ async def install_keys(context: Context, request: KeysRequest) -> Results[KeyOnS
         UsageError: A key cannot be created.
     """
     servers = choose_servers(context.config, request.servers)
-    found = await on_every(servers, lambda server: _look(context, server))
+    found = await on_every(servers, lambda server: _inspect(context, server))
     missing = {server: key for server, key in found.values.items() if key.state is KeyState.MISSING}
     if request.dry_run or not missing:
         return found
@@ -114,7 +114,7 @@ def _together(
     )
 
 
-async def _look(context: Context, server: str) -> KeyOnServer:
+async def _inspect(context: Context, server: str) -> KeyOnServer:
     """Return the key to use, and whether the server accepts it."""
     context.report(StepStarted(server, STEP))
     key = await find_key(context.config.servers[server])

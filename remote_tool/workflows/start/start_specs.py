@@ -30,8 +30,8 @@ from remote_tool.workflows.agent_client import (
     SupervisorMissingError,
     call_until_answered,
 )
-from remote_tool.workflows.clean.disk_space import least_free, read_room, spent_jobs, take_cleaned, tell_low_room
-from remote_tool.workflows.jobs.clock_skew import tell_skew
+from remote_tool.workflows.clean.disk_space import least_free, read_room, spent_jobs, take_cleaned, warn_of_low_disk
+from remote_tool.workflows.jobs.clock_skew import warn_of_skew
 from remote_tool.workflows.selection import JobsAnswer
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ async def _start_on(
         RemoteToolError: Some have not begun.
     """
     portions = _portions(context, server, specs)
-    all_told, room = _Told(), None
+    all_told, room = _StartResults(), None
     while portions:
         try:
             told = await _ask_to_start(context, server, portions[0], spent, again=again)
@@ -104,11 +104,11 @@ async def _start_on(
         room = told.room or room
         spent = ()
         del portions[0]
-    await tell_low_room(context, server, room)
+    await warn_of_low_disk(context, server, room)
     _raise_problems(server, all_told)
 
 
-def _raise_problems(server: str, of: _Told) -> None:
+def _raise_problems(server: str, of: _StartResults) -> None:
     problems = list(dict.fromkeys([*of.failed.values(), *of.unknown.values()]))
     told = "; ".join(problems[:SHOWN_PROBLEMS])
     if len(problems) > SHOWN_PROBLEMS:
@@ -144,7 +144,7 @@ def _portions(context: Context, server: str, specs: Sequence[JobSpec]) -> list[l
 
 
 @dataclass
-class _Told:
+class _StartResults:
     """Results of one request; jobs in neither dictionary have been recorded.
 
     Attributes:
@@ -162,7 +162,7 @@ class _Told:
 
 async def _ask_to_start(
     context: Context, server: str, requests: Sequence[Mapping[str, Any]], spent: Sequence[str], *, again: bool
-) -> _Told:
+) -> _StartResults:
     """Ask a server to start jobs, and query uncertain ones once by their ids."""
     asked_at = time.time()
     ids = [str(request["id"]) for request in requests]
@@ -172,9 +172,9 @@ async def _ask_to_start(
     except JobError as error:
         if _is_known_not_begun(error):
             raise
-        told = _Told(unknown=dict.fromkeys(ids, str(error)), hint=error.hint)
+        told = _StartResults(unknown=dict.fromkeys(ids, str(error)), hint=error.hint)
     else:
-        tell_skew(context, server, answer, asked_at)
+        warn_of_skew(context, server, answer, asked_at)
         await context.may_write()
         told = _read_answer(context, server, answer, ids)
         _record_failed(context, told.failed)
@@ -190,9 +190,9 @@ async def _ask_to_start(
     return told
 
 
-def _read_answer(context: Context, server: str, answer: Mapping[str, Any], ids: Sequence[str]) -> _Told:
+def _read_answer(context: Context, server: str, answer: Mapping[str, Any], ids: Sequence[str]) -> _StartResults:
     """Record the jobs that have begun, and return the others."""
-    told = _Told(unknown=dict.fromkeys(ids, "the server did not say"))
+    told = _StartResults(unknown=dict.fromkeys(ids, "the server did not say"))
     started = []
     entries = answer.get("jobs")
     folder_id = read_folder_id(answer.get("folder_id"))

@@ -25,7 +25,7 @@ class ProjectSnapshot:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self.told = config.local.held_back
+        self.reported = config.local.held_back
         self._is_first = not any(config.local.known_copy(server).exists() for server in config.servers)
         self.low: dict[str, tuple[int, int]] = {}
         self._task: asyncio.Task[Snapshot] | None = None
@@ -52,7 +52,7 @@ class ProjectSnapshot:
         """
         return await asyncio.shield(self.begin())
 
-    def tell_advice(self, snapshot: Snapshot, report: Report, *, is_project: bool) -> None:
+    def report_advice(self, snapshot: Snapshot, report: Report, *, is_project: bool) -> None:
         """Report, once and before the first sync of a project, files that might better be excluded."""
         is_first, self._is_first = self._is_first, False
         exclude_file = self._config.local.exclude if is_project else ""
@@ -85,12 +85,12 @@ def selection_rules(config: Config) -> SelectionRules:
     )
 
 
-async def tell_skipped(project: ProjectSnapshot, report: Report, *, is_project: bool = True) -> None:
+async def report_skipped(project: ProjectSnapshot, report: Report, *, is_project: bool = True) -> None:
     """Report skipped files once, not per server or per sync."""
     skipped = (await project.get()).skipped
     lines = [f"not sent: {name} {why}".rstrip() for name, why in skipped]
     records = [line.encode(errors="surrogateescape") for line in lines]
-    before = interrupted_sync.recall(project.told).split(b"\0")
+    before = interrupted_sync.recall(project.reported).split(b"\0")
     new = [line for line, record in zip(lines, records, strict=True) if record not in before]
     for line in new[:SHOWN_NOTICES]:
         report(Notice("", line))
@@ -108,4 +108,4 @@ async def tell_skipped(project: ProjectSnapshot, report: Report, *, is_project: 
             )
         )
     if records != before and (records or before != [b""]):
-        interrupted_sync.note(project.told, b"\0".join(records))
+        interrupted_sync.note(project.reported, b"\0".join(records))

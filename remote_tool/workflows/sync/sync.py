@@ -18,7 +18,7 @@ from remote_tool.workflows.home_groups import Groups
 from remote_tool.workflows.selection import choose_servers
 from remote_tool.workflows.step_logs import StepLog, forget_old_logs
 from remote_tool.workflows.sync.options import SyncOptions, Through
-from remote_tool.workflows.sync.project import ProjectSnapshot, tell_skipped
+from remote_tool.workflows.sync.project import ProjectSnapshot, report_skipped
 from remote_tool.workflows.transfer_pace import TransferPace
 
 if TYPE_CHECKING:
@@ -70,14 +70,14 @@ async def sync(
         else:
             results = await on_every(chosen, send)
         if results.values:
-            await tell_skipped(project, report, is_project=not options.only_adds)
+            await report_skipped(project, report, is_project=not options.only_adds)
     finally:
         project.cancel()
     forget_old_logs(config.local)
     if project.low and options.tells_room:
         # The freed space is queried for the project, even if a data set was sent.
         asked = through or Through(pool, config)
-        await workflows.clean.disk_space.tell_low_rooms(asked.pool, asked.config, project.low, report)
+        await workflows.clean.disk_space.warn_of_low_disks(asked.pool, asked.config, project.low, report)
     return results
 
 
@@ -102,7 +102,7 @@ async def send_project(
 
         try:
             snapshot = await project.get()
-            project.tell_advice(snapshot, report, is_project=not options.only_adds)
+            project.report_advice(snapshot, report, is_project=not options.only_adds)
             log.write(b"".join(f"not sent: {name} {why}\n".encode(errors="replace") for name, why in snapshot.skipped))
             wanted = PushOptions(
                 dry_run=options.dry_run,

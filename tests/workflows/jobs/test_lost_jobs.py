@@ -26,7 +26,7 @@ from remote_tool.workflows.jobs import follow
 from remote_tool.workflows.jobs.follow import FollowOptions, follow_server
 from remote_tool.workflows.jobs.listing import Seen, _record
 from remote_tool.workflows.jobs.log_streams import Listener
-from remote_tool.workflows.jobs.stop import wish_for_later
+from remote_tool.workflows.jobs.stop import record_pending_stops
 from remote_tool.workflows.selection import JobSelection
 from remote_tool.workflows.start.start_specs import start_specs
 from remote_tool.workspace import Hooks
@@ -389,12 +389,12 @@ def test_what_was_read_before_is_not_written_over_what_is_known_now(desk: Worksp
     running = replace(starting, state=JobState.RUNNING, pid=7, seen_at=5.0, folder_id="a" * 32)
     registry.update([running])
     context = Context(desk.config, HostPool(desk.config), registry, ignore)
-    wish_for_later(context, [starting])
+    record_pending_stops(context, [starting])
     assert registry.find([starting.id])[starting.id] == replace(running, stop_signal="SIGTERM")
     _record(context, "first", [starting], Seen(folder_id="a" * 32))
     assert registry.find([starting.id])[starting.id] == replace(running, stop_signal="SIGTERM")
     registry.update([replace(running, state=JobState.SUCCEEDED, exit_code=0)])
-    wish_for_later(context, [running])
+    record_pending_stops(context, [running])
     _record(context, "first", [running], Seen(folder_id="a" * 32))
     assert registry.find([starting.id])[starting.id].state is JobState.SUCCEEDED
 
