@@ -139,6 +139,7 @@ def test_help_lists_the_commands_of_the_interface(tmp_path: Path) -> None:
     [
         (("nope",), "No such command 'nope'", ""),
         (("run", "--josn"), "No such option: --josn (Possible options: --hosts, --json)", " run"),
+        (("-v", "run", "--server", "gpu1", "--cmd"), "Option '--cmd' requires an argument", " run"),
         (("job-kill", "--grace", "long"), "Invalid value for '--grace'", " job-kill"),
         (("demo", "--servers", "99"), "Invalid value for '--servers'", " demo"),
     ],
