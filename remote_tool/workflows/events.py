@@ -27,7 +27,7 @@ class StepStarted:
 
 @dataclass(frozen=True)
 class StepProgress:
-    """A step got on; text is a short line, such as the file that is being sent."""
+    """A step got on; text is a short line, such as the file that is being sent, or empty while it just runs."""
 
     server: str
     step: str

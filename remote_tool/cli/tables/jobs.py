@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 LONGEST_COMMAND = 500
 MINUTE, HOUR, DAY = 60, 3600, 86400
 SHORT_ID = 15
+# Where things are, what they are, how many go, and what that frees.
+NEEDED_COLUMNS = 4
 # What the script of an MPI launch begins with.
 MPI_MARK = "# mpiexec"
 
@@ -57,12 +60,12 @@ def print_orphans(orphans: Sequence[Orphan], descriptor: int = streams.OUT) -> N
 
 
 def print_items(items: Sequence[Item], descriptor: int = streams.OUT) -> None:
-    """Print what remote-tool keeps, one row each, as wide as the terminal."""
-    text = plain_rows([_item_row(item) for item in items])
-    if streams.is_terminal(descriptor):
-        width = get_terminal_size().columns
-        text = "".join(line[:width] + "\n" for line in text.splitlines())
-    streams.write_text(descriptor, text)
+    """Print what remote-tool keeps, one row each; a narrow terminal leaves out the last columns, not half a number."""
+    rows = [_item_row(item) for item in items]
+    width = get_terminal_size().columns if streams.is_terminal(descriptor) else math.inf
+    while max(map(len, plain_rows(rows).splitlines())) > width and len(rows[0]) > NEEDED_COLUMNS:
+        rows = [dict(list(row.items())[:-1]) for row in rows]
+    streams.write_text(descriptor, plain_rows(rows))
 
 
 def _item_row(item: Item) -> dict[str, str]:
