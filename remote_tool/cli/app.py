@@ -14,7 +14,7 @@ import typer
 
 from remote_tool.cli.local_problems import explain
 from remote_tool.cli.output import streams
-from remote_tool.cli.program import PROGRAM, make_program
+from remote_tool.cli.program import COMMANDS, PROGRAM, make_program
 from remote_tool.errors import MOST_FILES, RemoteToolError, SomeServersFailedError, UsageError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _run_program() -> None:
         if problem.message == (problem.ctx and problem.ctx.get_help()):
             problem.show()  # without any argument, the help is the answer
             sys.exit(problem.exit_code)
-        command = problem.ctx.command_path if problem.ctx else PROGRAM
+        command = _command_of(problem)
         hint = f"{command} --help"
         # An option that is neither ours nor similar to one of ours.
         is_unknown = hasattr(problem, "possibilities") and not {*(problem.possibilities or ())} - {"--help"}
@@ -68,6 +68,13 @@ def _run_program() -> None:
         raise UsageError(problem.format_message().removesuffix("."), hint=hint) from None
     except typer.Abort:
         raise KeyboardInterrupt from None
+
+
+def _command_of(problem: _CommandLineError) -> str:
+    """Return the command whose words are wrong; where the parser does not say, the first word that names one."""
+    if problem.ctx is not None:
+        return str(problem.ctx.command_path)
+    return " ".join([PROGRAM, *[word for word in sys.argv[1:] if word in COMMANDS][:1]])
 
 
 def _show_error(error: RemoteToolError) -> None:

@@ -28,6 +28,7 @@ _LOCAL_PATH = re.compile(
 # The same in pyproject.toml (of uv and Poetry) and in a Pipfile.
 _TOML_PATH = re.compile(r"""\bpath\s*=\s*["'](?P<path>\.\.[^"']*)["']""")
 PIXI = "it is for pixi, which manages its own environments"
+PDM = "pdm export -o requirements.txt writes what it locks"
 NO_PROJECT = "it has no [project] section"
 NAME_OTHERS = "change packages: in .remote/configs.yaml"
 _CONDA_FILES = ("environment.yml", "environment.yaml")
@@ -141,6 +142,8 @@ def _candidates(root: Path, kind: EnvironmentKind) -> Iterator[Source | Unusable
     for name in _CONDA_FILES:
         if (root / name).is_file():
             yield _conda_file(name, kind)
+    if (root / "pdm.lock").is_file():
+        yield Unusable("pdm.lock", PDM)
     if (root / "pixi.toml").is_file():
         yield Unusable("pixi.toml", PIXI)
 

@@ -36,6 +36,8 @@ _REQUIRED = object()
 _LETTERS_AND_DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-"
 _LONGEST_SIGNAL = 12
 _LARGEST_NUMBER = 2**34
+# JSON may have longer ones, which no float can hold.
+_LARGEST_FLOAT = 2.0**1023
 
 
 def is_text(value: object, _limit: object = None) -> bool:
@@ -50,7 +52,7 @@ def is_flag(value: object, _limit: object = None) -> bool:
 
 def is_number(value: object, _limit: object = None) -> bool:
     """Return whether this is a finite number."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _LARGEST_FLOAT
 
 
 def is_count(value: object, limit: float = math.inf) -> bool:

@@ -27,7 +27,7 @@ class StepStarted:
 
 @dataclass(frozen=True)
 class StepProgress:
-    """Progress of a step; text is a short line, such as the file being sent."""
+    """Progress of a step; text is a short line, such as the file being sent, or empty while it only runs."""
 
     server: str
     step: str

@@ -139,6 +139,7 @@ def test_help_lists_the_commands_of_the_interface(tmp_path: Path) -> None:
     [
         (("nope",), "No such command 'nope'", ""),
         (("run", "--josn"), "No such option: --josn (Possible options: --hosts, --json)", " run"),
+        (("-v", "run", "--server", "gpu1", "--cmd"), "Option '--cmd' requires an argument", " run"),
         (("job-kill", "--grace", "long"), "Invalid value for '--grace'", " job-kill"),
         (("demo", "--servers", "99"), "Invalid value for '--servers'", " demo"),
     ],
@@ -228,6 +229,22 @@ def test_every_command_has_verbose_and_those_of_the_interface_have_json() -> Non
     options = {name: {word for each in load_command(name).params for word in each.opts} for name in COMMANDS}
     assert [name for name, words in options.items() if not {"-v", "--verbose"} <= words] == []
     assert sorted(name for name, words in options.items() if "--json" in words) == WITH_JSON
+
+
+def test_a_hint_names_options_that_its_command_shows() -> None:
+    shown = {
+        name: {word for each in load_command(name).params if not getattr(each, "hidden", False) for word in each.opts}
+        for name in COMMANDS
+    }
+    wrong, count = [], 0
+    for path in (REPOSITORY / "remote_tool").rglob("*.py"):
+        # A hint may quote a command to run on the servers, whose options are not ours.
+        for name, words in re.findall(r"remote-tool ([a-z][a-z-]+)((?: [^\s\"';`]+)*)", path.read_text()):
+            count += 1
+            options = re.findall(r" (--[a-z-]+)", words.partition(" -- ")[0])
+            wrong += [f"{path.name}: {name} {each}" for each in options if name in shown and each not in shown[name]]
+    assert wrong == []
+    assert count > 50, "hints were found"
 
 
 def test_the_reference_is_what_help_says(tmp_path: Path) -> None:

@@ -105,6 +105,7 @@ def test_projects_of_every_kind_are_installed(
 @pytest.mark.parametrize(
     ("files", "name", "why"),
     [
+        ({"pdm_lock": ""}, "pdm.lock", "pdm export"),
         ({"pixi_toml": ""}, "pixi.toml", "pixi"),
         ({"pyproject_toml": "[tool.pixi]\n"}, "pyproject.toml", "pixi"),
         (
@@ -119,6 +120,11 @@ def test_what_cannot_be_installed_is_named_with_the_reason(
     tmp_path: Path, files: dict[str, str], name: str, why: str
 ) -> None:
     assert why in reasons_of(packages_of(write(tmp_path, **files)))[name]
+
+
+def test_a_lock_of_pdm_is_named_as_ignored(tmp_path: Path) -> None:
+    packages = packages_of(write(tmp_path, pyproject_toml=PROJECT, pdm_lock=""))
+    assert (packages.name, packages.ignored) == ("pyproject.toml", ("pdm.lock",))
 
 
 def test_settings_of_tools_in_setup_cfg_are_no_project(tmp_path: Path) -> None:

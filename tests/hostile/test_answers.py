@@ -48,6 +48,7 @@ ANYTHING = {
     "no number": BEGIN + "write(1, frame(request, b'{\"jobs\": NaN}'))",
     "infinity": BEGIN + "write(1, frame(request, b'{\"jobs\": 1e999}'))",
     "a number of 5000 digits": BEGIN + "write(1, frame(request, b'{\"now\": ' + b'9' * 5000 + b'}'))",
+    "a time of 400 digits": BEGIN + "write(1, frame(request, b'{\"now\": ' + b'9' * 400 + b'}'))",
     "a key twice": BEGIN + 'write(1, frame(request, b\'{"jobs": [], "jobs": [1]}\'))',
     "bytes that are no text": BEGIN + 'write(1, frame(request, b\'{"jobs": "\\xff\\xfe"}\'))',
     "an error of escapes": BEGIN + f"write(1, frame(request, {{'error': {ESCAPES!r}, 'hint': {ESCAPES!r}}}))",

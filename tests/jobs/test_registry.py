@@ -318,6 +318,7 @@ def test_a_job_that_has_not_ended_has_no_end(state: JobState) -> None:
         {"ended": {"exit_code": 256}},
         {"ended": {"exit_code": True}},
         {"ended": {"ended_at": float("nan")}},
+        {"ended": {"ended_at": 10**400}},
         {"ended": {"signal": "SIG; rm"}},
         {"sizes": {"../x": 1}},
         {"sizes": {"out": -1}},

@@ -20,6 +20,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, List, Optional, Tuple
 
+    from remote_tool.agent.states import HostSnapshot
+
 # The client's timeout is longer.
 _SECONDS = 540.0
 ENVIRONMENT, FILES, CONDA, OURS = "environment", "sent files", "conda", "remote-tool"
@@ -69,19 +71,26 @@ def _refuse_while_used(removal: Removal, prefix: str) -> None:
             if folder is None:
                 continue
             try:
-                why = why_it_stays(folder, states.judge(folder, name, host))
+                why = _why_in_use(folder, name, host)
             finally:
                 os.close(folder)
-        except RecordError:
-            why = ""  # without a record, nothing ever ran
         except OSError as error:
             why = f"it cannot be read: {error.strerror}"
         if why:
             raise RequestError(f"Cannot remove everything: job {name}: {why}", hint="remote-tool job-kill, then again")
     if os.path.isdir(prefix) and leftovers.is_used(prefix + os.sep):
         raise RequestError(
-            "Cannot remove everything: processes use the environment", hint="remote-tool job-kill --strays, then again"
+            "Cannot remove everything: processes use the environment", hint="remote-tool job-kill --orphans, then again"
         )
+
+
+def _why_in_use(folder: int, name: str, host: HostSnapshot) -> str:
+    """Return why a job is in use; without a readable record, only its living processes say so."""
+    try:
+        return why_it_stays(folder, states.judge(folder, name, host))
+    except RecordError as error:
+        is_alive = states.is_looked_after(folder) or host.snapshot.members(name, job_folder.path_of(folder))
+        return f"it is running, and its record cannot be read: {error}" if is_alive else ""
 
 
 def _prevent_starts(removal: Removal, scripts: Optional[int], prefix: str) -> None:

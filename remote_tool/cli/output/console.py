@@ -307,17 +307,20 @@ class _PipedSteps:
     def __init__(self) -> None:
         self._next: dict[str, float] = {}
         self._steps: dict[str, str] = {}
+        self._began: dict[str, float] = {}
 
     def show(self) -> None: ...
     def hide(self) -> None: ...
 
     def start(self, server: str, step: str) -> None:
         self._steps[server] = step
-        self._next[server] = time.monotonic() + FIRST_PROGRESS
+        self._began[server] = time.monotonic()
+        self._next[server] = self._began[server] + FIRST_PROGRESS
 
     def tell(self, server: str, text: str) -> None:
         if server in self._steps and time.monotonic() >= self._next[server]:
             self._next[server] = time.monotonic() + NEXT_PROGRESS
+            text = text or f"running for {time.monotonic() - self._began[server]:.0f} s"
             say(one_line(f"{server}: {self._steps[server]}: {text}"))
 
     def end(self, server: str) -> None:

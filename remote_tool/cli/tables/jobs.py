@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 LONGEST_COMMAND = 500
 MINUTE, HOUR, DAY = 60, 3600, 86400
 SHORT_ID = 15
+# Server, kind, count and size.
+NEEDED_COLUMNS = 4
 # The first word of an MPI launch's script.
 MPI_MARK = "# mpiexec"
 
@@ -49,20 +52,20 @@ def print_jobs(
 
 def print_orphans(orphans: Sequence[Orphan], descriptor: int = streams.OUT) -> None:
     """Print orphans, one row each, as wide as the terminal."""
-    _print_rows([_orphan_row(orphan) for orphan in orphans], descriptor)
-
-
-def print_items(items: Sequence[Item], descriptor: int = streams.OUT) -> None:
-    """Print what remote-tool keeps, one row each, as wide as the terminal."""
-    _print_rows([_item_row(item) for item in items], descriptor)
-
-
-def _print_rows(rows: Sequence[dict[str, str]], descriptor: int) -> None:
-    text = plain_rows(rows)
+    text = plain_rows([_orphan_row(orphan) for orphan in orphans])
     if streams.is_terminal(descriptor):
         width = get_terminal_size().columns
         text = "".join(line[:width] + "\n" for line in text.splitlines())
     streams.write_text(descriptor, text)
+
+
+def print_items(items: Sequence[Item], descriptor: int = streams.OUT) -> None:
+    """Print what remote-tool keeps, one row each; a narrow terminal leaves out the last columns, not half a number."""
+    rows = [_item_row(item) for item in items]
+    width = get_terminal_size().columns if streams.is_terminal(descriptor) else math.inf
+    while max(map(len, plain_rows(rows).splitlines())) > width and len(rows[0]) > NEEDED_COLUMNS:
+        rows = [dict(list(row.items())[:-1]) for row in rows]
+    streams.write_text(descriptor, plain_rows(rows))
 
 
 def _item_row(item: Item) -> dict[str, str]:

@@ -135,7 +135,7 @@ async def _examine(context: Context, jobs: Sequence[Job], errors: Mapping[str, R
     for job in jobs:
         age = time.time() - job.created_at
         if job.state is JobState.STARTING and job.server in context.config.servers and age < START_SECONDS:
-            raise UsageError(f"Job {job.key} may still be starting", hint="try try again in five minutes")
+            raise UsageError(f"Job {job.key} may still be starting", hint="try again in five minutes")
         if job.server not in context.config.servers:
             found[job.id] = f"{job.server} is not in the configuration"
         elif job.server in errors and not isinstance(errors[job.server], NotPreparedError):

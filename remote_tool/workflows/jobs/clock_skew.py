@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import time
 from typing import TYPE_CHECKING, Any
 
+from remote_tool.protocol.job_fields import is_number
 from remote_tool.workflows.events import Notice
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ MINUTE, HOUR, DAY = 60, 3600, 86400
 def warn_of_skew(context: Context, server: str, answer: Mapping[str, Any], asked_at: float) -> None:
     """Warn when a server's time is not between our request and its answer."""
     now = answer.get("now")
-    if isinstance(now, bool) or not isinstance(now, int | float) or not math.isfinite(now):
+    if now is None or not is_number(now):
         return
     behind, ahead = asked_at - now, now - time.time()
     if max(behind, ahead) > LARGEST_SKEW:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from remote_tool.errors import JobError, RemoteToolError, SomeServersFailedError
 from remote_tool.jobs.job import DEFAULT_GRACE
+from remote_tool.protocol.job_fields import is_number
 from remote_tool.transport.pool import on_every
 from remote_tool.workflows.agent_client import NotPreparedError, call_until_answered
 from remote_tool.workflows.jobs.pending_stops import become_lost, longest_stop, unprepared
@@ -161,7 +161,7 @@ def _read_answer(server: str, answer: Mapping[str, Any]) -> tuple[dict[str, str]
 def _read_orphan(server: str, entry: Mapping[str, Any]) -> Orphan:
     gpu_memory = entry["gpu_memory"]
     age = entry["age"]
-    if isinstance(age, bool) or not isinstance(age, int | float) or not math.isfinite(age):
+    if not is_number(age):
         raise ValueError("an age that is not a number")
     return Orphan(
         server=server,

@@ -41,10 +41,10 @@ async def pull_jobs(
     chosen = choose_jobs(known, matching)
     wanted = [job for job in chosen if patterns or job.artifacts]
     if not wanted:
-        raise UsageError(
-            "No selected job has artifacts" if chosen else "No job matches",
-            hint="remote-tool job-pull --artifact 'checkpoints/*.pt'" if chosen else "remote-tool job-list --stopped",
-        )
+        if not chosen:
+            raise UsageError("No job matches", hint="remote-tool job-list --stopped")
+        hint = f"remote-tool job-pull {chosen[-1].key} --artifact 'checkpoints/*.pt'"
+        raise UsageError("No selected job has artifacts", hint=hint)
     answer = await pull_artifacts(context, [job for job in wanted if job.server not in errors], patterns, folder)
     asked = {job.server for job in chosen} if selection.jobs or selection.tags else set(servers)
     unreached = {server: error for server, error in errors.items() if server in asked}

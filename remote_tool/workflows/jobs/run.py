@@ -23,6 +23,7 @@ from remote_tool.workflows.agent_client import (
     raise_for_status,
     request_line,
 )
+from remote_tool.workflows.jobs.link_news import LinkNews
 from remote_tool.workflows.selection import choose_servers
 
 if TYPE_CHECKING:
@@ -101,7 +102,8 @@ async def run_command(context: Context, wanted: RunRequest, on_output: OnOutput 
     """Run a command on all servers in parallel; its output is in the results, unless passed to a callback."""
 
     async def run(server: str) -> RunResult:
-        host = await context.pool.host(server)
+        with LinkNews(context, server).waiting():
+            host = await context.pool.host(server)
         request = _request(context.config, server, wanted)
         kept = {Stream.OUT: bytearray(), Stream.ERR: bytearray()}
 

@@ -61,7 +61,7 @@ async def _fetch_here(work: ServerWork, installer: ChosenInstaller, reason: Step
                     done(installer.name)
         except (OSError, http.client.HTTPException) as error:
             raise EnvironmentSetupError(
-                f"{work.server} neither {work.server} nor this machine can download {installer.name}: {error}",
+                f"neither {work.server} nor this machine can download {installer.name}: {error}",
                 hint=f"download {installer.url} yourself and set {installer.key}.file in configs.yaml",
                 server=work.server,
             ) from reason

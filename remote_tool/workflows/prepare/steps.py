@@ -14,7 +14,7 @@ from remote_tool.environments.step import REFUSED, guarded
 from remote_tool.environments.system_packages import hint_from_output
 from remote_tool.errors import EnvironmentSetupError, RemoteToolError
 from remote_tool.transport.host import Stream
-from remote_tool.workflows.events import Notice, Outcome, StepEnded, StepOutput, StepStarted
+from remote_tool.workflows.events import Notice, Outcome, StepEnded, StepOutput, StepProgress, StepStarted
 from remote_tool.workflows.step_logs import StepLog, shown_path
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from remote_tool.workflows.events import Report
 
 TIMED_OUT = 124
+# An installer may print nothing for minutes.
+SIGN_OF_LIFE_SECONDS = 1.0
 # Lines shown of an output that does not explain the failure.
 SHOWN_LINES = 5
 _NOTICE = re.compile(r"^notice: (?P<text>.*)$", re.MULTILINE)
@@ -100,7 +102,11 @@ class ServerWork:
             StepFailedError: It failed; the message includes the reason, as far as known.
             ConnectionLostError: The connection was lost; the server ends the step.
         """
-        with self.reported(step.name) as done, StepLog(self.config.local, self.server, step.name) as log:
+        with (
+            self.reported(step.name) as done,
+            self._showing_that_it_runs(step.name),
+            StepLog(self.config.local, self.server, step.name) as log,
+        ):
             try:
                 async with asyncio.timeout(step.timeout):
                     ended = await self._stream(step, log)
@@ -149,6 +155,19 @@ class ServerWork:
             first_line = error.message.partition("\n")[0]
             self.report(StepEnded(self.server, name, Outcome.FAILED, first_line, time.monotonic() - began))
             raise
+
+    @contextmanager
+    def _showing_that_it_runs(self, name: str) -> Iterator[None]:
+        async def show() -> None:
+            while True:
+                await asyncio.sleep(SIGN_OF_LIFE_SECONDS)
+                self.report(StepProgress(self.server, name, ""))
+
+        showing = asyncio.create_task(show())
+        try:
+            yield
+        finally:
+            showing.cancel()
 
     def _end(self, ended: StepEnded) -> None:
         self.results.append(StepResult(ended.step, ended.outcome, ended.detail, ended.seconds))

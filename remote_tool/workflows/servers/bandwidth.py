@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import math
 import secrets
 import time
 from contextlib import asynccontextmanager
@@ -12,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from remote_tool.errors import JobError, RemoteToolError, SomeServersFailedError, UsageError
+from remote_tool.protocol.job_fields import is_seconds
 from remote_tool.transport.pool import on_every
 from remote_tool.transport.ssh.endpoint import printable
 from remote_tool.workflows.agent_client import call, converse
@@ -263,9 +263,7 @@ def _rate(server: str, value: object) -> float:
 
 
 def _number(server: str, value: object, most: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise _not_readable(server, value)
-    if not 0 <= value <= most:
+    if not isinstance(value, int | float) or not is_seconds(value, most):
         raise _not_readable(server, value)
     return float(value)
 

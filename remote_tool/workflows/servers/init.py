@@ -32,8 +32,8 @@ _PLAIN = re.compile(r"(?:[A-Za-z_]|\.?/)[A-Za-z0-9_./-]*|\d{1,3}(?:\.\d{1,3}){3}
 _OTHER_TYPES = {"yes", "no", "on", "off", "true", "false", "null", "y", "n"}
 
 EXCLUDES = """\
-# What is not sent to the servers: one rsync pattern in each line, such as /data or *.ckpt
-# Never sent, whatever stands here: .remote, .git, .jobs, .env and private keys.
+# Files that are not sent to the servers: one rsync pattern per line, such as /data or *.ckpt
+# Never sent, even if not listed: .remote, .git, .jobs, .env and private keys.
 __pycache__
 *.pyc
 .venv
@@ -45,7 +45,7 @@ venv
 .DS_Store
 """
 IGNORED = """\
-# What belongs to one checkout only.
+# Files of one checkout only.
 /jobs
 /logs
 /known_hosts

@@ -239,7 +239,14 @@ def _record_failed(context: Context, reasons: Mapping[str, str]) -> None:
     """Record jobs as failed that have not begun, unless another program knows more by now."""
     now = time.time()
     context.registry.update(
-        replace(job, state=JobState.FAILED, reason=f"not started: {reasons[job.id]}", ended_at=now)
+        replace(
+            job,
+            state=JobState.FAILED,
+            reason=f"not started: {reasons[job.id]}",
+            ended_at=now,
+            logs_complete=True,
+            artifacts_complete=True,
+        )
         for job in context.registry.find(reasons).values()
         if job.state is JobState.STARTING
     )

@@ -314,6 +314,19 @@ def test_nothing_of_all_goes_while_a_job_runs(server: PretendServer) -> None:
 
 
 @pytest.mark.row(175)
+def test_nothing_of_all_is_removed_while_a_job_runs_whose_record_cannot_be_read(server: PretendServer) -> None:
+    job_id = server.start("exec sleep 600")
+    spec = server.jobs / job_id / "spec.json"
+    text = spec.read_text()
+    spec.write_text(text.replace('"schema": 1', '"schema": 99').replace('"schema":1', '"schema":99'))
+    assert spec.read_text() != text
+    answer = clean(server, everything=True)
+    assert answer["error"].startswith(f"Cannot remove everything: job {job_id}: it is running, and its record"), answer
+    spec.write_text(text)
+    server.stop(job_id, signal="SIGKILL")
+
+
+@pytest.mark.row(175)
 def test_a_start_and_the_removal_of_everything_never_both_go_on(server: PretendServer) -> None:
     server.wait(server.start("true"))
     jobs = os.open(server.jobs, os.O_RDONLY)

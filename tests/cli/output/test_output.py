@@ -18,9 +18,10 @@ from remote_tool.cli.output import streams
 from remote_tool.cli.output.console import Console, show_error, show_failures
 from remote_tool.cli.output.log_lines import LONGEST_LINE, ExactOutput, LabelledOutput
 from remote_tool.cli.output.sanitize import escape_controls, harmless_line, harmless_stream, one_line
-from remote_tool.cli.tables.jobs import print_jobs
+from remote_tool.cli.tables.jobs import print_items, print_jobs
 from remote_tool.errors import ConfigError, ConnectError, SomeServersFailedError
 from remote_tool.jobs.job import Job, JobState
+from remote_tool.workflows.clean.request import Item
 from remote_tool.workflows.events import Notice, Outcome, StepEnded, StepOutput, StepProgress, StepStarted
 from remote_tool.workflows.jobs.failures import RankFailure
 from remote_tool.workflows.jobs.follow import Chunk, FollowAnswer, OnChunk
@@ -278,6 +279,34 @@ def test_a_pipe_hears_now_and_then_how_far_a_long_step_is(
     assert capfd.readouterr().err.splitlines() == [
         *(f"gpu1: rsync: {second} % of 1.0 GiB\\x07" for second in (5, 35, 65)),
         "gpu1: rsync: done (80.0 s)",
+    ]
+
+
+def test_a_narrow_terminal_shows_whole_numbers_of_what_clean_removes(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(streams, "is_terminal", lambda _descriptor: True)
+    monkeypatch.setenv("COLUMNS", "50")
+    print_items([Item("gpu1", "logs of steps", 22, 345_678, 11, 345_678)])
+    assert capfd.readouterr().out.splitlines() == [
+        "WHERE  WHAT           REMOVE  FREES      COUNT",
+        "gpu1   logs of steps  11      337.6 KiB  22",
+    ]
+
+
+def test_a_pipe_hears_that_a_step_runs_which_does_not_say_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with Console(activity="connecting") as console:
+        console.report(StepStarted("gpu1", "packages"))
+        for second in range(40):
+            now = float(second)
+            console.report(StepProgress("gpu1", "packages", ""))
+    assert capfd.readouterr().err.splitlines() == [
+        "gpu1: packages: running for 5 s",
+        "gpu1: packages: running for 35 s",
     ]
 
 

@@ -175,8 +175,10 @@ def test_the_api_returns_where_the_files_are(desk: Desk) -> None:
     assert job.pull() == [home / "a.pt"]
     assert job.pull(f"{desk.name}/*.txt") == [home / "b.txt"]
     assert job.pull() == [home / "a.pt"]
-    with pytest.raises(UsageError, match="No selected job has artifacts"):
-        desk.workspace.start("first", "true", sync=False).pull()
+    without = desk.workspace.start("first", "true", sync=False)
+    with pytest.raises(UsageError, match="No selected job has artifacts") as refused:
+        without.pull()
+    assert refused.value.hint == f"remote-tool job-pull {without.job.key} --artifact 'checkpoints/*.pt'"
 
 
 def test_only_the_newest_are_here_and_what_was_pulled_by_hand_stays(desk: Desk) -> None:

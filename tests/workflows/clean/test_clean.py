@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from remote_tool import JobState, Workspace
+from remote_tool import JobState, StartRequest, Workspace
 from remote_tool.errors import UsageError
 from remote_tool.jobs.job import Job, JobSpec, new_job_id
 from remote_tool.jobs.registry import Registry
@@ -180,6 +180,20 @@ def test_a_start_that_never_arrived_and_a_job_whose_folder_is_gone_for_good_can_
     assert f"job {gone.key} (starting) will be forgotten here: rented is not in the configuration" in ran.stderr
     assert listed(desk) == [(runs.job.key, JobState.RUNNING)]
     runs.kill(grace=0)
+
+
+@pytest.mark.row(173)
+def test_a_job_that_never_started_has_nothing_to_fetch_and_can_be_removed(server: TestServer, tmp_path: Path) -> None:
+    desk = Workspace.find(make_project(tmp_path / "here", [server]))
+    request = StartRequest("true", servers=("first",), artifacts=("out/*.pt",), sync=False)
+    (job,) = desk.start_jobs(request, check=False).jobs
+    assert job.state is JobState.FAILED
+    desk.prepare()
+    fetched = remote_tool("job-rsync", cwd=desk.root)
+    assert fetched.returncode == 0, fetched.stderr
+    assert "no such job" not in fetched.stderr
+    clean(desk)
+    assert listed(desk) == []
 
 
 @pytest.mark.row(176)

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import json
 import pickle
+import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 
 from remote_tool.errors import JobError, RemoteCommandError, SomeServersFailedError, UsageError
 from remote_tool.transport.host import Stream
-from remote_tool.workspace import Workspace
+from remote_tool.workflows.events import Notice
+from remote_tool.workflows.jobs import link_news
+from remote_tool.workspace import Hooks, Workspace
 from tests.project import make_project
 from tests.workflows.jobs.test_jobs import until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from remote_tool.workflows.events import Event
     from tests.conftest import MakeServer
 
 
@@ -102,6 +108,34 @@ def test_an_unprepared_server_says_what_to_type(make_server: MakeServer, tmp_pat
     with pytest.raises(JobError, match="fresh is not prepared") as caught:
         workspace.run("true")
     assert caught.value.hint == "remote-tool prepare --server fresh"
+
+
+@pytest.mark.row(169)
+def test_a_login_that_takes_long_is_told_of(
+    make_server: MakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_news, "SILENT_SECONDS", 0.1)
+    server = make_server("first")
+    project = make_project(tmp_path / "here", [server])
+    Workspace.find(project).prepare()
+    notices: list[str] = []
+    told = threading.Event()
+
+    def hear(event: Event) -> None:
+        if isinstance(event, Notice):
+            notices.append(event.text)
+            told.set()
+
+    assert server.process is not None
+    server.process.send_signal(signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as threads:
+        try:
+            running = threads.submit(Workspace.find(project, hooks=Hooks(hear)).run, "echo hello")
+            assert told.wait(20)
+        finally:
+            server.process.send_signal(signal.SIGCONT)
+        assert running.result(60).values["first"].stdout == "hello\n"
+    assert notices[0].startswith("no answer for ")
 
 
 def test_an_empty_command_is_refused(workspace: Workspace) -> None:

@@ -16,7 +16,8 @@ from remote_tool.config.model import Environment, EnvironmentKind
 from remote_tool.environments.package_files import find_packages
 from remote_tool.environments.scm_version import git_version, version_variables
 from remote_tool.errors import EnvironmentSetupError
-from remote_tool.workflows.events import Notice
+from remote_tool.workflows.events import Notice, StepProgress
+from remote_tool.workflows.prepare import steps
 from tests.environments.files_over_http import serve
 from tests.workflows.prepare.servers import make_wheel, record_of, scripts_of
 from tests.workflows.prepare.test_prepare import (
@@ -57,6 +58,15 @@ def notices_of(desk: Desk) -> list[str]:
 def detail_of(desk: Desk) -> str:
     """What the last packages step said."""
     return [step.detail for step in desk.ended() if step.step == "packages"][-1]
+
+
+async def test_an_installer_that_prints_nothing_is_said_to_run(
+    make_server: MakeServer, tmp_path: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "SIGN_OF_LIFE_SECONDS", 0.01)
+    desk = desk_at(tmp_path, wheels, make_server("first"))
+    await desk.prepare()
+    assert StepProgress("first", "environment", "") in desk.events
 
 
 @pytest.mark.row(178)
