@@ -225,6 +225,7 @@ SMALL = sorted(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("key", SMALL)
 def test_a_small_work_is_done_by_us_and_by_hand(key: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(syncs, "SMALL_FILES", 20)
@@ -240,21 +241,23 @@ def test_a_small_work_is_done_by_us_and_by_hand(key: str, folder: Path, monkeypa
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_distance_is_measured_on_one_server_and_on_several(capsys: pytest.CaptureFixture[str]) -> None:
-    measured = distance.measure(1, servers=2, delays=(0.0, 0.02))
+    measured = distance.measure(1, servers=2, delays=(0.02,))
     for name, seconds in measured["seconds"].items():
-        assert {count: len(costs) for count, costs in seconds.items()} == {"1": 2, "2": 2}, name
+        assert {count: len(costs) for count, costs in seconds.items()} == {"1": 1, "2": 1}, name
     assert measured["goals"][0]["value"] == measured["seconds"][distance.AGAIN]["1"][-1]
     assert "run, 2 servers: " in capsys.readouterr().out
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_syncs_are_measured_by_number_of_files_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sizes, "COUNTS", (10, 150))
+    monkeypatch.setattr(sizes, "COUNTS", (150,))
     monkeypatch.setattr(sizes, "WITH_OUTPUTS", (150,))
     monkeypatch.setattr(sizes, "OUTPUTS", 30)
     measured = sizes.measure(1)
-    projects = ["10 files", "150 files", "10 files .txt", "150 files .txt", "150 files, 30 outputs"]
+    projects = ["150 files", "150 files .txt", "150 files, 30 outputs"]
     assert [(row["project"], row["state"]) for row in measured["rows"]] == [
         (project, state) for project in projects for state in sizes.STATES
     ]

@@ -175,19 +175,18 @@ def reattach_ours(field: Field, count: int) -> float:
 def reattach_by_hand(field: Field, count: int) -> float:
     """Return the same of a loop around ``ssh`` and ``tail -F``."""
     servers = field.servers[:count]
-    folders = {server.name: field.there(server, "hand") for server in servers}
+    mark, loops = f"{time.time_ns()}", []
     for server in servers:
-        clock = f"cd {folders[server.name]}; setsid {sys.executable} clock.py > log 2>&1 < /dev/null &"
+        folder = field.there(server, "hand")
+        clock = f"cd {folder}; setsid {sys.executable} clock.py {mark} > log 2>&1 < /dev/null &"
         field.shell(f"{field.ssh(server)} {shlex.quote(clock)}")
-    loops = [
-        f"while :; do {field.ssh(server)} 'exec tail -n 1 -F {folders[server.name]}/log' | sed -u 's/^/{server.name} /'"
-        "; done"
-        for server in servers
-    ]
+        tail = f"{field.ssh(server)} 'exec tail -n 1 -F {folder}/log' | sed -u 's/^/{server.name} /'"
+        loops.append(f"while :; do {tail}; done")
     try:
         return _until_back(field.begin(["bash", "-c", field.in_parallel(*loops)], field.hand), servers)
     finally:
-        field.everywhere("pkill -f clock.p[y]", count=count)
+        # Not the shell that looks for it.
+        field.everywhere(f"pkill -f 'clock.p[y] {mark}'", count=count)
 
 
 def _until_back(program: subprocess.Popen[bytes], servers: Sequence[Server]) -> float:
