@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import distance, relay, report, scale
+from benchmarks import distance, relay, report, scale, sizes
 from benchmarks.contest import hold
 from benchmarks.field import Field
 from benchmarks.works import PLANS
@@ -20,11 +22,35 @@ if TYPE_CHECKING:
 
 DOCUMENTS = Path(__file__).parent.parent / "docs"
 RESULTS = DOCUMENTS / "benchmarks"
-CURVES = {"scale": scale.measure, "distance": distance.measure, "relay": relay.measure}
+CURVES = {"sizes": sizes.measure, "scale": scale.measure, "distance": distance.measure, "relay": relay.measure}
+PICTURES = {"sizes": sizes.draw, "scale": scale.draw}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure what is asked for; only a whole run rewrites the page, a part goes into its own file."""
+    chosen = _options(arguments)
+    remove_leftovers()
+    results = _old(chosen.output) if chosen.keep else {}
+    results["machine"] = report.machine()
+    failed = []
+    for key in chosen.works or [*PLANS, *CURVES]:
+        begin = time.monotonic()
+        try:
+            _measure(key, results, chosen)
+        except Exception as error:  # noqa: BLE001 - a bug in one work must not cost hours of others
+            failed.append(key)
+            print(f"  {key} failed: {type(error).__name__}: {error}", flush=True)
+        print(f"  {key} took {time.monotonic() - begin:.0f} s", flush=True)
+        # After each work: a run that is interrupted has shown something.
+        report.write(chosen.output, json.dumps(results, indent=1) + "\n")
+    if chosen.output == RESULTS / "results.json":
+        report.write_page(DOCUMENTS / "benchmarks.md", results)
+    print(report.goals(results))
+    if failed:
+        sys.exit(f"failed: {' '.join(failed)}")
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench")
     parser.add_argument("works", nargs="*", metavar="TASK", help=f"{', '.join([*PLANS, *CURVES])}; default: all")
     parser.add_argument("--rounds", type=int, help="Rounds to measure instead of each task's default.")
@@ -35,29 +61,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     unknown = set(chosen.works) - {*PLANS, *CURVES}
     if unknown:
         parser.error(f"unknown task: {', '.join(sorted(unknown))}")
-    remove_leftovers()
-    results = _old(chosen.output) if chosen.keep else {}
-    works = chosen.works or [*PLANS, *CURVES]
-    results["machine"] = report.machine()
-    for key in works:
-        if key in CURVES:
-            results[key] = CURVES[key](chosen.rounds or 3)
-        else:
-            results.setdefault("works", {})[key] = _measure(key, chosen.rounds, chosen.labml)
-        # After each work: a run that is interrupted has shown something.
-        report.write(chosen.output, json.dumps(results, indent=1) + "\n")
-    if chosen.output == RESULTS / "results.json":
-        report.write_page(DOCUMENTS / "benchmarks.md", results)
+    return chosen
 
 
-def _measure(key: str, rounds: int | None, labml: Path | None) -> dict[str, Any]:
+def _measure(key: str, results: dict[str, Any], chosen: argparse.Namespace) -> None:
+    if key in CURVES:
+        print(f"{key}:", flush=True)
+        results[key] = CURVES[key](chosen.rounds or 3)
+        if key in PICTURES:
+            PICTURES[key](results[key], chosen.output.parent)
+        return
     plan = PLANS[key]
     folder = Path(tempfile.mkdtemp(prefix="remote-tool-bench-"))
     try:
-        with Field(folder / "field", plan.servers, labml=labml) as field:
+        with Field(folder / "field", plan.servers, labml=chosen.labml) as field:
             work = plan.make(field)
-            print(f"{key}: {work.title}; {work.goal}", flush=True)
-            return hold(work, rounds=rounds).as_json()
+            print(f"{key}: {work.title}; {', '.join(goal.text for goal in work.goals)}", flush=True)
+            results.setdefault("works", {})[key] = hold(work, rounds=chosen.rounds).as_json()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -15,6 +15,7 @@ BY_HAND = "by hand"
 OURS = "remote_tool"
 LABML = "labml_remote"
 PARALLEL_SSH = "parallel-ssh"
+MEMORY = "its memory, MB"
 
 
 def _nothing() -> None:
@@ -41,6 +42,34 @@ class Contender:
 
 
 @dataclass(frozen=True)
+class Goal:
+    """What something may cost at most.
+
+    Attributes:
+        limit: A multiple of another's cost, or a cost.
+        unit: Of the cost; empty: it is a multiple.
+        of: Whose cost.
+        against: Whose cost is 1.0; None: that of the work's own rival.
+    """
+
+    limit: float
+    unit: str = ""
+    of: str = OURS
+    against: str | None = None
+
+    @property
+    def text(self) -> str:
+        """What the table says of it."""
+        what = "" if self.of == OURS else f"{self.of.partition(', ')[0]} "
+        bound = f"{self.limit:g} {self.unit}" if self.unit else f"{self.limit:.2f}"
+        return f"{what}≤ {bound}" + (f" of {self.against}" if self.against else "")
+
+    def judge(self, value: float | None) -> dict[str, Any]:
+        """Say whether a cost or a multiple meets it; None when it was not measured."""
+        return {"goal": self.text, "value": value, "met": None if value is None else value <= self.limit}
+
+
+@dataclass(frozen=True)
 class Work:
     """What is done.
 
@@ -48,7 +77,7 @@ class Work:
         key: What the command line calls it.
         title: What the table calls it.
         contenders: Who does it.
-        goal: The largest ratio, or the largest cost, that we want; a sentence says which.
+        goals: What it may cost at most.
         against: Whose cost is 1.0.
         unit: Of a cost.
         rounds: How often each does it.
@@ -57,7 +86,7 @@ class Work:
     key: str
     title: str
     contenders: tuple[Contender, ...]
-    goal: str = ""
+    goals: tuple[Goal, ...] = ()
     against: str = BY_HAND
     unit: str = "s"
     rounds: int = 7
@@ -83,10 +112,20 @@ class Result:
 
     def ratio(self, name: str) -> float | None:
         """Return the median cost as a multiple of the one that it is compared with; None in a unit of its own."""
-        if ", " in name:
-            return None
-        own, other = self.median(name), self.median(self.work.against)
+        return None if ", " in name else self._multiple(name, self.work.against)
+
+    def _multiple(self, name: str, of: str) -> float | None:
+        own, other = self.median(name), self.median(of)
         return own / other if own is not None and other else None
+
+    def judged(self) -> list[dict[str, Any]]:
+        """Return each goal of the work, what was measured, and whether that meets it."""
+        return [goal.judge(self._value(goal)) for goal in self.work.goals]
+
+    def _value(self, goal: Goal) -> float | None:
+        if goal.unit:
+            return self.median(goal.of)
+        return self._multiple(goal.of, goal.against or self.work.against)
 
     def as_json(self) -> dict[str, Any]:
         """Return all of it as plain values."""
@@ -94,7 +133,7 @@ class Result:
         return {
             "work": self.work.key,
             "title": self.work.title,
-            "goal": self.work.goal,
+            "goals": self.judged(),
             "against": self.work.against,
             "unit": self.work.unit,
             "contenders": {
@@ -127,6 +166,8 @@ def hold(work: Work, *, rounds: int | None = None, told: Callable[[str], None] =
         shown = f"  {ratio:.2f}" if ratio is not None else ""
         what, _, unit = name.partition(", ")
         told(f"  {what:<14} {result.median(name):.3f} {unit or work.unit}{shown}")
+    for name, problem in result.problems.items():
+        told(f"  {name:<14} left out: {problem}")
     return result
 
 

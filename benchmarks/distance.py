@@ -10,76 +10,93 @@ from __future__ import annotations
 import shutil
 import statistics
 import tempfile
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.delay import LongWire
-from benchmarks.field import Field, small_files
-from tests.project import write_configuration
+from benchmarks.contest import Goal
+from benchmarks.field import Field
+from benchmarks.works import waits
+from benchmarks.works.plan import by_name
+from benchmarks.works.syncs import rsync_by_hand
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from tests.sshd import TestServer
+    from collections.abc import Callable, Mapping, Sequence
 
 DELAYS = (0.001, 0.020, 0.150)
 COUNTS = (64, 256, 1024)
 SERVERS = 8
 HOME_LINE = 20e6 / 8
 CLUSTER_LINE = 1e9 / 8
+AGAIN = "run again"
+GOAL = Goal(0.55, "s")
 
 
-class _Far:
-    """A server at the other end of a long wire."""
+def measure(rounds: int, *, servers: int = SERVERS, delays: Sequence[float] = DELAYS) -> dict[str, Any]:
+    """Run commands over long wires to one server and to several.
 
-    address = "127.0.0.1"
+    Args:
+        rounds: How often each.
+        servers: How many several are.
+        delays: Round trips, in seconds, the shortest first.
 
-    def __init__(self, server: TestServer, wire: LongWire) -> None:
-        self.name, self.port = server.name, wire.port
-        self.username, self.key = server.username, server.key
-
-
-def measure(rounds: int) -> dict[str, Any]:
-    """Run commands over long wires to one server and to eight; seconds by command, number of servers and delay."""
+    Returns:
+        Seconds by command, number of servers and delay, and the goal.
+    """
     folder = Path(tempfile.mkdtemp(prefix="remote-tool-bench-"))
+    measured: dict[str, dict[str, list[float]]] = {}
     try:
-        with ExitStack() as stack:
-            field = stack.enter_context(Field(folder / "field", SERVERS, namespaces=False))
-            wires = [stack.enter_context(LongWire(server.port)) for server in field.servers]
-            far = [_Far(server, wire) for server, wire in zip(field.servers, wires, strict=True)]  # type: ignore[arg-type]
-            write_configuration(field.ours, far, name="ours", host_keys="accept-new")
-            field.fill(small_files(200))
-            field.tool("prepare")
-            return {
-                name: {str(count): _over_delays(wires, command, count, rounds) for count in (1, SERVERS)}
-                for name, command in _commands(field).items()
-            }
+        with Field(folder / "field", servers, far=True) as field:
+            waits.prepare(field)
+            for name, (keep, command) in _commands(field).items():
+                field.configure(keep=keep)
+                measured[name] = {}
+                for count in (1, servers):
+                    measured[name][str(count)] = _over_delays(field, command, count, rounds, delays)
+                    shown = " ".join(f"{cost:.2f}" for cost in measured[name][str(count)])
+                    print(f"  {name}, {count} servers: {shown} s", flush=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _commands(field: Field) -> dict[str, Callable[[int], float]]:
-    def on(*words: str) -> Callable[[int], float]:
-        def run(count: int) -> float:
-            names = [word for server in field.servers[:count] for word in ("--server", server.name)]
-            return field.tool(*words, *names).seconds
-
-        return run
-
     return {
-        "run": on("run", "--cmd", "true"),
-        "rsync, nothing changed": on("rsync"),
-        "job-run": on("job-run", "--no-sync", "--cmd", "true"),
-        "job-list": on("job-list", "--rsync", "--stopped"),
+        "seconds": measured,
+        "goals": [{**GOAL.judge(measured[AGAIN]["1"][-1]), "of": f"{AGAIN}, 1 server, over 150 ms"}],
     }
 
 
-def _over_delays(wires: list[LongWire], command: Callable[[int], float], count: int, rounds: int) -> list[float]:
+def _commands(field: Field) -> dict[str, tuple[bool, Callable[[int], float]]]:
+    """Return each command, and whether it may use a login that another one has left."""
+
+    def ours(*words: str) -> Callable[[int], float]:
+        return lambda count: field.tool(*words, *by_name(field.servers[:count])).seconds
+
+    def by_hand(*, keep: bool) -> Callable[[int], float]:
+        return lambda count: field.everywhere("true", keep=keep, count=count).seconds
+
+    run = ours("run", "--cmd", "true")
+    return {
+        "run": (False, run),
+        "ssh by hand": (False, by_hand(keep=False)),
+        AGAIN: (True, run),
+        "ssh by hand, ControlPersist": (True, by_hand(keep=True)),
+        "rsync, nothing changed": (False, ours("rsync")),
+        "rsync by hand, nothing changed": (False, lambda count: field.shell(rsync_by_hand(field, count=count)).seconds),
+        "job-run": (False, ours("job-run", "--no-sync", "--cmd", "true")),
+        "job-list": (False, ours("job-list", "--rsync", "--stopped")),
+        "job-run --follow to the first line": (True, lambda count: waits.first_line_ours(field, count)),
+        "the same by hand, ControlPersist": (True, lambda count: waits.first_line_by_hand(field, count)),
+        "job-kill to the last process": (True, lambda count: waits.kill_ours(field, count)),
+        "job-tail, cut to the next line": (True, lambda count: waits.reattach_ours(field, count)),
+    }
+
+
+def _over_delays(
+    field: Field, command: Callable[[int], float], count: int, rounds: int, delays: Sequence[float]
+) -> list[float]:
     seconds = []
-    for delay in DELAYS:
-        for wire in wires:
+    for delay in delays:
+        for wire in field.wires:
             wire.round_trip = delay
+        # The first one logs in.
+        command(count)
         seconds.append(statistics.median(command(count) for _ in range(rounds)))
     return seconds
 

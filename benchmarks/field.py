@@ -9,15 +9,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Self
 
 import yaml
 
+from benchmarks.delay import LongWire
 from tests import network_hosts
 from tests.network_hosts import HOME, Network, NetworkHost
 from tests.project import write_configuration
@@ -26,7 +26,11 @@ from tests.sshd import TestServer, make_key
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+Server = NetworkHost | TestServer
+
 LONGEST = 600.0
+TREE = Path(__file__).parent.parent
+_SPENDER = Path(__file__).with_name("spend.py")
 # The conda of labml_remote's servers: it costs nothing, where a real one would add its own time to every command.
 _FREE_CONDA = f"conda() {{ PATH={sys.prefix}/bin:$PATH; }}\n"
 
@@ -49,16 +53,23 @@ class Field:
         servers: In namespaces of their own where we may make them, else on loopback.
         network: What the former are plugged into.
         ours, hand, labml: The same project, once for each contender.
+        wires: What the servers are reached through, if they are far.
+        tree: The checkout whose program is ours.
     """
 
-    def __init__(self, folder: Path, count: int, *, namespaces: bool | None = None, labml: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path, count: int, *, far: bool = False, labml: Path | None = None, tree: Path = TREE
+    ) -> None:
         self.folder = folder
+        self.tree = tree
         self.servers: list[NetworkHost] | list[TestServer] = []
         self.network: Network | None = None
+        self.wires: list[LongWire] = []
         self.ours, self.hand, self.labml = (folder / name for name in ("ours", "hand", "labml"))
         self.home = folder / "user"
         self._count = count
-        self._namespaces = network_hosts.missing() is None if namespaces is None else namespaces
+        self._far = far
+        self._namespaces = not far and network_hosts.missing() is None
         self._labml_python = labml
         self._stack = ExitStack()
         self._key = folder / "key"
@@ -79,6 +90,21 @@ class Field:
     def has_labml(self) -> bool:
         """Whether labml_remote can log in: it knows no ports, so it needs servers with addresses of their own."""
         return self._labml_python is not None and self._namespaces
+
+    @property
+    def keeps_logins(self) -> bool:
+        """Whether our program can keep logins for later commands."""
+        return any(b"keep_connections" in file.read_bytes() for file in (self.tree / "remote_tool/config").glob("*.py"))
+
+    def configure(self, *, keep: bool) -> None:
+        """Write our configuration: whether a command may use the login of an earlier one, as ``ssh`` alone does not."""
+        login_once = {"keep_connections": 0} if self.keeps_logins and not keep else {}
+        write_configuration(self.ours, self.servers, name="ours", host_keys="accept-new", **login_once)
+
+    def log_out(self) -> None:
+        """End the logins that our program keeps."""
+        if self.keeps_logins:
+            self.tool("disconnect", check=False)
 
     def fill(self, files: Mapping[str, bytes]) -> None:
         """Give every contender's project these files."""
@@ -109,9 +135,14 @@ class Field:
             with suppress(FileNotFoundError):
                 (server.home / name).rename(trash / f"{server.name}-{name}-{time.time_ns()}")
 
+    @property
+    def program(self) -> list[str]:
+        """The command that starts our program."""
+        return [sys.executable, "-m", "remote_tool"]
+
     def tool(self, *words: str, check: bool = True) -> Spent:
         """Run our program in our project."""
-        return self.spend([sys.executable, "-m", "remote_tool", *words], self.ours, check=check)
+        return self.spend([*self.program, *words], self.ours, check=check)
 
     def script(self, text: str, *words: str) -> Spent:
         """Run a Python program that uses our API in our project."""
@@ -121,9 +152,16 @@ class Field:
         """Run what a person types, in the project that is sent by hand."""
         return self.spend(["bash", "-c", text], self.hand)
 
-    def everywhere(self, command: str) -> Spent:
-        """Run a shell command on all servers at once, as a person does it: one ``ssh`` each."""
-        return self.shell(self.in_parallel(*(f"{self.ssh(server)} {shlex.quote(command)}" for server in self.servers)))
+    def everywhere(self, command: str, *, keep: bool = False, count: int | None = None) -> Spent:
+        """Run a shell command on all servers at once, as a person does it: one ``ssh`` each.
+
+        Args:
+            command: What each server's shell runs.
+            keep: Whether the login is kept for the next command (ControlPersist).
+            count: On so many of the servers; None: on all.
+        """
+        logins = [self.ssh(server, keep=keep) for server in self.servers[:count]]
+        return self.shell(self.in_parallel(*(f"{login} {shlex.quote(command)}" for login in logins)))
 
     def labml_tool(self, *words: str) -> Spent:
         """Run labml_remote in its project."""
@@ -143,17 +181,25 @@ class Field:
         started = "\n".join(f"{command} & pids+=($!)" for command in commands)
         return f"pids=()\n{started}\nfor pid in ${{pids[@]}}; do wait $pid || exit; done"
 
-    def ssh(self, server: NetworkHost | TestServer) -> str:
+    def ssh(self, server: Server, *, keep: bool = False) -> str:
         """Return the command with which a person logs in to a server."""
-        return f"{self.ssh_program(server)} {server.username}@{server.address}"
+        return f"{self.ssh_program(server, keep=keep)} {server.username}@{server.address}"
 
-    def ssh_program(self, server: NetworkHost | TestServer) -> str:
+    def ssh_program(self, server: Server, *, keep: bool = False) -> str:
         """Return the same without the server's name, as ``rsync -e`` wants it."""
-        known = self.home / "by_hand"
-        options = f"-F none -o BatchMode=yes -o StrictHostKeyChecking=accept-new -o UserKnownHostsFile={known}"
+        options = f"-F none -o BatchMode=yes -o StrictHostKeyChecking=accept-new -o UserKnownHostsFile={self._known}"
+        if keep:
+            options += f" -o ControlMaster=auto -o ControlPath={self._kept(server)} -o ControlPersist=10m"
         return f"ssh -q {options} -i {self._key} -p {server.port}"
 
-    def there(self, server: NetworkHost | TestServer, name: str) -> str:
+    @property
+    def _known(self) -> Path:
+        return self.home / "by_hand"
+
+    def _kept(self, server: Server) -> Path:
+        return self.folder / f"kept-{server.name}"
+
+    def there(self, server: Server, name: str) -> str:
         """Return what a server itself calls a contender's project folder."""
         return f"{HOME if self._namespaces else server.home}/{name}"
 
@@ -163,25 +209,32 @@ class Field:
         Raises:
             RuntimeError: It failed.
         """
-        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            begin = time.perf_counter()
-            process = subprocess.Popen(
-                words, cwd=folder, env=self._environment(), stdin=subprocess.DEVNULL, stdout=out, stderr=err
-            )
-            alarm = threading.Timer(LONGEST, process.kill)
-            alarm.start()
-            _, status, used = os.wait4(process.pid, 0)
-            seconds = time.perf_counter() - begin
-            alarm.cancel()
-            process.returncode = os.waitstatus_to_exitcode(status)
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, tempfile.TemporaryFile() as report:
+            number = report.fileno()
+            spender = [sys.executable, "-I", "-S", str(_SPENDER), str(number), *words]
+            with subprocess.Popen(
+                spender,
+                cwd=folder,
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                pass_fds=[number],
+            ) as process:
+                try:
+                    status = process.wait(LONGEST)
+                except BaseException:
+                    process.terminate()
+                    raise
             output = _content(out)
-            if check and process.returncode != 0:
+            if check and status != 0:
                 said = (_content(err) or output).decode(errors="replace")[-600:]
-                raise RuntimeError(f"{' '.join(words)[:100]} ended with {process.returncode}: {said}")
-        return Spent(seconds, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024, output)
+                raise RuntimeError(f"{' '.join(words)[:100]} ended with {status}: {said}")
+            seconds, cpu, largest = _content(report).split()
+        return Spent(float(seconds), float(cpu), int(largest), output)
 
     def begin(self, words: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
-        """Start a program whose output is read while it runs."""
+        """Start a program, the first of a process group, whose output is read while it runs."""
         return subprocess.Popen(
             words,
             cwd=folder,
@@ -189,13 +242,13 @@ class Field:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            process_group=0,
         )
 
     def _environment(self) -> dict[str, str]:
         others = ("SSH_", "REMOTE_TOOL_", "PYTHON")
         kept = {key: value for key, value in os.environ.items() if not key.startswith(others)}
-        here = str(Path(__file__).parent.parent)
-        return {**kept, "HOME": str(self.home), "PYTHONPATH": here, "PYTHONUNBUFFERED": "1"}
+        return {**kept, "HOME": str(self.home), "PYTHONPATH": str(self.tree), "PYTHONUNBUFFERED": "1"}
 
     def _make(self) -> None:
         for path in (self.ours, self.hand, self.labml, self.home):
@@ -209,11 +262,24 @@ class Field:
             self.network = self._stack.enter_context(Network(self.folder / "servers", self._key))
             self.servers = self.network.hosts(*names)
         else:
-            self.servers = [
+            near = [
                 self._stack.enter_context(TestServer(name, self.folder / "servers" / name, self._key)) for name in names
             ]
-        write_configuration(self.ours, self.servers, name="ours", host_keys="accept-new")
+            self.servers = [self._at_a_distance(server) for server in near] if self._far else near
+        self.configure(keep=False)
         self._make_labml()
+        self._stack.callback(self._end_logins)
+
+    def _at_a_distance(self, server: TestServer) -> TestServer:
+        wire = self._stack.enter_context(LongWire(server.port))
+        self.wires.append(wire)
+        return replace(server, port=wire.port)
+
+    def _end_logins(self) -> None:
+        self.log_out()
+        for server in self.servers:
+            if self._kept(server).exists():
+                self.shell(f"{self.ssh(server, keep=True)} -O exit || true")
 
     def _make_labml(self) -> None:
         """Write what labml_remote needs: an RSA key, a conda, and an ssh with known hosts of its own."""

@@ -8,7 +8,7 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import distance, relay
+from benchmarks import distance, relay, sizes
 from benchmarks.contest import BY_HAND, LABML, OURS, PARALLEL_SSH
 
 if TYPE_CHECKING:
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 BEGIN, END = "<!-- begin: {} (make bench writes this) -->", "<!-- end: {} -->"
 
-PICTURE = "\n\n![Seconds and memory by number of servers](benchmarks/scale.svg)"
+SCALE_PICTURE = "\n\n![Seconds and memory by number of servers](benchmarks/scale.svg)"
+SIZES_PICTURE = "\n\n![Seconds of a sync by number of files, and by hand](benchmarks/sizes.svg)"
 
 
 def machine() -> dict[str, object]:
@@ -42,12 +43,14 @@ def write(file: Path, text: str) -> None:
 def write_page(page: Path, results: Mapping[str, Any]) -> None:
     """Put tables and curves between the marks of the page; the prose around them is written by hand."""
     text = page.read_text()
+    seconds = results.get("distance", {}).get("seconds", {})
     for name, part in (
         ("machine", f"{_machine_line(results['machine'])} All values: [results.json](benchmarks/results.json)."),
         ("works", works_table(results.get("works", {}))),
-        ("scale", scale_table(results.get("scale", {})) + PICTURE if "scale" in results else ""),
-        ("distance", distance.table(results.get("distance", {}))),
-        ("relay", relay.table(results.get("relay", {}), results.get("distance", {}))),
+        ("sizes", sizes.table(results["sizes"]) + SIZES_PICTURE if "sizes" in results else "Not measured."),
+        ("scale", scale_table(results.get("scale", {})) + SCALE_PICTURE if "scale" in results else ""),
+        ("distance", distance.table(seconds)),
+        ("relay", relay.table(results.get("relay", {}), seconds)),
     ):
         before, begin, rest = text.partition(BEGIN.format(name))
         _, end, after = rest.partition(END.format(name))
@@ -65,8 +68,28 @@ def works_table(works: Mapping[str, Any]) -> str:
     ]
     for work in works.values():
         shown = [_ratio(work, name) for name in (OURS, BY_HAND, LABML, PARALLEL_SSH)]
-        lines.append(f"| {work['title']} | {work['goal']} | {' | '.join(shown)} | {_spread(work)} |")
+        lines.append(f"| {work['title']} | {_goals(work)} | {' | '.join(shown)} | {_spread(work)} |")
     return "\n".join(lines)
+
+
+def goals(results: Mapping[str, Any]) -> str:
+    """Return a line for each goal: met, missed or not measured, of what, and the value."""
+    judged = [(goal, work["title"]) for work in results.get("works", {}).values() for goal in work["goals"]]
+    judged += [
+        (goal, goal["of"]) for curve in ("sizes", "distance") for goal in results.get(curve, {}).get("goals", [])
+    ]
+    lines = ["Goals:"]
+    for goal, title in judged:
+        value = "–" if goal["value"] is None else f"{goal['value']:.2f}"
+        lines.append(f"  {_VERDICTS[goal['met']]:<12} {value:>6}, {goal['goal']}: {title}")
+    return "\n".join(lines)
+
+
+_VERDICTS = {True: "met", False: "missed", None: "not measured"}
+
+
+def _goals(work: Mapping[str, Any]) -> str:
+    return "; ".join(f"{goal['goal']} {_VERDICTS[goal['met']]}" for goal in work["goals"]) or "–"
 
 
 def scale_table(scale: Mapping[str, Any]) -> str:

@@ -8,18 +8,18 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks import pictures
 from benchmarks.field import Field, Spent, small_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
-PICTURE = Path(__file__).parent.parent / "docs" / "benchmarks"
 FILES = 200
 
 
 def measure(rounds: int) -> dict[str, Any]:
-    """Run each command on 1 to 64 servers and draw the curves."""
+    """Run each command on 1 to 64 servers."""
     seconds: dict[str, list[float]] = {}
     megabytes: dict[str, list[float]] = {}
     for count in COUNTS:
@@ -35,9 +35,7 @@ def measure(rounds: int) -> dict[str, Any]:
                     print(f"  {count:>2} servers, {name}: {seconds[name][-1]:.2f} s", flush=True)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-    result = {"counts": list(COUNTS), "seconds": seconds, "megabytes": megabytes}
-    draw(result)
-    return result
+    return {"counts": list(COUNTS), "seconds": seconds, "megabytes": megabytes}
 
 
 def _commands(field: Field) -> dict[str, Callable[[], Spent]]:
@@ -65,13 +63,9 @@ def _servers(field: Field) -> list[str]:
     return [word for server in field.servers for word in ("--server", server.name)]
 
 
-def draw(scale: Mapping[str, Any]) -> None:
+def draw(scale: Mapping[str, Any], folder: Path) -> None:
     """Draw seconds and memory by number of servers, as PNG and SVG."""
-    import matplotlib as mpl  # noqa: PLC0415 - only drawing needs it
-    from matplotlib import pyplot as plt  # noqa: PLC0415 - the same
-
-    mpl.use("agg")
-    figure, (time_axes, memory_axes) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
+    figure, (time_axes, memory_axes) = pictures.pyplot().subplots(1, 2, figsize=(10, 4.2), layout="constrained")
     for name, costs in scale["seconds"].items():
         style = {"color": "black", "linestyle": "--"} if "by hand" in name else {}
         time_axes.plot(scale["counts"], costs, marker="o", markersize=3, label=name, **style)
@@ -86,14 +80,7 @@ def draw(scale: Mapping[str, Any]) -> None:
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
     time_axes.set_yscale("log")
-    ticks = (0.2, 0.5, 1, 2, 5)
-    time_axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-    time_axes.minorticks_off()
     time_axes.set_ylim(bottom=0.1)
+    pictures.plain_seconds(time_axes)
     time_axes.legend(fontsize=8)
-    PICTURE.mkdir(parents=True, exist_ok=True)
-    # Neither date nor random names: the same figures give the same files.
-    mpl.rcParams["svg.hashsalt"] = "remote_tool"
-    figure.savefig(PICTURE / "scale.svg", metadata={"Date": None})
-    figure.savefig(PICTURE / "scale.png", dpi=130)
-    plt.close(figure)
+    pictures.save(figure, folder / "scale")
