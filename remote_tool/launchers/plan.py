@@ -28,7 +28,6 @@ class NodeFacts:
         torch: Version of torch there; empty when it has none.
         gpus: How many GPUs a command may use there.
         addresses: Its own addresses, the likeliest to be reached first.
-        interfaces: The name of the interface of each address.
         place: Which machine and which folder on it; the same for two names of one; empty when it does not say.
         devices: The GPUs that it is to use, by number or UUID; empty: all.
         variables: That the configuration has for it.
@@ -42,7 +41,6 @@ class NodeFacts:
     torch: str
     gpus: int
     addresses: tuple[str, ...] = ()
-    interfaces: Mapping[str, str] = field(default_factory=dict)
     place: str = ""
     devices: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)

@@ -52,9 +52,9 @@ def print_orphans(orphans: Sequence[Orphan], descriptor: int = streams.OUT) -> N
     _print_rows([_orphan_row(orphan) for orphan in orphans], descriptor)
 
 
-def print_items(items: Sequence[Item], descriptor: int = streams.OUT) -> None:
+def print_items(items: Sequence[Item]) -> None:
     """Print what remote-tool keeps, one row each, as wide as the terminal."""
-    _print_rows([_item_row(item) for item in items], descriptor)
+    _print_rows([_item_row(item) for item in items], streams.OUT)
 
 
 def _print_rows(rows: Sequence[dict[str, str]], descriptor: int) -> None:
