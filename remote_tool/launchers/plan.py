@@ -28,7 +28,6 @@ class NodeFacts:
         torch: Version of torch there; empty when it has none.
         gpus: Number of GPUs available to a command.
         addresses: Its own addresses, likeliest first.
-        interfaces: The name of the interface of each address.
         place: Machine and folder; the same for two names of one; empty if unknown.
         devices: The GPUs to use, by number or UUID; empty: all.
         variables: Configured variables.
@@ -42,7 +41,6 @@ class NodeFacts:
     torch: str
     gpus: int
     addresses: tuple[str, ...] = ()
-    interfaces: Mapping[str, str] = field(default_factory=dict)
     place: str = ""
     devices: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from remote_tool.errors import RemoteCommandError
@@ -67,21 +66,8 @@ done
 """
 
 
-@dataclass(frozen=True)
-class Installed:
-    """A public key on a server.
-
-    Attributes:
-        was_there: Whether it already existed.
-        file: The server's path of ``authorized_keys``.
-    """
-
-    was_there: bool
-    file: str
-
-
-async def add_key(host: Host, line: str) -> Installed:
-    """Add a public key if missing; other lines are unchanged.
+async def add_key(host: Host, line: str) -> str:
+    """Add a public key if missing, and return the path of ``authorized_keys``; other lines are unchanged.
 
     Raises:
         RemoteCommandError: It could not be written.
@@ -93,7 +79,7 @@ async def add_key(host: Host, line: str) -> Installed:
     if what not in {ADDED, PRESENT}:
         message = f"{host.name}: {label}: unexpected answer: {printable(what)[:100]!r}"
         raise RemoteCommandError(message, server=host.name, command=label, exit_status=0)
-    return Installed(what == PRESENT, printable(file))
+    return printable(file)
 
 
 async def writable_by_others(host: Host) -> list[str]:

@@ -149,7 +149,7 @@ def _count(values: Mapping[str, Any], name: str) -> int:
     return _number(values, name) or 0
 
 
-# What is kept of a request, and how it is read.
+# The recorded fields of a request, and how each is read.
 _OF_REQUEST: dict[str, Callable[[Mapping[str, Any], str], Any]] = {
     "command": _text,
     "servers": _texts,

@@ -59,13 +59,13 @@ def print_orphans(orphans: Sequence[Orphan], descriptor: int = streams.OUT) -> N
     streams.write_text(descriptor, text)
 
 
-def print_items(items: Sequence[Item], descriptor: int = streams.OUT) -> None:
+def print_items(items: Sequence[Item]) -> None:
     """Print what remote-tool keeps, one row each; a narrow terminal leaves out the last columns, not half a number."""
     rows = [_item_row(item) for item in items]
-    width = get_terminal_size().columns if streams.is_terminal(descriptor) else math.inf
+    width = get_terminal_size().columns if streams.is_terminal(streams.OUT) else math.inf
     while max(map(len, plain_rows(rows).splitlines())) > width and len(rows[0]) > NEEDED_COLUMNS:
         rows = [dict(list(row.items())[:-1]) for row in rows]
-    streams.write_text(descriptor, plain_rows(rows))
+    streams.write_text(streams.OUT, plain_rows(rows))
 
 
 def _item_row(item: Item) -> dict[str, str]:

@@ -68,7 +68,6 @@ def read_facts(server: str, answer: Mapping[str, Any]) -> NodeFacts:
             gpus=read_count(answer["gpus"], MOST_GPUS),
             cpus=read_count(answer.get("cpus", 1), MOST_CPUS, 1),
             addresses=_likeliest_first(seen, [address for address, _ in pairs]),
-            interfaces=dict(pairs),
             place=json.dumps([answer.get("identity"), answer.get("project")]),
         )
     except (KeyError, TypeError, ValueError) as error:

@@ -155,9 +155,9 @@ async def _new_passphrase(context: Context, name: str) -> str:
 async def _install(context: Context, server: str, key: KeyOnServer, lines: Mapping[str, str]) -> KeyOnServer:
     line = lines[key.key]
     async with context.pool.login(server, AuthMethods.PASSWORDS) as host:
-        installed = await add_key(host, line)
-        await _prove(context, host, UserKey(Path(key.key) if key.key else None, line), installed.file)
-    return KeyOnServer(KeyState.ADDED, key.key, line, installed.file)
+        file = await add_key(host, line)
+        await _prove(context, host, UserKey(Path(key.key) if key.key else None, line), file)
+    return KeyOnServer(KeyState.ADDED, key.key, line, file)
 
 
 async def _prove(context: Context, host: Host, key: UserKey, file: str) -> None:
