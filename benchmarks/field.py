@@ -98,8 +98,8 @@ class Field:
 
     def configure(self, *, keep: bool) -> None:
         """Write our configuration: whether a command may use the login of an earlier one, as ``ssh`` alone does not."""
-        login_once = {"keep_connections": 0} if self.keeps_logins and not keep else {}
-        write_configuration(self.ours, self.servers, name="ours", host_keys="accept-new", **login_once)
+        kept = {"keep_connections": "10m" if keep else "0"} if self.keeps_logins else {}
+        write_configuration(self.ours, self.servers, name="ours", host_keys="accept-new", **kept)
 
     def log_out(self) -> None:
         """End the logins that our program keeps."""
