@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from remote_tool.errors import RemoteToolError, SomeServersFailedError, UsageError
 from remote_tool.transport.connection_cache import ConnectionCache
+from remote_tool.transport.kept.find import find_kept
+from remote_tool.transport.kept.folder import place_of
+from remote_tool.transport.kept.start import Wanted, start_master
 from remote_tool.transport.prompter import Prompter
 from remote_tool.transport.ssh.context import ConnectionContext
+from remote_tool.transport.ssh.host import SshHost
 from remote_tool.transport.ssh.host_keys.rules import HostKeyRules
 from remote_tool.transport.ssh.passwords import CommonPasswords
 
@@ -22,8 +27,8 @@ if TYPE_CHECKING:
     from remote_tool.config.model import Config, Server
     from remote_tool.errors import HostKeyError
     from remote_tool.transport.host import Host
+    from remote_tool.transport.ssh.connection import Connection
     from remote_tool.transport.ssh.endpoint import AuthMethods
-    from remote_tool.transport.ssh.host import SshHost
 
 T = TypeVar("T")
 
@@ -63,6 +68,7 @@ class HostPool:
             common_passwords=CommonPasswords(self.prompter),
         )
         self._hosts: ConnectionCache[str, SshHost] = ConnectionCache()
+        self._logins: dict[str, Connection] = {}
         self._loading: asyncio.Task[ModuleType] | None = None
 
     async def __aenter__(self) -> Self:
@@ -119,14 +125,29 @@ class HostPool:
         self._context.passphrases.remember(path, passphrase)
 
     async def close(self) -> None:
-        """Close every connection, within a bound, also when a server does not answer."""
+        """Close every connection, within a bound, also when a server does not answer; keep the logins that may be."""
+        for name, connection in self._logins.items():
+            self._keep(name, connection)
         await asyncio.gather(*(host.close() for host in await self._hosts.drain()))
         await asyncio.gather(*(jump.close() for jump in await self._context.jumps.drain()))
 
     async def _connect(self, name: str) -> SshHost:
         server = self._server(name)
-        host: SshHost = await (await self._ssh()).connect(server, self._context)
-        return host
+        found = find_kept(self._config, name)
+        link = found.connect(partial(self._log_in, server)) if found else await self._log_in(server)
+        return SshHost(name, link, self._context.trace, self._context.rules.notice)
+
+    async def _log_in(self, server: Server) -> Connection:
+        connection: Connection = await (await self._ssh()).log_in_to(server, self._context)
+        self._logins[server.name] = connection
+        return connection
+
+    def _keep(self, name: str, connection: Connection) -> None:
+        """Start what keeps a login for the next command: now, so that this one does not share its time with it."""
+        seconds, place = self._config.keep_connections, place_of(self._config, name)
+        if seconds and place and connection.alive:
+            known_hosts = self._config.local.known_hosts
+            start_master(place, Wanted(connection.hops, connection.login, known_hosts, seconds))
 
     async def _ssh(self) -> ModuleType:
         """Load what knows asyncssh, once and beside other work: it takes a third of a short command."""
@@ -188,9 +209,9 @@ async def on_every(names: Iterable[str], action: Callable[[str], Awaitable[T]]) 
 
 
 def _load_ssh() -> ModuleType:
-    from remote_tool.transport.ssh import host as ssh_host  # noqa: PLC0415 - see HostPool._ssh
+    from remote_tool.transport.ssh import log_in  # noqa: PLC0415 - see HostPool._ssh
 
-    return ssh_host
+    return log_in
 
 
 def _ignore_notice(server: str, text: str) -> None:

@@ -92,6 +92,7 @@ class Endpoint:
         trust: Whose key it must show.
         identity: What to log in with.
         config_files: The ssh_config files that say all the rest.
+        other_options: What they say about this host that no other attribute has.
         chooses_ciphers: Whether they say which ciphers are used.
         is_listed: Whether only a host list named the server, so that nothing is configured for it.
         has_proxy_command: Whether a program of theirs connects, instead of us.
@@ -109,6 +110,7 @@ class Endpoint:
     trust: Trust
     identity: Identity
     config_files: tuple[Path, ...] = ()
+    other_options: frozenset[str] = frozenset()
     chooses_ciphers: bool = False
     is_listed: bool = False
     has_proxy_command: bool = False

@@ -51,6 +51,7 @@ class Progress:
         methods: How the server lets people in.
         notes: What did not help, a clause each.
         method: What was tried last that the server takes, such as ``ed25519 key``.
+        signer: The key that signed last.
         greeting: The beginning of what came through a ProxyCommand.
         refusal: Our own reason not to log in; the library's error is only its consequence.
     """
@@ -61,6 +62,7 @@ class Progress:
     methods: Sequence[str] = ()
     notes: list[str] = field(default_factory=list)
     method: str = ""
+    signer: object = None
     greeting: bytes = field(default=b"", repr=False)
     refusal: RemoteToolError | None = None
 

@@ -33,7 +33,7 @@ class WrappedScript:
     """A script as one session carries it.
 
     Attributes:
-        mark: What both outputs of the script begin with.
+        mark: What both outputs of the script begin with; the rest of that line is its process id.
         command: What the login shell is asked to run.
         lines: What its stdin begins with; ASCII without control characters, whatever the script holds.
     """
@@ -52,8 +52,8 @@ def wrap(script: str) -> WrappedScript:
     if "\0" in script:
         raise ValueError("a script must not hold a NUL")
     mark = new_mark()
-    name = mark.strip(b"\0\n").decode()
-    prologue = f"unset _script\n{ENOUGH_PATH}\nprintf '\\000%s\\n' {name}\nprintf '\\000%s\\n' {name} >&2\n"
+    name = mark.strip(b"\0 ").decode()
+    prologue = f"unset _script\n{ENOUGH_PATH}\nprintf '\\000%s %s\\n' {name} $$\nprintf '\\000%s %s\\n' {name} $$ >&2\n"
     escaped = _escape((prologue + script).encode("utf-8", "surrogateescape"))
     guard = _GUARD.encode()
     lines = guard + name.encode() + b"\n" + guard + escaped + b"\n"
@@ -61,8 +61,8 @@ def wrap(script: str) -> WrappedScript:
 
 
 def new_mark() -> bytes:
-    """Return what a script prints first: nobody can guess it, and no text has a NUL."""
-    return b"\0" + secrets.token_hex(16).encode() + b"\n"
+    """Return what a script prints first, before its process id: nobody can guess it, and no text has a NUL."""
+    return b"\0" + secrets.token_hex(16).encode() + b" "
 
 
 def _escape(text: bytes) -> bytes:

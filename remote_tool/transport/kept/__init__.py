@@ -1,0 +1,1 @@
+"""Logins that are kept between commands, by OpenSSH's own connection sharing."""

@@ -1,0 +1,38 @@
+"""Which login of a server is kept, and may still be used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from remote_tool.transport.kept.connection import KeptConnection
+from remote_tool.transport.kept.folder import place_of
+from remote_tool.transport.kept.record import read_record
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from remote_tool.config.model import Config
+    from remote_tool.transport.kept.folder import Place
+    from remote_tool.transport.kept.record import Record
+    from remote_tool.transport.ssh.host import Link
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A login that is kept."""
+
+    server: str
+    place: Place
+    record: Record
+
+    def connect(self, log_in: Callable[[], Awaitable[Link]]) -> KeptConnection:
+        """Return what uses it, or logs in."""
+        return KeptConnection(self.server, self.place, self.record, log_in)
+
+
+def find_kept(config: Config, name: str) -> Kept | None:
+    """Return the kept login of a server whose settings, keys and host keys are still what they were."""
+    place = place_of(config, name) if config.keep_connections else None
+    record = read_record(place) if place else None
+    return Kept(name, place, record) if place and record and record.is_usable else None

@@ -1,0 +1,146 @@
+"""What is known of a kept login: how we got in, and everything that must still be so before it is used."""
+
+from __future__ import annotations
+
+import json
+import stat
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from remote_tool.system.files import write_all_atomically
+from remote_tool.transport.kept.folder import FORMAT, is_ours
+from remote_tool.transport.login import Login
+from remote_tool.transport.ssh.host_keys.entries import HostKey, UnusableFileError
+from remote_tool.transport.ssh.host_keys.known_hosts import Reader, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from remote_tool.transport.kept.folder import Place
+    from remote_tool.transport.ssh.context import Hop
+
+
+@dataclass(frozen=True)
+class HostDecision:
+    """The key that a host on the way showed, and where it has to be known.
+
+    Attributes:
+        names: What the host is called in known_hosts files.
+        files: Those files.
+        revoked: A file of keys that no host may show.
+        kind: Of the key.
+        blob: The key, in hexadecimal digits.
+    """
+
+    names: tuple[str, ...]
+    files: tuple[str, ...]
+    revoked: str | None
+    kind: str
+    blob: str
+
+    def holds(self, reader: Reader) -> bool:
+        """Whether the host may still show this key."""
+        try:
+            known = reader.read(map(Path, self.files), Path(self.revoked) if self.revoked else None)
+        except UnusableFileError:
+            return False
+        return known.check(self.names, HostKey(self.kind, bytes.fromhex(self.blob))).verdict is Verdict.KNOWN
+
+
+@dataclass(frozen=True)
+class Record:
+    """One kept login.
+
+    Attributes:
+        socket: Where its master listens.
+        since: When it was started, in seconds since 1970.
+        login: How we got in.
+        address: Of the server, as messages call it.
+        hosts: The hosts on the way and the server.
+        watched: Files of settings and keys, and what each was like.
+    """
+
+    socket: Path
+    since: float
+    login: Login
+    address: str
+    hosts: tuple[HostDecision, ...]
+    watched: dict[str, tuple[int, ...]]
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether all that decided about the login is as it was, and the master's socket is there and ours."""
+        reader = Reader(lambda _: None)
+        return (
+            is_ours(self.socket, stat.S_ISSOCK)
+            and all(state_of(Path(path)) == state for path, state in self.watched.items())
+            and all(host.holds(reader) for host in self.hosts)
+        )
+
+    def write(self, place: Place) -> None:
+        """Put it where the next command looks.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        values = {"format": FORMAT, **asdict(self), "socket": self.socket.name}
+        write_all_atomically({place.record: json.dumps(values).encode()})
+
+
+def read_record(place: Place) -> Record | None:
+    """Return what is known of a kept login; None where nothing is, or nothing that we understand."""
+    try:
+        values = json.loads(place.record.read_bytes())
+        if values.pop("format") != FORMAT or Path(values["socket"]).name != values["socket"]:
+            return None
+        return Record(
+            socket=place.folder / values["socket"],
+            since=float(values["since"]),
+            login=Login(**values["login"]),
+            address=str(values["address"]),
+            hosts=tuple(_decision(each) for each in values["hosts"]),
+            watched={path: tuple(state) for path, state in values["watched"].items()},
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _decision(values: dict[str, object]) -> HostDecision:
+    names, files = values.pop("names"), values.pop("files")
+    assert isinstance(names, list)
+    assert isinstance(files, list)
+    return HostDecision(names=tuple(names), files=tuple(files), **values)  # type: ignore[arg-type]
+
+
+def decisions(hops: Iterable[Hop], recorded: Path) -> tuple[HostDecision, ...]:
+    """Return what was decided about the hosts of a login; recorded is our own known_hosts file."""
+    return tuple(
+        HostDecision(
+            names=hop.endpoint.trust.names,
+            files=tuple(map(str, (*hop.endpoint.trust.files, recorded))),
+            revoked=str(hop.endpoint.trust.revoked) if hop.endpoint.trust.revoked else None,
+            kind=hop.host_key.kind,
+            blob=hop.host_key.blob.hex(),
+        )
+        for hop in hops
+    )
+
+
+def watched_files(hops: Sequence[Hop]) -> dict[str, tuple[int, ...]]:
+    """Return the files that a login rests on, besides those with host keys, and what each is like now."""
+    paths = {Path.home() / ".ssh" / "config"}
+    for hop in hops:
+        identity = hop.endpoint.identity
+        paths |= {hop.key_file} if hop.key_file else {Path(identity.agent)}
+        paths |= {identity.private_key} if identity.private_key else set(identity.files)
+    return {str(path): state_of(path) for path in paths}
+
+
+def state_of(path: Path) -> tuple[int, ...]:
+    """Return what changes with a file; nothing where there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return ()
+    return (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)

@@ -1,0 +1,201 @@
+"""One session of a kept login: three pipes that the master reads and writes, and what it says of the end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from remote_tool.transport.host import Stream
+from remote_tool.transport.kept.master import Conversation, NoAnswerError, pid_of_master
+from remote_tool.transport.kept.mux import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from remote_tool.transport.ssh.channel import SshChannel
+
+STDERR_TYPE = 1
+# A master does not say which signal ended a command, only that none of its own statuses did.
+UNKNOWN_SIGNAL = "UNKNOWN"
+
+
+class KeptSession:
+    """What a channel sees in the place of the SSH library's channel.
+
+    Args:
+        path: The master's socket.
+        channel: Whose session it is.
+        on_data: Called whenever the server says something.
+        on_end: Called once when the session is over, with whether the master is gone.
+        hang_up: Sends a signal to the process with this id, on the server.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        channel: SshChannel,
+        *,
+        on_data: Callable[[], None],
+        on_end: Callable[[bool], None],
+        signal_process: Callable[[int, str], None],
+    ) -> None:
+        self._path = path
+        self._channel = channel
+        self._on_data = on_data
+        self._on_end = on_end
+        self._signal_process = signal_process
+        self._conversation = Conversation(path)
+        self._has_status = False
+        self._is_over = False
+        self._stdin: asyncio.WriteTransport | None = None
+        self._outputs: dict[Stream, asyncio.ReadTransport] = {}
+        self._ended_outputs: set[Stream] = set()
+        self._outputs_ended = asyncio.Event()
+        self._ending: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Open the session, and hand it to the channel; nothing of the script is sent before.
+
+        Raises:
+            NoAnswerError: There is none, and the channel has heard of nothing.
+        """
+        theirs: list[int] = []
+        ours: list[int] = []
+        try:
+            for writes in (True, False, False):
+                reading, writing = os.pipe()
+                theirs.append(reading if writes else writing)
+                ours.append(writing if writes else reading)
+            await self._conversation.begin()
+            await self._conversation.ask_for_session(self._channel.command, (theirs[0], theirs[1], theirs[2]))
+        except BaseException:
+            self._conversation.close()
+            _close_all(ours)
+            raise
+        finally:
+            _close_all(theirs)
+        await self._connect(*ours)
+
+    async def _connect(self, stdin: int, out: int, err: int) -> None:
+        loop = asyncio.get_running_loop()
+        self._stdin, _ = await loop.connect_write_pipe(lambda: _Stdin(self._channel), os.fdopen(stdin, "wb", 0))
+        for stream, descriptor in ((Stream.OUT, out), (Stream.ERR, err)):
+            file = os.fdopen(descriptor, "rb", 0)
+            self._outputs[stream], _ = await loop.connect_read_pipe(lambda s=stream: _Output(self, s), file)  # type: ignore[misc]
+        self._ending = asyncio.create_task(self._end())
+        self._channel.connection_made(self)
+
+    # What the channel does
+
+    def write(self, data: bytes) -> None:
+        """Send to stdin; what nobody reads any more is dropped."""
+        if self._stdin is not None and not self._stdin.is_closing():
+            self._stdin.write(data)
+
+    def write_eof(self) -> None:
+        """Close stdin when all is sent."""
+        if self._stdin is not None and not self._stdin.is_closing():
+            self._stdin.close()
+
+    def pause_reading(self) -> None:
+        """Let the pipes fill, and with them the server's window."""
+        for output in self._outputs.values():
+            output.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Take more."""
+        for output in self._outputs.values():
+            output.resume_reading()
+
+    def send_signal(self, signal: str) -> None:
+        """Have the command's processes signalled, where it has begun: a master passes on no signals."""
+        if self._channel.remote_pid:
+            self._signal_process(self._channel.remote_pid, signal)
+
+    def abort(self) -> None:
+        """End the session, whatever the master does; its stdin ends."""
+        if self._ending is not None:
+            self._ending.cancel()
+        asyncio.get_running_loop().call_soon(self._finish, False)
+
+    # What comes
+
+    def take(self, stream: Stream, data: bytes) -> None:
+        """Pass output on."""
+        self._on_data()
+        self._channel.data_received(data, STDERR_TYPE if stream is Stream.ERR else None)
+
+    def end_of(self, stream: Stream) -> None:
+        """Note the end of an output."""
+        self._ended_outputs.add(stream)
+        if len(self._ended_outputs) == len(Stream):
+            self._channel.eof_received()
+            self._outputs_ended.set()
+
+    async def _end(self) -> None:
+        """Wait for the end, and say what kind it is."""
+        with suppress(NoAnswerError):
+            while True:
+                self._note(*await self._conversation.answer())
+        await self._outputs_ended.wait()
+        # No status: a signal ended the command, or the link went, and the master with it.
+        is_gone = not self._has_status and await pid_of_master(self._path) is None
+        if not self._has_status and not is_gone:
+            self._channel.exit_signal_received(UNKNOWN_SIGNAL, False, "", "")
+        self._finish(is_gone)
+
+    def _note(self, kind: int, numbers: tuple[int, ...]) -> None:
+        if kind == Message.EXIT and len(numbers) > 1:
+            self._has_status = True
+            self._channel.exit_status_received(numbers[1])
+
+    def _finish(self, is_gone: bool) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        self._conversation.close()
+        if self._stdin is not None and not self._stdin.is_closing():
+            self._stdin.abort()
+        for output in self._outputs.values():
+            output.close()
+        self._channel.connection_lost(None)
+        self._on_end(is_gone)
+
+
+class _Stdin(asyncio.BaseProtocol):
+    """The flow of what is sent."""
+
+    def __init__(self, channel: SshChannel) -> None:
+        self._channel = channel
+
+    def pause_writing(self) -> None:
+        self._channel.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._channel.resume_writing()
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        """Let writers continue: nobody reads, and what they write is dropped."""
+        self._channel.resume_writing()
+
+
+class _Output(asyncio.Protocol):
+    """One of the outputs."""
+
+    def __init__(self, session: KeptSession, stream: Stream) -> None:
+        self._session = session
+        self._stream = stream
+
+    def data_received(self, data: bytes) -> None:
+        self._session.take(self._stream, data)
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        self._session.end_of(self._stream)
+
+
+def _close_all(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

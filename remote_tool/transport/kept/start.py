@@ -1,0 +1,172 @@
+"""Starting a master for a login that worked: an ssh of its own, with nothing but what the login was made with."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from remote_tool.transport.kept.record import Record, decisions, read_record, watched_files
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from remote_tool.transport.kept.folder import Place
+    from remote_tool.transport.login import Login
+    from remote_tool.transport.ssh.context import Hop
+    from remote_tool.transport.ssh.endpoint import Endpoint
+
+# A master that is not logged in by then is ended; one that is has forked, and a child has no alarm.
+START_SECONDS = 60
+CONNECT_SECONDS = 15
+# What no file of the user changes: the generated file is the only one that this ssh reads.
+FIXED_OPTIONS = {
+    "BatchMode": "yes",
+    "StrictHostKeyChecking": "yes",
+    "GlobalKnownHostsFile": "/dev/null",
+    "UpdateHostKeys": "no",
+    "VerifyHostKeyDNS": "no",
+    "CheckHostIP": "no",
+    "CanonicalizeHostname": "no",
+    "PreferredAuthentications": "publickey",
+    "IdentitiesOnly": "yes",
+    "AddKeysToAgent": "no",
+    "GSSAPIAuthentication": "no",
+    "ForwardAgent": "no",
+    "ForwardX11": "no",
+    "ClearAllForwardings": "yes",
+    "PermitLocalCommand": "no",
+    "Tunnel": "no",
+    "Compression": "no",
+    "ConnectTimeout": str(CONNECT_SECONDS),
+    "ConnectionAttempts": "1",
+    "LogLevel": "ERROR",
+}
+
+
+class UnsuitableError(ValueError):
+    """A login that ssh could not repeat exactly."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A login to keep.
+
+    Attributes:
+        hops: The login and those on the way to it; empty where it cannot be repeated.
+        login: What commands show of it.
+        known_hosts: Our own file of host keys.
+        seconds: How long the master waits for the next session.
+    """
+
+    hops: Sequence[Hop]
+    login: Login
+    known_hosts: Path
+    seconds: int
+
+
+def start_master(place: Place, wanted: Wanted) -> None:
+    """Start a master for a login, unless there is one or somebody is just starting it; waits for nothing."""
+    program = shutil.which("ssh")
+    with suppress(OSError, UnsuitableError):
+        if program is None or not wanted.hops or not all(_is_plain(hop.endpoint) for hop in wanted.hops):
+            return
+        place.make()
+        turn = place.start_lock()
+        if turn is None:
+            return
+        try:
+            known = read_record(place)
+            if known is None or not known.is_usable:
+                _start(program, place, wanted, turn)
+        finally:
+            os.close(turn)
+
+
+def _start(program: str, place: Place, wanted: Wanted, turn: int) -> None:
+    socket, hops = place.new_socket(), wanted.hops
+    _write(place.known_hosts, [f"hop{number} {hop.host_key.text}" for number, hop in enumerate(hops)])
+    _write(place.config, list(_config(place, hops, wanted.seconds)))
+    for number, hop in enumerate(hops):
+        _write(place.public_key(number), [hop.public_key])
+    record = Record(
+        socket=socket,
+        since=time.time(),
+        login=replace(wanted.login, is_new=False),
+        address=hops[-1].endpoint.address,
+        hosts=decisions(hops, wanted.known_hosts),
+        watched=watched_files(hops),
+    )
+    record.write(place)
+    # ssh closes its stderr when it is logged in or has failed: until then the lock is held.
+    process = subprocess.Popen(
+        [program, "-F", str(place.config), "-M", "-N", "-f", "-S", str(socket), f"hop{len(hops) - 1}"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=turn,
+        cwd="/",
+        env={"PATH": os.environ.get("PATH", os.defpath), "HOME": str(Path.home()), "LC_ALL": "C"},
+        start_new_session=True,
+        # Nothing of Python runs between fork and exec but this one system call.
+        preexec_fn=partial(signal.alarm, START_SECONDS),  # noqa: PLW1509
+    )
+    # It may outlive this program; where it does not, no zombie is left.
+    threading.Thread(target=process.wait, name="start a master", daemon=True).start()
+
+
+def _is_plain(endpoint: Endpoint) -> bool:
+    """Whether everything that decides about the login is in our own values."""
+    if endpoint.has_proxy_command or endpoint.other_options or endpoint.trust.ignored:
+        return False
+    # What these lines name may change without the file; its options are asked for here, lest a later one be missed.
+    text = "\n".join(file.read_text(errors="replace") for file in endpoint.config_files).lower()
+    words = text.replace("=", " ").split()
+    return "include" not in words and "exec" not in words and "${" not in text
+
+
+def _config(place: Place, hops: Sequence[Hop], seconds: int) -> Iterator[str]:
+    for number, hop in enumerate(hops):
+        endpoint = hop.endpoint
+        yield f"Host hop{number}"
+        yield _line("HostName", endpoint.host)
+        yield _line("Port", str(endpoint.port))
+        yield _line("User", endpoint.username)
+        yield _line("HostKeyAlias", f"hop{number}")
+        yield _line("IdentityFile", str(hop.key_file or place.public_key(number)))
+        yield _line("IdentityAgent", "none" if hop.key_file else endpoint.identity.agent)
+        yield _line("ServerAliveInterval", str(round(endpoint.keepalive_seconds)))
+        yield _line("ServerAliveCountMax", str(min(endpoint.keepalive_count, 1000)))
+        if number:
+            yield _line("ProxyJump", f"hop{number - 1}")
+        if number == len(hops) - 1:
+            yield _line("ControlPersist", str(seconds))
+    yield "Host *"
+    yield _line("UserKnownHostsFile", str(place.known_hosts))
+    for option, value in FIXED_OPTIONS.items():
+        yield _line(option, value)
+
+
+def _line(option: str, value: str) -> str:
+    """Return a line of ssh_config.
+
+    Raises:
+        UnsuitableError: The file cannot hold this value.
+    """
+    if not value.isprintable() or any(letter in value for letter in "\"\\'") or "${" in value:
+        raise UnsuitableError(value)
+    # A percent sign begins a name that ssh fills in, except in these.
+    shown = value if option in {"User", "HostKeyAlias", "ProxyJump"} else value.replace("%", "%%")
+    return f'{option} "{shown}"'
+
+
+def _write(path: Path, lines: Sequence[str]) -> None:
+    path.write_text("".join(f"{line}\n" for line in lines))
+    path.chmod(0o600)
