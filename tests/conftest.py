@@ -85,7 +85,6 @@ def make_configuration(
         local=LocalPaths(root),
         remote=RemotePaths("project"),
         host_keys=host_keys,
-        keep_connections=0,
     )
 
 
@@ -117,15 +116,11 @@ def podman() -> Iterator[Podman]:
 
 @pytest.fixture(autouse=True)
 def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's home while the test runs: no keys, no agent, no ssh_config, no settings from outside.
-
-    No login is kept, as the folder for that does not exist: only the tests of kept logins leave a process behind.
-    """
+    """The user's home while the test runs: no keys, no agent, no ssh_config, no settings from outside."""
     home = tmp_path_factory.mktemp("user")
     for name in [name for name in os.environ if name.startswith(("SSH_", "REMOTE_TOOL_", "XDG_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(home))
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(home / "none"))
     return home
 
 

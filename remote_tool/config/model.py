@@ -204,7 +204,7 @@ class Config:
     workdir: str | None = None
     keep_jobs: KeptJobs | None = None
     min_free: MinFree = MinFree()
-    keep_connections: int = 600
+    keep_connections: int = 0
     data: Mapping[str, DataSet] = field(default_factory=dict)
 
     @property

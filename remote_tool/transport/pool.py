@@ -146,8 +146,8 @@ class HostPool:
         """Start what keeps a login for the next command: now, so that this one does not share its time with it."""
         seconds, place = self._config.keep_connections, place_of(self._config, name)
         if seconds and place and connection.alive:
-            known_hosts = self._config.local.known_hosts
-            start_master(place, Wanted(connection.hops, connection.login, known_hosts, seconds))
+            local = self._config.local
+            start_master(place, Wanted(connection.hops, connection.login, local.root, local.known_hosts, seconds))
 
     async def _ssh(self) -> ModuleType:
         """Load what knows asyncssh, once and beside other work: it takes a third of a short command."""

@@ -53,6 +53,8 @@ class Record:
     """One kept login.
 
     Attributes:
+        project: The folder of the project that it is for.
+        server: The server's name there.
         socket: Where its master listens.
         since: When it was started, in seconds since 1970.
         login: How we got in.
@@ -61,6 +63,8 @@ class Record:
         watched: Files of settings and keys, and what each was like.
     """
 
+    project: str
+    server: str
     socket: Path
     since: float
     login: Login
@@ -95,6 +99,8 @@ def read_record(place: Place) -> Record | None:
         if values.pop("format") != FORMAT or Path(values["socket"]).name != values["socket"]:
             return None
         return Record(
+            project=str(values["project"]),
+            server=str(values["server"]),
             socket=place.folder / values["socket"],
             since=float(values["since"]),
             login=Login(**values["login"]),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from remote_tool.transport.ssh.channel import SshChannel
 
 STDERR_TYPE = 1
+LONGEST_ANSWER = 10.0  # a master that is gone is known at once
 # A master does not say which signal ended a command, only that none of its own statuses did.
 UNKNOWN_SIGNAL = "UNKNOWN"
 
@@ -142,7 +143,7 @@ class KeptSession:
                 self._note(*await self._conversation.answer())
         await self._outputs_ended.wait()
         # No status: a signal ended the command, or the link went, and the master with it.
-        is_gone = not self._has_status and await pid_of_master(self._path) is None
+        is_gone = not self._has_status and await pid_of_master(self._path, LONGEST_ANSWER) is None
         if not self._has_status and not is_gone:
             self._channel.exit_signal_received(UNKNOWN_SIGNAL, False, "", "")
         self._finish(is_gone)

@@ -63,12 +63,14 @@ class Wanted:
     Attributes:
         hops: The login and those on the way to it; empty where it cannot be repeated.
         login: What commands show of it.
+        project: The folder of the project that it is for.
         known_hosts: Our own file of host keys.
         seconds: How long the master waits for the next session.
     """
 
     hops: Sequence[Hop]
     login: Login
+    project: Path
     known_hosts: Path
     seconds: int
 
@@ -98,6 +100,8 @@ def _start(program: str, place: Place, wanted: Wanted, turn: int) -> None:
     for number, hop in enumerate(hops):
         _write(place.public_key(number), [hop.public_key])
     record = Record(
+        project=str(wanted.project),
+        server=hops[-1].endpoint.server,
         socket=socket,
         since=time.time(),
         login=replace(wanted.login, is_new=False),
