@@ -144,8 +144,8 @@ class HostPool:
 
     def _keep(self, name: str, connection: Connection) -> None:
         """Start what keeps a login for the next command: now, so that this one does not share its time with it."""
-        seconds, place = self._config.keep_connections, place_of(self._config, name)
-        if seconds and place and connection.alive:
+        seconds = self._config.keep_connections
+        if seconds and connection.alive and (place := place_of(self._config, name)):
             local = self._config.local
             start_master(place, Wanted(connection.hops, connection.login, local.root, local.known_hosts, seconds))
 

@@ -8,6 +8,7 @@ import os
 import stat
 import tempfile
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,11 +25,11 @@ MOST_SESSIONS = 7
 LONGEST_SOCKET = 103 - 17
 
 
+@dataclass(frozen=True)
 class Place:
     """The folder of one server's kept login: its record, its socket, and the locks of who uses it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    folder: Path
 
     @property
     def record(self) -> Path:

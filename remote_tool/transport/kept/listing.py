@@ -47,7 +47,7 @@ async def end_kept(place: Place, record: Record) -> bool:
 
 async def _kill(path: Path) -> bool:
     """Kill the ssh that was started for a socket and does not answer there, such as one that was stopped."""
-    answer = await ask_program(Question(seconds=LISTING_SECONDS), "ps", "-x", "-o", "pid=", "-o", "args=")
+    answer = await ask_program(Question(seconds=LISTING_SECONDS), "ps", "-xww", "-o", "pid=", "-o", "args=")
     lines = [line.split() for line in answer.output.decode(errors="replace").splitlines() if line.strip()]
     pids = [int(words[0]) for words in lines if str(path) in words and "ssh" in words[1]]
     for pid in pids:

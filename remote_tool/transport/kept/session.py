@@ -56,6 +56,7 @@ class KeptSession:
         self._ended_outputs: set[Stream] = set()
         self._outputs_ended = asyncio.Event()
         self._ending: asyncio.Task[None] | None = None
+        self._telling: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Open the session, and hand it to the channel; nothing of the script is sent before.
@@ -133,8 +134,13 @@ class KeptSession:
         """Note the end of an output."""
         self._ended_outputs.add(stream)
         if len(self._ended_outputs) == len(Stream):
-            self._channel.eof_received()
             self._outputs_ended.set()
+            self._telling = asyncio.create_task(self._tell_the_end_of_output())
+
+    async def _tell_the_end_of_output(self) -> None:
+        """Pass on that no more output comes; where the master is gone, that is no end but a lost link."""
+        if await pid_of_master(self._path, LONGEST_ANSWER) is not None and not self._is_over:
+            self._channel.eof_received()
 
     async def _end(self) -> None:
         """Wait for the end, and say what kind it is."""
@@ -157,6 +163,8 @@ class KeptSession:
         if self._is_over:
             return
         self._is_over = True
+        if self._telling is not None:
+            self._telling.cancel()
         self._conversation.close()
         if self._stdin is not None and not self._stdin.is_closing():
             self._stdin.abort()
