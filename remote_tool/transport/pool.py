@@ -9,13 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from remote_tool.errors import RemoteToolError, SomeServersFailedError, UsageError
+from remote_tool.transport import kept
 from remote_tool.transport.connection_cache import ConnectionCache
-from remote_tool.transport.kept.find import find_kept
-from remote_tool.transport.kept.folder import place_of
-from remote_tool.transport.kept.start import Wanted, start_master
 from remote_tool.transport.prompter import Prompter
 from remote_tool.transport.ssh.context import ConnectionContext
-from remote_tool.transport.ssh.host import SshHost
 from remote_tool.transport.ssh.host_keys.rules import HostKeyRules
 from remote_tool.transport.ssh.passwords import CommonPasswords
 
@@ -29,6 +26,7 @@ if TYPE_CHECKING:
     from remote_tool.transport.host import Host
     from remote_tool.transport.ssh.connection import Connection
     from remote_tool.transport.ssh.endpoint import AuthMethods
+    from remote_tool.transport.ssh.host import SshHost
 
 T = TypeVar("T")
 
@@ -132,22 +130,25 @@ class HostPool:
         await asyncio.gather(*(jump.close() for jump in await self._context.jumps.drain()))
 
     async def _connect(self, name: str) -> SshHost:
-        server = self._server(name)
-        found = find_kept(self._config, name)
-        link = found.connect(partial(self._log_in, server)) if found else await self._log_in(server)
-        return SshHost(name, link, self._context.trace, self._context.rules.notice)
+        server, log_in = self._server(name), partial(self._log_in, name)
+        found = kept.find.find_kept(self._config, name) if self._config.keep_connections else None
+        if found is not None:
+            return found.host(log_in, self._context)
+        connection, make_host = await log_in(), (await self._ssh()).SshHost
+        host: SshHost = make_host(server.name, connection, self._context.trace, self._context.rules.notice)
+        return host
 
-    async def _log_in(self, server: Server) -> Connection:
-        connection: Connection = await (await self._ssh()).log_in_to(server, self._context)
-        self._logins[server.name] = connection
+    async def _log_in(self, name: str) -> Connection:
+        connection: Connection = await (await self._ssh()).log_in_to(self._server(name), self._context)
+        self._logins[name] = connection
         return connection
 
     def _keep(self, name: str, connection: Connection) -> None:
         """Start what keeps a login for the next command: now, so that this one does not share its time with it."""
-        seconds = self._config.keep_connections
-        if seconds and connection.alive and (place := place_of(self._config, name)):
-            local = self._config.local
-            start_master(place, Wanted(connection.hops, connection.login, local.root, local.known_hosts, seconds))
+        seconds, local = self._config.keep_connections, self._config.local
+        if seconds and connection.alive and (place := kept.folder.place_of(self._config, name)):
+            wanted = kept.start.Wanted(connection.hops, connection.login, local.root, local.known_hosts, seconds)
+            kept.start.start_master(place, wanted)
 
     async def _ssh(self) -> ModuleType:
         """Load what knows asyncssh, once and beside other work: it takes a third of a short command."""

@@ -26,9 +26,10 @@ from remote_tool.transport.kept.listing import end_kept, kept_logins
 from remote_tool.transport.kept.master import Conversation, NoAnswerError, pid_of_master
 from remote_tool.transport.kept.record import Record, read_record
 from remote_tool.transport.pool import HostPool
+from remote_tool.transport.ssh import ssh_config
 from tests.conftest import make_configuration
 from tests.sshd import make_key
-from tests.transport.test_host import ALL_BYTES, check_every_verb, read_some, read_to_end, until
+from tests.transport.test_host import ALL_BYTES, check_every_verb, read_some, read_to_end, stopped, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -251,6 +252,18 @@ async def test_a_lost_link_is_an_error_never_a_result(config: Config, server: Te
                 await channel.wait()
         with pytest.raises(ConnectionLostError):
             await host.run("true")
+
+
+async def test_a_silent_link_is_noticed_by_keepalive(
+    config: Config, server: TestServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a cable pulled, another network, or a laptop that slept: the real interval is 15 s, four times."""
+    monkeypatch.setattr(ssh_config, "KEEPALIVE_SECONDS", 1.0)
+    async with kept_host(config) as host, host.open("echo begun; sleep 60") as channel:
+        await read_some(channel, b"begun\n")
+        with stopped(server), pytest.raises(ConnectionLostError):
+            async with asyncio.timeout(60):
+                await channel.read()
 
 
 async def test_more_sessions_than_a_login_may_have_go_over_an_own_one(config: Config) -> None:
@@ -527,12 +540,8 @@ async def test_a_quiet_server_is_not_reported_and_a_silent_one_is(config: Config
     heard: list[bool] = []
     async with kept_host(config) as host, host.open("sleep 60"):
         watching = asyncio.create_task(host.watch(2.0, heard.append))
-        pids = server.session_pids()
-        for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
-        assert await until(lambda: heard == [False])
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
+        with stopped(server):
+            assert await until(lambda: heard == [False])
         assert await until(lambda: heard == [False, True])
         watching.cancel()
 

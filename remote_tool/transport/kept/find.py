@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from remote_tool.transport.kept.connection import KeptConnection
 from remote_tool.transport.kept.folder import place_of
 from remote_tool.transport.kept.record import read_record
+from remote_tool.transport.ssh.host import SshHost
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from remote_tool.config.model import Config
     from remote_tool.transport.kept.folder import Place
     from remote_tool.transport.kept.record import Record
+    from remote_tool.transport.ssh.context import ConnectionContext
     from remote_tool.transport.ssh.host import Link
 
 
@@ -26,9 +28,10 @@ class Kept:
     place: Place
     record: Record
 
-    def connect(self, log_in: Callable[[], Awaitable[Link]]) -> KeptConnection:
-        """Return what uses it, or logs in."""
-        return KeptConnection(self.server, self.place, self.record, log_in)
+    def host(self, log_in: Callable[[], Awaitable[Link]], context: ConnectionContext) -> SshHost:
+        """Return the server behind it; log_in makes a login of our own, where this one does not do."""
+        connection = KeptConnection(self.server, self.place, self.record, log_in)
+        return SshHost(self.server, connection, context.trace, context.rules.notice)
 
 
 def find_kept(config: Config, name: str) -> Kept | None:

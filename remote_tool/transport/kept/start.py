@@ -11,6 +11,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -146,7 +147,7 @@ def _config(place: Place, hops: Sequence[Hop], seconds: int) -> Iterator[str]:
         yield _line("HostKeyAlias", f"hop{number}")
         yield _line("IdentityFile", str(hop.key_file or place.public_key(number)))
         yield _line("IdentityAgent", "none" if hop.key_file else endpoint.identity.agent)
-        yield _line("ServerAliveInterval", str(round(endpoint.keepalive_seconds)))
+        yield _line("ServerAliveInterval", str(ceil(endpoint.keepalive_seconds)))
         yield _line("ServerAliveCountMax", str(min(endpoint.keepalive_count, 1000)))
         if number:
             yield _line("ProxyJump", f"hop{number - 1}")
