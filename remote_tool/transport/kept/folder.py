@@ -77,7 +77,7 @@ class Place:
 
     @property
     def _slots(self) -> list[str]:
-        return [f"slot{number}" for number in range(MOST_SESSIONS)]
+        return [f"use{number}" for number in range(MOST_SESSIONS)]
 
     def _locked(self, name: str) -> int | None:
         try:

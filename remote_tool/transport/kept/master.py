@@ -73,8 +73,9 @@ class Conversation:
         return (await self._ask(mux.alive_check(), Message.ALIVE))[-1]
 
     async def terminate(self) -> None:
-        """End the master with all its sessions; raises NoAnswerError."""
-        await self._ask(mux.terminate(), Message.OK)
+        """End the master with all its sessions; returns when it has said yes, or is gone already."""
+        with suppress(NoAnswerError):
+            await self._ask(mux.terminate(), Message.OK)
 
     async def answer(self) -> tuple[int, tuple[int, ...]]:
         """Return the next packet; raises NoAnswerError at the end."""
