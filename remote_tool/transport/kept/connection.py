@@ -128,6 +128,7 @@ class KeptConnection:
             raise
         self._hear()
         self._sessions.add(session)
+        await session.attach()
         self._guard = self._guard or asyncio.create_task(self._watch_master())
         return True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from remote_tool.transport.host import Stream
@@ -51,6 +52,7 @@ class KeptSession:
         self._conversation = Conversation(path)
         self._has_status = False
         self._is_over = False
+        self._ours: list[int] = []
         self._stdin: asyncio.WriteTransport | None = None
         self._outputs: dict[Stream, asyncio.ReadTransport] = {}
         self._ended_outputs: set[Stream] = set()
@@ -59,34 +61,37 @@ class KeptSession:
         self._telling: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Open the session, and hand it to the channel; nothing of the script is sent before.
+        """Have the session opened; nothing is sent to it before :meth:`attach`.
 
         Raises:
-            NoAnswerError: There is none, and the channel has heard of nothing.
+            NoAnswerError: It was not, and nothing was run.
         """
         theirs: list[int] = []
-        ours: list[int] = []
         try:
             for writes in (True, False, False):
                 reading, writing = os.pipe()
                 theirs.append(reading if writes else writing)
-                ours.append(writing if writes else reading)
+                self._ours.append(writing if writes else reading)
             await self._conversation.begin()
             await self._conversation.ask_for_session(self._channel.command, (theirs[0], theirs[1], theirs[2]))
         except BaseException:
             self._conversation.close()
-            _close_all(ours)
+            _close_all(self._ours)
             raise
         finally:
             _close_all(theirs)
-        await self._connect(*ours)
 
-    async def _connect(self, stdin: int, out: int, err: int) -> None:
+    async def attach(self) -> None:
+        """Hand the open session to the channel, which sends its script."""
         loop = asyncio.get_running_loop()
-        self._stdin, _ = await loop.connect_write_pipe(lambda: _Stdin(self._channel), os.fdopen(stdin, "wb", 0))
-        for stream, descriptor in ((Stream.OUT, out), (Stream.ERR, err)):
-            file = os.fdopen(descriptor, "rb", 0)
-            self._outputs[stream], _ = await loop.connect_read_pipe(lambda s=stream: _Output(self, s), file)  # type: ignore[misc]
+        stdin, *outputs = [os.fdopen(each, mode, 0) for each, mode in zip(self._ours, ("wb", "rb", "rb"), strict=True)]
+        try:
+            self._stdin, _ = await loop.connect_write_pipe(lambda: _Stdin(self._channel), stdin)
+            for stream, file in zip(Stream, outputs, strict=True):
+                self._outputs[stream], _ = await loop.connect_read_pipe(partial(_Output, self, stream), file)
+        except BaseException:
+            self.abort()
+            raise
         self._ending = asyncio.create_task(self._end())
         self._channel.connection_made(self)
 
