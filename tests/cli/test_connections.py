@@ -19,19 +19,25 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.conftest import MakeServer
+    from tests.sshd import TestServer
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="there is no ssh program here")
 
 
 @pytest.fixture
-def project(make_server: MakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def server(make_server: MakeServer) -> TestServer:
+    return make_server("first")
+
+
+@pytest.fixture
+def project(server: TestServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A project with one server, whose login is kept."""
     folder = Path(tempfile.mkdtemp(prefix="rtk"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
-    root = make_project(tmp_path / "project", [make_server("first")], keep_connections="10m")
+    root = make_project(tmp_path / "project", [server], keep_connections="10m")
     remote_tool("check", cwd=root)
     deadline = time.monotonic() + 60
-    while not list(folder.glob("*/*/s????")) and time.monotonic() < deadline:
+    while not [path for path in folder.glob("*/*/s????") if path.is_socket()] and time.monotonic() < deadline:
         time.sleep(0.05)
     yield root
     remote_tool("disconnect", cwd=root)
@@ -53,6 +59,14 @@ def test_kept_logins_are_listed_and_closed(project: Path) -> None:
     again = remote_tool("connections", cwd=project)
     assert (again.returncode, again.stdout) == (0, "")
     assert "no login is kept" in again.stderr
+
+
+def test_a_sync_goes_over_a_kept_login(project: Path, server: TestServer) -> None:
+    logins = server.log().count("Accepted publickey")
+    ran = remote_tool("rsync", cwd=project)
+    assert ran.returncode == 0, ran.stderr
+    assert (server.home / "project" / "hello.py").read_bytes() == (project / "hello.py").read_bytes()
+    assert server.log().count("Accepted publickey") == logins
 
 
 def test_a_command_over_a_kept_login_loads_neither_the_ssh_library_nor_cryptography(project: Path) -> None:
