@@ -521,8 +521,12 @@ async def test_a_stopped_master_is_ended_too(config: Config) -> None:
     pid = await pid_of_master(record.socket, 20)
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
-    assert await end_kept(place, record)
-    assert await until(lambda: not _runs(pid))
+    try:
+        assert await end_kept(place, record)
+        assert await until(lambda: not _runs(pid))
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _runs(pid: int) -> bool:
