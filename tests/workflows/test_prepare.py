@@ -27,7 +27,8 @@ from tests.workflows.servers import Desk, desk_for, keep_offline, make_wheel, re
 
 if TYPE_CHECKING:
     from remote_tool.transport.host import Host
-    from remote_tool.transport.sync.snapshot import SelectionRules, Snapshot
+    from remote_tool.transport.sync.contents import Snapshot
+    from remote_tool.transport.sync.snapshot import SelectionRules
     from remote_tool.workflows.events import Event
     from tests.conftest import MakeServer
     from tests.sshd import TestServer

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from remote_tool.transport.sync.bridge import Bridge
+    from remote_tool.transport.sync.contents import Snapshot
     from remote_tool.transport.sync.local_rsync import LocalRsync
     from remote_tool.transport.sync.push_options import PushOptions
-    from remote_tool.transport.sync.snapshot import Snapshot
 
 MEBIBYTE = 1024 * 1024
 MOMENT = 0.01
