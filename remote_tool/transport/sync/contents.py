@@ -112,11 +112,11 @@ class Snapshot:
         return joined([b"/" + literal(name) for name in sorted(names)]) + self.rules
 
     def differs(self, entry: Entry) -> bool:
-        """Tell whether it has changed since; what is gone has not."""
+        """Tell whether it has changed since; what is gone may have before."""
         try:
             found = os.lstat(os.path.join(os.fsencode(self.root), entry.name))
         except OSError:
-            return False
+            return True
         return Version(found.st_size, *divmod(found.st_mtime_ns, SECOND)) != entry.version
 
     def has_here(self, name: bytes) -> bool:

@@ -116,6 +116,8 @@ class _Run:
 
     def _change(self, earlier: Listing, changes: Changes, selection: Selection, found: bytes) -> Snapshot:
         before, look = earlier.copy, self._look
+        # It may have been looked into at the same size and time; but somebody has written to it since.
+        look.looked = Looked(None)
         touched = frozenset(changes.names) | {name + b"/" for name in changes.names}
         chosen = {name.rstrip(b"/") for name in before.sent_among(touched)} | earlier.skipped_names
         new = {name: changes.come[name] for name in changes.new}
