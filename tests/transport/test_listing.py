@@ -22,6 +22,7 @@ from tests.transport.test_push import Desk
 from tests.transport.test_secrets import KEYS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from remote_tool.transport.sync.contents import Snapshot
@@ -76,27 +77,36 @@ def names_of(taken: Snapshot) -> set[str]:
     return {os.fsdecode(entry.name) for entry in taken.entries}
 
 
+def _write(path: Path, chance: random.Random) -> None:
+    if not path.is_fifo():
+        path.write_text(chance.choice(["text\n", "longer text\n" * chance.randrange(9), KEYS["openssh"]]))
+
+
+def _move_folder(path: Path, chance: random.Random) -> None:
+    if path.parent.name != "project":
+        path.parent.rename(path.parents[1] / chance.choice(["moved", "data", "b"]))
+
+
+def _remove_folder(path: Path, _chance: random.Random) -> None:
+    if path.parent.name != "project":
+        shutil.rmtree(path.parent)
+
+
+HAPPENINGS: tuple[Callable[[Path, random.Random], object], ...] = (
+    *(_write, _write, _write, _move_folder, _remove_folder),
+    lambda path, _chance: path.unlink(),
+    lambda path, chance: path.chmod(chance.choice([0o600, 0o644, 0o755])),
+    lambda path, chance: path.symlink_to(chance.choice(["m.py", "../m.py", "../../../out", "/etc"])),
+    lambda path, _chance: os.mkfifo(path),
+)
+
+
 def _something_happens(root: Path, chance: random.Random) -> None:
     path = root / chance.choice(FOLDERS) / chance.choice(NAMES)
-    what = chance.randrange(9)
-    try:
+    # Nothing is there, or something else is.
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        if what <= 2 and not path.is_fifo():
-            path.write_text(chance.choice(["text\n", "longer text\n" * chance.randrange(9), KEYS["openssh"]]))
-        elif what == 3:
-            path.unlink()
-        elif what == 4:
-            path.chmod(chance.choice([0o600, 0o644, 0o755]))
-        elif what == 5:
-            path.symlink_to(chance.choice(["m.py", "../m.py", "../../../out", "/etc"]))
-        elif what == 6:
-            os.mkfifo(path)
-        elif what == 7:
-            path.parent.rename(root / chance.choice(["moved", "a/moved", "data"]))
-        elif path.parent != root:
-            shutil.rmtree(path.parent)
-    except OSError:
-        pass  # nothing is there, or something else is
+        chance.choice(HAPPENINGS)(path, chance)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -137,7 +147,7 @@ async def test_what_appears_while_the_project_is_listed_is_sent_by_the_next_sync
     (outside / "sub" / "old.py").write_text("text\n")
     made = (outside / "sub" / "old.py").stat().st_ctime_ns
     monkeypatch.setattr(listing, "clock", lambda _folder: _clock_after(made, tmp_path / "probe"))
-    original = snapshot.find_files
+    original = found_files.find_files
 
     async def find(*arguments: object) -> bytes | None:
         if outside.exists() and is_folder:
@@ -167,7 +177,7 @@ async def test_without_gnu_find_each_file_is_looked_at(project: Project, monkeyp
     for name in ("a.py", "sub/b.py", "c.log"):
         project.write(name)
     with_find = await project.take_both()
-    monkeypatch.setattr(found_files.sys, "platform", "darwin")
+    monkeypatch.setattr(sys, "platform", "darwin")
     without = await take_snapshot(project.root, SelectionRules(project.exclude_file))
     assert without.id == with_find.id
     project.write("d.py")
