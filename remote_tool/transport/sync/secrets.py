@@ -156,6 +156,11 @@ class Looked:
         self._now.append(record)
         return False
 
+    def hold_none(self, inode: bytes, size: bytes, modified: bytes) -> None:
+        """Take a file for one without a key, which is found by others if it has one."""
+        if may_be_key(int(size)):
+            self._now.append(b"%b %b %b" % (inode, size, modified))
+
     def note(self) -> None:
         """Remember what was looked into."""
         if self._file is not None and self._before != frozenset(self._now):

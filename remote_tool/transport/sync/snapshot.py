@@ -184,6 +184,8 @@ class _Run:
         for record in sorted(found.split(END)[:-1]):
             if kind_and_name(record) not in selection.keys:
                 others.append(record)
+            elif (row := self._look.row_of(record)) is not None:
+                made.keep(row)
             elif (entry := self._look.judge(parse_record(record))) is not None:
                 made.add(entry)
         return made.columns(), others

@@ -31,6 +31,12 @@ _OTHER = rf"%P\0{_FIELDS}\0\0"
 _TIME = re.compile(rb"([0-9]{1,18})(?:\.([0-9]{9})[0-9]*)?")
 
 
+# Of a regular file; the groups: name, mode, inode, device, user, second and nanosecond of its time, size.
+PLAIN = re.compile(
+    rb"([^\0]+)\0f ([0-7]{3}) ([0-9]+) ([0-9]+) ([0-9]+) [0-9.]+ ([1-9][0-9]{0,17})\.([0-9]{9})[0-9]* ([0-9]+)"
+)
+
+
 class OddRecordError(ValueError):
     """find told something else than it was asked for."""
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from remote_tool.transport.sync import secrets
 from remote_tool.transport.sync.entries import Entry, see
 from remote_tool.transport.sync.project.filter_rules import literal
+from remote_tool.transport.sync.project.found_files import PLAIN
 from remote_tool.transport.sync.secrets import PRIVATE_KEY, SECRET_RULES, is_listed, secret_in
 
 if TYPE_CHECKING:
@@ -105,6 +106,20 @@ class Look:
             self.skip(name, why)
             return None
         return Entry.seen(found)
+
+    def row_of(self, record: bytes) -> tuple[bytes, bytes, bytes] | None:
+        """Return the row of a plain file as :meth:`judge` would, in a fraction of the time; None: it has to judge."""
+        found = PLAIN.fullmatch(record) if self.looked.searched and not self.send_anyway else None
+        if found is None:
+            return None
+        name, mode, inode, device, user, second, rest, size = found.groups()
+        permissions = int(mode, 8)
+        is_readable = int(user) == self.user and permissions & stat.S_IRUSR
+        if not is_readable or (int(device), int(inode)) in self.private_keys or secret_in(name) is not None:
+            return None
+        self.looked.hold_none(inode, size, second + rest)
+        look = b"%x %b %b ./%b" % (stat.S_IFREG | permissions, size, second, name)
+        return b"%b %b %b" % (size, second, name), look, b"%d" % int(rest)
 
     def skip(self, name: bytes, why: str) -> None:
         """Leave out a file or folder."""
