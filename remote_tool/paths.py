@@ -70,6 +70,11 @@ class LocalPaths:
         return self.logs / "looked-into"
 
     @property
+    def listing(self) -> Path:
+        """What the last listing of the project found."""
+        return self.logs / "listing"
+
+    @property
     def held_back(self) -> Path:
         """Which files were reported as not sent."""
         return self.logs / "held-back"

@@ -18,8 +18,9 @@ from remote_tool.transport.sync.server_questions import append_words
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
 
+    from remote_tool.transport.sync.entries import Entry
+    from remote_tool.transport.sync.project.contents import Snapshot
     from remote_tool.transport.sync.server_questions import Found
-    from remote_tool.transport.sync.snapshot import Entry, Snapshot
 
 # In a smaller file rsync finds the missing part in no time.
 LEAST_SIZE = 16 * 1024 * 1024

@@ -1,17 +1,22 @@
-"""What a sync began to send, noted here until the server knows it: one that is cut off leaves files that it sent."""
+"""Notes that are kept here of a sync: each appears whole or not at all, and one that cannot be written stops nothing.
+
+What a sync began to send is noted until the server knows it: one that is cut off leaves files that it sent.
+"""
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from remote_tool.system.files import replacing
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 LARGEST = 512 * 1024 * 1024
+_LONGEST_HEAD = 1024
 
 
 def recall(file: Path) -> bytes:
@@ -23,15 +28,75 @@ def recall(file: Path) -> bytes:
     return b""
 
 
-def note(file: Path, records: bytes) -> None:
+def note(file: Path, *records: bytes) -> None:
     """Write the records, whole or not at all; a disk that is full here does not stop a sync."""
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file, sync=False) as opened:
-            opened.write(records)
+            opened.writelines(records)
 
 
 def forget(file: Path) -> None:
     """All of it is in the server's own list now."""
     with suppress(OSError):
         file.unlink(missing_ok=True)
+
+
+class KeptParts:
+    """A note that was written by :func:`keep_parts`; what replaces its file meanwhile does not change it.
+
+    Attributes:
+        words: The words of its first line.
+    """
+
+    def __init__(self, descriptor: int, words: tuple[str, ...], sizes: Sequence[int], start: int) -> None:
+        self._descriptor = descriptor
+        self.words = words
+        self._sizes = sizes
+        self._start = start
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+    def __getitem__(self, number: int) -> bytes:
+        """Return a part.
+
+        Raises:
+            EOFError: The file is shorter than it was.
+        """
+        size = self._sizes[number]
+        data = os.pread(self._descriptor, size, self._start + sum(self._sizes[:number]))
+        if len(data) != size:
+            raise EOFError(f"{len(data)} of {size} bytes")
+        return data
+
+    def size(self, number: int) -> int:
+        """Return the bytes of a part."""
+        return self._sizes[number]
+
+    @classmethod
+    def recall(cls, file: Path, words: int, parts: int) -> Self | None:
+        """Return the note with so many words and parts; None when there is none that is whole."""
+        try:
+            descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return None
+        found = cls(descriptor, (), (), 0)
+        try:
+            head, end, _ = os.pread(descriptor, _LONGEST_HEAD, 0).partition(b"\n")
+            size = os.fstat(descriptor).st_size
+        except OSError:
+            return None
+        fields = head.decode("ascii", errors="replace").split(" ")
+        numbers = [int(field) for field in fields[words:] if field.isdecimal() and field.isascii()]
+        start = len(head) + len(end)
+        if len(fields) != words + parts or len(numbers) != parts or start + sum(numbers) != size:
+            return None
+        found.words, found._sizes, found._start = tuple(fields[:words]), numbers, start
+        return found
+
+
+def keep_parts(file: Path, words: Sequence[str], parts: Sequence[bytes]) -> None:
+    """Write a note, whole or not at all."""
+    head = " ".join([*words, *(str(len(part)) for part in parts)])
+    note(file, head.encode() + b"\n", *parts)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from remote_tool.transport.sync.bridge import Bridge
     from remote_tool.transport.sync.local_rsync import LocalRsync
+    from remote_tool.transport.sync.project.contents import Snapshot
     from remote_tool.transport.sync.push_options import PushOptions
-    from remote_tool.transport.sync.snapshot import Snapshot
 
 MEBIBYTE = 1024 * 1024
 MOMENT = 0.01

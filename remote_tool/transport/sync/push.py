@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from remote_tool.paths import RemotePaths
     from remote_tool.transport.host import Exit, Host
     from remote_tool.transport.sync.last_sync import KnownCopy
+    from remote_tool.transport.sync.project.contents import Snapshot
     from remote_tool.transport.sync.push_options import PushOptions
-    from remote_tool.transport.sync.snapshot import Snapshot
 
 STATE_LIMIT = 512 * MEBIBYTE
 LONG_STEP_SECONDS = 600.0
@@ -283,7 +283,7 @@ class _Push:
     async def _finish(self, bridge: Bridge) -> None:
         """Have the server remove what is stale, remember what was sent, and know that the copy is whole."""
         left = await asyncio.to_thread(self._plan.copy_left, self._sent)
-        sent = left.sent + server_state.stale_records(self._plan.state, self._plan.leftovers.kept)
+        sent = left.columns.sent + server_state.stale_records(self._plan.state, self._plan.leftovers.kept)
         stale = server_state.stale_records(self._plan.state, self._plan.leftovers.stale)
         all_sent = not self._plan.changes.refused
         words = server_finish.commit_words(self._attempt, len(sent), len(stale), all_sent=all_sent)

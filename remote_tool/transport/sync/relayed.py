@@ -15,8 +15,8 @@ from remote_tool.protocol.relay_files import Entry, digest_of, pack
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from remote_tool.transport.sync.snapshot import Entry as SnapshotEntry
-    from remote_tool.transport.sync.snapshot import Snapshot
+    from remote_tool.transport.sync.entries import Entry as SnapshotEntry
+    from remote_tool.transport.sync.project.contents import Snapshot
 
 CHUNK = 1024 * 1024
 

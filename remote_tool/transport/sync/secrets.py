@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from functools import cached_property
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,6 +14,8 @@ from remote_tool.transport.sync import interrupted_sync
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
     from pathlib import Path
+
+    from remote_tool.transport.sync.entries import Seen
 
 # Never walked into: ours, and the history, which is large and keeps what was once committed.
 OWN_FOLDERS = (".remote", ".git", ".jobs", ".remote-scripts")
@@ -61,6 +64,8 @@ _LARGEST_KEY = 256 * 1024
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 # Of the rules above: what was looked at by others is looked at again.
 _RULES = hashlib.sha256(repr((_KEY.pattern, _SMALLEST_KEY, _LARGEST_KEY)).encode()).hexdigest().encode()
+# Of all rules: what was judged by others is judged again.
+ALL_RULES = _RULES + _NAMES.pattern
 
 
 class Secret(NamedTuple):
@@ -86,9 +91,14 @@ def is_listed(name: bytes, patterns: Collection[str]) -> bool:
     return any(path.match(pattern) for pattern in patterns)
 
 
-def is_private_key(path: bytes, found: os.stat_result) -> bool:
+def may_be_key(size: int) -> bool:
+    """Tell whether a file of so many bytes may hold a private key."""
+    return _SMALLEST_KEY <= size <= _LARGEST_KEY
+
+
+def is_private_key(path: bytes, found: os.stat_result | Seen) -> bool:
     """Tell whether a regular file holds a private key."""
-    if not _SMALLEST_KEY <= found.st_size <= _LARGEST_KEY:
+    if not may_be_key(found.st_size):
         return False
     try:
         descriptor = os.open(path, _READ)
@@ -116,23 +126,40 @@ class Looked:
 
     Args:
         file: Where that is kept; None: nowhere.
+
+    Attributes:
+        searched: Whether another program searches all files meanwhile, so that none is opened here.
     """
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
-        rules, *before = interrupted_sync.recall(file).split(b"\n") if file else [b""]
-        self._before = frozenset(before) if rules == _RULES else frozenset()
         self._now: list[bytes] = []
+        self.searched = False
 
-    def is_private_key(self, path: bytes, found: os.stat_result) -> bool:
+    @cached_property
+    def _before(self) -> frozenset[bytes]:
+        rules, *before = interrupted_sync.recall(self._file).split(b"\n") if self._file else [b""]
+        return frozenset(before) if rules == _RULES else frozenset()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no file was looked into before."""
+        return not self._before
+
+    def is_private_key(self, path: bytes, found: os.stat_result | Seen) -> bool:
         """Tell it, with a look into the file only where it was not looked into."""
-        if not _SMALLEST_KEY <= found.st_size <= _LARGEST_KEY:
+        if not may_be_key(found.st_size):
             return False
         record = b"%d %d %d" % (found.st_ino, found.st_size, found.st_mtime_ns)
-        if record not in self._before and is_private_key(path, found):
+        if not self.searched and record not in self._before and is_private_key(path, found):
             return True
         self._now.append(record)
         return False
+
+    def hold_none(self, inode: bytes, size: bytes, modified: bytes) -> None:
+        """Take a file for one without a key, which is found by others if it has one."""
+        if may_be_key(int(size)):
+            self._now.append(b"%b %b %b" % (inode, size, modified))
 
     def note(self) -> None:
         """Remember what was looked into."""

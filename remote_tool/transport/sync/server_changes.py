@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING
 
 from remote_tool.errors import SyncError
 from remote_tool.transport.ssh.endpoint import printable
-from remote_tool.transport.sync.last_sync import SENT_WHILE_CHANGING, KnownCopy
+from remote_tool.transport.sync.last_sync import SENT_WHILE_CHANGING, Columns, KnownCopy
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
+    from remote_tool.transport.sync.entries import Entry
     from remote_tool.transport.sync.last_sync import Version
+    from remote_tool.transport.sync.project.contents import Snapshot
     from remote_tool.transport.sync.server_questions import Found
     from remote_tool.transport.sync.server_state import SyncState
-    from remote_tool.transport.sync.snapshot import Entry, Snapshot
 
 # A file of the same size may be the same file with another time; larger ones are not read for that.
 LARGEST_COMPARED = 256 * 1024 * 1024
@@ -95,7 +96,7 @@ class ServerChanges:
             return snapshot.copy
         here = earlier.versions if earlier else {}
         before = earlier.lines_of(carried) if earlier else {}
-        records, looks, others = [], [], []
+        records, looks, others = bytearray(), bytearray(), bytearray()
         for entry in snapshot.entries:
             name, version = entry.name, None
             record, look = before.get(name, (entry.record, entry.look))
@@ -105,10 +106,11 @@ class ServerChanges:
                 version = entry.version if name in self.kept else here.get(name)
             elif name in carried or name in changing:
                 version = entry.version if name in carried else SENT_WHILE_CHANGING
-            records.append(record)
-            looks.append(look)
-            others += [version.record(name)] if version else []
-        return KnownCopy(snapshot.id, b"".join(records), b"".join(looks), snapshot.fractions, b"".join(others))
+            records += record
+            looks += look
+            others += version.record(name) if version else b""
+        columns = Columns(bytes(records), bytes(looks), snapshot.copy.columns.fractions)
+        return KnownCopy.of(columns, snapshot.id, bytes(others))
 
     def refusal(self, server: str, only_adds: str = "") -> SyncError:
         """Return the error of a sync that could not send all; see :class:`PushOptions`."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
-    from remote_tool.transport.sync.snapshot import Snapshot
+    from remote_tool.transport.sync.project.contents import Snapshot
 
 COMPLETE = "complete"
 SIZE = re.compile(rb"[0-9]{1,20}")
@@ -35,7 +35,7 @@ class SyncState:
     begun: Mapping[bytes, tuple[int, int]] = field(default_factory=dict)
 
     @property
-    def names(self) -> Iterable[bytes]:
+    def names(self) -> Collection[bytes]:
         """All that may be there because of us."""
         return self.sent.keys() | self.begun.keys()
 
@@ -84,9 +84,10 @@ class Leftovers:
 
 def find_leftovers(state: SyncState, snapshot: Snapshot) -> Leftovers:
     """Compare what was sent with what is to be sent, and with what is here."""
-    present = snapshot.names
+    names = state.names
+    present = snapshot.copy.sent_among({*names, *(name + b"/" for name in names), *(name[:-1] for name in names)})
     stale, kept, blocking = [], [], False
-    for name in state.names:
+    for name in names:
         if name in present:
             continue
         # A folder that is a file now, or a link or file that is a folder: a link there would be followed.

@@ -16,12 +16,13 @@ from remote_tool.transport.sync.server_changes import ServerChanges, find_change
 from remote_tool.transport.sync.server_state import Leftovers, SyncState
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from remote_tool.transport.sync.entries import Entry
     from remote_tool.transport.sync.last_sync import KnownCopy
+    from remote_tool.transport.sync.project.contents import Snapshot
     from remote_tool.transport.sync.push_options import PushOptions
     from remote_tool.transport.sync.server_questions import Found
-    from remote_tool.transport.sync.snapshot import Entry, Snapshot
 
 Ask = Callable[[bytes], Awaitable[bytes]]
 
@@ -103,7 +104,7 @@ class TransferPlan:
         if self.wanted is None or unsure:
             here = self._earlier.versions if self._earlier else {}
             found = await self._look_there(ask, unsure)
-            entries = self._snapshot.entries if self.wanted is None else unsure
+            entries = tuple(self._snapshot.entries) if self.wanted is None else unsure
             self.changes = find_changes(entries, found, self.state, here)
             await self._compare_contents(ask)
             if self._options.only_adds:
@@ -118,16 +119,17 @@ class TransferPlan:
     def _kept_before(self) -> frozenset[bytes]:
         """What the server has otherwise since the last sync from here, and is still the same here."""
         others = self._earlier.other_versions if self._earlier else {}
-        return frozenset(each.name for each in self._snapshot.entries if others.get(each.name) == each.version)
+        return frozenset(
+            each.name for each in self._snapshot.entries_named(others) if others[each.name] == each.version
+        )
 
     def _unsure(self) -> list[Entry]:
         """Return what is to be sent of which the server's own list does not say what should be there now."""
         if self.wanted is None:
             return [each for each in self._snapshot.entries if each.name not in self.state.sent]
         assert self._earlier is not None, "what changed since then"
-        others, wanted = self._earlier.other_versions, frozenset(self.wanted)
-        known = self._earlier.versions.keys() - others.keys()
-        return [each for each in self._snapshot.entries if each.name in wanted and each.name not in known]
+        known = self._earlier.sent_among(self.wanted) - self._earlier.other_versions.keys()
+        return self._snapshot.entries_named(name for name in self.wanted if name not in known)
 
     async def _look_there(self, ask: Ask, entries: Sequence[Entry]) -> Mapping[bytes, Found]:
         records = b"".join(entry.record for entry in entries)
@@ -157,8 +159,10 @@ class TransferPlan:
         # Another one would bring everything, also in the place of what the server has changed.
         if self.is_done or self.changes.names or self._carried:
             return 0
-        wanted = None if self.wanted is None else frozenset(self.wanted)
-        return sum(entry.size for entry in self._snapshot.entries if wanted is None or entry.name in wanted)
+        return sum(entry.size for entry in self._wanted_entries())
+
+    def _wanted_entries(self) -> Iterable[Entry]:
+        return self._snapshot.entries if self.wanted is None else self._snapshot.entries_named(self.wanted)
 
     def halves(self) -> dict[bytes, Entry]:
         """Return where the server may have a part of each large file that is sent, see :mod:`interrupted_files`."""
@@ -174,14 +178,13 @@ class TransferPlan:
         """Return the size of all files that rsync will send; 0 when only rsync itself finds out."""
         if self.wanted is None and (not self.state.bare or relayed):
             return 0
-        wanted = None if self.wanted is None else frozenset(self.wanted)
-        files = (entry for entry in self._snapshot.entries if not entry.target)
-        return sum(entry.size for entry in files if wanted is None or entry.name in wanted)
+        return sum(entry.size for entry in self._wanted_entries() if not entry.target)
 
     def newly_held_back(self) -> list[bytes]:
         """Return secrets that the server has of an earlier sync, and that were not reported before."""
-        before = self._earlier.versions if self._earlier else None
-        there = [name for name in self.leftovers.kept if before is None or name in before]
+        there: Collection[bytes] = self.leftovers.kept
+        if self._earlier is not None:
+            there = self._earlier.sent_among(there) | (self._earlier.other_versions.keys() & frozenset(there))
         return [
             secret
             for secret in self._snapshot.secrets
@@ -195,7 +198,5 @@ class TransferPlan:
 
     def _changed_meanwhile(self, sent: Collection[str]) -> frozenset[bytes]:
         """Return what was sent and is not now as it was when the project was listed."""
-        names = {os.fsencode(name) for name in sent}
-        return frozenset(
-            each.name for each in self._snapshot.entries if each.name in names and self._snapshot.differs(each)
-        )
+        entries = self._snapshot.entries_named(map(os.fsencode, sent))
+        return frozenset(each.name for each in entries if self._snapshot.differs(each))

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator
     from pathlib import Path
 
-    from remote_tool.transport.sync.snapshot import Entry, Snapshot
+    from remote_tool.transport.sync.entries import Entry
+    from remote_tool.transport.sync.project.contents import Snapshot
 
 LARGE = 100 * 1024**2
 MODEST = 10 * 1024**2

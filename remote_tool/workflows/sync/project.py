@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 from remote_tool.protocol.limits import is_low
 from remote_tool.readable import readable_size
 from remote_tool.transport.sync import interrupted_sync
-from remote_tool.transport.sync.snapshot import LEADS_OUT, SelectionRules, Snapshot, take_snapshot
+from remote_tool.transport.sync.project.look import LEADS_OUT
+from remote_tool.transport.sync.project.snapshot import SelectionRules, take_snapshot
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.sync.first_sync import advice
 
 if TYPE_CHECKING:
     from remote_tool.config.model import Config
+    from remote_tool.transport.sync.project.contents import Snapshot
     from remote_tool.workflows.events import Report
 
 SHOWN_NOTICES = 10
@@ -82,6 +84,7 @@ def selection_rules(config: Config) -> SelectionRules:
         private_keys=tuple(key for key in keys if key is not None),
         send_anyway=config.send_anyway,
         looked=local.looked,
+        listing=local.listing,
     )
 
 

@@ -21,7 +21,6 @@ from remote_tool.errors import JobError, RemoteToolError
 from remote_tool.protocol.framing import FrameReader, FramingError
 from remote_tool.readable import readable_size
 from remote_tool.transport.pool import on_every
-from remote_tool.transport.sync.relay_certificate import KeyPair, make_key_pair
 from remote_tool.transport.sync.relayed import FileList, Relayed, list_files
 from remote_tool.transport.sync.server_script import relay_words
 from remote_tool.workflows.agent_client import (
@@ -34,6 +33,7 @@ from remote_tool.workflows.agent_client import (
 from remote_tool.workflows.agent_sources import source_archive
 from remote_tool.workflows.events import Notice, StepProgress
 from remote_tool.workflows.sync.options import STEP
+from remote_tool.workflows.sync.relay_certificate import KeyPair, make_key_pair
 from remote_tool.workflows.transfer_pace import TransferPace
 
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from remote_tool.config.model import Config
     from remote_tool.transport.host import Host
     from remote_tool.transport.pool import HostPool, Results
+    from remote_tool.transport.sync.project.contents import Snapshot
     from remote_tool.transport.sync.push import PushResult
     from remote_tool.transport.sync.relayed import Asking, Relay
-    from remote_tool.transport.sync.snapshot import Snapshot
     from remote_tool.workflows.events import Report
     from remote_tool.workflows.sync.options import Through
 

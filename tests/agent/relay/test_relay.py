@@ -16,7 +16,7 @@ import pytest
 
 from remote_tool.protocol import relay_files
 from remote_tool.protocol.relay_files import Entry
-from remote_tool.transport.sync.relay_certificate import KeyPair, make_key_pair
+from remote_tool.workflows.sync.relay_certificate import KeyPair, make_key_pair
 from tests.agent.conftest import PretendServer, wait_until
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ import pytest
 from remote_tool.errors import HostKeyError
 from remote_tool.paths import RemotePaths
 from remote_tool.transport.pool import HostPool
+from remote_tool.transport.sync.project.snapshot import SelectionRules, take_snapshot
 from remote_tool.transport.sync.push import push
 from remote_tool.transport.sync.push_options import PushOptions
-from remote_tool.transport.sync.snapshot import SelectionRules, take_snapshot
 from remote_tool.workflows.events import ignore
 from remote_tool.workflows.sync.options import SyncOptions
 from remote_tool.workflows.sync.sync import sync

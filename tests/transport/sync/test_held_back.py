@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from remote_tool.transport.sync import secrets
-from remote_tool.transport.sync.snapshot import take_snapshot
+from remote_tool.transport.sync.project.snapshot import take_snapshot
 from remote_tool.workflows.sync.project import selection_rules
 from tests.conftest import make_configuration
 from tests.transport.sync.test_push import Desk

@@ -15,9 +15,9 @@ from remote_tool.errors import SyncError
 from remote_tool.paths import RemotePaths
 from remote_tool.transport.pool import HostPool
 from remote_tool.transport.sync import server_finish, server_script
+from remote_tool.transport.sync.project.snapshot import take_snapshot
 from remote_tool.transport.sync.push import PushResult, push
 from remote_tool.transport.sync.push_options import PushOptions
-from remote_tool.transport.sync.snapshot import take_snapshot
 from remote_tool.workflows.sync.project import selection_rules
 from tests.conftest import make_configuration
 from tests.transport.sync.test_push import Desk

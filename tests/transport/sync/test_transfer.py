@@ -23,12 +23,13 @@ from remote_tool.errors import ConnectionLostError, SyncError
 from remote_tool.paths import LocalPaths, RemotePaths
 from remote_tool.transport.host import MEBIBYTE, Exit
 from remote_tool.transport.pool import HostPool
-from remote_tool.transport.sync import local_rsync, snapshot
+from remote_tool.transport.sync import local_rsync
 from remote_tool.transport.sync.failures import CAUSES, Ending
+from remote_tool.transport.sync.project import snapshot
+from remote_tool.transport.sync.project.snapshot import SelectionRules, take_snapshot
 from remote_tool.transport.sync.push import push
 from remote_tool.transport.sync.push_options import PushOptions
 from remote_tool.transport.sync.server_finish import PARTIAL_FOLDER
-from remote_tool.transport.sync.snapshot import SelectionRules, take_snapshot
 from remote_tool.workflows.sync.options import SyncOptions
 from remote_tool.workflows.sync.project import selection_rules
 from remote_tool.workflows.sync.sync import sync
@@ -552,7 +553,7 @@ def test_a_project_with_an_unreadable_file_and_folder_is_sent_without_them() -> 
     script = """
 import asyncio, concurrent.futures.thread, json, os, sys
 from pathlib import Path
-from remote_tool.transport.sync.snapshot import SelectionRules, take_snapshot
+from remote_tool.transport.sync.project.snapshot import SelectionRules, take_snapshot
 root = Path(sys.argv[1])
 if os.geteuid() == 0:
     os.setgroups([])

@@ -18,7 +18,7 @@ import pytest
 from remote_tool.config.model import Environment, EnvironmentKind
 from remote_tool.errors import EnvironmentSetupError, RemoteToolError, SomeServersFailedError
 from remote_tool.transport.pool import HostPool
-from remote_tool.transport.sync.snapshot import take_snapshot
+from remote_tool.transport.sync.project.snapshot import take_snapshot
 from remote_tool.workflows.events import Notice, Outcome, StepEnded
 from remote_tool.workflows.prepare.prepare import PrepareOptions, prepare, update_packages
 from tests.environments.files_over_http import serve
@@ -27,7 +27,8 @@ from tests.workflows.prepare.servers import Desk, desk_for, keep_offline, make_w
 
 if TYPE_CHECKING:
     from remote_tool.transport.host import Host
-    from remote_tool.transport.sync.snapshot import SelectionRules, Snapshot
+    from remote_tool.transport.sync.project.contents import Snapshot
+    from remote_tool.transport.sync.project.snapshot import SelectionRules
     from remote_tool.workflows.events import Event
     from tests.conftest import MakeServer
     from tests.sshd import TestServer

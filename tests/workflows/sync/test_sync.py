@@ -15,7 +15,7 @@ import pytest
 
 from remote_tool.errors import ConnectError, SyncError, UsageError
 from remote_tool.transport.pool import HostPool
-from remote_tool.transport.sync.snapshot import Entry
+from remote_tool.transport.sync.entries import Entry
 from remote_tool.workflows.events import Notice, Outcome, StepEnded, StepOutput, StepProgress, StepStarted
 from remote_tool.workflows.sync import first_sync
 from remote_tool.workflows.sync import sync as workflow

@@ -1,0 +1,124 @@
+"""What a sync sends: the state of a project at one time, and what of it is not as it was."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from functools import cached_property
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from remote_tool.transport.sync.entries import SECOND, entry_of, name_in, rows_of
+from remote_tool.transport.sync.last_sync import Version, each_record
+from remote_tool.transport.sync.project.filter_rules import joined, literal
+from remote_tool.transport.sync.secrets import MAY_HOLD_SECRETS, PRIVATE_KEY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from remote_tool.transport.sync.entries import Entry
+    from remote_tool.transport.sync.last_sync import KnownCopy
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What is not as it was in an earlier snapshot.
+
+    Attributes:
+        earlier: The id of that one.
+        wanted: What is to be sent to a server that has that one.
+        gone: The records of what is not here as it was then.
+    """
+
+    earlier: str
+    wanted: list[bytes]
+    gone: bytes
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a sync sends.
+
+    Attributes:
+        root: The project folder.
+        rules: Filter rules, ended by NUL each, with which rsync selects the entries again.
+        skipped: What is left out although no rule of the user says so: name and why.
+        copy: What a server has when a sync has ended well.
+        difference: To the snapshot before, where that is known.
+    """
+
+    root: Path
+    rules: bytes = field(repr=False)
+    skipped: tuple[tuple[str, str], ...]
+    copy: KnownCopy = field(repr=False)
+    difference: Difference | None = field(default=None, repr=False)
+    _changes: dict[tuple[str, str], tuple[list[bytes], bytes]] = field(default_factory=dict, repr=False, compare=False)
+    _comparing: Lock = field(default_factory=Lock, repr=False, compare=False)
+
+    @property
+    def id(self) -> str:
+        """The same for the same names, sizes, times and permissions."""
+        return self.copy.snapshot_id
+
+    @property
+    def entries(self) -> Iterator[Entry]:
+        """All entries, ordered by name, each made when it is needed."""
+        return map(entry_of, rows_of(self.copy.columns))
+
+    def entries_named(self, names: Iterable[bytes]) -> list[Entry]:
+        """Return the entries with these names."""
+        wanted = frozenset(names)
+        return [entry_of(row) for row in rows_of(self.copy.columns) if name_in(row[0]) in wanted] if wanted else []
+
+    @property
+    def sent_list(self) -> bytes:
+        return self.copy.columns.sent
+
+    def changes_since(self, copy: KnownCopy) -> tuple[list[bytes], bytes]:
+        """Return the names that are to be sent now, and the records of what is not here as it was.
+
+        That is worked out once: most servers have had the same.
+        """
+        with self._comparing:
+            key = copy.snapshot_id, copy.digest
+            if key not in self._changes:
+                self._changes[key] = self._compare(copy)
+            return self._changes[key]
+
+    def _compare(self, copy: KnownCopy) -> tuple[list[bytes], bytes]:
+        if self.id == copy.snapshot_id:
+            return [], b""
+        if self.difference is not None and self.difference.earlier == copy.snapshot_id and not copy.others:
+            return self.difference.wanted, self.difference.gone
+        columns = copy.columns
+        before = frozenset(zip(each_record(columns.look), each_record(columns.fractions), strict=False))
+        now = frozenset(each_record(self.copy.columns.look))
+        wanted = [name_in(row[0]) for row in rows_of(self.copy.columns) if row[1:] not in before]
+        pairs = zip(each_record(columns.sent), each_record(columns.look), strict=False)
+        return wanted, b"".join(record + b"\0" for record, look in pairs if look not in now)
+
+    @cached_property
+    def secrets(self) -> tuple[bytes, ...]:
+        """Files and folders that are held back because of what they hold."""
+        return tuple(os.fsencode(name) for name, why in self.skipped if why in {PRIVATE_KEY, MAY_HOLD_SECRETS})
+
+    @property
+    def file_count(self) -> int:
+        return self.copy.file_count
+
+    def rules_without(self, names: Iterable[bytes]) -> bytes:
+        """Return the rules with which rsync leaves out these, too."""
+        return joined([b"/" + literal(name) for name in sorted(names)]) + self.rules
+
+    def differs(self, entry: Entry) -> bool:
+        """Tell whether it has changed since; what is gone may have before."""
+        try:
+            found = os.lstat(os.path.join(os.fsencode(self.root), entry.name))
+        except OSError:
+            return True
+        return Version(found.st_size, *divmod(found.st_mtime_ns, SECOND)) != entry.version
+
+    def has_here(self, name: bytes) -> bool:
+        """Tell whether there is anything of this name now, whether it is sent or not."""
+        return os.path.lexists(os.path.join(os.fsencode(self.root), name.rstrip(b"/")))

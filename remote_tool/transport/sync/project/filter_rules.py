@@ -1,0 +1,54 @@
+"""The rules with which rsync selects what is sent."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+from remote_tool.errors import SyncError
+from remote_tool.transport.sync.secrets import OWN_FOLDERS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+_TRAILING_BLANKS = re.compile(rb"(?<!\\)[ \t]+\Z")
+
+
+def joined(lines: list[bytes]) -> bytes:
+    """Return rules as rsync reads them."""
+    return b"".join(line + b"\0" for line in lines)
+
+
+def own_rules(folders: Iterable[str]) -> list[bytes]:
+    """Return the rules that come first, so that they win."""
+    own = [name.encode() for name in OWN_FOLDERS]
+    return own + [b"/" + literal(os.fsencode(name).strip(b"/")) for name in folders]
+
+
+def users_rules(file: Path) -> list[bytes]:
+    """Return the user's patterns as rsync takes them; a lone ``!`` would clear all rules before it, so it goes."""
+    try:
+        text = file.read_bytes()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise SyncError(f"{file} cannot be read: {error.strerror}") from error
+    return _clean_lines(text)
+
+
+def _clean_lines(text: bytes) -> list[bytes]:
+    lines = []
+    for raw in _LINE_END.split(text.removeprefix(b"\xef\xbb\xbf")):
+        # rsync takes a NUL for the end of a line; trailing blanks nobody sees.
+        line = _TRAILING_BLANKS.sub(b"", raw.partition(b"\0")[0])
+        if line and line != b"!" and not line.startswith((b"#", b";")):
+            lines.append(line)
+    return lines
+
+
+def literal(name: bytes) -> bytes:
+    """Return a pattern that matches a name only; without wildcards rsync takes backslashes as they are."""
+    return re.sub(rb"([*?\[\\])", rb"\\\1", name) if re.search(rb"[*?\[]", name) else name

@@ -1,0 +1,199 @@
+"""What the last listing of a project found, kept: a file is looked at again only when it is not as it was then."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Self
+
+from remote_tool.transport.sync.entries import SECOND
+from remote_tool.transport.sync.interrupted_sync import KeptParts, keep_parts
+from remote_tool.transport.sync.last_sync import Columns, KnownCopy
+from remote_tool.transport.sync.project.found_files import END, kind_and_name
+from remote_tool.transport.sync.secrets import OWN_FOLDERS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from remote_tool.transport.sync.project.selection import Selection
+
+# Folders that rsync does not select, and that need not be walked therefore.
+MOST_PRUNED = 200
+# Beyond this all is listed again.
+MOST_CHANGED = 1000
+_SHARE_CHANGED = 8
+_BLOCK = 64 * 1024
+_WORDS = ("key", "records", "id", "digest")
+_PARTS = (*Columns._fields, "pruned", "skipped", "let_through", "records")
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What find tells now and did not tell then, and the other way round: records by name.
+
+    Attributes:
+        gone: As they were.
+        come: As they are.
+    """
+
+    gone: dict[bytes, bytes]
+    come: dict[bytes, bytes]
+
+    @property
+    def is_none(self) -> bool:
+        return not self.gone and not self.come
+
+    @property
+    def names(self) -> set[bytes]:
+        return {*self.gone, *self.come}
+
+    @property
+    def new(self) -> list[bytes]:
+        """Names that were not there, or of another kind: whether rsync selects them, nobody knows yet."""
+        return [name for name, record in self.come.items() if _kind(self.gone.get(name)) != _kind(record)]
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A listing.
+
+    Attributes:
+        copy: What is sent.
+        skipped: What is left out although no rule of the user says so: name and why.
+        let_through: What is sent because the user said so.
+        pruned: Folders that were not walked.
+        digest: Of the records.
+    """
+
+    copy: KnownCopy
+    skipped: dict[str, str]
+    let_through: list[bytes]
+    pruned: list[bytes]
+    digest: str
+    _kept: KeptParts = field(repr=False)
+
+    @property
+    def skipped_names(self) -> set[bytes]:
+        return set(map(os.fsencode, self.skipped))
+
+    @classmethod
+    def recall(cls, file: Path, key: str) -> Self | None:
+        """Return what was kept under this key."""
+        kept = KeptParts.recall(file, len(_WORDS), len(_PARTS))
+        if kept is None or kept.words[0] != key:
+            return None
+        _, records, snapshot_id, digest = kept.words
+        pruned, skipped, let_through = (_split(kept[_PARTS.index(part)]) for part in _PARTS[3:6])
+        pairs = zip(map(os.fsdecode, skipped[::2]), map(os.fsdecode, skipped[1::2]), strict=True)
+        copy = KnownCopy(snapshot_id, digest, b"", kept)
+        return cls(copy, dict(pairs), let_through, pruned, records, kept)
+
+    def compare(self, records: bytes) -> Changes | None:
+        """Return what is not as it was; None when that is too much to look at it one by one."""
+        if hashlib.sha256(records).hexdigest() == self.digest:
+            return Changes({}, {})
+        before = self._kept[_PARTS.index("records")]
+        start, end = _common(before, records)
+        gone = set(before[start : len(before) - end].split(END))
+        del before
+        now = records[start : len(records) - end].split(END)
+        come = [record for record in now if record not in gone]
+        gone.difference_update(now)
+        if len(come) > MOST_CHANGED and len(come) > records.count(END) // _SHARE_CHANGED:
+            return None
+        return Changes(_by_name(gone), _by_name(come))
+
+
+def keep(file: Path, key: str, listing: Kept) -> None:
+    """Remember a listing."""
+    copy = listing.copy
+    skipped = [os.fsencode(text) for pair in listing.skipped.items() for text in pair]
+    lists = map(_join, (listing.pruned, skipped, listing.let_through))
+    words = (key, hashlib.sha256(listing.records).hexdigest(), copy.snapshot_id, copy.digest)
+    keep_parts(file, words, (*copy.columns, *lists, listing.records))
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A listing that is to be remembered; see :class:`Listing`."""
+
+    copy: KnownCopy
+    skipped: dict[str, str]
+    let_through: list[bytes]
+    pruned: list[bytes]
+    records: bytes = field(repr=False)
+
+
+def clock(folder: Path) -> int:
+    """Return the time of a folder's disk in nanoseconds; -1 when nothing can be kept there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            return os.fstat(file.fileno()).st_ctime_ns - SECOND
+    except OSError:
+        return -1
+
+
+def not_selected(root: Path, selection: Selection, before: int) -> list[bytes]:
+    """Return folders that rsync does not select and does not walk, the outermost first; not those that are newer."""
+    return [*islice(_not_selected(root, selection, before), MOST_PRUNED)]
+
+
+def _not_selected(root: Path, selection: Selection, before: int) -> Iterator[bytes]:
+    base = os.path.join(os.fsencode(root), b"")
+    folders = [b"", *(key[1:] + b"/" for key in selection.keys if key.startswith(b"d"))]
+    own = {name.encode() for name in OWN_FOLDERS}
+    for folder in sorted(folders, key=lambda name: (name.count(b"/"), name)):
+        try:
+            found = [each for each in os.scandir(base + folder) if each.is_dir(follow_symlinks=False)]
+            others = [each for each in found if b"d" + folder + each.name not in selection.keys]
+            yield from (
+                folder + each.name
+                for each in others
+                if each.name not in own and each.stat(follow_symlinks=False).st_ctime_ns < before
+            )
+        except OSError:
+            continue
+
+
+def _common(one: bytes, other: bytes) -> tuple[int, int]:
+    """Return how many bytes two lists of records have in common at their begin and at their end: whole records."""
+    most = min(len(one), len(other))
+    start = end = 0
+    while start < most and one[start : start + _BLOCK] == other[start : start + _BLOCK]:
+        start += _BLOCK
+    start = _after_end(one, 0, min(start, most))
+    most -= start
+    while end < most and _last(one, end) == _last(other, end):
+        end += _BLOCK
+    cut = one.find(END, len(one) - min(end, most))
+    return start, len(one) - cut - len(END) if end and cut >= 0 else 0
+
+
+def _after_end(records: bytes, start: int, stop: int) -> int:
+    found = records.rfind(END, start, stop)
+    return found + len(END) if found >= 0 else 0
+
+
+def _last(data: bytes, end: int) -> bytes:
+    return data[max(0, len(data) - end - _BLOCK) : len(data) - end]
+
+
+def _by_name(records: Iterable[bytes]) -> dict[bytes, bytes]:
+    return {record.partition(b"\0")[0]: record for record in records if record}
+
+
+def _kind(record: bytes | None) -> bytes:
+    return kind_and_name(record)[:1] if record else b""
+
+
+def _split(text: bytes) -> list[bytes]:
+    return text.split(b"\0")[:-1]
+
+
+def _join(texts: Iterable[bytes]) -> bytes:
+    return b"".join(text + b"\0" for text in texts)

@@ -1,0 +1,210 @@
+"""Which files of a project are sent: chosen by rsync's own rules, less what must never leave this machine."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from remote_tool.errors import SyncError
+from remote_tool.transport.sync.entries import ColumnsMaker, change_columns
+from remote_tool.transport.sync.last_sync import Columns, KnownCopy
+from remote_tool.transport.sync.local_rsync import find_local_rsync
+from remote_tool.transport.sync.project import listing
+from remote_tool.transport.sync.project.contents import Difference, Snapshot
+from remote_tool.transport.sync.project.filter_rules import joined, own_rules, users_rules
+from remote_tool.transport.sync.project.found_files import END, OddRecordError, find_files, kind_and_name, parse_record
+from remote_tool.transport.sync.project.key_search import find_suspects
+from remote_tool.transport.sync.project.listing import Kept, Listing
+from remote_tool.transport.sync.project.look import NOT_REGULAR, Look
+from remote_tool.transport.sync.project.selection import LISTING_SECONDS, Selection, select
+from remote_tool.transport.sync.secrets import PRIVATE_KEY, Looked, identities
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from remote_tool.transport.sync.local_rsync import LocalRsync
+    from remote_tool.transport.sync.project.listing import Changes
+
+# Names that rsync is asked about instead of listing all.
+MOST_ASKED = 200
+# From so many files on another program searches them for keys.
+WORTH_A_SEARCH = 500
+
+
+@dataclass(frozen=True)
+class SelectionRules:
+    """What is not sent.
+
+    Attributes:
+        exclude_file: The user's rsync patterns; may be missing.
+        own_folders: Further folders of ours, relative to the project.
+        private_keys: Files that are never sent, wherever they lie.
+        send_anyway: Patterns of what is sent although it may hold secrets, or a private key.
+        looked: Where it is kept which files were looked into; None: nowhere.
+        listing: Where it is kept what was found; None: nowhere.
+    """
+
+    exclude_file: Path
+    own_folders: tuple[str, ...] = ()
+    private_keys: tuple[Path, ...] = ()
+    send_anyway: tuple[str, ...] = ()
+    looked: Path | None = None
+    listing: Path | None = None
+
+
+async def take_snapshot(root: Path, rules: SelectionRules) -> Snapshot:
+    """List what is to be sent; what was listed before and is as it was then is not looked at again.
+
+    Raises:
+        SyncError: rsync is missing here, or does not list the folder.
+    """
+    if not await asyncio.to_thread(root.is_dir):
+        raise SyncError(f"The project folder {root} does not exist")
+    return await _Run(await find_local_rsync(), root, rules).take()
+
+
+class _Run:
+    """One listing of a project."""
+
+    def __init__(self, rsync: LocalRsync, root: Path, rules: SelectionRules) -> None:
+        self._rsync = rsync
+        self._root = root
+        self._file = rules.listing
+        self._own, self._users = own_rules(rules.own_folders), users_rules(rules.exclude_file)
+        self._look = Look(root, identities(rules.private_keys), Looked(rules.looked), rules.send_anyway)
+        self._key = self._look.key([*self._own, *self._users])
+        # What is newer than this may have come after rsync looked: that it was not selected means nothing.
+        self._began = listing.clock(rules.listing.parent) if rules.listing else -1
+
+    async def take(self) -> Snapshot:
+        earlier = await asyncio.to_thread(Listing.recall, self._file, self._key) if self._file else None
+        found = await find_files(self._root, earlier.pruned, LISTING_SECONDS) if earlier else None
+        if earlier is not None and found is not None:
+            try:
+                snapshot = await self._take_changes(earlier, found)
+            except (OddRecordError, EOFError):
+                snapshot = None
+            if snapshot is not None:
+                return snapshot
+        return await self._take_all()
+
+    def _snapshot(self, copy: KnownCopy, difference: Difference | None = None) -> Snapshot:
+        rules = joined(self._look.rules(self._own, self._users))
+        return Snapshot(self._root, rules, tuple(self._look.skipped.items()), copy, difference)
+
+    def _keep(self, copy: KnownCopy, pruned: list[bytes], found: bytes) -> None:
+        if self._file is not None and self._began >= 0:
+            kept = Kept(copy, self._look.skipped, self._look.let_through, pruned, found)
+            listing.keep(self._file, self._key, kept)
+
+    # By what has changed since the last time
+
+    async def _take_changes(self, earlier: Listing, found: bytes) -> Snapshot | None:
+        changes = await asyncio.to_thread(earlier.compare, found)
+        if changes is None or len(changes.new) > MOST_ASKED:
+            return None
+        if changes.is_none:
+            self._look.recall(earlier.skipped, earlier.let_through, ())
+            return self._snapshot(earlier.copy)
+        selection = Selection(frozenset())
+        if changes.new:
+            selection = await select(self._rsync, self._root, [*self._own, *self._users], changes.new)
+        if selection.complaints:
+            return None
+        return await asyncio.to_thread(self._change, earlier, changes, selection, found)
+
+    def _change(self, earlier: Listing, changes: Changes, selection: Selection, found: bytes) -> Snapshot:
+        before, look = earlier.copy, self._look
+        # It may have been looked into at the same size and time; but somebody has written to it since.
+        look.looked = Looked(None)
+        touched = frozenset(changes.names) | {name + b"/" for name in changes.names}
+        chosen = {name.rstrip(b"/") for name in before.sent_among(touched)} | earlier.skipped_names
+        new = {name: changes.come[name] for name in changes.new}
+        asked = {name for name, record in new.items() if kind_and_name(record) in selection.keys}
+        unsure = [record for name, record in new.items() if name not in asked]
+        look.recall(earlier.skipped, earlier.let_through, touched)
+        self._skip_odd(selection)
+        wanted_now = chosen - new.keys() | asked
+        records = (record for name, record in changes.come.items() if name in wanted_now)
+        entries = [entry for entry in map(look.judge, map(parse_record, records)) if entry is not None]
+        columns, wanted, gone = change_columns(before.columns, touched, entries)
+        copy = KnownCopy.of(columns)
+        self._keep(copy, earlier.pruned, self._without_newer(found, unsure))
+        return self._snapshot(copy, Difference(before.snapshot_id, wanted, gone))
+
+    # All of it
+
+    async def _take_all(self) -> Snapshot:
+        selection = await select(self._rsync, self._root, [*self._own, *self._users])
+        self._look.complain(selection.complaints)
+        pruned = await asyncio.to_thread(listing.not_selected, self._root, selection, self._began)
+        found = await find_files(self._root, pruned, LISTING_SECONDS)
+        copy = None
+        if found is not None:
+            try:
+                copy = await self._judge_all(selection, pruned, found)
+            except OddRecordError:
+                self._look.forget()
+        if copy is None:
+            copy = await asyncio.to_thread(self._see_each, selection)
+        await asyncio.to_thread(self._look.looked.note)
+        return self._snapshot(copy)
+
+    def _see_each(self, selection: Selection) -> KnownCopy:
+        """Look at each file by itself."""
+        self._skip_odd(selection)
+        made = ColumnsMaker()
+        for entry in sorted(filter(None, map(self._look.at, selection.names))):
+            made.add(entry)
+        return KnownCopy.of(made.columns())
+
+    def _skip_odd(self, selection: Selection) -> None:
+        for name in selection.not_regular:
+            self._look.skip(name, NOT_REGULAR)
+
+    async def _judge_all(self, selection: Selection, pruned: list[bytes], found: bytes) -> KnownCopy:
+        looked = self._look.looked
+        looked.searched = len(selection.keys) >= WORTH_A_SEARCH and await asyncio.to_thread(lambda: looked.is_empty)
+        judging = asyncio.create_task(asyncio.to_thread(self._judge_each, selection, found))
+        suspects = await find_suspects(self._root, found) if looked.searched else []
+        columns, others = await judging
+        looked.searched = False
+        keys = await asyncio.to_thread(self._find_keys, suspects)
+        columns = change_columns(columns, keys, ())[0] if keys else columns
+        copy = KnownCopy.of(columns)
+        if not selection.complaints:
+            await asyncio.to_thread(lambda: self._keep(copy, pruned, self._without_newer(found, others)))
+        return copy
+
+    def _judge_each(self, selection: Selection, found: bytes) -> tuple[Columns, list[bytes]]:
+        """Judge what rsync has selected; return also the records of all others."""
+        self._skip_odd(selection)
+        made, others = ColumnsMaker(), []
+        for record in sorted(found.split(END)[:-1]):
+            if kind_and_name(record) not in selection.keys:
+                others.append(record)
+            elif (row := self._look.row_of(record)) is not None:
+                made.keep(row)
+            elif (entry := self._look.judge(parse_record(record))) is not None:
+                made.add(entry)
+        return made.columns(), others
+
+    def _find_keys(self, suspects: list[bytes]) -> list[bytes]:
+        """Look into files that may hold a key; return the names of those that do."""
+        keys = [found.name for found in map(parse_record, suspects) if self._look.holds_key(found)]
+        for name in keys:
+            self._look.skip(name, PRIVATE_KEY)
+        return keys
+
+    def _without_newer(self, found: bytes, records: list[bytes]) -> bytes:
+        """Return the records without those that may have come after rsync looked: they are new the next time."""
+        newer = [record.partition(b"\0")[0] for record in records if self._is_newer(record)]
+        begins = tuple(name + end for name in newer for end in (b"\0", b"/"))
+        return b"".join(each + END for each in found.split(END)[:-1] if not each.startswith(begins)) if newer else found
+
+    def _is_newer(self, record: bytes) -> bool:
+        name, _, fields = record.partition(b"\0")
+        if fields.startswith(b"d"):
+            return self._look.changed_since(name, self._began)
+        return parse_record(record).changed >= self._began
