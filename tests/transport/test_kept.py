@@ -191,6 +191,7 @@ async def test_noise_of_the_login_shell_is_cut_off(make_server: MakeServer, tmp_
 # When an own login takes over
 
 
+@pytest.mark.row(182)
 async def test_a_dead_master_is_forgotten_and_started_again(config: Config) -> None:
     _, record = await keep(config)
     pid = await pid_of_master(record.socket, 20)
@@ -202,6 +203,7 @@ async def test_a_dead_master_is_forgotten_and_started_again(config: Config) -> N
     assert (await kept(config)).socket != record.socket
 
 
+@pytest.mark.row(182)
 async def test_a_stopped_master_costs_a_second_and_runs_nothing_twice(
     config: Config, server: TestServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,6 +225,7 @@ async def test_a_stopped_master_costs_a_second_and_runs_nothing_twice(
     os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.row(182)
 async def test_a_master_that_is_stopped_in_the_middle_is_a_lost_link(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,6 +244,7 @@ async def test_a_master_that_is_stopped_in_the_middle_is_a_lost_link(
         assert not link(host).alive
 
 
+@pytest.mark.row(182)
 async def test_a_lost_link_is_an_error_never_a_result(config: Config, server: TestServer) -> None:
     async with kept_host(config) as host:
         async with host.open("echo begun; sleep 60") as channel:
@@ -254,6 +258,7 @@ async def test_a_lost_link_is_an_error_never_a_result(config: Config, server: Te
             await host.run("true")
 
 
+@pytest.mark.row(182)
 async def test_a_silent_link_is_noticed_by_keepalive(
     config: Config, server: TestServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,6 +271,7 @@ async def test_a_silent_link_is_noticed_by_keepalive(
                 await channel.read()
 
 
+@pytest.mark.row(183)
 async def test_more_sessions_than_a_login_may_have_go_over_an_own_one(config: Config) -> None:
     """Whoever has them: the locks hold for all programs of this machine."""
     place, _ = await keep(config)
@@ -281,6 +287,7 @@ async def test_more_sessions_than_a_login_may_have_go_over_an_own_one(config: Co
     assert place.sessions == 0
 
 
+@pytest.mark.row(183)
 async def test_a_server_that_refuses_a_session_gets_an_own_login(make_server: MakeServer, tmp_path: Path) -> None:
     config = replace(
         make_configuration([make_server("first", MaxSessions="1")], tmp_path / "project"), keep_connections=600
@@ -293,6 +300,7 @@ async def test_a_server_that_refuses_a_session_gets_an_own_login(make_server: Ma
             assert (await host.run("echo in")).stdout == b"in\n"
 
 
+@pytest.mark.row(183)
 async def test_commands_at_once_start_one_master(config: Config, server: TestServer) -> None:
     async def command() -> None:
         async with HostPool(config) as pool:
@@ -358,6 +366,7 @@ def _half_record(_: Config, record: Record) -> None:
         *(_foreign_socket, _linked_socket, _other_format, _half_record),
     ],
 )
+@pytest.mark.row(180, 181)
 async def test_a_login_whose_settings_have_changed_is_not_used(
     make_server: MakeServer, tmp_path: Path, change: Callable[[Config, Record], Config | None]
 ) -> None:
@@ -374,6 +383,7 @@ async def test_a_login_whose_settings_have_changed_is_not_used(
         await end_kept(place, record)
 
 
+@pytest.mark.row(181)
 def test_a_folder_that_others_could_use_is_not_used(
     runtime: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -393,6 +403,7 @@ def test_a_folder_that_others_could_use_is_not_used(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+@pytest.mark.row(181)
 def test_a_folder_of_another_user_is_not_used(runtime: Path) -> None:
     folder = runtime / "remote-tool"
     folder.mkdir(mode=0o700)
@@ -412,6 +423,7 @@ def test_a_path_that_is_too_long_for_a_socket_is_not_used(
 # What is kept
 
 
+@pytest.mark.row(184)
 async def test_nothing_is_kept_unless_it_is_asked_for(config: Config, server: TestServer, runtime: Path) -> None:
     config = replace(config, keep_connections=0)
     async with HostPool(config) as pool:
@@ -420,6 +432,7 @@ async def test_nothing_is_kept_unless_it_is_asked_for(config: Config, server: Te
     assert server.log().count("Accepted publickey") == 1
 
 
+@pytest.mark.row(184)
 async def test_without_an_ssh_program_nothing_is_kept(
     config: Config, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -429,6 +442,7 @@ async def test_without_an_ssh_program_nothing_is_kept(
     assert not list(runtime.glob("*/*/*"))
 
 
+@pytest.mark.row(180)
 async def test_a_key_with_a_passphrase_is_not_kept(
     server: TestServer, config: Config, tmp_path: Path, runtime: Path
 ) -> None:
@@ -443,6 +457,7 @@ async def test_a_key_with_a_passphrase_is_not_kept(
 
 
 @pytest.mark.parametrize("line", ["Include other", "Match exec true\nPort 1", "Ciphers aes256-ctr", "User ${SOMEBODY}"])
+@pytest.mark.row(180)
 async def test_what_ssh_could_not_repeat_exactly_is_not_kept(
     config: Config, runtime: Path, monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:
@@ -454,6 +469,7 @@ async def test_what_ssh_could_not_repeat_exactly_is_not_kept(
     assert not list(runtime.glob("*/*/*"))
 
 
+@pytest.mark.row(180)
 async def test_a_key_of_the_agent_is_kept(server: TestServer, config: Config) -> None:
     folder = Path(tempfile.mkdtemp(prefix="rta"))
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(folder / "agent")], stdout=subprocess.DEVNULL)
@@ -472,6 +488,7 @@ async def test_a_key_of_the_agent_is_kept(server: TestServer, config: Config) ->
         shutil.rmtree(folder)
 
 
+@pytest.mark.row(180)
 async def test_a_way_over_a_jump_host_is_kept(make_server: MakeServer, tmp_path: Path) -> None:
     jump, server = make_server("jump"), make_server("first")
     (Path.home() / ".ssh").mkdir()
@@ -484,6 +501,7 @@ async def test_a_way_over_a_jump_host_is_kept(make_server: MakeServer, tmp_path:
     assert jump.log().count("Accepted publickey") == 2
 
 
+@pytest.mark.row(184)
 async def test_a_master_has_nothing_but_the_login(config: Config, runtime: Path) -> None:
     """No secret in its arguments, nothing of our environment, nothing of the user's files."""
     os.environ["CANARY"] = "canary4711"
@@ -497,6 +515,7 @@ async def test_a_master_has_nothing_but_the_login(config: Config, runtime: Path)
     assert [path.stat().st_mode & 0o077 for path in runtime.glob("**/*")] == [0] * len(list(runtime.glob("**/*")))
 
 
+@pytest.mark.row(184)
 async def test_a_master_ends_when_nobody_uses_it(config: Config) -> None:
     config = replace(config, keep_connections=1)
     async with HostPool(config) as pool:
@@ -506,6 +525,7 @@ async def test_a_master_ends_when_nobody_uses_it(config: Config) -> None:
     assert find_kept(config, "first") is None
 
 
+@pytest.mark.row(184)
 async def test_kept_logins_are_listed_and_ended(config: Config, tmp_path: Path) -> None:
     place, record = await keep(config)
     assert kept_logins(config.local.root, ["first"]) == [(place, record)]
@@ -516,6 +536,7 @@ async def test_kept_logins_are_listed_and_ended(config: Config, tmp_path: Path) 
     assert kept_logins(config.local.root, ["first"]) == []
 
 
+@pytest.mark.row(184)
 async def test_a_stopped_master_is_ended_too(config: Config) -> None:
     place, record = await keep(config)
     pid = await pid_of_master(record.socket, 20)
@@ -551,6 +572,7 @@ async def test_a_quiet_server_is_not_reported_and_a_silent_one_is(config: Config
 
 
 @pytest.mark.parametrize("said", [b"", b"\0\0\0\4\0\0\0\1", b"\xff" * 8, b"hello\n", b"\0\0\0\10\0\0\0\1\0\0\0\3"])
+@pytest.mark.row(181)
 async def test_what_is_no_master_gives_no_session(runtime: Path, said: bytes) -> None:
     async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(said)

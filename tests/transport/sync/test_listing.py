@@ -113,6 +113,7 @@ def _something_happens(root: Path, chance: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.row(185)
 async def test_a_kept_listing_is_the_same_as_a_new_one(
     project: Project, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
@@ -144,6 +145,7 @@ async def test_a_project_that_is_as_it_was_is_not_listed_by_rsync(
 
 
 @pytest.mark.parametrize("is_folder", [False, True])
+@pytest.mark.row(185)
 async def test_what_appears_while_the_project_is_listed_is_sent_by_the_next_sync(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_folder: bool
 ) -> None:
@@ -180,6 +182,7 @@ def _clock_after(moment: int, probe: Path) -> int:
     raise TimeoutError
 
 
+@pytest.mark.row(186)
 async def test_without_gnu_find_each_file_is_looked_at(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a.py", "sub/b.py", "c.log"):
         project.write(name)
@@ -192,6 +195,7 @@ async def test_without_gnu_find_each_file_is_looked_at(project: Project, monkeyp
 
 
 @pytest.mark.parametrize("damage", [b"", b"\n", b"0" * 64, os.urandom(3000), b"x 1 2 3 " + b"9" * 30 + b"\n"])
+@pytest.mark.row(185)
 async def test_a_kept_listing_that_is_nonsense_is_none(project: Project, damage: bytes) -> None:
     project.write("a.py")
     await project.take()
@@ -202,6 +206,7 @@ async def test_a_kept_listing_that_is_nonsense_is_none(project: Project, damage:
     await project.take_both()
 
 
+@pytest.mark.row(185)
 async def test_other_rules_judge_everything_again(project: Project) -> None:
     project.write("a.py")
     project.write("b.txt")
@@ -213,6 +218,7 @@ async def test_other_rules_judge_everything_again(project: Project) -> None:
 
 
 @pytest.mark.parametrize("has_grep", [True, False])
+@pytest.mark.row(186)
 async def test_no_key_among_many_files_is_sent(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_grep: bool
 ) -> None:
@@ -241,6 +247,7 @@ async def test_no_key_among_many_files_is_sent(
     assert "files/mentions" not in names_of(await project.take())
 
 
+@pytest.mark.row(185)
 def test_common_parts_are_whole_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listing, "_BLOCK", 7)
     chance = random.Random(1)
@@ -256,6 +263,7 @@ def test_common_parts_are_whole_records(monkeypatch: pytest.MonkeyPatch) -> None
             assert not text or text.endswith(b"\0\0")
 
 
+@pytest.mark.row(187)
 async def test_a_file_that_changed_and_vanished_while_it_was_sent_is_sent_when_it_is_back(
     make_server: MakeServer, tmp_path: Path
 ) -> None:
@@ -281,6 +289,7 @@ async def test_a_file_that_changed_and_vanished_while_it_was_sent_is_sent_when_i
 
 
 @pytest.mark.slow
+@pytest.mark.row(187)
 async def test_files_that_come_change_and_go_during_syncs_are_as_here_at_the_end(
     make_server: MakeServer, tmp_path: Path
 ) -> None:
