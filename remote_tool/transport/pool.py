@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
@@ -15,7 +15,7 @@ from remote_tool.transport.ssh.host_keys.rules import HostKeyRules
 from remote_tool.transport.ssh.passwords import CommonPasswords
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
     from pathlib import Path
     from types import ModuleType
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from remote_tool.transport.ssh.host import SshHost
 
 T = TypeVar("T")
+SILENT_SECONDS = 5.0
 
 
 class HostPool:
@@ -49,12 +50,15 @@ class HostPool:
         confirm: Callable[[str], bool] | None = None,
     ) -> None:
         self._config = config
+        self._report = report or _ignore_notice
+        # Servers whose silence the caller reports.
+        self.watched: set[str] = set()
         self.prompter = Prompter(ask_password, confirm)
         self._context = ConnectionContext(
             rules=HostKeyRules(
                 config.local.known_hosts,
                 config.host_keys,
-                report or _ignore_notice,
+                self._report,
                 self.prompter,
                 {name: server.hostname for name, server in config.servers.items()},
             ),
@@ -88,7 +92,8 @@ class HostPool:
         """
         server = self._server(name)
         server = replace(server, private_key=private_key) if private_key else server
-        host: SshHost = await (await self._ssh()).connect(server, self._context, methods)
+        with self._telling_of_silence(name):
+            host: SshHost = await (await self._ssh()).connect(server, self._context, methods)
         try:
             yield host
         finally:
@@ -125,8 +130,26 @@ class HostPool:
 
     async def _connect(self, name: str) -> SshHost:
         server = self._server(name)
-        host: SshHost = await (await self._ssh()).connect(server, self._context)
+        with self._telling_of_silence(name):
+            host: SshHost = await (await self._ssh()).connect(server, self._context)
         return host
+
+    @contextmanager
+    def _telling_of_silence(self, name: str) -> Iterator[None]:
+        """Report a slow login, not counting the time in which the user is prompted."""
+
+        async def tell() -> None:
+            await asyncio.sleep(SILENT_SECONDS)
+            while self.prompter.is_asking:  # noqa: ASYNC110 - the user's time
+                await asyncio.sleep(SILENT_SECONDS)
+            if name not in self.watched:
+                self._report(name, f"no answer for {SILENT_SECONDS:.0f} s")
+
+        telling = asyncio.create_task(tell())
+        try:
+            yield
+        finally:
+            telling.cancel()
 
     async def _ssh(self) -> ModuleType:
         """Import the modules with asyncssh once, in the background: this takes a third of a short command."""

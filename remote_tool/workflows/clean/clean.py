@@ -192,7 +192,7 @@ def _may_go_here(found: CleanAnswer, told: Mapping[str, _Answer], job: Job) -> b
 
 @dataclass
 class _Answer:
-    """A server's answer; ``is_away`` if our files are not there now."""
+    """A server's answer; ``is_away`` if it is not prepared now."""
 
     items: list[Item] = field(default_factory=list)
     gone: set[str] = field(default_factory=set)
