@@ -38,6 +38,8 @@ GROUPS = {
             "Measure network bandwidth between servers.",
             "--server gpu1 --server gpu2",
         ),
+        "connections": ("commands.connections", "List the logins that are kept for later commands.", "--json"),
+        "disconnect": ("commands.connections", "Close the logins that are kept.", "--server gpu1"),
     },
     "Start": {
         "run": ("commands.run", "Run a command and show its output.", "--server gpu1 -- df -h"),

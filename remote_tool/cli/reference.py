@@ -72,6 +72,8 @@ an unknown option, prints only `{"errors": [{"server": "", "message"}]}`.
   `fail` or `unknown`.
 - `bandwidth`: `{"links": [{"from", "to", "gbit_per_second", "round_trip_ms", "interface", "to_interface", "address",
   "method", "error"}], "errors": […]}`; values that were not measured are null.
+- `connections`, `disconnect`: `{"connections": [{"server", "address", "username", "since", "sessions", "pid"}],
+  "errors": []}`; `pid` is null if the ssh that keeps the login does not answer.
 
 `-v` may come before or after the command. It never shows values of `--env`.
 """

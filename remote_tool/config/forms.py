@@ -208,6 +208,7 @@ KEPT_JOBS = Validator(
     "a number of jobs from 1 to 999999, or an age such as 30d",
     lambda text: re.fullmatch("[1-9][0-9]{0,5}", text) is not None or bool(read_age(text)),
 )
+KEPT_LOGINS = Validator("0, or a time such as 10m or 2h", lambda text: text == "0" or bool(read_age(text)))
 PREFIX = Validator("a path on the server, absolute or starting with ~/", _is_prefix)
 # These two may hold a user, a password or a token.
 CHANNEL = _like("the name or URL of a channel", r"[A-Za-z0-9_./][A-Za-z0-9_./:~%+@-]{0,500}", is_secret=True)

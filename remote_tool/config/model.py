@@ -172,6 +172,7 @@ class Config:
         packages: Files and folders in the project that list packages; None: detected by name.
         keep_jobs: Which finished jobs to keep; None: all, until they are cleaned.
         min_free: Warn if less disk space is free on a server.
+        keep_connections: Seconds that a login is kept for later commands; 0: logins are not kept.
         send_anyway: Patterns of files to send even though they look like credentials.
         shared: Whether all servers share the project folder; None: detected.
         listed: The servers of a host list, in its order, with their numbers of processes (None: not given); they
@@ -203,6 +204,7 @@ class Config:
     workdir: str | None = None
     keep_jobs: KeptJobs | None = None
     min_free: MinFree = MinFree()
+    keep_connections: int = 0
     data: Mapping[str, DataSet] = field(default_factory=dict)
 
     @property

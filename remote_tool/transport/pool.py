@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from remote_tool.errors import RemoteToolError, SomeServersFailedError, UsageError
+from remote_tool.transport import kept
 from remote_tool.transport.connection_cache import ConnectionCache
 from remote_tool.transport.prompter import Prompter
 from remote_tool.transport.ssh.context import ConnectionContext
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from remote_tool.config.model import Config, Server
     from remote_tool.errors import HostKeyError
     from remote_tool.transport.host import Host
+    from remote_tool.transport.ssh.connection import Connection
     from remote_tool.transport.ssh.endpoint import AuthMethods
     from remote_tool.transport.ssh.host import SshHost
 
@@ -67,6 +70,7 @@ class HostPool:
             common_passwords=CommonPasswords(self.prompter),
         )
         self._hosts: ConnectionCache[str, SshHost] = ConnectionCache()
+        self._logins: dict[str, Connection] = {}
         self._loading: asyncio.Task[ModuleType] | None = None
 
     async def __aenter__(self) -> Self:
@@ -124,15 +128,26 @@ class HostPool:
         self._context.passphrases.remember(path, passphrase)
 
     async def close(self) -> None:
-        """Close every connection, with a timeout for servers that do not answer."""
+        """Close every connection, with a timeout for servers that do not answer; keep logins if configured."""
+        for name, connection in self._logins.items():
+            self._keep(name, connection)
         await asyncio.gather(*(host.close() for host in await self._hosts.drain()))
         await asyncio.gather(*(jump.close() for jump in await self._context.jumps.drain()))
 
     async def _connect(self, name: str) -> SshHost:
-        server = self._server(name)
-        with self._telling_of_silence(name):
-            host: SshHost = await (await self._ssh()).connect(server, self._context)
+        server, log_in = self._server(name), partial(self._log_in, name)
+        found = kept.find.find_kept(self._config, name) if self._config.keep_connections else None
+        if found is not None:
+            return found.host(log_in, self._context)
+        connection, make_host = await log_in(), (await self._ssh()).SshHost
+        host: SshHost = make_host(server.name, connection, self._context.trace, self._context.rules.notice)
         return host
+
+    async def _log_in(self, name: str) -> Connection:
+        with self._telling_of_silence(name):
+            connection: Connection = await (await self._ssh()).log_in_to(self._server(name), self._context)
+        self._logins[name] = connection
+        return connection
 
     @contextmanager
     def _telling_of_silence(self, name: str) -> Iterator[None]:
@@ -150,6 +165,13 @@ class HostPool:
             yield
         finally:
             telling.cancel()
+
+    def _keep(self, name: str, connection: Connection) -> None:
+        """Start what keeps a login for the next command: now, so that this one does not share its time with it."""
+        seconds, local = self._config.keep_connections, self._config.local
+        if seconds and connection.alive and (place := kept.folder.place_of(self._config, name)):
+            wanted = kept.start.Wanted(connection.hops, connection.login, local.root, local.known_hosts, seconds)
+            kept.start.start_master(place, wanted)
 
     async def _ssh(self) -> ModuleType:
         """Import the modules with asyncssh once, in the background: this takes a third of a short command."""
@@ -211,9 +233,9 @@ async def on_every(names: Iterable[str], action: Callable[[str], Awaitable[T]]) 
 
 
 def _load_ssh() -> ModuleType:
-    from remote_tool.transport.ssh import host as ssh_host  # noqa: PLC0415 - see HostPool._ssh
+    from remote_tool.transport.ssh import log_in  # noqa: PLC0415 - see HostPool._ssh
 
-    return ssh_host
+    return log_in
 
 
 def _ignore_notice(server: str, text: str) -> None:

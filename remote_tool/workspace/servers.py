@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from remote_tool.workflows.servers.bandwidth import BandwidthAnswer
     from remote_tool.workflows.servers.check import CheckAnswer
     from remote_tool.workflows.servers.install_keys import KeyOnServer, KeysRequest
+    from remote_tool.workflows.servers.kept_logins import KeptLogin
 
 
 class ServerMethods(Project):
@@ -38,6 +39,14 @@ class ServerMethods(Project):
     def measure_bandwidth(self, servers: Sequence[str] = (), *, seconds: float = 2.0) -> BandwidthAnswer:
         """Measure network bandwidth between each pair of servers, for this many seconds in each direction."""
         return self._work(lambda context: workflows.servers.bandwidth.measure_bandwidth(context, servers, seconds))
+
+    def list_connections(self, servers: Sequence[str] = ()) -> list[KeptLogin]:
+        """Return the logins that are kept open for later commands; asks no server."""
+        return self._work(lambda context: workflows.servers.kept_logins.list_connections(context, servers))
+
+    def disconnect(self, servers: Sequence[str] = ()) -> list[KeptLogin]:
+        """Close the logins that are kept open, also those in use; returns what was closed."""
+        return self._work(lambda context: workflows.servers.kept_logins.end_connections(context, servers))
 
     def prepare(
         self,

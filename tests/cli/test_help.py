@@ -21,6 +21,7 @@ from tests.sshd import free_port
 REPOSITORY = Path(__file__).parent.parent.parent
 INTERFACE = [
     *("init", "keys", "check", "prepare", "setup", "rsync", "data-sync", "update-packages", "bandwidth"),
+    *("connections", "disconnect"),
     *("run", "job-run", "helper-torch-launch", "helper-launch", "helper-mpi-launch", "helper-fan-out"),
     *("job-list", "job-tail", "job-kill", "job-wait", "job-rsync", "job-pull", "clean", "demo"),
 ]
@@ -28,7 +29,9 @@ WITH_JSON = [
     "bandwidth",
     "check",
     "clean",
+    "connections",
     "data-sync",
+    "disconnect",
     "helper-fan-out",
     "helper-launch",
     "helper-mpi-launch",

@@ -62,6 +62,7 @@ environment:
     channels: [conda-forge, https://conda.example.org/lab]
     installer: {{file: ./Miniforge3.sh, sha256: {DIGEST.upper()}}}
 host_keys: strict
+keep_connections: 2h
 servers:
   gpu-1.lab_a:
     hostname: fd00::5
@@ -95,6 +96,7 @@ servers:
             installer=Installer(DIGEST, file=ROOT / "Miniforge3.sh"),
         ),
         host_keys=HostKeyPolicy.STRICT,
+        keep_connections=7200,
     )
 
 
@@ -251,6 +253,8 @@ WRONG = [
     ("log_limit: lots", "1: log_limit: must be a size of 1MB or more, such as 500MB or 4GB, found 'lots'"),
     ("lost_after: 4", "1: lost_after: must be a whole number of seconds from 5 to 86400, found '4'"),
     ("lost_after: 60s", "1: lost_after: must be a whole number of seconds from 5 to 86400, found '60s'"),
+    ("keep_connections: 30s", "1: keep_connections: must be 0, or a time such as 10m or 2h, found '30s'"),
+    ("keep_connections: true", "1: keep_connections: must be 0, or a time such as 10m or 2h, found 'true'"),
     ("artifacts: '*.pt'", "1: artifacts: must be a list of globs, such as [checkpoints/*.pt], found '*.pt'"),
     ("artifacts: []", "1: artifacts: must be a list of globs"),
     ("artifacts: [../*.pt]", "1: artifacts[0]: must be a glob inside the project, such as checkpoints/*.pt"),

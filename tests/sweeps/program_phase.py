@@ -6,7 +6,7 @@ import sys
 
 from remote_tool.cli.app import main
 from remote_tool.cli.commands import jobs as job_commands
-from remote_tool.transport.ssh import host as ssh_host
+from remote_tool.transport.ssh import log_in as ssh_host
 
 __all__ = ["job_commands", "run", "ssh_host"]
 

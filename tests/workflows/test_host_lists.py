@@ -78,6 +78,14 @@ def test_logs_of_ended_jobs_come_home_from_hosts_of_earlier_lists(bare: Workspac
     assert (later.config.local.jobs / job.id / "job.out").read_text() == "done\n"
 
 
+def test_clean_keeps_jobs_of_hosts_of_earlier_lists_that_it_does_not_ask(bare: Workspace) -> None:
+    (job,) = bare.with_hosts("10.0.0.2").start_jobs(StartRequest("echo done", sync=False)).jobs
+    later = Workspace.find(bare.root)
+    later.wait_jobs(JobSelection(jobs=(job.id,)))
+    later.clean(later.survey())
+    assert [each.id for each in Workspace.find(bare.root).known_jobs([job.id])] == [job.id]
+
+
 def test_files_of_jobs_come_home_from_hosts_of_earlier_lists(bare: Workspace) -> None:
     (job,) = bare.with_hosts("10.0.0.1").start_jobs(StartRequest("echo 1 > kept.txt", sync=False)).jobs
     later = Workspace.find(bare.root)

@@ -166,6 +166,11 @@ class SshChannel:
         self.close()
 
     @property
+    def remote_pid(self) -> int:
+        """The process id of the script's shell; 0 as long as it has not begun."""
+        return self._outputs[Stream.OUT].pid
+
+    @property
     def is_given_up(self) -> bool:
         return self._given_up
 
@@ -344,6 +349,7 @@ class _Output:
     def __init__(self, mark: bytes) -> None:
         self._mark = mark
         self.started = False
+        self.pid = 0
         self.noise = 0
         self.tail = b""
         self.data = bytearray()
@@ -352,12 +358,16 @@ class _Output:
         """Add bytes; return False if there are too many before the mark."""
         if not self.started:
             window = self.tail + data
-            before, found, data = window.partition(self._mark)
+            before, _, after = window.partition(self._mark)
+            pid, is_whole, data = after.partition(b"\n")
+            if not is_whole:
+                before = window
             self.noise += len(before) - len(self.tail)
             self.tail = before[-TAIL_BYTES:]
-            if not found:
+            if not is_whole:
                 return self.noise <= login_shell.MAX_NOISE_BYTES
             self.started = True
+            self.pid = int(pid) if pid.isdigit() else 0
         self.data += data
         return True
 

@@ -12,6 +12,7 @@ from remote_tool.errors import LoginError
 from remote_tool.transport.login import key_name
 from remote_tool.transport.ssh import key_files, login_errors
 from remote_tool.transport.ssh.endpoint import AuthMethods
+from remote_tool.transport.ssh.host_keys.entries import HostKey
 from remote_tool.transport.ssh.key_files import LockedKeyError
 from remote_tool.transport.ssh.library import asyncssh
 
@@ -35,6 +36,7 @@ class ClientKeys:
         self._passphrases = context.passphrases
         self._notice = context.rules.notice
         self._locked: list[Path] = []
+        self._files: dict[int, Path] = {}
 
     async def load(self, agent: asyncssh.SSHAgentClient | None) -> list[asyncssh.SSHKeyPair]:
         """Return only the configured key, or those of the agent and of ~/.ssh that need no passphrase.
@@ -59,6 +61,24 @@ class ClientKeys:
                 return pairs
         return None
 
+    def origin_of(self, signer: object) -> tuple[Path | None, str] | None:
+        """Return the file of a key that needs no passphrase, or None for one of the agent, and its public half.
+
+        Nothing for any other key: to use it again, somebody would be asked.
+        """
+        if not isinstance(signer, asyncssh.SSHKeyPair) or signer.has_cert or "-sk" in self._progress.method:
+            return None
+        path = self._files.get(id(signer))
+        if path is None and not isinstance(signer, asyncssh.SSHAgentKeyPair):
+            return None
+        return path, HostKey(signer.get_algorithm(), signer.public_data).text
+
+    async def _load_open(self, path: Path) -> list[asyncssh.SSHKeyPair]:
+        """Load a key that needs no passphrase."""
+        keys = await asyncio.to_thread(key_files.load_key_file, path)
+        self._files |= {id(key): path for key in keys}
+        return keys
+
     async def _load_configured(self, path: Path, agent: asyncssh.SSHAgentClient | None) -> list[asyncssh.SSHKeyPair]:
         if key_files.close_to_others(path):
             self._notice(self._server, f"chmod 600 {path}: other users could read the private key")
@@ -66,7 +86,7 @@ class ClientKeys:
         if problem:
             raise self._error(f"the private key {path} {problem[0]}", problem[1])
         try:
-            return await asyncio.to_thread(key_files.load_key_file, path)
+            return await self._load_open(path)
         except LockedKeyError:
             pass
         except ValueError as error:
@@ -87,7 +107,7 @@ class ClientKeys:
             self._progress.notes.append(f"the private key {path} {problem[0]}")
             return []
         try:
-            return await asyncio.to_thread(key_files.load_key_file, path)
+            return await self._load_open(path)
         except LockedKeyError:
             self._locked.append(path)
         except ValueError as error:
@@ -147,4 +167,5 @@ def note_signatures(keys: Sequence[asyncssh.SSHKeyPair], progress: Progress) -> 
 
 def _sign(sign: Callable[[bytes], Any], key: asyncssh.SSHKeyPair, progress: Progress, data: bytes) -> Any:  # noqa: ANN401
     progress.method = key_name(key.algorithm.decode("ascii", "replace"))
+    progress.signer = key
     return sign(data)

@@ -12,7 +12,8 @@ from remote_tool.transport.login import Login, key_name
 from remote_tool.transport.ssh import login_errors, packets
 from remote_tool.transport.ssh.channel import lost
 from remote_tool.transport.ssh.client_keys import ClientKeys, connect_agent, note_signatures
-from remote_tool.transport.ssh.errors import FOREIGN, SessionRefusedError, explained
+from remote_tool.transport.ssh.context import Hop
+from remote_tool.transport.ssh.errors import FOREIGN, explained
 from remote_tool.transport.ssh.host_keys.check import HostKeyCheck
 from remote_tool.transport.ssh.host_keys.rules import UnconfirmedKeyError
 from remote_tool.transport.ssh.key_files import host_key_of
@@ -20,6 +21,7 @@ from remote_tool.transport.ssh.library import asyncssh
 from remote_tool.transport.ssh.liveness import Liveness
 from remote_tool.transport.ssh.login_errors import Progress, Stage
 from remote_tool.transport.ssh.passwords import LoginClock, Passwords
+from remote_tool.transport.ssh.session_limit import SessionRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -67,6 +69,7 @@ class Connection(asyncssh.SSHClient):
         self._keys = ClientKeys(self.progress, self._passwords, context)
         self._host_keys = HostKeyCheck(endpoint, context.rules)
         self.raw: asyncssh.SSHClientConnection | None = None
+        self._tunnel: JumpConnection | None = None
         self._ended = False
         self._end_reason: Exception | None = None
         self._liveness: Liveness | None = None
@@ -87,6 +90,15 @@ class Connection(asyncssh.SSHClient):
             is_new=self._host_keys.is_new,
         )
 
+    @property
+    def hops(self) -> tuple[Hop, ...]:
+        """The logins on the way, ours the last, where all of them can be repeated without asking; else nothing."""
+        before = self._tunnel.hops if self._tunnel is not None else ()
+        key, origin = self._host_keys.accepted, self._keys.origin_of(self.progress.signer)
+        if key is None or origin is None or (self._tunnel is not None and not before):
+            return ()
+        return (*before, Hop(self._endpoint, key, *origin))
+
     async def log_in(self, tunnel: JumpConnection | None) -> None:
         """Connect, check the host key, log in, and record a new key.
 
@@ -95,6 +107,7 @@ class Connection(asyncssh.SSHClient):
             HungUpError: The server closed the connection before the login began.
             ConnectError: Any other failure.
         """
+        self._tunnel = tunnel
         with explained(self.progress):
             async with connect_agent(self.progress) as agent:
                 keys = await self._keys.load(agent)

@@ -11,10 +11,30 @@ from remote_tool.transport.ssh.passwords import Passphrases
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
+    from pathlib import Path
 
     from remote_tool.transport.prompter import Prompter
+    from remote_tool.transport.ssh.endpoint import Endpoint
+    from remote_tool.transport.ssh.host_keys.entries import HostKey
     from remote_tool.transport.ssh.host_keys.rules import HostKeyRules
     from remote_tool.transport.ssh.passwords import CommonPasswords
+
+
+@dataclass(frozen=True)
+class Hop:
+    """A login that worked and can be repeated without asking anybody.
+
+    Attributes:
+        endpoint: Where it led.
+        host_key: What the host showed and may show.
+        key_file: The private key that let us in; None when the ssh agent has it.
+        public_key: The public half, as a ``.pub`` file has it.
+    """
+
+    endpoint: Endpoint
+    host_key: HostKey
+    key_file: Path | None
+    public_key: str
 
 
 class JumpConnection(HasLiveness, Protocol):
@@ -23,6 +43,10 @@ class JumpConnection(HasLiveness, Protocol):
     @property
     def raw(self) -> Any:  # noqa: ANN401 - a type of the SSH library, which is loaded late
         """The library's connection."""
+
+    @property
+    def hops(self) -> tuple[Hop, ...]:
+        """The logins on the way, where all of them can be repeated."""
 
     async def close(self) -> None:
         """Close the connection, with a timeout."""

@@ -92,6 +92,7 @@ class Endpoint:
         trust: How its key is verified.
         identity: The credentials.
         config_files: The ssh_config files with all other options.
+        other_options: Their options for this host that no other attribute contains.
         chooses_ciphers: Whether they set the ciphers.
         is_listed: Whether it comes only from a host list, without configuration.
         has_proxy_command: Whether they connect through a program.
@@ -109,6 +110,7 @@ class Endpoint:
     trust: Trust
     identity: Identity
     config_files: tuple[Path, ...] = ()
+    other_options: frozenset[str] = frozenset()
     chooses_ciphers: bool = False
     is_listed: bool = False
     has_proxy_command: bool = False

@@ -5,14 +5,14 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from remote_tool.errors import ConnectError, LoginError, RemoteToolError
 from remote_tool.transport.ssh.channel import lost
-from remote_tool.transport.ssh.endpoint import printable
 from remote_tool.transport.ssh.library import asyncssh
 from remote_tool.transport.ssh.login_errors import Progress, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from remote_tool.errors import ConnectError, LoginError, RemoteToolError
 
 # All other exceptions are bugs of ours and are not caught.
 FOREIGN = (
@@ -30,10 +30,6 @@ FOREIGN = (
     OSError,
     UnicodeError,
 )
-
-
-class SessionRefusedError(Exception):
-    """The server opens no more sessions on this connection."""
 
 
 @contextmanager
@@ -76,11 +72,3 @@ def _explain_protocol(error: Exception, progress: Progress) -> ConnectError:
     if isinstance(error, asyncssh.ChannelOpenError):
         return progress.unreachable_from_jump(error)
     return progress.no_ssh(error)
-
-
-def no_session(server: str, refusal: SessionRefusedError) -> ConnectError:
-    return ConnectError(
-        f"{server}: the server refused a new session: {printable(str(refusal))}",
-        hint="Check MaxSessions in its sshd_config, and which of your sessions still run there",
-        server=server,
-    )

@@ -8,48 +8,47 @@ import shlex
 import signal
 import time
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from remote_tool.errors import RemoteCommandError
 from remote_tool.redaction import redact
 from remote_tool.transport.host import MEBIBYTE, Completed, Exit
 from remote_tool.transport.ssh import login_shell
 from remote_tool.transport.ssh.channel import SshChannel
-from remote_tool.transport.ssh.endpoint import AuthMethods
-from remote_tool.transport.ssh.errors import SessionRefusedError, no_session
-from remote_tool.transport.ssh.log_in import log_in
 from remote_tool.transport.ssh.login_shell import TIMED_OUT_STATUS
 from remote_tool.transport.ssh.script import wrap
-from remote_tool.transport.ssh.session_limit import SessionLimit
-from remote_tool.transport.ssh.ssh_config import resolve_way
+from remote_tool.transport.ssh.session_limit import SessionLimit, SessionRefusedError, no_session
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from remote_tool.config.model import Server
     from remote_tool.transport.host import Channel
     from remote_tool.transport.login import Login
-    from remote_tool.transport.ssh.connection import Connection
-    from remote_tool.transport.ssh.context import ConnectionContext
 
 LONGEST_STDERR = 64 * 1024
 REFUSED_SECONDS = 3.0
 
 
-async def connect(server: Server, context: ConnectionContext, methods: AuthMethods = AuthMethods.ANY) -> SshHost:
-    """Log in to a server, through its jump hosts.
+class Link(Protocol):
+    """The connection that carries the sessions of a server: our own login, or a kept one."""
 
-    Raises:
-        ConnectError: Not connected; may be HostKeyError or LoginError.
-    """
-    began = time.monotonic()
-    *jumps, endpoint = await asyncio.to_thread(resolve_way, server)
-    endpoint = replace(endpoint, identity=replace(endpoint.identity, methods=methods))
-    connection = await log_in(jumps, endpoint, context)
-    context.trace(server.name, f"log in to {endpoint.address} as {endpoint.username}", time.monotonic() - began)
-    return SshHost(server.name, connection, context.trace, context.rules.notice)
+    @property
+    def alive(self) -> bool:
+        """Whether it is connected, as far as known."""
+
+    @property
+    def login(self) -> Login:
+        """How the login was authenticated."""
+
+    async def create_session(self, channel: SshChannel) -> None:
+        """Start the shell in a new session; raises SessionRefusedError, ConnectionLostError."""
+
+    async def watch(self, seconds: float, tell: Callable[[bool], None]) -> None:
+        """Report when the server becomes silent, and when data arrives again."""
+
+    async def close(self) -> None:
+        """Close it, with a timeout."""
 
 
 class SshHost:
@@ -58,7 +57,7 @@ class SshHost:
     def __init__(
         self,
         name: str,
-        connection: Connection,
+        connection: Link,
         trace: Callable[[str, str, float], None],
         notice: Callable[[str, str], None],
     ) -> None:

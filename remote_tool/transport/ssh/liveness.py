@@ -46,16 +46,22 @@ class Liveness:
 
         With keepalives, a responsive server answers twice within that time, however quiet its commands are.
         """
-        while True:
-            await asyncio.sleep(max(self._heard_at + seconds - self._clock(), MOMENT))
-            last = self._heard_at
-            # If this program itself was delayed, pending data is read first.
-            await asyncio.sleep(MOMENT)
-            if self._heard_at == last and self._clock() - last >= seconds:
-                tell(False)
-                while self._heard_at == last:  # noqa: ASYNC110 - bulk data need not set an event for each piece
-                    await asyncio.sleep(MOMENT)
-                tell(True)
+        await report_silence(lambda: self._heard_at, seconds, tell)
 
     def _note(self, _data: bytes) -> None:
         self._heard_at = self._clock()
+
+
+async def report_silence(heard_at: Callable[[], float], seconds: float, tell: Callable[[bool], None]) -> None:
+    """Report each silence of this many seconds, and its end; ``heard_at`` is the time of the last data (loop clock)."""
+    clock = asyncio.get_running_loop().time
+    while True:
+        await asyncio.sleep(max(heard_at() + seconds - clock(), MOMENT))
+        last = heard_at()
+        # If this program itself was delayed, pending data is read first.
+        await asyncio.sleep(MOMENT)
+        if heard_at() == last and clock() - last >= seconds:
+            tell(False)
+            while heard_at() == last:  # noqa: ASYNC110 - bulk data need not set an event for each piece
+                await asyncio.sleep(MOMENT)
+            tell(True)

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from remote_tool.errors import ConnectError
 from remote_tool.transport.ssh.connection import Connection
+from remote_tool.transport.ssh.endpoint import AuthMethods
+from remote_tool.transport.ssh.host import SshHost
 from remote_tool.transport.ssh.host_keys.rules import UnconfirmedKeyError
 from remote_tool.transport.ssh.login_errors import HungUpError
+from remote_tool.transport.ssh.ssh_config import resolve_way
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from remote_tool.config.model import Server
     from remote_tool.transport.ssh.context import ConnectionContext, JumpConnection
     from remote_tool.transport.ssh.endpoint import Endpoint
 
@@ -24,6 +30,26 @@ PAUSES = (0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 6.4)
 JITTER = (0.85, 1.5)
 NOTICED_PAUSE = 1.0
 LOGINS_AT_ONCE = 8  # to one address: a stock sshd begins to drop at 10
+
+
+async def connect(server: Server, context: ConnectionContext, methods: AuthMethods = AuthMethods.ANY) -> SshHost:
+    """Log in to a server, through its jump hosts.
+
+    Raises:
+        ConnectError: No connection; HostKeyError and LoginError where it is that.
+    """
+    connection = await log_in_to(server, context, methods)
+    return SshHost(server.name, connection, context.trace, context.rules.notice)
+
+
+async def log_in_to(server: Server, context: ConnectionContext, methods: AuthMethods = AuthMethods.ANY) -> Connection:
+    """Log in to a server as :func:`connect` does, and return the connection itself."""
+    began = time.monotonic()
+    *jumps, endpoint = await asyncio.to_thread(resolve_way, server)
+    endpoint = replace(endpoint, identity=replace(endpoint.identity, methods=methods))
+    connection = await log_in(jumps, endpoint, context)
+    context.trace(server.name, f"log in to {endpoint.address} as {endpoint.username}", time.monotonic() - began)
+    return connection
 
 
 async def log_in(jumps: Sequence[Endpoint], endpoint: Endpoint, context: ConnectionContext) -> Connection:

@@ -51,6 +51,7 @@ class Progress:
         methods: The server's authentication methods.
         notes: Failed attempts, a clause each.
         method: The last accepted method, such as ``ed25519 key``.
+        signer: The key that signed last.
         greeting: The beginning of a ProxyCommand's output.
         refusal: Our own reason not to log in, of which the library's error is only a consequence.
     """
@@ -61,6 +62,7 @@ class Progress:
     methods: Sequence[str] = ()
     notes: list[str] = field(default_factory=list)
     method: str = ""
+    signer: object = None
     greeting: bytes = field(default=b"", repr=False)
     refusal: RemoteToolError | None = None
 

@@ -33,7 +33,7 @@ class WrappedScript:
     """A script in the form for one session.
 
     Attributes:
-        mark: The first bytes of both outputs of the script.
+        mark: The first bytes of both outputs of the script; the rest of that line is its process id.
         command: The command for the login shell.
         lines: The beginning of its stdin; ASCII without control characters, whatever the script contains.
     """
@@ -52,8 +52,8 @@ def wrap(script: str) -> WrappedScript:
     if "\0" in script:
         raise ValueError("a script must not hold a NUL")
     mark = new_mark()
-    name = mark.strip(b"\0\n").decode()
-    prologue = f"unset _script\n{ENOUGH_PATH}\nprintf '\\000%s\\n' {name}\nprintf '\\000%s\\n' {name} >&2\n"
+    name = mark.strip(b"\0 ").decode()
+    prologue = f"unset _script\n{ENOUGH_PATH}\nprintf '\\000%s %s\\n' {name} $$\nprintf '\\000%s %s\\n' {name} $$ >&2\n"
     escaped = _escape((prologue + script).encode("utf-8", "surrogateescape"))
     guard = _GUARD.encode()
     lines = guard + name.encode() + b"\n" + guard + escaped + b"\n"
@@ -61,8 +61,8 @@ def wrap(script: str) -> WrappedScript:
 
 
 def new_mark() -> bytes:
-    """Return an unguessable mark; its NUL occurs in no text."""
-    return b"\0" + secrets.token_hex(16).encode() + b"\n"
+    """Return an unguessable mark, which the process id follows; its NUL occurs in no text."""
+    return b"\0" + secrets.token_hex(16).encode() + b" "
 
 
 def _escape(text: bytes) -> bytes:

@@ -4,7 +4,22 @@ from __future__ import annotations
 
 import asyncio
 
+from remote_tool.errors import ConnectError
+from remote_tool.transport.ssh.endpoint import printable
+
 DEFAULT_LIMIT = 10  # MaxSessions of a stock sshd
+
+
+class SessionRefusedError(Exception):
+    """The server opens no more sessions on this connection."""
+
+
+def no_session(server: str, refusal: SessionRefusedError) -> ConnectError:
+    return ConnectError(
+        f"{server}: the server refused a new session: {printable(str(refusal))}",
+        hint="Check MaxSessions in its sshd_config, and which of your sessions still run there",
+        server=server,
+    )
 
 
 class SessionLimit:

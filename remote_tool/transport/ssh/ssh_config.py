@@ -29,6 +29,14 @@ KEEPALIVE_COUNT = 4
 
 DEFAULT_USERNAME = "ubuntu"
 
+# What we take from a file and know, and what the login leaves out whatever the file says.
+KNOWN_OPTIONS = {
+    *("Hostname", "Port", "User", "ProxyJump", "IdentityFile", "IdentitiesOnly", "IdentityAgent", "HostKeyAlias"),
+    *("UserKnownHostsFile", "GlobalKnownHostsFile", "RevokedHostKeys", "StrictHostKeyChecking", "HashKnownHosts"),
+    *("ServerAliveInterval", "ServerAliveCountMax", "ConnectTimeout", "Compression", "RequestTTY", "RemoteCommand"),
+    *("ForwardAgent", "ForwardX11Trusted", "SendEnv", "SetEnv"),
+}
+
 DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa", "id_ed25519_sk", "id_ecdsa_sk")
 
 
@@ -93,6 +101,7 @@ def _resolve(wanted: Endpoint) -> Endpoint:
         trust=_trust_of(settings, lookup_names(host, port, cast("str | None", settings.get("HostKeyAlias")))),
         identity=_identity_of(settings, wanted.identity),
         config_files=files,
+        other_options=frozenset(settings.get_options(reload=False)) - KNOWN_OPTIONS,
         chooses_ciphers=bool(settings.get("Ciphers")),
         has_proxy_command=bool(settings.get("ProxyCommand")),
         keepalive_seconds=cast("float", settings.get("ServerAliveInterval", KEEPALIVE_SECONDS)),

@@ -86,7 +86,7 @@ class Bridge:
 
     async def read_answer(self, heard: Callable[[bytes], None] = lambda _data: None) -> bytes | None:
         """Return what the script tells before rsync begins; None when it ended instead. It is heard as it comes."""
-        answer = bytearray()
+        answer, self._rest = bytearray(self._rest), b""
         start = 0
         while (found := answer.find(self._mark, start)) < 0 or (end := answer.find(b"\n", found)) < 0:
             start = found if found >= 0 else max(0, len(answer) - len(self._mark))
@@ -107,6 +107,17 @@ class Bridge:
         """Have the script do something before rsync begins, and return what it tells of it; None when it ended."""
         await self._channel.write(words)
         return await self.read_answer(heard)
+
+    async def give(self, pieces: AsyncIterator[bytes]) -> bool:
+        """Send pieces that the script answers one by one, without waiting for each answer; whether it took all."""
+        unanswered = 0
+        async for piece in pieces:
+            for start in range(0, len(piece), CHUNK):
+                await self._send(piece[start : start + CHUNK])
+            if unanswered and await self.read_answer() is None:
+                return False
+            unanswered = 1
+        return not unanswered or await self.read_answer() is not None
 
     @contextmanager
     def unhurried(self) -> Iterator[None]:
@@ -184,13 +195,16 @@ class Bridge:
 
     async def _copy_up(self, source: _Descriptor, ended_well: Callable[[], Awaitable[bool]]) -> None:
         while data := await source.read(CHUNK):
-            await self._channel.write(data)
-            self._go_on()
-            self._on_bytes(len(data))
-            await asyncio.sleep(0)  # the other servers' turn
+            await self._send(data)
         # After a good end the other one knows that no more comes, and the script has yet to hear our last words.
         if not await ended_well():
             await self._channel.write_eof()
+
+    async def _send(self, data: bytes) -> None:
+        await self._channel.write(data)
+        self._go_on()
+        self._on_bytes(len(data))
+        await asyncio.sleep(0)  # the other servers' turn
 
     async def _copy_down(self, sink: _Descriptor | None) -> int | None:
         """Hand on what the other rsync says; return the status with which it ended, None when it was not reported."""

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING
 from remote_tool.errors import RemoteCommandError, SyncError
 from remote_tool.transport.host import MEBIBYTE
 from remote_tool.transport.ssh.endpoint import printable
-from remote_tool.transport.sync import interrupted_sync, last_sync, server_finish, server_script, server_state
+from remote_tool.transport.sync import (
+    interrupted_files,
+    interrupted_sync,
+    last_sync,
+    server_finish,
+    server_questions,
+    server_script,
+    server_state,
+)
 from remote_tool.transport.sync.bridge import Bridge
 from remote_tool.transport.sync.failures import SOME_VANISHED, STREAM_BROKE, Ending
 from remote_tool.transport.sync.local_rsync import find_local_rsync
@@ -198,6 +206,7 @@ class _Push:
                     if kept := await self._plan.leave_out_changes(partial(self._ask, bridge)):
                         self._warnings.append(tell_kept(kept))
                     await self._have_relayed(bridge)
+                    await self._complete_halves(bridge)
                     await self._send(bridge)
 
     async def _take_state(self, answer: bytes, expected: Mapping[str, KnownCopy]) -> None:
@@ -223,6 +232,16 @@ class _Push:
         self._relayed = await self._options.relay(asking, self._snapshot, self._plan.lacking_bytes())
         self._sent += sorted(os.fsdecode(name) for name in self._relayed.names)
         self._plan.leave_to_others(self._relayed.names)
+
+    async def _complete_halves(self, bridge: Bridge) -> None:
+        """Send the rest of large files of which the server has a part since a sync that was cut off."""
+        if not (places := self._plan.halves()):
+            return
+        records = b"".join(b"0 0 %b\0" % place for place in places)
+        question = server_questions.question(server_questions.LOOK, records)
+        found = server_questions.parse_found(await self._ask(bridge, question)) or {}
+        if not await bridge.give(interrupted_files.rests(self._snapshot, places, found)):
+            self._fail_of(bridge, STREAM_BROKE, await bridge.end(), b"")
 
     async def _send(self, bridge: Bridge) -> None:
         """Send what is wanted, and have the server remember it."""

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 # Questions to the script of a sync: which files are there, in two ways, and the digests of some files.
 LOOK, LOOK_SLOWLY, HASH = "look", "look-slowly", "hash"
+APPEND = "append"
+CANNOT_WRITE = 11
 # The project's folder itself, which every such answer contains: without it, the server lacks a tool.
 _SENTINEL = b"0 0 .\0"
 _HEX = re.compile(rb"[0-9a-f]{1,8}")
@@ -34,6 +36,10 @@ for record; do
   done
 done
 """
+# All of the data is taken, or the script ends: what it left of them would be read as its next words.
+_APPEND = r"""
+  if [ -f "./$name" ] && [ -w "./$name" ]; then head -c "$size" >> "./$name"; else head -c "$size" > /dev/null; fi
+"""
 _HASH_EACH = r"""for name; do printf "%.64s %s\0" "$(sha256sum < "./$name")" "$name"; done 2>/dev/null"""
 
 
@@ -48,6 +54,11 @@ def question(kind: str, records: bytes, *, of_all: bool = False) -> bytes:
     if kind != HASH:
         records += _SENTINEL
     return f"{kind} {len(records)} {'all' if of_all else 'these'}\n".encode() + records
+
+
+def append_words(name: bytes, data: bytes) -> bytes:
+    """Return what has the script add data to a file that is there; its name has no newline."""
+    return b"%s %d %b\n%b" % (APPEND.encode(), len(data), name, data)
 
 
 class Found(NamedTuple):
@@ -96,6 +107,8 @@ def answer_lines(remote: RemotePaths, attempt: Attempt) -> list[str]:
         f'      (cd "$project" && xargs -0 -n 500 sh -c {shlex.quote(_LOOK_EACH)} sh);;',
         f"    '{HASH} '*) records ${{words#* }} |",
         f'      (cd "$project" && xargs -0 -n 500 sh -c {shlex.quote(_HASH_EACH)} sh);;',
+        f"    '{APPEND} '*) size=${{words#* }} name=${{words#* * }}; size=${{size%% *}}",
+        f'      (cd "$project" && {_APPEND.strip()}) || exit {CANNOT_WRITE};;',
         "    *) break;;",
         "  esac",
         f"  printf '\\000\\000%s \\n' {attempt.mark}",

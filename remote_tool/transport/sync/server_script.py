@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from remote_tool.transport.sync.last_sync import look_script
 from remote_tool.transport.sync.server_finish import finish_lines
-from remote_tool.transport.sync.server_questions import answer_lines
+from remote_tool.transport.sync.server_questions import CANNOT_WRITE, answer_lines
 from remote_tool.transport.sync.server_state import COMPLETE
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 NO_RSYNC = 127
 CANNOT_USE = 3
-CANNOT_WRITE = 11
 # Of our script, where rsync has no status.
 LOCKED = 95
 WAITING = "waiting: "

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from remote_tool.errors import SyncError
-from remote_tool.transport.sync import interrupted_sync, last_sync, server_questions, server_state
+from remote_tool.transport.sync import interrupted_files, interrupted_sync, last_sync, server_questions, server_state
 from remote_tool.transport.sync.relayed import hash_entries
 from remote_tool.transport.sync.server_changes import ServerChanges, find_changes, find_lacking
 from remote_tool.transport.sync.server_state import Leftovers, SyncState
@@ -159,6 +159,16 @@ class TransferPlan:
             return 0
         wanted = None if self.wanted is None else frozenset(self.wanted)
         return sum(entry.size for entry in self._snapshot.entries if wanted is None or entry.name in wanted)
+
+    def halves(self) -> dict[bytes, Entry]:
+        """Return where the server may have a part of each large file that is sent, see :mod:`interrupted_files`."""
+        if self.is_done or self._options.dry_run or not self.state.begun:
+            return {}
+        wanted = None if self.wanted is None else frozenset(self.wanted)
+        entries = (entry for entry in self._snapshot.entries if not entry.target and entry.name not in self.left_out)
+        return interrupted_files.places(
+            (entry for entry in entries if wanted is None or entry.name in wanted), self.state.begun
+        )
 
     def bytes_to_send(self, *, relayed: bool) -> int:
         """Return the size of all files that rsync will send; 0 when only rsync itself finds out."""

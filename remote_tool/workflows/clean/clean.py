@@ -73,9 +73,7 @@ def choose_spent(
     context: Context, jobs: Sequence[Job], request: CleanRequest, servers: Sequence[str]
 ) -> tuple[dict[str, list[Job]], dict[str, str]]:
     """Return the jobs to remove from servers that answer or are no longer configured, and why others are kept."""
-    config = context.config
-    known = {name for name, server in config.servers.items() if not server.is_listed or name in config.listed}
-    here_only = {job.server for job in jobs} - known if not request.servers else set()
+    here_only = {job.server for job in jobs} - context.config.servers.keys() if not request.servers else set()
     busy = {job.launch_id for job in jobs if job.launch_id and not job.is_over} | _resumable(context, jobs)
     before = time.time() - (request.older or 0.0)
     spent: dict[str, list[Job]] = {}

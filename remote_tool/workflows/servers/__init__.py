@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from remote_tool.lazy import submodules
 
 if TYPE_CHECKING:
-    from remote_tool.workflows.servers import bandwidth, check, install_keys
+    from remote_tool.workflows.servers import bandwidth, check, install_keys, kept_logins
 
-__all__ = ["bandwidth", "check", "install_keys"]
+__all__ = ["bandwidth", "check", "install_keys", "kept_logins"]
 
 __getattr__ = submodules(__name__, __all__)

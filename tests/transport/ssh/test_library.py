@@ -21,7 +21,7 @@ COUNT = """
 import sys
 started = []
 sys.addaudithook(lambda event, arguments: started.append(arguments) if event == "subprocess.Popen" else None)
-import remote_tool.transport.ssh.host
+import remote_tool.transport.ssh.log_in
 import asyncssh.crypto
 print(len(started), [name for name in sys.modules if name.startswith("cryptography.x509")])
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import stat
@@ -20,7 +21,7 @@ import pytest
 
 from remote_tool.errors import ConnectionLostError, SyncError
 from remote_tool.paths import LocalPaths, RemotePaths
-from remote_tool.transport.host import Exit
+from remote_tool.transport.host import MEBIBYTE, Exit
 from remote_tool.transport.pool import HostPool
 from remote_tool.transport.sync import local_rsync, snapshot
 from remote_tool.transport.sync.failures import CAUSES, Ending
@@ -258,6 +259,93 @@ async def test_an_interrupted_large_file_is_taken_up_again(desk: Desk) -> None:
     assert result.bytes < size * 3 // 4
     assert (desk.copy / "big").read_bytes() == (desk.project / "big").read_bytes()
     assert not any(desk.copy.rglob("*partial*"))
+
+
+def begin(desk: Desk, name: str, size: int, arrived: int) -> Path:
+    """Make a large file, of which the server has the beginning since a sync that was cut off; return that part."""
+    file = desk.write(name)
+    file.write_bytes(os.urandom(size))
+    desk.config.local.logs.mkdir(exist_ok=True)
+    found = file.stat()
+    desk.config.local.begun_sync("first").write_bytes(b"%d %d %b\0" % (size, found.st_mtime, os.fsencode(name)))
+    part = (desk.copy / name).parent / PARTIAL_FOLDER / file.name
+    part.parent.mkdir(parents=True)
+    part.write_bytes(file.read_bytes()[:arrived])
+    (desk.copy / ".remote-scripts" / "sync").write_text("incomplete x y\n")
+    return part
+
+
+def literal_bytes(desk: Desk) -> list[int]:
+    """Return what each rsync sent because it found nothing like it on the server."""
+    return [int(found) for found in re.findall(rb"total: .* data=([0-9]+)", desk.step_output)]
+
+
+@pytest.fixture
+def counting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have rsync print what it looked for in a large file."""
+    monkeypatch.setattr(local_rsync.LocalRsync, "progress_options", ["--debug=DELTASUM1"])
+
+
+@pytest.mark.row(78)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["big", "deep/it's \\ a $(name) "])
+async def test_rsync_does_not_search_the_rest_of_a_large_file(desk: Desk, name: str, counting: None) -> None:
+    """It takes 10 to 30 ns for each byte, more than to send it."""
+    del counting
+    await desk.sync()
+    size, arrived = 40 * MEBIBYTE, 23 * MEBIBYTE + 17
+    begin(desk, name, size, arrived)
+    result = await desk.sync()
+    assert literal_bytes(desk)[-1] == 0
+    assert size - arrived < result.bytes < size - arrived + MEBIBYTE
+    assert (desk.copy / name).read_bytes() == (desk.project / name).read_bytes()
+    assert not any(desk.copy.rglob(PARTIAL_FOLDER))
+
+
+@pytest.mark.row(78)
+@pytest.mark.slow
+@pytest.mark.parametrize("beginning", [b"other", b""], ids=["another beginning", "more than all of it"])
+async def test_a_part_that_is_not_the_beginning_of_the_file_does_no_harm(desk: Desk, beginning: bytes) -> None:
+    await desk.sync()
+    part = begin(desk, "big", 20 * MEBIBYTE, 20 * MEBIBYTE if not beginning else 18 * MEBIBYTE)
+    with part.open("r+b" if beginning else "ab") as opened:
+        opened.write(beginning or b"more")
+    await desk.sync()
+    assert (desk.copy / "big").read_bytes() == (desk.project / "big").read_bytes()
+
+
+@pytest.mark.row(78)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["link", "folder", "read-only"])
+async def test_only_a_part_that_may_be_written_is_completed(desk: Desk, kind: str) -> None:
+    await desk.sync()
+    part = begin(desk, "big", 20 * MEBIBYTE, 18 * MEBIBYTE)
+    other = desk.server.home / "other"
+    if kind == "read-only":
+        part.chmod(0o400)
+    else:
+        part.rename(other)
+        part.symlink_to(other) if kind == "link" else part.mkdir()
+    await desk.sync()
+    assert (desk.copy / "big").read_bytes() == (desk.project / "big").read_bytes()
+    assert kind == "read-only" or other.stat().st_size == 18 * MEBIBYTE
+
+
+@pytest.mark.row(78)
+@pytest.mark.slow
+async def test_what_a_full_disk_does_not_take_is_not_read_as_words(desk: Desk) -> None:
+    """The script ends; otherwise its shell would run what the file holds."""
+    await desk.sync()
+    part = begin(desk, "big", 40 * MEBIBYTE, 18 * MEBIBYTE)
+    injected = f"\n$(touch {desk.server.home}/injected)\n".encode()
+    found = (desk.project / "big").stat()
+    (desk.project / "big").write_bytes((injected * 2_000_000)[: found.st_size])
+    os.utime(desk.project / "big", ns=(found.st_atime_ns, found.st_mtime_ns))
+    (desk.server.home / ".bashrc").write_text(f"ulimit -f {19 * 1024}\n")
+    with pytest.raises(SyncError, match="disk full"):
+        await desk.sync()
+    assert part.stat().st_size <= 19 * MEBIBYTE
+    assert not (desk.server.home / "injected").exists()
 
 
 @pytest.mark.row(78)

@@ -1,0 +1,152 @@
+"""The record of a kept login: how it was authenticated, and the conditions for using it."""
+
+from __future__ import annotations
+
+import json
+import stat
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from remote_tool.system.files import write_all_atomically
+from remote_tool.transport.kept.folder import FORMAT, is_ours
+from remote_tool.transport.login import Login
+from remote_tool.transport.ssh.host_keys.entries import HostKey, UnusableFileError
+from remote_tool.transport.ssh.host_keys.known_hosts import Reader, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from remote_tool.transport.kept.folder import Place
+    from remote_tool.transport.ssh.context import Hop
+
+
+@dataclass(frozen=True)
+class HostDecision:
+    """The host key that was accepted, and the files that must still accept it.
+
+    Attributes:
+        names: The host's names in known_hosts files.
+        files: Those files.
+        revoked: The file of revoked keys.
+        kind: The key's type.
+        blob: The key, in hexadecimal digits.
+    """
+
+    names: tuple[str, ...]
+    files: tuple[str, ...]
+    revoked: str | None
+    kind: str
+    blob: str
+
+    def holds(self, reader: Reader) -> bool:
+        """Return whether the files still accept this key."""
+        try:
+            known = reader.read(map(Path, self.files), Path(self.revoked) if self.revoked else None)
+        except UnusableFileError:
+            return False
+        return known.check(self.names, HostKey(self.kind, bytes.fromhex(self.blob))).verdict is Verdict.KNOWN
+
+
+@dataclass(frozen=True)
+class Record:
+    """One kept login.
+
+    Attributes:
+        project: The project folder.
+        server: The server's name in the project.
+        socket: The master's socket.
+        since: When the master was started, in seconds since 1970.
+        login: How the login was authenticated.
+        address: The server's address, as in messages.
+        hosts: The jump hosts and the server.
+        watched: Files with settings and keys, and the state of each.
+    """
+
+    project: str
+    server: str
+    socket: Path
+    since: float
+    login: Login
+    address: str
+    hosts: tuple[HostDecision, ...]
+    watched: dict[str, tuple[int, ...]]
+
+    @property
+    def is_usable(self) -> bool:
+        """Return whether everything that the login depended on is unchanged, and the socket exists and is ours."""
+        reader = Reader(lambda _: None)
+        return (
+            is_ours(self.socket, stat.S_ISSOCK)
+            and all(state_of(Path(path)) == state for path, state in self.watched.items())
+            and all(host.holds(reader) for host in self.hosts)
+        )
+
+    def write(self, place: Place) -> None:
+        """Write it for the next command.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        values = {"format": FORMAT, **asdict(self), "socket": self.socket.name}
+        write_all_atomically({place.record: json.dumps(values).encode()})
+
+
+def read_record(place: Place) -> Record | None:
+    """Return the record of a kept login; None if it is missing or not valid."""
+    try:
+        values = json.loads(place.record.read_bytes())
+        if values.pop("format") != FORMAT or Path(values["socket"]).name != values["socket"]:
+            return None
+        return Record(
+            project=str(values["project"]),
+            server=str(values["server"]),
+            socket=place.folder / values["socket"],
+            since=float(values["since"]),
+            login=Login(**values["login"]),
+            address=str(values["address"]),
+            hosts=tuple(_decision(each) for each in values["hosts"]),
+            watched={path: tuple(state) for path, state in values["watched"].items()},
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _decision(values: dict[str, object]) -> HostDecision:
+    names, files = values.pop("names"), values.pop("files")
+    assert isinstance(names, list)
+    assert isinstance(files, list)
+    return HostDecision(names=tuple(names), files=tuple(files), **values)  # type: ignore[arg-type]
+
+
+def decisions(hops: Iterable[Hop], recorded: Path) -> tuple[HostDecision, ...]:
+    """Return the accepted host keys of a login; ``recorded`` is our own known_hosts file."""
+    return tuple(
+        HostDecision(
+            names=hop.endpoint.trust.names,
+            files=tuple(map(str, (*hop.endpoint.trust.files, recorded))),
+            revoked=str(hop.endpoint.trust.revoked) if hop.endpoint.trust.revoked else None,
+            kind=hop.host_key.kind,
+            blob=hop.host_key.blob.hex(),
+        )
+        for hop in hops
+    )
+
+
+def watched_files(hops: Sequence[Hop]) -> dict[str, tuple[int, ...]]:
+    """Return the files that a login depends on, besides those with host keys, and their states."""
+    paths = {Path.home() / ".ssh" / "config"}
+    for hop in hops:
+        identity = hop.endpoint.identity
+        paths |= {hop.key_file} if hop.key_file else {Path(identity.agent)}
+        paths |= {identity.private_key} if identity.private_key else set(identity.files)
+    return {str(path): state_of(path) for path in paths}
+
+
+def state_of(path: Path) -> tuple[int, ...]:
+    """Return values that change when a file changes; empty if it is missing."""
+    try:
+        status = path.stat()
+    except OSError:
+        return ()
+    return (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)

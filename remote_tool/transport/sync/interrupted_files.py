@@ -1,0 +1,54 @@
+"""Large files of which a sync that was cut off left a part on the server: they are completed before rsync runs.
+
+rsync would look for the server's part at every byte of the rest, which takes longer than to send it over a fast link.
+It still compares the whole file afterwards, so a part that was completed wrongly costs time only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from remote_tool.transport.sync.server_finish import PARTIAL_FOLDER
+from remote_tool.transport.sync.server_questions import append_words
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Mapping
+
+    from remote_tool.transport.sync.server_questions import Found
+    from remote_tool.transport.sync.snapshot import Entry, Snapshot
+
+# In a smaller file rsync finds the missing part in no time.
+LEAST_SIZE = 16 * 1024 * 1024
+PIECE = 8 * 1024 * 1024
+
+
+def places(entries: Iterable[Entry], begun: Mapping[bytes, tuple[int, int]]) -> dict[bytes, Entry]:
+    """Return where a part of each large file may be that is as it was when a sync from here was cut off."""
+    large = (entry for entry in entries if entry.size >= LEAST_SIZE and b"\n" not in entry.name)
+    return {_place(entry.name): entry for entry in large if begun.get(entry.name) == (entry.size, entry.modified)}
+
+
+def _place(name: bytes) -> bytes:
+    folder, slash, last = name.rpartition(b"/")
+    return folder + slash + PARTIAL_FOLDER.encode() + b"/" + last
+
+
+async def rests(
+    snapshot: Snapshot, wanted: Mapping[bytes, Entry], found: Mapping[bytes, Found]
+) -> AsyncIterator[bytes]:
+    """Yield words and data that have the server's script complete the parts that it has."""
+    for place, entry in wanted.items():
+        part = found.get(place)
+        if part is None or not stat.S_ISREG(part.mode):
+            continue
+        with suppress(OSError):
+            path = os.fsencode(snapshot.root) + b"/" + entry.name
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            with os.fdopen(descriptor, "rb") as file:
+                file.seek(part.size)
+                while data := await asyncio.to_thread(file.read, max(0, min(PIECE, entry.size - file.tell()))):
+                    yield append_words(place, data)
