@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from remote_tool.errors import UsageError
@@ -22,7 +23,7 @@ from remote_tool.protocol.marks import RESERVED_NAMES
 from remote_tool.protocol.records import is_variable_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Sequence
 
 _OPTIONS = {"command": "--cmd", "tags": "--tag", "environment": "--env"}
 _HINTS = {
@@ -30,6 +31,35 @@ _HINTS = {
     "tags": "",
     "environment": "Put it in a file that the command reads",
 }
+
+
+def names_of(servers: object) -> tuple[str, ...]:
+    """Return names of servers as a tuple.
+
+    Raises:
+        UsageError: They are one text, or not texts.
+    """
+    names = list(servers) if isinstance(servers, Iterable) and not isinstance(servers, str) else [None]
+    found = tuple(name for name in names if isinstance(name, str))
+    if len(found) != len(names):
+        raise UsageError(f"servers must be a list of names, such as ['gpu1'], found {servers!r:.100}")
+    return found
+
+
+def check_texts(command: object, environment: object) -> None:
+    """Refuse a command or variables that are not text; values of variables are never shown.
+
+    Raises:
+        UsageError: One is not text.
+    """
+    if not isinstance(command, str):
+        kind = type(command).__name__
+        raise UsageError(f"command must be text, found a {kind}", hint="shlex.join(words) makes text from a list")
+    if not isinstance(environment, Mapping):
+        raise UsageError(f"env must be a mapping, such as {{'SEED': '1'}}, found a {type(environment).__name__}")
+    for name, value in environment.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise UsageError(f"env[{name!r:.100}] must be text, found a {type(value).__name__}", hint="{'SEED': '1'}")
 
 
 def check_request(command: str, tags: Sequence[str], environment: Mapping[str, str], *, tags_besides: int = 0) -> None:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from remote_tool.config.model import EnvironmentKind
 from remote_tool.environments.step import Step
 from remote_tool.errors import EnvironmentSetupError
+from remote_tool.readable import readable_size
 
 if TYPE_CHECKING:
     from remote_tool.config.model import Environment
@@ -21,6 +22,8 @@ REMOTE_CACHE = ".cache/remote_tool"
 # The download step's status when the server could not get the file; it can then be sent from here.
 NOT_DOWNLOADED = 75
 DOWNLOAD_TIMEOUT = 1800.0
+# Installers have up to 200 MiB.
+MOST_BYTES = 1024**3
 
 _SOURCES = {
     EnvironmentKind.MINICONDA: ("https://repo.anaconda.com/miniconda/", "Miniconda3-py312_26.5.3-1-{}.sh"),
@@ -103,10 +106,17 @@ def plan_download(installer: ChosenInstaller) -> Step:
 url={shlex.quote(installer.url)}
 protocols={protocols}
 not_downloaded={NOT_DOWNLOADED}
+most_bytes={MOST_BYTES}
+too_large={shlex.quote(too_large(installer))}
 {verified_file(installer)}
 {_DOWNLOAD}
 """
     return Step("download", f"Downloading {installer.name}", script, DOWNLOAD_TIMEOUT)
+
+
+def too_large(installer: ChosenInstaller) -> str:
+    """Return the message about a download that was ended for its size."""
+    return f"{installer.name} is larger than {readable_size(MOST_BYTES)} and was not downloaded"
 
 
 def verified_file(installer: ChosenInstaller) -> str:
@@ -146,10 +156,12 @@ if [ -f "$file" ] && [ "$(hash_of "$file")" = "$expected" ]; then echo "$name is
 part=$file.$$.part
 trap 'rm -f "$part"' EXIT
 trap 'exit 143' TERM
-fetch() {
+fetch() (
+    # For every program, and also where the server does not say the size; in blocks of 512 bytes.
+    ulimit -f "$((most_bytes / 512))" 2>/dev/null
     if command -v curl >/dev/null; then
         printf 'url = "%s"\n' "$url" | curl -K - -fsSL --proto "$protocols" --proto-redir "$protocols" \
-            --connect-timeout 15 --speed-limit 1000 --speed-time 60 --retry 2 --max-filesize 1073741824 -o "$part"
+            --connect-timeout 15 --speed-limit 1000 --speed-time 60 --retry 2 --max-filesize "$most_bytes" -o "$part"
     elif command -v wget >/dev/null; then
         printf '%s\n' "$url" | wget -q -i - -T 30 -t 3 -O "$part"
     elif command -v python3 >/dev/null; then
@@ -166,8 +178,14 @@ except OSError as error:
         echo 'Cannot download: curl, wget and python3 are all missing' >&2
         return 1
     fi
+)
+fetch || {
+    status=$?
+    size=$(if [ -f "$part" ]; then wc -c <"$part"; else echo 0; fi)
+    # 63: curl knows the size in advance.
+    if [ "$status" -eq 63 ] || [ "$size" -ge "$most_bytes" ]; then refuse "$too_large" "check $key"; fi
+    exit "$not_downloaded"
 }
-fetch || exit "$not_downloaded"
 verify "$part"
 mv -f "$part" "$file"
 """

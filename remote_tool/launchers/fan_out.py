@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 from remote_tool.config.devices import VISIBLE, visible_devices, with_devices
-from remote_tool.config.limits import check_items
+from remote_tool.config.limits import check_items, check_texts
 from remote_tool.errors import UsageError
 from remote_tool.launchers.command import with_interpreter
 from remote_tool.launchers.job_request import JobRequest
@@ -62,6 +62,7 @@ class FanOutRequest(JobRequest, _Positions):
 
     def __post_init__(self, env: Mapping[str, str] | None) -> None:
         """Refuse an invalid request."""
+        check_texts(self.command, env or {})
         self._check_amounts()
         known = placeholders(counted=self.total is not None)
         check_template("--cmd", self.command, (*known, *(OF_ITEMS if self.items else ())))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from remote_tool.config.artifacts import read_artifacts
 from remote_tool.config.devices import check_devices
-from remote_tool.config.limits import check_nice, check_request, check_workdir
+from remote_tool.config.limits import check_nice, check_request, check_texts, check_workdir, names_of
 from remote_tool.errors import UsageError
 from remote_tool.redaction import hide
 
@@ -57,6 +57,9 @@ class JobRequest:
         tags_besides: int = 0,
     ) -> None:
         """Refuse invalid options; the example is a command for the hint, the artifacts those of one job."""
+        names_of(self.servers)
+        for variables in (self.environment, env or {}):
+            check_texts(self.command, variables)
         object.__setattr__(self, "environment", {**self.environment, **(env or {})})
         if not self.command.strip():
             raise UsageError("--cmd is empty", hint=f"remote-tool {example}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
@@ -17,7 +17,7 @@ from remote_tool.transport.ssh.host_keys.rules import HostKeyRules
 from remote_tool.transport.ssh.passwords import CommonPasswords
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
     from pathlib import Path
     from types import ModuleType
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from remote_tool.transport.ssh.host import SshHost
 
 T = TypeVar("T")
+SILENT_SECONDS = 5.0
 
 
 class HostPool:
@@ -52,12 +53,15 @@ class HostPool:
         confirm: Callable[[str], bool] | None = None,
     ) -> None:
         self._config = config
+        self._report = report or _ignore_notice
+        # Servers whose silence the caller reports.
+        self.watched: set[str] = set()
         self.prompter = Prompter(ask_password, confirm)
         self._context = ConnectionContext(
             rules=HostKeyRules(
                 config.local.known_hosts,
                 config.host_keys,
-                report or _ignore_notice,
+                self._report,
                 self.prompter,
                 {name: server.hostname for name, server in config.servers.items()},
             ),
@@ -92,7 +96,8 @@ class HostPool:
         """
         server = self._server(name)
         server = replace(server, private_key=private_key) if private_key else server
-        host: SshHost = await (await self._ssh()).connect(server, self._context, methods)
+        with self._telling_of_silence(name):
+            host: SshHost = await (await self._ssh()).connect(server, self._context, methods)
         try:
             yield host
         finally:
@@ -139,9 +144,27 @@ class HostPool:
         return host
 
     async def _log_in(self, name: str) -> Connection:
-        connection: Connection = await (await self._ssh()).log_in_to(self._server(name), self._context)
+        with self._telling_of_silence(name):
+            connection: Connection = await (await self._ssh()).log_in_to(self._server(name), self._context)
         self._logins[name] = connection
         return connection
+
+    @contextmanager
+    def _telling_of_silence(self, name: str) -> Iterator[None]:
+        """Report a slow login, not counting the time in which the user is prompted."""
+
+        async def tell() -> None:
+            await asyncio.sleep(SILENT_SECONDS)
+            while self.prompter.is_asking:  # noqa: ASYNC110 - the user's time
+                await asyncio.sleep(SILENT_SECONDS)
+            if name not in self.watched:
+                self._report(name, f"no answer for {SILENT_SECONDS:.0f} s")
+
+        telling = asyncio.create_task(tell())
+        try:
+            yield
+        finally:
+            telling.cancel()
 
     def _keep(self, name: str, connection: Connection) -> None:
         """Start what keeps a login for the next command: now, so that this one does not share its time with it."""

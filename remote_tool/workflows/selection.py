@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from remote_tool.config.limits import names_of
 from remote_tool.errors import JobError, RemoteToolError, SomeServersFailedError, UsageError
 
 if TYPE_CHECKING:
@@ -47,6 +48,10 @@ class JobSelection:
     hidden: bool = False
     states: tuple[JobState, ...] = ()
     last: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse one text instead of several names."""
+        names_of(self.servers)
 
     @property
     def is_explicit(self) -> bool:
@@ -123,6 +128,7 @@ def choose_servers(config: Config, names: Sequence[str]) -> tuple[str, ...]:
     Raises:
         UsageError: There are none, or a name is not in the configuration.
     """
+    names = names_of(names)
     if not names and not config.usual_servers:
         raise UsageError(f"No servers in {config.local.config_file}", hint="Add one under servers:, or give --hosts")
     unknown = [name for name in names if name not in config.servers]

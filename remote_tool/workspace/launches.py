@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from remote_tool import workflows
+from remote_tool.config.limits import names_of
 from remote_tool.workspace.jobs import JobMethods, RunningJob
 from remote_tool.workspace.project import checked
 
@@ -129,7 +130,7 @@ class LaunchMethods(JobMethods):
 
         request = LaunchRequest(
             command=command,
-            servers=tuple(servers),
+            servers=names_of(servers),
             nproc_per_node=nproc_per_node,
             env=env,
             tags=tuple(tags),

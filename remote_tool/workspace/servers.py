@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from remote_tool import workflows
+from remote_tool.config.limits import names_of
 from remote_tool.workspace.project import Project, checked
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ class ServerMethods(Project):
             RemoteCommandError: The command exited with a status other than 0.
             SomeServersFailedError: This happened on one of several servers.
         """
-        request = workflows.jobs.run.RunRequest(command, tuple(servers), dict(env or {}), tuple(devices), workdir)
+        request = workflows.jobs.run.RunRequest(command, names_of(servers), env or {}, tuple(devices), workdir)
 
         async def work(context: Context) -> Results[RunResult]:
             return await workflows.jobs.run.run_command(context, request, on_output)

@@ -147,7 +147,7 @@ async def _ask_whether_gone(context: Context, job: Job) -> str:
     try:
         seen = await ask_about_jobs(context, job.server, ids=[job.id], known=[job.id])
     except NotPreparedError:
-        return f"{job.server} has nothing left of this project"
+        return f"{job.server} is not prepared"
     there = seen.jobs.get(job.id)
     if there is not None and not there.job.is_over:
         raise UsageError(f"Job {job.key} is {there.job.state}", hint=f"remote-tool job-kill --job {job.key}")
@@ -176,7 +176,7 @@ async def _answer(context: Context, found: CleanAnswer, *, dry_run: bool) -> Cle
     ready = [job for name in found.spent for job in found.spent[name] if _may_go_here(found, told, job)]
     forgotten = context.registry.find(found.forgotten).values()
     await context.may_write()
-    left = set(told) if request.all else set()
+    left = {name for name in told if not told[name].is_away} if request.all else set()
     here = clean_here(context, (*ready, *forgotten), request, left=left, dry_run=dry_run)
     items = [item for name in answering if name in leaders.values() and name in told for item in told[name].items]
     kept = {**found.kept, **{job_id: why for each in told.values() for job_id, why in each.kept.items()}}
@@ -190,11 +190,12 @@ def _may_go_here(found: CleanAnswer, told: Mapping[str, _Answer], job: Job) -> b
 
 @dataclass
 class _Answer:
-    """A server's answer."""
+    """A server's answer; ``is_away`` if it is not prepared now."""
 
     items: list[Item] = field(default_factory=list)
     gone: set[str] = field(default_factory=set)
     kept: dict[str, str] = field(default_factory=dict)
+    is_away: bool = False
 
 
 async def _clean_server(
@@ -208,9 +209,12 @@ async def _clean_server(
         portion, before = waiting[:PORTION], len(waiting)
         try:
             answer = await _ask(context, server, portion, request, dry_run=dry_run, jobs_only=not is_first)
-        except NotPreparedError:
-            # Nothing of ours is there.
-            return _Answer(gone=set(ids))
+        except NotPreparedError as error:
+            # The disk with the project may only not be mounted; without the records here its jobs would be strangers.
+            told.is_away = True
+            told.gone |= set(waiting) if request.jobs else set()
+            told.kept |= dict.fromkeys(set(waiting) - told.gone, f"{error}; --job KEY removes its record here")
+            return told
         told.items = _sum(told.items, read_items(server, answer.get("items")), is_first=is_first)
         told.gone |= {name for key in ("removed", "gone") for name in _texts(answer.get(key))} & set(portion)
         told.kept |= _reasons(answer.get("kept"))

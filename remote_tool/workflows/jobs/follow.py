@@ -29,6 +29,7 @@ from remote_tool.workflows.agent_client import (
     SupervisorMissingError,
     install_supervisor,
 )
+from remote_tool.workflows.events import Notice
 from remote_tool.workflows.jobs.failures import RankFailure, first_failure
 from remote_tool.workflows.jobs.link_news import LinkNews
 from remote_tool.workflows.jobs.listing import (
@@ -149,6 +150,9 @@ async def follow_selected(
     errors = await refresh(context, servers_of_jobs(context, selection))
     known = context.registry.load()[0]
     jobs = choose_job_to_follow(known, selection)
+    if not selection.jobs and all(job.state.is_finished for job in jobs):
+        such, last = "selected " if selection.is_explicit else "", "launch" if jobs[0].is_master else "one"
+        context.report(Notice("", f"no {such}job is running; showing the last {last}, job {jobs[0].key}"))
     if options.rank is not None:
         jobs = _jobs_of_rank(known, jobs, options.rank)
     reachable = [job for job in jobs if job.server not in errors]

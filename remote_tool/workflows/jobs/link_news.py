@@ -48,10 +48,12 @@ class LinkNews:
     def waiting(self) -> Iterator[None]:
         """Report a slow answer, not counting the time in which the user is prompted."""
         check = asyncio.create_task(self._report_later())
+        self._context.pool.watched.add(self._server)
         try:
             yield
         finally:
             check.cancel()
+            self._context.pool.watched.discard(self._server)
 
     async def _report_later(self) -> None:
         await asyncio.sleep(SILENT_SECONDS)

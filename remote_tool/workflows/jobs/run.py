@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 from remote_tool.config.devices import check_devices, command_environment, devices_of
-from remote_tool.config.limits import check_workdir
+from remote_tool.config.limits import check_texts, check_workdir
 from remote_tool.errors import JobError, RemoteCommandError, UsageError
 from remote_tool.protocol.framing import FrameReader, FramingError
 from remote_tool.protocol.setup_script import put_before_attached
@@ -23,7 +23,6 @@ from remote_tool.workflows.agent_client import (
     raise_for_status,
     request_line,
 )
-from remote_tool.workflows.jobs.link_news import LinkNews
 from remote_tool.workflows.selection import choose_servers
 
 if TYPE_CHECKING:
@@ -61,6 +60,7 @@ class RunRequest:
 
     def __post_init__(self) -> None:
         """Refuse an invalid request."""
+        check_texts(self.command, self.env)
         if not self.command.strip():
             raise UsageError("--cmd is empty", hint="remote-tool run --cmd 'nvidia-smi'")
         check_workdir(self.workdir)
@@ -102,8 +102,7 @@ async def run_command(context: Context, wanted: RunRequest, on_output: OnOutput 
     """Run a command on all servers in parallel; its output is in the results, unless passed to a callback."""
 
     async def run(server: str) -> RunResult:
-        with LinkNews(context, server).waiting():
-            host = await context.pool.host(server)
+        host = await context.pool.host(server)
         request = _request(context.config, server, wanted)
         kept = {Stream.OUT: bytearray(), Stream.ERR: bytearray()}
 

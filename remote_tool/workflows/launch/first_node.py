@@ -14,7 +14,7 @@ from remote_tool.workflows.start.start_specs import start_specs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from remote_tool.jobs.job import JobSpec
+    from remote_tool.jobs.job import Job, JobSpec
     from remote_tool.launchers.plan import FirstNode, LaunchPlan
     from remote_tool.launchers.request import LaunchRequest
     from remote_tool.workflows.context import Context
@@ -28,7 +28,7 @@ async def start_first_node_first(
     if first.errors or len(specs) == 1:
         return first
     try:
-        answer = await _ask_first_node(context, first_node, plan)
+        answer = await _ask_first_node(context, first_node, plan, first.jobs[0])
         commands = first_node.commands(answer, request, plan, context.config.remote.jobs_name)
     except RemoteToolError as error:
         return replace(first, errors={plan.nodes[0].server: error})
@@ -38,7 +38,7 @@ async def start_first_node_first(
     return JobsAnswer((*first.jobs, *others.jobs), others.errors)
 
 
-async def _ask_first_node(context: Context, first_node: FirstNode, plan: LaunchPlan) -> Any:  # noqa: ANN401 - of a server, checked by the launcher
+async def _ask_first_node(context: Context, first_node: FirstNode, plan: LaunchPlan, started: Job) -> Any:  # noqa: ANN401 - of a server, checked by the launcher
     server, job_id = plan.nodes[0].server, plan.nodes[0].job_id
     answer = await call_until_answered(
         context.pool, context.config, server, first_node.operation, {"id": job_id}, within=first_node.seconds
@@ -46,7 +46,8 @@ async def _ask_first_node(context: Context, first_node: FirstNode, plan: LaunchP
     if answer.get(first_node.operation) is not None:
         return answer[first_node.operation]
     await refresh(context, [server])
-    job = context.registry.find([job_id])[job_id]
+    # Its record may have become unreadable.
+    job = context.registry.find([job_id]).get(job_id, started)
     how = f"ended with exit code {job.exit_code}" if job.exit_code is not None else job.reason or "did not start"
     raise JobError(
         f"{server}: {first_node.program} {how} before it listed the commands for the other servers",

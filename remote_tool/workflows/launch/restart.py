@@ -69,9 +69,7 @@ async def follow_launch(
                 f"job {job.key}: {job.reason or f'exit code {job.exit_code}'}; restarting the launch, {count}",
             )
         )
-        # A job without a supervisor may have processes left, which would hold the GPUs.
-        await stop_on_servers(context, answer.jobs)
-        jobs = await _start_again(context, request, jobs[0])
+        jobs = await _start_again(context, request, answer.jobs, jobs[0])
 
 
 def _find_lost(answer: FollowAnswer, *, or_failed: bool) -> Job | None:
@@ -90,12 +88,14 @@ def _find_without_port(answer: FollowAnswer) -> Job | None:
     return next((job for job in answer.jobs if job.taken_port is not None), None)
 
 
-async def _start_again(context: Context, request: LaunchRequest, before: Job) -> tuple[Job, ...]:
-    """Restart all nodes once they reach each other; the project is up to date."""
+async def _start_again(context: Context, request: LaunchRequest, ended: Sequence[Job], before: Job) -> tuple[Job, ...]:
+    """Restart all nodes once nothing of the launch runs and they reach each other; the project is up to date."""
     git = GitState(before.git_commit, before.git_branch, before.git_dirty) if before.git_commit else None
     deadline = time.monotonic() + GIVE_UP_AFTER
     while True:
         try:
+            # A job without a supervisor may have processes left, which would hold the GPUs.
+            (await stop_on_servers(context, ended)).raise_if_any_failed()
             answer = await launch(context, replace(request, sync=False, from_job=""), git)
             answer.raise_if_any_failed()
         except (ConnectError, JobError, SomeServersFailedError) as error:

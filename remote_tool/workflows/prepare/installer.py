@@ -7,10 +7,10 @@ import hashlib
 import http.client
 import os
 import shlex
-import shutil
 import urllib.request
 from typing import TYPE_CHECKING
 
+from remote_tool.environments import installers
 from remote_tool.environments.installers import NOT_DOWNLOADED, REMOTE_CACHE, plan_download
 from remote_tool.errors import EnvironmentSetupError
 from remote_tool.paths import user_cache_folder
@@ -73,7 +73,10 @@ def _download(installer: ChosenInstaller, file: Path) -> None:
     with replacing(file) as target:
         # The URL is the user's, or an https URL of ours; the download is verified by checksum.
         with urllib.request.urlopen(installer.url, timeout=READ_TIMEOUT) as answer:  # noqa: S310
-            shutil.copyfileobj(answer, target, CHUNK)
+            while chunk := answer.read(CHUNK):
+                target.write(chunk)
+                if target.tell() > installers.MOST_BYTES:
+                    raise EnvironmentSetupError(installers.too_large(installer), hint=f"check {installer.key}")
         target.seek(0)
         found = hashlib.file_digest(target, "sha256").hexdigest()
         if found != installer.sha256:

@@ -17,7 +17,7 @@ import pytest
 from remote_tool import Workspace
 from remote_tool.cli.commands.jobs import signal_name
 from remote_tool.errors import UsageError
-from remote_tool.jobs.job import Job, JobState, new_job_id
+from remote_tool.jobs.job import MASTER_TAG, Job, JobState, new_job_id
 from remote_tool.jobs.registry import Registry
 from remote_tool.workflows.selection import JobSelection
 from tests.cli.conftest import kill, start
@@ -195,6 +195,14 @@ def test_tail_shows_exact_bytes_and_says_how_the_job_ended(project: Path) -> Non
     shown = remote_tool("job-tail", "--job", job.id[:30], cwd=project)
     assert (shown.returncode, shown.stdout) == (0, "a\n\tb")
     assert shown.stderr == f"warning\njob {job.key} on first: failed, exit code 3\n"
+
+
+def test_tail_says_which_job_it_shows_when_none_is_running(project: Path) -> None:
+    job = start(project, "echo done", "alone", MASTER_TAG)
+    Workspace.find(project).wait_jobs(JobSelection(jobs=(job.id,)), timeout=60)
+    shown = remote_tool("job-tail", "--tag", "alone", cwd=project)
+    assert (shown.returncode, shown.stdout) == (0, "done\n")
+    assert shown.stderr.splitlines()[0] == f"no selected job is running; showing the last launch, job {job.key}"
 
 
 def test_tail_begins_with_the_last_lines_and_can_leave_at_once(project: Path) -> None:

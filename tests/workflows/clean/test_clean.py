@@ -16,6 +16,7 @@ from remote_tool.jobs.registry import Registry
 from remote_tool.workflows.clean.request import CleanAnswer, CleanRequest
 from tests.project import make_project, remote_tool, write_configuration
 from tests.workflows.jobs.test_jobs import begin, by_id, remote_folder, until
+from tests.workflows.jobs.test_lost_jobs import renamed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -144,6 +145,31 @@ def test_a_server_that_does_not_answer_keeps_its_jobs_here(desk: Workspace, serv
     assert desk.select_local(by_id(job.id))
     server.start()
     clean(desk)
+    assert not desk.known_jobs([job.id])
+
+
+@pytest.mark.row(173)
+@pytest.mark.parametrize("everything", [False, True])
+def test_a_server_whose_project_is_not_mounted_keeps_its_jobs_here(
+    desk: Workspace, server: TestServer, *, everything: bool
+) -> None:
+    job = ended(desk)
+    with renamed(server.home / "project"):
+        found = clean(desk, CleanRequest(all=everything))
+        assert found.kept == {job.id: "first is not prepared; --job KEY removes its record here"}
+    assert desk.known_jobs([job.id])
+    assert "first" in (desk.root / ".remote" / "known_hosts").read_text()
+    clean_until_gone(desk, server, job)
+    assert not desk.known_jobs([job.id])
+
+
+@pytest.mark.row(176)
+def test_a_job_of_a_server_whose_project_is_gone_can_be_forgotten_by_its_key(
+    desk: Workspace, server: TestServer
+) -> None:
+    job = ended(desk)
+    with renamed(server.home / "project"):
+        clean(desk, CleanRequest(jobs=(str(job.key),)))
     assert not desk.known_jobs([job.id])
 
 

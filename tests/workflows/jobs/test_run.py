@@ -8,20 +8,21 @@ import signal
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from remote_tool.errors import JobError, RemoteCommandError, SomeServersFailedError, UsageError
+from remote_tool.transport import pool
 from remote_tool.transport.host import Stream
 from remote_tool.workflows.events import Notice
-from remote_tool.workflows.jobs import link_news
 from remote_tool.workspace import Hooks, Workspace
 from tests.project import make_project
 from tests.workflows.jobs.test_jobs import until
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from remote_tool.workflows.events import Event
@@ -110,11 +111,28 @@ def test_an_unprepared_server_says_what_to_type(make_server: MakeServer, tmp_pat
     assert caught.value.hint == "remote-tool prepare --server fresh"
 
 
+@pytest.mark.parametrize("servers", ["first", [1], None])
+def test_servers_that_are_not_a_list_of_names_are_refused(tmp_path: Path, servers: Any) -> None:
+    workspace = Workspace.find(make_project(tmp_path / "here", []))
+    methods: list[Callable[[], object]] = [
+        lambda: workspace.run("true", servers),
+        lambda: workspace.prepare(servers),
+        lambda: workspace.check(servers),
+        lambda: workspace.find_orphans(servers),
+        lambda: workspace.measure_bandwidth(servers),
+        lambda: workspace.launch_torch("train.py", servers=servers),
+    ]
+    for method in methods:
+        with pytest.raises(UsageError, match="servers must be a list of names"):
+            method()
+
+
 @pytest.mark.row(169)
+@pytest.mark.parametrize("command", ["run", "rsync", "prepare"])
 def test_a_login_that_takes_long_is_told_of(
-    make_server: MakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_server: MakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
-    monkeypatch.setattr(link_news, "SILENT_SECONDS", 0.1)
+    monkeypatch.setattr(pool, "SILENT_SECONDS", 0.1)
     server = make_server("first")
     project = make_project(tmp_path / "here", [server])
     Workspace.find(project).prepare()
@@ -130,11 +148,13 @@ def test_a_login_that_takes_long_is_told_of(
     server.process.send_signal(signal.SIGSTOP)
     with ThreadPoolExecutor(1) as threads:
         try:
-            running = threads.submit(Workspace.find(project, hooks=Hooks(hear)).run, "echo hello")
+            desk = Workspace.find(project, hooks=Hooks(hear))
+            words = ["true"] if command == "run" else []
+            running: Future[Any] = threads.submit(getattr(desk, command), *words)
             assert told.wait(20)
         finally:
             server.process.send_signal(signal.SIGCONT)
-        assert running.result(60).values["first"].stdout == "hello\n"
+        running.result(60).raise_if_any_failed()
     assert notices[0].startswith("no answer for ")
 
 

@@ -195,6 +195,18 @@ def test_missing_mpich_is_reported_and_leaves_nothing(trainer: Workspace) -> Non
     assert "MPICH" in caught.value.hint
 
 
+def test_a_first_node_that_ends_early_is_reported_without_its_record_here(
+    trainer: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lose_the_record(context: Context, _servers: Sequence[str]) -> None:
+        newest = max(context.registry.load()[0], key=lambda job: job.key)
+        (context.registry.folder / newest.id / "job.yaml").unlink()
+
+    monkeypatch.setattr(first_node, "refresh", lose_the_record)
+    with pytest.raises(JobError, match="before it listed the commands for the other servers"):
+        trainer.launch_mpi(LaunchRequest("sleep 600", environment={"PATH": "/nowhere"}))
+
+
 def test_a_first_node_whose_answer_was_lost_does_not_stay(trainer: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     async def start_and_lose(context: Context, specs: Sequence[JobSpec]) -> JobsAnswer:
         answer = await start_specs(context, specs)

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from remote_tool import JobSelection, JobState, LaunchRequest, Workspace
-from remote_tool.errors import UsageError
-from remote_tool.workflows.launch import launch
+from remote_tool.errors import JobError, UsageError
+from remote_tool.workflows.jobs.stop import stop_on_servers
+from remote_tool.workflows.launch import launch, restart
+from remote_tool.workflows.selection import JobsAnswer
 from remote_tool.workflows.start.start_specs import start_specs
 from tests.project import make_project, processes_of, remote_tool
 
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from remote_tool.jobs.job import Job, JobSpec
     from remote_tool.workflows.context import Context
     from remote_tool.workflows.jobs.follow import Chunk
-    from remote_tool.workflows.selection import JobsAnswer
     from tests.sshd import TestServer
 
 # As imagenet and others do it: one program per machine, which spawns a process per GPU.
@@ -147,6 +148,26 @@ def test_a_launch_that_failed_is_started_again_as_often_as_it_may_be_while_it_is
         followed = trainer.follow_launch(request, trainer.launch(request).jobs, lambda _chunk: None)
         assert followed.exit_code == exit_code
         assert trainer.run(f"[ $(cat ~/tries.{restarts}) = {tries} ]", ["first"]).values == {"first": 0}
+
+
+def test_a_launch_is_not_restarted_before_all_its_nodes_are_stopped(
+    trainer: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = shell("exit 4", servers=("first",), max_restarts=1)
+    jobs = trainer.launch(request).jobs
+    newest: list[int] = []
+
+    async def fail_once(context: Context, ended: Sequence[Job]) -> JobsAnswer:
+        newest.append(max(job.key for job in context.registry.load()[0]))
+        if len(newest) == 1:
+            return JobsAnswer((), {"first": JobError("first: some of its processes cannot be killed: 7")})
+        return await stop_on_servers(context, ended)
+
+    monkeypatch.setattr(restart, "stop_on_servers", fail_once)
+    monkeypatch.setattr(restart, "PAUSE", 0.1)
+    followed = trainer.follow_launch(request, jobs, lambda _chunk: None)
+    assert newest == [jobs[0].key] * 2
+    assert followed.jobs[0].key == jobs[0].key + 1
 
 
 @pytest.mark.row(93)

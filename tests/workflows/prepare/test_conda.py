@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from remote_tool.config.model import EnvironmentKind, Installer
+from remote_tool.environments import installers
 from remote_tool.errors import EnvironmentSetupError
 from remote_tool.jobs.registry import Registry
 from remote_tool.paths import user_cache_folder
@@ -207,6 +208,23 @@ async def test_a_cut_download_is_refused(make_server: MakeServer, site: Site, tm
     assert executed(server) == []
     assert not (server.home / "miniconda3").exists()
     assert list(user_cache_folder().iterdir()) == []
+
+
+@pytest.mark.row(118)
+@pytest.mark.parametrize("where", ["there", "here"])
+async def test_a_download_that_is_too_large_is_ended(
+    make_server: MakeServer, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    monkeypatch.setattr(installers, "MOST_BYTES", 64 * 1024)
+    server = make_server(**({} if where == "there" else {"SetEnv": "http_proxy=http://127.0.0.1:9"}))
+    desk = desk_with(site, tmp_path, server)
+    site.changes[FILE] = lambda data: data + b"x" * 1024 * 1024
+    with pytest.raises(
+        EnvironmentSetupError, match=r"Tiny-1.0-Linux.sh is larger than 64.0 KiB and was not downloaded"
+    ):
+        await desk.setup()
+    assert executed(server) == []
+    assert list(server.home.rglob("*.part")) == []
 
 
 @pytest.mark.row(118)
