@@ -96,7 +96,7 @@ class HostPool:
         """
         server = self._server(name)
         server = replace(server, private_key=private_key) if private_key else server
-        with self._telling_of_silence(name):
+        with self._reporting_silence(name):
             host: SshHost = await (await self._ssh()).connect(server, self._context, methods)
         try:
             yield host
@@ -144,27 +144,27 @@ class HostPool:
         return host
 
     async def _log_in(self, name: str) -> Connection:
-        with self._telling_of_silence(name):
+        with self._reporting_silence(name):
             connection: Connection = await (await self._ssh()).log_in_to(self._server(name), self._context)
         self._logins[name] = connection
         return connection
 
     @contextmanager
-    def _telling_of_silence(self, name: str) -> Iterator[None]:
+    def _reporting_silence(self, name: str) -> Iterator[None]:
         """Report a slow login, not counting the time in which the user is prompted."""
 
-        async def tell() -> None:
+        async def report() -> None:
             await asyncio.sleep(SILENT_SECONDS)
             while self.prompter.is_asking:  # noqa: ASYNC110 - the user's time
                 await asyncio.sleep(SILENT_SECONDS)
             if name not in self.watched:
                 self._report(name, f"no answer for {SILENT_SECONDS:.0f} s")
 
-        telling = asyncio.create_task(tell())
+        reporting = asyncio.create_task(report())
         try:
             yield
         finally:
-            telling.cancel()
+            reporting.cancel()
 
     def _keep(self, name: str, connection: Connection) -> None:
         """Start what keeps a login for the next command: now, so that this one does not share its time with it."""

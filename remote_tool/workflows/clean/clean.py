@@ -210,7 +210,7 @@ async def _clean_server(
         try:
             answer = await _ask(context, server, portion, request, dry_run=dry_run, jobs_only=not is_first)
         except NotPreparedError as error:
-            # The disk with the project may only not be mounted; without the records here its jobs would be strangers.
+            # The project's disk may be unmounted; without the local records, its jobs would be unknown later.
             told.is_away = True
             told.gone |= set(waiting) if request.jobs else set()
             told.kept |= dict.fromkeys(set(waiting) - told.gone, f"{error}; --job KEY removes its record here")
