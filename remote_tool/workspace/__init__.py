@@ -13,5 +13,5 @@ __all__ = ["Hooks", "RunningJob", "Workspace"]
 class Workspace(LaunchMethods, ServerMethods):
     """A project with its servers and jobs.
 
-    A method that acts on servers acts on all of them at once; without names, on every configured server.
+    A method acts on several servers in parallel; without names, it acts on every configured server.
     """

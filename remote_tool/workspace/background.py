@@ -1,4 +1,4 @@
-"""Runs coroutines on an event loop of a background thread: the caller may itself run a loop, as in a notebook."""
+"""Run coroutines on an event loop in a background thread: the caller may run a loop itself, as in a notebook."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class _Background:
         self._lock = threading.Lock()
         if self._loop is not None:
             self._loop.abandon()
-            # Kept, so that nothing of it is finalized while this process runs.
+            # Kept to prevent its finalization while this process runs.
             self._abandoned.append(self._loop)
             self._loop = None
 
@@ -66,10 +66,10 @@ os.register_at_fork(after_in_child=_background.begin_again)
 
 
 class Running(Generic[T]):
-    """Work that was started on the background loop.
+    """Work running on the background loop.
 
     Raises:
-        RuntimeError: The caller is itself on that loop, as a callback is.
+        RuntimeError: The caller runs on that loop, as a callback does.
     """
 
     def __init__(self, work: Coroutine[Any, Any, T]) -> None:
@@ -89,7 +89,7 @@ class Running(Generic[T]):
         return self._future.result()
 
     def when_done(self, call: Callable[[object], None]) -> None:
-        """Call a function when the work has ended, in whatever way."""
+        """Call a function when the work has ended, also after an error or a cancellation."""
         self._future.add_done_callback(call)
 
     def stop(self) -> None:
@@ -100,7 +100,7 @@ class Running(Generic[T]):
     @property
     def _is_own_loop(self) -> bool:
         # A generator may be finalized on any thread.
-        return asyncio._get_running_loop() is self.loop  # noqa: SLF001 - documented, for those who may be on none
+        return asyncio._get_running_loop() is self.loop  # noqa: SLF001 - documented, for threads that may run no loop
 
     async def _note_end(self, work: Coroutine[Any, Any, T]) -> T:
         try:
@@ -110,7 +110,7 @@ class Running(Generic[T]):
 
 
 class ChunkQueue:
-    """Hands chunks from the background loop to the thread that reads them; the loop waits when the queue is full."""
+    """Pass chunks from the background loop to the thread that reads them; the loop waits while the queue is full."""
 
     def __init__(self) -> None:
         self._loop = _background.loop

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class JobMethods(Project):
-    """The jobs of a project."""
+    """Methods for the jobs of a project."""
 
     def list_jobs(self, selection: JobSelection | None = None, *, logs: bool = False) -> JobsAnswer:
         """Return jobs as their servers see them; with ``logs``, also fetch their logs."""
@@ -66,7 +66,7 @@ class JobMethods(Project):
     def end_orphans(
         self, found: OrphansAnswer, *, signal: str = "SIGTERM", grace: float = DEFAULT_GRACE
     ) -> Mapping[str, RemoteToolError]:
-        """End the processes that :meth:`find_orphans` found, with their children; returns the errors by server."""
+        """End the processes that :meth:`find_orphans` found, with their children; return the errors by server."""
         return self._work(
             lambda context: workflows.jobs.orphans.end_orphans(context, found, signal=signal, grace=grace)
         )
@@ -158,7 +158,7 @@ class RunningJob:
         return self._take(self._workspace.stop_jobs(self._selection, signal=signal, grace=grace).raise_if_any_failed())
 
     def pull(self, *artifacts: str | ArtifactPattern, to: str | Path | None = None) -> list[Path]:
-        """Fetch files that the job wrote; returns their local paths, also of files that were already here.
+        """Fetch files that the job wrote; return their local paths, also of files that were already here.
 
         Args:
             artifacts: Globs to use instead of those that the job was started with.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class LaunchMethods(JobMethods):
-    """How the jobs of a project are started."""
+    """Methods that start the jobs of a project."""
 
     def start(  # noqa: PLR0913 - one parameter per option
         self,
@@ -83,7 +83,7 @@ class LaunchMethods(JobMethods):
     ) -> JobsAnswer:
         """Start each command as one job on each of its servers; the jobs come in the order of the requests.
 
-        The project is sent to each server once, and a server is asked once per 256 jobs. ``env`` holds for all.
+        The project is sent to each server once, and a server is asked once per 256 jobs. ``env`` applies to every job.
         """
         every = [replace(request, env=env) for request in requests]
         return checked(self._work(lambda context: workflows.start.start.start_jobs(context, every)), check=check)
@@ -107,7 +107,7 @@ class LaunchMethods(JobMethods):
         workdir: str | None = None,
         from_job: str = "",
     ) -> list[RunningJob]:
-        """Send changed files and start one torchrun per server; returns the jobs by node rank.
+        """Send changed files and start one torchrun per server; return the jobs by node rank.
 
         Args:
             command: Script and arguments, as after ``torchrun``.
@@ -187,7 +187,7 @@ class LaunchMethods(JobMethods):
         observer: Observer | None = None,
         check: bool = True,
     ) -> FanOutAnswer:
-        """Split work over all slots of all servers; returns when everything is done or, without follow, started.
+        """Split work over all slots of all servers; return when everything is done or, without ``follow``, started.
 
         Raises:
             UsageError: Items need ``follow``, because each free slot is given the next one.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ServerMethods(Project):
-    """The servers of a project."""
+    """Methods for the servers of a project."""
 
     def install_keys(self, request: KeysRequest | None = None, *, check: bool = True) -> Results[KeyOnServer]:
         """Set up key-based login on servers; create a key if there is none."""
@@ -33,7 +33,7 @@ class ServerMethods(Project):
         return checked(work, check=check)
 
     def check(self, servers: Sequence[str] = ()) -> CheckAnswer:
-        """Check that servers are ready for training together; changes nothing and raises for no server."""
+        """Check that servers are ready for training together; change nothing and raise for no server."""
         return self._work(lambda context: workflows.servers.check.check(context.pool, context.config, servers))
 
     def measure_bandwidth(self, servers: Sequence[str] = (), *, seconds: float = 2.0) -> BandwidthAnswer:
@@ -41,11 +41,11 @@ class ServerMethods(Project):
         return self._work(lambda context: workflows.servers.bandwidth.measure_bandwidth(context, servers, seconds))
 
     def list_connections(self, servers: Sequence[str] = ()) -> list[KeptLogin]:
-        """Return the logins that are kept open for later commands; asks no server."""
+        """Return the logins that are kept open for later commands, without asking a server."""
         return self._work(lambda context: workflows.servers.kept_logins.list_connections(context, servers))
 
     def disconnect(self, servers: Sequence[str] = ()) -> list[KeptLogin]:
-        """Close the logins that are kept open, also those in use; returns what was closed."""
+        """Close the logins that are kept open, also those in use; return the closed ones."""
         return self._work(lambda context: workflows.servers.kept_logins.end_connections(context, servers))
 
     def prepare(
@@ -57,7 +57,7 @@ class ServerMethods(Project):
         overwrite: bool = False,
         check: bool = True,
     ) -> Results[PreparedServer]:
-        """Install the environment, send the project and install its packages; skips every step that is up to date."""
+        """Install the environment, send the project and install its packages; skip every step that is up to date."""
         options = workflows.prepare.prepare.PrepareOptions(force=force, relay=relay, overwrite=overwrite)
         return self._work_on_servers(workflows.prepare.prepare.prepare, servers, options, check=check)
 
@@ -157,7 +157,7 @@ class ServerMethods(Project):
         workdir: str | None = None,
         check: bool = True,
     ) -> Results[RunResult]:
-        """Run a command in the environment; returns each server's exit status, with stdout and stderr.
+        """Run a command in the environment; return each server's exit status, with stdout and stderr.
 
         Args:
             command: Text for the shell.
@@ -181,10 +181,10 @@ class ServerMethods(Project):
         return checked(workflows.jobs.run.with_statuses_checked(command, results) if check else results, check=check)
 
     def survey(self, request: CleanRequest | None = None) -> CleanAnswer:
-        """Count what remote-tool keeps on servers and here, and what of it can be removed; removes nothing."""
+        """Count the files of remote-tool on servers and here, and those that can be removed; remove nothing."""
         request = request or workflows.clean.request.CleanRequest()
         return self._work(lambda context: workflows.clean.clean.survey(context, request))
 
     def clean(self, found: CleanAnswer) -> CleanAnswer:
-        """Remove what :meth:`survey` has found; skips what is in use by now."""
+        """Remove the files that :meth:`survey` found removable, except those in use by now."""
         return self._work(lambda context: workflows.clean.clean.carry_out(context, found))

@@ -24,8 +24,6 @@ PUBLIC = ("*.py", "workspace/*.py", "config/model.py", "cli/commands/*.py")
 PHRASE = re.compile(r"\w\s+\w")
 SHELL_COMMENT = re.compile(r"^\s*#.*$", re.MULTILINE)
 VALUE = "{}"
-# Its docstrings and comments have about 30 of the phrases that the check rejects.
-TO_REWRITE = "transport/sync"
 # Names in a docstring or a comment: code, and the attributes and arguments that a docstring describes.
 CODE = re.compile(r"``[^`]+``|^ {4,}\w+:(?= )", re.MULTILINE)
 # A comment that allows a phrase quotes it.
@@ -56,9 +54,8 @@ def user_texts(root: Path) -> Iterator[Text]:
 
 
 def engineers_texts(root: Path) -> Iterator[Text]:
-    """All docstrings and comments of the package, except for a folder that is still to be rewritten."""
-    package = root / PACKAGE
-    for path in sorted(set(package.rglob("*.py")) - set((package / TO_REWRITE).rglob("*.py"))):
+    """All docstrings and comments of the package."""
+    for path in sorted((root / PACKAGE).rglob("*.py")):
         every, _ = docstrings_of(ast.parse(path.read_text()))
         yield from (without_code(text_at(path, node)) for node in sorted(every, key=lambda node: node.lineno))
         yield from comments(path)

@@ -1,4 +1,4 @@
-"""Ties the local rsync to a channel of the open connection: what ssh would be to rsync, see :mod:`rsync_shell`."""
+"""Connect the local rsync to a channel of the open connection, in place of ssh; see :mod:`shell`."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ CHUNK = 256 * 1024
 LONGEST_REQUEST = 256 * 1024
 LONGEST_ANSWER = 512 * 1024 * 1024
 LONGEST_ERRORS = 64 * 1024
-# With --checksum a project of hundreds of gigabytes is read before the first byte goes.
+# With --checksum, hundreds of gigabytes may be read before the first byte is sent.
 LONGEST_SILENCE = 1800.0
 _STATUS = re.compile(rb"[0-9]{1,3}")
 
 
 class Bridge:
-    """Serves the stand-in of ssh that a local rsync starts, and speaks with the script that runs the other one.
+    """Serve the stand-in for ssh that the local rsync starts, and talk to the script that runs the remote one.
 
     Args:
         server: The server's name.
-        channel: The script, which has begun.
-        mark: What the script prints, up to the end of a line, before the first byte of rsync and after the last.
+        channel: The running script.
+        mark: Printed by the script, with the rest of a line, before the first byte of rsync and after the last.
         on_bytes: Called with the number of bytes sent to the server.
-        on_errors: Called with the data of stderr, as it arrives.
+        on_errors: Called with data of stderr as it arrives.
 
     Attributes:
-        exit: How the other rsync, or the script, ended; None when it did not.
-        error: Why there is no channel any more.
-        stdin_shared: Whether the script can read its stdin after rsync, and waits for our last words.
-        errors: The end of what the script and rsync said on stderr.
+        exit: How the remote rsync or the script ended; None if it has not.
+        error: Why the channel was lost.
+        stdin_shared: Whether the script can read its stdin after rsync, and waits for the final message.
+        errors: The last part of the script's and rsync's stderr.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class Bridge:
 
     @asynccontextmanager
     async def attended(self) -> AsyncIterator[None]:
-        """Take what comes on stderr meanwhile, and end it when nothing comes or goes for too long.
+        """Read stderr in the background, and end the context if no data is transferred for too long.
 
         Raises:
-            SyncError: So it was.
+            SyncError: No data was transferred for too long.
         """
         self._listening = asyncio.create_task(self._keep_errors())
         try:
@@ -84,8 +84,8 @@ class Bridge:
             self._silence = None
             await _end([self._listening])
 
-    async def read_answer(self, heard: Callable[[bytes], None] = lambda _data: None) -> bytes | None:
-        """Return what the script tells before rsync begins; None when it ended instead. It is heard as it comes."""
+    async def read_answer(self, on_data: Callable[[bytes], None] = lambda _data: None) -> bytes | None:
+        """Return the output before rsync starts; None if the script ended. ``on_data`` gets data as it arrives."""
         answer, self._rest = bytearray(self._rest), b""
         start = 0
         while (found := answer.find(self._mark, start)) < 0 or (end := answer.find(b"\n", found)) < 0:
@@ -93,8 +93,8 @@ class Bridge:
             data = await self._channel.read(size=CHUNK)
             if not data:
                 return None
-            self._go_on()
-            heard(data)
+            self._restart_silence()
+            on_data(data)
             answer += data
             if len(answer) > LONGEST_ANSWER:
                 raise SyncError(
@@ -103,13 +103,13 @@ class Bridge:
         self._rest = bytes(answer[end + 1 :])
         return bytes(answer[:found])
 
-    async def ask(self, words: bytes, heard: Callable[[bytes], None]) -> bytes | None:
-        """Have the script do something before rsync begins, and return what it tells of it; None when it ended."""
+    async def ask(self, words: bytes, on_data: Callable[[bytes], None]) -> bytes | None:
+        """Send a request to the script before rsync starts, and return its answer; None if the script ended."""
         await self._channel.write(words)
-        return await self.read_answer(heard)
+        return await self.read_answer(on_data)
 
-    async def give(self, pieces: AsyncIterator[bytes]) -> bool:
-        """Send pieces that the script answers one by one, without waiting for each answer; whether it took all."""
+    async def send_all(self, pieces: AsyncIterator[bytes]) -> bool:
+        """Send requests without waiting for each answer; return whether the script answered all."""
         unanswered = 0
         async for piece in pieces:
             for start in range(0, len(piece), CHUNK):
@@ -121,13 +121,13 @@ class Bridge:
 
     @contextmanager
     def unhurried(self) -> Iterator[None]:
-        """Wait for something else than this server: its silence does not count meanwhile."""
+        """Suspend the limit on silence while waiting for something other than this server."""
         if self._silence is not None:
             self._silence.reschedule(None)
         try:
             yield
         finally:
-            self._go_on()
+            self._restart_silence()
 
     async def serve(
         self,
@@ -135,12 +135,12 @@ class Bridge:
         words: Callable[[Sequence[str]], bytes],
         ended_well: Callable[[], Awaitable[bool]],
     ) -> None:
-        """Wait for the stand-in and do its work; ends when rsync has ended without one.
+        """Wait for the stand-in and serve it; return early if rsync ended without starting it.
 
         Args:
             connection: To the stand-in.
-            words: Returns the line for the script, given the arguments for the other rsync.
-            ended_well: Waits for the end of the local rsync.
+            words: Returns the line for the script, given the arguments for the remote rsync.
+            ended_well: Waits for the end of the local rsync; returns whether it succeeded.
         """
         connection.setblocking(False)
         arguments, descriptors = await _receive(connection)
@@ -149,7 +149,7 @@ class Bridge:
         status = NO_ANSWER
         with _Descriptor.owned(descriptors[0]) as source, _Descriptor.owned(descriptors[1]) as sink:
             try:
-                # The first is the word "rsync".
+                # The first argument is "rsync".
                 await self._channel.write(words(arguments[1:]))
                 self.exit = await self._run(source, sink, ended_well)
                 status = NO_ANSWER if self.exit.status is None else self.exit.status
@@ -158,25 +158,25 @@ class Bridge:
         with suppress(OSError):
             await asyncio.get_running_loop().sock_sendall(connection, bytes([status]))
 
-    async def have_nothing_sent(self, words: bytes) -> None:
-        """Have the script do without rsync."""
+    async def skip_rsync(self, words: bytes) -> None:
+        """Have the script continue without rsync."""
         await self._channel.write(words)
         self.exit = await self._ending(None)
 
-    async def say_last(self, data: bytes) -> bytes:
-        """Send the last words to the script, and return all that it prints yet."""
+    async def send_last(self, data: bytes) -> bytes:
+        """Send the final message to the script, and return the rest of its output."""
         await self._channel.write(data)
         await self._channel.write_eof()
         rest = bytearray(self._rest)
         while data := await self._channel.read(size=CHUNK):
-            self._go_on()
+            self._restart_silence()
             rest += data
             if len(rest) > LONGEST_ANSWER:
                 raise SyncError(f"{self._server}: sent more than {LONGEST_ANSWER} bytes", server=self._server)
         return bytes(rest)
 
     async def end(self) -> Exit:
-        """Return how the script ended, after all of its errors have come."""
+        """Return how the script ended, once all of its stderr was read."""
         if self._listening is not None:
             await self._listening
         return await self._channel.wait()
@@ -186,7 +186,7 @@ class Bridge:
         try:
             return await self._ending(sink)
         finally:
-            # The local rsync may have more to say, but nobody is there to hear it.
+            # The local rsync may write more, but nobody reads it.
             await _end([upward])
 
     async def _ending(self, sink: _Descriptor | None) -> Exit:
@@ -196,18 +196,18 @@ class Bridge:
     async def _copy_up(self, source: _Descriptor, ended_well: Callable[[], Awaitable[bool]]) -> None:
         while data := await source.read(CHUNK):
             await self._send(data)
-        # After a good end the other one knows that no more comes, and the script has yet to hear our last words.
+        # After a success, rsync knows that it is at the end, and the script still has to read the final message.
         if not await ended_well():
             await self._channel.write_eof()
 
     async def _send(self, data: bytes) -> None:
         await self._channel.write(data)
-        self._go_on()
+        self._restart_silence()
         self._on_bytes(len(data))
-        await asyncio.sleep(0)  # the other servers' turn
+        await asyncio.sleep(0)  # let other servers' tasks run
 
     async def _copy_down(self, sink: _Descriptor | None) -> int | None:
-        """Hand on what the other rsync says; return the status with which it ended, None when it was not reported."""
+        """Pass on the remote rsync's output; return its exit status, None if it was not reported."""
         data, before = self._rest, b""
         while True:
             window = before + data
@@ -223,15 +223,15 @@ class Bridge:
                 status, _, word = window[found + len(self._mark) : end].partition(b" ")
                 self.stdin_shared = bool(word.strip())
                 return int(status) if _STATUS.fullmatch(status) else NO_ANSWER
-            # What may be the mark's beginning was handed on too: rsync reads nothing behind its end.
+            # A possible beginning of the mark was passed on too: rsync reads nothing after its end.
             before = window[found:] if found >= 0 else window[-len(self._mark) :]
             data = await self._channel.read(size=CHUNK)
             if not data:
                 return None
-            self._go_on()
+            self._restart_silence()
 
-    def _go_on(self) -> None:
-        """Something has come or gone, so the time of silence starts again."""
+    def _restart_silence(self) -> None:
+        """Restart the limit on silence after a transfer of data."""
         if self._silence is not None and not self._silence.expired():
             self._silence.reschedule(asyncio.get_running_loop().time() + LONGEST_SILENCE)
 
@@ -258,9 +258,9 @@ async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
 
 
 class _Descriptor:
-    """A pipe or socket that rsync made, read or written without blocking.
+    """A pipe or socket of rsync, read or written without blocking.
 
-    It may be one socket for both directions (openrsync), for which the pipes of asyncio are not made.
+    asyncio's pipes do not support one socket for both directions, which openrsync uses.
     """
 
     def __init__(self, number: int) -> None:
@@ -271,7 +271,7 @@ class _Descriptor:
     @classmethod
     @contextmanager
     def owned(cls, number: int) -> Iterator[_Descriptor]:
-        """Close it at the end."""
+        """Close the descriptor at the end."""
         descriptor = cls(number)
         try:
             yield descriptor
@@ -284,7 +284,7 @@ class _Descriptor:
         self._number = -1
 
     async def read(self, size: int) -> bytes:
-        """Return what has come; empty at the end."""
+        """Return received bytes; empty at the end."""
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -294,13 +294,13 @@ class _Descriptor:
             except ConnectionResetError:
                 return b""
             else:
-                # rsync has often written more meanwhile, and a full packet costs no more than a small one.
+                # rsync has often written more by now, and a full packet costs no more than a small one.
                 with suppress(BlockingIOError, ConnectionResetError):
                     data += os.read(self._number, size - len(data)) if 0 < len(data) < size else b""
                 return data
 
     async def write(self, data: bytes) -> None:
-        """Write all of it."""
+        """Write all data."""
         loop = asyncio.get_running_loop()
         view = memoryview(data)
         while view:
@@ -320,7 +320,7 @@ async def _ready(add: Callable[[Callable[[], None]], None], remove: Callable[[],
 
 
 async def _receive(connection: socket.socket) -> tuple[list[str], list[int]]:
-    """Take the arguments and descriptors that the stand-in passes on; nothing when rsync ended without one."""
+    """Receive arguments and descriptors from the stand-in; nothing if rsync ended without starting it."""
     loop = asyncio.get_running_loop()
     await _ready(lambda wake: loop.add_reader(connection, wake), lambda: loop.remove_reader(connection))
     data, descriptors, _, _ = socket.recv_fds(connection, LONGEST_REQUEST, 2)

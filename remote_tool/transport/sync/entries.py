@@ -1,4 +1,4 @@
-"""The files, links and folders of a project: one by one, and as columns of all."""
+"""The files, links and folders of a project, one by one and as columns."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 SECOND = 1_000_000_000
-# Of the permission bits: setuid, setgid and sticky do not travel.
+# setuid, setgid and sticky are not transferred.
 _ARRIVING = 0o777
 _LINK = stat.S_IFLNK | 0o777
 
 
 class Seen(NamedTuple):
-    """A file as it was seen; named as in :class:`os.stat_result`."""
+    """Attributes of a file; named as in :class:`os.stat_result`."""
 
     name: bytes
     st_mode: int
@@ -33,10 +33,10 @@ class Seen(NamedTuple):
 
 
 def see(base: bytes, name: bytes) -> Seen:
-    """Look at a file.
+    """Read the attributes of a file.
 
     Raises:
-        OSError: It is gone.
+        OSError: The file is gone.
     """
     path = base + name
     found = os.lstat(path)
@@ -46,15 +46,15 @@ def see(base: bytes, name: bytes) -> Seen:
 
 
 class Entry(NamedTuple):
-    """One file, link or folder.
+    """A file, link or folder.
 
     Attributes:
-        name: Relative to the project, bytes as the file system has them; a folder's ends with a slash.
-        size: Bytes; of a link, the length of its target; of a folder, 0.
-        modified: Seconds since the epoch; of a folder, 0.
+        name: Relative to the project, bytes as in the file system; a folder's ends with a slash.
+        size: Bytes; for a link, the length of its target; for a folder, 0.
+        modified: Seconds since the epoch; for a folder, 0.
         mode: Permission bits.
-        target: Where a link leads; empty for what is none.
-        nanoseconds: The part of its time below a second, which rsync and servers do not compare.
+        target: Target of a link; otherwise empty.
+        nanoseconds: The part of its time below a second, which neither rsync nor servers compare.
     """
 
     name: bytes
@@ -70,7 +70,7 @@ class Entry(NamedTuple):
 
     @property
     def record(self) -> bytes:
-        """As the server's list of sent files has it, ended by NUL."""
+        """Its record in the server's list of sent files, ended by NUL."""
         return b"%d %d %b\0" % (self.size, self.modified, self.name)
 
     @property
@@ -79,7 +79,7 @@ class Entry(NamedTuple):
 
     @property
     def look(self) -> bytes:
-        """What the server tells of it once it has arrived as it is here, ended by NUL; see :mod:`last_sync`."""
+        """The line that the server prints for an unchanged copy, ended by NUL; see :mod:`last_sync`."""
         if self.is_folder:
             return b"%x ./%b\0" % (stat.S_IFDIR | stat.S_IRWXU | self.mode & _ARRIVING, self.name)
         if self.target:
@@ -88,7 +88,7 @@ class Entry(NamedTuple):
 
     @classmethod
     def seen(cls, found: Seen) -> Self:
-        """Return the entry of a file, link or folder."""
+        """Create an entry from the attributes of a file, link or folder."""
         if stat.S_ISDIR(found.st_mode):
             return cls(found.name + b"/", 0, 0, stat.S_IMODE(found.st_mode))
         seconds, rest = divmod(found.st_mtime_ns, SECOND)
@@ -96,7 +96,7 @@ class Entry(NamedTuple):
 
 
 def rows_of(columns: Columns) -> Iterator[tuple[bytes, bytes, bytes]]:
-    """Yield what the columns have of each entry."""
+    """Yield the row of each entry."""
     sent, look, fractions = columns
     return zip(each_record(sent), each_record(look), each_record(fractions), strict=True)
 
@@ -107,18 +107,18 @@ def name_in(record: bytes) -> bytes:
 
 
 def entry_of(row: tuple[bytes, bytes, bytes]) -> Entry:
-    """Return the entry that columns have a row of."""
+    """Create an entry from a row of columns."""
     record, look, fraction = row
     size, modified, name = record.split(b" ", 2)
     mode, _, rest = look.partition(b" ")
     kind = int(mode, 16)
-    # Behind its size, its time and its name.
+    # The target follows the size, time and name.
     target = rest[len(record) + len(b"./ -> ") :] if stat.S_ISLNK(kind) else b""
     return Entry(name, int(size), int(modified), stat.S_IMODE(kind), target, int(fraction))
 
 
 class ColumnsMaker:
-    """Columns that grow by entries and rows."""
+    """Build columns from entries and rows."""
 
     def __init__(self) -> None:
         self._columns = bytearray(), bytearray(), bytearray()
@@ -140,15 +140,15 @@ class ColumnsMaker:
 def change_columns(
     before: Columns, touched: Collection[bytes], entries: Iterable[Entry]
 ) -> tuple[Columns, list[bytes], bytes]:
-    """Return columns in which some entries are others.
+    """Replace entries in columns.
 
     Args:
-        before: Ordered by name.
-        touched: The names of those that go.
-        entries: Those that come.
+        before: The columns, ordered by name.
+        touched: Names of the entries to remove.
+        entries: The entries to insert.
 
     Returns:
-        The columns, the names of entries that are new or not as they were, and the records of those that were so.
+        The new columns, the names of new or changed entries, and the old records of changed or removed ones.
     """
     made, wanted, gone = ColumnsMaker(), [], bytearray()
     coming = sorted(entries, reverse=True)

@@ -1,4 +1,4 @@
-"""What an exit status of rsync means, in one sentence each."""
+"""The meaning of rsync's exit statuses, in one sentence each."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SOME_NOT_SENT = 23
 SOME_VANISHED = 24
 STREAM_BROKE = 12
 SHOWN_LINES = 8
-# The two lost each other, which may not happen again; all other causes would be the same a second time.
+# The connection between the two broke, which may not happen again; any other cause would persist.
 WORTH_ANOTHER_TRY = frozenset({10, STREAM_BROKE, 30, 35})
-FIRST_SIGNAL = 128  # a shell's status when signal N ended the program: 128 + N
+FIRST_SIGNAL = 128  # a shell reports 128 + N for a program that signal N ended
 
 # rsync(1), "EXIT VALUES".
 CAUSES = {
@@ -54,7 +54,7 @@ CAUSES = {
 
 
 class BrokenSyncError(SyncError):
-    """The two rsyncs lost each other; the same again may work."""
+    """The connection between the two rsyncs broke; another try may work."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ class Ending:
 
     Attributes:
         server: The server's name.
-        local: The exit status of the local one; negative for a signal.
-        remote: The end of the other one; None when it never began.
-        errors: What the local one said on stderr; it passes on what the other says to it.
-        remote_errors: What came on stderr of the other one.
+        local: The exit status of the local rsync; negative for a signal.
+        remote: The end of the server's rsync; None if it never started.
+        errors: The stderr of the local rsync, which also relays messages of the other one.
+        remote_errors: The stderr of the server's rsync.
     """
 
     server: str
@@ -77,12 +77,12 @@ class Ending:
 
     @property
     def status(self) -> int:
-        """The status that tells the cause: whatever ends the other one, the local rsync says 12."""
+        """The status that tells the cause: the local rsync exits with 12 whatever ended the other one."""
         remote = self.remote.status if self.remote is not None else None
         return remote if remote not in {None, 0, STREAM_BROKE} else self.local
 
     def failure(self) -> SyncError | None:
-        """Return what went wrong; None when the copy is as it should be."""
+        """Return the error; None if the sync succeeded."""
         if self.status in {0, SOME_VANISHED}:
             return None
         text = (self.errors + self.remote_errors).decode(errors="replace")

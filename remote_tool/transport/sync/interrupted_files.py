@@ -1,7 +1,7 @@
-"""Large files of which a sync that was cut off left a part on the server: they are completed before rsync runs.
+"""Complete large files, of which an interrupted sync left part on the server, before rsync runs.
 
-rsync would look for the server's part at every byte of the rest, which takes longer than to send it over a fast link.
-It still compares the whole file afterwards, so a part that was completed wrongly costs time only.
+rsync searches the rest of the file for the server's part at every byte, which takes longer than a fast network.
+It compares the whole file afterwards, so a part that was completed wrongly only costs time.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from remote_tool.transport.sync.project.contents import Snapshot
     from remote_tool.transport.sync.server_questions import Found
 
-# In a smaller file rsync finds the missing part in no time.
+# rsync is fast enough with smaller files.
 LEAST_SIZE = 16 * 1024 * 1024
 PIECE = 8 * 1024 * 1024
 
 
 def places(entries: Iterable[Entry], begun: Mapping[bytes, tuple[int, int]]) -> dict[bytes, Entry]:
-    """Return where a part of each large file may be that is as it was when a sync from here was cut off."""
+    """Return the path of a possible part of each large file that has not changed since its sync was interrupted."""
     large = (entry for entry in entries if entry.size >= LEAST_SIZE and b"\n" not in entry.name)
     return {_place(entry.name): entry for entry in large if begun.get(entry.name) == (entry.size, entry.modified)}
 
@@ -38,10 +38,10 @@ def _place(name: bytes) -> bytes:
     return folder + slash + PARTIAL_FOLDER.encode() + b"/" + last
 
 
-async def rests(
+async def missing_parts(
     snapshot: Snapshot, wanted: Mapping[bytes, Entry], found: Mapping[bytes, Found]
 ) -> AsyncIterator[bytes]:
-    """Yield words and data that have the server's script complete the parts that it has."""
+    """Yield the requests that append the missing data to parts on the server."""
     for place, entry in wanted.items():
         part = found.get(place)
         if part is None or not stat.S_ISREG(part.mode):

@@ -1,6 +1,6 @@
-"""Notes that are kept here of a sync: each appears whole or not at all, and one that cannot be written stops nothing.
+"""Local records of syncs: written whole or not at all; a failure to write one is ignored.
 
-What a sync began to send is noted until the server knows it: one that is cut off leaves files that it sent.
+A sync records which files it sends until the server has them in its own list, because it may be cut off.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LONGEST_HEAD = 1024
 
 
 def recall(file: Path) -> bytes:
-    """Return the records of a sync from here that did not finish; empty when the last one did."""
+    """Return the contents of a record; empty if there is none."""
     with suppress(OSError):
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as opened:
@@ -29,7 +29,7 @@ def recall(file: Path) -> bytes:
 
 
 def note(file: Path, *records: bytes) -> None:
-    """Write the records, whole or not at all; a disk that is full here does not stop a sync."""
+    """Write the records, whole or not at all; ignore errors such as a full local disk."""
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file, sync=False) as opened:
@@ -37,13 +37,13 @@ def note(file: Path, *records: bytes) -> None:
 
 
 def forget(file: Path) -> None:
-    """All of it is in the server's own list now."""
+    """Remove the records, which are in the server's own list now."""
     with suppress(OSError):
         file.unlink(missing_ok=True)
 
 
 class KeptParts:
-    """A note that was written by :func:`keep_parts`; what replaces its file meanwhile does not change it.
+    """A file written by :func:`keep_parts`, held open so that replacing it has no effect.
 
     Attributes:
         words: The words of its first line.
@@ -62,7 +62,7 @@ class KeptParts:
         """Return a part.
 
         Raises:
-            EOFError: The file is shorter than it was.
+            EOFError: The file was truncated.
         """
         size = self._sizes[number]
         data = os.pread(self._descriptor, size, self._start + sum(self._sizes[:number]))
@@ -71,12 +71,12 @@ class KeptParts:
         return data
 
     def size(self, number: int) -> int:
-        """Return the bytes of a part."""
+        """Return the size of a part in bytes."""
         return self._sizes[number]
 
     @classmethod
     def recall(cls, file: Path, words: int, parts: int) -> Self | None:
-        """Return the note with so many words and parts; None when there is none that is whole."""
+        """Open a file with these numbers of words and parts; return None if it is missing or incomplete."""
         try:
             descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
@@ -97,6 +97,6 @@ class KeptParts:
 
 
 def keep_parts(file: Path, words: Sequence[str], parts: Sequence[bytes]) -> None:
-    """Write a note, whole or not at all."""
+    """Write words and parts to a file, whole or not at all."""
     head = " ".join([*words, *(str(len(part)) for part in parts)])
     note(file, head.encode() + b"\n", *parts)

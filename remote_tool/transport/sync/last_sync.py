@@ -1,10 +1,10 @@
-"""What the last sync left on a server, kept here: whether the server still has exactly that is one short answer.
+"""The state in which the last sync left a server, recorded here so that the server can confirm it with a short answer.
 
-The server looks at every file that we sent, as rsync would: its kind, size, time, permissions, and where a link leads.
-Of what it sees it tells a hash only. When that is the one that we expect, rsync need not compare anything: it sends
-what is not the same here any more. When the server tells anything else, or lacks a tool for it, rsync compares all.
+The server lists the attributes that rsync compares for every sent file: kind, size, time, permissions, link target.
+It sends only a hash of the list. If the hash is the expected one, rsync need not compare: it sends only files that have
+changed here. If it differs, or the server lacks a tool for it, rsync compares all files.
 
-It also says which version of each file was here then: what has changed since, here or on the server, is known by that.
+The record also holds the local version of each file at that time, to detect changes here and on the server.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 _SNAPSHOT = re.compile(r"[0-9a-f]{32}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NUMBER = re.compile(rb"-?[0-9]{1,20}")
-# Of what was sent: the size of what never was is negative.
+# A record of a sent file: one that was never sent has a negative size.
 _RECORD = re.compile(rb"([0-9]{1,20}) (-?[0-9]{1,20}) (.+)", re.DOTALL)
 _SENT_NAME = re.compile(rb"(?<![^\0])[0-9]+ -?[0-9]+ ([^\0]+)\0")
 _BLOCK = 64 * 1024
-# Kind, permissions, size, time and name of what the list names; a folder's size and time are its own.
+# Prints kind, permissions, size, time and name of each listed file; folders without size and time, which vary.
 _LOOK = r"""
 tell() {
   head -c "$1" sent | LC_ALL=C sed -z 's:^[^ ]* [^ ]* :./:' |
@@ -41,7 +41,7 @@ tell() {
 
 
 class Version(NamedTuple):
-    """Of a file here; the time in seconds, and the rest of it in nanoseconds."""
+    """A version of a local file: its time in seconds, and the remaining nanoseconds."""
 
     size: int
     modified: int
@@ -51,17 +51,17 @@ class Version(NamedTuple):
         return b"%d %d %d %b\0" % (*self, name)
 
 
-# Of a file that changed here while it was sent: nobody knows which version the server got.
+# For a file that changed here while it was sent: which version arrived is unknown.
 SENT_WHILE_CHANGING = Version(-1, -1, -1)
 
 
 class Columns(NamedTuple):
-    """What is known of many files, a record of each ended by NUL, in the same order.
+    """Attributes of many files: each column has one record per file, ended by NUL, in the same order.
 
     Attributes:
         sent: The list of sent files, as the server keeps it.
-        look: What the server tells of them as long as they are as the sync left them.
-        fractions: The nanoseconds of their times here: two edits may fall into one second.
+        look: The lines that the server prints for unchanged files.
+        fractions: The nanoseconds of their local times: two edits may fall into one second.
     """
 
     sent: bytes = b""
@@ -70,16 +70,16 @@ class Columns(NamedTuple):
 
 
 class KnownCopy:
-    """What a server had.
+    """The files that a server had after a sync.
 
     Args:
-        snapshot_id: Of the project then.
-        digest: Of the column of looks.
-        others: The versions here of files that the server has otherwise: records of four words.
-        columns: Of all files; read from a note when they are needed.
+        snapshot_id: Id of the project's snapshot.
+        digest: Of the column ``look``.
+        others: The local versions of files of which the server has another version: records of four words.
+        columns: Attributes of all files; read from the record when needed.
 
     Attributes:
-        sent_size: Bytes of the list of sent files.
+        sent_size: Size of the list of sent files in bytes.
     """
 
     def __init__(self, snapshot_id: str, digest: str, others: bytes, columns: Columns | KeptParts) -> None:
@@ -91,7 +91,7 @@ class KnownCopy:
 
     @classmethod
     def of(cls, columns: Columns, snapshot_id: str = "", others: bytes = b"") -> Self:
-        """Return a copy with these columns; without an id, that of a snapshot that has just these."""
+        """Return a copy with these columns; without an id, it gets the id of a snapshot with exactly these files."""
         digest = hashlib.sha256(columns.look).hexdigest()
         own_id = hashlib.sha256(digest.encode() + columns.fractions).hexdigest()[:32]
         return cls(snapshot_id or own_id, digest, others, columns)
@@ -108,14 +108,14 @@ class KnownCopy:
 
     @cached_property
     def other_versions(self) -> Mapping[bytes, Version]:
-        """The version here of each file that the server has otherwise."""
+        """The local version of each file of which the server has another version."""
         split = (record.split(b" ", 3) for record in self.others.split(b"\0"))
         whole = (words for words in split if len(words) == len((*Version._fields, "name")))
         return {words[3]: Version(*map(int, words[:3])) for words in whole if all(map(_NUMBER.fullmatch, words[:3]))}
 
     @cached_property
     def versions(self) -> Mapping[bytes, Version]:
-        """The version that was here of each file, then."""
+        """The local version of each file at that time."""
         rests = each_record(self.columns.fractions)
         pairs = zip(map(_RECORD.fullmatch, each_record(self.columns.sent)), rests, strict=False)
         same = {
@@ -126,19 +126,19 @@ class KnownCopy:
         return {**same, **self.other_versions}
 
     def sent_among(self, names: Collection[bytes]) -> set[bytes]:
-        """Return which of these names were sent."""
+        """Return the names that were sent."""
         wanted = set(names)
         return wanted.intersection(_SENT_NAME.findall(self.columns.sent)) if wanted else set()
 
     def lines_of(self, names: Collection[bytes]) -> dict[bytes, tuple[bytes, bytes]]:
-        """Return the record and the look of some files, each ended by NUL, by name."""
+        """Return the record and the ``look`` line of files by name, each ended by NUL."""
         pairs = zip(each_record(self.columns.sent), each_record(self.columns.look), strict=False)
         split = ((record.split(b" ", 2)[-1], record, look) for record, look in pairs if names)
         return {name: (record + b"\0", look + b"\0") for name, record, look in split if name in names}
 
 
 def each_record(column: bytes) -> Iterator[bytes]:
-    """Yield the records of a column, without their NULs, and few of them at a time in memory."""
+    """Yield the records of a column without their NULs, a block at a time to save memory."""
     start = 0
     while end := column.rfind(b"\0", start, start + _BLOCK) + 1 or column.find(b"\0", start) + 1:
         yield from column[start : end - 1].split(b"\0")
@@ -146,7 +146,7 @@ def each_record(column: bytes) -> Iterator[bytes]:
 
 
 def recall(file: Path) -> KnownCopy | None:
-    """Return what the last sync left, as far as we know."""
+    """Return the recorded state after the last sync, if there is one."""
     found = KeptParts.recall(file, len(("id", "digest")), len((*Columns._fields, "others")))
     if found is None or not _SNAPSHOT.fullmatch(found.words[0]) or not _DIGEST.fullmatch(found.words[1]):
         return None
@@ -154,12 +154,12 @@ def recall(file: Path) -> KnownCopy | None:
 
 
 def note(file: Path, known: KnownCopy) -> None:
-    """Remember it."""
+    """Record the state after a sync."""
     keep_parts(file, (known.snapshot_id, known.digest), (*known.columns, known.others))
 
 
 def look_script(remote: RemotePaths, known: Sequence[KnownCopy]) -> list[str]:
-    """Return the lines that set ``same`` to 1 when the server has what ``$state`` says, and ``size`` to its list's."""
+    """Return lines that set ``same`` to 1 if the server's files match ``$state``, and ``size`` to its list's size."""
     cases = [f"  'complete {each.snapshot_id}') size={each.sent_size} hash={each.digest};;" for each in known]
     scripts = shlex.quote(remote.scripts)
     return [

@@ -1,4 +1,4 @@
-"""The rsync of this machine: which one it is, what it understands, and how to read what it prints."""
+"""The local rsync: its version, the options that it supports, and how to parse its output."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _VERSION = re.compile(rb"rsync +version v?(\d+)\.(\d+)")
-# "%i %n": what happens to it, its kind, and more letters that differ between versions; then the name.
+# The format "%i %n": the change, the kind, and letters that vary between versions; then the name.
 _ITEM = re.compile(rb"([<>ch.])([fdLDS])\S+ (.+)", re.DOTALL)
 _ESCAPED = re.compile(rb"\\#([0-7]{3})")
-# "     12,345,678  42%   11.30MB/s    0:00:10": such lines begin with a return, and no item does.
+# "     12,345,678  42%   11.30MB/s    0:00:10": such a line starts with a carriage return, an item never does.
 _PROGRESS = re.compile(rb"\r +([0-9][0-9,.]*) +[0-9]{1,3}%")
 VERSION_SECONDS = 60.0
 _FIRST_WITH_NO_S = (3, 0)
@@ -29,11 +29,11 @@ _found: dict[str, LocalRsync] = {}
 
 @dataclass(frozen=True)
 class LocalRsync:
-    """A program.
+    """An rsync program.
 
     Attributes:
         program: Its path.
-        version: Like ``(3, 2)``; empty when it is not the original one: macOS has openrsync, with fewer options.
+        version: Such as ``(3, 2)``; empty for openrsync, which macOS has and which supports fewer options.
     """
 
     program: str
@@ -45,37 +45,37 @@ class LocalRsync:
 
     @property
     def item_options(self) -> list[str]:
-        """Options for one line per changed file, see :meth:`parse_item`."""
+        """Options that print one line per changed file; see :meth:`parse_item`."""
         return ["-i", "--out-format=%i %n"] if self.is_original else ["-i"]
 
     @property
     def progress_options(self) -> list[str]:
-        """Options with which it says now and then how far it is, see :meth:`parse_progress`."""
+        """Options that print progress; see :meth:`parse_progress`."""
         return ["--info=progress2"] if self.version >= _FIRST_WITH_INFO else []
 
     @property
     def mode_options(self) -> list[str]:
-        """Options with which nothing setuid arrives, and a folder can be written by its owner."""
+        """Options that drop setuid, setgid and sticky bits and make folders writable by their owner."""
         return ["--chmod=u-s,g-s,o-t,Du+rwx"] if self.is_original else ["--chmod=u-s,g-s,o-t"]
 
     @property
     def link_options(self) -> list[str]:
-        """Options with which a link to a folder, made on the server, is used as that folder."""
+        """Options that keep a link on the server if it points to a folder."""
         return ["--keep-dirlinks"] if self.is_original else []
 
     @property
     def plain_arguments(self) -> list[str]:
-        """Options for arguments of the server's rsync that stand in its command, where we read them."""
+        """Options that pass all arguments of the server's rsync in its command, where they are parsed."""
         return ["--no-s"] if self.version >= _FIRST_WITH_NO_S else []
 
     def parse_progress(self, lines: Sequence[bytes]) -> int:
-        """Return how many bytes of files are done by the last line that tells it; 0 when none does."""
+        """Return the bytes of files done, from the last line of progress; 0 if there is none."""
         latest = next((line for line in reversed(lines) if line.startswith(b"\r")), b"")
         found = _PROGRESS.findall(latest)
         return int(re.sub(rb"[^0-9]", b"", found[-1])) if found else 0
 
     def parse_item(self, line: bytes) -> Item | None:
-        """Read one line of output; None when it tells of no file."""
+        """Parse one line of output; None if it names no file."""
         found = _ITEM.fullmatch(line.rstrip(b"\n"))
         if found is None:
             return None
@@ -96,10 +96,10 @@ class Item:
 
 
 async def find_local_rsync() -> LocalRsync:
-    """Return the rsync of this machine; its version is asked once.
+    """Return the local rsync; its version is determined once.
 
     Raises:
-        SyncError: There is none.
+        SyncError: rsync is not installed.
     """
     program = shutil.which("rsync")
     if program is None:
@@ -111,15 +111,15 @@ async def find_local_rsync() -> LocalRsync:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment for rsync: no settings of the user's, and messages that can be read."""
+    """Return the environment for rsync: without the user's settings, and with English messages."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("RSYNC_")}
     return {**own, "LC_ALL": "C"}
 
 
 def scratch_file() -> IO[bytes]:
-    """Return a nameless file for what rsync prints: it writes each line by itself, and a pipe would wake us for each.
+    """Return an unnamed file for rsync's output, because a pipe would wake this process for each line.
 
-    It is in memory where the system can do that, so that a disk that is full here stops no sync.
+    The file is in memory where possible, so that a full local disk does not stop a sync.
     """
     try:
         return os.fdopen(os.memfd_create("rsync"), "w+b")
@@ -128,7 +128,7 @@ def scratch_file() -> IO[bytes]:
 
 
 def unescape(name: bytes) -> bytes:
-    r"""Return a name as it is: rsync writes bytes that are not printable as ``\#ooo``."""
+    r"""Decode a name: rsync writes unprintable bytes as ``\#ooo``."""
     return name if b"\\#" not in name else _ESCAPED.sub(lambda found: bytes([int(found[1], 8) & 0xFF]), name)
 
 

@@ -1,4 +1,4 @@
-"""One run of the local rsync: its command, what it is fed, and what it says of files and of its progress."""
+"""One run of the local rsync: its command, its input, and its output about files and progress."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ MOMENT = 0.01
 
 @dataclass(frozen=True)
 class Selection:
-    """What rsync is to send.
+    """The files that rsync sends.
 
     Attributes:
         snapshot: The project.
-        names: Of what is sent; None: whatever rsync finds to differ.
-        left_out: What rsync must not send when it chooses by itself.
-        trusts_times: Whether rsync may compare the named files by size and second.
+        names: The files to send; None: every file that rsync finds to differ.
+        left_out: Files to exclude when rsync selects.
+        trusts_times: Whether rsync may compare the named files by size and time in seconds.
     """
 
     snapshot: Snapshot
@@ -53,11 +53,11 @@ class LocalRun:
 
     Attributes:
         rsync: The program.
-        selection: What it sends.
-        options: How.
-        on_items: Called with the lines that it prints about files.
-        sent: The names of the files and links that it has sent.
-        done: Bytes of files that it says are done.
+        selection: The files to send.
+        options: The options of the sync.
+        on_items: Called with the lines that rsync prints about files.
+        sent: Names of the files and links that were sent.
+        done: Bytes of files that rsync reports as done.
     """
 
     rsync: LocalRsync
@@ -68,11 +68,11 @@ class LocalRun:
     done: int = 0
 
     async def run(self, bridge: Bridge) -> tuple[int, bytes]:
-        """Run the local rsync; return its status and what it said on stderr."""
+        """Run rsync; return its exit status and its stderr."""
         ours, theirs = socket.socketpair()
         with ours, scratch_file() as items:
             with theirs:
-                # A session of its own: Ctrl-C reaches us, and we end it.
+                # In a session of its own, because Ctrl-C must reach only this process, which then ends rsync.
                 process = await asyncio.create_subprocess_exec(
                     *self._command(),
                     stdin=asyncio.subprocess.PIPE,
@@ -84,8 +84,8 @@ class LocalRun:
                 )
 
             async def ended_well() -> bool:
-                # The stand-in still has its streams, for which the process's own wait would wait.
-                while process.returncode is None:  # noqa: ASYNC110 - another program's doing
+                # ``process.wait()`` would also wait for the streams, which the ssh stand-in still holds open.
+                while process.returncode is None:  # noqa: ASYNC110 - another process sets it
                     await asyncio.sleep(MOMENT)
                 return process.returncode in {0, SOME_VANISHED}
 
@@ -108,7 +108,7 @@ class LocalRun:
         return [
             rsync.program,
             *self._selection(shell),
-            # Interrupted files are taken up again.
+            # Keeps partial files, to resume them.
             f"--partial-dir={PARTIAL_FOLDER}",
             *rsync.item_options,
             *([] if self.options.dry_run else rsync.progress_options),
@@ -123,7 +123,7 @@ class LocalRun:
 
     def _selection(self, shell: str) -> Sequence[str]:
         if self.selection.names is not None:
-            # What is named is not as it was: rsync's own look, by size and second, may miss that.
+            # rsync compares size and time in seconds, which may miss a change of a named file.
             force = [] if self.selection.trusts_times else ["-I"]
             return ("-lptO", *force, "--safe-links", "-0", "--files-from=-", "-e", shell)
         return (*("-rlptO", "--safe-links", "-0", "--exclude-from=-", "-e", shell),)
@@ -139,7 +139,7 @@ class LocalRun:
         return errors.result()
 
     async def _feed(self, stdin: asyncio.StreamWriter) -> None:
-        # rsync that ends early leaves the rest unread; its exit status says why.
+        # An rsync that exits early leaves the rest unread; its exit status says why.
         with suppress(BrokenPipeError, ConnectionResetError):
             selection = self.selection
             if selection.names is None:
@@ -150,17 +150,17 @@ class LocalRun:
         stdin.close()
 
     async def _read_items(self, process: asyncio.subprocess.Process, items: int) -> None:
-        """Look now and then at what rsync has said of files: of a first sync as many lines as there are files."""
+        """Poll the output, because a first sync prints a line per file."""
         rest, position, has_ended = b"", 0, False
         while not has_ended:
-            # Not by waiting for it, as above.
+            # Polled for the same reason as above.
             has_ended = process.returncode is not None
             while data := os.pread(items, MEBIBYTE, position):
                 position += len(data)
                 *lines, rest = (rest + data).split(b"\n")
                 self.done = self.rsync.parse_progress([*lines, rest]) or self.done
                 self._take_items(lines)
-                # Of a large file there may be hours of progress without the end of a line.
+                # A large file may print hours of progress before a newline.
                 rest = rest[rest.rfind(b"\r") :] if rest.startswith(b"\r") else rest
             await asyncio.sleep(MOMENT)
 
@@ -172,5 +172,5 @@ class LocalRun:
 
 
 def _quoted(word: str) -> str:
-    """Quote a word for ``rsync -e``, which doubles a quote inside of quotes."""
+    """Quote a word for ``rsync -e``, which escapes a quote by doubling it."""
     return '"' + word.replace('"', '""') + '"'

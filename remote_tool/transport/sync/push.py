@@ -1,4 +1,4 @@
-"""Sends a project with the real rsync, through the connection that is open already."""
+"""Send a project with rsync over the open connection."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from remote_tool.transport.sync.failures import SOME_VANISHED, STREAM_BROKE, End
 from remote_tool.transport.sync.local_rsync import find_local_rsync
 from remote_tool.transport.sync.local_run import LocalRun, Selection
 from remote_tool.transport.sync.relayed import Asking, Relayed
-from remote_tool.transport.sync.server_changes import tell_kept
+from remote_tool.transport.sync.server_changes import kept_warning
 from remote_tool.transport.sync.server_state import Attempt, Leftovers
 from remote_tool.transport.sync.transfer_plan import TransferPlan
 
@@ -51,15 +51,15 @@ SHOWN_JOBS = 3
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a sync is.
+    """The progress of a sync.
 
     Attributes:
-        files: Files and links that have been dealt with.
-        files_total: Files and links of the project; those that the server has are passed over without a word.
-        bytes: On the wire, to the server.
-        name: The one that was sent last.
-        done: Bytes of files that are there now, also those that were there already and only had to be compared.
-        total: Of all files that are to be sent; 0 when that is not known.
+        files: Files and links processed so far.
+        files_total: Files and links of the project; those that the server has are skipped silently.
+        bytes: Sent to the server over the network.
+        name: The last sent file.
+        done: Bytes of files that have arrived, or existed and only had to be compared.
+        total: Bytes of all files to send; 0 if unknown.
     """
 
     files: int
@@ -72,18 +72,18 @@ class Progress:
 
 @dataclass(frozen=True)
 class PushResult:
-    """What a sync did, or would do.
+    """The result of a sync or a dry run.
 
     Attributes:
-        server: Where.
-        snapshot: Which state of the project the server has now.
+        server: Its name.
+        snapshot: The snapshot that the server has now.
         sent: Names of files and links that were sent, or whose permissions were set.
         removed: Names of files that were sent earlier, are gone here, and were removed there.
-        bytes: On the wire, from here to the server.
-        skipped: What was left out though no rule of the user says so: name and why.
-        warnings: What is worth knowing.
+        bytes: Sent from here to the server over the network.
+        skipped: Names of files that were left out although no rule of the user says so, with reasons.
+        warnings: Messages for the user.
         relayed: Bytes of the sent files that came from another server.
-        relayed_by: That server; empty for none.
+        relayed_by: That server; empty if none.
     """
 
     server: str
@@ -113,19 +113,19 @@ async def push(
     on_progress: OnProgress = lambda _progress: None,
     on_output: OnOutput = lambda _data: None,
 ) -> PushResult:
-    """Make the server's copy equal to a snapshot; remove there only what was sent earlier and is gone here.
+    """Make the server's copy equal to a snapshot; remove there only files that were sent earlier and are gone here.
 
-    What the server has changed by itself is kept, see :mod:`server_changes`.
+    Files that were changed on the server are kept; see :mod:`server_changes`.
 
     Raises:
-        SyncError: It is not; the server then says so in its state of the sync.
-        ConnectionLostError: The link went.
+        SyncError: The copy is incomplete; the server's state of the sync says so.
+        ConnectionLostError: The connection was lost.
     """
     return await _Push(host, remote, snapshot, options, on_progress, on_output).run()
 
 
 class _Push:
-    """One sync of one server."""
+    """One sync to one server."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class _Push:
         self._sent: list[str] = []
         self._removed: list[str] = []
         self._bytes = 0
-        # It tells of its own progress; it passes over what a file that was interrupted has already.
+        # It reports its own progress, which omits the part of a file that the server already has.
         self._local_run: LocalRun | None = None
         self._total = 0
         self._relayed = Relayed()
@@ -188,7 +188,7 @@ class _Push:
             )
 
     async def _transfer(self) -> None:
-        """Learn what the server has, have rsync send what it lacks, and say what went wrong, if something did."""
+        """Get the server's state, send missing files with rsync, and raise any error."""
         expected = await asyncio.to_thread(self._plan.expect)
         dry_run, relayed = self._options.dry_run, self._options.relay is not None
         script = server_script.receive_script(
@@ -196,21 +196,21 @@ class _Push:
         )
         mark = server_state.end_of_state(self._attempt.mark)
         async with self._host.open(script, label="rsync") as channel:
-            bridge = Bridge(self._host.name, channel, mark, self._count_bytes, self._hear)
+            bridge = Bridge(self._host.name, channel, mark, self._count_bytes, self._read_notices)
             async with bridge.attended():
                 answer = await bridge.read_answer()
                 if answer is None:
-                    self._fail_of(bridge, STREAM_BROKE, await bridge.end(), b"")
+                    self._raise_if_failed(bridge, STREAM_BROKE, await bridge.end(), b"")
                 else:
                     await self._take_state(answer, expected)
                     if kept := await self._plan.leave_out_changes(partial(self._ask, bridge)):
-                        self._warnings.append(tell_kept(kept))
-                    await self._have_relayed(bridge)
-                    await self._complete_halves(bridge)
+                        self._warnings.append(kept_warning(kept))
+                    await self._relay_files(bridge)
+                    await self._complete_partial_files(bridge)
                     await self._send(bridge)
 
     async def _take_state(self, answer: bytes, expected: Mapping[str, KnownCopy]) -> None:
-        """Take what the server says it has; make room where a file must go that was a folder."""
+        """Process the server's state; remove stale files that block others."""
         await asyncio.to_thread(self._plan.compare, answer, expected)
         if self._plan.leftovers.blocking and not self._options.dry_run:
             records = server_state.stale_records(self._plan.state, self._plan.leftovers.stale)
@@ -218,39 +218,39 @@ class _Push:
             self._removed += server_finish.parse_finish(await self._run(script, records, "remove stale files"))[0]
             self._plan.leftovers = Leftovers(kept=self._plan.leftovers.kept)
 
-    async def _ask(self, bridge: Bridge, words: bytes, heard: Callable[[bytes], None] = lambda _data: None) -> bytes:
-        answer = await bridge.ask(words, heard)
+    async def _ask(self, bridge: Bridge, words: bytes, on_data: Callable[[bytes], None] = lambda _data: None) -> bytes:
+        answer = await bridge.ask(words, on_data)
         if answer is None:
-            self._fail_of(bridge, STREAM_BROKE, await bridge.end(), b"")
+            self._raise_if_failed(bridge, STREAM_BROKE, await bridge.end(), b"")
         return answer or b""
 
-    async def _have_relayed(self, bridge: Bridge) -> None:
-        """Have another server bring what this one lacks: what is in its place then, rsync need not send."""
+    async def _relay_files(self, bridge: Bridge) -> None:
+        """Have another server send missing files, which rsync need not send then."""
         if self._options.relay is None or self._options.dry_run:
             return
         asking = Asking(partial(self._ask, bridge), bridge.unhurried)
         self._relayed = await self._options.relay(asking, self._snapshot, self._plan.lacking_bytes())
         self._sent += sorted(os.fsdecode(name) for name in self._relayed.names)
-        self._plan.leave_to_others(self._relayed.names)
+        self._plan.drop_relayed(self._relayed.names)
 
-    async def _complete_halves(self, bridge: Bridge) -> None:
-        """Send the rest of large files of which the server has a part since a sync that was cut off."""
-        if not (places := self._plan.halves()):
+    async def _complete_partial_files(self, bridge: Bridge) -> None:
+        """Send the rest of large files of which an interrupted sync left part on the server."""
+        if not (places := self._plan.partial_files()):
             return
         records = b"".join(b"0 0 %b\0" % place for place in places)
         question = server_questions.question(server_questions.LOOK, records)
         found = server_questions.parse_found(await self._ask(bridge, question)) or {}
-        if not await bridge.give(interrupted_files.rests(self._snapshot, places, found)):
-            self._fail_of(bridge, STREAM_BROKE, await bridge.end(), b"")
+        if not await bridge.send_all(interrupted_files.missing_parts(self._snapshot, places, found)):
+            self._raise_if_failed(bridge, STREAM_BROKE, await bridge.end(), b"")
 
     async def _send(self, bridge: Bridge) -> None:
-        """Send what is wanted, and have the server remember it."""
+        """Send the wanted files, and have the server record them."""
         if self._plan.is_done:
             await bridge.end()
             return
         if self._plan.wanted == []:
-            await bridge.have_nothing_sent(server_script.receive_words([]))
-            self._fail_of(bridge, 0, bridge.exit, b"")
+            await bridge.skip_rsync(server_script.receive_words([]))
+            self._raise_if_failed(bridge, 0, bridge.exit, b"")
         else:
             await self._run_rsync(bridge)
         if not self._options.dry_run:
@@ -265,14 +265,14 @@ class _Push:
         self._local_run = LocalRun(rsync, selection, self._options, self._take_items, self._sent)
         status, errors = await self._local_run.run(bridge)
         self._on_output(errors + bridge.errors)
-        self._fail_of(bridge, status, bridge.exit, errors)
+        self._raise_if_failed(bridge, status, bridge.exit, errors)
 
     def _take_items(self, lines: bytes) -> None:
         self._on_output(lines)
-        self._tell_progress()
+        self._report_progress()
 
-    def _fail_of(self, bridge: Bridge, local: int, remote: Exit | None, errors: bytes) -> None:
-        """Raise what went wrong, if something did."""
+    def _raise_if_failed(self, bridge: Bridge, local: int, remote: Exit | None, errors: bytes) -> None:
+        """Raise an error if the sync failed."""
         ending = Ending(self._host.name, local, remote, errors, bridge.errors)
         failure = bridge.error or ending.failure()
         if failure is not None:
@@ -281,33 +281,33 @@ class _Push:
             self._warnings.append("some local files disappeared before they were sent")
 
     async def _finish(self, bridge: Bridge) -> None:
-        """Have the server remove what is stale, remember what was sent, and know that the copy is whole."""
+        """Have the server remove stale files, record the sent files, and mark the copy as complete."""
         left = await asyncio.to_thread(self._plan.copy_left, self._sent)
         sent = left.columns.sent + server_state.stale_records(self._plan.state, self._plan.leftovers.kept)
         stale = server_state.stale_records(self._plan.state, self._plan.leftovers.stale)
         all_sent = not self._plan.changes.refused
         words = server_finish.commit_words(self._attempt, len(sent), len(stale), all_sent=all_sent)
-        answer = await self._say_last(bridge, words + sent + stale)
+        answer = await self._commit(bridge, words + sent + stale)
         if self._options.known is not None:
             last_sync.note(self._options.known, left)
         if self._options.begun is not None:
             interrupted_sync.forget(self._options.begun)
         if held := self._plan.newly_held_back():
-            self._warnings.append(_tell_held_back(self._host.name, held))
+            self._warnings.append(_held_back_warning(self._host.name, held))
         removed, running = server_finish.parse_finish(answer)
         self._removed += removed
         if (room := server_finish.parse_room(answer)) is not None:
             self._options.on_room(*room)
         if running and (self._sent or self._removed):
-            self._warnings.append(_tell_running(running))
+            self._warnings.append(_running_warning(running))
 
-    async def _say_last(self, bridge: Bridge, words: bytes) -> bytes:
+    async def _commit(self, bridge: Bridge, words: bytes) -> bytes:
         if not bridge.stdin_shared:
             script = server_finish.finish_script(self._remote, self._attempt)
             return await self._run(script, words, "record the sent files")
-        answer = await bridge.say_last(words)
+        answer = await bridge.send_last(words)
         if (await bridge.end()).status != 0:
-            raise self._not_all(bridge.errors.decode(errors="replace").strip().rpartition("\n")[2])
+            raise self._incomplete(bridge.errors.decode(errors="replace").strip().rpartition("\n")[2])
         return answer
 
     async def _run(self, script: str, stdin: bytes, label: str) -> bytes:
@@ -316,42 +316,42 @@ class _Push:
                 script, stdin=stdin, timeout=LONG_STEP_SECONDS, limit=STATE_LIMIT, label=label
             )
         except RemoteCommandError as error:
-            raise self._not_all(str(error)) from error
+            raise self._incomplete(str(error)) from error
         return answer.stdout
 
-    def _not_all(self, why: str) -> SyncError:
+    def _incomplete(self, why: str) -> SyncError:
         server = self._host.name
         message = f"{server}: the files were sent, but the sync could not be completed: {why}"
         return SyncError(message, hint=self._options.only_adds or f"remote-tool rsync --server {server}", server=server)
 
-    def _hear(self, data: bytes) -> None:
-        # It is one short write of the server's shell, before rsync begins.
+    def _read_notices(self, data: bytes) -> None:
+        # The server's shell writes the notice at once, before rsync starts.
         for line in data.decode(errors="replace").splitlines():
             if line.startswith(server_script.WAITING):
                 self._options.on_waiting(printable(line)[:LONGEST_NOTICE])
 
     def _count_bytes(self, count: int) -> None:
         self._bytes += count
-        self._tell_progress()
+        self._report_progress()
 
-    def _tell_progress(self) -> None:
+    def _report_progress(self) -> None:
         name = self._sent[-1] if self._sent else ""
         done = (self._local_run.done if self._local_run else 0) or self._bytes
         self._on_progress(Progress(len(self._sent), self._files_total, self._bytes, name, done, self._total))
 
 
 def _own_name() -> str:
-    """Who we are, for others who have to wait."""
+    """Return this user and computer, for others who have to wait."""
     return printable(f"{getpass.getuser()}@{socket.gethostname()}")
 
 
-def _tell_running(ids: Sequence[str]) -> str:
+def _running_warning(ids: Sequence[str]) -> str:
     listed = ", ".join(sorted(ids)[:SHOWN_JOBS]) + (", …" if len(ids) > SHOWN_JOBS else "")
     jobs = "a job is" if len(ids) == 1 else f"{len(ids)} jobs are"
     return f"{jobs} running in the folder that was updated and will load the new files from now on ({listed})"
 
 
-def _tell_held_back(server: str, names: Sequence[bytes]) -> str:
+def _held_back_warning(server: str, names: Sequence[bytes]) -> str:
     words = " ".join(shlex.quote(os.fsdecode(name)) for name in names)
     command = shlex.quote(f"rm -r -- {words}")
     return (

@@ -1,4 +1,4 @@
-"""How a sync sends."""
+"""The options of a sync."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PushOptions:
-    """How to send.
+    """The options of a sync.
 
     Attributes:
-        dry_run: Change nothing on the server, only say what would change.
-        checksum: Compare contents, not sizes and times.
-        on_waiting: Called with a notice when another sync of the same folder is waited for.
-        on_room: Called with the free bytes and the size of the server's disk after a sync.
-        begun: Where it is noted what is being sent, until the server has noted it.
-        known: Where it is noted what the server has.
-        relay: Brings from another server what this one lacks, before rsync compares.
-        overwrite: Replace also what was changed on the server since it was sent, or was never sent.
-        only_adds: The command that the user types, of what removes nothing and for which a file that the server has
-            otherwise is an error; empty for the project's sync.
+        dry_run: Change nothing on the server; only report what would change.
+        checksum: Compare contents instead of sizes and times.
+        on_waiting: Called with a message when the sync waits for another one of the same folder.
+        on_room: Called after a sync with the free bytes and the size of the server's disk.
+        begun: File that records what is being sent, until the server has recorded it.
+        known: File that records what the server has.
+        relay: Fetches files from another server before rsync compares.
+        overwrite: Also replace files that were changed on the server since they were sent, or were never sent.
+        only_adds: For a command that removes nothing and fails if the server has another version of a file: the command
+            as the user types it. Empty for a sync of the project.
     """
 
     dry_run: bool = False

@@ -1,4 +1,4 @@
-"""What a relay brings to a server before rsync looks at it: the list of files that travels, and what has come."""
+"""Files that another server sends before rsync compares: the list that is sent, and the result."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ CHUNK = 1024 * 1024
 
 @dataclass(frozen=True)
 class FileList:
-    """The plain files of a snapshot and their contents' digests, as they are sent to a server.
+    """The regular files of a snapshot with the digests of their contents, as sent to a server.
 
     Attributes:
         names: In the order of the list.
-        packed: The list.
+        packed: The encoded list.
     """
 
     names: tuple[bytes, ...]
@@ -47,7 +47,7 @@ def _is_set(bits: bytes, number: int) -> bool:
 
 
 def list_files(snapshot: Snapshot) -> FileList:
-    """Read all plain files of a snapshot; one that is not as it was then is left out, and rsync sends it."""
+    """Read all regular files of a snapshot; omit those that have changed since, which rsync sends."""
     files = {each.name: each for each in snapshot.entries if not each.is_folder and not each.target}
     entries = [
         Entry(digest.encode(), files[name].mode & 0o777, files[name].size, _modified(files[name]), name)
@@ -57,7 +57,7 @@ def list_files(snapshot: Snapshot) -> FileList:
 
 
 def hash_entries(snapshot: Snapshot, entries: Iterable[SnapshotEntry]) -> dict[bytes, str]:
-    """Return the SHA-256 of plain files of a snapshot, by name; of one that is not as it was then, nothing."""
+    """Return the SHA-256 of regular files of a snapshot, by name, without those that have changed since."""
     base = os.fsencode(snapshot.root) + b"/"
     digests = ((each.name, _hash(base + each.name, each.size, _modified(each))) for each in entries)
     return {name: digest for name, digest in digests if digest}
@@ -83,12 +83,12 @@ def _hash(path: bytes, size: int, modified: int) -> str:
 
 @dataclass(frozen=True)
 class Relayed:
-    """What came from another server.
+    """The files that came from another server.
 
     Attributes:
-        names: The files that are in their place now.
-        size: Bytes that they hold together.
-        source: The server that they came from; empty for none.
+        names: The files that are in place now.
+        size: Their total size in bytes.
+        source: The server that sent them; empty if none did.
     """
 
     names: frozenset[bytes] = frozenset()
@@ -98,16 +98,16 @@ class Relayed:
 
 @dataclass(frozen=True)
 class Asking:
-    """The script of a sync, which waits before rsync begins.
+    """The script of a sync, which waits until rsync starts.
 
     Attributes:
-        ask: Has it do something, and returns what it tells; the second argument hears it as it comes.
-        unhurried: In its context something else than this server is waited for.
+        ask: Sends a request to the script and returns its answer; the second argument is called with arriving data.
+        unhurried: A context in which the script may stay silent, because another server is working.
     """
 
     ask: Callable[[bytes, Callable[[bytes], None]], Awaitable[bytes]]
     unhurried: Callable[[], AbstractContextManager[None]]
 
 
-# Called once per sync, with the bytes that the server lacks; what it brings, rsync need not send.
+# Called once per sync with the number of bytes that the server lacks; rsync need not send the files that it fetches.
 Relay = Callable[[Asking, "Snapshot", int], Awaitable[Relayed]]

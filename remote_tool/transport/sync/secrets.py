@@ -1,4 +1,4 @@
-"""What must never leave this machine, whatever exclude.txt says: credentials by name, private keys by their text."""
+"""Files that are never sent, whatever exclude.txt says: credentials by name, private keys by content."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
     from remote_tool.transport.sync.entries import Seen
 
-# Never walked into: ours, and the history, which is large and keeps what was once committed.
+# Folders that are never listed: those of remote-tool, and the Git history, which is large and keeps every commit.
 OWN_FOLDERS = (".remote", ".git", ".jobs", ".remote-scripts")
 
 PRIVATE_KEY, MAY_HOLD_SECRETS = "is a private key", "may contain secrets"
 
-# Examples of a .env hold no secrets, and people share them on purpose.
+# Example .env files hold no secrets and are shared on purpose.
 _EXAMPLES = ("example", "sample", "template", "dist")
 _HARMLESS = (*(f".env{dot}{word}" for word in _EXAMPLES for dot in ".-_"), *(f"{word}.env" for word in _EXAMPLES))
-# Files that programs keep credentials in, and nothing else; one with a slash counts in its folder only.
+# Names of files that hold only credentials; a pattern with a slash matches only in that folder.
 _SECRET = (
     *(".env", ".env.*", ".env-*", ".env_*", "*.env", ".envrc"),
     *(".netrc", "_netrc", ".pgpass", ".my.cnf", ".s3cfg", ".boto", ".npmrc", ".pypirc", ".git-credentials"),
@@ -34,7 +34,7 @@ _SECRET = (
     *(".config/gcloud", ".config/rclone/rclone.conf", ".ssh", ".aws", ".azure", ".gnupg", ".kube", "*.p12", "*.pfx"),
 )
 _KEYS = tuple(f"id_{kind}" for kind in ("rsa", "dsa", "ecdsa", "ed25519", "ecdsa_sk", "ed25519_sk"))
-# The same for rsync, which chooses again when it sends.
+# The same rules for rsync, which selects again when it sends.
 SECRET_RULES = tuple(
     [b"+ " + name.encode() for name in _HARMLESS] + [b"- " + name.encode() for name in (*_SECRET, *_KEYS)]
 )
@@ -49,8 +49,8 @@ _NAMES = re.compile(
     % (_any_of(_HARMLESS), _any_of(_KEYS), _any_of(OWN_FOLDERS), _any_of(_SECRET)),
     re.IGNORECASE | re.DOTALL,
 )
-# A line of its own, or followed by what a key has, also where its lines are written as in JSON: a program that only
-# mentions such a line holds no key.
+# The line stands alone, or a key follows it, also with line ends escaped as in JSON: a program that only mentions the
+# line holds no key.
 _LINE_END = rb"(?:[ \t]*(?:\r\n?|\n)[ \t>#+*/|]*|(?:\\+r)?\\+n)"
 _KEY = re.compile(
     rb"^[ \t]*-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----[ \t]*\r?$"
@@ -62,21 +62,21 @@ _KEY = re.compile(
 _SMALLEST_KEY = 64
 _LARGEST_KEY = 256 * 1024
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-# Of the rules above: what was looked at by others is looked at again.
+# Identifies the rules for keys: files that were searched with other rules are searched again.
 _RULES = hashlib.sha256(repr((_KEY.pattern, _SMALLEST_KEY, _LARGEST_KEY)).encode()).hexdigest().encode()
-# Of all rules: what was judged by others is judged again.
+# Identifies all rules: files that were judged by other rules are judged again.
 ALL_RULES = _RULES + _NAMES.pattern
 
 
 class Secret(NamedTuple):
-    """A file or folder that stays here, and why."""
+    """A file or folder that is not sent, and the reason."""
 
     name: bytes
     why: str
 
 
 def secret_in(name: bytes, send_anyway: Collection[str] = ()) -> Secret | None:
-    """Return the secret file or folder that a name is, or is inside of; not one that is sent anyway."""
+    """Return the secret file or folder that a name is or is in, or None; ``send_anyway`` allows exceptions."""
     for found in _NAMES.finditer(name):
         secret = name[: found.end()]
         why = PRIVATE_KEY if found[1] else "is never sent" if found[2] else MAY_HOLD_SECRETS
@@ -86,18 +86,18 @@ def secret_in(name: bytes, send_anyway: Collection[str] = ()) -> Secret | None:
 
 
 def is_listed(name: bytes, patterns: Collection[str]) -> bool:
-    """Tell whether a pattern is for a name: one that begins with a slash counts from the project's folder on."""
+    """Return whether a pattern matches a name; a pattern with a leading slash is relative to the project folder."""
     path = PurePosixPath("/" + os.fsdecode(name))
     return any(path.match(pattern) for pattern in patterns)
 
 
 def may_be_key(size: int) -> bool:
-    """Tell whether a file of so many bytes may hold a private key."""
+    """Return whether a file of this size in bytes can hold a private key."""
     return _SMALLEST_KEY <= size <= _LARGEST_KEY
 
 
 def is_private_key(path: bytes, found: os.stat_result | Seen) -> bool:
-    """Tell whether a regular file holds a private key."""
+    """Return whether a regular file holds a private key."""
     if not may_be_key(found.st_size):
         return False
     try:
@@ -113,22 +113,22 @@ def is_private_key(path: bytes, found: os.stat_result | Seen) -> bool:
 
 
 def holds_private_key(text: bytes) -> bool:
-    """Tell whether a text holds a private key, of any program's format."""
+    """Return whether data contains a private key in any known format."""
     if text.startswith((b"\xff\xfe", b"\xfe\xff")):
         text = text.decode("utf-16", errors="replace").encode(errors="replace")
     text = text.removeprefix(b"\xef\xbb\xbf")
-    # The search for plain bytes is what nearly all files cost.
+    # Most files cost no more than this search for plain bytes.
     return (b"PRIVATE KEY" in text or b"PuTTY-User-Key-File" in text) and _KEY.search(text) is not None
 
 
 class Looked:
-    """Which files were looked into and hold no key: known by inode, size and time, until the rules change.
+    """Files known to hold no private key, identified by inode, size and time, until the rules change.
 
     Args:
-        file: Where that is kept; None: nowhere.
+        file: Where they are recorded; None: nowhere.
 
     Attributes:
-        searched: Whether another program searches all files meanwhile, so that none is opened here.
+        searched: Whether another program searches all files, so that none is opened here.
     """
 
     def __init__(self, file: Path | None) -> None:
@@ -143,11 +143,11 @@ class Looked:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no file was looked into before."""
+        """Whether no files were recorded before."""
         return not self._before
 
     def is_private_key(self, path: bytes, found: os.stat_result | Seen) -> bool:
-        """Tell it, with a look into the file only where it was not looked into."""
+        """Return whether a file holds a private key; reads only files that are not recorded."""
         if not may_be_key(found.st_size):
             return False
         record = b"%d %d %d" % (found.st_ino, found.st_size, found.st_mtime_ns)
@@ -156,19 +156,19 @@ class Looked:
         self._now.append(record)
         return False
 
-    def hold_none(self, inode: bytes, size: bytes, modified: bytes) -> None:
-        """Take a file for one without a key, which is found by others if it has one."""
+    def assume_no_key(self, inode: bytes, size: bytes, modified: bytes) -> None:
+        """Record a file as one without a key, because another search finds its key if it has one."""
         if may_be_key(int(size)):
             self._now.append(b"%b %b %b" % (inode, size, modified))
 
     def note(self) -> None:
-        """Remember what was looked into."""
+        """Write the record."""
         if self._file is not None and self._before != frozenset(self._now):
             interrupted_sync.note(self._file, b"\n".join([_RULES, *self._now]))
 
 
 def identities(paths: Iterable[Path]) -> frozenset[tuple[int, int]]:
-    """Return device and inode of files, under which they are known by any name."""
+    """Return device and inode of each file, which identify it under any name."""
     known = set()
     for path in paths:
         try:

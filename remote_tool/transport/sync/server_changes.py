@@ -1,8 +1,8 @@
-"""What a sync may not overwrite: what somebody else than a sync has written on the server.
+"""Files on the server that a sync must not overwrite, because something other than a sync has written them.
 
-A sync has the last word on what syncs have sent: a file that is there as one of them sent it is replaced, whoever sent
-it. A file that was changed there since is kept while it is unchanged here, and so is one that no sync sent and that is
-newer or larger than ours. Where both sides have changed, nobody but the user can decide.
+A file that is still as any sync sent it is replaced. A file that was changed on the server since is kept while it is
+unchanged here, and so is a file that no sync sent and that is newer or larger than the local one. If both sides have
+changed, only the user can decide.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from remote_tool.transport.sync.server_questions import Found
     from remote_tool.transport.sync.server_state import SyncState
 
-# A file of the same size may be the same file with another time; larger ones are not read for that.
+# A file of the same size may have the same content and another time; larger files are not read to find out.
 LARGEST_COMPARED = 256 * 1024 * 1024
-# Size and time in the server's list of what is there though no sync has sent it: those of no file.
+# Size and time, in the server's list, of a file that exists there but was never sent; no real file has these.
 NEVER_SENT = (-1, -1)
 SHOWN = 10
 _REFUSED = (
@@ -39,12 +39,12 @@ _REFUSED = (
 
 @dataclass(frozen=True)
 class ServerChanges:
-    """What of a snapshot is not sent, because of what the server has in its place.
+    """Files of a snapshot that are not sent because of the server's version.
 
     Attributes:
-        kept: Unchanged here, or never sent: the server's stays.
-        refused: Changed here as well: the server's stays, and the sync has not done all.
-        found: The files in these places, by name.
+        kept: Unchanged here or never sent: the server keeps its version.
+        refused: Changed here too: the server keeps its version, and the sync is incomplete.
+        found: The server's files under these names.
     """
 
     kept: frozenset[bytes] = frozenset()
@@ -56,11 +56,11 @@ class ServerChanges:
         return self.kept | self.refused
 
     def __contains__(self, name: bytes) -> bool:
-        """Tell whether something is not sent: it, or a folder that it is in."""
+        """Return whether an entry, or a folder that contains it, is not sent."""
         return name in self.names or any(name.startswith(each) for each in self.refused if each.endswith(b"/"))
 
     def perhaps_the_same(self, entries: Iterable[Entry]) -> list[Entry]:
-        """Return the files that only their time tells from ours."""
+        """Return the files that differ from the local ones only in time, as far as known."""
         return [
             each
             for each in entries
@@ -72,7 +72,7 @@ class ServerChanges:
         ]
 
     def without(self, same: Collection[bytes]) -> ServerChanges:
-        """Return what is left when some have turned out to be the same as ours."""
+        """Return the changes without files that proved to have the local content."""
         return ServerChanges(self.kept.difference(same), self.refused.difference(same), self.found)
 
     def copy_left(
@@ -83,14 +83,14 @@ class ServerChanges:
         carried: Collection[bytes] = (),
         changing: Collection[bytes] = (),
     ) -> KnownCopy:
-        """Return what a server has after a sync that left these out.
+        """Return the state of the server's copy after a sync without these files.
 
         Args:
-            snapshot: What was to be sent.
-            state: What the server remembered before.
-            earlier: What the last sync from here left.
-            carried: What that one has kept, and was not asked about again.
-            changing: What has changed here while it was sent.
+            snapshot: The files to send.
+            state: The server's record before the sync.
+            earlier: The state after the last sync from here.
+            carried: Files that kept the server's version at the last sync and were not compared again.
+            changing: Files that changed here while they were sent.
         """
         if not self.names and not carried and not changing:
             return snapshot.copy
@@ -113,7 +113,7 @@ class ServerChanges:
         return KnownCopy.of(columns, snapshot.id, bytes(others))
 
     def refusal(self, server: str, only_adds: str = "") -> SyncError:
-        """Return the error of a sync that could not send all; see :class:`PushOptions`."""
+        """Return the error of a sync that could not send all files; see :class:`PushOptions`."""
         folders = {name for name in self.refused if name.endswith(b"/")}
         reasons = {
             _REFUSED[bool(only_adds)]: self.refused - folders,
@@ -125,8 +125,8 @@ class ServerChanges:
         return SyncError(f"{server}: some files were not sent: {reported}", hint=hint, server=server)
 
 
-def tell_kept(names: Collection[bytes]) -> str:
-    """Say what stays as the server has it."""
+def kept_warning(names: Collection[bytes]) -> str:
+    """Return the message about files that keep the server's version."""
     return f"kept the server's version, changed there or newer: {_listed(names)} (rsync --overwrite replaces it)"
 
 
@@ -138,13 +138,13 @@ def _listed(names: Collection[bytes]) -> str:
 def find_changes(
     entries: Iterable[Entry], found: Mapping[bytes, Found], state: SyncState, here: Mapping[bytes, Version]
 ) -> ServerChanges:
-    """Decide what is not sent.
+    """Decide which files are not sent.
 
     Args:
-        entries: What is to be sent.
-        found: What the server has in these places.
-        state: What it remembers of earlier syncs.
-        here: The versions that were here at the last sync from here.
+        entries: The files to send.
+        found: The server's files under these names.
+        state: The server's record of earlier syncs.
+        here: The local versions at the last sync from here.
     """
     verdicts = {entry.name: _judge(entry, found, state, here) for entry in entries}
     return ServerChanges(
@@ -157,9 +157,9 @@ def find_changes(
 def find_lacking(
     entries: Iterable[Entry], found: Mapping[bytes, Found], here: Mapping[bytes, Version]
 ) -> tuple[list[bytes], bool]:
-    """Return what the server lacks or has otherwise, and whether rsync sees that by size, second and permissions.
+    """Return missing and different files, and whether rsync detects all of them by size, second and permissions.
 
-    An edit in the second of the last one, of the same size, is only seen here.
+    rsync does not see an edit that keeps the size and falls into the second of the previous edit.
     """
     visible = [entry.name for entry in entries if entry.target or not _looks_the_same(entry, found)]
     known = frozenset(visible)
@@ -197,12 +197,12 @@ def _judge(entry: Entry, found: Mapping[bytes, Found], state: SyncState, here: M
 
 
 def _is_ours(entry: Entry, there: Found, found: Mapping[bytes, Found], state: SyncState) -> bool:
-    """Tell whether the server's file is one that a sync put there, or the same as ours."""
+    """Return whether a sync wrote the server's file, or it is the same as the local one."""
     name, version = entry.name.rstrip(b"/"), (there.size, there.modified)
     if stat.S_ISDIR(there.mode) or version in state.versions(name):
-        return True  # only an empty folder is replaced by a file: rsync names the others
+        return True  # rsync replaces only empty folders by files, and names the others
     if entry.is_folder:
-        return entry.name in found  # a link to a folder, which is followed
+        return entry.name in found  # a link to a folder, which rsync follows
     return version == (entry.size, entry.modified) and stat.S_ISLNK(there.mode) == bool(entry.target)
 
 

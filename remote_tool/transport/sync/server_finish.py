@@ -1,4 +1,4 @@
-"""The end of a sync on the server: removing what is stale, and noting what it has now."""
+"""The end of a sync on the server: remove stale files, and record the new state."""
 
 from __future__ import annotations
 
@@ -14,49 +14,49 @@ if TYPE_CHECKING:
     from remote_tool.paths import RemotePaths
     from remote_tool.transport.sync.server_state import Attempt
 
-OVERTAKEN = 94  # of our script, where rsync has no status
-# Where rsync keeps half a file until the next sync, beside where it belongs: with a folder elsewhere, releases since
-# CVE-2026-43619 (such as Debian's 3.2.7-1+deb12u6) do not find it again, and fail each time that the file is sent.
+OVERTAKEN = 94  # not an exit status of rsync
+# rsync keeps partial files in this folder beside the target: with a folder elsewhere, releases since
+# CVE-2026-43619 (such as Debian's 3.2.7-1+deb12u6) do not find them again, and each further attempt fails.
 PARTIAL_FOLDER = ".remote-tool-partial"
 _ROOM = re.compile(rb"//([0-9]{1,18}) ([0-9]{1,18}) ([0-9]{1,9})\0")
 
 
 def finish_script(remote: RemotePaths, attempt: Attempt) -> str:
-    """Return the script that does the end of a sync where that of :func:`receive_script` could not stay."""
+    """Return the script that finishes a sync if the script of :func:`receive_script` could not read its stdin."""
     before = f"cd \"$HOME\" || exit 1; status=0 found= wanted='{COMPLETE} {attempt.snapshot_id}'"
     return "\n".join([before, *finish_lines(remote, attempt), ""])
 
 
 def commit_words(attempt: Attempt, sent_size: int, stale_size: int, *, all_sent: bool) -> bytes:
-    """Return the line that says that rsync ended well here too; the list of sent files and stale records follow.
+    """Return the line that confirms that the local rsync succeeded; the sent list and stale records follow.
 
     Args:
         attempt: This sync.
-        sent_size: Bytes of the list.
-        stale_size: Bytes of the records.
-        all_sent: Whether the copy is whole; if not, it stays known as incomplete.
+        sent_size: Size of the sent list in bytes.
+        stale_size: Size of the stale records in bytes.
+        all_sent: Whether the copy is complete; if not, it stays recorded as incomplete.
     """
-    # rsync may have left some bytes of its own unread.
+    # The newline ends what rsync may have left unread.
     return f"\ncommit {attempt.mark} {sent_size} {stale_size} {COMPLETE if all_sent else ''}\n".encode()
 
 
 def finish_lines(remote: RemotePaths, attempt: Attempt) -> list[str]:
-    """Remove what is stale, remember what was sent, and say that the copy is whole.
+    """Remove stale files, record the sent files, and mark the copy as complete.
 
-    Prints what :func:`parse_finish` reads. Refuses when another sync has begun since.
+    Prints the answer for :func:`parse_finish`. Fails if another sync has started in the meantime.
     """
     project, scripts = shlex.quote(remote.project), shlex.quote(remote.scripts)
     halves = f'find "$HOME"/{project} -type d -name {PARTIAL_FOLDER} -prune -exec rm -rf {{}} +'
     files = (remote.sent_files, remote.sync_state, remote.sync_owner)
     sent, state, owner = (shlex.quote(path.rpartition("/")[2]) for path in files)
     return [
-        # 24: some files had gone before they were sent.
+        # 24: some files vanished before they were sent.
         'case $status in 0 | 24) status=0;; *) exit "$status";; esac',
         'word=; while [ "$word" != ' + f"'commit {attempt.mark}'" + " ]; do",
         '  read -r word mark sent_size stale_size all_sent || exit 1; word="$word $mark"',
         "done",
         f'umask 077; cd "$HOME"/{scripts} || exit 1',
-        # The link may go in the middle, and then stdin ends early: the size tells.
+        # A lost connection may end stdin early: the size shows it.
         'all=.sent.$$; trap \'[ ! -e "$all" ] || rm -f "$all" "$all.new" "$all.stale"\' EXIT',
         "trap 'exit 1' HUP PIPE TERM",
         'cat > "$all" || exit 1',
@@ -72,18 +72,18 @@ def finish_lines(remote: RemotePaths, attempt: Attempt) -> list[str]:
         '  rm -f "$all.stale"; mv -f "$all.new" "$all" || exit 1',
         "fi",
         f'mv -f "$all" {sent} || exit 1',
-        # Half a file of an earlier sync stays where this one did not send the rest of it.
+        # Parts from an earlier sync may remain where this sync did not send the file.
         f'case "$found" in {COMPLETE}*) ;; *) {halves};; esac 2>/dev/null',
         '[ ! -e partial ] || rm -rf partial; [ -z "$all_sent" ] || echo "$wanted" > ' + state,
         running_script(remote),
-        # Without the stat of GNU the free space is not reported.
+        # Without GNU stat, free space is not reported.
         "room=$(stat -f -c '%a %b %S' . 2>/dev/null) && printf '//%s\\0' \"$room\"",
         ":",
     ]
 
 
 def remove_script(remote: RemotePaths) -> str:
-    """Return the script that removes what the records in its stdin name, and prints the names of removed files."""
+    """Return the script that removes the files in its stdin's records, and prints their names."""
     return f'cd "$HOME"/{shlex.quote(remote.project)} || exit 1\n{_remove_from("")}\n'
 
 
@@ -91,7 +91,7 @@ def _remove_from(source: str) -> str:
     return f"xargs -0 -n 500 sh -c {shlex.quote(_REMOVE)} sh {source}"
 
 
-# Each argument is "size time name" as sent. Files that changed since, or are behind a link, stay.
+# Each argument is "size time name" as sent. Files that have changed since, or are behind a link, stay.
 _REMOVE = r"""
 if stat -c %s . >/dev/null 2>&1; then look() { stat -c "%s %Y" "$1"; }; else look() { stat -f "%z %m" "$1"; }; fi
 for record; do
@@ -108,8 +108,8 @@ for record; do
 done
 :
 """
-# A job has this file, and its supervisor has it locked, until its end is recorded. Of jobs that were lost it stays:
-# beyond a few, one Python looks at all of them, where a flock for each would take longer than the sync.
+# A running job's supervisor locks this file until the job's end is recorded; lost jobs leave it behind. With more
+# files than this, one Python process checks them all, because a flock for each would take longer than the sync.
 _FEW_JOBS = 16
 _LOCKED_JOBS = """
 import fcntl, os, sys
@@ -127,7 +127,7 @@ for path in sys.stdin.buffer.read().split(b"\\0")[:-1]:
 
 
 def running_script(remote: RemotePaths) -> str:
-    """Return the script that prints the id of each job that runs here, with a slash before it and a zero after."""
+    """Return the script that prints the id of each running job, with a slash before it and a NUL after it."""
     return "\n".join(
         [
             f'set -- "$HOME"/{shlex.quote(remote.jobs)}/*/reserve',
@@ -145,14 +145,14 @@ def running_script(remote: RemotePaths) -> str:
 
 
 def parse_finish(answer: bytes) -> tuple[list[str], list[str]]:
-    """Read what a sync prints at its end: the names of removed files, and the ids of jobs that run here."""
+    """Parse the end of a sync: the names of removed files, and the ids of running jobs."""
     names = [os.fsdecode(name) for name in answer.split(b"\0") if name]
     removed = [name for name in names if not name.startswith("/")]
     return removed, [name[1:] for name in names if is_job_id(name[1:]) and name.startswith("/")]
 
 
 def parse_room(answer: bytes) -> tuple[int, int] | None:
-    """Read the bytes that are free on the server's disk at the end of a sync, and its size; None: not reported."""
+    """Parse the free bytes and the size of the server's disk at the end of a sync; None: not reported."""
     found = _ROOM.search(answer)
     if found is None:
         return None

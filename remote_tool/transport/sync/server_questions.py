@@ -1,4 +1,4 @@
-"""Questions to the script of a sync: which files are there, and what some of them hold."""
+"""Requests to the script of a sync: which files exist, and the digests of their contents."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from remote_tool.paths import RemotePaths
     from remote_tool.transport.sync.server_state import Attempt
 
-# Questions to the script of a sync: which files are there, in two ways, and the digests of some files.
+# Requests: which files exist, in two ways, and the digests of files.
 LOOK, LOOK_SLOWLY, HASH = "look", "look-slowly", "hash"
 APPEND = "append"
 CANNOT_WRITE = 11
-# The project's folder itself, which every such answer contains: without it, the server lacks a tool.
+# The project folder, which every complete answer contains: without it, the server lacks a tool.
 _SENTINEL = b"0 0 .\0"
 _HEX = re.compile(rb"[0-9a-f]{1,8}")
-# A folder is looked for as such, also behind a link, and as whatever has its name.
+# Looks up a folder both with its slash, which follows a link, and without it.
 _LOOK_QUICKLY = r"""
   LC_ALL=C sed -z -e 's:^[^ ]* [^ ]* :./:' -e '/\/$/{p;s:/$::' -e '}' |
   LC_ALL=C xargs -0 stat --printf '%f %s %Y %n\0' -- 2>/dev/null
 """
-# For servers that lack the options of GNU.
+# For servers without GNU tools.
 _LOOK_EACH = r"""
 if stat -c %s . >/dev/null 2>&1; then look() { stat -c "%f %s %Y" "$1"; }; else look() { stat -f "%Xp %z %m" "$1"; }; fi
 for record; do
@@ -36,7 +36,7 @@ for record; do
   done
 done
 """
-# All of the data is taken, or the script ends: what it left of them would be read as its next words.
+# Reads all of the data or ends the script, which would take the rest for its next request.
 _APPEND = r"""
   if [ -f "./$name" ] && [ -w "./$name" ]; then head -c "$size" >> "./$name"; else head -c "$size" > /dev/null; fi
 """
@@ -44,11 +44,11 @@ _HASH_EACH = r"""for name; do printf "%.64s %s\0" "$(sha256sum < "./$name")" "$n
 
 
 def question(kind: str, records: bytes, *, of_all: bool = False) -> bytes:
-    """Return the lines that ask which files are there.
+    """Return the lines that ask which files exist, or for their digests.
 
     Args:
         kind: ``LOOK``, ``LOOK_SLOWLY`` for servers that lack tools for it, or ``HASH``.
-        records: As the list of sent files has them; for ``HASH`` names.
+        records: As in the list of sent files; for ``HASH``, names.
         of_all: Whether to include the files of the server's own list.
     """
     if kind != HASH:
@@ -57,26 +57,26 @@ def question(kind: str, records: bytes, *, of_all: bool = False) -> bytes:
 
 
 def append_words(name: bytes, data: bytes) -> bytes:
-    """Return what has the script add data to a file that is there; its name has no newline."""
+    """Return the request to append data to an existing file; its name has no newline."""
     return b"%s %d %b\n%b" % (APPEND.encode(), len(data), name, data)
 
 
 class Found(NamedTuple):
-    """A file of the server; for the time in seconds, as rsync compares it."""
+    """A file on the server; its time is in seconds, as rsync compares it."""
 
     mode: int
     size: int
     modified: int
 
     def line(self, name: bytes) -> bytes:
-        """Return what the server tells of it, as :attr:`Entry.look`; where a link leads is not known."""
+        """Return the line that the server prints for it, as :attr:`Entry.look`; the target of a link is unknown."""
         if stat.S_ISDIR(self.mode):
             return b"%x ./%b\0" % (self.mode, name)
         return b"%x %d %d ./%b\0" % (*self, name)
 
 
 def parse_found(answer: bytes) -> dict[bytes, Found] | None:
-    """Read which files are there; a folder also with a slash after its name. None: the server cannot tell."""
+    """Parse which files exist; a folder also appears with a trailing slash. None: the server lacks a tool."""
     found = {}
     for line in answer.split(b"\0"):
         words = line.split(b" ", 3)
@@ -88,13 +88,13 @@ def parse_found(answer: bytes) -> dict[bytes, Found] | None:
 
 
 def parse_hashes(answer: bytes) -> dict[bytes, str]:
-    """Read the SHA-256 of files, by name."""
+    """Parse the SHA-256 of files, by name."""
     pairs = (line.partition(b" ") for line in answer.split(b"\0"))
     return {name: digest.decode(errors="replace") for digest, _, name in pairs if name}
 
 
 def answer_lines(remote: RemotePaths, attempt: Attempt) -> list[str]:
-    """Answer questions until something else is said; see :func:`question`."""
+    """Return the lines that answer requests until another line arrives; see :func:`question`."""
     return [
         "records() {",
         f'  [ "$2" != all ] || cat "$HOME"/{shlex.quote(remote.sent_files)} 2>/dev/null',

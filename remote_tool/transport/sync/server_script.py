@@ -1,4 +1,4 @@
-"""The script of a sync on the server: it reports what is there, runs the server's rsync, and notes the outcome."""
+"""The script of a sync on the server: report its files, run the server's rsync, and record the result."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 
 NO_RSYNC = 127
 CANNOT_USE = 3
-# Of our script, where rsync has no status.
+# Not an exit status of rsync.
 LOCKED = 95
 WAITING = "waiting: "
-# Another sync is waited for this long, in seconds.
+# Seconds to wait for another sync.
 PATIENCE = 600
-# Where rsync may lie when the short PATH of a session without a terminal does not have it.
+# Where rsync may be installed outside the short PATH of a session without a terminal.
 PLACES = ("/usr/local/bin", "/opt/homebrew/bin", "$HOME/.local/bin", "$HOME/miniconda3/bin", "$HOME/miniforge3/bin")
-# Of what a first sync brought: each start of mv takes longer than all that it moves.
+# Arguments per mv after a first sync, because starting mv takes longer than all of its renames.
 MOVED_AT_ONCE = 200
-# Where Linux lets a program open its own streams once more.
+# Where Linux lets a program open its own streams again.
 STREAMS = "/proc/self/fd"
 RELAY = "relay"
 _IF_BARE = 'see_whether_bare; [ -z "$bare" ] || same=-'
 
 
 def state_script(remote: RemotePaths, mark: str) -> str:
-    """Return the script that tells what was sent; :func:`parse_state` reads what comes before the mark."""
-    tell = [*_read_state(remote), *_tell_state(remote, mark, ["same=0"])]
+    """Return the script that lists sent files; :func:`parse_state` reads its output before the mark."""
+    tell = [*_read_state(remote), *_print_state(remote, mark, ["same=0"])]
     return "\n".join(['cd "$HOME" || exit', *tell, ""])
 
 
@@ -45,8 +45,8 @@ def _read_state(remote: RemotePaths) -> list[str]:
     return ["state=", f"{{ IFS= read -r state < {state}; }} 2>/dev/null"]
 
 
-def _tell_state(remote: RemotePaths, mark: str, look: Sequence[str]) -> list[str]:
-    """Tell the state, whether the copy is as it says, and of the list of sent files what may be of use."""
+def _print_state(remote: RemotePaths, mark: str, look: Sequence[str]) -> list[str]:
+    """Print the state, whether the copy matches it, and the useful part of the list of sent files."""
     sent = shlex.quote(f"./{remote.sent_files}")
     return [
         *look,
@@ -62,25 +62,25 @@ def _tell_state(remote: RemotePaths, mark: str, look: Sequence[str]) -> list[str
 def receive_script(
     remote: RemotePaths, attempt: Attempt, known: Sequence[KnownCopy], *, dry_run: bool, relayed: bool = False
 ) -> str:
-    """Return the script of a sync, alone on this server: it tells what is there, receives, and remembers what it has.
+    """Return the script of a sync: lock the server's copy, report its files, receive, and record the result.
 
-    It tells of the state first, and ends when the copy is as it should be. Then it answers questions, see
-    :func:`question`, and reads one line: the options of rsync, see :func:`receive_words`, or an empty one. It tells how
-    rsync ended and, when that was well, reads another line, see :func:`commit_words`: only then the copy is complete,
-    which every start of a job may know.
+    It first prints the state, and exits if the copy is up to date. Then it answers questions, see :func:`question`, and
+    reads one line: the options of rsync, see :func:`receive_words`, or an empty one. It prints the exit status of rsync
+    and, after a success, reads another line, see :func:`commit_words`: only then is the copy complete, which the start
+    of a job relies on.
 
     Args:
         remote: The folders.
         attempt: This sync.
-        known: How the copy may look, by what we know: first that of the wanted snapshot.
-        dry_run: Change nothing, make no folder.
-        relayed: Before rsync, the control program may be asked to bring files, see :func:`relay_words`.
+        known: States in which the copy may be: first that of the wanted snapshot.
+        dry_run: Change nothing and create no folders.
+        relayed: Allow requests to the control program to fetch files before rsync; see :func:`relay_words`.
     """
     project, scripts = shlex.quote(remote.project), shlex.quote(remote.scripts)
     state = f'"$HOME"/{shlex.quote(remote.sync_state)}'
     places = " ".join(f'"{place}"' for place in PLACES) + f' "$HOME"/{shlex.quote(remote.environment)}/bin'
     alone = [
-        # Each program that is not started saves a millisecond of the server's.
+        # Each program that is not started saves a millisecond on the server.
         f"[ -d {scripts} ] || {{ mkdir -p -- {project} && (umask 077; mkdir -p -- {scripts}); }} || exit {CANNOT_USE}",
         *_wait_for_others(remote, attempt),
     ]
@@ -95,7 +95,7 @@ def receive_script(
             *_see_whether_bare(remote),
             *_read_state(remote),
             "found=$state",
-            *_tell_state(remote, attempt.mark, [*look_script(remote, known), _IF_BARE]),
+            *_print_state(remote, attempt.mark, [*look_script(remote, known), _IF_BARE]),
             '[ "$same $state" != "1 $wanted" ] || exit 0',
             "IFS= read -r words || exit 1",
             *answer_lines(remote, attempt),
@@ -111,13 +111,13 @@ def receive_script(
 
 
 def relay_words(version: str, request: bytes) -> bytes:
-    """Return the lines that have the script ask the control program of this version; it answers up to the mark."""
+    """Return the request to the control program of this version; its answer ends with the mark."""
     return f"{RELAY}\nsupervisor-{version}\n".encode() + request
 
 
 def _relay(remote: RemotePaths, attempt: Attempt) -> list[str]:
-    """Ask the control program, alone on this server and after the copy is called incomplete, as rsync is."""
-    # Of a script that takes another folder for the home folder, this is the real one.
+    """Run the control program under the same lock, once the copy is marked as incomplete, as for rsync."""
+    # If the script uses another folder as the home folder, this variable has the real one.
     home = '"${remote_tool_home:-$HOME}"'
     scripts = f"{home}/{shlex.quote(remote.programs)}"
     return [
@@ -135,16 +135,16 @@ def _relay(remote: RemotePaths, attempt: Attempt) -> list[str]:
 
 
 def receive_words(arguments: Sequence[str]) -> bytes:
-    """Return the line that has the script receive.
+    """Return the line that starts rsync.
 
     Args:
-        arguments: As the local rsync gives them: --server, options, a point, the destination; none for no rsync.
+        arguments: From the local rsync: --server, options, a period, the destination; empty: do not run rsync.
     """
     return shlex.join(arguments[:-1]).encode() + b"\n"
 
 
 def _promote(remote: RemotePaths) -> list[str]:
-    """Move what a first sync received into the project; whether all of it could go there."""
+    """Move files that a first sync received into the project; the status says whether all could be moved."""
     project, arriving = (f'"$HOME"/{shlex.quote(path)}' for path in (remote.project, f"{remote.scripts}/arriving"))
     return [
         f"project={project} arriving={arriving}",
@@ -152,7 +152,7 @@ def _promote(remote: RemotePaths) -> list[str]:
         "  left=0; set --",
         '  for each in "$arriving"/* "$arriving"/.[!.]* "$arriving"/..?*; do',
         '    [ -e "$each" ] || [ -L "$each" ] || continue',
-        # What came there meanwhile is another's: mv would go into it.
+        # Files that appeared in the meantime belong to somebody else: mv would move into such a folder.
         '    if [ -e "$project/${each##*/}" ]; then left=1; else set -- "$@" "$each"; fi',
         f'    [ $# -lt {MOVED_AT_ONCE} ] || {{ mv -- "$@" "$project/" || left=1; set --; }}',
         "  done",
@@ -160,7 +160,7 @@ def _promote(remote: RemotePaths) -> list[str]:
         '  mode=$(stat -c %a "$arriving" 2>/dev/null || stat -f %Lp "$arriving") && chmod "$mode" "$project"',
         '  rm -rf "$arriving"; return "$left"',
         "}",
-        # Of a first sync that was cut off; a name like rsync's own for half a file may go, it comes again.
+        # Left by an interrupted first sync; a file that only looks like rsync's partial files is sent again.
         'if [ -e "$arriving" ]; then',
         """  find "$arriving" -type f -name '.*.??????' -exec rm -f {} +; promote""",
         "fi",
@@ -168,7 +168,7 @@ def _promote(remote: RemotePaths) -> list[str]:
 
 
 def _see_whether_bare(remote: RemotePaths) -> list[str]:
-    """Define what sets ``bare`` when the project's folder has nothing but what is ours."""
+    """Define a function that sets ``bare`` if the project folder holds only files of remote-tool."""
     ours = " | ".join(shlex.quote(name) for name in (remote.scripts_name, remote.jobs_name))
     return [
         f'project="$HOME"/{shlex.quote(remote.project)}',
@@ -183,17 +183,17 @@ def _see_whether_bare(remote: RemotePaths) -> list[str]:
 
 
 def _receive(remote: RemotePaths, *, dry_run: bool) -> list[str]:
-    """Run rsync; what it writes grows in our folder, so that one that is killed leaves nothing in the project.
+    """Run rsync with a temporary folder outside the project, so that a killed rsync leaves nothing in the project.
 
-    A folder of ours costs a rename between folders for each file, which takes as long as all the rest of it. Where the
-    project has nothing yet, all of it is received there and moved at once.
+    Such a folder costs a rename between folders for each file, which takes as long as everything else. If the project
+    is empty, all files are received there and moved at once.
     """
     beside = [
         '  see_whether_bare; if [ -n "$bare" ]; then',
         "    there=$arriving",
         f'    (umask 077; mkdir -- "$arriving") || exit {CANNOT_WRITE}',
         "  else",
-        # The rsync of macOS and of the BSDs may be openrsync, which knows no such folder.
+        # openrsync, which macOS and the BSDs may have, does not support a temporary folder.
         f'    if [ -e {STREAMS} ]; then version=; else version=$("$rsync" --version 2>/dev/null); fi',
         '    case "$version" in',
         "      *openrsync*) ;;",
@@ -211,12 +211,12 @@ def _receive(remote: RemotePaths, *, dry_run: bool) -> list[str]:
     return [
         f'partial="$HOME"/{shlex.quote(remote.scripts + "/partial")} beside= status=0',
         f'there="$HOME"/{shlex.quote(remote.project)}',
-        # rsync leaves its streams so that no shell can read from them: it gets such as are its own.
+        # rsync makes its streams nonblocking, which a shell cannot read: it gets open files of its own.
         f"if (: < {STREAMS}/0 && : > {STREAMS}/1) 2>/dev/null; then stdin_shared=1; else stdin_shared=; fi",
         'if [ -n "$words" ]; then',
         *([] if dry_run else beside),
         '  eval "set -- $words"',
-        # The first is --server.
+        # The first argument is --server.
         "  first=$1; shift",
         '  set -- "$first" ${beside:+"$beside"} "$@" "$there"/',
         f'  if [ -n "$stdin_shared" ]; then "$rsync" "$@" < {STREAMS}/0 > {STREAMS}/1; else "$rsync" "$@"; fi',
@@ -228,7 +228,7 @@ def _receive(remote: RemotePaths, *, dry_run: bool) -> list[str]:
 
 
 def _wait_for_others(remote: RemotePaths, attempt: Attempt) -> list[str]:
-    """Lock; a sync that has to wait says for whom. rsync inherits the lock, and keeps it if it outlives its client."""
+    """Lock, or name the sync to wait for. rsync inherits the lock, and keeps it if it outlives its client."""
     lock, owner = (f'"$HOME"/{shlex.quote(path)}' for path in (remote.sync_lock, remote.sync_owner))
     return [
         f"(umask 077; : >> {lock}) && exec 9>>{lock} || exit {CANNOT_WRITE}",

@@ -1,4 +1,4 @@
-"""What a server remembers of earlier syncs, and which of that is not sent any more."""
+"""The server's record of earlier syncs, and which files in it are not sent anymore."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ TIME = re.compile(rb"-?[0-9]{1,20}")
 
 @dataclass(frozen=True)
 class SyncState:
-    """What the server remembers of the last sync.
+    """The server's record of the last sync.
 
     Attributes:
-        complete: The snapshot that it has whole; empty when the last sync did not finish or there was none.
-        same: Whether all of that is there as it was left; false when nobody looked.
-        bare: Whether the project's folder has nothing that a sync could overwrite.
-        sent: Size and time of what we sent, by name; less what we know, and nothing for the wanted snapshot.
-        begun: The same of a sync from here that was cut off; what of it the server has, nobody knows.
+        complete: The snapshot that it has completely; empty if the last sync did not finish or there was none.
+        same: Whether all files are as that sync left them; false if nothing was compared.
+        bare: Whether the project folder holds no files that a sync could overwrite.
+        sent: Size and time of sent files, by name, without those that are known here; empty for the wanted snapshot.
+        begun: The same for an interrupted sync from here; which of these files arrived is unknown.
     """
 
     complete: str = ""
@@ -36,11 +36,11 @@ class SyncState:
 
     @property
     def names(self) -> Collection[bytes]:
-        """All that may be there because of us."""
+        """Names of all files that syncs may have sent."""
         return self.sent.keys() | self.begun.keys()
 
     def versions(self, name: bytes) -> set[tuple[int, int]]:
-        """Size and time that a file of ours may have."""
+        """Return the sizes and times with which syncs may have sent a file."""
         return {known[name] for known in (self.sent, self.begun) if name in known}
 
 
@@ -49,9 +49,9 @@ class Attempt:
     """One sync.
 
     Attributes:
-        snapshot_id: What is sent.
-        mark: Random; ends the answer to the first question, and tells this sync from every other.
-        owner: Who sends, for others who wait.
+        snapshot_id: The snapshot to send.
+        mark: Random; ends the first answer, and distinguishes this sync from every other.
+        owner: User and computer, shown to others who wait.
     """
 
     snapshot_id: str
@@ -65,12 +65,12 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Leftovers:
-    """What was sent earlier and is not sent now.
+    """Files that were sent earlier and are not sent now.
 
     Attributes:
-        stale: Gone here, so it may go there: files first, then folders from the deepest up.
-        kept: Still here but not sent any more, so it stays there, and stays known as sent by us.
-        blocking: Whether something stale is in the place of a file of another kind.
+        stale: Gone here, so to be removed there: files first, then folders, deepest first.
+        kept: Still here but not sent anymore: they stay on the server, and in its list.
+        blocking: Whether a stale file or folder is in the place of one of another kind.
     """
 
     stale: tuple[bytes, ...] = ()
@@ -83,14 +83,14 @@ class Leftovers:
 
 
 def find_leftovers(state: SyncState, snapshot: Snapshot) -> Leftovers:
-    """Compare what was sent with what is to be sent, and with what is here."""
+    """Compare the files sent earlier with those to send now and with those here."""
     names = state.names
     present = snapshot.copy.sent_among({*names, *(name + b"/" for name in names), *(name[:-1] for name in names)})
     stale, kept, blocking = [], [], False
     for name in names:
         if name in present:
             continue
-        # A folder that is a file now, or a link or file that is a folder: a link there would be followed.
+        # A folder was replaced by a file or the reverse: rsync would follow a link in its place.
         replaced = name[:-1] in present if name.endswith(b"/") else name + b"/" in present
         blocking = blocking or replaced
         if replaced or not snapshot.has_here(name):
@@ -102,12 +102,12 @@ def find_leftovers(state: SyncState, snapshot: Snapshot) -> Leftovers:
 
 
 def end_of_state(mark: str) -> bytes:
-    """Return what ends the answer, and later what rsync says: no list of names has two NULs in a row."""
+    """Return the end of each answer and of rsync's output: no list of names has two NULs in a row."""
     return b"\0\0" + mark.encode() + b" "
 
 
 def parse_state(answer: bytes) -> SyncState:
-    """Read the answer of :func:`state_script`; what is malformed counts as never sent."""
+    """Parse the answer of :func:`state_script`; malformed records are dropped."""
     first, _, rest = answer.partition(b"\n")
     same, _, records = rest.partition(b"\n")
     word, _, name = first.decode(errors="replace").partition(" ")
@@ -115,7 +115,7 @@ def parse_state(answer: bytes) -> SyncState:
 
 
 def parse_records(text: bytes) -> dict[bytes, tuple[int, int]]:
-    """Read a list of sent files, without entries that were never sent, are malformed, or are outside the project."""
+    """Parse a list of sent files, dropping records that are malformed, were never sent, or are outside the project."""
     sent = {}
     for record in text.split(b"\0"):
         size, _, others = record.partition(b" ")

@@ -1,4 +1,4 @@
-"""What a sync sends, keeps and removes, worked out from what the server says it has."""
+"""Decide which files a sync sends, keeps and removes, from the server's answers."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ Ask = Callable[[bytes], Awaitable[bytes]]
 
 
 class TransferPlan:
-    """What one server is sent of a snapshot.
+    """The files of a snapshot to send to one server.
 
     Attributes:
-        state: What the server remembers of earlier syncs.
-        leftovers: What was sent earlier and is not sent now.
-        changes: What is not sent for the sake of what the server has.
-        wanted: The names that rsync is to send; None: whatever it finds.
-        trusts_times: Whether rsync may compare these by size and second.
+        state: The server's record of earlier syncs.
+        leftovers: Files that were sent earlier and are not sent anymore.
+        changes: Files that are not sent because of the server's version.
+        wanted: The names for rsync to send; None: rsync selects.
+        trusts_times: Whether rsync may compare these by size and time in seconds.
     """
 
     def __init__(self, server: str, snapshot: Snapshot, options: PushOptions) -> None:
@@ -47,7 +47,7 @@ class TransferPlan:
         self.changes = ServerChanges()
         self.wanted: list[bytes] | None = None
         self.trusts_times = False
-        # What the last sync from here left, and what of that stays as the server has it.
+        # The state after the last sync from here, and the files of it that keep the server's version.
         self._earlier: KnownCopy | None = None
         self._carried: frozenset[bytes] = frozenset()
 
@@ -56,11 +56,11 @@ class TransferPlan:
         return self.state.same and self.state.complete == self._snapshot.id
 
     def expect(self) -> dict[str, KnownCopy]:
-        """Return how the copy may look, by snapshot."""
+        """Return the states in which the server's copy may be, by snapshot."""
         earlier = self._earlier = last_sync.recall(self._options.known) if self._options.known else None
         if self._options.checksum:
             return {}
-        # What was kept then is to be replaced now, so nothing is as it should be.
+        # Files that keep the server's version are to be replaced now, so the recorded state is useless.
         known = [earlier] if earlier and not (earlier.others and self._options.overwrite) else []
         return {each.snapshot_id: each for each in (self._snapshot.copy, *known)}
 
@@ -81,19 +81,19 @@ class TransferPlan:
 
     @property
     def left_out(self) -> frozenset[bytes]:
-        """What rsync must not send when it chooses by itself."""
+        """Files to exclude when rsync selects."""
         return self.changes.names | self._carried
 
-    def leave_to_others(self, names: Collection[bytes]) -> None:
-        """Take out what another server has brought."""
+    def drop_relayed(self, names: Collection[bytes]) -> None:
+        """Drop the files that another server has sent."""
         if self.wanted is not None:
             self.wanted = [name for name in self.wanted if name not in names]
 
     async def leave_out_changes(self, ask: Ask) -> frozenset[bytes]:
-        """Find what the server has in the places of what is to be sent, unless that is known, and what must stay.
+        """Find files that must not be overwritten; ask the server only about files whose state is unknown.
 
         Returns:
-            What is kept there from now on.
+            The names that newly keep the server's version.
         """
         if self.is_done or self.state.bare or self._options.overwrite:
             return frozenset()
@@ -117,14 +117,14 @@ class TransferPlan:
 
     @cached_property
     def _kept_before(self) -> frozenset[bytes]:
-        """What the server has otherwise since the last sync from here, and is still the same here."""
+        """Files unchanged here that have kept the server's version since the last sync from here."""
         others = self._earlier.other_versions if self._earlier else {}
         return frozenset(
             each.name for each in self._snapshot.entries_named(others) if others[each.name] == each.version
         )
 
     def _unsure(self) -> list[Entry]:
-        """Return what is to be sent of which the server's own list does not say what should be there now."""
+        """Return the wanted files whose current version on the server cannot be inferred from its list."""
         if self.wanted is None:
             return [each for each in self._snapshot.entries if each.name not in self.state.sent]
         assert self._earlier is not None, "what changed since then"
@@ -145,7 +145,7 @@ class TransferPlan:
         )
 
     async def _compare_contents(self, ask: Ask) -> None:
-        """Take for ours what differs in its time only."""
+        """Do not treat files as changed that differ only in time."""
         suspects = self.changes.perhaps_the_same(self._snapshot.entries)
         if suspects:
             names = b"".join(entry.name + b"\0" for entry in suspects)
@@ -155,8 +155,8 @@ class TransferPlan:
             self.changes = self.changes.without({name for name, digest in ours.items() if theirs.get(name) == digest})
 
     def lacking_bytes(self) -> int:
-        """Return how much the server lacks and another one may bring; all, when nobody knows what it has."""
-        # Another one would bring everything, also in the place of what the server has changed.
+        """Return how many bytes another server may send; all, if it is unknown what this server has."""
+        # Another server would send everything, and so overwrite files that were changed on this one.
         if self.is_done or self.changes.names or self._carried:
             return 0
         return sum(entry.size for entry in self._wanted_entries())
@@ -164,8 +164,8 @@ class TransferPlan:
     def _wanted_entries(self) -> Iterable[Entry]:
         return self._snapshot.entries if self.wanted is None else self._snapshot.entries_named(self.wanted)
 
-    def halves(self) -> dict[bytes, Entry]:
-        """Return where the server may have a part of each large file that is sent, see :mod:`interrupted_files`."""
+    def partial_files(self) -> dict[bytes, Entry]:
+        """Return the paths where the server may have part of a large file; see :mod:`interrupted_files`."""
         if self.is_done or self._options.dry_run or not self.state.begun:
             return {}
         wanted = None if self.wanted is None else frozenset(self.wanted)
@@ -175,13 +175,13 @@ class TransferPlan:
         )
 
     def bytes_to_send(self, *, relayed: bool) -> int:
-        """Return the size of all files that rsync will send; 0 when only rsync itself finds out."""
+        """Return the total size of the files that rsync will send; 0 if only rsync can find out."""
         if self.wanted is None and (not self.state.bare or relayed):
             return 0
         return sum(entry.size for entry in self._wanted_entries() if not entry.target)
 
     def newly_held_back(self) -> list[bytes]:
-        """Return secrets that the server has of an earlier sync, and that were not reported before."""
+        """Return secrets that an earlier sync sent to the server and that were not reported before."""
         there: Collection[bytes] = self.leftovers.kept
         if self._earlier is not None:
             there = self._earlier.sent_among(there) | (self._earlier.other_versions.keys() & frozenset(there))
@@ -192,11 +192,11 @@ class TransferPlan:
         ]
 
     def copy_left(self, sent: Collection[str]) -> KnownCopy:
-        """Return what the server has now."""
+        """Return the state of the server's copy after this sync."""
         changing = self._changed_meanwhile(sent)
         return self.changes.copy_left(self._snapshot, self.state, self._earlier, self._carried, changing)
 
     def _changed_meanwhile(self, sent: Collection[str]) -> frozenset[bytes]:
-        """Return what was sent and is not now as it was when the project was listed."""
+        """Return sent files that have changed since the project was listed."""
         entries = self._snapshot.entries_named(map(os.fsencode, sent))
         return frozenset(each.name for each in entries if self._snapshot.differs(each))

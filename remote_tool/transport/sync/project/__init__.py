@@ -1,1 +1,1 @@
-"""The listing of a project: what rsync selects, what find tells, and what a look at each file decides."""
+"""The listing of a project: select files with rsync, list them with find, and judge each one."""

@@ -1,4 +1,4 @@
-"""What a sync sends: the state of a project at one time, and what of it is not as it was."""
+"""The state of a project at one time, and its differences from another state."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Difference:
-    """What is not as it was in an earlier snapshot.
+    """Changes since an earlier snapshot.
 
     Attributes:
-        earlier: The id of that one.
-        wanted: What is to be sent to a server that has that one.
-        gone: The records of what is not here as it was then.
+        earlier: The id of that snapshot.
+        wanted: Files to send to a server that has it.
+        gone: Its records of files that have changed or are gone.
     """
 
     earlier: str
@@ -38,14 +38,14 @@ class Difference:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a sync sends.
+    """The files that a sync sends.
 
     Attributes:
         root: The project folder.
-        rules: Filter rules, ended by NUL each, with which rsync selects the entries again.
-        skipped: What is left out although no rule of the user says so: name and why.
-        copy: What a server has when a sync has ended well.
-        difference: To the snapshot before, where that is known.
+        rules: Filter rules, each ended by NUL, with which rsync selects the entries again.
+        skipped: Names of files that are left out although no rule of the user says so, with reasons.
+        copy: The server's files after a complete sync.
+        difference: From the previous snapshot, if known.
     """
 
     root: Path
@@ -58,12 +58,12 @@ class Snapshot:
 
     @property
     def id(self) -> str:
-        """The same for the same names, sizes, times and permissions."""
+        """An id of all names, sizes, times and permissions."""
         return self.copy.snapshot_id
 
     @property
     def entries(self) -> Iterator[Entry]:
-        """All entries, ordered by name, each made when it is needed."""
+        """All entries, ordered by name, created as needed."""
         return map(entry_of, rows_of(self.copy.columns))
 
     def entries_named(self, names: Iterable[bytes]) -> list[Entry]:
@@ -76,9 +76,9 @@ class Snapshot:
         return self.copy.columns.sent
 
     def changes_since(self, copy: KnownCopy) -> tuple[list[bytes], bytes]:
-        """Return the names that are to be sent now, and the records of what is not here as it was.
+        """Return the names to send now, and the earlier records of files that have changed or are gone.
 
-        That is worked out once: most servers have had the same.
+        The result is cached, because most servers have the same copy.
         """
         with self._comparing:
             key = copy.snapshot_id, copy.digest
@@ -100,7 +100,7 @@ class Snapshot:
 
     @cached_property
     def secrets(self) -> tuple[bytes, ...]:
-        """Files and folders that are held back because of what they hold."""
+        """Files and folders that are held back because of their names or contents."""
         return tuple(os.fsencode(name) for name, why in self.skipped if why in {PRIVATE_KEY, MAY_HOLD_SECRETS})
 
     @property
@@ -108,11 +108,11 @@ class Snapshot:
         return self.copy.file_count
 
     def rules_without(self, names: Iterable[bytes]) -> bytes:
-        """Return the rules with which rsync leaves out these, too."""
+        """Return the rules that also exclude these names."""
         return joined([b"/" + literal(name) for name in sorted(names)]) + self.rules
 
     def differs(self, entry: Entry) -> bool:
-        """Tell whether it has changed since; what is gone may have before."""
+        """Return whether a file has changed since; also true if it is gone."""
         try:
             found = os.lstat(os.path.join(os.fsencode(self.root), entry.name))
         except OSError:
@@ -120,5 +120,5 @@ class Snapshot:
         return Version(found.st_size, *divmod(found.st_mtime_ns, SECOND)) != entry.version
 
     def has_here(self, name: bytes) -> bool:
-        """Tell whether there is anything of this name now, whether it is sent or not."""
+        """Return whether a file of this name exists now, even if it is not sent."""
         return os.path.lexists(os.path.join(os.fsencode(self.root), name.rstrip(b"/")))

@@ -1,4 +1,4 @@
-"""The rules with which rsync selects what is sent."""
+"""The filter rules with which rsync selects files to send."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _TRAILING_BLANKS = re.compile(rb"(?<!\\)[ \t]+\Z")
 
 
 def joined(lines: list[bytes]) -> bytes:
-    """Return rules as rsync reads them."""
+    """Encode rules for rsync."""
     return b"".join(line + b"\0" for line in lines)
 
 
 def own_rules(folders: Iterable[str]) -> list[bytes]:
-    """Return the rules that come first, so that they win."""
+    """Return the rules that come first, because the first match wins."""
     own = [name.encode() for name in OWN_FOLDERS]
     return own + [b"/" + literal(os.fsencode(name).strip(b"/")) for name in folders]
 
 
 def users_rules(file: Path) -> list[bytes]:
-    """Return the user's patterns as rsync takes them; a lone ``!`` would clear all rules before it, so it goes."""
+    """Return the user's patterns for rsync, without a lone ``!``, which would clear all rules before it."""
     try:
         text = file.read_bytes()
     except FileNotFoundError:
@@ -42,7 +42,7 @@ def users_rules(file: Path) -> list[bytes]:
 def _clean_lines(text: bytes) -> list[bytes]:
     lines = []
     for raw in _LINE_END.split(text.removeprefix(b"\xef\xbb\xbf")):
-        # rsync takes a NUL for the end of a line; trailing blanks nobody sees.
+        # rsync ends a line at a NUL; trailing blanks are invisible.
         line = _TRAILING_BLANKS.sub(b"", raw.partition(b"\0")[0])
         if line and line != b"!" and not line.startswith((b"#", b";")):
             lines.append(line)
@@ -50,5 +50,5 @@ def _clean_lines(text: bytes) -> list[bytes]:
 
 
 def literal(name: bytes) -> bytes:
-    """Return a pattern that matches a name only; without wildcards rsync takes backslashes as they are."""
+    """Return a pattern that matches only a name; backslashes are literal in a pattern without wildcards."""
     return re.sub(rb"([*?\[\\])", rb"\\\1", name) if re.search(rb"[*?\[]", name) else name

@@ -1,6 +1,6 @@
-"""What GNU find tells of a project's files: all that a look at each of them would, in a tenth of the time.
+"""List a project's files with GNU find, ten times as fast as a stat of each file.
 
-A record is the name, NUL, a line of fields and, of a link, NUL and where it leads. Two NULs end it.
+A record is the name, NUL, a line of fields and, for a link, NUL and its target. Two NULs end it.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ if TYPE_CHECKING:
 
 END = b"\0\0"
 _KINDS = {b"f": stat.S_IFREG, b"d": stat.S_IFDIR, b"l": stat.S_IFLNK}
-# Of a folder no times: they change with what is in it, which is told by itself.
+# Without times for a folder: they change with its contents, which have records of their own.
 _FOLDER = r"%P\0d %m %i %D %U 0 0 0\0\0"
 _FIELDS = r"%y %m %i %D %U %C@ %T@ %s"
 _LINK = rf"%P\0{_FIELDS}\0%l\0\0"
 _OTHER = rf"%P\0{_FIELDS}\0\0"
-# Before 1970 some versions of find tell another time.
+# Some versions of find print other times before 1970.
 _TIME = re.compile(rb"([0-9]{1,18})(?:\.([0-9]{9})[0-9]*)?")
 
 
-# Of a regular file; the groups: name, mode, inode, device, user, second and nanosecond of its time, size.
+# A regular file; the groups: name, mode, inode, device, user, second and nanosecond of its time, size.
 PLAIN = re.compile(
     rb"([^\0]+)\0f ([0-7]{3}) ([0-9]+) ([0-9]+) ([0-9]+) [0-9.]+ ([1-9][0-9]{0,17})\.([0-9]{9})[0-9]* ([0-9]+)"
 )
 
 
 class OddRecordError(ValueError):
-    """find told something else than it was asked for."""
+    """find printed an unexpected record."""
 
 
 def parse_record(record: bytes) -> Seen:
-    """Read a record.
+    """Parse a record.
 
     Raises:
-        OddRecordError: It is none.
+        OddRecordError: The record is malformed.
     """
     try:
         name, fields, *target = record.split(b"\0")
@@ -58,7 +58,7 @@ def parse_record(record: bytes) -> Seen:
 
 
 def kind_and_name(record: bytes) -> bytes:
-    """Return the letter of its kind and the name of a record, as one key."""
+    """Return the letter of the kind followed by the name, as one key."""
     name, _, fields = record.partition(b"\0")
     return fields[:1] + name
 
@@ -71,9 +71,9 @@ def _time(text: bytes) -> int:
 
 
 async def find_files(root: Path, pruned: Iterable[bytes], seconds: float) -> bytes | None:
-    """Return the records of all files, without those in our own and in the pruned folders.
+    """Return the records of all files except those in the folders of remote-tool and in the pruned ones.
 
-    None where find is not GNU's, or could not see all: then somebody else has to look.
+    None if find is not GNU find, or could not list everything: then the caller has to list the files.
     """
     if sys.platform != "linux":
         return None

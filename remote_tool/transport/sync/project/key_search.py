@@ -1,4 +1,4 @@
-"""A search of many files for the words that every private key has, by a program that is made for that."""
+"""Search many files with grep for the words that every private key contains."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from remote_tool.transport.sync.secrets import may_be_key
 if TYPE_CHECKING:
     from pathlib import Path
 
-# As in UTF-16, too, whose letters have a NUL between them.
+# Also in UTF-16, which has a NUL between letters.
 _WORDS = "PRIVATE KEY|PuTTY-User-Key-File|P.R.I.V.A.T.E|P.u.T.T.Y"
 _SCRIPT = 'cd -- "$1" && exec xargs -0 grep -lZaE -e "$2" --'
 _SEARCH_SECONDS = 600.0
 
 
 async def find_suspects(root: Path, found: bytes) -> list[bytes]:
-    """Return the records of those files that may hold a private key; all of that size, where the search fails."""
+    """Return the records of files that may hold a private key; of all files of that size if the search fails."""
     records = await asyncio.to_thread(_candidates, found)
     names = b"".join(name + b"\0" for name in records)
     with tempfile.NamedTemporaryFile() as proof:
-        # Only a grep that finds the words between NULs is one for this.
+        # Proves that this grep finds the words in UTF-16, and so between NULs.
         proof.write("PRIVATE KEY".encode("utf-16"))
         proof.flush()
         question = Question(_SEARCH_SECONDS, environment(), stdin=names + os.fsencode(proof.name) + b"\0")
@@ -41,7 +41,7 @@ async def find_suspects(root: Path, found: bytes) -> list[bytes]:
 
 
 def _candidates(found: bytes) -> dict[bytes, bytes]:
-    """Return the records of regular files of the size of a key, by name."""
+    """Return the records of regular files that have the size of a key, by name."""
     pairs = ((record.partition(b"\0"), record) for record in found.split(END)[:-1])
     return {
         parts[0]: record

@@ -1,4 +1,4 @@
-"""What the last listing of a project found, kept: a file is looked at again only when it is not as it was then."""
+"""The recorded result of the last listing of a project, so that only changed files are examined again."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from remote_tool.transport.sync.project.selection import Selection
 
-# Folders that rsync does not select, and that need not be walked therefore.
+# The most folders that are excluded from find because rsync does not select them.
 MOST_PRUNED = 200
-# Beyond this all is listed again.
+# With more changes than this, everything is listed again.
 MOST_CHANGED = 1000
 _SHARE_CHANGED = 8
 _BLOCK = 64 * 1024
@@ -33,11 +33,11 @@ _PARTS = (*Columns._fields, "pruned", "skipped", "let_through", "records")
 
 @dataclass(frozen=True)
 class Changes:
-    """What find tells now and did not tell then, and the other way round: records by name.
+    """Differences between two outputs of find: records by name.
 
     Attributes:
-        gone: As they were.
-        come: As they are.
+        gone: Earlier records of changed or removed files.
+        come: Current records of changed or new files.
     """
 
     gone: dict[bytes, bytes]
@@ -53,19 +53,19 @@ class Changes:
 
     @property
     def new(self) -> list[bytes]:
-        """Names that were not there, or of another kind: whether rsync selects them, nobody knows yet."""
+        """Names that are new or of another kind: whether rsync selects them is unknown."""
         return [name for name, record in self.come.items() if _kind(self.gone.get(name)) != _kind(record)]
 
 
 @dataclass(frozen=True)
 class Listing:
-    """A listing.
+    """A recorded listing.
 
     Attributes:
-        copy: What is sent.
-        skipped: What is left out although no rule of the user says so: name and why.
-        let_through: What is sent because the user said so.
-        pruned: Folders that were not walked.
+        copy: The files to send.
+        skipped: Names of files that are left out although no rule of the user says so, with reasons.
+        let_through: Files that are sent only because the user asked for it.
+        pruned: Folders that were not listed.
         digest: Of the records.
     """
 
@@ -82,7 +82,7 @@ class Listing:
 
     @classmethod
     def recall(cls, file: Path, key: str) -> Self | None:
-        """Return what was kept under this key."""
+        """Read the listing that was recorded under this key, if there is one."""
         kept = KeptParts.recall(file, len(_WORDS), len(_PARTS))
         if kept is None or kept.words[0] != key:
             return None
@@ -93,7 +93,7 @@ class Listing:
         return cls(copy, dict(pairs), let_through, pruned, records, kept)
 
     def compare(self, records: bytes) -> Changes | None:
-        """Return what is not as it was; None when that is too much to look at it one by one."""
+        """Return the changes since then; None if there are too many to process one by one."""
         if hashlib.sha256(records).hexdigest() == self.digest:
             return Changes({}, {})
         before = self._kept[_PARTS.index("records")]
@@ -109,7 +109,7 @@ class Listing:
 
 
 def keep(file: Path, key: str, listing: Kept) -> None:
-    """Remember a listing."""
+    """Record a listing."""
     copy = listing.copy
     skipped = [os.fsencode(text) for pair in listing.skipped.items() for text in pair]
     lists = map(_join, (listing.pruned, skipped, listing.let_through))
@@ -119,7 +119,7 @@ def keep(file: Path, key: str, listing: Kept) -> None:
 
 @dataclass(frozen=True)
 class Kept:
-    """A listing that is to be remembered; see :class:`Listing`."""
+    """A listing to record; see :class:`Listing`."""
 
     copy: KnownCopy
     skipped: dict[str, str]
@@ -129,7 +129,7 @@ class Kept:
 
 
 def clock(folder: Path) -> int:
-    """Return the time of a folder's disk in nanoseconds; -1 when nothing can be kept there."""
+    """Return the current time of a folder's file system, less a second, in nanoseconds; -1 if it is not writable."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -139,7 +139,7 @@ def clock(folder: Path) -> int:
 
 
 def not_selected(root: Path, selection: Selection, before: int) -> list[bytes]:
-    """Return folders that rsync does not select and does not walk, the outermost first; not those that are newer."""
+    """Return unselected folders that need not be listed, outermost first, without those changed after ``before``."""
     return [*islice(_not_selected(root, selection, before), MOST_PRUNED)]
 
 
@@ -161,7 +161,7 @@ def _not_selected(root: Path, selection: Selection, before: int) -> Iterator[byt
 
 
 def _common(one: bytes, other: bytes) -> tuple[int, int]:
-    """Return how many bytes two lists of records have in common at their begin and at their end: whole records."""
+    """Return how many bytes of whole records two lists share at their beginning and at their end."""
     most = min(len(one), len(other))
     start = end = 0
     while start < most and one[start : start + _BLOCK] == other[start : start + _BLOCK]:

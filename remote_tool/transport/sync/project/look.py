@@ -1,4 +1,4 @@
-"""A look at each file that rsync would send: what must not leave this machine stays."""
+"""Judge each file that rsync would send: some must never be sent."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
 LEADS_OUT = "is a link that points outside the project"
 NOT_REGULAR = "is not a regular file"
-# Of what a look remembers: another version looks at all again.
+# Part of the key of recorded listings: with another format, all files are judged again.
 _FORMAT = b"1"
 
 
 @dataclass
 class Look:
-    """A look at files of a project.
+    """Judge the files of a project.
 
     Attributes:
         root: The project folder.
         private_keys: Files that are never sent, by device and inode.
-        looked: Which files were looked into before.
-        send_anyway: Patterns of what is sent although it may hold secrets.
-        let_through: What is sent because of these.
-        skipped: What is left out although no rule of the user says so: name and why.
-        left_out: Of these what rsync must be kept from.
+        looked: Files that were searched for keys before.
+        send_anyway: Patterns of files to send although they may hold secrets.
+        let_through: Files that are sent because of these patterns.
+        skipped: Names of files that are left out although no rule of the user says so, with reasons.
+        left_out: Those of the skipped files that rsync must exclude.
     """
 
     root: Path
@@ -54,47 +54,47 @@ class Look:
         self.base = os.path.join(os.fsencode(self.root), b"")
 
     def key(self, rules: Sequence[bytes]) -> str:
-        """Return what is another when the same files may be judged otherwise."""
+        """Return a digest of everything besides the files that affects how they are judged."""
         said = (_FORMAT, rules, sorted(self.private_keys), self.send_anyway, self.user, secrets.ALL_RULES, self.base)
         return hashlib.sha256(repr(said).encode()).hexdigest()
 
     def rules(self, own: Sequence[bytes], users: Sequence[bytes]) -> list[bytes]:
-        """Return the rules with which rsync selects again.
+        """Return the rules with which rsync selects again when it sends.
 
-        What a look has found is excluded by name, and what may appear in the next moment by its kind.
+        Skipped files are excluded by name; the patterns for secrets cover files that appear in the meantime.
         """
         left_out = [b"/" + literal(name) for name in self.left_out]
         let_through = [b"+ /" + literal(name) for name in self.let_through]
         return [*own, *let_through, *SECRET_RULES, *left_out, *users]
 
     def recall(self, skipped: Mapping[str, str], let_through: Iterable[bytes], touched: Collection[bytes]) -> None:
-        """Take up what an earlier look has found, but not of these files."""
+        """Take over the results of an earlier listing, except for the touched files."""
         for shown, why in skipped.items():
             if os.fsencode(shown) not in touched:
                 self.skip(os.fsencode(shown), why)
         self.let_through += [name for name in let_through if name not in touched]
 
     def forget(self) -> None:
-        """Begin again."""
+        """Drop all results."""
         for found in (self.let_through, self.skipped, self.left_out):
             found.clear()
 
     def changed_since(self, name: bytes, moment: int) -> bool:
-        """Tell whether a file, or what a folder has in it, has changed since; also of what is gone."""
+        """Return whether a file, or the listing of a folder, has changed since; also true if it is gone."""
         try:
             return os.lstat(self.base + name).st_ctime_ns >= moment
         except OSError:
             return True
 
     def at(self, name: bytes) -> Entry | None:
-        """Look at a file by its name; see :meth:`judge`."""
+        """Judge a file by its name; see :meth:`judge`."""
         try:
             return self.judge(see(self.base, name))
         except OSError:
-            return None  # gone since rsync saw it
+            return None  # gone since rsync listed it
 
     def judge(self, found: Seen) -> Entry | None:
-        """Return a file's entry; None when it is not sent."""
+        """Return the entry of a file; None if it is not sent."""
         name = found.name
         secret = secret_in(name, self.send_anyway)
         if secret is not None:
@@ -108,7 +108,7 @@ class Look:
         return Entry.seen(found)
 
     def row_of(self, record: bytes) -> tuple[bytes, bytes, bytes] | None:
-        """Return the row of a plain file as :meth:`judge` would, in a fraction of the time; None: it has to judge."""
+        """Return the row of a regular file like :meth:`judge`, but much faster; None if :meth:`judge` has to decide."""
         found = PLAIN.fullmatch(record) if self.looked.searched and not self.send_anyway else None
         if found is None:
             return None
@@ -117,24 +117,24 @@ class Look:
         is_readable = int(user) == self.user and permissions & stat.S_IRUSR
         if not is_readable or (int(device), int(inode)) in self.private_keys or secret_in(name) is not None:
             return None
-        self.looked.hold_none(inode, size, second + rest)
+        self.looked.assume_no_key(inode, size, second + rest)
         look = b"%x %b %b ./%b" % (stat.S_IFREG | permissions, size, second, name)
         return b"%b %b %b" % (size, second, name), look, b"%d" % int(rest)
 
     def skip(self, name: bytes, why: str) -> None:
-        """Leave out a file or folder."""
+        """Skip a file or folder."""
         shown = os.fsdecode(name)
         if shown not in self.skipped:
             self.skipped[shown] = why
             self.left_out.append(name)
 
     def complain(self, complaints: Iterable[bytes]) -> None:
-        """Take up what rsync could not read."""
+        """Skip files that rsync could not read."""
         for complaint in complaints:
             self.skipped.setdefault(os.fsdecode(complaint), "")
 
     def holds_key(self, found: Seen) -> bool:
-        """Tell whether a regular file holds a private key that is not sent anyway."""
+        """Return whether a regular file holds a private key, unless the user has asked to send it."""
         is_key = self.looked.is_private_key(self.base + found.name, found)
         return is_key and not is_listed(found.name, self.send_anyway)
 
@@ -155,7 +155,7 @@ class Look:
 
 
 def _stays_inside(name: bytes, target: bytes) -> bool:
-    """Tell whether a link leads to a place inside the project, by its text alone."""
+    """Return whether a link points inside the project, judging only by its target."""
     if target.startswith(b"/"):
         return False
     resolved = os.path.normpath(os.path.join(os.path.dirname(name) or b".", target))

@@ -1,4 +1,4 @@
-"""Which files of a folder rsync selects by the rules of a project."""
+"""Select the files of a folder with rsync and the rules of a project."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _COMPLAINT = re.compile(rb"rsync: (?:\[\w+\] )?(.*)", re.DOTALL)
 
 @dataclass(frozen=True)
 class Selection:
-    """What rsync selects.
+    """The files that rsync selects.
 
     Attributes:
         keys: The letter of the kind (f, d or l) and the name of each file, folder and link.
-        not_regular: What is none of these.
-        complaints: What rsync says that it could not read.
+        not_regular: Files of other kinds.
+        complaints: Files that rsync could not read.
     """
 
     keys: frozenset[bytes] = field(repr=False)
@@ -52,22 +52,22 @@ class Selection:
 async def select(
     rsync: LocalRsync, root: Path, rules: Sequence[bytes], among: Iterable[bytes] | None = None
 ) -> Selection:
-    """Have rsync select.
+    """Have rsync select files.
 
     Args:
         rsync: The program.
         root: The folder.
-        rules: What is not sent.
-        among: Look for these names only, where no rule says otherwise.
+        rules: The filter rules.
+        among: Select only among these names; None: among all.
 
     Raises:
-        SyncError: It cannot list the folder.
+        SyncError: rsync cannot list the folder.
     """
-    output, complaints = await _list(rsync, root, joined([*rules, *_nothing_but(among)]))
+    output, complaints = await _list(rsync, root, joined([*rules, *_only(among)]))
     return await asyncio.to_thread(_parse, rsync, output, complaints)
 
 
-def _nothing_but(names: Iterable[bytes] | None) -> list[bytes]:
+def _only(names: Iterable[bytes] | None) -> list[bytes]:
     if names is None:
         return []
     wanted = {name[:end] for name in names for end in [*(at.start() for at in re.finditer(b"/", name)), len(name)]}
@@ -90,10 +90,10 @@ def _parse(rsync: LocalRsync, output: bytes, complaints: bytes) -> Selection:
 
 
 async def _list(rsync: LocalRsync, root: Path, rules: bytes) -> tuple[bytes, bytes]:
-    """Have rsync say what it would send into an empty folder."""
+    """Return what rsync would send to an empty folder, and its stderr."""
     nowhere = os.path.join(tempfile.gettempdir(), f"remote-tool-{secrets.token_hex(8)}")
     with scratch_file() as out:
-        # A trailing slash sends what is inside; the destination does not exist, and with -n never will.
+        # The trailing slash sends the folder's contents; the destination does not exist, and -n never creates it.
         question = Question(LISTING_SECONDS, environment(), stdin=rules, output=out, with_errors=True)
         command = (rsync.program, "-rln", "-0", "--exclude-from=-", *rsync.item_options, f"{root}/", f"{nowhere}/")
         try:

@@ -1,4 +1,4 @@
-"""Which files of a project are sent: chosen by rsync's own rules, less what must never leave this machine."""
+"""List the files of a project to send: those that rsync's rules select, without those that must never be sent."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
     from remote_tool.transport.sync.local_rsync import LocalRsync
     from remote_tool.transport.sync.project.listing import Changes
 
-# Names that rsync is asked about instead of listing all.
+# With up to this many new names, rsync is asked only about these.
 MOST_ASKED = 200
-# From so many files on another program searches them for keys.
+# With at least this many files, grep searches them for keys.
 WORTH_A_SEARCH = 500
 
 
 @dataclass(frozen=True)
 class SelectionRules:
-    """What is not sent.
+    """Rules for the selection of files.
 
     Attributes:
         exclude_file: The user's rsync patterns; may be missing.
-        own_folders: Further folders of ours, relative to the project.
-        private_keys: Files that are never sent, wherever they lie.
-        send_anyway: Patterns of what is sent although it may hold secrets, or a private key.
-        looked: Where it is kept which files were looked into; None: nowhere.
-        listing: Where it is kept what was found; None: nowhere.
+        own_folders: More folders of remote-tool, relative to the project.
+        private_keys: Files that are never sent, wherever they are.
+        send_anyway: Patterns of files to send although they may hold secrets or a private key.
+        looked: File that records which files were searched for keys; None: none.
+        listing: File that records the listing; None: none.
     """
 
     exclude_file: Path
@@ -54,10 +54,10 @@ class SelectionRules:
 
 
 async def take_snapshot(root: Path, rules: SelectionRules) -> Snapshot:
-    """List what is to be sent; what was listed before and is as it was then is not looked at again.
+    """List the files to send; examine only files that have changed since the last listing.
 
     Raises:
-        SyncError: rsync is missing here, or does not list the folder.
+        SyncError: rsync is missing here, or cannot list the folder.
     """
     if not await asyncio.to_thread(root.is_dir):
         raise SyncError(f"The project folder {root} does not exist")
@@ -74,7 +74,7 @@ class _Run:
         self._own, self._users = own_rules(rules.own_folders), users_rules(rules.exclude_file)
         self._look = Look(root, identities(rules.private_keys), Looked(rules.looked), rules.send_anyway)
         self._key = self._look.key([*self._own, *self._users])
-        # What is newer than this may have come after rsync looked: that it was not selected means nothing.
+        # A newer file may have appeared after rsync listed its folder: not being selected proves nothing.
         self._began = listing.clock(rules.listing.parent) if rules.listing else -1
 
     async def take(self) -> Snapshot:
@@ -98,7 +98,7 @@ class _Run:
             kept = Kept(copy, self._look.skipped, self._look.let_through, pruned, found)
             listing.keep(self._file, self._key, kept)
 
-    # By what has changed since the last time
+    # Update the last listing
 
     async def _take_changes(self, earlier: Listing, found: bytes) -> Snapshot | None:
         changes = await asyncio.to_thread(earlier.compare, found)
@@ -116,7 +116,7 @@ class _Run:
 
     def _change(self, earlier: Listing, changes: Changes, selection: Selection, found: bytes) -> Snapshot:
         before, look = earlier.copy, self._look
-        # It may have been looked into at the same size and time; but somebody has written to it since.
+        # The file has been written to, so an earlier search at the same size and time proves nothing.
         look.looked = Looked(None)
         touched = frozenset(changes.names) | {name + b"/" for name in changes.names}
         chosen = {name.rstrip(b"/") for name in before.sent_among(touched)} | earlier.skipped_names
@@ -124,7 +124,7 @@ class _Run:
         asked = {name for name, record in new.items() if kind_and_name(record) in selection.keys}
         unsure = [record for name, record in new.items() if name not in asked]
         look.recall(earlier.skipped, earlier.let_through, touched)
-        self._skip_odd(selection)
+        self._skip_special(selection)
         wanted_now = chosen - new.keys() | asked
         records = (record for name, record in changes.come.items() if name in wanted_now)
         entries = [entry for entry in map(look.judge, map(parse_record, records)) if entry is not None]
@@ -133,7 +133,7 @@ class _Run:
         self._keep(copy, earlier.pruned, self._without_newer(found, unsure))
         return self._snapshot(copy, Difference(before.snapshot_id, wanted, gone))
 
-    # All of it
+    # List everything
 
     async def _take_all(self) -> Snapshot:
         selection = await select(self._rsync, self._root, [*self._own, *self._users])
@@ -147,19 +147,19 @@ class _Run:
             except OddRecordError:
                 self._look.forget()
         if copy is None:
-            copy = await asyncio.to_thread(self._see_each, selection)
+            copy = await asyncio.to_thread(self._examine_each, selection)
         await asyncio.to_thread(self._look.looked.note)
         return self._snapshot(copy)
 
-    def _see_each(self, selection: Selection) -> KnownCopy:
-        """Look at each file by itself."""
-        self._skip_odd(selection)
+    def _examine_each(self, selection: Selection) -> KnownCopy:
+        """Examine each file with a stat of its own."""
+        self._skip_special(selection)
         made = ColumnsMaker()
         for entry in sorted(filter(None, map(self._look.at, selection.names))):
             made.add(entry)
         return KnownCopy.of(made.columns())
 
-    def _skip_odd(self, selection: Selection) -> None:
+    def _skip_special(self, selection: Selection) -> None:
         for name in selection.not_regular:
             self._look.skip(name, NOT_REGULAR)
 
@@ -178,8 +178,8 @@ class _Run:
         return copy
 
     def _judge_each(self, selection: Selection, found: bytes) -> tuple[Columns, list[bytes]]:
-        """Judge what rsync has selected; return also the records of all others."""
-        self._skip_odd(selection)
+        """Judge the files that rsync has selected; also return the records of all others."""
+        self._skip_special(selection)
         made, others = ColumnsMaker(), []
         for record in sorted(found.split(END)[:-1]):
             if kind_and_name(record) not in selection.keys:
@@ -191,14 +191,14 @@ class _Run:
         return made.columns(), others
 
     def _find_keys(self, suspects: list[bytes]) -> list[bytes]:
-        """Look into files that may hold a key; return the names of those that do."""
+        """Search files that may hold a key; return the names of those that do."""
         keys = [found.name for found in map(parse_record, suspects) if self._look.holds_key(found)]
         for name in keys:
             self._look.skip(name, PRIVATE_KEY)
         return keys
 
     def _without_newer(self, found: bytes, records: list[bytes]) -> bytes:
-        """Return the records without those that may have come after rsync looked: they are new the next time."""
+        """Return the records without files that may be newer than rsync's listing; they count as new next time."""
         newer = [record.partition(b"\0")[0] for record in records if self._is_newer(record)]
         begins = tuple(name + end for name in newer for end in (b"\0", b"/"))
         return b"".join(each + END for each in found.split(END)[:-1] if not each.startswith(begins)) if newer else found
