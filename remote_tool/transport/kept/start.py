@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +27,9 @@ if TYPE_CHECKING:
 # Ends a master that is not logged in by then; one that is has forked, and the child has no alarm.
 START_SECONDS = 60
 CONNECT_SECONDS = 15
+# An alarm outlives exec.
+_ALARM = f"import os, signal, sys; signal.alarm({START_SECONDS}); os.execv(sys.argv[1], sys.argv[1:])"
+_WITH_ALARM = (sys.executable, "-I", "-S", "-c", _ALARM)
 # The generated file is the only configuration that this ssh reads.
 FIXED_OPTIONS = {
     "BatchMode": "yes",
@@ -113,15 +115,13 @@ def _start(program: str, place: Place, wanted: Wanted, turn: int) -> None:
     record.write(place)
     # ssh closes its stderr once it is logged in or has failed, which releases the lock.
     process = subprocess.Popen(
-        [program, "-F", str(place.config), "-M", "-N", "-f", "-S", str(socket), f"hop{len(hops) - 1}"],
+        [*_WITH_ALARM, program, "-F", str(place.config), "-M", "-N", "-f", "-S", str(socket), f"hop{len(hops) - 1}"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=turn,
         cwd="/",
         env={"PATH": os.environ.get("PATH", os.defpath), "HOME": str(Path.home()), "LC_ALL": "C"},
         start_new_session=True,
-        # This is the only Python code between fork and exec.
-        preexec_fn=partial(signal.alarm, START_SECONDS),  # noqa: PLW1509
     )
     # Leaves no zombie if it ends before this program does.
     threading.Thread(target=process.wait, name="start a master", daemon=True).start()
