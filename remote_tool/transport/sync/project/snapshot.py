@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -93,9 +94,17 @@ class _Run:
         rules = joined(self._look.rules(self._own, self._users))
         return Snapshot(self._root, rules, tuple(self._look.skipped.items()), copy, difference)
 
-    def _keep(self, copy: KnownCopy, pruned: list[bytes], found: bytes) -> None:
+    def _keep(self, copy: KnownCopy, pruned: list[bytes], found: bytes, unsure: list[bytes]) -> None:
+        """Record the listing, except for unselected files that may be newer than it; they count as new next time."""
         if self._file is not None and self._began >= 0:
-            kept = Kept(copy, self._look.skipped, self._look.let_through, pruned, found)
+            newer = [record.partition(b"\0")[0] for record in unsure if self._is_newer(record)]
+            begins = tuple(name + end for name in newer for end in (b"\0", b"/"))
+            skipped = self._look.skipped
+            if begins:
+                found = b"".join(each + END for each in found.split(END)[:-1] if not each.startswith(begins))
+                names = ((shown, os.fsencode(shown) + b"\0") for shown in skipped)
+                skipped = {shown: skipped[shown] for shown, name in names if not name.startswith(begins)}
+            kept = Kept(copy, skipped, self._look.let_through, pruned, found)
             listing.keep(self._file, self._key, kept)
 
     # Update the last listing
@@ -130,7 +139,7 @@ class _Run:
         entries = [entry for entry in map(look.judge, map(parse_record, records)) if entry is not None]
         columns, wanted, gone = change_columns(before.columns, touched, entries)
         copy = KnownCopy.of(columns)
-        self._keep(copy, earlier.pruned, self._without_newer(found, unsure))
+        self._keep(copy, earlier.pruned, found, unsure)
         return self._snapshot(copy, Difference(before.snapshot_id, wanted, gone))
 
     # List everything
@@ -174,7 +183,7 @@ class _Run:
         columns = change_columns(columns, keys, ())[0] if keys else columns
         copy = KnownCopy.of(columns)
         if not selection.complaints:
-            await asyncio.to_thread(lambda: self._keep(copy, pruned, self._without_newer(found, others)))
+            await asyncio.to_thread(self._keep, copy, pruned, found, others)
         return copy
 
     def _judge_each(self, selection: Selection, found: bytes) -> tuple[Columns, list[bytes]]:
@@ -196,12 +205,6 @@ class _Run:
         for name in keys:
             self._look.skip(name, PRIVATE_KEY)
         return keys
-
-    def _without_newer(self, found: bytes, records: list[bytes]) -> bytes:
-        """Return the records without files that may be newer than rsync's listing; they count as new next time."""
-        newer = [record.partition(b"\0")[0] for record in records if self._is_newer(record)]
-        begins = tuple(name + end for name in newer for end in (b"\0", b"/"))
-        return b"".join(each + END for each in found.split(END)[:-1] if not each.startswith(begins)) if newer else found
 
     def _is_newer(self, record: bytes) -> bool:
         name, _, fields = record.partition(b"\0")
