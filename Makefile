@@ -29,6 +29,7 @@ test-user: system-test $(VENV)/stamp-test
 check: $(VENV)/stamp-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/shellcheck $$(find remote_tool -name '*.sh') tools/need
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.house

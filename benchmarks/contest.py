@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import statistics
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import warmth
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 BY_HAND = "by hand"
 OURS = "remote_tool"
 LABML = "labml_remote"
 PARALLEL_SSH = "parallel-ssh"
 MEMORY = "its memory, MB"
+# A work that takes long is measured less often, but never less than this.
+LEAST_ROUNDS = 3
+PATIENCE = 15.0
 
 
 def _nothing() -> None:
@@ -31,7 +35,7 @@ class Contender:
         run: Does it once, and returns what it cost, in the unit of the work.
         before: Makes the state from which it is done; not measured.
         after: Waits until all of it is over; not measured.
-        rounds: In how many rounds it takes part; None: in all.
+        rounds: In how many rounds it takes part; None: in all. One that takes part in one does not warm up.
     """
 
     name: str
@@ -50,12 +54,14 @@ class Goal:
         unit: Of the cost; empty: it is a multiple.
         of: Whose cost.
         against: Whose cost is 1.0; None: that of the work's own rival.
+        why: The reason, found by profiling, where it is missed.
     """
 
     limit: float
     unit: str = ""
     of: str = OURS
     against: str | None = None
+    why: str = ""
 
     @property
     def text(self) -> str:
@@ -66,7 +72,8 @@ class Goal:
 
     def judge(self, value: float | None) -> dict[str, Any]:
         """Say whether a cost or a multiple meets it; None when it was not measured."""
-        return {"goal": self.text, "value": value, "met": None if value is None else value <= self.limit}
+        met = None if value is None else value <= self.limit
+        return {"goal": self.text, "value": value, "met": met, "why": self.why if met is False else ""}
 
 
 @dataclass(frozen=True)
@@ -80,7 +87,8 @@ class Work:
         goals: What it may cost at most.
         against: Whose cost is 1.0.
         unit: Of a cost.
-        rounds: How often each does it.
+        rounds: How often each does it, where that takes no longer than our patience.
+        warms_up: Whether each does it once before, which does not count.
     """
 
     key: str
@@ -90,6 +98,7 @@ class Work:
     against: str = BY_HAND
     unit: str = "s"
     rounds: int = 7
+    warms_up: bool = True
 
 
 @dataclass
@@ -127,6 +136,16 @@ class Result:
             return self.median(goal.of)
         return self._multiple(goal.of, goal.against or self.work.against)
 
+    def lines(self) -> Iterator[str]:
+        """Return what is shown of each contender."""
+        for name in self.costs:
+            ratio = self.ratio(name)
+            what, _, unit = name.partition(", ")
+            shown = f"  {ratio:.2f}" if ratio is not None else ""
+            yield f"  {what:<14} {self.median(name):.3f} {unit or self.work.unit}{shown}"
+        for name, problem in self.problems.items():
+            yield f"  {name:<14} left out: {problem}"
+
     def as_json(self) -> dict[str, Any]:
         """Return all of it as plain values."""
         names = [contender.name for contender in self.work.contenders]
@@ -150,48 +169,49 @@ def hold(work: Work, *, rounds: int | None = None, told: Callable[[str], None] =
 
     Args:
         work: What is done.
-        rounds: Instead of the work's own number.
+        rounds: Instead of the work's own number, however long that takes.
         told: Hears what happens.
     """
     result = Result(work)
-    able = [contender for contender in work.contenders if contender.rounds == 1 or _try(contender, result)]
+    for contender in work.contenders:
+        if work.warms_up and contender.rounds != 1:
+            _try(contender, result)
+    begin = time.monotonic()
     for number in range(rounds or work.rounds):
-        for contender in _turned(able, number):
-            if contender.rounds is not None and number >= contender.rounds:
-                continue
-            cost = _once(contender)
-            result.costs.setdefault(contender.name, []).append(cost)
-    for name in result.costs:
-        ratio = result.ratio(name)
-        shown = f"  {ratio:.2f}" if ratio is not None else ""
-        what, _, unit = name.partition(", ")
-        told(f"  {what:<14} {result.median(name):.3f} {unit or work.unit}{shown}")
-    for name, problem in result.problems.items():
-        told(f"  {name:<14} left out: {problem}")
+        if rounds is None and number >= LEAST_ROUNDS and time.monotonic() - begin > PATIENCE:
+            break
+        _play(result, number)
+    for line in result.lines():
+        told(line)
     return result
 
 
+def _play(result: Result, number: int) -> None:
+    for contender in _turned(result.work.contenders, number):
+        if contender.rounds is None or number < contender.rounds:
+            cost = _try(contender, result)
+            if cost is not None:
+                result.costs.setdefault(contender.name, []).append(cost)
+
+
 def _turned(contenders: Sequence[Contender], by: int) -> list[Contender]:
-    shift = by % len(contenders) if contenders else 0
+    shift = by % len(contenders)
     return [*contenders[shift:], *contenders[:shift]]
 
 
-def _try(contender: Contender, result: Result) -> bool:
-    """Do it once without counting; one that cannot do it is told and left out."""
+def _try(contender: Contender, result: Result) -> float | None:
+    """Return what it costs; one that cannot do it is told and left out from then on, but we may not fail."""
+    if contender.name in result.problems:
+        return None
     try:
-        _once(contender)
+        contender.before()
+        warmth.warm()
+        try:
+            return contender.run()
+        finally:
+            contender.after()
     except Exception as error:
         if contender.name == OURS:
             raise
         result.problems[contender.name] = f"{type(error).__name__}: {error}"
-        return False
-    return True
-
-
-def _once(contender: Contender) -> float:
-    contender.before()
-    warmth.warm()
-    try:
-        return contender.run()
-    finally:
-        contender.after()
+        return None

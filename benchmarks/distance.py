@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import statistics
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,17 +26,20 @@ if TYPE_CHECKING:
 DELAYS = (0.001, 0.020, 0.150)
 COUNTS = (64, 256, 1024)
 SERVERS = 8
+LONG = 0.1
 HOME_LINE = 20e6 / 8
 CLUSTER_LINE = 1e9 / 8
 AGAIN = "run again"
-GOAL = Goal(0.55, "s")
+GOAL = Goal(
+    0.55, "s", why="The start of the program takes 0.2 s; the rest is round trips, as the table by distance shows."
+)
 
 
-def measure(rounds: int, *, servers: int = SERVERS, delays: Sequence[float] = DELAYS) -> dict[str, Any]:
+def measure(rounds: int | None, *, servers: int = SERVERS, delays: Sequence[float] = DELAYS) -> dict[str, Any]:
     """Run commands over long wires to one server and to several.
 
     Args:
-        rounds: How often each.
+        rounds: How often each, instead of three times, and twice where the wire is long and so decides.
         servers: How many several are.
         delays: Round trips, in seconds, the shortest first.
 
@@ -51,7 +55,7 @@ def measure(rounds: int, *, servers: int = SERVERS, delays: Sequence[float] = DE
                 field.configure(keep=keep)
                 measured[name] = {}
                 for count in (1, servers):
-                    measured[name][str(count)] = _over_delays(field, command, count, rounds, delays)
+                    measured[name][str(count)] = _over_delays(field, partial(command, count), rounds, delays, keep=keep)
                     shown = " ".join(f"{cost:.2f}" for cost in measured[name][str(count)])
                     print(f"  {name}, {count} servers: {shown} s", flush=True)
     finally:
@@ -89,15 +93,18 @@ def _commands(field: Field) -> dict[str, tuple[bool, Callable[[int], float]]]:
 
 
 def _over_delays(
-    field: Field, command: Callable[[int], float], count: int, rounds: int, delays: Sequence[float]
+    field: Field, command: Callable[[], float], rounds: int | None, delays: Sequence[float], *, keep: bool
 ) -> list[float]:
     seconds = []
     for delay in delays:
         for wire in field.wires:
             wire.round_trip = delay
-        # The first one logs in.
-        command(count)
-        seconds.append(statistics.median(command(count) for _ in range(rounds)))
+        if keep and delay == delays[0]:
+            # It logs in, and leaves a login.
+            command()
+            command()
+        times = rounds or (3 if delay < LONG else 2)
+        seconds.append(statistics.median(command() for _ in range(times)))
     return seconds
 
 

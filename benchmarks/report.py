@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import statistics
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,7 @@ def write_page(page: Path, results: Mapping[str, Any]) -> None:
     for name, part in (
         ("machine", f"{_machine_line(results['machine'])} All values: [results.json](benchmarks/results.json)."),
         ("works", works_table(results.get("works", {}))),
+        ("missed", missed(results)),
         ("sizes", sizes.table(results["sizes"]) + SIZES_PICTURE if "sizes" in results else "Not measured."),
         ("scale", scale_table(results.get("scale", {})) + SCALE_PICTURE if "scale" in results else ""),
         ("distance", distance.table(seconds)),
@@ -73,16 +75,30 @@ def works_table(works: Mapping[str, Any]) -> str:
 
 
 def goals(results: Mapping[str, Any]) -> str:
-    """Return a line for each goal: met, missed or not measured, of what, and the value."""
-    judged = [(goal, work["title"]) for work in results.get("works", {}).values() for goal in work["goals"]]
-    judged += [
-        (goal, goal["of"]) for curve in ("sizes", "distance") for goal in results.get(curve, {}).get("goals", [])
-    ]
+    """Return a line for each goal: met, missed or not measured, of what, and the value; and why it is missed."""
     lines = ["Goals:"]
-    for goal, title in judged:
+    for goal, title in _judged(results):
         value = "–" if goal["value"] is None else f"{goal['value']:.2f}"
         lines.append(f"  {_VERDICTS[goal['met']]:<12} {value:>6}, {goal['goal']}: {title}")
+        lines += textwrap.wrap(goal.get("why", ""), 110, initial_indent=" " * 22, subsequent_indent=" " * 22)
     return "\n".join(lines)
+
+
+def missed(results: Mapping[str, Any]) -> str:
+    """Return the goals that are missed and why, as Markdown; tasks that miss for the same reason share a row."""
+    titles: dict[str, list[str]] = {}
+    for goal, title in _judged(results):
+        if goal["met"] is False:
+            shown = f"{title}: {goal['value']:.2f}, goal {goal['goal']}"
+            titles.setdefault(goal.get("why") or "Not known.", []).append(shown)
+    lines = ["| missed | reason |", "|---|---|"]
+    return "\n".join(lines + [f"| {'; '.join(shown)} | {why} |" for why, shown in titles.items()])
+
+
+def _judged(results: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], str]]:
+    judged = [(goal, work["title"]) for work in results.get("works", {}).values() for goal in work["goals"]]
+    curves = [results.get(curve, {}).get("goals", []) for curve in ("sizes", "distance")]
+    return judged + [(goal, goal["of"]) for goals in curves for goal in goals]
 
 
 _VERDICTS = {True: "met", False: "missed", None: "not measured"}

@@ -8,59 +8,62 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import pictures
+from benchmarks import pictures, warmth
 from benchmarks.field import Field, Spent, small_files
+from benchmarks.works.plan import by_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-COUNTS = (1, 2, 4, 8, 16, 32, 64)
+COUNTS = (1, 4, 16, 64)
 FILES = 200
+ROUNDS = 3
 
 
-def measure(rounds: int) -> dict[str, Any]:
-    """Run each command on 1 to 64 servers."""
+def measure(rounds: int | None) -> dict[str, Any]:
+    """Run each command on 1 to 64 of the servers of one field."""
     seconds: dict[str, list[float]] = {}
     megabytes: dict[str, list[float]] = {}
-    for count in COUNTS:
-        folder = Path(tempfile.mkdtemp(prefix="remote-tool-bench-"))
-        try:
-            with Field(folder / "field", count) as field:
-                field.fill(small_files(FILES))
-                field.tool("prepare")
-                for name, command in _commands(field).items():
-                    spent = [command() for _ in range(rounds)]
+    folder = Path(tempfile.mkdtemp(prefix="remote-tool-bench-"))
+    try:
+        with Field(folder / "field", max(COUNTS)) as field:
+            field.fill(small_files(FILES))
+            field.tool("prepare")
+            for count in COUNTS:
+                for name, spent in _spent(_commands(field, count), rounds or ROUNDS).items():
                     seconds.setdefault(name, []).append(statistics.median(each.seconds for each in spent))
                     megabytes.setdefault(name, []).append(max(each.largest for each in spent) / 1e6)
                     print(f"  {count:>2} servers, {name}: {seconds[name][-1]:.2f} s", flush=True)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     return {"counts": list(COUNTS), "seconds": seconds, "megabytes": megabytes}
 
 
-def _commands(field: Field) -> dict[str, Callable[[], Spent]]:
-    servers = _servers(field)
-    start = ("job-run", "--no-sync", "--cmd", "exec sleep 600", *servers)
+def _commands(field: Field, count: int) -> dict[str, Callable[[], Spent]]:
+    """Return the commands in their order: a job is started, listed, and stopped."""
+    servers = by_name(field.servers[:count])
 
-    def kill() -> Spent:
-        # What earlier rounds have started would be killed with it.
-        field.tool("job-kill", "--yes", *servers, check=False)
-        field.tool(*start)
-        return field.tool("job-kill", "--yes", *servers)
+    def ours(*words: str) -> Callable[[], Spent]:
+        return lambda: field.tool(*words, *servers)
 
     return {
-        "ssh in parallel, by hand": lambda: field.everywhere("true"),
-        "run": lambda: field.tool("run", "--cmd", "true"),
-        "rsync, nothing changed": lambda: field.tool("rsync"),
-        "prepare, nothing changed": lambda: field.tool("prepare"),
-        "job-run": lambda: field.tool(*start),
-        "job-list": lambda: field.tool("job-list"),
-        "job-kill": kill,
+        "ssh in parallel, by hand": lambda: field.everywhere("true", count=count),
+        "run": ours("run", "--cmd", "true"),
+        "rsync, nothing changed": ours("rsync"),
+        "prepare, nothing changed": ours("prepare"),
+        "job-run": ours("job-run", "--no-sync", "--cmd", "exec sleep 600"),
+        "job-list": ours("job-list"),
+        "job-kill": ours("job-kill", "--yes"),
     }
 
 
-def _servers(field: Field) -> list[str]:
-    return [word for server in field.servers for word in ("--server", server.name)]
+def _spent(commands: Mapping[str, Callable[[], Spent]], rounds: int) -> dict[str, list[Spent]]:
+    spent: dict[str, list[Spent]] = {name: [] for name in commands}
+    for _ in range(rounds):
+        for name, command in commands.items():
+            warmth.warm()
+            spent[name].append(command())
+    return spent
 
 
 def draw(scale: Mapping[str, Any], folder: Path) -> None:

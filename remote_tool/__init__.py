@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from remote_tool.workflows.jobs.follow import FollowOptions
     from remote_tool.workflows.selection import JobSelection
     from remote_tool.workflows.start.start import StartRequest
+    from remote_tool.workflows.terminal.shell import ShellRequest
     from remote_tool.workspace import Hooks, RunningJob, Workspace
 
 __version__ = "0.1.0"
@@ -28,6 +29,7 @@ __all__ = [
     "LaunchRequest",
     "RemoteToolError",
     "RunningJob",
+    "ShellRequest",
     "StartRequest",
     "Workspace",
     "__version__",
@@ -43,6 +45,7 @@ _HOMES = {
     "LaunchRequest": "remote_tool.launchers.request",
     "RemoteToolError": "remote_tool.errors",
     "RunningJob": "remote_tool.workspace",
+    "ShellRequest": "remote_tool.workflows.terminal.shell",
     "StartRequest": "remote_tool.workflows.start.start",
     "Workspace": "remote_tool.workspace",
 }

@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -19,6 +20,7 @@ from remote_tool.config.model import Config, HostKeyPolicy, Server
 from remote_tool.paths import LocalPaths, RemotePaths
 from tests import figures
 from tests.containers import Podman
+from tests.kept_logins import masters
 from tests.leftovers import new_name, remove_leftovers
 from tests.secret_watch import watching
 from tests.sshd import TestServer, make_key
@@ -114,13 +116,33 @@ def podman() -> Iterator[Podman]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_logins_kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder for sockets that is never used, because others may enter it; see :mod:`tests.kept_logins`."""
+    folder = tmp_path_factory.mktemp("runtime") / "open"
+    folder.mkdir()
+    folder.chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(folder))
+        yield folder
+    # A master ends with its server at the latest; it has the home of the test that started it.
+    deadline = time.monotonic() + 120
+    while (left := masters(tmp_path_factory.getbasetemp())) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left == []
+
+
 @pytest.fixture(autouse=True)
-def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's home while the test runs: no keys, no agent, no ssh_config, no settings from outside."""
+def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, no_logins_kept: Path) -> Path:
+    """The user's home while the test runs: no keys, no agent, no ssh_config, no settings from outside.
+
+    Nor are logins kept.
+    """
     home = tmp_path_factory.mktemp("user")
     for name in [name for name in os.environ if name.startswith(("SSH_", "REMOTE_TOOL_", "XDG_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(no_logins_kept))
     return home
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from remote_tool.agent.machine.gpus import count_nvidia
 
-PROGRAMS = ("sh", "cat", "sleep", "env", "sed", "grep", "echo", "kill", "ls", "printf", "tr", "true")
+PROGRAMS = ("sh", "cat", "sleep", "env", "sed", "grep", "echo", "head", "kill", "ls", "printf", "tr", "true")
 # What a machine without the right to raise limits needs.
 OPTIONS = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096")
 IMAGE = "remote-tool-test"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,6 +20,7 @@ class Marked(NamedTuple):
     rows: frozenset[int]
 
 
+@cache
 def all_tests() -> dict[str, Marked]:
     """Return every test of the project by its name, such as ``tests/test_need.py::test_one``."""
     found = [test for path in sorted(TESTS.rglob("test_*.py")) for test in _in_file(path)]

@@ -43,7 +43,7 @@ set -e
 cd /
 echo "$HOST_NAME" > /proc/sys/kernel/hostname
 mount -t tmpfs -o mode=755 tmpfs /mnt
-mkdir /mnt/host {HOME} /mnt/kept
+mkdir /mnt/host {HOME} /mnt/kept /mnt/etc
 mount --bind "$HOST_FOLDER" /mnt/host
 mount --bind "$HOST_HOME" {HOME}
 n=0
@@ -53,8 +53,13 @@ mount -t tmpfs -o mode=755 tmpfs /run
 mount -t tmpfs -o mode=1777 tmpfs /dev/shm
 n=0
 for path; do n=$((n + 1)); mkdir -p "$path"; mount --move /mnt/kept/$n "$path"; done
+# Links: a file that is mounted over another one goes when the machine replaces that one, as useradd does with passwd.
+mount --rbind /etc /mnt/etc
+mount -t tmpfs -o mode=755 tmpfs /etc
+ln -s /mnt/etc/* /etc
+find /mnt/etc -maxdepth 1 -type l -exec cp -P --remove-destination -t /etc {{}} +
 for name in passwd hosts machine-id; do
-    if [ -e /etc/$name ]; then mount --bind /mnt/host/$name /etc/$name; fi
+    if [ -e /etc/$name ]; then ln -sf /mnt/host/$name /etc/$name; fi
 done
 mount --bind /mnt/host/boot_id /proc/sys/kernel/random/boot_id
 mkdir -p /run/sshd /run/lock

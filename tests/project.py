@@ -63,10 +63,11 @@ def remote_tool(
 
 def processes_of(job_id: str) -> list[int]:
     """Every process on this machine that carries the mark of a job."""
-    return [pid for pid, environment in _environments() if f"REMOTE_TOOL_JOB_ID={job_id}".encode() in environment]
+    return [pid for pid, environment in environments() if f"REMOTE_TOOL_JOB_ID={job_id}".encode() in environment]
 
 
-def _environments() -> Iterator[tuple[int, bytes]]:
+def environments() -> Iterator[tuple[int, bytes]]:
+    """The environment of every process of this machine that we may read."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import getpass
 import os
+import random
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -22,6 +28,19 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
+
+
+def free_low_port() -> int:
+    """Find a port that the system gives to nobody who does not ask for it."""
+    # Every test has the same seed, and tests that run at the same time need different ports.
+    for port in random.SystemRandom().sample(range(20000, 32000), 1000):
+        with socket.socket() as sock:
+            try:
+                sock.bind(("0.0.0.0", port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no free port")
 
 
 def make_key(path: Path, *, passphrase: str = "") -> Path:
@@ -163,24 +182,21 @@ class TestServer:
 
     def drop_connections(self) -> None:
         """Kill the processes that serve connections, as a broken link would end them."""
-        for pid in self.session_pids():
-            try:
-                os.kill(pid, 9)
-            except ProcessLookupError:
-                continue
+        _signal(self.session_pids(), signal.SIGKILL)
 
     def stop(self) -> None:
-        """End sshd and every connection of it."""
+        """End sshd and every connection of it, even one that is being made."""
         if self.process is None:
             return
-        sessions = self.session_pids()
+        # What is frozen starts no more processes.
+        self.process.send_signal(signal.SIGSTOP)
+        frozen: set[int] = set()
+        while more := set(self.session_pids()) - frozen:
+            _signal(more, signal.SIGSTOP)
+            frozen |= more
         self.process.kill()
         self.process.wait()
-        for pid in sessions:
-            try:
-                os.kill(pid, 9)
-            except ProcessLookupError:
-                continue
+        _signal(frozen, signal.SIGKILL)
         self.process = None
 
     def __enter__(self) -> Self:
@@ -189,6 +205,12 @@ class TestServer:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def _signal(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def _parents() -> dict[int, int]:

@@ -125,7 +125,9 @@ def foreign_imports(source: str) -> set[str]:
     absolute = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and node.level == 0}
     # On the server no package stands around the supervisor.
     outside = {f".. {node.module or ''}" for node in nodes if isinstance(node, ast.ImportFrom) and node.level > 1}
-    foreign = {name for name in plain | absolute if name.split(".")[0] not in sys.stdlib_module_names}
+    # The user's own, which the start-up file loads after itself.
+    known = {*sys.stdlib_module_names, "sitecustomize"}
+    foreign = {name for name in plain | absolute if name.split(".")[0] not in known}
     return {name for name in foreign if not name.startswith(OURS)} | outside
 
 

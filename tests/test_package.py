@@ -110,6 +110,8 @@ def run(installed: Path, dependencies: Path, *words: str) -> subprocess.Complete
 @pytest.mark.slow
 def test_the_package_carries_the_sample_and_its_types_and_no_litter(installed: Path) -> None:
     assert (installed / "remote_tool" / "py.typed").is_file()
+    scripts = {path.relative_to(REPOSITORY) for path in (REPOSITORY / "remote_tool").rglob("*.sh")}
+    assert {path.relative_to(installed) for path in installed.rglob("*.sh")} == scripts
     carried = {path.name for path in (installed / SAMPLE).rglob("*") if "__pycache__" not in path.parts}
     games = {"self_play.py", "train_value.py", "play_and_train.py"}
     assert carried == {"train_digits.py", "hello_world.py", "api_sample.py", "requirements.txt"} | games

@@ -16,14 +16,15 @@ from benchmarks.contest import BY_HAND, MEMORY, OURS, Contender, Goal, Work
 from tests.sshd import TestServer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from benchmarks.field import Field, Server
 
 _SUPERVISOR = "its supervisor, % of a core"
+_SLOWEST = "its 99th percentile, ms"
+LINES = 300
 
 
-def _tail(field: Field, part: Callable[[list[float]], float], key: str, title: str, limit: float) -> Work:
+def tail(field: Field) -> Work:
+    """Show what a job writes: how much later a line is here than half of them, and than all but one of a hundred."""
     (server,) = field.servers
     field.fill({"speak.py": programs.SPEAK.encode()})
     field.tool("prepare")
@@ -31,35 +32,29 @@ def _tail(field: Field, part: Callable[[list[float]], float], key: str, title: s
     for name in ("hand", "labml"):
         (server.home / name).mkdir(exist_ok=True)
         (server.home / name / "speak.py").write_text(programs.SPEAK)
-    count = 300
-    program = f"exec {sys.executable} speak.py {count}"
+    program = f"exec {sys.executable} speak.py {LINES}"
+    last: list[float] = []
 
     def ours() -> float:
         tag = f"tail-{time.time_ns()}"
         field.tool("job-run", "--server", server.name, "--no-sync", "--tag", tag, "--cmd", program)
-        words = [*field.program, "job-tail", "--tag", tag]
-        return part(_delays(field, words, field.ours))
+        last[:] = _delays(field, [*field.program, "job-tail", "--tag", tag], field.ours)
+        return statistics.median(last)
 
     def by_hand() -> float:
         folder = field.there(server, "hand")
         field.everywhere(f"cd {folder} && rm -f log && touch log; setsid sh -c '{program}' > log < /dev/null 2>&1 &")
         line = f"{field.ssh(server)} 'exec tail -n +1 -F {folder}/log'"
-        return part(_delays(field, ["bash", "-c", f"exec {line}"], field.hand))
+        return statistics.median(_delays(field, ["bash", "-c", f"exec {line}"], field.hand))
 
-    contenders = (Contender(BY_HAND, by_hand), Contender(OURS, ours))
-    return Work(key, title, contenders, (Goal(limit, "ms"),), unit="ms", rounds=5)
-
-
-def tail_median(field: Field) -> Work:
-    """Show what a job writes: half of its lines are faster than this."""
-    title = "job-tail, from the job's write to our stdout, p50"
-    return _tail(field, statistics.median, "tail-p50", title, 5)
-
-
-def tail_slowest(field: Field) -> Work:
-    """Show what a job writes: of a hundred lines one is slower than this."""
-    title = "job-tail, from the job's write to our stdout, p99"
-    return _tail(field, lambda delays: statistics.quantiles(delays, n=100)[98], "tail-p99", title, 25)
+    contenders = (
+        Contender(BY_HAND, by_hand),
+        Contender(OURS, ours),
+        Contender(_SLOWEST, lambda: statistics.quantiles(last, n=100)[98]),
+    )
+    goals = (Goal(5, "ms"), Goal(25, "ms", of=_SLOWEST))
+    title = "job-tail, from the job's write to our stdout, median of the lines"
+    return Work("tail", title, contenders, goals, unit="ms", warms_up=False)
 
 
 def print_much(field: Field) -> Work:
@@ -94,7 +89,7 @@ def print_much(field: Field) -> Work:
     )
     title = "a job printing 100 MB/s for 5 s, until it has written that"
     goals = (Goal(1.0), Goal(1, "% of a core", of=_SUPERVISOR), Goal(20, "MB", of=MEMORY))
-    return Work("print", title, contenders, goals, rounds=5)
+    return Work("print", title, contenders, goals, warms_up=False)
 
 
 class Supervision:

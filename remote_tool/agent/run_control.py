@@ -12,6 +12,7 @@ _PACKAGES = (
     "remote_tool.agent",
     "remote_tool.agent.artifacts",
     "remote_tool.agent.cleaning",
+    "remote_tool.agent.hook",
     "remote_tool.agent.jobs",
     "remote_tool.agent.launch",
     "remote_tool.agent.logs",
@@ -20,6 +21,7 @@ _PACKAGES = (
     "remote_tool.agent.proc",
     "remote_tool.agent.relay",
     "remote_tool.agent.supervisor",
+    "remote_tool.agent.terminal",
     "remote_tool.agent.wrapper",
 )
 

@@ -20,8 +20,6 @@ from remote_tool.errors import MOST_FILES, RemoteToolError, SomeServersFailedErr
 if TYPE_CHECKING:
     from types import FrameType
 
-# The arguments of these are a program and its arguments.
-TAKE_WORDS = {f"{PROGRAM} run", f"{PROGRAM} job-run"}
 # Typer has its own copy of click, whose place is private.
 _CommandLineError: Any = typer.BadParameter.__base__
 
@@ -59,12 +57,7 @@ def _run_program() -> None:
         if problem.message == (problem.ctx and problem.ctx.get_help()):
             problem.show()  # without any argument, the help is the answer
             sys.exit(problem.exit_code)
-        command = _command_of(problem)
-        hint = f"{command} --help"
-        # An option that is neither ours nor similar to one of ours.
-        is_unknown = hasattr(problem, "possibilities") and not {*(problem.possibilities or ())} - {"--help"}
-        if is_unknown and command in TAKE_WORDS:
-            hint += f"; options of the program itself come after --, like {command} -- df -h"
+        hint = f"{_command_of(problem)} --help"
         raise UsageError(problem.format_message().removesuffix("."), hint=hint) from None
     except typer.Abort:
         raise KeyboardInterrupt from None

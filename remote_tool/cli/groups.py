@@ -23,8 +23,10 @@ from remote_tool.cli.options import (
     Keys,
     LostAfter,
     MasterPort,
+    Name,
     Nice,
     NoSync,
+    OnEnd,
     Overwrite,
     PlanOnly,
     Relay,
@@ -52,7 +54,8 @@ R = TypeVar("R")
 _READ = {"server", "hosts", "hostfile", "env", "devices", "tag", "artifact", "workdir", "no_sync"}
 
 
-@dataclass(frozen=True)
+# Groups are not compared or shown: making these methods would take a few milliseconds of each command's start.
+@dataclass(frozen=True, eq=False, repr=False)
 class Connection:
     """How a command connects to servers, and what it says about that."""
 
@@ -70,7 +73,7 @@ class Connection:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Targets:
     """The servers to act on: configured ones, or the hosts of a list.
 
@@ -115,13 +118,14 @@ class Targets:
         return workspace
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class StartOptions(Targets):
     """How a command starts jobs."""
 
     env: Environment = None
     devices: Devices = None
     nice: Nice = None
+    name: Name = ""
     tag: TagsToSet = None
     artifact: Artifacts = None
     workdir: Workdir = None
@@ -144,28 +148,29 @@ class StartOptions(Targets):
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class JobOptions(StartOptions):
     """How a command starts jobs that may resume from another one."""
 
     from_job: FromJob = ""
+    on_end: OnEnd = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class LaunchOptions(JobOptions):
     """How a command starts one program on several servers."""
 
     lost_after: LostAfter = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class RendezvousOptions(LaunchOptions):
     """How a command starts a program whose nodes meet at a port of the first server."""
 
     master_port: MasterPort = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Shown:
     """Output of a command that starts jobs.
 
@@ -184,14 +189,14 @@ class Shown:
             )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class PlannedOrShown(Shown):
     """Output of a command that starts a launch."""
 
     dry_run: PlanOnly = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class NamedJobs:
     """Jobs by key or id."""
 
@@ -204,7 +209,7 @@ class NamedJobs:
         return (*(self.keys or ()), *(self.job or ()))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class ChosenJobs(NamedJobs):
     """Jobs by key, id, tag or server."""
 
@@ -216,7 +221,7 @@ class ChosenJobs(NamedJobs):
         return JobSelection(self.names, tuple(self.tag or ()), tuple(self.server or ()), stopped=stopped)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class SyncFlags:
     """How a command sends files."""
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def _complete(kind: str) -> Callable[[str], list[str | tuple[str, str]]]:
+def complete(kind: str) -> Callable[[str], list[str | tuple[str, str]]]:
     """Load the completion of an option when the shell asks: it reads the configuration, which ``--help`` need not."""
 
     def complete(incomplete: str) -> list[str | tuple[str, str]]:
@@ -37,7 +37,7 @@ Servers = Annotated[
         "--server",
         metavar="NAME",
         help="Act on this server only; may be repeated.",
-        autocompletion=_complete("server"),
+        autocompletion=complete("server"),
     ),
 ]
 Hosts = Annotated[
@@ -79,21 +79,27 @@ JobNames = Annotated[
         "--job",
         metavar="JOB",
         help="Select a job by key or id, like a positional argument; may be repeated.",
-        autocompletion=_complete("job"),
+        autocompletion=complete("job"),
+    ),
+]
+JobName = Annotated[
+    str,
+    typer.Option(
+        "--job", metavar="JOB", help="Use the server of this job, by key or id.", autocompletion=complete("job")
     ),
 ]
 Keys = Annotated[
     list[str] | None,
-    typer.Argument(metavar="KEY", hidden=True, autocompletion=_complete("job")),
+    typer.Argument(metavar="KEY", hidden=True, autocompletion=complete("job")),
 ]
 TagsToSet = Annotated[
     list[str] | None,
-    typer.Option("--tag", metavar="TAG", help="Tag the jobs; may be repeated.", autocompletion=_complete("tag")),
+    typer.Option("--tag", metavar="TAG", help="Tag the jobs; may be repeated.", autocompletion=complete("tag")),
 ]
 TagsToFind = Annotated[
     list[str] | None,
     typer.Option(
-        "--tag", metavar="TAG", help="Select jobs with this tag; may be repeated.", autocompletion=_complete("tag")
+        "--tag", metavar="TAG", help="Select jobs with this tag; may be repeated.", autocompletion=complete("tag")
     ),
 ]
 Artifacts = Annotated[
@@ -106,7 +112,7 @@ FromJob = Annotated[
         "--from-job",
         metavar="KEY",
         help="Send the artifacts of this job to every server first, to resume from its checkpoint.",
-        autocompletion=_complete("job"),
+        autocompletion=complete("job"),
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
@@ -123,6 +129,15 @@ Devices = Annotated[
 Nice = Annotated[
     int | None, typer.Option("--nice", metavar="N", help="Lower its CPU priority by N, 0 to 19, as nice -n does.")
 ]
+Name = Annotated[str, typer.Option("--name", metavar="NAME", help="Name the jobs, as shown in lists.")]
+OnEnd = Annotated[
+    str | None,
+    typer.Option(
+        "--on-end",
+        metavar="COMMAND",
+        help="Run this on the server when the job has ended; default: on_end in configs.yaml.",
+    ),
+]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Also replace files that were changed on the server or never sent.")
 ]
@@ -132,7 +147,7 @@ Workdir = Annotated[
         "--workdir",
         metavar="DIR",
         help="Run in this folder of the project; default: workdir in configs.yaml, else the current folder.",
-        autocompletion=_complete("folder"),
+        autocompletion=complete("folder"),
     ),
 ]
 Checksum = Annotated[bool, typer.Option("--checksum", help="Compare file contents instead of sizes and times.")]

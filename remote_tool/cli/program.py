@@ -16,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 from remote_tool import __version__
 from remote_tool.cli.options import Verbose
 from remote_tool.cli.output import streams
+from remote_tool.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,11 +39,23 @@ GROUPS = {
             "Measure network bandwidth between servers.",
             "--server gpu1 --server gpu2",
         ),
+        "ssh-config": (
+            "commands.ssh_config",
+            "Print or install ssh settings for servers, for ssh, scp, and editors.",
+            "--install",
+        ),
         "connections": ("commands.connections", "List the logins that are kept for later commands.", "--json"),
         "disconnect": ("commands.connections", "Close the logins that are kept.", "--server gpu1"),
     },
     "Start": {
         "run": ("commands.run", "Run a command and show its output.", "--server gpu1 -- df -h"),
+        "shell": ("commands.terminal", "Open a shell on a server.", "--server gpu1 --keep work"),
+        "forward": (
+            "commands.forward",
+            "Forward ports between this machine and servers.",
+            "8888:localhost:6006 --server gpu1",
+        ),
+        "jupyter": ("commands.browser", "Open Jupyter Lab of a server in the browser.", "--server gpu1"),
         "job-run": ("commands.run", "Start a job and return.", "--server gpu1 -- python train.py --lr 1e-3"),
         "helper-torch-launch": (
             "commands.launch",
@@ -67,11 +80,16 @@ GROUPS = {
     },
     "Jobs": {
         "job-list": ("commands.jobs", "List jobs.", "--stopped --tag sweep"),
+        "top": ("commands.top", "Watch servers, GPUs and jobs.", "--once"),
         "job-tail": ("commands.jobs", "Follow the output of jobs until they end.", "3 --lines 20"),
+        "job-stacks": ("commands.stacks", "Show where the Python processes of jobs are.", "3"),
+        "job-attach": ("commands.terminal", "Attach to the terminal of a job.", "3"),
         "job-kill": ("commands.jobs", "Stop jobs and all their processes.", "3 4"),
         "job-wait": ("commands.jobs", "Wait for jobs to end.", "3 --timeout 3600"),
+        "job-note": ("commands.jobs", "Add a note to a job.", "3 'lr too high'"),
         "job-rsync": ("commands.jobs", "Fetch logs and artifacts of jobs.", "--server gpu1"),
         "job-pull": ("commands.pull", "Fetch checkpoints and other files of jobs.", "3 --artifact 'out/*.pt'"),
+        "tensorboard": ("commands.browser", "Show jobs in TensorBoard while they run.", "--tag sweep"),
         "clean": ("commands.clean", "Remove ended jobs and leftovers.", "--older 30d --keep 20"),
     },
     "Try": {"demo": ("commands.demo", "Try everything on throwaway local servers.", "")},
@@ -91,7 +109,8 @@ ALSO_KNOWN_AS = {
     "stop": "job-kill",
     "job-stop": "job-kill",
     "wait": "job-wait",
-    "ssh": "run",
+    "ssh": "shell",
+    "attach": "job-attach",
     "exec": "run",
     "sync": "rsync",
     "pull": "job-pull",
@@ -109,6 +128,9 @@ AFTER_CTRL_C = {
     ),
     "job-kill": f"; to see what is still running: {PROGRAM} job-list",
     "job-wait": "; the jobs keep running",
+    "forward": "; the ports are closed",
+    "jupyter": f"; to see what was started: {PROGRAM} job-list",
+    "tensorboard": "; TensorBoard has ended; the jobs keep running",
 }
 HELP_NAMES = {"help_option_names": ["--help", "-h"]}
 
@@ -141,7 +163,7 @@ def _without_pydantic(parameters: list[Any]) -> list[Any]:
 
 
 class Command(TyperCommand):
-    """A command whose ``--env`` takes one word or two, and that says what Ctrl-C has left."""
+    """A command whose ``--env`` takes one word or two, that may end in a program, and says what Ctrl-C has left."""
 
     def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - Typer's own types are private
         """Return the parameters."""
@@ -152,7 +174,32 @@ class Command(TyperCommand):
         parser: Any = super().make_parser(ctx)
         if option := parser._long_opt.get("--env"):  # noqa: SLF001 - public in click until its version 9
             option.process = _taking_pairs(option.process)
+        # As with ssh, the options after a program are the program's.
+        parser.allow_interspersed_args = all(each.name != "words" for each in self.params)
         return parser
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
+        """Parse the arguments.
+
+        Raises:
+            UsageError: After a program comes an option that this command has too.
+        """
+        given = list(args)
+        rest: list[str] = super().parse_args(ctx, args)
+        words = ctx.params.get("words") or []
+        if not ctx.resilient_parsing and given[-len(words) - 1 : -len(words)] != ["--"]:
+            self._refuse_own_options(words, ctx.command_path)
+        return rest
+
+    def _refuse_own_options(self, words: list[str], command: str) -> None:
+        ours = {name for each in self.params for name in each.opts if name.startswith("--")} - {"--help"}
+        before_dashes = words[: words.index("--")] if "--" in words else words
+        for name in (word.partition("=")[0] for word in before_dashes[1:]):
+            if name in ours:
+                raise UsageError(
+                    f"{name} after {words[0]!r:.100} may be meant for that program or for {command}",
+                    hint=f"Put it before the program, or, if it is the program's: {command} -- PROGRAM {name} ...",
+                )
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401
         """Run the command; say what Ctrl-C has left."""

@@ -40,18 +40,28 @@ On a terminal, colors from servers are kept, and every other control character i
 | 141 | the reader of a pipe exited; jobs keep running |
 | 143 | SIGTERM; jobs keep running |
 
-`run`, `job-wait` and `--follow` exit with the job's own status, or 128+N if signal N ended it.
+`run`, `shell`, `job-wait`, `job-attach` and `--follow` exit with the job's own status, or 128+N if signal N ended it.
 
 `--json` prints one document: `{"jobs": […], "errors": […]}` for commands about jobs, `{"servers": […], "errors": […]}`
 for the others. Commands that start jobs add `"warnings": […]` if there are any. The error of a server, `{"server",
 "message"}`, is in the document and on stderr. A command that fails before it contacts a server, for example because of
 an unknown option, prints only `{"errors": [{"server": "", "message"}]}`.
 
-- A job: `"key", "id", "launch_id", "node_rank", "server", "state", "exit_code", "signal", "reason", "pid", "tags",
-  "started_by", "command", "workdir", "git": {"commit", "branch", "dirty"}, "nice", "gpus", "created_at",
-  "started_at", "ended_at", "log"`. Times are ISO 8601 UTC, `log` is the local folder, `workdir` is relative to the
-  project; `git` is null if unknown. `started_by` is the `user@machine` that started the job. `nice` is null if the
-  niceness was not set. `gpus` lists the GPUs that the job was given, by number or UUID; null if it may use all.
+- A job: `"key", "id", "launch_id", "node_rank", "server", "name", "state", "exit_code", "signal", "reason", "pid",
+  "tags", "note", "started_by", "command", "workdir", "git": {"commit", "branch", "dirty"}, "nice", "gpus", "terminal",
+  "created_at", "started_at", "ended_at", "values", "log"`. Times are ISO 8601 UTC, `log` is the local folder,
+  `workdir` is relative to the project; `git` is null if unknown. `started_by` is the `user@machine` that started the
+  job. `nice` is null if the niceness was not set. `gpus` lists the GPUs that the job was given, by number or UUID; null
+  if it may use all. `terminal` is `"command"` or `"shell"` for a job with a terminal, else null. `values` has the last
+  values in its output by name, such as `{"loss": "0.25"}`.
+- `job-stacks`: `{"groups": [{"label", "where", "processes"}], "kept": [{"job", "server", "text"}], "errors": [...]}`. A
+  process: `"job", "server", "pid", "rank", "is_child", "command", "threads", "why"`; a thread is a list of `{"file",
+  "line", "function"}`, the innermost call first, and the main thread is the last one. `kept` is of ended jobs.
+- `top`, for each server: `"server", "cpu", "cores", "load", "memory_total", "memory_available", "disk_total",
+  "disk_free", "gpu_problem", "gpus"`; then `"jobs"` and `"errors"` as above. A GPU: `"index", "name", "load",
+  "memory_used", "memory_total", "temperature", "power", "power_limit", "processes"`; a process on it: `"pid", "memory",
+  "user", "job"`. Sizes are in bytes, loads in percent, temperatures in degrees Celsius, powers in watts; values that a
+  server does not report are null. `gpu_problem` says why the GPUs could not be asked.
 - `job-pull`: each job also has `"files": [{"name", "path", "size", "new"}]` and `"left_out": [{"name", "reason"}]`.
 - `helper-fan-out`: in addition to the jobs, `"fan_out": {"launch_id", "name", "shards", "done", "failed", "gathered"}`:
   the number of shards, the numbers of finished and failed shards, and the paths of gathered files.
@@ -72,6 +82,8 @@ an unknown option, prints only `{"errors": [{"server": "", "message"}]}`.
   `fail` or `unknown`.
 - `bandwidth`: `{"links": [{"from", "to", "gbit_per_second", "round_trip_ms", "interface", "to_interface", "address",
   "method", "error"}], "errors": […]}`; values that were not measured are null.
+- `forward`: `{"forwards": [{"server", "reverse", "listen", "port", "target"}], "errors": []}`, printed when all servers
+  have answered; `port` is null for a Unix socket.
 - `connections`, `disconnect`: `{"connections": [{"server", "address", "username", "since", "sessions", "pid"}],
   "errors": []}`; `pid` is null if the ssh that keeps the login does not answer.
 

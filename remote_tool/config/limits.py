@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from remote_tool.config.model import OnEnd
 from remote_tool.errors import UsageError
 from remote_tool.protocol.limits import (
     HIGHEST_NICE,
     LONGEST_LOST_AFTER,
+    LONGEST_NAME,
+    LONGEST_NOTE,
     LONGEST_PATH,
     LONGEST_VARIABLE,
     MOST_TAGS,
@@ -21,9 +25,12 @@ from remote_tool.protocol.limits import (
 )
 from remote_tool.protocol.marks import RESERVED_NAMES
 from remote_tool.protocol.records import is_variable_name
+from remote_tool.redaction import hide
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from remote_tool.config.model import Config
 
 _OPTIONS = {"command": "--cmd", "tags": "--tag", "environment": "--env"}
 _HINTS = {
@@ -109,6 +116,47 @@ def check_nice(nice: int | None) -> None:
     """
     if nice is not None and not (type(nice) is int and 0 <= nice <= HIGHEST_NICE):
         raise UsageError(f"--nice must be a whole number from 0 to {HIGHEST_NICE}, found {nice!r:.40}")
+
+
+def check_name(name: object) -> None:
+    """Refuse an invalid name of a job; an empty one is none.
+
+    Raises:
+        UsageError: It is too long, or not printable text.
+    """
+    if not (isinstance(name, str) and len(name) <= LONGEST_NAME and name.isprintable()):
+        raise UsageError(f"--name must be one line of at most {LONGEST_NAME} characters, found {name!r:.100}")
+
+
+def check_note(text: str) -> None:
+    """Refuse an invalid note about a job; an empty one is none.
+
+    Raises:
+        UsageError: It is too long, or not printable text.
+    """
+    if len(text) > LONGEST_NOTE or not text.isprintable():
+        raise UsageError(f"A note must be one line of at most {LONGEST_NOTE} characters, found {text!r:.100}")
+
+
+def on_end_of(config: Config, asked_for: str | None) -> tuple[str, dict[str, str]] | None:
+    """Return the command for the end of a job, and its secrets; from now on they are redacted in every text.
+
+    Raises:
+        UsageError: A secret is not set here.
+    """
+    configured = config.on_end or OnEnd("")
+    command = configured.run if asked_for is None else asked_for
+    if not command.strip():
+        return None
+    missing = [name for name in configured.secrets if name not in os.environ]
+    if missing:
+        raise UsageError(
+            f"on_end in configs.yaml needs {' and '.join(missing)}, which is not set here",
+            hint=f"export {missing[0]}=…, or --on-end '' to start without it",
+        )
+    secrets = {name: os.environ[name] for name in configured.secrets}
+    hide(secrets.values())
+    return command, secrets
 
 
 def check_items(items: Iterable[str], variable: str) -> None:

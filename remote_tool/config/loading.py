@@ -13,12 +13,14 @@ from remote_tool.config.document import LARGEST_FILE, ConfigNode, Problems, read
 from remote_tool.config.environment import read_environment
 from remote_tool.config.launch_command import wants_terminal
 from remote_tool.config.model import (
+    DEFAULT_KEPT_SECONDS,
     ArtifactLimit,
     Config,
     Environment,
     HostKeyPolicy,
     KeptJobs,
     MinFree,
+    OnEnd,
 )
 from remote_tool.errors import ConfigError
 from remote_tool.paths import LocalPaths, RemotePaths
@@ -53,6 +55,7 @@ TOP_KEYS = (
     "status",
     "workdir",
     "data",
+    "on_end",
 )
 
 
@@ -142,13 +145,27 @@ def _config(top: ConfigNode, root: Path) -> Config:
         artifact_limit=artifact_limit(values["artifact_limit"]) if "artifact_limit" in values else ArtifactLimit(),
         send_anyway=_send_anyway(values["send_anyway"]) if "send_anyway" in values else (),
         keep_jobs=_keep_jobs(values),
-        keep_connections=int(forms.read_age(fields.text_of(values, "keep_connections", forms.KEPT_LOGINS) or "0") or 0),
+        keep_connections=_keep_connections(values),
         min_free=_min_free(values),
         shared=fields.yes_or_no(values, "shared"),
         status=_status(values["status"]) if "status" in values else {},
         workdir=fields.workdir(values),
         data=data_sets.read_data_sets(values["data"], root, name) if "data" in values else {},
+        on_end=_on_end(values["on_end"]) if "on_end" in values else None,
     )
+
+
+def _on_end(place: ConfigNode) -> OnEnd | None:
+    """Read a command, or a command with the names of its secrets."""
+    if not place.is_mapping:
+        return OnEnd(place.text(forms.SCRIPT) or "")
+    values = place.entries(("run", "secrets"))
+    if "run" not in values:
+        place.refuse("requires run: the command")
+        return None
+    items = values["secrets"].items("a list of variables, such as [NTFY_TOKEN]") if "secrets" in values else ()
+    secrets = tuple(text for each in items if (text := each.text(forms.VARIABLE)) is not None)
+    return OnEnd(fields.text_of(values, "run", forms.SCRIPT) or "", secrets)
 
 
 def _status(place: ConfigNode) -> dict[str, str]:
@@ -222,6 +239,11 @@ def _keep_jobs(values: dict[str, ConfigNode]) -> KeptJobs | None:
     if not text:
         return None
     return KeptJobs(count=int(text)) if text.isdigit() else KeptJobs(seconds=forms.read_age(text))
+
+
+def _keep_connections(values: dict[str, ConfigNode]) -> int:
+    text = fields.text_of(values, "keep_connections", forms.KEPT_LOGINS)
+    return int(forms.read_age(text) or 0) if text else DEFAULT_KEPT_SECONDS
 
 
 def _min_free(values: dict[str, ConfigNode]) -> MinFree:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from remote_tool.protocol.artifact_patterns import ArtifactPattern
 
 CONDA_FORGE = ("conda-forge",)
+DEFAULT_KEPT_SECONDS = 600
 
 
 class EnvironmentKind(StrEnum):
@@ -98,6 +99,19 @@ class MinFree:
 
     bytes: int = 5 * 1024**3
     hundredths: float = 5.0
+
+
+@dataclass(frozen=True)
+class OnEnd:
+    """A command that a server runs when a job has ended.
+
+    Attributes:
+        run: For the shell.
+        secrets: Names of local variables whose values only this command gets.
+    """
+
+    run: str
+    secrets: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -180,6 +194,7 @@ class Config:
         setup: Shell commands to run before each command; a server can override them.
         env: Environment variables of each command, by name; those of a server take precedence.
         status: Regular expressions by name, for values of the status line besides the built-in ones.
+        on_end: What servers run when a job has ended; None: nothing.
         data: Data sets outside the project, by name.
     """
 
@@ -204,8 +219,9 @@ class Config:
     workdir: str | None = None
     keep_jobs: KeptJobs | None = None
     min_free: MinFree = MinFree()
-    keep_connections: int = 0
+    keep_connections: int = DEFAULT_KEPT_SECONDS
     data: Mapping[str, DataSet] = field(default_factory=dict)
+    on_end: OnEnd | None = None
 
     @property
     def usual_servers(self) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from remote_tool.errors import JobError
 from remote_tool.jobs.records import STREAM
+from remote_tool.protocol.job_folder import is_kept
 from remote_tool.protocol.sparse_files import end_of_hole, give_back, read_stored
 from remote_tool.system.files import opened_beneath
 
@@ -77,6 +78,32 @@ class LogFolder:
         """
         with self._written(stream) as descriptor:
             os.ftruncate(descriptor, max(offset, os.fstat(descriptor).st_size))
+
+    def kept(self) -> dict[str, int]:
+        """Return the local size of each file that the server keeps beside the output."""
+        found = {}
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(self.folder):
+                if is_kept(entry.name) and entry.is_file(follow_symlinks=False):
+                    found[entry.name] = entry.stat(follow_symlinks=False).st_size
+        return found
+
+    def keep(self, name: str, data: bytes) -> None:
+        """Write such a file whole.
+
+        Raises:
+            JobError: It cannot be written; the message names it and says why.
+        """
+        temporary = f".{name}.{os.urandom(4).hex()}"
+        try:
+            with opened_beneath(self.folder.parent, [self.folder.name]) as parent:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE_FLAGS
+                with os.fdopen(os.open(temporary, flags, 0o600, dir_fd=parent), "wb") as file:
+                    file.write(data)
+                os.replace(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
+        except OSError as error:
+            path = self.folder / name
+            raise JobError(f"Cannot write {path}: {error.strerror}", hint=f"df -h {self.folder}") from error
 
     def keep_within(self, stream: str, limit: int) -> None:
         """Release the oldest part of a stream beyond a limit, where the file system supports it."""

@@ -22,6 +22,9 @@ JOB_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{32}")
 STREAM = re.compile(r"out|err|ranks/[0-9]{1,6}/[0-9]{1,6}/(out|err|error)")
 FOLDER_ID = re.compile(r"[0-9a-f]{32}")
 LARGEST_COUNT = 2**22
+# Status values are read from the ends of this many output files, each of this many characters.
+LONGEST_TAIL = 4096
+MOST_TAILS = 4
 # Only from the server: the job's processes are on another machine that shares the folder.
 ELSEWHERE = "elsewhere"
 
@@ -56,8 +59,12 @@ class RemoteJob:
     sizes: Mapping[str, int] = field(default_factory=dict)
 
 
-def parse_job(data: object, server: str, now: float, folder_id: str = "") -> RemoteJob:
+def parse_job(
+    data: object, server: str, now: float, folder_id: str = "", *, patterns: Mapping[str, str] | None = None
+) -> RemoteJob:
     """Validate and convert an entry of the server's ``status`` answer, which has the id of its folder of jobs.
+
+    ``patterns`` are the user's, for status values.
 
     Raises:
         JobError: A field is missing, of the wrong type, too large or invalid.
@@ -79,6 +86,7 @@ def parse_job(data: object, server: str, now: float, folder_id: str = "") -> Rem
         seen_at=now,
         folder_id=folder_id,
         processes_left=_count_processes(entry.get("processes", [])) if state == JobState.LOST else 0,
+        status_values=_status_values(entry.get("tail"), patterns or {}, has_ended=state in _FINISHED),
         **values,
     )
     return RemoteJob(
@@ -229,6 +237,7 @@ def become_unreachable(known: Job, why: str) -> Job:
     return replace(known, state=JobState.UNREACHABLE, reason=f"{last}; {why}")
 
 
+_FINISHED = frozenset(state.value for state in JobState if state.is_finished)
 _REMOTE_STATES = frozenset(state.value for state in JobState if state is not JobState.UNREACHABLE)
 
 
@@ -274,6 +283,16 @@ def _count_processes(value: object) -> int:
     if not isinstance(value, list):
         raise JobError("processes: must be a list")
     return len(value)
+
+
+def _status_values(tail: object, patterns: Mapping[str, str], *, has_ended: bool) -> tuple[str, ...]:
+    """Return the progress that the end of a job's output shows; an older agent does not send it."""
+    if not isinstance(tail, list) or not tail:
+        return ()
+    from remote_tool.jobs.status_values import last_values  # noqa: PLC0415 - its patterns take a millisecond to compile
+
+    texts = [text[-LONGEST_TAIL:] for text in tail[:MOST_TAILS] if isinstance(text, str)]
+    return last_values(texts, patterns, has_ended=has_ended)
 
 
 def _sizes(value: object) -> dict[str, int]:

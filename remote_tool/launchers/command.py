@@ -6,6 +6,9 @@ import shlex
 
 from remote_tool.errors import UsageError
 
+# They start the ranks on several machines themselves.
+MPI_LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "horovodrun", "srun")
+
 
 def script_file(command: str) -> str | None:
     """Return the first file in a command; None for a module, or if only a shell could determine it."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from remote_tool.config.artifacts import read_artifacts
 from remote_tool.config.devices import check_devices
-from remote_tool.config.limits import check_nice, check_request, check_texts, check_workdir, names_of
+from remote_tool.config.limits import check_name, check_nice, check_request, check_texts, check_workdir, names_of
 from remote_tool.errors import UsageError
 from remote_tool.redaction import hide
 
@@ -33,6 +33,8 @@ class JobRequest:
         overwrite: Also replace files that were changed on the server, or never sent.
         workdir: The working folder, relative to the project; None: as configured, else the project's own.
         nice: Run the command with this niceness, 0 to 19; None: unchanged.
+        on_end: Command that the server runs when a job has ended; None: as configured; empty: none.
+        name: Name of every job, for lists; empty: none.
     """
 
     command: str
@@ -47,6 +49,8 @@ class JobRequest:
     overwrite: bool = False
     workdir: str | None = None
     nice: int | None = None
+    name: str = ""
+    on_end: str | None = None
 
     def _check_options(
         self,
@@ -65,6 +69,7 @@ class JobRequest:
             raise UsageError("--cmd is empty", hint=f"remote-tool {example}")
         check_workdir(self.workdir)
         check_nice(self.nice)
+        check_name(self.name)
         read_artifacts(self.artifacts if artifacts is None else artifacts)
         check_devices(self.devices, self.environment)
         hide(self.environment.values())

@@ -11,11 +11,10 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
-from remote_tool.errors import JobError
-from remote_tool.launchers.command import with_interpreter
+from remote_tool.errors import JobError, UsageError
+from remote_tool.launchers.command import MPI_LAUNCHERS, with_interpreter
 from remote_tool.launchers.nodes import count_processes, launch_environment, refuse_one_machine
-from remote_tool.launchers.plan import FirstNode, Launcher, LaunchNames, LaunchPlan, NodeFacts, NodePlan, Rendezvous
-from remote_tool.launchers.request import LaunchRequest
+from remote_tool.launchers.plan import CommandLine, FirstNode, Launcher, LaunchPlan, NodePlan
 from remote_tool.protocol.job_folder import PROXIES_FILE
 
 if TYPE_CHECKING:
@@ -248,9 +247,25 @@ def _one_line(command: str) -> str:
     return " ".join(command.split())
 
 
+def read_mpi_line(command: str) -> CommandLine:
+    """Return the command of each rank.
+
+    Raises:
+        UsageError: It is a pasted line that starts the ranks itself.
+    """
+    program = "".join(command.split(maxsplit=1)[:1]).rpartition("/")[2]
+    if program in MPI_LAUNCHERS:
+        raise UsageError(
+            f"--cmd starts {program}, which starts its own processes, as helper-mpi-launch does",
+            hint="Give only the program of a rank, e.g. --cmd 'python solve.py' --ppn 2",
+        )
+    return CommandLine(command)
+
+
 LAUNCHER = Launcher(
     plan_mpi,
     refuse_one_machine,
+    read_command=read_mpi_line,
     first_node=FirstNode(
         operation="proxies",
         seconds=PROXIES_SECONDS,

@@ -86,6 +86,7 @@ class NodePlan:
         rank_offset: Global rank of its local rank 0; None when torchrun assigns ranks itself.
         command: The shell command.
         environment: Variables of every rank.
+        defaults: Lines of shell before the command, for variables that the user has not set anywhere.
     """
 
     server: str
@@ -95,6 +96,7 @@ class NodePlan:
     rank_offset: int | None
     command: str
     environment: Mapping[str, str] = field(repr=False)
+    defaults: str = ""
 
 
 @dataclass(frozen=True)

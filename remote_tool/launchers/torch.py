@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import Counter
 from dataclasses import dataclass
@@ -11,12 +12,19 @@ from remote_tool.errors import JobError, UsageError
 from remote_tool.launchers.nodes import count_processes, launch_environment, refuse_one_machine
 from remote_tool.launchers.plan import TORCHRUN_GRACE, Launcher, LaunchPlan, NodePlan
 from remote_tool.launchers.torchrun_line import read_torchrun_line
+from remote_tool.protocol.job_folder import FLIGHT_RECORD
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from remote_tool.launchers.plan import LaunchNames, NodeFacts, Rendezvous
     from remote_tool.launchers.request import LaunchRequest
+
+# Collectives that a rank remembers: what torch itself chose as its default later.
+_RECORDER_SIZE = 2000
+_OLD_SIZE, _OLD_FILE = "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
+_NEW_SIZE, _NEW_FILE = "TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE"
+_RENAMED_IN = (2, 9)
 
 
 def check_nodes(facts: Sequence[NodeFacts]) -> None:
@@ -54,7 +62,8 @@ def plan_launch(
     for rank, (node, job_id) in enumerate(zip(facts, names.job_ids, strict=True)):
         count = processes[node.server]
         options = _torchrun_options(request, rendezvous, names.launch_id, _Node(node.server, rank, len(facts)))
-        logs = f'--log-dir "$REMOTE_TOOL_PROJECT"/{shlex.quote(f"{names.jobs_folder}/{job_id}/ranks")} --redirects 3'
+        folder = f"{names.jobs_folder}/{job_id}"
+        logs = f'--log-dir "$REMOTE_TOOL_PROJECT"/{shlex.quote(f"{folder}/ranks")} --redirects 3'
         torchrun = f"python -m torch.distributed.run {options} --nproc-per-node {count} {logs}"
         nodes.append(
             NodePlan(
@@ -66,10 +75,31 @@ def plan_launch(
                 rank_offset=None if request.max_restarts else offset,
                 command=f"{torchrun} {request.command.strip()}",
                 environment=launch_environment(request, node, rendezvous.routes[node.server], names.launch_id),
+                defaults=_flight_recorder(node.torch, folder),
             )
         )
         offset += count
     return LaunchPlan(names.launch_id, rendezvous, tuple(nodes))
+
+
+def _flight_recorder(torch: str, folder: str) -> str:
+    """Return the lines that turn on NCCL's flight recorder, with its dumps in the job's folder.
+
+    The shell sets only what the user has not set anywhere: in the configuration, on the server, or in an image.
+    """
+    size, file = _RECORDER_SIZE, f"$REMOTE_TOOL_PROJECT/{folder}/{FLIGHT_RECORD}"
+    values = {_OLD_SIZE: str(size), _OLD_FILE: file}
+    if _release(torch) >= _RENAMED_IN:
+        # The older names still count there, but with a warning.
+        values = {_NEW_SIZE: f"${{{_OLD_SIZE}-{size}}}", _NEW_FILE: f"${{{_OLD_FILE}-{file}}}"}
+    values["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "1"
+    return "".join(f'export {name}="${{{name}-{value}}}"\n' for name, value in values.items())
+
+
+def _release(version: str) -> tuple[int, int]:
+    """2.13.0+cpu -> (2, 13)."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 @dataclass(frozen=True)

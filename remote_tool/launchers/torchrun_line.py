@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from remote_tool.errors import UsageError
+from remote_tool.launchers.command import MPI_LAUNCHERS
 from remote_tool.launchers.plan import CommandLine
 
 if TYPE_CHECKING:
@@ -44,11 +45,15 @@ _SHORT = {"r": "redirects", "t": "tee", "m": "module"}
 _WITH_VALUE = {*_OURS, *_DROPPED, *_PASSED}
 _KNOWN = (*_WITH_VALUE, *_DROPPED_FLAGS, *_PASSED_FLAGS)
 
-# Launchers that start their own processes, and their options for several machines.
+# Launchers that start their own processes, and how they are used here.
 _OTHER_LAUNCHERS = {
-    "accelerate": "--num_machines, --machine_rank and --main_process_ip",
-    "deepspeed": "--no_ssh, --node_rank and --master_addr",
+    "accelerate": "start accelerate with helper-launch, with its own --num_machines, --machine_rank and "
+    "--main_process_ip",
+    "deepspeed": "start deepspeed with helper-launch, with its own --no_ssh, --node_rank and --master_addr",
+    **dict.fromkeys(MPI_LAUNCHERS, "start an MPI program with helper-mpi-launch"),
 }
+# With "run", these start a program in an environment.
+_ENVIRONMENTS = {"uv", "conda", "mamba", "micromamba", "pixi", "poetry", "pdm", "pipenv", "hatch"}
 
 
 class _Word(NamedTuple):
@@ -118,8 +123,12 @@ def _refuse_other_launchers(words: list[_Word]) -> None:
     if name in _OTHER_LAUNCHERS:
         raise UsageError(
             f"--cmd starts {name}, which starts its own processes, as helper-torch-launch does",
-            hint=f"Give only the script, e.g. --cmd train.py, or start {name} with helper-launch, "
-            f"with its own {_OTHER_LAUNCHERS[name]}",
+            hint=f"Give only the script, e.g. --cmd train.py, or {_OTHER_LAUNCHERS[name]}",
+        )
+    if name in _ENVIRONMENTS and "run" in [word.value for word in words[1:]]:
+        raise UsageError(
+            f"--cmd starts {name} run, but torchrun already runs in the environment of the server",
+            hint=f"Give only what {name} would run, e.g. --cmd train.py or --cmd 'torchrun train.py'",
         )
 
 

@@ -124,6 +124,7 @@ FLAG = Kind(is_flag, "true or false")
 SIGNAL = Kind(is_signal_name, "the name of a signal")
 PATTERNS = Kind(are_patterns, "a list of patterns of files inside the project")
 STATE = Kind(is_text, "a state of a job")
+TERMINAL = Kind(is_text, '"command", "shell" or empty', lambda value, _: value in limits.TERMINALS)
 
 
 class Field(NamedTuple):
@@ -178,12 +179,14 @@ FIELDS = (
     Field("launch_id", LAUNCH_ID, default="", shown="launch_id"),
     Field("node_rank", COUNT, limits.HIGHEST_NODE_RANK, default=None, null=True, shown="node_rank"),
     Field("server", TEXT, limits.LONGEST_SERVER, shown="server"),
+    Field("name", TEXT, limits.LONGEST_NAME, default="", null=True, changes=ONCE, shown="name"),
     Field("state", STATE, origin=ANSWER, changes=SEEN, shown="state"),
     Field("exit_code", COUNT, 255, ENDED, default=None, null=True, changes=SEEN, shown="exit_code"),
     Field("signal", SIGNAL, origin=ENDED, default=None, null=True, changes=SEEN, shown="signal"),
     Field("reason", TEXT, limits.LONGEST_REASON, ANSWER, default="", changes=SEEN, shown="reason"),
     Field("pid", COUNT, 2**31, STARTED, default=None, changes=SEEN, shown="pid"),
     Field("tags", TEXTS, (limits.MOST_TAGS, limits.LONGEST_TAG), default=[], shown="tags"),
+    Field("note", TEXT, limits.LONGEST_NOTE, CLIENT, default="", shown="note"),
     Field("started_by", TEXT, limits.LONGEST_STARTED_BY, default="", null=True, changes=ONCE, shown="started_by"),
     Field("command", TEXT, limits.LONGEST_COMMAND, shown="command"),
     Field("workdir", TEXT, limits.LONGEST_PATH, default="", null=True, shown="workdir", blank="."),
@@ -192,9 +195,11 @@ FIELDS = (
     Field("git_dirty", FLAG, default=None, null=True, shown="git.dirty"),
     Field("nice", COUNT, limits.HIGHEST_NICE, default=None, null=True, changes=ONCE, shown="nice"),
     Field("gpus", TEXTS, (limits.MOST_GPUS, limits.LONGEST_GPU), default=None, null=True, changes=ONCE, shown="gpus"),
+    Field("terminal", TERMINAL, default="", null=True, changes=ONCE, shown="terminal"),
     Field("created_at", MOMENT, limits.LATEST_MOMENT, shown="created_at"),
     Field("started_at", MOMENT, limits.LATEST_MOMENT, STARTED, default=None, changes=SEEN, shown="started_at"),
     Field("ended_at", MOMENT, limits.LATEST_MOMENT, ENDED, default=None, changes=SEEN, shown="ended_at"),
+    Field("status_values", TEXTS, (limits.MOST_VALUES, limits.LONGEST_VALUE), CLIENT, default=[], changes=LAST_KNOWN),
     Field("rank_offset", COUNT, limits.HIGHEST_RANK_OFFSET, default=None, null=True),
     Field("grace", SECONDS, limits.LONGEST_GRACE, default=10.0, of_job=False),
     Field("snapshot", TEXT, limits.LONGEST_PATH, default="", of_job=False),

@@ -9,6 +9,9 @@
     begun          with a launch command: the command was about to begin
     setup          the script to source first, if any; setup-done: it succeeded
     job.out job.err ranks/   output, exact bytes
+    on-end.log     what the on_end command printed, and how it ended
+    stacks.txt     where its Python processes were before they were stopped
+    nccl-rank-N    the last collectives of a rank, written by torch when one fails or times out
     reserve        space reserved for ended.json, locked while the supervisor is alive
 
 Every record is JSON with ``"schema": 1``, is written atomically, and is validated when read.
@@ -38,6 +41,16 @@ RESERVE = "reserve"
 PROXIES_FILE = "mpi-proxies"
 # Written from behind a launch command when the command is about to begin.
 BEGUN = "begun"
+ON_END = "on-end.log"
+STACKS = "stacks.txt"
+# A request to the supervisor to run py-spy; the answer has its id after this name.
+TRACE = "trace"
+# torch adds the rank.
+FLIGHT_RECORD = "nccl-rank-"
+# Limits for the files that the client fetches beside the output.
+LARGEST_KEPT, MOST_KEPT = 64 * 1024 * 1024, 1000
+# Of a job on a terminal, behind a launch command: a named pipe.
+TERMINAL_SCRIPT = "terminal-script"
 
 # In the folder of all jobs: distinguishes it from any other, such as an empty disk mounted in its place.
 FOLDER_ID = ".folder-id"
@@ -55,6 +68,12 @@ _NO_PLAIN_FILE = {errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO}
 
 class FolderError(Exception):
     """A folder cannot be trusted; the message says which and why."""
+
+
+def is_kept(name: str) -> bool:
+    """Return whether a name in a job's folder is that of a file which the client fetches beside the output."""
+    rank = name[len(FLIGHT_RECORD) :]
+    return name in {ON_END, STACKS} or (name.startswith(FLIGHT_RECORD) and rank.isdigit() and rank.isascii())
 
 
 def open_folder(path: str, parent: int | None = None) -> int:

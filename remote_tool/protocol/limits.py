@@ -25,6 +25,13 @@ LONGEST_REASON = 4096
 LONGEST_PATH = 4096
 LONGEST_COMMIT = 64
 LONGEST_BRANCH = 1024
+LONGEST_NAME = 80
+# The on_end command is ended after this many seconds.
+LONGEST_ON_END = 60.0
+LONGEST_NOTE = 1000
+# Status values of one job.
+MOST_VALUES = 50
+LONGEST_VALUE = 250
 HIGHEST_NODE_RANK = 100_000
 HIGHEST_RANK_OFFSET = 10_000_000
 # GPUs of one job, by number or UUID.
@@ -45,11 +52,18 @@ SMALLEST_LOG_LIMIT = 1024**2
 MOST_ARTIFACTS = 10_000
 # Seconds since the epoch.
 LATEST_MOMENT = 2**34
+# Seconds between the samples of ``top``.
+SHORTEST_INTERVAL = 0.5
+DEFAULT_INTERVAL = 2.0
+LONGEST_INTERVAL = 3600
 # Linux allows 128 KiB for NAME=VALUE with its terminator. All together may have 2 MiB, including the login's.
 LONGEST_VARIABLE = 128 * 1024 - 1
 LARGEST_ENVIRONMENT = 2 * 1024 * 1024 - 128 * 1024
 
 _LAUNCH_ID = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
+# The program on the terminal of a job: its command, or the user's shell in its place.
+COMMAND, SHELL = "command", "shell"
+TERMINALS = ("", COMMAND, SHELL)
 
 
 class LimitError(ValueError):

@@ -6,7 +6,7 @@ import itertools
 import os
 import stat
 
-from remote_tool.protocol.job_folder import ERR, OUT, RANKS, open_folder
+from remote_tool.protocol.job_folder import ERR, OUT, RANKS, open_file_beneath, open_folder
 from remote_tool.protocol.lean.namedtuple import NamedTuple
 
 TYPE_CHECKING = False
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 # More are not from a launch of ours; of a job that creates a million files, the first are handled.
 MOST_STREAMS = 4096
+# Of each output file: enough for the last lines.
+LAST_BYTES = 2048
 _ATTEMPT = "attempt_"
 _MOST_DIGITS = 6
 _RANK_FILES = {"stdout.log": "out", "stderr.log": "err", "error.json": "error"}
@@ -61,6 +63,27 @@ def _rank_streams(folder: int, visit: Callable[[int], None]) -> Iterator[Tuple[s
 def stream_sizes(folder: int) -> Dict[str, int]:
     """Return the size of each stream."""
     return {stream: size_of(folder, path) or 0 for stream, path in find_streams(folder).items()}
+
+
+def last_output(folder: int) -> List[str]:
+    """Return the end of a job's own output, and of that of its first rank in the last attempt of torchrun."""
+    streams = find_streams(folder)
+    ranks = [stream for stream in streams if stream.startswith(RANKS) and not stream.endswith("error")]
+    newest = max((int(stream.split("/")[1]) for stream in ranks), default=0)
+    # They are in the order of their ranks.
+    first = [stream for stream in ranks if int(stream.split("/")[1]) == newest][:2]
+    tails = (_tail(folder, streams[stream]) for stream in ("out", "err", *first))
+    return [tail for tail in tails if tail]
+
+
+def _tail(folder: int, path: str) -> str:
+    try:
+        file = open_file_beneath(folder, path)
+    except OSError:
+        return ""
+    with open(file, "rb", buffering=0) as stream:
+        stream.seek(max(0, os.fstat(file).st_size - LAST_BYTES))
+        return stream.read(LAST_BYTES).decode("utf-8", "replace")
 
 
 def size_of(folder: int, path: str) -> Optional[int]:

@@ -63,6 +63,10 @@ class Channel(Protocol):
     async def write_eof(self) -> None:
         """Close the command's stdin."""
 
+    @property
+    def stdin_pipe(self) -> int | None:
+        """The pipe to the command's stdin, if there is one here and nothing waits to be written to it."""
+
     async def read(self, stream: Stream = Stream.OUT, size: int = 65536) -> bytes:
         """Return received bytes, at most ``size``; empty at the end. Raises ConnectionLostError."""
 

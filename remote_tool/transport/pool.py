@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from remote_tool.config.model import Config, Server
     from remote_tool.errors import HostKeyError
     from remote_tool.transport.host import Host
+    from remote_tool.transport.kept.find import Kept
     from remote_tool.transport.ssh.connection import Connection
-    from remote_tool.transport.ssh.endpoint import AuthMethods
+    from remote_tool.transport.ssh.endpoint import AuthMethods, Endpoint
     from remote_tool.transport.ssh.host import SshHost
 
 T = TypeVar("T")
@@ -79,13 +80,17 @@ class HostPool:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def host(self, name: str) -> Host:
+    async def host(self, name: str, *, logs_in: bool = False) -> Host:
         """Return a connected server; connects at first use and after a lost connection.
+
+        Args:
+            name: The server's name.
+            logs_in: Whether to log in even if a login is kept.
 
         Raises:
             ConnectError: Not connected; a refused login or host key is not retried.
         """
-        return await self._hosts.get(name, lambda: self._connect(name))
+        return await self._hosts.get(name, lambda: self._connect(name, may_use_kept=not logs_in))
 
     @asynccontextmanager
     async def login(self, name: str, methods: AuthMethods, private_key: Path | None = None) -> AsyncIterator[Host]:
@@ -117,11 +122,20 @@ class HostPool:
         Raises:
             ConnectError: ``~/.ssh/config`` cannot be used.
         """
-        ssh = await self._ssh()
         for name in names:
-            endpoint = (await asyncio.to_thread(ssh.resolve_way, self._server(name)))[-1]
+            endpoint = (await self.way(name))[-1]
             if endpoint.identity.configured_password() is None:
                 self._context.common_passwords.expect(endpoint.username, name)
+
+    async def way(self, name: str) -> list[Endpoint]:
+        """Return the jump hosts of a server, nearest first, then the server itself, as a login uses them.
+
+        Raises:
+            ConnectError: ``~/.ssh/config`` cannot be used.
+        """
+        ssh = await self._ssh()
+        found: list[Endpoint] = await asyncio.to_thread(ssh.resolve_way, self._server(name))
+        return found
 
     def remember_passphrase(self, path: Path, passphrase: str) -> None:
         """Store the passphrase of a key file, so that it is not asked for."""
@@ -129,19 +143,24 @@ class HostPool:
 
     async def close(self) -> None:
         """Close every connection, with a timeout for servers that do not answer; keep logins if configured."""
-        for name, connection in self._logins.items():
-            self._keep(name, connection)
-        await asyncio.gather(*(host.close() for host in await self._hosts.drain()))
+        hosts = await self._hosts.drain()
+        # Each keeps its login before it closes.
+        keeping = (self._keep(name, connection) for name, connection in self._logins.items())
+        await asyncio.gather(*keeping, *(host.close() for host in hosts))
         await asyncio.gather(*(jump.close() for jump in await self._context.jumps.drain()))
 
-    async def _connect(self, name: str) -> SshHost:
+    async def _connect(self, name: str, *, may_use_kept: bool) -> SshHost:
         server, log_in = self._server(name), partial(self._log_in, name)
-        found = kept.find.find_kept(self._config, name) if self._config.keep_connections else None
-        if found is not None:
+        may_use_kept = may_use_kept and self._config.keep_connections > 0
+        if may_use_kept and (found := await asyncio.to_thread(self._find_kept, name)):
             return found.host(log_in, self._context)
         connection, make_host = await log_in(), (await self._ssh()).SshHost
         host: SshHost = make_host(server.name, connection, self._context.trace, self._context.rules.notice)
         return host
+
+    def _find_kept(self, name: str) -> Kept | None:
+        found: Kept | None = kept.find.find_kept(self._config, name)
+        return found
 
     async def _log_in(self, name: str) -> Connection:
         with self._reporting_silence(name):
@@ -166,12 +185,12 @@ class HostPool:
         finally:
             reporting.cancel()
 
-    def _keep(self, name: str, connection: Connection) -> None:
+    async def _keep(self, name: str, connection: Connection) -> None:
         """Start what keeps a login for the next command: now, so that this one does not share its time with it."""
         seconds, local = self._config.keep_connections, self._config.local
         if seconds and connection.alive and (place := kept.folder.place_of(self._config, name)):
             wanted = kept.start.Wanted(connection.hops, connection.login, local.root, local.known_hosts, seconds)
-            kept.start.start_master(place, wanted)
+            await asyncio.to_thread(kept.start.start_master, place, wanted)
 
     async def _ssh(self) -> ModuleType:
         """Import the modules with asyncssh once, in the background: this takes a third of a short command."""

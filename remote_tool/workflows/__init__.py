@@ -7,8 +7,32 @@ from typing import TYPE_CHECKING
 from remote_tool.lazy import submodules
 
 if TYPE_CHECKING:
-    from remote_tool.workflows import artifacts, clean, fan_out, jobs, launch, prepare, servers, start, sync
+    from remote_tool.workflows import (
+        artifacts,
+        clean,
+        fan_out,
+        forward,
+        jobs,
+        launch,
+        prepare,
+        servers,
+        start,
+        sync,
+        terminal,
+    )
 
-__all__ = ["artifacts", "clean", "fan_out", "jobs", "launch", "prepare", "servers", "start", "sync"]
+__all__ = [
+    "artifacts",
+    "clean",
+    "fan_out",
+    "forward",
+    "jobs",
+    "launch",
+    "prepare",
+    "servers",
+    "start",
+    "sync",
+    "terminal",
+]
 
 __getattr__ = submodules(__name__, __all__)

@@ -76,12 +76,31 @@ class NoAnswerError(JobError):
 
 
 class Conversation:
-    """An open request to the agent."""
+    """An open request to the agent.
+
+    Attributes:
+        nonce: Marks its frames.
+    """
 
     def __init__(self, host: Host, channel: Channel, nonce: str) -> None:
         self._host = host
         self._channel = channel
+        self.nonce = nonce
         self._reader = FrameReader(nonce)
+
+    async def send(self, data: bytes) -> None:
+        """Send more than the request, after the first frame of the answer; waits while the channel is full."""
+        with _no_answer():
+            await self._channel.write(data)
+
+    async def see_its_end(self) -> None:
+        """Wait briefly until an operation that sends nothing more has ended on the server."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(END_SECONDS):
+                await self._channel.write_eof()
+                while await self._channel.read():
+                    pass
+                await self._channel.wait()
 
     async def frames(self, *, silence: float | None = None) -> AsyncIterator[Frame]:
         """Yield the frames of the answer until it is complete.
@@ -216,19 +235,23 @@ async def converse(
 
     ``see_its_end`` is for an operation that sends nothing more: it has ended on the server when the context is left.
     """
+    async with open_conversation(host, config, operation, request) as conversation:
+        yield conversation.frames(silence=silence)
+        if see_its_end:
+            await conversation.see_its_end()
+
+
+@asynccontextmanager
+async def open_conversation(
+    host: Host, config: Config, operation: str, request: Mapping[str, Any]
+) -> AsyncIterator[Conversation]:
+    """Request an operation that both sides send frames for; leaving the context ends it on the server."""
     nonce = secrets.token_hex(16)
     async with host.open(control_script(config, operation), label=f"supervisor: {operation}") as channel:
         with _no_answer():
             await channel.write(request_line(config, operation, request, nonce))
             await channel.start()
-        yield Conversation(host, channel, nonce).frames(silence=silence)
-        if see_its_end:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(END_SECONDS):
-                    await channel.write_eof()
-                    while await channel.read():
-                        pass
-                    await channel.wait()
+        yield Conversation(host, channel, nonce)
 
 
 async def call(

@@ -65,10 +65,17 @@ class StepEnded:
 
 @dataclass(frozen=True)
 class Notice:
-    """Something the user should know that is not a failure: a new host key, a skipped link."""
+    """Something the user should know that is not a failure: a new host key, a skipped link.
+
+    Attributes:
+        server: Whom it is about; may be empty.
+        text: What.
+        is_over: Whether it says that what an earlier one reported is over.
+    """
 
     server: str
     text: str
+    is_over: bool = False
 
     def __post_init__(self) -> None:
         """Redact secrets in the server's text."""

@@ -162,7 +162,8 @@ _OF_REQUEST: dict[str, Callable[[Mapping[str, Any], str], Any]] = {
     "gather": _text,
     "workdir": _text,
     "nice": _number,
+    "name": _text,
     "devices": _texts,
 }
 # They began in the project's folder.
-_OF_EARLIER_VERSIONS: dict[str, Any] = {"workdir": "", "nice": None, "listed": {}}
+_OF_EARLIER_VERSIONS: dict[str, Any] = {"workdir": "", "nice": None, "name": "", "listed": {}}

@@ -139,6 +139,19 @@ def choose_servers(config: Config, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names)) or config.usual_servers
 
 
+def choose_one_server(config: Config, names: Sequence[str], what: str, command: str) -> str:
+    """Return the only selected server, for something that needs one; the command is for the hint.
+
+    Raises:
+        UsageError: There are none or several, or a name is not in the configuration.
+    """
+    servers = choose_servers(config, names)
+    if len(servers) != 1:
+        hint = f"remote-tool {command} --server {servers[0]}"
+        raise UsageError(f"{what} needs one server, and {len(servers)} are selected: {', '.join(servers)}", hint=hint)
+    return servers[0]
+
+
 def choose_jobs(jobs: Iterable[Job], selection: JobSelection) -> list[Job]:
     """Return the selected jobs, by key.
 
@@ -181,7 +194,7 @@ def find_job(jobs: Sequence[Job], word: str) -> Job:
     if not found:
         raise UsageError(f"No job {word!r}", hint="remote-tool job-list --stopped")
     if len(found) > 1:
-        raise UsageError(f"{word!r} matches {len(found)} jobs: {_listed(found)}")
+        raise UsageError(f"{word!r} matches {len(found)} jobs: {listed(found)}")
     return found[0]
 
 
@@ -211,7 +224,7 @@ def _most_likely(jobs: Sequence[Job]) -> Job:
     if len(masters) == 1:
         return masters[0]
     if len(running) > 1:
-        raise UsageError(f"{len(running)} jobs are running: {_listed(running)}", hint="remote-tool job-tail --job KEY")
+        raise UsageError(f"{len(running)} jobs are running: {listed(running)}", hint="remote-tool job-tail --job KEY")
     return running[0] if running else _newest([job for job in jobs if job.is_master] or jobs)
 
 
@@ -224,7 +237,8 @@ def _by_age(job: Job) -> tuple[float, int]:
     return job.created_at, job.key
 
 
-def _listed(jobs: Sequence[Job]) -> str:
+def listed(jobs: Sequence[Job]) -> str:
+    """Return the keys and servers of jobs, for a message."""
     return ", ".join(f"{job.key} ({job.server})" for job in jobs[:10]) + (" …" if len(jobs) > 10 else "")  # noqa: PLR2004
 
 

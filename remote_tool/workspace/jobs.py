@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from remote_tool import workflows
+from remote_tool.config.limits import check_note
 from remote_tool.jobs.job import DEFAULT_GRACE
-from remote_tool.workflows.selection import JobsAnswer, JobSelection, choose_jobs
+from remote_tool.workflows.selection import JobsAnswer, JobSelection, choose_jobs, find_job
 from remote_tool.workspace.background import ChunkQueue, Running
 from remote_tool.workspace.project import Project, checked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from remote_tool.errors import RemoteToolError
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
     from remote_tool.workflows.artifacts.answer import PullAnswer
     from remote_tool.workflows.jobs.follow import Chunk, FollowAnswer, FollowOptions, OnChunk
     from remote_tool.workflows.jobs.orphans import OrphansAnswer
+    from remote_tool.workflows.jobs.stacks import StacksAnswer
+    from remote_tool.workflows.jobs.tensorboard import TensorboardRequest
+    from remote_tool.workflows.terminal.attach import Attached
+    from remote_tool.workflows.terminal.session import Screen
 
 
 class JobMethods(Project):
@@ -51,6 +57,18 @@ class JobMethods(Project):
         options = options or workflows.jobs.follow.FollowOptions()
         return self._work(lambda context: workflows.jobs.follow.follow_selected(context, selection, on_chunk, options))
 
+    def attach(self, selection: JobSelection, screen: Screen) -> Attached:
+        """Attach a screen to the terminal of one running job, until the job ends or the user detaches.
+
+        Without a selection, it is the only running job with a terminal. A lost connection is made again.
+
+        Raises:
+            UsageError: Not one job is selected, it has no terminal, or it has ended.
+            JobError: Its server cannot do it.
+            ConnectError: Its server cannot be reached.
+        """
+        return self._work(lambda context: workflows.terminal.attach.attach(context, selection, screen))
+
     def wait_jobs(self, selection: JobSelection, *, timeout: float | None = None) -> JobsAnswer:
         """Wait until jobs have ended; the timeout is in seconds."""
         return self._work(lambda context: workflows.jobs.follow.wait_for_jobs(context, selection, timeout=timeout))
@@ -58,6 +76,26 @@ class JobMethods(Project):
     def stop_jobs(self, selection: JobSelection, *, signal: str = "SIGTERM", grace: float | None = None) -> JobsAnswer:
         """Stop jobs and all their processes."""
         return self._work(lambda context: workflows.jobs.stop.stop_jobs(context, selection, signal=signal, grace=grace))
+
+    def note_job(self, job: str, text: str) -> Job:
+        """Add a note to a job, by key or id, in the local records; an empty text removes it.
+
+        Raises:
+            UsageError: There is no such job, or the text is too long or has control characters.
+        """
+        check_note(text)
+        chosen = find_job(self.select_local(JobSelection(stopped=True, hidden=True)), job)
+        return self._registry.revise([(chosen.id, lambda known: replace(known, note=text))])[0]
+
+    def take_stacks(self, selection: JobSelection, *, keep: bool = False, native: bool = False) -> StacksAnswer:
+        """Return where all Python processes of running jobs are; for a launch, those of all its servers.
+
+        With ``keep``, the servers also add the stacks to ``stacks.txt`` in the folders of the jobs.
+        With ``native``, py-spy on the servers adds calls in C and C++.
+        """
+        return self._work(
+            lambda context: workflows.jobs.stacks.take_stacks(context, selection, keep=keep, native=native)
+        )
 
     def find_orphans(self, servers: Sequence[str] = ()) -> OrphansAnswer:
         """Return the processes that jobs of this project have left on servers, which no supervisor watches anymore."""
@@ -112,6 +150,17 @@ class JobMethods(Project):
         if not missing:
             return workflows.artifacts.answer.PullAnswer(())
         return self._work(lambda context: workflows.artifacts.pull.pull_artifacts(context, missing))
+
+    def tensorboard(self, request: TensorboardRequest, on_open: Callable[[str], None]) -> None:
+        """Run TensorBoard here on the event files of jobs, fetched while they run; ``on_open`` gets its address.
+
+        It runs until Ctrl-C: call this in a thread of a program that ends.
+
+        Raises:
+            UsageError: TensorBoard is not installed here, or the selected jobs have no event files.
+            JobError: TensorBoard does not start, or has ended.
+        """
+        self._work(lambda context: workflows.jobs.tensorboard.tensorboard(context, request, on_open))
 
     def _begin_to_follow(self, selection: JobSelection, on_chunk: OnChunk) -> Running[FollowAnswer]:
         options, follow = workflows.jobs.follow.FollowOptions(), workflows.jobs.follow.follow_selected

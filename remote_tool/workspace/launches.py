@@ -40,6 +40,7 @@ class LaunchMethods(JobMethods):
         artifacts: Sequence[str | ArtifactPattern] = (),
         devices: Sequence[str | int] = (),
         nice: int | None = None,
+        name: str = "",
         workdir: str | None = None,
         from_job: str = "",
     ) -> RunningJob:
@@ -55,6 +56,7 @@ class LaunchMethods(JobMethods):
             artifacts: Globs of files to fetch, in addition to the configured ones.
             devices: GPUs to expose, by number or UUID; empty: as configured.
             nice: Niceness of the command, 0 to 19; None: unchanged.
+            name: Name of the jobs, for lists; empty: none.
             workdir: The working folder, relative to the project; None: as configured, else the project folder.
             from_job: Key of a job whose artifacts are sent to the server first.
 
@@ -73,6 +75,7 @@ class LaunchMethods(JobMethods):
             artifacts=tuple(artifacts),
             devices=tuple(devices),
             nice=nice,
+            name=name,
             workdir=workdir,
             from_job=from_job,
         )
@@ -103,6 +106,7 @@ class LaunchMethods(JobMethods):
         artifacts: Sequence[str | ArtifactPattern] = (),
         devices: Sequence[str | int] = (),
         nice: int | None = None,
+        name: str = "",
         lost_after: float | None = None,
         workdir: str | None = None,
         from_job: str = "",
@@ -122,6 +126,7 @@ class LaunchMethods(JobMethods):
             artifacts: Globs of files to fetch from every node, in addition to the configured ones.
             devices: GPUs to expose on each server, by number or UUID; empty: as configured.
             nice: Niceness of the command, 0 to 19; None: unchanged.
+            name: Name of the jobs, for lists; empty: none.
             lost_after: Stop the launch when a server is silent for this many seconds; None: as configured.
             workdir: The working folder, relative to the project; None: as configured, else the project folder.
             from_job: Key of a job whose artifacts are sent to every server first, to resume from its checkpoint.
@@ -141,6 +146,7 @@ class LaunchMethods(JobMethods):
             artifacts=tuple(artifacts),
             devices=tuple(devices),
             nice=nice,
+            name=name,
             lost_after=lost_after,
             workdir=workdir,
             from_job=from_job,

@@ -6,21 +6,28 @@ from typing import TYPE_CHECKING
 
 from remote_tool import workflows
 from remote_tool.config.limits import names_of
+from remote_tool.protocol.limits import DEFAULT_INTERVAL
 from remote_tool.workspace.project import Project, checked
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from remote_tool.transport.pool import Results
     from remote_tool.transport.sync.push import PushResult
     from remote_tool.workflows.clean.request import CleanAnswer, CleanRequest
     from remote_tool.workflows.context import Context
+    from remote_tool.workflows.forward.forward import ForwardRequest, Listener
+    from remote_tool.workflows.forward.jupyter import JupyterRequest, Notebook
     from remote_tool.workflows.jobs.run import OnOutput, RunResult
     from remote_tool.workflows.prepare.prepare import PreparedServer
     from remote_tool.workflows.servers.bandwidth import BandwidthAnswer
     from remote_tool.workflows.servers.check import CheckAnswer
     from remote_tool.workflows.servers.install_keys import KeyOnServer, KeysRequest
     from remote_tool.workflows.servers.kept_logins import KeptLogin
+    from remote_tool.workflows.servers.top import OnTopEvent, TopAnswer
+    from remote_tool.workflows.terminal.session import Screen
+    from remote_tool.workflows.terminal.shell import ShellEnd, ShellRequest
+    from remote_tool.workspace.background import Running
 
 
 class ServerMethods(Project):
@@ -40,6 +47,20 @@ class ServerMethods(Project):
         """Measure network bandwidth between each pair of servers, for this many seconds in each direction."""
         return self._work(lambda context: workflows.servers.bandwidth.measure_bandwidth(context, servers, seconds))
 
+    def take_samples(self, servers: Sequence[str] = ()) -> TopAnswer:
+        """Return the use of GPUs, processors, memory and disks of servers now, and their running jobs."""
+        return self._work(lambda context: workflows.servers.top.take_samples(context, servers))
+
+    def watch(
+        self, on_event: OnTopEvent, servers: Sequence[str] = (), *, interval: float = DEFAULT_INTERVAL
+    ) -> Running[None]:
+        """Report samples of servers and changes of their jobs until ``stop()`` of the returned object is called.
+
+        The callback runs on the thread that does the work: it must return soon, and cannot call this API.
+        """
+        watch = workflows.servers.top.watch
+        return self._begin(lambda context: watch(context, servers, on_event, interval=interval))
+
     def list_connections(self, servers: Sequence[str] = ()) -> list[KeptLogin]:
         """Return the logins that are kept open for later commands, without asking a server."""
         return self._work(lambda context: workflows.servers.kept_logins.list_connections(context, servers))
@@ -47,6 +68,30 @@ class ServerMethods(Project):
     def disconnect(self, servers: Sequence[str] = ()) -> list[KeptLogin]:
         """Close the logins that are kept open, also those in use; return the closed ones."""
         return self._work(lambda context: workflows.servers.kept_logins.end_connections(context, servers))
+
+    def ssh_config(self, servers: Sequence[str] = (), *, check: bool = True) -> Results[str]:
+        """Return ``Host`` blocks for ``~/.ssh/config`` with which ssh logs in to servers by their names, as we do."""
+        make = workflows.servers.ssh_config.host_blocks
+        return checked(self._work(lambda context: make(context, servers)), check=check)
+
+    def install_ssh_config(self, servers: Sequence[str] = (), *, check: bool = True) -> Results[str]:
+        """Write these blocks into a file that ``~/.ssh/config`` includes; does nothing if no block can be made.
+
+        Raises:
+            UsageError: A file cannot be written, or belongs to another project.
+        """
+        blocks = self.ssh_config(servers, check=check)
+        if blocks.values:
+            workflows.servers.install_ssh_config.install(self.config, list(blocks.values.values()))
+        return blocks
+
+    def remove_ssh_config(self) -> bool:
+        """Undo :meth:`install_ssh_config`; return whether there was something to undo.
+
+        Raises:
+            UsageError: A file cannot be written, or belongs to another project.
+        """
+        return workflows.servers.install_ssh_config.remove(self.config)
 
     def prepare(
         self,
@@ -179,6 +224,39 @@ class ServerMethods(Project):
 
         results = self._work(work)
         return checked(workflows.jobs.run.with_statuses_checked(command, results) if check else results, check=check)
+
+    def shell(self, request: ShellRequest, screen: Screen) -> ShellEnd:
+        """Run a program on one server with a screen, until the program ends or the user leaves it.
+
+        Raises:
+            UsageError: Not one server is selected, or the screen is not a terminal and the program needs one.
+            JobError: The server cannot do it.
+            ConnectError: The server cannot be reached, or the connection to a shell that is not kept was lost.
+        """
+        return self._work(lambda context: workflows.terminal.shell.open_shell(context, request, screen))
+
+    def forward(
+        self, request: ForwardRequest, listener: Listener | None = None, *, check: bool = True
+    ) -> Results[None]:
+        """Forward ports between this machine and servers; return when the job has ended or no server is left.
+
+        It reconnects after a lost connection. To stop it earlier, press Ctrl-C, or end the program that called it.
+        """
+        run = workflows.forward.forward
+        listener = listener or run.Listener()
+        return checked(self._work(lambda context: run.forward(context, request, listener)), check=check)
+
+    def jupyter(self, request: JupyterRequest, on_open: Callable[[Notebook], None]) -> None:
+        """Start Jupyter Lab on one server, or find it there, and forward a port to it; return when it has ended.
+
+        ``on_open`` gets its address here. To end only the forward, call this in a thread of a program that ends, or
+        press Ctrl-C.
+
+        Raises:
+            UsageError: Not one server is selected.
+            JobError: Jupyter Lab is not installed there, or does not start.
+        """
+        self._work(lambda context: workflows.forward.jupyter.jupyter(context, request, on_open))
 
     def survey(self, request: CleanRequest | None = None) -> CleanAnswer:
         """Count the files of remote-tool on servers and here, and those that can be removed; remove nothing."""

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 PROJECT = "it's a project"
 # Of a machine that has much else to do; a test that passes waits for events, not this long.
 PATIENCE = 40.0
+OLDEST = os.environ.get("REMOTE_TOOL_PYTHON38", "python3.8")
 
 
 def wait_until(condition: Callable[[], Any], what: str = "it", seconds: float = PATIENCE) -> Any:
@@ -255,5 +256,24 @@ def own_home(installed: Path) -> Iterator[PretendServer]:
 def server(tmp_path: Path, installed: Path) -> Iterator[PretendServer]:
     """A server whose environment is the Python that runs the tests."""
     pretend = PretendServer(tmp_path / "home", installed)
+    yield pretend
+    pretend.clean()
+
+
+@pytest.fixture
+def oldest(tmp_path: Path, installed: Path) -> Iterator[PretendServer]:
+    """A server whose environment has the oldest Python that may be there."""
+    try:
+        version = subprocess.run(
+            [OLDEST, "-c", "import sys; print(sys.version_info[:2], sys.executable, sep='\\n')"],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no python3.8 on PATH, and REMOTE_TOOL_PYTHON38 names none")
+    release, executable = version.stdout.splitlines()
+    assert release == "(3, 8)"
+    pretend = PretendServer(tmp_path / "home", installed, executable)
     yield pretend
     pretend.clean()

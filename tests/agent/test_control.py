@@ -176,7 +176,7 @@ def test_jobs_of_the_first_version_are_listed_followed_and_stopped(server: Prete
 
 
 @pytest.mark.row(34, 130)
-def test_a_job_of_a_newer_version_is_left_alone_and_the_remedy_is_told(server: PretendServer) -> None:
+def test_a_job_of_a_newer_version_is_not_touched_and_the_hint_names_the_remedy(server: PretendServer) -> None:
     job_id = server.start("exec sleep 60")
     spec = server.jobs / job_id / "spec.json"
     of_ours = spec.read_text()
@@ -203,28 +203,6 @@ def test_the_program_needs_nothing_but_the_standard_library(installed: Path) -> 
         [sys.executable, "-I", "-S", "-c", program, str(installed)], capture_output=True, check=True, text=True
     )
     assert json.loads(ended.stdout.replace("'", '"')) == ["__main__"] or ended.stdout.strip() == "[]"
-
-
-OLDEST = os.environ.get("REMOTE_TOOL_PYTHON38", "python3.8")
-
-
-@pytest.fixture
-def oldest(tmp_path: Path, installed: Path) -> Any:
-    """A server whose environment has the oldest Python that may be there."""
-    try:
-        version = subprocess.run(
-            [OLDEST, "-c", "import sys; print(sys.version_info[:2], sys.executable, sep='\\n')"],
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("no python3.8 on PATH, and REMOTE_TOOL_PYTHON38 names none")
-    release, executable = version.stdout.splitlines()
-    assert release == "(3, 8)"
-    pretend = PretendServer(tmp_path / "home", installed, executable)
-    yield pretend
-    pretend.clean()
 
 
 @pytest.mark.row(33)

@@ -291,7 +291,7 @@ def test_a_command_whose_supervisor_dies_at_the_gate_never_runs(tmp_path: Path) 
         gate, errors = os.pipe(), os.pipe()
         child = os.fork()
         if child == 0:
-            command.become_command(plan, 0o077, gate, errors)
+            command.become_command(plan, 0o077, gate, errors, None)
         os.close(gate[0])
         os.write(gate[1], word)
         os.close(gate[1])

@@ -69,10 +69,35 @@ class Terminal:
             ended = self.process.poll() is not None
             assert self._read(0.1) or not ended, self.text
 
+    def until_bytes(self, data: bytes, seconds: float = 20.0) -> None:
+        """Read until these bytes have come as they are."""
+        deadline = time.monotonic() + seconds
+        while data not in self.raw:
+            assert time.monotonic() < deadline, f"{data!r} did not come: {self.raw[-2000:]!r}"
+            self._read(0.1)
+
+    @property
+    def modes(self) -> list[object]:
+        """How the terminal treats input and output."""
+        return list(termios.tcgetattr(self.theirs))
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether every key goes to the program as it is."""
+        return not termios.tcgetattr(self.theirs)[3] & termios.ICANON
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Change the size of the window."""
+        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
     def type(self, text: str) -> None:
         r"""Type; ``\x03`` is Ctrl-C."""
         if not termios.tcgetattr(self.theirs)[3] & termios.ECHO:
             typed(text)
+        self.press(text)
+
+    def press(self, text: str) -> None:
+        """Type to a program that has the terminal in raw mode: what it does not echo is no secret."""
         os.write(self._ours, text.encode())
 
     def end(self, seconds: float = 20.0) -> int:

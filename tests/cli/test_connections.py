@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
-import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.kept_logins import keeping_logins, wait_for_logins
 from tests.project import make_project, remote_tool
 
 if TYPE_CHECKING:
@@ -32,16 +34,11 @@ def server(make_server: MakeServer) -> TestServer:
 @pytest.fixture
 def project(server: TestServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A project with one server, whose login is kept."""
-    folder = Path(tempfile.mkdtemp(prefix="rtk"))
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
-    root = make_project(tmp_path / "project", [server], keep_connections="10m")
-    remote_tool("check", cwd=root)
-    deadline = time.monotonic() + 60
-    while not [path for path in folder.glob("*/*/s????") if path.is_socket()] and time.monotonic() < deadline:
-        time.sleep(0.05)
-    yield root
-    remote_tool("disconnect", cwd=root)
-    shutil.rmtree(folder)
+    root = make_project(tmp_path / "project", [server])
+    with keeping_logins(monkeypatch) as folder:
+        remote_tool("check", cwd=root)
+        wait_for_logins(folder, 1)
+        yield root
 
 
 def test_kept_logins_are_listed_and_closed(project: Path) -> None:
@@ -69,11 +66,52 @@ def test_a_sync_goes_over_a_kept_login(project: Path, server: TestServer) -> Non
     assert server.log().count("Accepted publickey") == logins
 
 
+@pytest.mark.row(189)
+def test_check_logs_in_although_a_login_is_kept(project: Path, server: TestServer) -> None:
+    """It would otherwise not see that the server accepts the key no longer."""
+    (server.folder / "authorized_keys").write_text("")
+    checked = remote_tool("check", "--json", cwd=project)
+    assert checked.returncode == 4, checked.stdout
+    assert remote_tool("connections", cwd=project).stdout.startswith("first: ")
+
+
+@pytest.mark.row(192)
+def test_a_script_does_not_wait_for_the_master_that_its_command_starts(project: Path) -> None:
+    """As a git hook, whose output git reads to its end."""
+    remote_tool("disconnect", cwd=project)
+    program = shlex.join([sys.executable, "-m", "remote_tool", "check"])
+    hook = ["sh", "-c", f"exec 7>&1; {program}; {program}"]
+    ran = subprocess.run(hook, cwd=project, check=False, capture_output=True, text=True, timeout=100)
+    assert ran.stdout.count("SERVER") == 2
+    wait_for_logins(Path(os.environ["XDG_RUNTIME_DIR"]), 1)
+    (login,) = json.loads(remote_tool("connections", "--json", cwd=project).stdout)["connections"]
+    open_files = {str(path.readlink()) for path in Path(f"/proc/{login['pid']}/fd").iterdir()}
+    assert not [name for name in open_files if name.startswith("pipe:")], open_files
+
+
 def test_a_command_over_a_kept_login_loads_neither_the_ssh_library_nor_cryptography(project: Path) -> None:
-    words = [sys.executable, "-X", "importtime", "-m", "remote_tool", "check", "--json"]
+    remote_tool("prepare", cwd=project)
+    words = [sys.executable, "-X", "importtime", "-m", "remote_tool", "run", "--cmd", "echo $((40 + 2))"]
     ran = subprocess.run(words, cwd=project, check=False, capture_output=True, text=True, timeout=100)
-    assert '"first"' in ran.stdout
+    assert "42" in ran.stdout
     lines = [line for line in ran.stderr.splitlines() if line.startswith("import time:")]
     packages = {line.rpartition("|")[2].strip().partition(".")[0] for line in lines}
     assert "remote_tool" in packages
     assert not packages & {"asyncssh", "cryptography"}
+
+
+@pytest.mark.row(195)
+def test_a_job_is_followed_to_its_end_when_the_kept_login_is_killed(project: Path, server: TestServer) -> None:
+    remote_tool("prepare", cwd=project)
+    (login,) = json.loads(remote_tool("connections", "--json", cwd=project).stdout)["connections"]
+    command = "echo begun >> $HOME/began; echo begun; until [ -e $HOME/go ]; do sleep 0.1; done; echo end; exit 7"
+    words = [sys.executable, "-m", "remote_tool", "job-run", "--follow", "--cmd", command]
+    with subprocess.Popen(words, cwd=project, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as following:
+        assert following.stdout is not None
+        assert following.stdout.readline() == "begun\n"
+        os.kill(login["pid"], signal.SIGKILL)
+        (server.home / "go").touch()
+        out, err = following.communicate(timeout=100)
+    assert (following.returncode, out) == (7, "end\n"), err
+    assert "Traceback" not in err
+    assert (server.home / "began").read_text() == "begun\n"

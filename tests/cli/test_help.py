@@ -21,9 +21,11 @@ from tests.sshd import free_port
 REPOSITORY = Path(__file__).parent.parent.parent
 INTERFACE = [
     *("init", "keys", "check", "prepare", "setup", "rsync", "data-sync", "update-packages", "bandwidth"),
-    *("connections", "disconnect"),
-    *("run", "job-run", "helper-torch-launch", "helper-launch", "helper-mpi-launch", "helper-fan-out"),
-    *("job-list", "job-tail", "job-kill", "job-wait", "job-rsync", "job-pull", "clean", "demo"),
+    *("ssh-config", "connections", "disconnect"),
+    *("run", "shell", "forward", "jupyter", "job-run"),
+    *("helper-torch-launch", "helper-launch", "helper-mpi-launch", "helper-fan-out"),
+    *("job-list", "top", "job-tail", "job-stacks", "job-attach", "job-kill", "job-wait", "job-note", "job-rsync"),
+    *("job-pull", "tensorboard", "clean", "demo"),
 ]
 WITH_JSON = [
     "bandwidth",
@@ -32,19 +34,23 @@ WITH_JSON = [
     "connections",
     "data-sync",
     "disconnect",
+    "forward",
     "helper-fan-out",
     "helper-launch",
     "helper-mpi-launch",
     "helper-torch-launch",
     "job-kill",
     "job-list",
+    "job-note",
     "job-pull",
     "job-run",
+    "job-stacks",
     "job-wait",
     "keys",
     "prepare",
     "rsync",
     "run",
+    "top",
 ]
 HEAVY = ("pydantic", "asyncssh", "yaml", "rich", "remote_tool.workflows", "remote_tool.workspace", "remote_tool.config")
 
@@ -187,15 +193,28 @@ def test_json_among_the_words_of_a_command_is_not_ours(tmp_path: Path) -> None:
     assert remote_tool("run", "--", "tool", "--json", cwd=tmp_path).stdout == ""
 
 
-@pytest.mark.parametrize("words", [("df", "-k"), ("python", "train.py", "--lr", "1e-3")])
-def test_program_options_without_two_dashes_get_a_hint(words: tuple[str, ...], tmp_path: Path) -> None:
-    ran = remote_tool("job-run", *words, cwd=tmp_path)
+@pytest.mark.parametrize(
+    "words", [("df", "-h"), ("grep", "-v", "--help"), ("tool", "--", "--server"), ("--", "tool", "--name", "--json")]
+)
+def test_the_options_after_a_program_are_the_programs(words: tuple[str, ...], tmp_path: Path) -> None:
+    ran = remote_tool("job-run", "--name", "x", *words, cwd=tmp_path)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr.startswith("error: No workspace")
+
+
+@pytest.mark.parametrize("option", ["--server", "--server=gpu1", "--verbose"])
+def test_an_option_of_ours_after_a_program_is_refused(option: str, tmp_path: Path) -> None:
+    ran = remote_tool("run", "tool", "-x", option, cwd=tmp_path)
     assert ran.returncode == 2
-    assert ran.stderr.splitlines()[-1].endswith("come after --, like remote-tool job-run -- df -h")
+    name = option.partition("=")[0]
+    assert ran.stderr.splitlines() == [
+        f"error: {name} after 'tool' may be meant for that program or for remote-tool run",
+        f"hint: Put it before the program, or, if it is the program's: remote-tool run -- PROGRAM {name} ...",
+    ]
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"), [("ps", "job-list"), ("logs", "job-tail"), ("ssh", "run"), ("job-stop", "job-kill")]
+    ("typed", "meant"), [("ps", "job-list"), ("logs", "job-tail"), ("ssh", "shell"), ("job-stop", "job-kill")]
 )
 def test_a_command_of_another_tool_is_pointed_to_ours(typed: str, meant: str, tmp_path: Path) -> None:
     ran = remote_tool(typed, "--help", cwd=tmp_path)

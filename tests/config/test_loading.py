@@ -24,6 +24,7 @@ from remote_tool.config.model import (
     EnvironmentKind,
     HostKeyPolicy,
     Installer,
+    OnEnd,
     Server,
 )
 from remote_tool.errors import ConfigError
@@ -63,6 +64,7 @@ environment:
     installer: {{file: ./Miniforge3.sh, sha256: {DIGEST.upper()}}}
 host_keys: strict
 keep_connections: 2h
+on_end: {{run: ./tell.sh, secrets: [TOKEN]}}
 servers:
   gpu-1.lab_a:
     hostname: fd00::5
@@ -97,6 +99,7 @@ servers:
         ),
         host_keys=HostKeyPolicy.STRICT,
         keep_connections=7200,
+        on_end=OnEnd("./tell.sh", ("TOKEN",)),
     )
 
 
@@ -253,6 +256,15 @@ WRONG = [
     ("log_limit: lots", "1: log_limit: must be a size of 1MB or more, such as 500MB or 4GB, found 'lots'"),
     ("lost_after: 4", "1: lost_after: must be a whole number of seconds from 5 to 86400, found '4'"),
     ("lost_after: 60s", "1: lost_after: must be a whole number of seconds from 5 to 86400, found '60s'"),
+    ("on_end: {secrets: [TOKEN]}", "1: on_end: requires run: the command"),
+    (
+        "on_end: {run: a, secrets: [a-b]}",
+        "1: on_end.secrets[0]: must be the name of an environment variable, found 'a-b'",
+    ),
+    (
+        "on_end: {run: a, secrets: TOKEN}",
+        "1: on_end.secrets: must be a list of variables, such as [NTFY_TOKEN], found 'TOKEN'",
+    ),
     ("keep_connections: 30s", "1: keep_connections: must be 0, or a time such as 10m or 2h, found '30s'"),
     ("keep_connections: true", "1: keep_connections: must be 0, or a time such as 10m or 2h, found 'true'"),
     ("artifacts: '*.pt'", "1: artifacts: must be a list of globs, such as [checkpoints/*.pt], found '*.pt'"),

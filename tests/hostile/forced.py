@@ -28,7 +28,7 @@ def main() -> None:
     assert found
     mark = b"\0" + found[1].encode() + b" %d\n" % os.getpid()
     write(2, mark)
-    request = json.loads(read_line()) if "run_control.py" in script else {}
+    request = json.loads(read_line()) if re.search(r"supervisor-\w+/run_control.py", script) else {}
     text = open(source).read()  # noqa: PTH123, SIM115
     exec(compile(text, source, "exec"), {**globals(), "mark": mark, "script": script, "request": request})
 

@@ -14,7 +14,8 @@ from remote_tool.jobs.job import JobState
 from remote_tool.transport.ssh import login_shell
 from remote_tool.transport.sync import bridge
 from remote_tool.workflows import agent_client
-from remote_tool.workflows.jobs import pending_stops, run
+from remote_tool.workflows.forward import session
+from remote_tool.workflows.jobs import pending_stops, run, stacks
 from remote_tool.workflows.launch import rendezvous
 from remote_tool.workflows.prepare import server as prepare_server
 from tests.figures import record_figure
@@ -72,6 +73,10 @@ COMMANDS = {
     "helper-torch-launch": ("helper-torch-launch", "--cmd", "train.py", "--no-sync"),
     "prepare": ("prepare",),
     "rsync": ("rsync",),
+    "job-stacks": ("job-stacks", "{job}"),
+    "forward": ("forward", "0:6006", "--server", "bad"),
+    "forward --reverse": ("forward", "--reverse", "6006", "--server", "bad"),
+    "forward --job": ("forward", "--job", "{job}"),
 }
 # A server that knows of no job has lost it, and that is no error of these commands.
 MAY_KNOW_IT_LOST = {"job-rsync", "job-wait", "job-kill", "job-tail", "job-tail --no-follow"}
@@ -129,6 +134,7 @@ def test_every_command_ends_with_one_error_whatever_a_server_answers(
             "job-kill",
             "job-tail",
             "job-tail --no-follow",
+            "job-stacks",
         }, name
         if command in {"run", "job-run", "prepare", "rsync"}:
             assert re.search("(?m)^(?!.*new host key).*honest", ended.shown), (name, ended)
@@ -140,6 +146,8 @@ def lose_patience(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(login_shell, "LONGEST_START", SILENCE)
     patch.setattr(agent_client, "LONGEST_SILENCE", SILENCE)
     patch.setattr(run, "BEGIN_SECONDS", SILENCE)
+    patch.setattr(session, "FIRST_ANSWER_SECONDS", SILENCE)
+    patch.setattr(stacks, "SILENCE", SILENCE)
     patch.setattr(prepare_server, "FACTS_TIMEOUT", SILENCE)
     patch.setattr(rendezvous, "CONNECT_SECONDS", SILENCE / 4)
     patch.setattr(pending_stops, "STOP_MARGIN", SILENCE)

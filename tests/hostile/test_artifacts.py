@@ -138,7 +138,7 @@ def test_a_name_that_leads_elsewhere_is_left_out_and_the_others_come(desk: Desk)
 
 @pytest.mark.slow
 @pytest.mark.row(106)
-def test_what_is_no_list_is_one_error(desk: Desk) -> None:
+def test_an_invalid_listing_is_one_error(desk: Desk) -> None:
     for name, wrong in LISTS.items():
         job = job_of(desk)
         tell(desk, job, {"artifacts": [({"job": job.id, **wrong}, b""), *listing(job, FILE)]})

@@ -117,6 +117,64 @@ def test_no_text_of_a_job_steers_the_terminal_or_forges_a_line(desk: Desk) -> No
     assert "\nerror: forged" not in ended.shown
 
 
+STACKS: dict[str, dict[str, object]] = {
+    "a job that is a list": {"job": [1]},
+    "a job that is a tree": {"job": {"a": 1}},
+    "a process that is a list": {"pid": [1], "parent": {}},
+    "a rank that is text": {"rank": "0; reboot", "why": [1], "command": None},
+    "texts full of escapes": {"rank": 1, "why": ESCAPES, "command": ESCAPES},
+}
+DUMPS = (
+    b'Thread 0x1 (most recent call first):\n  File "a", line ' + b"9" * 5000 + b" in f",
+    b'[{"thread_name": "MainThread", "frames": [{"filename": 1, "name": 2, "line": 1e999}]}]',
+    b"[" * 10_000,
+    f'Thread 0x1 (most recent call first):\n  File "{ESCAPES}", line 1 in {ESCAPES}'.encode(errors="replace"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.row(106, 110)
+def test_invalid_stacks_are_shown_as_unknown_or_ignored(desk: Desk) -> None:
+    job = desk.job()
+    running = json.dumps({"jobs": [entry(job.id)]}).encode()
+    headers = [json.dumps({"job": job.id, "pid": 7, "why": "", **header}).encode() for header in STACKS.values()]
+    shown = "".join(f"    write(1, frame(request, {header!r}, {dump!r}))\n" for header in headers for dump in DUMPS)
+    stacks = f"{shown}    write(1, frame(request, {{'done': True}}))\n"
+    desk.answer(f"{BEGIN}if request['op'] == 'stacks':\n{stacks}else:\n    write(1, frame(request, {running!r}))\n")
+    for words in ((), ("--json",)):
+        ended = desk.program("job-stacks", job.id, *words)
+        desk.check(ended)
+        assert ended.status == 0, ended
+        assert "rank 1" in ended.out
+        assert "\nerror: forged" not in ended.shown
+
+
+@pytest.mark.slow
+@pytest.mark.row(106, 214)
+def test_a_forward_ignores_ports_it_did_not_ask_for(desk: Desk) -> None:
+    unasked = [{"ready": True}, {"ports": [["localhost", 6006]], "others": [ESCAPES, -1]}, {"open": 2, "to": 0}]
+    desk.answer(frames(*unasked, {"over": True}, {"error": "the end"}))
+    ended = desk.program("forward", "0:6007", "--server", "bad")
+    desk.check(ended)
+    assert ended.status == 1, ended
+    assert "6006" not in ended.shown
+    assert "6007" in ended.out
+
+
+@pytest.mark.slow
+@pytest.mark.row(106, 110, 214)
+def test_invalid_ports_of_a_job_are_ignored(desk: Desk) -> None:
+    job = desk.job()
+    ports = [["localhost", 0], ["localhost", 70000], [ESCAPES, 5], "x", None, ["h" * 64, 5], [5, 5], {"a": 1}]
+    others = [True, -1, 10**30, ESCAPES, 40001]
+    desk.answer(frames({"ready": True}, {"ports": ports, "others": others}, {"ports": 5, "others": {}}, {"over": True}))
+    ended = desk.program("forward", "--job", job.id)
+    desk.check(ended)
+    assert ended.status == 1, ended
+    assert "none of its ports was forwarded" in ended.err
+    assert not ended.out
+
+
 @pytest.mark.row(106)
 @pytest.mark.parametrize("command", ["job-list", "job-kill", "job-run"])
 def test_nothing_is_believed_of_jobs_of_another_server(desk: Desk, command: str) -> None:

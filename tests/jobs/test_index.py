@@ -66,7 +66,7 @@ def test_a_newest_job_is_found_without_reading_the_others(tmp_path: Path, jobs: 
     assert fresh.find([newest.id]) == {newest.id: newest}
 
 
-def test_an_index_tells_the_same_as_the_records(tmp_path: Path, jobs: list[Job]) -> None:
+def test_the_index_and_the_records_agree(tmp_path: Path, jobs: list[Job]) -> None:
     (tmp_path / index.NAME).unlink()
     assert Registry(tmp_path).load() == (jobs, [])
     assert Registry(tmp_path).load() == (jobs, [])
@@ -136,7 +136,7 @@ def test_a_record_that_may_still_change_within_a_tick_of_the_clock_is_not_in_the
         assert records_read(Registry(tmp_path).load) == 1
 
 
-def test_an_index_that_cannot_be_written_keeps_nobody_from_reading(tmp_path: Path, jobs: list[Job]) -> None:
+def test_an_index_that_cannot_be_written_does_not_prevent_reading(tmp_path: Path, jobs: list[Job]) -> None:
     (tmp_path / index.NAME).unlink()
     (tmp_path / index.NAME).mkdir()
     assert Registry(tmp_path).load() == (jobs, [])

@@ -182,7 +182,7 @@ def test_a_record_that_cannot_be_read_now_is_not_damaged_and_stays(tmp_path: Pat
 
 
 @pytest.mark.row(156)
-def test_no_message_about_a_record_tells_to_remove_logs(tmp_path: Path) -> None:
+def test_no_message_about_a_record_suggests_removing_logs(tmp_path: Path) -> None:
     registry = Registry(tmp_path)
     (job,) = registry.create([spec()])
     path = tmp_path / job.id / "job.yaml"
@@ -194,7 +194,7 @@ def test_no_message_about_a_record_tells_to_remove_logs(tmp_path: Path) -> None:
         assert "remote-tool job-list writes it again" in raised.value.hint
 
 
-def test_damage_to_the_key_counter_is_mended_from_the_records(tmp_path: Path) -> None:
+def test_damage_to_the_key_counter_is_repaired_from_the_records(tmp_path: Path) -> None:
     registry = Registry(tmp_path)
     registry.create([spec(), spec()])
     (tmp_path / "last_key").write_text("x")

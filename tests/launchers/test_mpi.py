@@ -6,8 +6,8 @@ import shlex
 
 import pytest
 
-from remote_tool.errors import JobError
-from remote_tool.launchers.mpi import plan_mpi, proxy_script, read_proxies
+from remote_tool.errors import JobError, UsageError
+from remote_tool.launchers.mpi import plan_mpi, proxy_script, read_mpi_line, read_proxies
 from remote_tool.launchers.plan import LaunchNames, LaunchPlan, NodeFacts, Rendezvous, Route
 from remote_tool.launchers.request import LaunchRequest
 
@@ -50,6 +50,14 @@ def test_chosen_gpus_win_over_a_variable_of_the_configuration() -> None:
 )
 def test_a_python_program_is_run_by_the_environments_python(command: str, runs: str) -> None:
     assert f" rank {shlex.quote(runs)} .jobs" in plan(command).nodes[0].command
+
+
+@pytest.mark.parametrize("line", ["mpirun -np 4 python solve.py", "/usr/bin/mpiexec.hydra ./solve", "srun ./solve"])
+def test_a_line_that_starts_the_ranks_itself_is_refused(line: str) -> None:
+    with pytest.raises(UsageError, match="starts its own processes") as refused:
+        read_mpi_line(line)
+    assert "--cmd 'python solve.py' --ppn 2" in refused.value.hint
+    assert read_mpi_line("./solve mpirun").text == "./solve mpirun"
 
 
 def test_hydra_wants_an_address_without_colons() -> None:

@@ -49,6 +49,14 @@ def test_a_host_has_a_name_an_address_processes_and_folders_of_its_own(network: 
     assert "first" not in socket.gethostname()
 
 
+def test_a_file_that_this_machine_replaces_in_etc_takes_nothing_from_a_host(network: Network) -> None:
+    host = network.host("host")
+    # A mount on passwd would go with the file when a user is added here, and the home would be this machine's.
+    assert host.run("readlink", "/etc/passwd").stdout == "/mnt/host/passwd\n"
+    missing_there = "for each in /etc/*; do [ -e $each ] || [ ! -e /mnt/etc/${each#/etc/} ] || echo $each; done"
+    assert host.run("sh", "-c", missing_there).stdout == ""
+
+
 def test_its_processes_are_listed_without_what_belongs_to_every_host(network: Network) -> None:
     host = network.host("host")
     assert host.pids() == {}

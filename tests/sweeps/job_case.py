@@ -9,7 +9,8 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from remote_tool.agent import states
 from remote_tool.protocol import job_folder
@@ -17,9 +18,6 @@ from remote_tool.protocol.framing import FrameReader
 from remote_tool.protocol.records import parse_record
 
 from .injection import Descendant, Fault, Fork, Phase, Zygote, wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CONTROL, SUPERVISOR, COMMAND = 0, 1, 2
 PROJECT = "project"
@@ -103,7 +101,10 @@ class JobCase:
         return Reality(ours, commands, len(self.lines()))
 
     def _is_ours(self, process: Descendant) -> bool:
-        return any(path.startswith(f"{self.home}/") for path in process.opened)
+        # A stop of another case opens the folders of our supervisor too, to learn which job it is of.
+        stdin = process.opened[0] if process.opened else ""
+        is_of_another = Path(stdin).parent.parent == self.home.parent and Path(stdin).parent != self.home
+        return not is_of_another and any(path.startswith(f"{self.home}/") for path in process.opened)
 
     def lines(self) -> list[str]:
         """What the command has written: one line each time that it ran."""

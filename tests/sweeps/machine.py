@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -25,8 +23,7 @@ INIT = r"""
 import json, os, select, subprocess, sys
 
 subprocess.run(["mount", "--bind", sys.argv[1], "/proc/sys/kernel/random/boot_id"], check=True)
-os.posix_spawn(sys.argv[2], sys.argv[2:], os.environ)
-victims = []
+listener = os.posix_spawn(sys.argv[2], sys.argv[2:], os.environ)
 
 def bury():
     try:
@@ -58,6 +55,16 @@ def take(pid):
     got = os.posix_spawn("/bin/sleep", ["sleep", "600"], {})
     return got == pid
 
+def drop():
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        try:
+            with open(f"/proc/{pid}/comm") as file:
+                serves = file.read().startswith("sshd") and pid != listener
+            if serves:
+                os.kill(pid, 9)
+        except OSError:
+            continue
+
 while True:
     bury()
     if select.select([0], [], [], 0.02)[0]:
@@ -65,7 +72,7 @@ while True:
         if not line:
             break
         what, *values = json.loads(line)
-        answer = {"look": look, "take": take, "kill": os.kill}[what](*values)
+        answer = {"look": look, "take": take, "kill": os.kill, "drop": drop}[what](*values)
         print(json.dumps(answer), flush=True)
 """
 
@@ -133,10 +140,8 @@ class Machine(TestServer):
         self._ask("kill", pid, signal.SIGKILL)
 
     def drop_connections(self) -> None:
-        """Kill the processes that serve connections; the listener is the oldest sshd."""
-        for pid in sorted(self.session_pids())[1:]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        """Kill the processes that serve connections, not the listener, which has any pid once pids began again."""
+        self._ask("drop")
 
     def reboot(self) -> None:
         """End every process at once, and come back as another boot."""

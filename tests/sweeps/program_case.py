@@ -84,7 +84,7 @@ class ProgramCase:
             "tests.sweeps.program_phase:run",
             self.folder,
             arguments=arguments,
-            environment={"HOME": os.environ["HOME"]},
+            environment={name: os.environ[name] for name in ("HOME", "XDG_RUNTIME_DIR")},
             generation=FIRST_THREAD if traced else 0,
             fault=fault,
             traced=traced,

@@ -30,7 +30,7 @@ from hypothesis.stateful import (
 )
 
 from remote_tool import Workspace
-from remote_tool.errors import ConnectError
+from remote_tool.errors import ConnectError, RemoteToolError
 from remote_tool.jobs.job import Job, JobSpec, JobState, new_job_id
 from remote_tool.jobs.registry import Registry
 from remote_tool.transport.pool import HostPool
@@ -357,13 +357,19 @@ class Jobs(RuleBasedStateMachine):
 
     def _refresh(self, laptop: int) -> None:
         """Ask until the server can be reached again, as a user would."""
+        errors: dict[str, RemoteToolError] = {}
 
         def ask() -> bool:
+            nonlocal errors
             errors = self._do(refresh(self.laptops[laptop].context, ["first"]))
             assert all(isinstance(error, ConnectError) for error in errors.values()), errors
             return not errors
 
-        self._wait(ask, "an answer")
+        try:
+            self._wait(ask, "an answer")
+        except AssertionError as problem:
+            problem.add_note(f"the last errors: {errors}")
+            raise
 
     def _do(self, work: Awaitable[Any]) -> Any:
         async def patiently() -> Any:

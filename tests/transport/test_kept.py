@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import shutil
 import signal
@@ -16,26 +15,38 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from remote_tool.errors import ConnectionLostError, RemoteCommandError
-from remote_tool.transport.host import MEBIBYTE, Exit, Stream
+from remote_tool.errors import ConnectionLostError
+from remote_tool.transport.host import Exit
 from remote_tool.transport.kept import connection as kept_connection
+from remote_tool.transport.kept import start as kept_start
 from remote_tool.transport.kept.connection import KeptConnection
 from remote_tool.transport.kept.find import find_kept
 from remote_tool.transport.kept.folder import MOST_SESSIONS, Place, place_of, private_folder
 from remote_tool.transport.kept.listing import end_kept, kept_logins
 from remote_tool.transport.kept.master import Conversation, NoAnswerError, pid_of_master
-from remote_tool.transport.kept.record import Record, read_record
 from remote_tool.transport.pool import HostPool
-from remote_tool.transport.ssh import ssh_config
+from remote_tool.transport.ssh import client_keys, ssh_config
 from tests.conftest import make_configuration
+from tests.kept_logins import keeping_logins
 from tests.sshd import make_key
-from tests.transport.ssh.test_host import ALL_BYTES, check_every_verb, read_some, read_to_end, stopped, until
+from tests.transport.channels import (
+    ALL_BYTES,
+    check_every_verb,
+    check_megabytes_both_ways,
+    check_that_a_slow_reader_slows_the_command_down,
+    check_that_an_ended_command_can_be_written_to,
+    check_that_one_stream_can_be_read_while_the_other_is_full,
+    read_some,
+    stopped,
+    until,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
     from remote_tool.config.model import Config
     from remote_tool.transport.host import Host
+    from remote_tool.transport.kept.record import Record
     from tests.conftest import MakeServer
     from tests.sshd import TestServer
 
@@ -44,15 +55,9 @@ pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="there is no
 
 @pytest.fixture(autouse=True)
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder for sockets, whose path is short; what a test keeps ends with it."""
-    folder = Path(tempfile.mkdtemp(prefix="rtk"))
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
-    yield folder
-    for record in folder.glob("remote-tool/*/record.json"):
-        known = read_record(Place(record.parent))
-        if known is not None:
-            asyncio.run(end_kept(Place(record.parent), known))
-    shutil.rmtree(folder)
+    """What a test keeps ends with it."""
+    with keeping_logins(monkeypatch) as folder:
+        yield folder
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +68,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def config(server: TestServer, tmp_path: Path) -> Config:
-    return replace(make_configuration([server], tmp_path / "project"), keep_connections=600)
+    return make_configuration([server], tmp_path / "project")
 
 
 async def keep(config: Config, name: str = "first") -> tuple[Place, Record]:
@@ -80,6 +85,23 @@ async def kept(config: Config, name: str = "first") -> Record:
     found = find_kept(config, name)
     assert found is not None
     return found.record
+
+
+@pytest.fixture
+async def with_agent(server: TestServer, config: Config) -> AsyncIterator[Config]:
+    """The key is in an agent."""
+    folder = Path(tempfile.mkdtemp(prefix="rta"))
+    agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(folder / "agent")], stdout=subprocess.DEVNULL)
+    try:
+        assert await until((folder / "agent").exists)
+        os.environ["SSH_AUTH_SOCK"] = str(folder / "agent")
+        subprocess.run(["ssh-add", "-q", str(server.key)], check=True, capture_output=True)
+        yield replace(config, servers={"first": replace(config.servers["first"], private_key=None)})
+    finally:
+        os.environ.pop("SSH_AUTH_SOCK", None)
+        agent.kill()
+        agent.wait()
+        shutil.rmtree(folder)
 
 
 @asynccontextmanager
@@ -116,53 +138,41 @@ async def test_the_exit_status_is_the_commands_own(host: Host, status: int) -> N
     assert (await host.run(f"exit {status}", check=False)).exit == Exit(status)
 
 
-async def test_an_end_by_a_signal_is_no_status(host: Host) -> None:
-    """A master does not say which signal it was."""
-    assert (await host.run("kill -TERM $$", check=False)).exit == Exit(None, "UNKNOWN")
-    with pytest.raises(RemoteCommandError, match="was killed by SIGUNKNOWN"):
-        await host.run("kill -KILL $$")
+async def test_an_end_by_a_signal_is_no_result(host: Host) -> None:
+    """A master does not tell it from a session that the server closed."""
+    with pytest.raises(ConnectionLostError, match="the session ended without an exit status"):
+        await host.run("echo begun; kill -TERM $$", check=False)
+    assert (await host.run("echo next")).stdout == b"next\n"
+
+
+@pytest.mark.row(36, 60)
+@pytest.mark.slow
+async def test_a_silent_command_whose_session_the_server_closed_is_no_result_and_not_repeated(
+    make_server: MakeServer, tmp_path: Path
+) -> None:
+    server = make_server(ChannelTimeout="session:command=1s")
+    async with kept_host(make_configuration([server], tmp_path / "project")) as host:
+        with pytest.raises(ConnectionLostError, match="the session ended without an exit status"):
+            await host.run('echo started >> "$HOME/starts"; sleep 50', check=False)
+    # On a busy server it may not even have begun.
+    starts = server.home / "starts"
+    assert (starts.read_text() if starts.exists() else "") in {"", "started\n"}
 
 
 async def test_megabytes_go_both_ways_at_once(host: Host) -> None:
-    data = os.urandom(5 * MEBIBYTE)
-
-    async def send(channel: Any) -> None:
-        await channel.write(data)
-        await channel.write_eof()
-
-    async with host.open("cat") as channel:
-        sending = asyncio.create_task(send(channel))
-        digest = hashlib.sha256()
-        while chunk := await channel.read(size=MEBIBYTE):
-            digest.update(chunk)
-        await sending
-        assert await channel.wait() == Exit(0)
-    assert digest.digest() == hashlib.sha256(data).digest()
+    await check_megabytes_both_ways(host)
 
 
 async def test_a_slow_reader_slows_the_command_down(host: Host) -> None:
-    async with host.open("head -c 100000000 /dev/zero; echo done >&2") as channel:
-        await channel.read(size=1)
-        sizes = [-1, 0]
-        while sizes[-1] != sizes[-2]:
-            await asyncio.sleep(0.5)
-            sizes.append(len(channel._outputs[Stream.OUT].data))  # type: ignore[attr-defined]
-        assert 0 < sizes[-1] < 20 * MEBIBYTE
+    await check_that_a_slow_reader_slows_the_command_down(host)
 
 
 async def test_one_stream_can_be_read_while_the_other_is_full(host: Host) -> None:
-    async with host.open("head -c 10000000 /dev/zero >&2; echo now") as channel:
-        assert await channel.read() == b"now\n"
-        assert len(await read_to_end(channel, Stream.ERR)) == 10_000_000
-        assert await channel.wait() == Exit(0)
+    await check_that_one_stream_can_be_read_while_the_other_is_full(host)
 
 
 async def test_writing_to_a_command_that_has_ended_is_no_error(host: Host) -> None:
-    async with host.open("exit 5") as channel:
-        assert await channel.wait() == Exit(5)
-        await channel.write(b"x" * MEBIBYTE)
-        await channel.write_eof()
-    assert (await host.run("exit 6", stdin=b"x" * 8 * MEBIBYTE, check=False)).exit == Exit(6)
+    await check_that_an_ended_command_can_be_written_to(host)
 
 
 async def test_leaving_the_context_ends_stdin(host: Host, server: TestServer) -> None:
@@ -182,7 +192,7 @@ async def test_a_command_that_was_given_up_is_hung_up(host: Host) -> None:
 
 async def test_noise_of_the_login_shell_is_cut_off(make_server: MakeServer, tmp_path: Path) -> None:
     shell = make_server("first", ForceCommand='echo Welcome; echo err >&2; eval "$SSH_ORIGINAL_COMMAND"')
-    config = replace(make_configuration([shell], tmp_path / "project"), keep_connections=600)
+    config = make_configuration([shell], tmp_path / "project")
     async with kept_host(config) as host:
         completed = await host.run("echo answer; echo problem >&2; cat", stdin=ALL_BYTES)
     assert (completed.stdout, completed.stderr) == (b"answer\n" + ALL_BYTES, b"problem\n")
@@ -289,9 +299,7 @@ async def test_more_sessions_than_a_login_may_have_go_over_an_own_one(config: Co
 
 @pytest.mark.row(183)
 async def test_a_server_that_refuses_a_session_gets_an_own_login(make_server: MakeServer, tmp_path: Path) -> None:
-    config = replace(
-        make_configuration([make_server("first", MaxSessions="1")], tmp_path / "project"), keep_connections=600
-    )
+    config = make_configuration([make_server("first", MaxSessions="1")], tmp_path / "project")
     await keep(config)
     async with HostPool(config) as pool:
         host = await pool.host("first")
@@ -373,7 +381,7 @@ async def test_a_login_whose_settings_have_changed_is_not_used(
     server = make_server("first")
     own = tmp_path / "own-key"
     shutil.copy(server.key, own)
-    config = replace(make_configuration([server], tmp_path / "project"), keep_connections=600)
+    config = make_configuration([server], tmp_path / "project")
     config = replace(config, servers={"first": replace(config.servers["first"], private_key=own)})
     place, record = await keep(config)
     try:
@@ -411,6 +419,17 @@ def test_a_folder_of_another_user_is_not_used(runtime: Path) -> None:
     assert private_folder() is None
 
 
+@pytest.mark.row(191)
+def test_without_a_folder_for_temporary_files_nothing_is_kept(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    assert place_of(config, "first") is None
+    (tmp_path / "none").touch()
+    assert place_of(config, "first") is None
+
+
 def test_a_path_that_is_too_long_for_a_socket_is_not_used(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -424,7 +443,7 @@ def test_a_path_that_is_too_long_for_a_socket_is_not_used(
 
 
 @pytest.mark.row(184)
-async def test_nothing_is_kept_unless_it_is_asked_for(config: Config, server: TestServer, runtime: Path) -> None:
+async def test_nothing_is_kept_with_0(config: Config, server: TestServer, runtime: Path) -> None:
     config = replace(config, keep_connections=0)
     async with HostPool(config) as pool:
         await (await pool.host("first")).run("true")
@@ -456,7 +475,9 @@ async def test_a_key_with_a_passphrase_is_not_kept(
     assert not list(runtime.glob("*/*/*"))
 
 
-@pytest.mark.parametrize("line", ["Include other", "Match exec true\nPort 1", "Ciphers aes256-ctr", "User ${SOMEBODY}"])
+@pytest.mark.parametrize(
+    "line", ["Include */other", "Include commands", "Match exec true\nPort 1", "Ciphers aes256-ctr", "User ${SOMEBODY}"]
+)
 @pytest.mark.row(180)
 async def test_what_ssh_could_not_repeat_exactly_is_not_kept(
     config: Config, runtime: Path, monkeypatch: pytest.MonkeyPatch, line: str
@@ -464,28 +485,67 @@ async def test_what_ssh_could_not_repeat_exactly_is_not_kept(
     monkeypatch.setenv("SOMEBODY", "else")
     (Path.home() / ".ssh").mkdir()
     (Path.home() / ".ssh" / "config").write_text(f"Host *\n{line}\n")
+    (Path.home() / ".ssh" / "commands").write_text("Match exec true\nPort 1\n")
     async with HostPool(config) as pool:
         await (await pool.host("first")).run("true")
     assert not list(runtime.glob("*/*/*"))
 
 
 @pytest.mark.row(180)
-async def test_a_key_of_the_agent_is_kept(server: TestServer, config: Config) -> None:
-    folder = Path(tempfile.mkdtemp(prefix="rta"))
-    agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(folder / "agent")], stdout=subprocess.DEVNULL)
-    try:
-        assert await until((folder / "agent").exists)
-        os.environ["SSH_AUTH_SOCK"] = str(folder / "agent")
-        subprocess.run(["ssh-add", "-q", str(server.key)], check=True, capture_output=True)
-        config = replace(config, servers={"first": replace(config.servers["first"], private_key=None)})
-        async with kept_host(config) as host:
-            assert (await host.run("echo in; env")).stdout.startswith(b"in\n")
-            assert b"SSH_AUTH_SOCK" not in (await host.run("env")).stdout
-    finally:
-        os.environ.pop("SSH_AUTH_SOCK", None)
-        agent.kill()
-        agent.wait()
-        shutil.rmtree(folder)
+@pytest.mark.parametrize("changed", ["one", "two", "later", "folder/three.conf", "folder/four.conf"])
+async def test_a_login_is_not_used_after_an_included_file_has_changed(config: Config, changed: str) -> None:
+    folder = Path.home() / ".ssh"
+    (folder / "folder").mkdir(parents=True)
+    (folder / "config").write_text(f"Include one\nHost *\nInclude {folder}/later ~/.ssh/folder/*.conf\n")
+    (folder / "one").write_text("Include two\n")
+    for name in ("two", "folder/three.conf"):
+        (folder / name).write_text("Host elsewhere\nUser somebody\n")
+    await keep(config)
+    (folder / changed).write_text("Host elsewhere\nUser another\nPort 1\n")
+    assert find_kept(config, "first") is None
+
+
+@pytest.mark.row(180)
+async def test_a_key_of_the_agent_is_kept(with_agent: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_keys, "UNATTENDED_SECONDS", 60.0)
+    async with kept_host(with_agent) as host:
+        assert (await host.run("echo in; env")).stdout.startswith(b"in\n")
+        assert b"SSH_AUTH_SOCK" not in (await host.run("env")).stdout
+
+
+@pytest.mark.row(191)
+async def test_a_key_for_which_the_agent_may_have_asked_is_not_kept(
+    with_agent: Config, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_keys, "UNATTENDED_SECONDS", 0.0)
+    async with HostPool(with_agent) as pool:
+        await (await pool.host("first")).run("true")
+    assert not list(runtime.glob("*/*/*"))
+
+
+@pytest.mark.row(191)
+async def test_a_login_that_ssh_could_not_repeat_is_not_tried_again_soon(
+    config: Config, runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server may lock out those who fail often."""
+    ssh = tmp_path / "programs" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(f"#!/bin/sh\necho >> {tmp_path}/tries\necho 'Permission denied' >&2\nexit 255\n")
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{ssh.parent}:{os.environ['PATH']}")
+
+    def has_failed() -> bool:
+        return any(path.read_text() == "Permission denied\n" for path in runtime.glob("*/*/starting"))
+
+    for _ in range(3):
+        async with HostPool(config) as pool:
+            assert (await (await pool.host("first")).run("echo in")).stdout == b"in\n"
+        assert await until(has_failed)
+    assert (tmp_path / "tries").read_text() == "\n"
+    monkeypatch.setattr(kept_start, "PAUSE_SECONDS", 0)
+    async with HostPool(config) as pool:
+        await pool.host("first")
+    assert await until(lambda: (tmp_path / "tries").read_text() == "\n\n")
 
 
 @pytest.mark.row(180)
@@ -495,7 +555,7 @@ async def test_a_way_over_a_jump_host_is_kept(make_server: MakeServer, tmp_path:
     (Path.home() / ".ssh" / "config").write_text(
         f"Host door\nHostName 127.0.0.1\nPort {jump.port}\nIdentityFile {jump.key}\nHost 127.0.0.1\nProxyJump door\n"
     )
-    config = replace(make_configuration([server], tmp_path / "project"), keep_connections=600)
+    config = make_configuration([server], tmp_path / "project")
     async with kept_host(config) as host:
         assert (await host.run("echo $REMOTE_TOOL_TEST_SERVER")).stdout == b"first\n"
     assert jump.log().count("Accepted publickey") == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ import pytest
 import yaml
 
 from remote_tool import JobSelection, JobState, StartRequest, Workspace
+from tests.cli.terminal import Terminal
 from tests.containers import IMAGE, OPTIONS, Podman
 from tests.project import make_project, processes_of, remote_tool
 from tests.sshd import TestServer
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+LONG = 60.0
 UNSHARE = "unshare --pid --mount --fork --mount-proc"
 
 
@@ -136,3 +139,38 @@ def test_a_launch_command_with_a_terminal_works_as_it_was_pasted(tmp_path: Path,
         ran = remote_tool("run", "--cmd", "[ -t 0 ] || printf 'no terminal\\n'; exit 3", cwd=root)
         assert (ran.returncode, ran.stdout) == (3, "no terminal\n"), ran.stderr
     podman.run("rm", "--force", "--time", "0", "box")
+
+
+@pytest.mark.row(238)
+@pytest.mark.slow
+def test_terminals_in_a_container(entered: Workspace, podman: Podman) -> None:
+    if podman.problem:
+        pytest.skip(podman.problem)
+    root = entered.config.local.root
+    prepared = remote_tool("prepare", cwd=root)
+    assert prepared.returncode == 0, prepared.stderr
+    with Terminal("shell", "--server", "second", "--env", "MARK=a'b", cwd=root) as terminal:
+        terminal.press('echo "$((40+2)) $MARK $REMOTE_TOOL_SERVER"; [ -t 0 ] && [ -t 1 ] && echo te""rminal\r')
+        terminal.until("42 a'b second", seconds=LONG)
+        terminal.until("terminal", seconds=LONG)
+        # While the shell edits a line, Ctrl-C would be a character of it.
+        terminal.press("echo rea''dy; cat\r")
+        terminal.until("ready", seconds=LONG)
+        terminal.press("\x03")
+        # It also drops what was typed behind it.
+        terminal.until("^C", seconds=LONG)
+        terminal.press("echo $((6*9))x; exit 5\r")
+        terminal.until("54x", seconds=LONG)
+        assert terminal.end(LONG) == 5
+    with Terminal("shell", "--server", "second", "--", "sh", "-c", "echo h''ere; kill -9 $$", cwd=root) as terminal:
+        assert terminal.end(LONG) == 128 + signal.SIGKILL
+        assert "here" in terminal.text
+    command = "echo be''gun; read line; echo got-$line; exit 7"
+    started = remote_tool("job-run", "--server", "second", "--no-sync", "--tty", "--cmd", command, cwd=root)
+    assert started.returncode == 0, started.stderr
+    with Terminal("job-attach", cwd=root) as terminal:
+        terminal.until("begun", seconds=LONG)
+        terminal.press("this\r")
+        assert terminal.end(LONG) == 7
+        assert "got-this" in terminal.text
+    assert podman.names() == []

@@ -29,8 +29,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Optional
 
+    from remote_tool.agent.supervisor.plan import OnEnd
     from remote_tool.agent.wrapper.wrapper import CommandWrapper
     from remote_tool.protocol.records import Record
+
+
+# The folder of the start-up hook with which Python shows its stacks.
+_HOOK = os.fsencode(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "hook"))
 
 
 class JobRequest(NamedTuple):
@@ -45,6 +50,7 @@ class JobRequest(NamedTuple):
         command_wrapper: The launch command that runs the command; None without one.
         script: What the shell inside reads.
         setup: The script that the shell sources first; empty without one.
+        on_end: What to run when the job has ended; None: nothing.
     """
 
     spec: Record
@@ -55,6 +61,7 @@ class JobRequest(NamedTuple):
     command_wrapper: "Optional[CommandWrapper]" = None
     script: bytes = b""
     setup: str = ""
+    on_end: "Optional[OnEnd]" = None
 
 
 def check_job(job: object, active: Activation, folders: Folders) -> JobRequest:
@@ -83,7 +90,7 @@ def check_job(job: object, active: Activation, folders: Folders) -> JobRequest:
         _check_limits(record, command, user)
     except (RecordError, LimitError) as error:
         raise RequestError(f"Job {job['id']}: {error}") from error
-    begins_in = _launch_environment(job.get("entry"), active, user, origin, folders, record["nice"])
+    begins_in = _launch_environment(job.get("entry"), active, user, origin, folders, record)
     log_limit = job.get("log_limit") or DEFAULT_LOG_LIMIT
     if type(log_limit) is not int or log_limit < SMALLEST_LOG_LIMIT:
         raise RequestError(f"Job {job['id']}: its log_limit cannot be {log_limit!r:.40}")
@@ -92,7 +99,20 @@ def check_job(job: object, active: Activation, folders: Folders) -> JobRequest:
         raise RequestError(f"Job {job['id']}: its setup script is not text")
     membership = _read_membership(job.get("watch"), record)
     wrapped = (begins_in.command_wrapper, begins_in.script)
-    return JobRequest(record, command, begins_in.environment, membership, log_limit, *wrapped, setup)
+    if record["terminal"] == limits.SHELL:
+        from remote_tool.agent.terminal.shell import LOGIN_SHELL  # noqa: PLC0415 - few jobs are shells
+
+        command = LOGIN_SHELL
+    on_end = _read_on_end(job.get("on_end"), record)
+    return JobRequest(record, command, begins_in.environment, membership, log_limit, *wrapped, setup, on_end)
+
+
+def _read_on_end(value: Any, spec: Record) -> "Optional[OnEnd]":  # noqa: ANN401 - from the request, checked here
+    if value is None:
+        return None
+    from remote_tool.agent.supervisor.on_end import read_on_end  # noqa: PLC0415 - few jobs have such a command
+
+    return read_on_end(value, spec["name"] or "")
 
 
 def _check_limits(spec: Record, command: str, user: Dict[str, str]) -> None:
@@ -122,10 +142,17 @@ def _launch_environment(
     user: Dict[str, str],
     origin: Origin,
     folders: Folders,
-    nice: Optional[int],
+    spec: Record,
 ) -> LaunchEnvironment:
     if entry is None:
-        return LaunchEnvironment(activation.build_environment(os.environb, active, user, origin))
+        environment = activation.build_environment(os.environb, active, user, origin)
+        # First on the path: our sitecustomize then loads the user's own.
+        environment[b"PYTHONPATH"] = b":".join((_HOOK, environment[b"PYTHONPATH"]))
+        if spec["terminal"]:
+            from remote_tool.agent.terminal import device  # noqa: PLC0415 - few jobs have a terminal
+
+            device.complete(environment)
+        return LaunchEnvironment(environment)
     from remote_tool.agent.wrapper import container, wrapper  # noqa: PLC0415 - few jobs begin behind a launch command
 
     command_wrapper = wrapper.read_wrapper(entry, f"remote-tool-{origin.job_id}", folders)
@@ -133,8 +160,15 @@ def _launch_environment(
     wrapper.make_home(command_wrapper)
     environment = wrapper.outside_environment(os.environb)
     container.wake_engine(command_wrapper, environment)
-    settings = wrapper.settings_for(command_wrapper, active, user, origin)
-    script = wrapper.job_script(command_wrapper, settings, f"{folders.jobs}/{origin.job_id}", nice)
+    # If the project's folder is missing inside, Python ignores the path of the hook.
+    settings = wrapper.settings_for(command_wrapper, active, user, origin).with_first("PYTHONPATH", os.fsdecode(_HOOK))
+    folder, on_terminal = f"{folders.jobs}/{origin.job_id}", bool(spec["terminal"])
+    script = wrapper.job_script(command_wrapper, settings, folder, spec["nice"], on_terminal=on_terminal)
+    if on_terminal:
+        from remote_tool.agent.terminal import inside  # noqa: PLC0415 - few jobs have a terminal
+
+        words = inside.words_for(command_wrapper, f"{folder}/{job_folder.TERMINAL_SCRIPT}", script)
+        command_wrapper = type(command_wrapper)(words, *command_wrapper[1:])
     return LaunchEnvironment(environment, command_wrapper, script)
 
 

@@ -27,6 +27,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, Dict, NoReturn, Optional, Tuple
 
+    from remote_tool.agent.terminal.shell import ShellEnds
     from remote_tool.agent.wrapper.container import WrappedProcesses
 
     Begin = Callable[[], int]
@@ -36,6 +37,17 @@ _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 def run(request: Request) -> int:
     """Answer op ``run``; return the command's exit status, 128+N for signal N."""
+    return _carry_out(request, None)
+
+
+def shell(request: Request) -> int:
+    """Answer op ``shell``: ``run`` with a client that sends input, and a terminal if it has one."""
+    from remote_tool.agent.terminal.shell import open_shell  # noqa: PLC0415 - its modules are for terminals
+
+    return _carry_out(request, open_shell(request))
+
+
+def _carry_out(request: Request, ends: "Optional[ShellEnds]") -> int:
     folders = request.folders()
     request.get("command", is_text)
     user = activation.with_home(request.get("environment", lambda value: isinstance(value, dict), default={}))
@@ -44,21 +56,27 @@ def run(request: Request) -> int:
     workdir = folders.check_workdir(request.get("workdir", is_text, default=""))
     origin = Origin(folders.project, job_id, request.get("server", is_text, default=""), workdir)
     if request.get("entry", lambda _: True) is not None:
-        begin, wrapped = _behind_wrapper(request, active, user, origin)
+        begin, wrapped = _behind_wrapper(request, active, user, origin, ends)
     else:
-        begin, wrapped = _host(request, active, user, origin), None
+        begin, wrapped = _host(request, active, user, origin, ends), None
     os.chdir(origin.folder)
     try:
-        return _Attached(job_id, wrapped).run(begin)
+        return _Attached(job_id, wrapped, ends).run(begin)
     except OSError as error:
         # After the mark the streams belong to the command, so this is not a framed answer.
         sys.stderr.write(f"The command could not be started: {error.strerror}\n")
         return _CANNOT_START
 
 
-def _host(request: Request, active: Activation, user: Dict[str, str], origin: Origin) -> "Begin":
+def _host(
+    request: Request, active: Activation, user: Dict[str, str], origin: Origin, ends: "Optional[ShellEnds]"
+) -> "Begin":
     """Prepare a command that starts directly here, and notify the client that it starts."""
     environment = activation.build_environment(os.environb, active, user, origin)
+    if ends is not None:
+        script = _hide_script(request.folders().scripts, ends.command)
+        ends.complete(environment)
+        return lambda: _fork(lambda: run_open_script(script, environment), ends)
     script = _hide_script(request.folders().scripts, request.get("command", is_text))
     mark = b"\0%s run\n" % request.nonce.encode("ascii")
     job_folder.write_all(1, mark)
@@ -78,7 +96,7 @@ def _host(request: Request, active: Activation, user: Dict[str, str], origin: Or
 
 
 def _behind_wrapper(
-    request: Request, active: Activation, user: Dict[str, str], origin: Origin
+    request: Request, active: Activation, user: Dict[str, str], origin: Origin, ends: "Optional[ShellEnds]"
 ) -> "Tuple[Begin, Optional[WrappedProcesses]]":
     """Prepare a command that starts behind a launch command and notifies the client itself."""
     from remote_tool.agent.wrapper import container as wrapped  # noqa: PLC0415 - few servers have a launch command
@@ -91,12 +109,16 @@ def _behind_wrapper(
     wrapper.make_home(command_wrapper)
     outside = wrapper.outside_environment(os.environb)
     settings = wrapper.settings_for(command_wrapper, active, user, origin)
-    script = wrapper.run_script(command_wrapper, settings, request.get("command", is_text), request.nonce)
+    command = request.get("command", is_text) if ends is None else ends.command
+    script = wrapper.run_script(command_wrapper, settings, command, request.nonce, attached=ends is not None)
+    words = command_wrapper.words
+    if ends is not None:
+        words = ends.words_for(command_wrapper, request.folders().scripts, script)
 
     def become() -> NoReturn:
-        wrapper.enter(command_wrapper.words, script, outside)
+        wrapper.enter(words, script if ends is None else None, outside)
 
-    return lambda: _fork(become), wrapped.WrappedProcesses(
+    return lambda: _fork(become, ends), wrapped.WrappedProcesses(
         origin.job_id, command_wrapper.ask, command_wrapper.end, outside
     )
 
@@ -112,8 +134,11 @@ def _hide_script(folder: str, command: str) -> int:
 
 
 class _Attached:
-    def __init__(self, job_id: str, wrapped: "Optional[WrappedProcesses]" = None) -> None:
+    def __init__(
+        self, job_id: str, wrapped: "Optional[WrappedProcesses]" = None, ends: "Optional[ShellEnds]" = None
+    ) -> None:
         self._wrapped = wrapped
+        self._ends = ends
         self._status: Optional[int] = None
         self._child = 0
         self._is_childless = False
@@ -129,17 +154,25 @@ class _Attached:
         """Run the command, and end its process tree when it or the client ends."""
         gets_orphans = become_subreaper()
         self._child = begin()
+        if self._ends is not None:
+            self._ends.start()
         while self._status is None and not self._must_end():
             self._reap()
         has_ended = self._status is not None
         # As a subreaper we inherit any leftovers as children, and need not scan all processes.
         is_alone = gets_orphans and self._is_childless and self._wrapped is None
         if not is_alone and not (has_ended and self._tree.wait(SETTLE_SECONDS, _never)):
-            self._tree.signal(signal.SIGTERM)
+            self._tree.signal(signal.SIGTERM if self._ends is None else signal.SIGHUP)
             if not self._tree.wait(LEFTOVER_GRACE, _never):
                 self._tree.kill()
         if self._wrapped is not None:
             self._wrapped.remove()
+        code = self._exit_code()
+        if self._ends is not None:
+            self._ends.finish(code)
+        return code
+
+    def _exit_code(self) -> int:
         end = decode_status(self._status)
         if end.exit_code is not None:
             return end.exit_code
@@ -147,7 +180,8 @@ class _Attached:
 
     def _must_end(self) -> bool:
         """Wait for a signal or a message from the client; return whether to end the command."""
-        ready = select.select([0, self._woken], [], [])[0]
+        watched = [self._woken] if self._ends is not None else [0, self._woken]
+        ready = select.select(watched, [], [])[0]
         numbers = os.read(self._woken, 4096) if self._woken in ready else b""
         if any(number in numbers for number in _ENDING_SIGNALS):
             return True
@@ -170,17 +204,19 @@ class _Attached:
                 self._status = status
 
 
-def _fork(become: Callable[[], NoReturn]) -> int:
+def _fork(become: Callable[[], NoReturn], ends: "Optional[ShellEnds]" = None) -> int:
     """Fork and start a command; return its pid."""
     pid = os.fork()
-    return pid if pid else _become_command(become)
+    return pid if pid else _become_command(become, ends)
 
 
-def _become_command(become: Callable[[], NoReturn]) -> NoReturn:
+def _become_command(become: Callable[[], NoReturn], ends: "Optional[ShellEnds]") -> NoReturn:
     try:
         signal.set_wakeup_fd(-1)
         os.setsid()
         restore_signals()
+        if ends is not None:
+            ends.enter()
         become()
     except BaseException as error:  # noqa: BLE001 - the user sees it, and this must never return
         os.write(2, f"The command could not be started: {error}\n".encode("utf-8", "replace"))
@@ -189,7 +225,7 @@ def _become_command(become: Callable[[], NoReturn]) -> NoReturn:
 
 
 def _do_nothing(number: int, frame: object) -> None:
-    """Leave the reaction to the wake-up descriptor."""
+    """Do nothing: the wake-up descriptor reports the signal."""
 
 
 def _never() -> bool:

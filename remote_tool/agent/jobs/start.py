@@ -237,6 +237,8 @@ def _plan(call: Call, job: JobRequest) -> Optional[Plan]:
         command_wrapper=job.command_wrapper,
         script=job.script,
         nice=job.spec["nice"],
+        on_end=job.on_end,
+        terminal=job.spec["terminal"] or "",
     )
 
 

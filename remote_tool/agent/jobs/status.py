@@ -11,7 +11,7 @@ from remote_tool.protocol.errors import NO_SUCH_JOB
 from remote_tool.protocol.framing import HEADER_LIMIT
 from remote_tool.protocol.lean import json
 from remote_tool.protocol.records import RecordError, is_job_id
-from remote_tool.protocol.streams import stream_sizes
+from remote_tool.protocol.streams import last_output, stream_sizes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def status(request: Request) -> None:
     for name in names:
         told: Dict[str, Any] = {"name": _printable(name)}
         try:
-            told = _describe(jobs, name, host)
+            told = _describe(jobs, name, host, tail=name in known)
             answers.append(told)
         except RecordError as error:
             bad.append({**told, "why": str(error)})
@@ -110,7 +110,7 @@ def _names(jobs: Optional[int], ids: Optional[List[Any]], skip: List[Any]) -> Li
     return [name for name in ids if isinstance(name, str) and name not in left_out]
 
 
-def _describe(jobs: Optional[int], name: str, host: HostSnapshot) -> Dict[str, Any]:
+def _describe(jobs: Optional[int], name: str, host: HostSnapshot, *, tail: bool) -> Dict[str, Any]:
     if not is_job_id(name):
         raise RecordError("this cannot be the name of a job")
     folder = job_folder.open_job(jobs, name)
@@ -119,6 +119,8 @@ def _describe(jobs: Optional[int], name: str, host: HostSnapshot) -> Dict[str, A
     try:
         answer = states.judge(folder, name, host).as_answer(name)
         answer["sizes"] = stream_sizes(folder)
+        if tail:
+            answer["tail"] = last_output(folder)
     finally:
         os.close(folder)
     return answer

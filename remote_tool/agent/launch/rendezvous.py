@@ -12,7 +12,7 @@ import sys
 import time
 
 from remote_tool.agent.proc.processes import Process, Snapshot
-from remote_tool.protocol.lean.namedtuple import NamedTuple
+from remote_tool.agent.proc.sockets import TcpSocket, socket_inodes, tcp_sockets
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,19 +32,6 @@ _MPI = (b"\0OMPI_", b"\0PMI")
 # IPv4 in IPv6.
 _MAPPED = [b"\0\0\0\0", b"\0\0\0\0", b"\0\0\xff\xff"]
 _GONE = {errno.ENOENT, errno.ESRCH}
-
-
-class Connection(NamedTuple):
-    """A line of ``/proc/net/tcp`` as is: an end is ``0100007F:1F90``."""
-
-    local: bytes
-    remote: bytes
-    state: bytes
-    inode: bytes
-
-    @property
-    def ends(self) -> Tuple[bytes, bytes]:
-        return self.local, self.remote
 
 
 class RendezvousCheck:
@@ -98,11 +85,11 @@ class RendezvousCheck:
             return
         found = [each for each in connections if self._may_be_meeting(each)]
         unknown = [each for each in found if each.ends not in self._others]
-        sockets = {inode for pid in members for inode in _sockets(pid)} if unknown else set()
+        sockets = {inode for pid in members for inode in socket_inodes(pid)} if unknown else set()
         self._met = any(each.state in _CLOSED or each.inode in sockets for each in unknown)
         self._others = {each.ends for each in found}
 
-    def _may_be_meeting(self, connection: Connection) -> bool:
+    def _may_be_meeting(self, connection: TcpSocket) -> bool:
         port, other = connection.local[-4:], connection.remote[-4:]
         if port in self._ports or other in self._ports:
             return True
@@ -147,40 +134,12 @@ class RendezvousCheck:
                 self._torch_since = time.monotonic()
 
 
-def _connections() -> Iterator[Connection]:
+def _connections() -> Iterator[TcpSocket]:
     """Yield this machine's TCP connections, including recently closed ones."""
-    for name in ("tcp", "tcp6"):
-        try:
-            with open(f"/proc/self/net/{name}", "rb") as stream:
-                lines = stream.read().splitlines()[1:]
-        except FileNotFoundError:
-            # The kernel has no IPv6.
-            continue
-        for line in lines:
-            fields = line.split()
-            if fields[3] == _ESTABLISHED or fields[3] in _CLOSED:
-                yield Connection(fields[1], fields[2], fields[3], fields[9])
+    return (each for each in tcp_sockets() if each.state == _ESTABLISHED or each.state in _CLOSED)
 
 
 def _is_loopback(address: bytes) -> bool:
     """Return whether an address is in 127.0.0.0/8; ``::1`` connects only to itself."""
     words = [int(address[start : start + 8], 16).to_bytes(4, sys.byteorder) for start in range(0, len(address), 8)]
     return words[:-1] in ([], _MAPPED) and words[-1][0] == 127  # noqa: PLR2004
-
-
-def _sockets(pid: int) -> Iterator[bytes]:
-    """Yield the inodes of a process's sockets; none once it has ended."""
-    folder = f"/proc/{pid}/fd"
-    try:
-        names = os.listdir(folder)
-    except OSError as error:
-        if error.errno in _GONE:
-            return
-        raise
-    for name in names:
-        try:
-            target = os.readlink(f"{folder}/{name}")
-        except FileNotFoundError:
-            continue
-        if target.startswith("socket:["):
-            yield target[8:-1].encode("ascii")

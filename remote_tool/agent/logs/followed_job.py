@@ -13,7 +13,7 @@ from remote_tool.protocol.errors import NO_SUCH_JOB
 from remote_tool.protocol.lean.namedtuple import NamedTuple
 from remote_tool.protocol.records import ENDED, RecordError
 from remote_tool.protocol.sparse_files import read_stored
-from remote_tool.protocol.streams import find_streams, stream_sizes
+from remote_tool.protocol.streams import find_streams, last_output, stream_sizes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -193,7 +193,8 @@ class FollowedJob:
         if isinstance(job_status, str):
             return _Message({"error": job_status})
         assert self._folder is not None
-        return _Message({"status": {**job_status.as_answer(self.job_id), "sizes": stream_sizes(self._folder)}})
+        more = {"sizes": stream_sizes(self._folder), "tail": last_output(self._folder)}
+        return _Message({"status": {**job_status.as_answer(self.job_id), **more}})
 
 
 class _Trouble:

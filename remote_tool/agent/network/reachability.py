@@ -102,7 +102,7 @@ def _bind(port: int) -> Tuple[socket.socket, int]:
 
 def bind_free_port() -> Tuple[socket.socket, int]:
     """Listen on a free port that no other launch has reserved."""
-    low, high = _ephemeral_range()
+    low, high = ephemeral_range()
     # Between our test and torchrun's use, the kernel may give an ephemeral port to any program.
     usable = range(_LOWEST_PORT, _HIGHEST_PORT)
     ports = [port for port in usable if not low <= port <= high] or usable
@@ -117,7 +117,7 @@ def bind_free_port() -> Tuple[socket.socket, int]:
     raise RequestError("Found no free port on this server", hint="Choose one with --master-port")
 
 
-def _ephemeral_range() -> Tuple[int, int]:
+def ephemeral_range() -> Tuple[int, int]:
     try:
         with open(_PORT_RANGE, encoding="ascii") as stream:
             low, high = stream.read(64).split()

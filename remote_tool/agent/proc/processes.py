@@ -13,11 +13,12 @@ import os
 
 from remote_tool.protocol.lean.namedtuple import NamedTuple
 from remote_tool.protocol.lean.signal import signal
+from remote_tool.protocol.lean.suppress import suppress
 from remote_tool.protocol.marks import JOB_MARKER, PROJECT_MARKER, SUPERVISOR_MARKER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+    from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
 _ENVIRONMENT_LIMIT = 8 * 1024 * 1024
 _STAT_FIELDS = 20
@@ -91,6 +92,15 @@ def descriptors(pid: int) -> Dict[str, str]:
     """Return the target of each open descriptor of a process; OSError when unknown."""
     folder = f"/proc/{pid}/fd"
     return {name: _link(f"{folder}/{name}") for name in os.listdir(folder)}
+
+
+def close_descriptors(keep: Set[int]) -> None:
+    """Close every descriptor of this process but the standard streams and these."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in {0, 1, 2, *keep}:
+            # One of them was the listing's own.
+            with suppress(OSError):
+                os.close(int(name))
 
 
 def holds(pid: int, folder: int) -> bool:
@@ -257,11 +267,12 @@ class Snapshot:
     def mark(self, process: Process) -> Mark:
         """Return our marks in the environment of a process, as of its exec."""
         if process.pid not in self._marks:
-            self._marks[process.pid] = _read_mark(process.pid)
+            self._marks[process.pid] = read_mark(process.pid)
         return self._marks[process.pid]
 
 
-def _read_mark(pid: int) -> Mark:
+def read_mark(pid: int) -> Mark:
+    """Return our marks in the environment of a process; none when it cannot be read."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as stream:
             text = b"\0" + stream.read(_ENVIRONMENT_LIMIT)

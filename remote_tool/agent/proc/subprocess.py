@@ -41,8 +41,10 @@ def output_of(words: List[str], environment: Mapping[Any, Any], script: bytes = 
     return said.output.decode("utf-8", "replace") if is_usable else ""
 
 
-def talk(words: List[str], script: bytes, environment: Mapping[Any, Any], seconds: float) -> Said:
-    """Run a program with a script on its stdin, and end it at end of output or timeout."""
+def talk(
+    words: List[str], script: bytes, environment: Mapping[Any, Any], seconds: float, most: int = _OUTPUT_LIMIT
+) -> Said:
+    """Run a program with a script on its stdin, and end it at end of output or timeout; return the last part."""
     opened: List[int] = []
     try:
         opened.append(open_script(script))
@@ -61,7 +63,7 @@ def talk(words: List[str], script: bytes, environment: Mapping[Any, Any], second
             opened.remove(descriptor)
             os.close(descriptor)
         try:
-            return _read_both(output, errors, time.monotonic() + seconds)
+            return _read_both(output, errors, time.monotonic() + seconds, most)
         finally:
             _end(child)
     except OSError as error:
@@ -85,7 +87,7 @@ def is_missing(program: str, environment: Mapping[Any, Any], error: OSError) -> 
     return not any(os.path.exists(os.path.join(folder, program)) for folder in folders)
 
 
-def _read_both(output: int, errors: int, deadline: float) -> Said:
+def _read_both(output: int, errors: int, deadline: float, most: int) -> Said:
     said = {output: b"", errors: b""}
     is_open = {output, errors}
     poll = select.poll()
@@ -97,8 +99,8 @@ def _read_both(output: int, errors: int, deadline: float) -> Said:
         if not ready:
             break
         for descriptor, _ in ready:
-            piece = os.read(descriptor, 4096)
-            said[descriptor] = (said[descriptor] + piece)[-_OUTPUT_LIMIT:]
+            piece = os.read(descriptor, 65536)
+            said[descriptor] = (said[descriptor] + piece)[-most:]
             if not piece:
                 is_open.discard(descriptor)
                 poll.unregister(descriptor)

@@ -8,19 +8,27 @@ from remote_tool.agent.proc import processes
 from remote_tool.agent.supervisor.shell import restore_signals, run_shell
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.lean.suppress import suppress
+from remote_tool.protocol.marks import TRACER_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, NoReturn, Tuple
+    from typing import Callable, NoReturn, Optional, Tuple
 
     from remote_tool.agent.proc.processes import Process
     from remote_tool.agent.supervisor.outcome import Outcome
     from remote_tool.agent.supervisor.plan import Plan
+    from remote_tool.agent.supervisor.terminal import JobTerminal
 
 NOT_STARTED = "the command could not be started"
 
 
-def start(plan: Plan, umask: int, outcome: Outcome, record: Callable[[Process, Process], bool]) -> bool:
+def start(
+    plan: Plan,
+    umask: int,
+    outcome: Outcome,
+    record: Callable[[Process, Process], bool],
+    terminal: "Optional[JobTerminal]" = None,
+) -> bool:
     """Start the command; return whether it runs.
 
     Args:
@@ -28,6 +36,7 @@ def start(plan: Plan, umask: int, outcome: Outcome, record: Callable[[Process, P
         umask: The command's umask.
         outcome: Receives the process, or why there is none.
         record: Records the command's process and the supervisor's; returns whether the command may run.
+        terminal: The command's terminal; None without one.
     """
     gate = os.pipe()
     errors = os.pipe()
@@ -37,7 +46,7 @@ def start(plan: Plan, umask: int, outcome: Outcome, record: Callable[[Process, P
         outcome.notes.append(f"{NOT_STARTED}: cannot fork: {error.strerror}")
         return False
     if pid == 0:
-        become_command(plan, umask, gate, errors)
+        become_command(plan, umask, gate, errors, terminal)
     os.close(gate[0])
     os.close(errors[1])
     may_run = _record(pid, outcome, record)
@@ -66,7 +75,9 @@ def _record(pid: int, outcome: Outcome, record: Callable[[Process, Process], boo
     return record(outcome.command, this)
 
 
-def become_command(plan: Plan, umask: int, gate: Tuple[int, int], errors: Tuple[int, int]) -> NoReturn:
+def become_command(
+    plan: Plan, umask: int, gate: Tuple[int, int], errors: Tuple[int, int], terminal: "Optional[JobTerminal]" = None
+) -> NoReturn:
     """In the forked child: wait until the start is recorded, then exec the command."""
     try:
         os.setsid()
@@ -75,17 +86,26 @@ def become_command(plan: Plan, umask: int, gate: Tuple[int, int], errors: Tuple[
         if os.read(gate[0], 1) == b"1":
             restore_signals()
             os.umask(umask)
-            flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
-            os.dup2(os.open(job_folder.OUT, flags, dir_fd=plan.folder), 1)
-            os.dup2(os.open(job_folder.ERR, flags, dir_fd=plan.folder), 2)
+            if terminal is None:
+                _write_into_logs(plan.folder)
+            else:
+                terminal.enter()
             os.chdir(plan.workdir)
             if plan.command_wrapper is not None:
                 from remote_tool.agent.wrapper.wrapper import enter  # noqa: PLC0415 - few jobs have a launch command
 
-                enter(plan.command_wrapper.words, plan.script, plan.environment)
+                script = None if terminal is not None else plan.script
+                enter(plan.command_wrapper.words, script, plan.environment)
             os.nice(plan.nice or 0)
-            run_shell(f"{plan.path}/{job_folder.COMMAND}", plan.environment)
+            tracer = {TRACER_VARIABLE.encode(): b"%d" % os.getppid()}
+            run_shell(f"{plan.path}/{job_folder.COMMAND}", {**plan.environment, **tracer})
     except BaseException as error:  # noqa: BLE001 - the supervisor reports it, and this must never return
         os.write(errors[1], str(error).encode("utf-8", "replace")[:4000])
     finally:
         os._exit(127)
+
+
+def _write_into_logs(folder: int) -> None:
+    flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
+    os.dup2(os.open(job_folder.OUT, flags, dir_fd=folder), 1)
+    os.dup2(os.open(job_folder.ERR, flags, dir_fd=folder), 2)

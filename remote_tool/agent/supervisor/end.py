@@ -9,6 +9,7 @@ from remote_tool.agent.supervisor.tree import Tree
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.lean.signal import number_of, signal
 from remote_tool.protocol.lean.suppress import suppress
+from remote_tool.protocol.limits import SHELL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,10 +56,23 @@ class Ending:
         self._outcome.had_to_end = True
         if name != "SIGKILL":
             self._tree.signal(number_of(name) or signal.SIGTERM)
+            if self._plan.terminal == SHELL:
+                # An interactive shell ignores SIGTERM.
+                self._tree.signal(signal.SIGHUP)
             if self._tree.wait(grace, self._events.must_hurry):
                 return
             self._outcome.notes.append("SIGKILL ended the remaining processes")
         self._give_up_on(self._tree.kill())
+
+    def keep_stacks(self) -> None:
+        """Write where the Python processes are into the job's folder."""
+        # During a long job, this program may have been removed.
+        with suppress(OSError, ImportError):
+            from remote_tool.agent.proc import stacks  # noqa: PLC0415 - seldom needed
+
+            taken = stacks.take(self._tree.members())
+            if taken:
+                stacks.store(self._plan.folder, taken)
 
     def end_leftovers(self) -> None:
         """End processes that a finished command left behind: an unsupervised process may hold a GPU for ever."""

@@ -71,6 +71,10 @@ class NodeOfLaunch:
             return None
         return f"first {self.describe(cause)}"
 
+    def is_own_failure(self, cause: Cause) -> bool:
+        """Return whether it is the failure of a rank of this node."""
+        return cause.rank == self._membership.rank and cause.kind == FAILED
+
     def describe(self, cause: Cause) -> str:
         """Describe the failure, naming the node."""
         return f"{self._membership.name(cause.rank)} {cause.what}"

@@ -22,6 +22,7 @@ class Outcome:
         ended: When it ended, in seconds since the epoch and by the monotonic clock.
         killed: Whether a user killed the job.
         ended_with_launch: Whether it was ended because another node failed, was killed or was lost.
+        ended_with_rank: Whether it was ended because one of its own ranks failed.
         had_to_end: Whether processes had to be signaled.
         never_began: Whether the launch command ended before the command began.
         setup_failed: Whether the setup script is why the command did not run.
@@ -37,6 +38,7 @@ class Outcome:
         self.ended: Optional[Tuple[float, float]] = None
         self.killed = False
         self.ended_with_launch = False
+        self.ended_with_rank = False
         self.had_to_end = False
         self.never_began = False
         self.setup_failed = False
@@ -60,7 +62,7 @@ class Outcome:
         """Return the reason for the final record, or an empty string."""
         end = self.end
         notes = list(self.notes)
-        if end.signal is not None and not self.killed:
+        if end.signal is not None and not self.killed and not self.ended_with_rank:
             notes.insert(0, f"ended by {end.signal}{' (core dumped)' if end.core_dumped else ''}")
         if not self.killed and end.exit_code != 0 and self.command is not None:
             notes.append(memory.explain_kills(self._memory))

@@ -13,6 +13,20 @@ if TYPE_CHECKING:
     from remote_tool.agent.wrapper.wrapper import CommandWrapper
 
 
+class OnEnd(NamedTuple):
+    """What to run when a job ends.
+
+    Attributes:
+        command: For the shell.
+        secrets: Variables of this command alone, held in the supervisor's memory.
+        name: The job's name.
+    """
+
+    command: str
+    secrets: Dict[str, str]
+    name: str
+
+
 class Plan(NamedTuple):
     """A job about to be started.
 
@@ -30,6 +44,8 @@ class Plan(NamedTuple):
         log_limit: Limit in bytes for each output file.
         command_wrapper: The launch command that runs the command; None without one.
         script: What the shell inside reads.
+        on_end: What to run when the job has ended; None: nothing.
+        terminal: The program on a terminal: the command, or the user's shell; empty without one.
         nice: Added to the command's niceness; behind a launch command, by the script.
     """
 
@@ -47,3 +63,5 @@ class Plan(NamedTuple):
     command_wrapper: "Optional[CommandWrapper]" = None
     script: bytes = b""
     nice: Optional[int] = None
+    on_end: Optional[OnEnd] = None
+    terminal: str = ""

@@ -50,8 +50,10 @@ class Records:
         }
         job_folder.write_record(self._plan.folder, STARTED, record, replace=True)
 
-    def write_end(self, outcome: Outcome, reason: str, *, lost_node: Optional[int], trained_alone: bool) -> None:
-        """Write ended.json, retrying for as long as needed."""
+    def write_end(
+        self, outcome: Outcome, reason: str, *, lost_node: Optional[int], trained_alone: bool
+    ) -> Dict[str, Any]:
+        """Write ended.json, retrying for as long as needed; return it."""
         end = outcome.end
         ended_at, ended = outcome.ended or (time.time(), time.monotonic())
         record = {
@@ -77,6 +79,7 @@ class Records:
         while not self._try_to_record(record) and time.monotonic() < deadline:
             time.sleep(pause)
             pause = min(pause * 2, 5.0)
+        return record
 
     def _try_to_record(self, record: Mapping[str, Any]) -> bool:
         """Write ended.json into its reserved space; return True once written, or when it can never be read."""

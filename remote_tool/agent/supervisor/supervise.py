@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 
 from remote_tool.agent.proc import subreaper
+from remote_tool.agent.proc.processes import close_descriptors
 from remote_tool.agent.supervisor import causes, command
 from remote_tool.agent.supervisor.end import Ending
 from remote_tool.agent.supervisor.events import Events
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from remote_tool.agent.proc.processes import Process
     from remote_tool.agent.supervisor.launch import NodeOfLaunch
     from remote_tool.agent.supervisor.plan import Plan
+    from remote_tool.agent.supervisor.terminal import JobTerminal
+    from remote_tool.protocol.records import Record
 
 
 def leave_client(keep: "set[int]") -> int:
@@ -58,11 +61,7 @@ def _close_descriptors(keep: "set[int]") -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(null, standard)
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) not in {0, 1, 2, *keep}:
-            # One of them was the listing's own.
-            with suppress(OSError):
-                os.close(int(name))
+    close_descriptors(keep)
 
 
 def _note_crash(plan: Plan) -> None:
@@ -86,11 +85,12 @@ class Supervisor:
         self._events = Events(plan, self._outcome)
         self._ending = Ending(plan, self._events, self._outcome, is_subreaper=self._subreaper)
         self._launch: Optional[NodeOfLaunch] = None
+        self._terminal: Optional[JobTerminal] = None
 
     def run(self) -> None:
         """Do all steps; the final record is written when this returns."""
         self._events.block_signals()
-        if self._join_launch() and command.start(self._plan, self._umask, self._outcome, self._record_start):
+        if self._join_launch() and self._open_terminal() and self._start_command():
             self._watch_launch()
             self._report_started()
             self._wait_for_command()
@@ -101,10 +101,23 @@ class Supervisor:
             self._watch_launch()
         causes.note_taken_port(self._plan, self._outcome)
         self._note_cause()
-        self._record_end()
+        self._drain_terminal()
+        ended = self._record_end()
         self._report_started()
+        if self._terminal is not None:
+            self._terminal.finish(self._outcome)
         if self._launch is not None:
             self._launch.leave()
+        if self._plan.on_end is not None:
+            self._run_on_end(ended)
+
+    def _run_on_end(self, ended: Record) -> None:
+        # Loaded by the start, which read the command.
+        from remote_tool.agent.supervisor import on_end  # noqa: PLC0415 - few jobs have such a command
+
+        on_end.run(self._plan, ended)
+        if self._events.reap() or not self._subreaper:
+            self._ending.end_tree("SIGKILL", 0.0)
 
     def _report_started(self) -> None:
         if self._started >= 0:
@@ -120,6 +133,32 @@ class Supervisor:
 
         self._launch = launch.join_launch(self._plan, membership, self._outcome)
         return self._launch is not None
+
+    def _open_terminal(self) -> bool:
+        """Open the command's terminal, if it has one; return False when that is impossible."""
+        if not self._plan.terminal:
+            return True
+        from remote_tool.agent.supervisor import terminal  # noqa: PLC0415 - few jobs have a terminal
+
+        try:
+            self._terminal = terminal.JobTerminal(self._plan)
+        except OSError as error:
+            self._outcome.notes.append(f"{command.NOT_STARTED}: {job_folder.explain('its terminal', error)}")
+        return self._terminal is not None
+
+    def _start_command(self) -> bool:
+        started = command.start(self._plan, self._umask, self._outcome, self._record_start, self._terminal)
+        # Only now: the command's process was forked without the terminal's thread.
+        if self._terminal is not None:
+            self._terminal.start()
+        return started
+
+    def _drain_terminal(self) -> None:
+        """Wait for the last output, which must be in the log before the final record is written."""
+        if self._terminal is not None:
+            self._terminal.drain()
+            if self._terminal.note:
+                self._outcome.notes.append(self._terminal.note)
 
     def _watch_launch(self) -> None:
         if self._launch is not None:
@@ -154,12 +193,27 @@ class Supervisor:
                     self._stop_with_launch(self._launch, self._launch.verdict)
                     return
                 self._launch.check_rendezvous()
+            self._trace_if_asked()
             self._events.wait()
 
+    def _trace_if_asked(self) -> None:
+        # During a long job, this program may have been removed.
+        with suppress(OSError, ImportError):
+            if job_folder.exists(self._plan.folder, job_folder.TRACE):
+                from remote_tool.agent.proc import py_spy  # noqa: PLC0415 - seldom needed
+
+                py_spy.trace_if_asked(self._plan.folder)
+
     def _stop_with_launch(self, launch: NodeOfLaunch, cause: Cause) -> None:
-        self._outcome.ended_with_launch = True
-        self._outcome.killed = cause.is_users
-        self._outcome.notes.append(f"stopped because {launch.describe(cause)}")
+        # torchrun ends by itself when a rank fails, but it may take long.
+        self._outcome.ended_with_rank = launch.is_own_failure(cause)
+        if not self._outcome.ended_with_rank:
+            self._outcome.ended_with_launch = True
+            self._outcome.killed = cause.is_users
+            self._outcome.notes.append(f"stopped because {launch.describe(cause)}")
+        if not cause.is_users:
+            # The others may hang in a collective: where is known only now.
+            self._ending.keep_stacks()
         self._ending.end_tree(cause.signal, cause.grace)
 
     def _note_cause(self) -> None:
@@ -174,8 +228,8 @@ class Supervisor:
         elif not is_explained:
             causes.note_rank_error(self._plan, outcome)
 
-    def _record_end(self) -> None:
-        self._records.write_end(
+    def _record_end(self) -> Record:
+        return self._records.write_end(
             self._outcome,
             self._outcome.reason(self._events.log_note),
             lost_node=None if self._launch is None else self._launch.lost_node,

@@ -128,13 +128,20 @@ def outside_environment(login: Mapping[bytes, bytes]) -> Dict[bytes, bytes]:
     return activation.without_foreign_variables(login)
 
 
-def job_script(command_wrapper: CommandWrapper, settings: "Settings", path: str, nice: Optional[int] = None) -> bytes:
+def job_script(
+    command_wrapper: CommandWrapper,
+    settings: "Settings",
+    path: str,
+    nice: Optional[int] = None,
+    *,
+    on_terminal: bool = False,
+) -> bytes:
     """Return the script for the shell inside that runs the command in a job's folder, with an optional niceness."""
     file = _quoted(f"{path}/{job_folder.COMMAND}")
     # The first process of a container ignores termination signals by default, and must reap orphans.
     run = f"$shell {file}; exit" if command_wrapper.end else f"exec $shell {file}"
     begun = f"echo begun >{_quoted(f'{path}/{job_folder.BEGUN}')} || exit {NOT_INSIDE}"
-    return inner_script(settings, [*_nice_lines(nice), begun, run])
+    return inner_script(settings, [*_nice_lines(nice), begun, run], on_terminal=on_terminal)
 
 
 def _nice_lines(nice: Optional[int]) -> List[str]:
@@ -144,13 +151,18 @@ def _nice_lines(nice: Optional[int]) -> List[str]:
     return [missing, f'shell="nice -n {nice} $shell"']
 
 
-def run_script(command_wrapper: CommandWrapper, settings: "Settings", command: str, nonce: str) -> bytes:
-    """Return the script for the shell inside that runs an attached command, after our mark on both streams."""
+def run_script(
+    command_wrapper: CommandWrapper, settings: "Settings", command: str, nonce: str, *, attached: bool = False
+) -> bytes:
+    """Return the script for the shell inside that runs an attached command, after our mark on both streams.
+
+    A command with a client of its own for input and output begins without the mark.
+    """
     mark = f"printf '\\000{nonce} run\\n'"
     run = f"$shell /dev/fd/9 9<<'{nonce}'\nexec 9<&-; {command}\n{nonce}"
-    if command_wrapper.end:
-        return inner_script(settings, [mark, f"{mark} >&2", run, "exit"])
-    return inner_script(settings, [mark, f"{mark} >&2", f"exec {run}"])
+    marks = [] if attached else [mark, f"{mark} >&2"]
+    last = [run, "exit"] if command_wrapper.end else [f"exec {run}"]
+    return inner_script(settings, [*marks, *last], on_terminal=attached)
 
 
 class Settings(NamedTuple):
@@ -167,6 +179,10 @@ class Settings(NamedTuple):
     unset: List[str]
     variables: Dict[str, str]
     first: Dict[str, List[str]]
+
+    def with_first(self, name: str, folder: str) -> "Settings":
+        """Return the same settings with one more folder before all others."""
+        return self._replace(first={**self.first, name: [folder, *self.first.get(name, [])]})
 
 
 def settings_for(
@@ -198,8 +214,11 @@ def _has_account() -> bool:
     return True
 
 
-def inner_script(settings: Settings, last: List[str]) -> bytes:
-    """Return a script that runs completely or not at all, and whose commands cannot read the rest of it."""
+def inner_script(settings: Settings, last: List[str], *, on_terminal: bool = False) -> bytes:
+    """Return a script that runs completely or not at all, and whose commands cannot read the rest of it.
+
+    On a terminal the script does not come from stdin, which the commands keep.
+    """
     folder = _quoted(settings.folder)
     lost = _quoted(f"remote-tool: {settings.folder} does not exist inside: mount it at the same path")
     strays = " ".join(f"-e 's/^\\({begin}[A-Za-z0-9_]*\\)=.*/unset \\1/p'" for begin in activation.STRAY_BEGINNINGS)
@@ -215,7 +234,7 @@ def inner_script(settings: Settings, last: List[str]) -> bytes:
         ),
         "if command -v bash >/dev/null 2>&1; then shell=bash; else shell=sh; fi",
         *last,
-        "} </dev/null",
+        "}" if on_terminal else "} </dev/null",
     ]
     data = ("\n".join(lines) + "\n").encode("utf-8", "surrogateescape")
     if len(data) > _LARGEST_SCRIPT:
@@ -233,9 +252,10 @@ def make_home(command_wrapper: CommandWrapper) -> None:
         os.makedirs(command_wrapper.home, 0o700, exist_ok=True)
 
 
-def enter(words: List[str], script: bytes, environment: Mapping[bytes, bytes]) -> NoReturn:
-    """Exec the launch command, with the script as its stdin."""
-    os.dup2(open_script(script), 0)
+def enter(words: List[str], script: Optional[bytes], environment: Mapping[bytes, bytes]) -> NoReturn:
+    """Exec the launch command, with the script as its stdin; None on a terminal."""
+    if script is not None:
+        os.dup2(open_script(script), 0)
     try:
         os.execvpe(words[0], words, environment)  # noqa: S606 - it is what the user configured
     except OSError as error:

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from remote_tool.cli.groups import Connection, Targets
 from remote_tool.cli.options import AsJson
+from remote_tool.cli.output import streams
 from remote_tool.cli.output.console import inform, print_data
 from remote_tool.cli.output.json_output import print_json
+from remote_tool.cli.tables.jobs import as_minute, readable_moment
 from remote_tool.jobs.job import as_iso
 
 if TYPE_CHECKING:
@@ -39,9 +41,11 @@ def _show(kept: Sequence[KeptLogin], before: str, *, json: bool) -> None:
     if json:
         print_json({"connections": [_as_json(login) for login in kept], "errors": []})
         return
+    show_since = readable_moment if streams.is_terminal(streams.OUT) else as_minute
     for login in kept:
         state = f"{login.sessions} in use" if login.pid is not None else "no answer"
-        print_data(f"{login.server}: {before}{login.username}@{login.address}, since {as_iso(login.since)}, {state}")
+        whom = f"{login.username}@{login.address}"
+        print_data(f"{login.server}: {before}{whom}, since {show_since(login.since)}, {state}")
 
 
 def _as_json(login: KeptLogin) -> dict[str, Any]:

@@ -12,12 +12,12 @@ import remote_tool
 from remote_tool.cli.commands.orphans import end_orphans
 from remote_tool.cli.following import follow, show_problems
 from remote_tool.cli.groups import ChosenJobs, Connection, NamedJobs, Targets
-from remote_tool.cli.options import AsJson, Servers, ShowOutput, TagsToFind, Yes
+from remote_tool.cli.options import AsJson, Servers, ShowOutput, TagsToFind, Yes, complete
 from remote_tool.cli.output import streams
-from remote_tool.cli.output.console import ask, can_ask, confirm, inform, leave_unless_ok
+from remote_tool.cli.output.console import ask, can_ask, confirm, inform, leave_unless_ok, show_failures
 from remote_tool.cli.output.json_output import jobs_document, print_json
 from remote_tool.cli.tables.jobs import print_jobs, short_command
-from remote_tool.errors import UsageError
+from remote_tool.errors import RemoteToolError, UsageError
 from remote_tool.jobs.job import JobState
 from remote_tool.protocol.limits import LONGEST_GRACE
 from remote_tool.workflows.selection import JobsAnswer, JobSelection, StillRunningError, sort_jobs
@@ -123,6 +123,9 @@ def job_kill(  # noqa: PLR0913 - one parameter per option
         bool,
         typer.Option("--orphans", help="End processes that jobs left behind; lists them and asks first."),
     ] = False,
+    stacks: Annotated[
+        bool, typer.Option("--stacks", help="Show and save the stacks of the Python processes first, like job-stacks.")
+    ] = False,
     strays: Annotated[bool, typer.Option("--strays", hidden=True, help="Same as --orphans.")] = False,
     yes: Yes = False,
     json: AsJson = False,
@@ -142,6 +145,8 @@ def job_kill(  # noqa: PLR0913 - one parameter per option
     selection = JobSelection(jobs.names, tuple(tag or ()), targets.servers)
     if not selection.is_explicit:
         selection = _ask_which(connection, yes=yes)
+    if stacks:
+        _show_stacks(connection, selection)
     with connection.console("stopping") as console:
         workspace = console.find_workspace()
         answer = workspace.stop_jobs(selection, signal=name, grace=grace)
@@ -202,6 +207,23 @@ def job_rsync(
         time.sleep(delay)
 
 
+def job_note(
+    key: Annotated[str, typer.Argument(metavar="KEY", help="Job by key or id.", autocompletion=complete("job"))],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The note; '' removes it.")],
+    *,
+    json: AsJson = False,
+    connection: Connection,
+) -> None:
+    """Add a note to a job, for job-list; it is stored here, and stays when the job is removed from its server."""
+    with connection.console() as console:
+        workspace = console.find_workspace()
+        job = workspace.note_job(key, text)
+    if json:
+        print_json(jobs_document([job], {}, workspace.config.local.jobs))
+    else:
+        inform(f"job {job.key}: {'note saved' if text else 'note removed'}")
+
+
 def read_states(words: Sequence[str]) -> tuple[JobState, ...]:
     """Read ``--state``.
 
@@ -255,6 +277,24 @@ def _ask_which(connection: Connection, *, yes: bool) -> JobSelection:
         inform("nothing was stopped")
         raise typer.Exit(1)
     return JobSelection(jobs=tuple(job.id for job in chosen))
+
+
+def _show_stacks(connection: Connection, selection: JobSelection) -> None:
+    """Show the stacks on stderr, and keep them on the servers; whatever fails, the jobs are stopped."""
+    from remote_tool.cli.tables.stacks import stack_lines  # noqa: PLC0415 - few stops ask for them
+
+    try:
+        with connection.console(ASKING) as console:
+            answer = console.find_workspace().take_stacks(selection, keep=True)
+    except UsageError:
+        # No such job, or none that is running: the stop itself says so.
+        return
+    except RemoteToolError as error:
+        inform(f"no stacks: {error}")
+        return
+    for line in (*stack_lines(answer), *(f"{server}: {text}" for server, text in answer.notes)):
+        inform(line)
+    show_failures(answer.errors)
 
 
 def _show(workspace: Workspace, answer: JobsAnswer, *, json: bool, empty: tuple[str, str]) -> None:

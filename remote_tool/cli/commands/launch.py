@@ -121,7 +121,8 @@ def helper_mpi_launch(
         shown,
     )
     if shown.follow:
-        follow(workspace, select_started(answer), remote_tool.FollowOptions(), pass_on=True)
+        options = remote_tool.FollowOptions(started=not answer.errors)
+        follow(workspace, select_started(answer), options, pass_on=True)
 
 
 def _launch(request: LaunchRequest, start: RendezvousOptions, shown: PlannedOrShown, connection: Connection) -> None:

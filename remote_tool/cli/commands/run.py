@@ -28,6 +28,7 @@ from remote_tool.cli.output.log_lines import ExactOutput, LabelledOutput
 from remote_tool.cli.starting import select_started, show_started
 from remote_tool.config.devices import parse_devices
 from remote_tool.errors import SomeServersFailedError
+from remote_tool.protocol.limits import COMMAND
 
 STREAMS = {"stdout": streams.OUT, "stderr": streams.ERR}
 
@@ -73,17 +74,19 @@ def job_run(
     *,
     cmd: Command = None,
     start: JobOptions,
+    tty: Annotated[bool, typer.Option("--tty", help="Give the job a terminal, for job-attach.")] = False,
     shown: Shown,
     connection: Connection,
 ) -> None:
     """Start a job on each server and return; the jobs keep running after this command ends."""
-    request = start.request(remote_tool.StartRequest, command=read_command(cmd, words))
+    request = start.request(remote_tool.StartRequest, command=read_command(cmd, words), terminal=COMMAND if tty else "")
     with connection.console("starting") as console:
         workspace = start.find_workspace(console)
         answer = workspace.start_jobs(request, check=False)
     show_started(workspace, answer, json=shown.json)
     if shown.follow and answer.jobs:
-        follow(workspace, select_started(answer), remote_tool.FollowOptions(), pass_on=True)
+        options = remote_tool.FollowOptions(started=not answer.errors)
+        follow(workspace, select_started(answer), options, pass_on=True)
     leave_unless_ok(answer.exit_code)
 
 

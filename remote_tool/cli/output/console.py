@@ -7,7 +7,7 @@ import re
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Protocol, Self
 
 import typer
@@ -31,6 +31,7 @@ from remote_tool.workflows.events import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
 SSH_LOG_VERBOSITY = 2
@@ -160,6 +161,16 @@ def _trust(_question: str) -> bool:
     return True
 
 
+class TakenTerminal(Protocol):
+    """The terminal, while a program on a server has it."""
+
+    def announce(self, text: str, *, is_over: bool) -> bool:
+        """Show a notice in a way that leaves the program's screen intact; return False if no program has it."""
+
+    def released(self) -> AbstractContextManager[None]:
+        """Give the terminal back for a moment, for a question to the user."""
+
+
 class Console:
     """Shows the events of a command's workflows.
 
@@ -172,7 +183,12 @@ class Console:
         show_output: Show the output of steps.
         activity: Text to show on a terminal while no step is running; empty if the command prints meanwhile.
         only_changes: Show no steps of a server where every step was up to date.
+
+    Attributes:
+        taken: The terminal that a program on a server gets; None: none does.
     """
+
+    taken: TakenTerminal | None = None
 
     def __init__(
         self,
@@ -259,7 +275,8 @@ class Console:
         with self._lock:
             self._steps.hide()
         try:
-            yield
+            with self.taken.released() if self.taken else nullcontext():
+                yield
         finally:
             with self._lock:
                 self._steps.show()
@@ -276,8 +293,10 @@ class Console:
             case StepOutput(server, _, data) if self._show_output:
                 for line in data.decode(errors="replace").replace("\r", "\n").splitlines():
                     say((f"{one_line(server)} | {escape_controls(line)}", "dim"))
-            case Notice(server, text):
-                say_wrapped((paragraph(_naming(server, text)), "yellow"))
+            case Notice(server, text, is_over):
+                text = _naming(server, text)
+                if self.taken is None or not self.taken.announce(text, is_over=is_over):
+                    say_wrapped((paragraph(text), "yellow"))
 
     def _show_end(self, event: StepEnded) -> None:
         if event.is_internal and not self._verbose and event.outcome is not Outcome.FAILED:

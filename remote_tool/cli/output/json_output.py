@@ -30,7 +30,9 @@ def job_as_json(job: Job, jobs_folder: Path) -> dict[str, Any]:
             shown.setdefault(group, {})[name] = _field_as_json(field, job)
         elif group:
             shown[group] = _field_as_json(field, job)
-    return {**shown, "git": shown["git"] if job.git_commit else None, "log": str(jobs_folder / job.id)}
+    values = dict(each.split("=", 1) for each in job.status_values)
+    git = shown["git"] if job.git_commit else None
+    return {**shown, "values": values, "git": git, "log": str(jobs_folder / job.id)}
 
 
 def _field_as_json(field: Field, job: Job) -> Any:  # noqa: ANN401 - of the field's type

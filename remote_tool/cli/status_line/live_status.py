@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Self
 from remote_tool.cli.output import streams
 from remote_tool.cli.output.sanitize import one_line
 from remote_tool.cli.status_line.bottom_line import BottomLine
-from remote_tool.cli.status_line.metrics import Pace, StatusReader, is_bar, status_text
+from remote_tool.cli.status_line.metrics import Pace, status_text
+from remote_tool.jobs.status_values import StatusReader, is_bar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

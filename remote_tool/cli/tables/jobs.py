@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from remote_tool.cli.output import streams
 from remote_tool.cli.output.sanitize import one_line
 from remote_tool.cli.tables.plain import plain_rows
+from remote_tool.jobs.job import JUPYTER_MARK
 from remote_tool.readable import readable_size
 
 if TYPE_CHECKING:
@@ -20,13 +21,13 @@ if TYPE_CHECKING:
     from remote_tool.workflows.clean.request import Item
     from remote_tool.workflows.jobs.orphans import Orphan
 
+MPI_MARK = "# mpiexec"
 LONGEST_COMMAND = 500
 MINUTE, HOUR, DAY = 60, 3600, 86400
 SHORT_ID = 15
 # Server, kind, count and size.
 NEEDED_COLUMNS = 4
 # The first word of an MPI launch's script.
-MPI_MARK = "# mpiexec"
 
 
 def print_jobs(
@@ -39,9 +40,11 @@ def print_jobs(
     if len({job.started_by for job in jobs if job.started_by}) < 2:  # noqa: PLR2004 - nobody to tell apart
         for row in rows:
             del row["WHO"]
-    if not any(job.gpus for job in jobs):
-        for row in rows:
-            del row["GPUS"]
+    # A script relies on the positions of the others.
+    for name in ("NAME", "GPUS", "VALUES", "NOTE"):
+        if not any(row[name] for row in rows):
+            for row in rows:
+                del row[name]
     if is_terminal:
         from remote_tool.cli.tables.jobs_rich import draw  # noqa: PLC0415 - in a pipe Rich need not load
 
@@ -94,7 +97,7 @@ def _orphan_row(orphan: Orphan) -> dict[str, str]:
 
 def short_command(job: Job) -> str:
     """Return the command as the user gave it, without the words that a launch adds."""
-    if job.launch_id and job.command.startswith(MPI_MARK):
+    if (job.launch_id and job.command.startswith(MPI_MARK)) or job.command.startswith(JUPYTER_MARK):
         return one_line(job.command.partition("\n")[0].removeprefix("# "))[:LONGEST_COMMAND]
     _, found, command = job.command.partition(" --redirects 3 ")
     return one_line(f"torchrun … {command}" if job.launch_id and found else job.command)[:LONGEST_COMMAND]
@@ -149,12 +152,15 @@ def _row(job: Job, show_start: Callable[[float], str], errors: Mapping[str, Remo
         "SERVER": one_line(job.server),
         "STATE": job.state.value,
         "EXIT": one_line(job.signal or "") or ("" if job.exit_code is None else str(job.exit_code)),
+        "NAME": one_line(job.name),
         "LAUNCH": f"{one_line(job.launch_id)[-4:]}/{job.node_rank}" if job.launch_id else "",
         "STARTED": show_start(job.started_at or job.created_at),
         "DURATION": "" if duration is None else readable_duration(duration),
         "WHO": one_line(job.started_by),
         "TAGS": one_line(",".join(job.tags)),
         "GPUS": one_line(",".join(job.gpus or ())),
+        "VALUES": one_line(",".join(job.status_values)),
+        "NOTE": one_line(job.note),
         "REASON": _reason(job, errors),
         "COMMAND": short_command(job),
     }

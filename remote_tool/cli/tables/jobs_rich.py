@@ -32,8 +32,11 @@ STYLES = {
 }
 RIGHT = {"KEY", "DURATION"}
 # On a narrow terminal, first these columns are cut to these widths, then the others are dropped one by one.
-NARROW = {"SERVER": 12, "WHO": 12, "TAGS": 8, "GPUS": 12}
-DROPPED = ("LAUNCH", "DURATION", "TAGS", "GPUS")
+NARROW = {"SERVER": 12, "WHO": 12, "TAGS": 8, "GPUS": 12, "NAME": 12, "VALUES": 22}
+# A name and values that are dropped go to the line of the note.
+DROPPED = ("VALUES", "LAUNCH", "DURATION", "TAGS", "GPUS", "NAME")
+# These have lines of their own, or the remaining width.
+BESIDE = {"NOTE", "REASON", "COMMAND"}
 LEAST_COMMAND = 12
 
 
@@ -50,6 +53,8 @@ def draw(jobs: Sequence[Job], rows: Sequence[Row], descriptor: int) -> None:
             keys.append(row["KEY"])
             for line in _row(job, row, widths, console.width):
                 console.print(line)
+            if more := [row[name] for name in ("NAME", "VALUES", "NOTE") if row.get(name) and name not in widths]:
+                console.print(Padding(Text("  ".join(more), style="italic"), (0, 0, 0, widths.get("KEY", 0) + GAP)))
         if reason:
             console.print(_explanation(reason, keys, widths.get("KEY", 0)))
 
@@ -59,7 +64,7 @@ def _widths(rows: Sequence[Row], room: int) -> dict[str, int]:
     widths = {
         name: max(cell_len(text) for text in (name, *(row[name] for row in rows)))
         for name in rows[0]
-        if name not in {"REASON", "COMMAND"} and any(row[name] for row in rows)
+        if name not in BESIDE and any(row[name] for row in rows)
     }
     if not _fits(widths, room):
         widths = {name: min(width, NARROW.get(name, width)) for name, width in widths.items()}

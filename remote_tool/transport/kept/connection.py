@@ -159,7 +159,7 @@ class KeptConnection:
             if self._sessions and await pid_of_master(self._record.socket, LONGEST_SILENCE) is None:
                 self._is_lost = True
                 for session in list(self._sessions):
-                    session.abort()
+                    session.abort(is_gone=True)
 
     def _signal_process(self, pid: int, signal: str) -> None:
         command = f"exec /bin/sh -c 'kill -{signal} -{pid} || kill -{signal} {pid}'"

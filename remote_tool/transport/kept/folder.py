@@ -7,7 +7,6 @@ import json
 import os
 import stat
 import tempfile
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,9 +54,11 @@ class Place:
         """Make the folder.
 
         Raises:
-            OSError: It cannot be made.
+            OSError: It cannot be made, or others can access what is there.
         """
         self.folder.mkdir(mode=0o700, exist_ok=True)
+        if not is_ours(self.folder, stat.S_ISDIR):
+            raise PermissionError(f"{self.folder} is not private")
 
     def start_lock(self) -> int | None:
         """Return a locked file that only one process can hold; None while another process holds it."""
@@ -112,9 +113,11 @@ def private_folder() -> Path | None:
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime and not is_ours(Path(runtime), stat.S_ISDIR):
         return None
-    folder = Path(runtime) / "remote-tool" if runtime else Path(tempfile.gettempdir()) / f"remote-tool-{os.getuid()}"
-    with suppress(OSError):
-        folder.mkdir(mode=0o700)
+    try:
+        folder = Path(runtime, "remote-tool") if runtime else Path(tempfile.gettempdir(), f"remote-tool-{os.getuid()}")
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError:
+        return None
     return folder if is_ours(folder, stat.S_ISDIR) else None
 
 
@@ -123,6 +126,14 @@ def is_ours(path: Path, is_kind: object) -> bool:
     assert callable(is_kind)
     try:
         status = path.lstat()
-    except OSError:
+    except (OSError, ValueError):
         return False
     return bool(is_kind(status.st_mode)) and status.st_uid == os.getuid() and not status.st_mode & 0o077
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file of the folder; it appears whole, but not synced: no login survives a power cut."""
+    new = path.with_name(f"{path.name}.new")
+    new.touch(mode=0o600)
+    new.write_text(text)
+    new.replace(path)

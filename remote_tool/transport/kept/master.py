@@ -49,7 +49,8 @@ class Conversation:
             self._socket.send(mux.hello())
         except OSError as error:
             raise NoAnswerError(str(error)) from None
-        if await self.answer() != (Message.HELLO, (mux.VERSION,)):
+        kind, numbers = await self.answer()
+        if kind != Message.HELLO or numbers[:1] != (mux.VERSION,):  # extensions may follow
             raise NoAnswerError("not a master")
 
     async def ask_for_session(self, command: str, descriptors: tuple[int, int, int]) -> None:

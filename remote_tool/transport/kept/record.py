@@ -6,10 +6,10 @@ import json
 import stat
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from remote_tool.system.files import write_all_atomically
-from remote_tool.transport.kept.folder import FORMAT, is_ours
+from remote_tool.system.files import read_bounded
+from remote_tool.transport.kept.folder import FORMAT, is_ours, write_private
 from remote_tool.transport.login import Login
 from remote_tool.transport.ssh.host_keys.entries import HostKey, UnusableFileError
 from remote_tool.transport.ssh.host_keys.known_hosts import Reader, Verdict
@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
     from remote_tool.transport.kept.folder import Place
     from remote_tool.transport.ssh.context import Hop
+    from remote_tool.transport.ssh.endpoint import Endpoint
+
+LONGEST_RECORD = 1024 * 1024
+_LOGIN_TEXTS = ("username", "method", "host_key")
+LATEST = 1e11  # a time that can still be shown
 
 
 @dataclass(frozen=True)
@@ -43,9 +48,10 @@ class HostDecision:
         """Return whether the files still accept this key."""
         try:
             known = reader.read(map(Path, self.files), Path(self.revoked) if self.revoked else None)
-        except UnusableFileError:
+            answer = known.check(self.names, HostKey(self.kind, bytes.fromhex(self.blob)))
+        except (UnusableFileError, ValueError):
             return False
-        return known.check(self.names, HostKey(self.kind, bytes.fromhex(self.blob))).verdict is Verdict.KNOWN
+        return answer.verdict is Verdict.KNOWN
 
 
 @dataclass(frozen=True)
@@ -89,34 +95,44 @@ class Record:
             OSError: It cannot be written.
         """
         values = {"format": FORMAT, **asdict(self), "socket": self.socket.name}
-        write_all_atomically({place.record: json.dumps(values).encode()})
+        write_private(place.record, json.dumps(values))
 
 
 def read_record(place: Place) -> Record | None:
-    """Return the record of a kept login; None if it is missing or not valid."""
+    """Return the record of a kept login; None if it is missing, not valid, or not private."""
+    if not is_ours(place.folder, stat.S_ISDIR) or not is_ours(place.record, stat.S_ISREG):
+        return None
     try:
-        values = json.loads(place.record.read_bytes())
-        if values.pop("format") != FORMAT or Path(values["socket"]).name != values["socket"]:
-            return None
-        return Record(
-            project=str(values["project"]),
-            server=str(values["server"]),
-            socket=place.folder / values["socket"],
-            since=float(values["since"]),
-            login=Login(**values["login"]),
-            address=str(values["address"]),
-            hosts=tuple(_decision(each) for each in values["hosts"]),
-            watched={path: tuple(state) for path, state in values["watched"].items()},
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        values = json.loads(read_bounded(place.record, LONGEST_RECORD)[0])
+        return _record(place, values) if values["format"] == FORMAT else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
-def _decision(values: dict[str, object]) -> HostDecision:
-    names, files = values.pop("names"), values.pop("files")
-    assert isinstance(names, list)
-    assert isinstance(files, list)
-    return HostDecision(names=tuple(names), files=tuple(files), **values)  # type: ignore[arg-type]
+def _record(place: Place, values: dict[str, Any]) -> Record:
+    name, since = values["socket"], float(values["since"])
+    if Path(name).name != name or not 0 <= since <= LATEST:
+        raise ValueError(f"{name}, {since}")
+    return Record(
+        project=str(values["project"]),
+        server=str(values["server"]),
+        socket=place.folder / name,
+        since=since,
+        login=Login(**{field: str(values["login"][field]) for field in _LOGIN_TEXTS}, is_new=False),
+        address=str(values["address"]),
+        hosts=tuple(_decision(each) for each in values["hosts"]),
+        watched={path: tuple(state) for path, state in values["watched"].items()},
+    )
+
+
+def _decision(values: dict[str, Any]) -> HostDecision:
+    return HostDecision(
+        names=tuple(map(str, values["names"])),
+        files=tuple(map(str, values["files"])),
+        revoked=str(values["revoked"]) if values["revoked"] else None,
+        kind=str(values["kind"]),
+        blob=str(values["blob"]),
+    )
 
 
 def decisions(hops: Iterable[Hop], recorded: Path) -> tuple[HostDecision, ...]:
@@ -140,13 +156,26 @@ def watched_files(hops: Sequence[Hop]) -> dict[str, tuple[int, ...]]:
         identity = hop.endpoint.identity
         paths |= {hop.key_file} if hop.key_file else {Path(identity.agent)}
         paths |= {identity.private_key} if identity.private_key else set(identity.files)
+        # Another file for a wildcard changes the folder.
+        paths |= {path.parent if has_wildcard(path) else path for path in hop.endpoint.included}
+        paths |= set(included_files(hop.endpoint))
     return {str(path): state_of(path) for path in paths}
+
+
+def included_files(endpoint: Endpoint) -> list[Path]:
+    """Return the files that the settings of a login include, wherever they are in a matching part."""
+    return [file for path in endpoint.included for file in path.parent.glob(path.name) if file.is_file()]
+
+
+def has_wildcard(path: Path) -> bool:
+    """Return whether a path of an ``Include`` has wildcards."""
+    return any(letter in str(path) for letter in "*?[")
 
 
 def state_of(path: Path) -> tuple[int, ...]:
     """Return values that change when a file changes; empty if it is missing."""
     try:
         status = path.stat()
-    except OSError:
+    except (OSError, ValueError):
         return ()
     return (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)

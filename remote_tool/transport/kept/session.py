@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 STDERR_TYPE = 1
 LONGEST_ANSWER = 10.0  # the end of a master is known immediately
-# A master reports no exit status for a command that a signal ended, and not which signal.
-UNKNOWN_SIGNAL = "UNKNOWN"
 
 
 class KeptSession:
@@ -50,7 +48,6 @@ class KeptSession:
         self._on_end = on_end
         self._signal_process = signal_process
         self._conversation = Conversation(path)
-        self._has_status = False
         self._is_over = False
         self._ours: list[int] = []
         self._stdin: asyncio.WriteTransport | None = None
@@ -87,6 +84,8 @@ class KeptSession:
         stdin, *outputs = [os.fdopen(each, mode, 0) for each, mode in zip(self._ours, ("wb", "rb", "rb"), strict=True)]
         try:
             self._stdin, _ = await loop.connect_write_pipe(lambda: _Stdin(self._channel), stdin)
+            # A write returns once all of it is in the pipe, which others may fill then.
+            self._stdin.set_write_buffer_limits(0)
             for stream, file in zip(Stream, outputs, strict=True):
                 self._outputs[stream], _ = await loop.connect_read_pipe(partial(_Output, self, stream), file)
         except BaseException:
@@ -105,6 +104,13 @@ class KeptSession:
         if self._stdin is not None and not self._stdin.is_closing():
             self._stdin.close()
 
+    @property
+    def stdin_pipe(self) -> int | None:
+        """The pipe to the master, unless data waits to be written to it."""
+        if self._stdin is None or self._stdin.is_closing() or self._stdin.get_write_buffer_size():
+            return None
+        return int(self._stdin.get_extra_info("pipe").fileno())
+
     def pause_reading(self) -> None:
         """Stop reading: the pipes fill, and then the server's window."""
         for output in self._outputs.values():
@@ -120,11 +126,11 @@ class KeptSession:
         if self._channel.remote_pid:
             self._signal_process(self._channel.remote_pid, signal)
 
-    def abort(self) -> None:
-        """End the session and its stdin without waiting for the master."""
+    def abort(self, *, is_gone: bool = False) -> None:
+        """End the session and its stdin without waiting for the master, which may be gone."""
         if self._ending is not None:
             self._ending.cancel()
-        asyncio.get_running_loop().call_soon(self._finish, False)
+        asyncio.get_running_loop().call_soon(self._finish, is_gone)
 
     def take(self, stream: Stream, data: bytes) -> None:
         """Pass output to the channel."""
@@ -144,20 +150,19 @@ class KeptSession:
             self._channel.eof_received()
 
     async def _end(self) -> None:
-        """Wait for the end, and report the exit status or the signal."""
+        """Wait for the end, and report the exit status.
+
+        A master does not tell a command that a signal ended from a session that the server closed: both are lost.
+        """
         with suppress(NoAnswerError):
             while True:
                 self._note(*await self._conversation.answer())
         await self._outputs_ended.wait()
-        # Without a status, a signal ended the command, or the connection and the master ended.
-        is_gone = not self._has_status and await pid_of_master(self._path, LONGEST_ANSWER) is None
-        if not self._has_status and not is_gone:
-            self._channel.exit_signal_received(UNKNOWN_SIGNAL, False, "", "")
-        self._finish(is_gone)
+        # The status overtakes output; a master that still answers has passed on all of it.
+        self._finish(await pid_of_master(self._path, LONGEST_ANSWER) is None)
 
     def _note(self, kind: int, numbers: tuple[int, ...]) -> None:
         if kind == Message.EXIT and len(numbers) > 1:
-            self._has_status = True
             self._channel.exit_status_received(numbers[1])
 
     def _finish(self, is_gone: bool) -> None:
@@ -171,7 +176,7 @@ class KeptSession:
             self._stdin.abort()
         for output in self._outputs.values():
             output.close()
-        self._channel.connection_lost(None)
+        self._channel.connection_lost(ConnectionError("the kept login has ended") if is_gone else None)
         self._on_end(is_gone)
 
 

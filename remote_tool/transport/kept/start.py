@@ -14,7 +14,15 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from remote_tool.transport.kept.record import Record, decisions, read_record, watched_files
+from remote_tool.transport.kept.folder import write_private
+from remote_tool.transport.kept.record import (
+    Record,
+    decisions,
+    has_wildcard,
+    included_files,
+    read_record,
+    watched_files,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,6 +35,7 @@ if TYPE_CHECKING:
 # Ends a master that is not logged in by then; one that is has forked, and the child has no alarm.
 START_SECONDS = 60
 CONNECT_SECONDS = 15
+PAUSE_SECONDS = 300
 # An alarm outlives exec.
 _ALARM = f"import os, signal, sys; signal.alarm({START_SECONDS}); os.execv(sys.argv[1], sys.argv[1:])"
 _WITH_ALARM = (sys.executable, "-I", "-S", "-c", _ALARM)
@@ -90,18 +99,25 @@ def start_master(place: Place, wanted: Wanted) -> None:
             return
         try:
             known = read_record(place)
-            if known is None or not known.is_usable:
+            if (known is None or not known.is_usable) and not _failed_lately(turn):
+                os.ftruncate(turn, 0)
                 _start(program, place, wanted, turn)
         finally:
             os.close(turn)
 
 
+def _failed_lately(turn: int) -> bool:
+    """Return whether the last ssh wrote why it failed; a server may lock out those who fail often."""
+    status = os.fstat(turn)
+    return status.st_size > 0 and abs(time.time() - status.st_mtime) < PAUSE_SECONDS
+
+
 def _start(program: str, place: Place, wanted: Wanted, turn: int) -> None:
     socket, hops = place.new_socket(), wanted.hops
-    _write(place.known_hosts, [f"hop{number} {hop.host_key.text}" for number, hop in enumerate(hops)])
-    _write(place.config, list(_config(place, hops, wanted.seconds)))
+    write_private(place.known_hosts, "".join(f"hop{number} {hop.host_key.text}\n" for number, hop in enumerate(hops)))
+    write_private(place.config, "".join(f"{line}\n" for line in _config(place, hops, wanted.seconds)))
     for number, hop in enumerate(hops):
-        _write(place.public_key(number), [hop.public_key])
+        write_private(place.public_key(number), f"{hop.public_key}\n")
     record = Record(
         project=str(wanted.project),
         server=hops[-1].endpoint.server,
@@ -131,47 +147,47 @@ def _is_plain(endpoint: Endpoint) -> bool:
     """Return whether our own values determine the login completely."""
     if endpoint.has_proxy_command or endpoint.other_options or endpoint.trust.ignored:
         return False
-    # Included files, commands and variables can change while this file does not.
-    text = "\n".join(file.read_text(errors="replace") for file in endpoint.config_files).lower()
-    words = text.replace("=", " ").split()
-    return "include" not in words and "exec" not in words and "${" not in text
+    files = [*endpoint.config_files, *included_files(endpoint)]
+    text = "\n".join(file.read_text(errors="replace") for file in files).lower()
+    # Commands and variables can change while no file does, and so can folders that a wildcard chooses.
+    folders = any(has_wildcard(path.parent) for path in endpoint.included)
+    return not folders and "exec" not in text.replace("=", " ").split() and "${" not in text
 
 
 def _config(place: Place, hops: Sequence[Hop], seconds: int) -> Iterator[str]:
     for number, hop in enumerate(hops):
         endpoint = hop.endpoint
         yield f"Host hop{number}"
-        yield _line("HostName", endpoint.host)
-        yield _line("Port", str(endpoint.port))
-        yield _line("User", endpoint.username)
-        yield _line("HostKeyAlias", f"hop{number}")
-        yield _line("IdentityFile", str(hop.key_file or place.public_key(number)))
-        yield _line("IdentityAgent", "none" if hop.key_file else endpoint.identity.agent)
-        yield _line("ServerAliveInterval", str(ceil(endpoint.keepalive_seconds)))
-        yield _line("ServerAliveCountMax", str(min(endpoint.keepalive_count, 1000)))
+        yield config_line("HostName", endpoint.host)
+        yield config_line("Port", str(endpoint.port))
+        yield config_line("User", endpoint.username)
+        yield config_line("HostKeyAlias", f"hop{number}")
+        yield config_line("IdentityFile", str(hop.key_file or place.public_key(number)))
+        yield config_line("IdentityAgent", "none" if hop.key_file else endpoint.identity.agent)
+        # ssh would choose by its own order, which is not by speed.
+        yield config_line("Ciphers", hop.cipher)
+        yield config_line("ServerAliveInterval", str(ceil(endpoint.keepalive_seconds)))
+        yield config_line("ServerAliveCountMax", str(min(endpoint.keepalive_count, 1000)))
         if number:
-            yield _line("ProxyJump", f"hop{number - 1}")
+            yield config_line("ProxyJump", f"hop{number - 1}")
         if number == len(hops) - 1:
-            yield _line("ControlPersist", str(seconds))
+            yield config_line("ControlPersist", str(seconds))
     yield "Host *"
-    yield _line("UserKnownHostsFile", str(place.known_hosts))
+    yield config_line("UserKnownHostsFile", str(place.known_hosts))
     for option, value in FIXED_OPTIONS.items():
-        yield _line(option, value)
+        yield config_line(option, value)
 
 
-def _line(option: str, value: str) -> str:
+def config_line(option: str, *values: str) -> str:
     """Return a line of ssh_config.
 
     Raises:
-        UnsuitableError: The file format cannot represent this value.
+        UnsuitableError: The file format cannot represent a value.
     """
-    if not value.isprintable() or any(letter in value for letter in "\"\\'") or "${" in value:
-        raise UnsuitableError(value)
-    # ssh expands percent signs, except in these options.
-    shown = value if option in {"User", "HostKeyAlias", "ProxyJump"} else value.replace("%", "%%")
-    return f'{option} "{shown}"'
-
-
-def _write(path: Path, lines: Sequence[str]) -> None:
-    path.write_text("".join(f"{line}\n" for line in lines))
-    path.chmod(0o600)
+    for value in values:
+        if not value.isprintable() or any(letter in value for letter in "\"\\'") or "${" in value:
+            raise UnsuitableError(value)
+        # ssh expands percent signs, in the name of a user only since OpenSSH 10.
+        if option == "User" and "%" in value:
+            raise UnsuitableError(value)
+    return " ".join([option, *('"' + value.replace("%", "%%") + '"' for value in values)])

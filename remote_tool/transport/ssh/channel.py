@@ -106,6 +106,12 @@ class SshChannel:
             with suppress(OSError):
                 self._wire.write_eof()
 
+    @property
+    def stdin_pipe(self) -> int | None:
+        """The pipe to the command's stdin, if there is one here and nothing waits to be written to it."""
+        pipe: int | None = getattr(self._wire, "stdin_pipe", None) if self._is_open else None
+        return pipe
+
     async def read(self, stream: Stream = Stream.OUT, size: int = 65536) -> bytes:
         """Return received bytes, at most ``size``; empty at the end."""
         output = self._outputs[stream]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+import time
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from remote_tool.transport.ssh.context import ConnectionContext
     from remote_tool.transport.ssh.login_errors import Progress
     from remote_tool.transport.ssh.passwords import Passwords
+
+
+# Nobody answers a prompt faster.
+UNATTENDED_SECONDS = 0.5
 
 
 class ClientKeys:
@@ -66,7 +71,13 @@ class ClientKeys:
 
         Nothing for any other key: to use it again, somebody would be asked.
         """
-        if not isinstance(signer, asyncssh.SSHKeyPair) or signer.has_cert or "-sk" in self._progress.method:
+        if not isinstance(signer, asyncssh.SSHKeyPair) or signer.has_cert:
+            return None
+        # With a second factor, the last method is another one.
+        if "-sk" in self._progress.method or "key" not in self._progress.method:
+            return None
+        # An agent does not tell which of its keys need a confirmation or a touch.
+        if self._progress.signing_seconds > UNATTENDED_SECONDS:
             return None
         path = self._files.get(id(signer))
         if path is None and not isinstance(signer, asyncssh.SSHAgentKeyPair):
@@ -160,9 +171,18 @@ async def connect_agent(progress: Progress) -> AsyncIterator[asyncssh.SSHAgentCl
 def note_signatures(keys: Sequence[asyncssh.SSHKeyPair], progress: Progress) -> None:
     """Record when keys sign: a server requests signatures only of keys that it accepts."""
     for key in keys:
-        for name in ("sign", "sign_async"):
+        for name, note in (("sign", _sign), ("sign_async", _sign_with_agent)):
             if sign := getattr(key, name, None):
-                setattr(key, name, partial(_sign, sign, key, progress))
+                setattr(key, name, partial(note, sign, key, progress))
+
+
+async def _sign_with_agent(
+    sign: Callable[[bytes], Any], key: asyncssh.SSHKeyPair, progress: Progress, data: bytes
+) -> bytes:
+    began = time.monotonic()
+    signature: bytes = await _sign(sign, key, progress, data)
+    progress.signing_seconds = time.monotonic() - began
+    return signature
 
 
 def _sign(sign: Callable[[bytes], Any], key: asyncssh.SSHKeyPair, progress: Progress, data: bytes) -> Any:  # noqa: ANN401

@@ -95,9 +95,9 @@ class Connection(asyncssh.SSHClient):
         """The logins on the way, ours the last, where all of them can be repeated without asking; else nothing."""
         before = self._tunnel.hops if self._tunnel is not None else ()
         key, origin = self._host_keys.accepted, self._keys.origin_of(self.progress.signer)
-        if key is None or origin is None or (self._tunnel is not None and not before):
+        if self.raw is None or key is None or origin is None or (self._tunnel is not None and not before):
             return ()
-        return (*before, Hop(self._endpoint, key, *origin))
+        return (*before, Hop(self._endpoint, key, *origin, cipher=str(self.raw.get_extra_info("send_cipher"))))
 
     async def log_in(self, tunnel: JumpConnection | None) -> None:
         """Connect, check the host key, log in, and record a new key.

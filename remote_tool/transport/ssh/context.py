@@ -29,12 +29,14 @@ class Hop:
         host_key: What the host showed and may show.
         key_file: The private key that let us in; None when the ssh agent has it.
         public_key: The public half, as a ``.pub`` file has it.
+        cipher: What encrypts the data that we send.
     """
 
     endpoint: Endpoint
     host_key: HostKey
     key_file: Path | None
     public_key: str
+    cipher: str
 
 
 class JumpConnection(HasLiveness, Protocol):

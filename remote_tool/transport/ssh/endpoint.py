@@ -92,6 +92,7 @@ class Endpoint:
         trust: How its key is verified.
         identity: The credentials.
         config_files: The ssh_config files with all other options.
+        included: The paths that these include, as they name them: with wildcards.
         other_options: Their options for this host that no other attribute contains.
         chooses_ciphers: Whether they set the ciphers.
         is_listed: Whether it comes only from a host list, without configuration.
@@ -110,6 +111,7 @@ class Endpoint:
     trust: Trust
     identity: Identity
     config_files: tuple[Path, ...] = ()
+    included: tuple[Path, ...] = ()
     other_options: frozenset[str] = frozenset()
     chooses_ciphers: bool = False
     is_listed: bool = False

@@ -52,6 +52,7 @@ class Progress:
         notes: Failed attempts, a clause each.
         method: The last accepted method, such as ``ed25519 key``.
         signer: The key that signed last.
+        signing_seconds: How long the ssh agent took for that.
         greeting: The beginning of a ProxyCommand's output.
         refusal: Our own reason not to log in, of which the library's error is only a consequence.
     """
@@ -63,6 +64,7 @@ class Progress:
     notes: list[str] = field(default_factory=list)
     method: str = ""
     signer: object = None
+    signing_seconds: float = 0.0
     greeting: bytes = field(default=b"", repr=False)
     refusal: RemoteToolError | None = None
 

@@ -11,7 +11,7 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from remote_tool.errors import ConnectError
 from remote_tool.transport.ssh.endpoint import DEFAULT_PORT, Endpoint, Identity, Trust
@@ -101,6 +101,7 @@ def _resolve(wanted: Endpoint) -> Endpoint:
         trust=_trust_of(settings, lookup_names(host, port, cast("str | None", settings.get("HostKeyAlias")))),
         identity=_identity_of(settings, wanted.identity),
         config_files=files,
+        included=tuple(settings.included),
         other_options=frozenset(settings.get_options(reload=False)) - KNOWN_OPTIONS,
         chooses_ciphers=bool(settings.get("Ciphers")),
         has_proxy_command=bool(settings.get("ProxyCommand")),
@@ -109,23 +110,32 @@ def _resolve(wanted: Endpoint) -> Endpoint:
     )
 
 
-def _load_config(wanted: Endpoint, files: tuple[Path, ...]) -> SSHClientConfig:
-    def load(*, final: bool) -> SSHClientConfig:
+def _load_config(wanted: Endpoint, files: tuple[Path, ...]) -> _Parser:
+    def load(*, final: bool) -> _Parser:
         arguments = (getpass.getuser(), wanted.username or (), wanted.alias, wanted.port or ())
-        return cast("SSHClientConfig", _Parser.load(None, list(files), False, False, final, *arguments))
+        return cast("_Parser", _Parser.load(None, list(files), False, False, final, *arguments))
 
     settings = load(final=False)
     return load(final=True) if settings.has_match_final() else settings
 
 
 class _Parser(SSHClientConfig):
-    """``~/.ssh/config`` with options that affect trust and that asyncssh ignores."""
+    """``~/.ssh/config`` with options that affect trust and that asyncssh ignores, and the paths that it includes."""
+
+    def __init__(self, *arguments: Any) -> None:  # noqa: ANN401 - those of asyncssh
+        super().__init__(*arguments)
+        self.included: list[Path] = []
+
+    def _include(self, option: str, args: list[str]) -> None:
+        self.included += [Path.home() / ".ssh" / Path(pattern).expanduser() for pattern in args]
+        SSHClientConfig._include(self, option, args)  # noqa: SLF001
 
     _handlers = SSHClientConfig._handlers | {  # noqa: SLF001 - Host and Match stay its own
         "stricthostkeychecking": ("StrictHostKeyChecking", SSHClientConfig._set_string),  # noqa: SLF001
         "revokedhostkeys": ("RevokedHostKeys", SSHClientConfig._set_string),  # noqa: SLF001
         "knownhostscommand": ("KnownHostsCommand", SSHClientConfig._set_string),  # noqa: SLF001
         "hashknownhosts": ("HashKnownHosts", SSHClientConfig._set_bool),  # noqa: SLF001
+        "include": ("Include", _include),
     }
     _no_split = SSHClientConfig._no_split | {"knownhostscommand"}  # noqa: SLF001
     _percent_expand = SSHClientConfig._percent_expand | {  # noqa: SLF001

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import re
 import socket
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from remote_tool.transport.host import Channel
 
 CHUNK = 256 * 1024
+PIPE_BYTES = 1024 * 1024
 LONGEST_REQUEST = 256 * 1024
 LONGEST_ANSWER = 512 * 1024 * 1024
 LONGEST_ERRORS = 64 * 1024
@@ -105,8 +107,12 @@ class Bridge:
 
     async def ask(self, words: bytes, on_data: Callable[[bytes], None]) -> bytes | None:
         """Send a request to the script before rsync starts, and return its answer; None if the script ended."""
-        await self._channel.write(words)
+        await self.tell(words)
         return await self.read_answer(on_data)
+
+    async def tell(self, words: bytes) -> None:
+        """Send words to the script that need no answer of their own."""
+        await self._channel.write(words)
 
     async def send_all(self, pieces: AsyncIterator[bytes]) -> bool:
         """Send requests without waiting for each answer; return whether the script answered all."""
@@ -163,9 +169,12 @@ class Bridge:
         await self._channel.write(words)
         self.exit = await self._ending(None)
 
-    async def send_last(self, data: bytes) -> bytes:
+    async def send_last(self, *pieces: bytes) -> bytes:
         """Send the final message to the script, and return the rest of its output."""
-        await self._channel.write(data)
+        for piece in pieces:
+            # A part at a time, because the connection copies what it cannot send yet.
+            for start in range(0, len(piece), CHUNK):
+                await self._channel.write(piece[start : start + CHUNK])
         await self._channel.write_eof()
         rest = bytearray(self._rest)
         while data := await self._channel.read(size=CHUNK):
@@ -194,16 +203,33 @@ class Bridge:
         return await self.end() if status is None else Exit(status)
 
     async def _copy_up(self, source: _Descriptor, ended_well: Callable[[], Awaitable[bool]]) -> None:
+        await self._splice_up(source)
         while data := await source.read(CHUNK):
             await self._send(data)
         # After a success, rsync knows that it is at the end, and the script still has to read the final message.
         if not await ended_well():
             await self._channel.write_eof()
 
+    async def _splice_up(self, source: _Descriptor) -> None:
+        """Have the kernel pass on rsync's data where stdin is a pipe, until it ends or the kernel refuses."""
+        number = self._channel.stdin_pipe
+        if number is None or not hasattr(os, "splice"):
+            return
+        # A number of our own: the channel may close its own at any time.
+        with _Descriptor.owned(os.dup(number)) as pipe:
+            pipe.enlarge(PIPE_BYTES)
+            # Whatever the reason is, copying what is left shows it, or works.
+            with suppress(OSError):
+                while count := await source.splice(pipe, PIPE_BYTES):
+                    await self._note_sent(count)
+
     async def _send(self, data: bytes) -> None:
         await self._channel.write(data)
+        await self._note_sent(len(data))
+
+    async def _note_sent(self, count: int) -> None:
         self._restart_silence()
-        self._on_bytes(len(data))
+        self._on_bytes(count)
         await asyncio.sleep(0)  # let other servers' tasks run
 
     async def _copy_down(self, sink: _Descriptor | None) -> int | None:
@@ -285,12 +311,11 @@ class _Descriptor:
 
     async def read(self, size: int) -> bytes:
         """Return received bytes; empty at the end."""
-        loop = asyncio.get_running_loop()
         while True:
             try:
                 data = os.read(self._number, size)
             except BlockingIOError:
-                await _ready(lambda wake: loop.add_reader(self._number, wake), lambda: loop.remove_reader(self._number))
+                await self._readable()
             except ConnectionResetError:
                 return b""
             else:
@@ -301,13 +326,37 @@ class _Descriptor:
 
     async def write(self, data: bytes) -> None:
         """Write all data."""
-        loop = asyncio.get_running_loop()
         view = memoryview(data)
         while view:
             try:
                 view = view[os.write(self._number, view) :]
             except BlockingIOError:
-                await _ready(lambda wake: loop.add_writer(self._number, wake), lambda: loop.remove_writer(self._number))
+                await self._writable()
+
+    async def splice(self, pipe: _Descriptor, size: int) -> int:
+        """Move received bytes into a pipe without copying them; return their number, 0 at the end."""
+        while True:
+            try:
+                return os.splice(self._number, pipe._number, size, flags=os.SPLICE_F_NONBLOCK)
+            except BlockingIOError:
+                # Either is the reason.
+                await self._readable()
+                await pipe._writable()
+            except ConnectionResetError:
+                return 0
+
+    def enlarge(self, size: int) -> None:
+        """Let a pipe hold more, if the system allows that: each side is woken less often."""
+        with suppress(OSError):
+            fcntl.fcntl(self._number, fcntl.F_SETPIPE_SZ, size)
+
+    async def _readable(self) -> None:
+        loop = asyncio.get_running_loop()
+        await _ready(lambda wake: loop.add_reader(self._number, wake), lambda: loop.remove_reader(self._number))
+
+    async def _writable(self) -> None:
+        loop = asyncio.get_running_loop()
+        await _ready(lambda wake: loop.add_writer(self._number, wake), lambda: loop.remove_writer(self._number))
 
 
 async def _ready(add: Callable[[Callable[[], None]], None], remove: Callable[[], object]) -> None:

@@ -6,10 +6,12 @@ import os
 import stat
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from remote_tool.transport.sync.last_sync import Columns, Version, each_record
+from remote_tool.transport.sync.last_sync import Columns, ColumnsReader, Version, joined, name_in, order
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable
+
+    from remote_tool.transport.sync.last_sync import Part, Row
 
 
 SECOND = 1_000_000_000
@@ -86,6 +88,11 @@ class Entry(NamedTuple):
             return b"%x %d %d ./%b -> %b\0" % (_LINK, self.size, self.modified, self.name, self.target)
         return b"%x %d %d ./%b\0" % (stat.S_IFREG | self.mode & _ARRIVING, self.size, self.modified, self.name)
 
+    @property
+    def columns(self) -> Columns:
+        """Its records, each ended by NUL."""
+        return Columns(self.record, self.look, b"%d\0" % self.nanoseconds)
+
     @classmethod
     def seen(cls, found: Seen) -> Self:
         """Create an entry from the attributes of a file, link or folder."""
@@ -95,18 +102,7 @@ class Entry(NamedTuple):
         return cls(found.name, found.st_size, seconds, stat.S_IMODE(found.st_mode), found.target, rest)
 
 
-def rows_of(columns: Columns) -> Iterator[tuple[bytes, bytes, bytes]]:
-    """Yield the row of each entry."""
-    sent, look, fractions = columns
-    return zip(each_record(sent), each_record(look), each_record(fractions), strict=True)
-
-
-def name_in(record: bytes) -> bytes:
-    """Return the name in a record of the list of sent files."""
-    return record.split(b" ", 2)[2]
-
-
-def entry_of(row: tuple[bytes, bytes, bytes]) -> Entry:
+def entry_of(row: Row) -> Entry:
     """Create an entry from a row of columns."""
     record, look, fraction = row
     size, modified, name = record.split(b" ", 2)
@@ -124,17 +120,22 @@ class ColumnsMaker:
         self._columns = bytearray(), bytearray(), bytearray()
 
     def add(self, entry: Entry) -> None:
-        sent, look, fractions = self._columns
-        sent += entry.record
-        look += entry.look
-        fractions += b"%d\0" % entry.nanoseconds
+        for column, record in zip(self._columns, entry.columns, strict=True):
+            column.extend(record)
 
-    def keep(self, row: tuple[bytes, bytes, bytes]) -> None:
+    def keep(self, row: Row) -> None:
         for column, record in zip(self._columns, row, strict=True):
             column.extend(record + b"\0")
 
     def columns(self) -> Columns:
-        return Columns(*map(bytes, self._columns))
+        """Return what was added; the maker is empty then, to save memory."""
+        return Columns(*map(_taken, self._columns))
+
+
+def _taken(column: bytearray) -> bytes:
+    records = bytes(column)
+    column.clear()
+    return records
 
 
 def change_columns(
@@ -143,30 +144,29 @@ def change_columns(
     """Replace entries in columns.
 
     Args:
-        before: The columns, ordered by name.
+        before: The columns.
         touched: Names of the entries to remove.
         entries: The entries to insert.
 
     Returns:
         The new columns, the names of new or changed entries, and the old records of changed or removed ones.
     """
-    made, wanted, gone = ColumnsMaker(), [], bytearray()
-    coming = sorted(entries, reverse=True)
-    for row in rows_of(before):
-        name = name_in(row[0])
-        while coming and coming[-1].name < name:
-            wanted.append(coming[-1].name)
-            made.add(coming.pop())
-        if name not in touched:
-            made.keep(row)
-            continue
-        new = coming.pop() if coming and coming[-1].name == name else None
-        if new is None or new.look[:-1] != row[1]:
-            gone += row[0] + b"\0"
-        if new is not None:
-            made.add(new)
-            wanted += [] if (new.look[:-1], b"%d" % new.nanoseconds) == row[1:] else [name]
-    for entry in reversed(coming):
-        wanted.append(entry.name)
-        made.add(entry)
-    return made.columns(), wanted, bytes(gone)
+    parts: list[Part] = []
+    reader, wanted, gone = ColumnsReader(before), list[bytes](), bytearray()
+    known = before.positions(touched)
+    leaving = frozenset(known.values())
+    positions = ((known[each.name] if each.name in known else before.position(each.name), each) for each in entries)
+    coming = sorted(((at, order(each.name), each) for at, each in positions), reverse=True)
+    for at in sorted(leaving.union(at for at, _, _ in coming)):
+        parts.append(reader.read_until(at))
+        row = reader.read_row() if at in leaving else (b"", b"", b"")
+        look = b""
+        while coming and coming[-1][0] == at:
+            new = coming.pop()[2]
+            parts.append(new.columns)
+            is_same = row[0] and new.name == name_in(row[0])
+            look = new.look[:-1] if is_same else look
+            wanted += [] if is_same and (look, b"%d" % new.nanoseconds) == row[1:] else [new.name]
+        gone += row[0] + b"\0" if row[1] != look else b""
+    parts.append(reader.read_until(len(before.sent)))
+    return joined(parts), wanted, bytes(gone)

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from remote_tool.errors import SyncError
-from remote_tool.transport.sync.server_questions import CANNOT_WRITE
-from remote_tool.transport.sync.server_script import CANNOT_USE, LOCKED, NO_RSYNC, PATIENCE
+from remote_tool.transport.sync.server_script import CANNOT_USE, CANNOT_WRITE, LOCKED, NO_RSYNC, PATIENCE
 from remote_tool.transport.sync.shell import NO_ANSWER
 
 if TYPE_CHECKING:

@@ -6,6 +6,8 @@ A sync records which files it sends until the server has them in its own list, b
 from __future__ import annotations
 
 import os
+import re
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
 
 LARGEST = 512 * 1024 * 1024
 _LONGEST_HEAD = 1024
+# The first record of the files of interrupted syncs. The clock of their file system may be a moment behind.
+_TIME = re.compile(rb"began ([0-9]{1,20})\0")
+_MOMENT = 1
 
 
 def recall(file: Path) -> bytes:
@@ -28,7 +33,7 @@ def recall(file: Path) -> bytes:
     return b""
 
 
-def note(file: Path, *records: bytes) -> None:
+def note(file: Path, *records: bytes | bytearray) -> None:
     """Write the records, whole or not at all; ignore errors such as a full local disk."""
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -40,6 +45,17 @@ def forget(file: Path) -> None:
     """Remove the records, which are in the server's own list now."""
     with suppress(OSError):
         file.unlink(missing_ok=True)
+
+
+def time_record() -> bytes:
+    """Return the record of the time at which a sync began, before those of its files."""
+    return b"began %d\0" % (int(time.time()) - _MOMENT)
+
+
+def time_of(records: bytes) -> int | None:
+    """Return the second at which the first of the interrupted syncs began; None if there were none."""
+    found = _TIME.match(records)
+    return int(found[1]) if found else None
 
 
 class KeptParts:

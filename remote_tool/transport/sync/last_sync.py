@@ -11,33 +11,27 @@ from __future__ import annotations
 
 import hashlib
 import re
-import shlex
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from remote_tool.transport.sync.interrupted_sync import KeptParts, keep_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from remote_tool.paths import RemotePaths
 
 _SNAPSHOT = re.compile(r"[0-9a-f]{32}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NUMBER = re.compile(rb"-?[0-9]{1,20}")
 # A record of a sent file: one that was never sent has a negative size.
 _RECORD = re.compile(rb"([0-9]{1,20}) (-?[0-9]{1,20}) (.+)", re.DOTALL)
-_SENT_NAME = re.compile(rb"(?<![^\0])[0-9]+ -?[0-9]+ ([^\0]+)\0")
+_NAME = re.compile(rb"(?<![^\0])-?[0-9]+ -?[0-9]+ ([^\0]+)\0")
 _BLOCK = 64 * 1024
-# Prints kind, permissions, size, time and name of each listed file; folders without size and time, which vary.
-_LOOK = r"""
-tell() {
-  head -c "$1" sent | LC_ALL=C sed -z 's:^[^ ]* [^ ]* :./:' |
-  (cd "$HOME"/PROJECT && LC_ALL=C QUOTING_STYLE=literal xargs -0 stat --printf '%f %s %Y %N\0' --) |
-  LC_ALL=C sed -z 's/^\(4[0-9a-f]*\) [0-9]* -*[0-9]* /\1 /' | sha256sum
-}
-"""
+# The sizes of the blocks in which records are counted: the large ones first.
+_COUNTED = (4096, 256)
+# To look up a name takes as long as to read this many records.
+_LOOKUP = 32
 
 
 class Version(NamedTuple):
@@ -55,8 +49,14 @@ class Version(NamedTuple):
 SENT_WHILE_CHANGING = Version(-1, -1, -1)
 
 
+# A record of each column, without NULs.
+Row = tuple[bytes, bytes, bytes]
+# Some records of each column.
+Part = tuple[bytes | memoryview, bytes | memoryview, bytes | memoryview]
+
+
 class Columns(NamedTuple):
-    """Attributes of many files: each column has one record per file, ended by NUL, in the same order.
+    """Attributes of many files: each column has one record per file, ended by NUL, ordered by :func:`order`.
 
     Attributes:
         sent: The list of sent files, as the server keeps it.
@@ -67,6 +67,103 @@ class Columns(NamedTuple):
     sent: bytes = b""
     look: bytes = b""
     fractions: bytes = b""
+
+    def position(self, name: bytes) -> int:
+        """Return where in ``sent`` the record of a name, or of a folder of this name, is or belongs."""
+        low, high, place = 0, len(self.sent), order(name)
+        while low < high:
+            start = self.sent.rfind(b"\0", low, (low + high) // 2) + 1 or low
+            end = self.sent.find(b"\0", start) + 1 or high
+            if order(name_in(self.sent[start : end - 1])) < place:
+                low = end
+            else:
+                high = start
+        return low
+
+    def positions(self, names: Collection[bytes]) -> dict[bytes, int]:
+        """Return where in ``sent`` the records of these names are, in this order."""
+        wanted = frozenset(names)
+        if self.are_many(wanted):
+            return {found[1]: found.start() for found in _NAME.finditer(self.sent) if found[1] in wanted}
+        places = sorted({self.position(name) for name in {*map(order, wanted)}})
+        found = ((name_in(self.sent[at : self.sent.find(b"\0", at)]), at) for at in places)
+        return {name: at for name, at in found if name in wanted}
+
+    def rows(self, names: Collection[bytes]) -> Iterator[Row]:
+        """Yield the rows of the files with these names."""
+        wanted = frozenset(names)
+        if self.are_many(wanted):
+            yield from (row for row in self.all_rows() if name_in(row[0]) in wanted)
+            return
+        reader = ColumnsReader(self)
+        for at in self.positions(wanted).values():
+            reader.read_until(at)
+            yield reader.read_row()
+
+    def all_rows(self) -> Iterator[Row]:
+        """Yield the row of each file."""
+        return zip(*map(each_record, self), strict=True)
+
+    def are_many(self, names: Collection[object]) -> bool:
+        """Return whether to go through all files is faster than to look up each of these."""
+        return len(names) * _LOOKUP > self.sent.count(b"\0")
+
+
+class ColumnsReader:
+    """Read columns from their beginning, many rows at once."""
+
+    def __init__(self, columns: Columns) -> None:
+        self._columns = columns
+        # A slice of these copies nothing.
+        self._views = [memoryview(column) for column in columns]
+        self._at: tuple[int, ...] = (0, 0, 0)
+
+    def read_until(self, position: int) -> Part:
+        """Return the next rows, up to the one at a position of ``sent``.
+
+        Raises:
+            EOFError: A column has fewer records than ``sent``.
+        """
+        sent, *others = self._columns
+        count = sent.count(b"\0", self._at[0], position)
+        return self._take(position, *map(_after, others, self._at[1:], (count, count)))
+
+    def read_row(self) -> Row:
+        """Return the next row."""
+        sent, look, fraction = self._take(*map(_after, self._columns, self._at, (1, 1, 1)))
+        return bytes(sent[:-1]), bytes(look[:-1]), bytes(fraction[:-1])
+
+    def _take(self, *ends: int) -> Part:
+        sent, look, fractions = (view[at:end] for view, at, end in zip(self._views, self._at, ends, strict=True))
+        self._at = ends
+        return sent, look, fractions
+
+
+def _after(column: bytes, start: int, count: int) -> int:
+    """Return where a number of records ends."""
+    for size in _COUNTED:
+        while (found := column.count(b"\0", start, start + size)) < count:
+            start, count = start + size, count - found
+            if start >= len(column):
+                raise EOFError(f"{count} records are missing")
+    for _ in range(count):
+        start = column.find(b"\0", start) + 1
+    return start
+
+
+def joined(parts: Iterable[Part]) -> Columns:
+    """Join columns of some files each."""
+    return Columns(*map(b"".join, zip(*parts, strict=True)))
+
+
+def name_in(record: bytes) -> bytes:
+    """Return the name in a record of the list of sent files."""
+    return record.split(b" ", 2)[-1]
+
+
+def order(name: bytes) -> bytes:
+    """Return the key by which files are ordered: a folder's name with or without a slash is in the same place."""
+    return name.removesuffix(b"/")
 
 
 class KnownCopy:
@@ -99,12 +196,18 @@ class KnownCopy:
     @property
     def columns(self) -> Columns:
         if isinstance(self._columns, KeptParts):
-            self._columns = Columns(*(self._columns[number] for number in range(len(Columns._fields))))
+            self._columns = Columns(*map(self._columns.__getitem__, range(len(Columns._fields))))
         return self._columns
 
     @property
+    def sent_list(self) -> bytes:
+        """The column ``sent``, without reading the others."""
+        return self._columns[0]
+
+    @cached_property
     def file_count(self) -> int:
-        return self.columns.sent.count(b"\0") - self.columns.sent.count(b"/\0")
+        sent = self.sent_list
+        return sent.count(b"\0") - sent.count(b"/\0")
 
     @cached_property
     def other_versions(self) -> Mapping[bytes, Version]:
@@ -116,25 +219,38 @@ class KnownCopy:
     @cached_property
     def versions(self) -> Mapping[bytes, Version]:
         """The local version of each file at that time."""
-        rests = each_record(self.columns.fractions)
-        pairs = zip(map(_RECORD.fullmatch, each_record(self.columns.sent)), rests, strict=False)
+        columns = self.columns
+        return self._versions(zip(each_record(columns.sent), each_record(columns.fractions), strict=False))
+
+    def versions_of(self, names: Collection[bytes]) -> Mapping[bytes, Version]:
+        """The local versions of these files at that time, and perhaps those of others."""
+        rows = self.columns.rows(names) if names else ()
+        try:
+            return self._versions((record, rest) for record, _, rest in rows)
+        except (EOFError, ValueError):
+            return {}  # a damaged record, as below
+
+    def _versions(self, pairs: Iterable[tuple[bytes, bytes]]) -> Mapping[bytes, Version]:
+        found = ((_RECORD.fullmatch(record), rest) for record, rest in pairs)
         same = {
-            found[3]: Version(int(found[1]), int(found[2]), int(rest))
-            for found, rest in pairs
-            if found and _NUMBER.fullmatch(rest)
+            record[3]: Version(int(record[1]), int(record[2]), int(rest))
+            for record, rest in found
+            if record and _NUMBER.fullmatch(rest)
         }
         return {**same, **self.other_versions}
 
     def sent_among(self, names: Collection[bytes]) -> set[bytes]:
         """Return the names that were sent."""
-        wanted = set(names)
-        return wanted.intersection(_SENT_NAME.findall(self.columns.sent)) if wanted else set()
+        columns = Columns(self.sent_list) if names else Columns()
+        return {name for name, at in columns.positions(names).items() if not columns.sent.startswith(b"-", at)}
 
     def lines_of(self, names: Collection[bytes]) -> dict[bytes, tuple[bytes, bytes]]:
         """Return the record and the ``look`` line of files by name, each ended by NUL."""
-        pairs = zip(each_record(self.columns.sent), each_record(self.columns.look), strict=False)
-        split = ((record.split(b" ", 2)[-1], record, look) for record, look in pairs if names)
-        return {name: (record + b"\0", look + b"\0") for name, record, look in split if name in names}
+        rows = self.columns.rows(names) if names else ()
+        try:
+            return {name_in(record): (record + b"\0", look + b"\0") for record, look, _ in rows}
+        except (EOFError, ValueError):
+            return {}  # a damaged record: the next sync compares all files
 
 
 def each_record(column: bytes) -> Iterator[bytes]:
@@ -156,17 +272,3 @@ def recall(file: Path) -> KnownCopy | None:
 def note(file: Path, known: KnownCopy) -> None:
     """Record the state after a sync."""
     keep_parts(file, (known.snapshot_id, known.digest), (*known.columns, known.others))
-
-
-def look_script(remote: RemotePaths, known: Sequence[KnownCopy]) -> list[str]:
-    """Return lines that set ``same`` to 1 if the server's files match ``$state``, and ``size`` to its list's size."""
-    cases = [f"  'complete {each.snapshot_id}') size={each.sent_size} hash={each.digest};;" for each in known]
-    scripts = shlex.quote(remote.scripts)
-    return [
-        *_LOOK.replace("PROJECT", shlex.quote(remote.project)).strip().splitlines(),
-        "same=0 size=0 hash=",
-        'case "$state" in',
-        *cases,
-        "esac",
-        f'[ -z "$hash" ] || [ "$(cd "$HOME"/{scripts} && tell "$size" 2>/dev/null)" != "$hash  -" ] || same=1',
-    ]

@@ -8,8 +8,9 @@ import os
 import secrets
 import shlex
 import socket
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -32,10 +33,10 @@ from remote_tool.transport.sync.local_run import LocalRun, Selection
 from remote_tool.transport.sync.relayed import Asking, Relayed
 from remote_tool.transport.sync.server_changes import kept_warning
 from remote_tool.transport.sync.server_state import Attempt, Leftovers
-from remote_tool.transport.sync.transfer_plan import TransferPlan
+from remote_tool.transport.sync.transfer_plan import TransferPlan, comparable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from remote_tool.paths import RemotePaths
     from remote_tool.transport.host import Exit, Host
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 STATE_LIMIT = 512 * MEBIBYTE
 LONG_STEP_SECONDS = 600.0
 LONGEST_NOTICE = 300
+# If the listing takes longer, somebody may have changed the server's files since they were compared.
+FRESH_SECONDS = 5.0
 SHOWN_JOBS = 3
 
 
@@ -103,25 +106,27 @@ class PushResult:
 
 OnProgress = Callable[[Progress], None]
 OnOutput = Callable[[bytes], None]
+GetSnapshot = Callable[[], Awaitable["Snapshot"]]
 
 
 async def push(
     host: Host,
     remote: RemotePaths,
-    snapshot: Snapshot,
+    snapshot: Snapshot | GetSnapshot,
     options: PushOptions,
     on_progress: OnProgress = lambda _progress: None,
     on_output: OnOutput = lambda _data: None,
 ) -> PushResult:
     """Make the server's copy equal to a snapshot; remove there only files that were sent earlier and are gone here.
 
-    Files that were changed on the server are kept; see :mod:`server_changes`.
+    Files that were changed on the server are kept; see :mod:`server_changes`. If the snapshot is still being taken,
+    the server compares its copy with the last one meanwhile.
 
     Raises:
         SyncError: The copy is incomplete; the server's state of the sync says so.
         ConnectionLostError: The connection was lost.
     """
-    return await _Push(host, remote, snapshot, options, on_progress, on_output).run()
+    return await _Push(host, remote, options, on_progress, on_output).run(snapshot)
 
 
 class _Push:
@@ -131,20 +136,16 @@ class _Push:
         self,
         host: Host,
         remote: RemotePaths,
-        snapshot: Snapshot,
         options: PushOptions,
         on_progress: OnProgress,
         on_output: OnOutput,
     ) -> None:
         self._host = host
         self._remote = remote
-        self._snapshot = snapshot
         self._options = options
         self._on_progress = on_progress
         self._on_output = on_output
-        self._attempt = Attempt(snapshot.id, secrets.token_hex(16), _own_name())
-        self._plan = TransferPlan(host.name, snapshot, options)
-        self._files_total = snapshot.file_count
+        self._attempt = Attempt("", secrets.token_hex(16), _own_name())
         self._sent: list[str] = []
         self._removed: list[str] = []
         self._bytes = 0
@@ -154,10 +155,13 @@ class _Push:
         self._relayed = Relayed()
         self._warnings: list[str] = []
 
-    async def run(self) -> PushResult:
-        if not self._files_total and not self._options.only_adds:
-            await self._refuse_to_remove_all()
-        await self._transfer()
+    async def run(self, snapshot: Snapshot | GetSnapshot) -> PushResult:
+        earlier = await asyncio.to_thread(last_sync.recall, self._options.known) if self._options.known else None
+        if callable(snapshot):
+            await self._transfer(comparable(earlier, self._options), partial(self._send_snapshot, snapshot, earlier))
+        else:
+            self._begin(snapshot, earlier)
+            await self._transfer(self._plan.expected.values())
         if self._plan.changes.refused:
             raise self._plan.changes.refusal(self._host.name, self._options.only_adds)
         if self._options.dry_run:
@@ -174,47 +178,53 @@ class _Push:
             relayed_by=self._relayed.source,
         )
 
-    async def _refuse_to_remove_all(self) -> None:
-        script = server_script.state_script(self._remote, self._attempt.mark)
-        answer = await self._host.run(script, label="list sent files", limit=STATE_LIMIT)
-        state = server_state.parse_state(answer.stdout.partition(server_state.end_of_state(self._attempt.mark))[0])
-        gone = server_state.find_leftovers(state, self._snapshot).stale_files
-        if gone:
-            raise SyncError(
-                f"The project folder {self._snapshot.root} has no files, "
-                f"so {len(gone)} would be removed from {self._host.name}",
-                hint="Is this the right folder, and is its disk mounted?",
-                server=self._host.name,
-            )
+    def _begin(self, snapshot: Snapshot, earlier: KnownCopy | None) -> None:
+        self._snapshot = snapshot
+        self._attempt = replace(self._attempt, snapshot_id=snapshot.id)
+        self._plan = TransferPlan(self._host.name, snapshot, self._options, earlier)
 
-    async def _transfer(self) -> None:
+    async def _send_snapshot(self, get: GetSnapshot, earlier: KnownCopy | None, bridge: Bridge) -> None:
+        began = time.monotonic()
+        with bridge.unhurried():
+            self._begin(await get(), earlier)
+        again, compare = time.monotonic() - began > FRESH_SECONDS, not self._options.checksum
+        await bridge.tell(server_script.snapshot_words(self._snapshot.copy, compare=compare, again=again))
+
+    async def _transfer(
+        self, known: Iterable[KnownCopy], prepare: Callable[[Bridge], Awaitable[None]] | None = None
+    ) -> None:
         """Get the server's state, send missing files with rsync, and raise any error."""
-        expected = await asyncio.to_thread(self._plan.expect)
-        dry_run, relayed = self._options.dry_run, self._options.relay is not None
-        script = server_script.receive_script(
-            self._remote, self._attempt, [*expected.values()], dry_run=dry_run, relayed=relayed
-        )
+        script = server_script.receive_script(self._remote, self._attempt, [*known], dry_run=self._options.dry_run)
         mark = server_state.end_of_state(self._attempt.mark)
         async with self._host.open(script, label="rsync") as channel:
             bridge = Bridge(self._host.name, channel, mark, self._count_bytes, self._read_notices)
             async with bridge.attended():
+                if prepare is not None:
+                    await prepare(bridge)
                 answer = await bridge.read_answer()
                 if answer is None:
                     self._raise_if_failed(bridge, STREAM_BROKE, await bridge.end(), b"")
                 else:
-                    await self._take_state(answer, expected)
+                    await self._take_state(answer)
                     if kept := await self._plan.leave_out_changes(partial(self._ask, bridge)):
                         self._warnings.append(kept_warning(kept))
                     await self._relay_files(bridge)
                     await self._complete_partial_files(bridge)
                     await self._send(bridge)
 
-    async def _take_state(self, answer: bytes, expected: Mapping[str, KnownCopy]) -> None:
+    async def _take_state(self, answer: bytes) -> None:
         """Process the server's state; remove stale files that block others."""
-        await asyncio.to_thread(self._plan.compare, answer, expected)
+        await asyncio.to_thread(self._plan.compare, answer)
+        if (gone := self._plan.leftovers.stale_files) and not self._snapshot.file_count:
+            raise SyncError(
+                f"The project folder {self._snapshot.root} has no files, "
+                f"so {len(gone)} would be removed from {self._host.name}",
+                hint="Is this the right folder, and is its disk mounted?",
+                server=self._host.name,
+            )
         if self._plan.leftovers.blocking and not self._options.dry_run:
             records = server_state.stale_records(self._plan.state, self._plan.leftovers.stale)
-            script = server_finish.remove_script(self._remote)
+            script = server_script.remove_script(self._remote)
             self._removed += server_finish.parse_finish(await self._run(script, records, "remove stale files"))[0]
             self._plan.leftovers = Leftovers(kept=self._plan.leftovers.kept)
 
@@ -283,11 +293,11 @@ class _Push:
     async def _finish(self, bridge: Bridge) -> None:
         """Have the server remove stale files, record the sent files, and mark the copy as complete."""
         left = await asyncio.to_thread(self._plan.copy_left, self._sent)
-        sent = left.columns.sent + server_state.stale_records(self._plan.state, self._plan.leftovers.kept)
+        sent = left.sent_list + server_state.stale_records(self._plan.state, self._plan.leftovers.kept)
         stale = server_state.stale_records(self._plan.state, self._plan.leftovers.stale)
         all_sent = not self._plan.changes.refused
         words = server_finish.commit_words(self._attempt, len(sent), len(stale), all_sent=all_sent)
-        answer = await self._commit(bridge, words + sent + stale)
+        answer = await self._commit(bridge, words, sent, stale)
         if self._options.known is not None:
             last_sync.note(self._options.known, left)
         if self._options.begun is not None:
@@ -301,11 +311,11 @@ class _Push:
         if running and (self._sent or self._removed):
             self._warnings.append(_running_warning(running))
 
-    async def _commit(self, bridge: Bridge, words: bytes) -> bytes:
+    async def _commit(self, bridge: Bridge, *words: bytes) -> bytes:
         if not bridge.stdin_shared:
-            script = server_finish.finish_script(self._remote, self._attempt)
-            return await self._run(script, words, "record the sent files")
-        answer = await bridge.send_last(words)
+            script = server_script.finish_script(self._remote, self._attempt)
+            return await self._run(script, b"".join(words), "record the sent files")
+        answer = await bridge.send_last(*words)
         if (await bridge.end()).status != 0:
             raise self._incomplete(bridge.errors.decode(errors="replace").strip().rpartition("\n")[2])
         return answer
@@ -337,7 +347,7 @@ class _Push:
     def _report_progress(self) -> None:
         name = self._sent[-1] if self._sent else ""
         done = (self._local_run.done if self._local_run else 0) or self._bytes
-        self._on_progress(Progress(len(self._sent), self._files_total, self._bytes, name, done, self._total))
+        self._on_progress(Progress(len(self._sent), self._snapshot.file_count, self._bytes, name, done, self._total))
 
 
 def _own_name() -> str:

@@ -133,7 +133,7 @@ class Looked:
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
-        self._now: list[bytes] = []
+        self._now = bytearray(_RULES)
         self.searched = False
 
     @cached_property
@@ -153,18 +153,19 @@ class Looked:
         record = b"%d %d %d" % (found.st_ino, found.st_size, found.st_mtime_ns)
         if not self.searched and record not in self._before and is_private_key(path, found):
             return True
-        self._now.append(record)
+        self._now += b"\n" + record
         return False
 
     def assume_no_key(self, inode: bytes, size: bytes, modified: bytes) -> None:
         """Record a file as one without a key, because another search finds its key if it has one."""
         if may_be_key(int(size)):
-            self._now.append(b"%b %b %b" % (inode, size, modified))
+            self._now += b"\n%b %b %b" % (inode, size, modified)
 
     def note(self) -> None:
         """Write the record."""
-        if self._file is not None and self._before != frozenset(self._now):
-            interrupted_sync.note(self._file, b"\n".join([_RULES, *self._now]))
+        has_any = self._now != _RULES or not self.is_empty
+        if self._file is not None and has_any and interrupted_sync.recall(self._file) != self._now:
+            interrupted_sync.note(self._file, self._now)
 
 
 def identities(paths: Iterable[Path]) -> frozenset[tuple[int, int]]:

@@ -15,13 +15,22 @@ from typing import TYPE_CHECKING
 
 from remote_tool.errors import SyncError
 from remote_tool.transport.ssh.endpoint import printable
-from remote_tool.transport.sync.last_sync import SENT_WHILE_CHANGING, Columns, KnownCopy
+from remote_tool.transport.sync.entries import entry_of
+from remote_tool.transport.sync.last_sync import (
+    SENT_WHILE_CHANGING,
+    Columns,
+    ColumnsReader,
+    KnownCopy,
+    each_record,
+    joined,
+    name_in,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from remote_tool.transport.sync.entries import Entry
-    from remote_tool.transport.sync.last_sync import Version
+    from remote_tool.transport.sync.last_sync import Part, Version
     from remote_tool.transport.sync.project.contents import Snapshot
     from remote_tool.transport.sync.server_questions import Found
     from remote_tool.transport.sync.server_state import SyncState
@@ -57,7 +66,8 @@ class ServerChanges:
 
     def __contains__(self, name: bytes) -> bool:
         """Return whether an entry, or a folder that contains it, is not sent."""
-        return name in self.names or any(name.startswith(each) for each in self.refused if each.endswith(b"/"))
+        folders = (each for each in self.refused if each.endswith(b"/"))
+        return name in self.kept or name in self.refused or any(map(name.startswith, folders))
 
     def perhaps_the_same(self, entries: Iterable[Entry]) -> list[Entry]:
         """Return the files that differ from the local ones only in time, as far as known."""
@@ -94,23 +104,32 @@ class ServerChanges:
         """
         if not self.names and not carried and not changing:
             return snapshot.copy
-        here = earlier.versions if earlier else {}
+        columns = snapshot.copy.columns
+        names = frozenset([*self._not_sent(columns), *carried, *changing])
+        here = earlier.versions_of(names) if earlier else {}
         before = earlier.lines_of(carried) if earlier else {}
-        records, looks, others = bytearray(), bytearray(), bytearray()
-        for entry in snapshot.entries:
+        reader, others = ColumnsReader(columns), bytearray()
+        parts: list[Part] = []
+        for at in columns.positions(names).values():
+            parts.append(reader.read_until(at))
+            entry = entry_of(reader.read_row())
             name, version = entry.name, None
-            record, look = before.get(name, (entry.record, entry.look))
+            record, look = before.get(name, entry.columns[:2])
             if name in self:
                 record = b"%d %d %b\0" % (*state.sent.get(name, NEVER_SENT), name)
                 look = self.found[name].line(name) if name in self.kept else look
                 version = entry.version if name in self.kept else here.get(name)
-            elif name in carried or name in changing:
+            else:
                 version = entry.version if name in carried else SENT_WHILE_CHANGING
-            records += record
-            looks += look
+            parts.append(Columns(record, look, entry.columns.fractions))
             others += version.record(name) if version else b""
-        columns = Columns(bytes(records), bytes(looks), snapshot.copy.columns.fractions)
-        return KnownCopy.of(columns, snapshot.id, bytes(others))
+        parts.append(reader.read_until(len(columns.sent)))
+        return KnownCopy.of(joined(parts), snapshot.id, bytes(others))
+
+    def _not_sent(self, columns: Columns) -> Iterable[bytes]:
+        if not any(name.endswith(b"/") for name in self.refused):
+            return self.names
+        return filter(self.__contains__, map(name_in, each_record(columns.sent)))
 
     def refusal(self, server: str, only_adds: str = "") -> SyncError:
         """Return the error of a sync that could not send all files; see :class:`PushOptions`."""
@@ -155,18 +174,27 @@ def find_changes(
 
 
 def find_lacking(
-    entries: Iterable[Entry], found: Mapping[bytes, Found], here: Mapping[bytes, Version]
+    entries: Sequence[Entry],
+    found: Mapping[bytes, Found],
+    here: Mapping[bytes, Version],
+    interrupted_at: int | None = None,
 ) -> tuple[list[bytes], bool]:
     """Return missing and different files, and whether rsync detects all of them by size, second and permissions.
 
-    rsync does not see an edit that keeps the size and falls into the second of the previous edit.
+    rsync does not see an edit that keeps the size and falls into the second of the previous edit. The version that an
+    interrupted sync sent is not known here, so a file that may have changed since counts as different.
     """
     visible = [entry.name for entry in entries if entry.target or not _looks_the_same(entry, found)]
     known = frozenset(visible)
     hidden = [
         entry.name
         for entry in entries
-        if entry.name not in known and not entry.is_folder and here.get(entry.name, entry.version) != entry.version
+        if entry.name not in known
+        and not entry.is_folder
+        and (
+            here.get(entry.name, entry.version) != entry.version
+            or (interrupted_at is not None and entry.modified >= interrupted_at)
+        )
     ]
     return visible + hidden, not hidden
 

@@ -3,44 +3,17 @@
 from __future__ import annotations
 
 import re
-import shlex
 import stat
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from remote_tool.transport.sync.server_state import SIZE, TIME
-
-if TYPE_CHECKING:
-    from remote_tool.paths import RemotePaths
-    from remote_tool.transport.sync.server_state import Attempt
 
 # Requests: which files exist, in two ways, and the digests of files.
 LOOK, LOOK_SLOWLY, HASH = "look", "look-slowly", "hash"
 APPEND = "append"
-CANNOT_WRITE = 11
 # The project folder, which every complete answer contains: without it, the server lacks a tool.
 _SENTINEL = b"0 0 .\0"
 _HEX = re.compile(rb"[0-9a-f]{1,8}")
-# Looks up a folder both with its slash, which follows a link, and without it.
-_LOOK_QUICKLY = r"""
-  LC_ALL=C sed -z -e 's:^[^ ]* [^ ]* :./:' -e '/\/$/{p;s:/$::' -e '}' |
-  LC_ALL=C xargs -0 stat --printf '%f %s %Y %n\0' -- 2>/dev/null
-"""
-# For servers without GNU tools.
-_LOOK_EACH = r"""
-if stat -c %s . >/dev/null 2>&1; then look() { stat -c "%f %s %Y" "$1"; }; else look() { stat -f "%Xp %z %m" "$1"; }; fi
-for record; do
-  name=${record#* }; name=./${name#* }
-  for each in "$name" "${name%/}"; do
-    if [ -e "$each" ] || [ -L "$each" ]; then printf "%s %s\0" "$(look "$each")" "$each"; fi
-    case $name in */) :;; *) break;; esac
-  done
-done
-"""
-# Reads all of the data or ends the script, which would take the rest for its next request.
-_APPEND = r"""
-  if [ -f "./$name" ] && [ -w "./$name" ]; then head -c "$size" >> "./$name"; else head -c "$size" > /dev/null; fi
-"""
-_HASH_EACH = r"""for name; do printf "%.64s %s\0" "$(sha256sum < "./$name")" "$name"; done 2>/dev/null"""
 
 
 def question(kind: str, records: bytes, *, of_all: bool = False) -> bytes:
@@ -91,27 +64,3 @@ def parse_hashes(answer: bytes) -> dict[bytes, str]:
     """Parse the SHA-256 of files, by name."""
     pairs = (line.partition(b" ") for line in answer.split(b"\0"))
     return {name: digest.decode(errors="replace") for digest, _, name in pairs if name}
-
-
-def answer_lines(remote: RemotePaths, attempt: Attempt) -> list[str]:
-    """Return the lines that answer requests until another line arrives; see :func:`question`."""
-    return [
-        "records() {",
-        f'  [ "$2" != all ] || cat "$HOME"/{shlex.quote(remote.sent_files)} 2>/dev/null',
-        '  head -c "$1"',
-        "}",
-        "while :; do",
-        '  case "$words" in',
-        f"    '{LOOK} '*) records ${{words#* }} | (cd \"$project\" && {_LOOK_QUICKLY.strip()});;",
-        f"    '{LOOK_SLOWLY} '*) records ${{words#* }} |",
-        f'      (cd "$project" && xargs -0 -n 500 sh -c {shlex.quote(_LOOK_EACH)} sh);;',
-        f"    '{HASH} '*) records ${{words#* }} |",
-        f'      (cd "$project" && xargs -0 -n 500 sh -c {shlex.quote(_HASH_EACH)} sh);;',
-        f"    '{APPEND} '*) size=${{words#* }} name=${{words#* * }}; size=${{size%% *}}",
-        f'      (cd "$project" && {_APPEND.strip()}) || exit {CANNOT_WRITE};;',
-        "    *) break;;",
-        "  esac",
-        f"  printf '\\000\\000%s \\n' {attempt.mark}",
-        "  IFS= read -r words || exit 1",
-        "done",
-    ]

@@ -49,7 +49,7 @@ class Attempt:
     """One sync.
 
     Attributes:
-        snapshot_id: The snapshot to send.
+        snapshot_id: The snapshot to send; empty while the project is being listed.
         mark: Random; ends the first answer, and distinguishes this sync from every other.
         owner: User and computer, shown to others who wait.
     """
@@ -57,10 +57,6 @@ class Attempt:
     snapshot_id: str
     mark: str
     owner: str = ""
-
-    @property
-    def incomplete(self) -> str:
-        return f"incomplete {self.snapshot_id} {self.mark}"
 
 
 @dataclass(frozen=True)
@@ -107,7 +103,7 @@ def end_of_state(mark: str) -> bytes:
 
 
 def parse_state(answer: bytes) -> SyncState:
-    """Parse the answer of :func:`state_script`; malformed records are dropped."""
+    """Parse the first answer of the script of a sync; malformed records are dropped."""
     first, _, rest = answer.partition(b"\n")
     same, _, records = rest.partition(b"\n")
     word, _, name = first.decode(errors="replace").partition(" ")
@@ -130,5 +126,5 @@ def _is_inside(name: bytes) -> bool:
 
 
 def stale_records(state: SyncState, stale: Iterable[bytes]) -> bytes:
-    """Return the stdin of :func:`remove_script`."""
+    """Return the records of files to remove, for the server's script."""
     return b"".join(b"%d %d %b\0" % (*version, name) for name in stale for version in state.versions(name))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from remote_tool.errors import SyncError
-from remote_tool.transport.sync import interrupted_files, interrupted_sync, last_sync, server_questions, server_state
+from remote_tool.transport.sync import interrupted_files, interrupted_sync, server_questions, server_state
 from remote_tool.transport.sync.relayed import hash_entries
 from remote_tool.transport.sync.server_changes import ServerChanges, find_changes, find_lacking
 from remote_tool.transport.sync.server_state import Leftovers, SyncState
@@ -19,12 +18,19 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from remote_tool.transport.sync.entries import Entry
-    from remote_tool.transport.sync.last_sync import KnownCopy
+    from remote_tool.transport.sync.last_sync import KnownCopy, Version
     from remote_tool.transport.sync.project.contents import Snapshot
     from remote_tool.transport.sync.push_options import PushOptions
     from remote_tool.transport.sync.server_questions import Found
 
 Ask = Callable[[bytes], Awaitable[bytes]]
+
+
+def comparable(earlier: KnownCopy | None, options: PushOptions) -> list[KnownCopy]:
+    """Return the state after the last sync from here, if the server is to compare its copy with it."""
+    # Files that keep the server's version are to be replaced now, so the recorded state is useless.
+    useless = options.checksum or earlier is None or (earlier.others and options.overwrite)
+    return [] if earlier is None or useless else [earlier]
 
 
 class TransferPlan:
@@ -38,7 +44,7 @@ class TransferPlan:
         trusts_times: Whether rsync may compare these by size and time in seconds.
     """
 
-    def __init__(self, server: str, snapshot: Snapshot, options: PushOptions) -> None:
+    def __init__(self, server: str, snapshot: Snapshot, options: PushOptions, earlier: KnownCopy | None) -> None:
         self._server = server
         self._snapshot = snapshot
         self._options = options
@@ -48,33 +54,34 @@ class TransferPlan:
         self.wanted: list[bytes] | None = None
         self.trusts_times = False
         # The state after the last sync from here, and the files of it that keep the server's version.
-        self._earlier: KnownCopy | None = None
+        self._earlier = earlier
         self._carried: frozenset[bytes] = frozenset()
+        # Versions of files from this second on may look like others that an interrupted sync has sent.
+        self._interrupted_at: int | None = None
 
     @property
     def is_done(self) -> bool:
         return self.state.same and self.state.complete == self._snapshot.id
 
-    def expect(self) -> dict[str, KnownCopy]:
-        """Return the states in which the server's copy may be, by snapshot."""
-        earlier = self._earlier = last_sync.recall(self._options.known) if self._options.known else None
-        if self._options.checksum:
-            return {}
-        # Files that keep the server's version are to be replaced now, so the recorded state is useless.
-        known = [earlier] if earlier and not (earlier.others and self._options.overwrite) else []
-        return {each.snapshot_id: each for each in (self._snapshot.copy, *known)}
+    @property
+    def expected(self) -> dict[str, KnownCopy]:
+        """The states in which the server's copy may be, by snapshot."""
+        known = comparable(self._earlier, self._options)
+        return {} if self._options.checksum else {each.snapshot_id: each for each in (self._snapshot.copy, *known)}
 
-    def compare(self, answer: bytes, expected: Mapping[str, KnownCopy]) -> None:
-        state = server_state.parse_state(answer)
+    def compare(self, answer: bytes) -> None:
+        state, expected = server_state.parse_state(answer), self.expected
         if state.same and state.complete in expected:
             self.wanted, gone = self._snapshot.changes_since(expected[state.complete])
             is_so = state.complete == self._snapshot.id
             state = replace(state, sent={} if is_so else {**state.sent, **server_state.parse_records(gone)})
         self.state, file = state, self._options.begun
-        if file is not None and not self._options.dry_run and not self.is_done:
+        if file is not None and not self.is_done:
             earlier = interrupted_sync.recall(file)
             self.state = replace(state, begun=server_state.parse_records(earlier))
-            interrupted_sync.note(file, earlier + self._snapshot.sent_list)
+            self._interrupted_at = interrupted_sync.time_of(earlier)
+            if not self._options.dry_run:
+                interrupted_sync.note(file, earlier or interrupted_sync.time_record(), self._snapshot.sent_list)
         self.leftovers = server_state.find_leftovers(self.state, self._snapshot)
         if self._options.only_adds:
             self.leftovers = Leftovers(kept=self.leftovers.stale + self.leftovers.kept)
@@ -95,25 +102,42 @@ class TransferPlan:
         Returns:
             The names that newly keep the server's version.
         """
-        if self.is_done or self.state.bare or self._options.overwrite:
+        if self.is_done or self.state.bare:
+            return frozenset()
+        if self._options.overwrite:
+            await self._select_after_interruption(ask)
             return frozenset()
         if self.wanted is not None and not self._options.only_adds:
             self._carried = self._kept_before
             self.wanted = [name for name in self.wanted if name not in self._carried]
         unsure = self._unsure()
         if self.wanted is None or unsure:
-            here = self._earlier.versions if self._earlier else {}
             found = await self._look_there(ask, unsure)
             entries = tuple(self._snapshot.entries) if self.wanted is None else unsure
-            self.changes = find_changes(entries, found, self.state, here)
+            self.changes = find_changes(entries, found, self.state, self._versions_here)
             await self._compare_contents(ask)
             if self._options.only_adds:
                 self.changes = replace(self.changes, kept=frozenset(), refused=self.changes.names)
-            if self.wanted is None and not self._options.checksum:
-                self.wanted, self.trusts_times = find_lacking(entries, found, here)
+            if self.wanted is None:
+                self._select_lacking(found)
         if self.wanted is not None:
             self.wanted = [name for name in self.wanted if name not in self.changes]
         return self.changes.kept - self._kept_before
+
+    async def _select_after_interruption(self, ask: Ask) -> None:
+        if self.wanted is None and self._interrupted_at is not None:
+            self._select_lacking(await self._look_there(ask, self._unsure()))
+
+    def _select_lacking(self, found: Mapping[bytes, Found]) -> None:
+        """Select the files that the server lacks, also those that only rsync --checksum would find to differ."""
+        if not self._options.checksum:
+            self.wanted, self.trusts_times = find_lacking(
+                tuple(self._snapshot.entries), found, self._versions_here, self._interrupted_at
+            )
+
+    @property
+    def _versions_here(self) -> Mapping[bytes, Version]:
+        return self._earlier.versions if self._earlier else {}
 
     @cached_property
     def _kept_before(self) -> frozenset[bytes]:
@@ -129,7 +153,7 @@ class TransferPlan:
             return [each for each in self._snapshot.entries if each.name not in self.state.sent]
         assert self._earlier is not None, "what changed since then"
         known = self._earlier.sent_among(self.wanted) - self._earlier.other_versions.keys()
-        return self._snapshot.entries_named(name for name in self.wanted if name not in known)
+        return [*self._snapshot.entries_named(name for name in self.wanted if name not in known)]
 
     async def _look_there(self, ask: Ask, entries: Sequence[Entry]) -> Mapping[bytes, Found]:
         records = b"".join(entry.record for entry in entries)
@@ -193,10 +217,5 @@ class TransferPlan:
 
     def copy_left(self, sent: Collection[str]) -> KnownCopy:
         """Return the state of the server's copy after this sync."""
-        changing = self._changed_meanwhile(sent)
+        changing = self._snapshot.changed_among(sent)
         return self.changes.copy_left(self._snapshot, self.state, self._earlier, self._carried, changing)
-
-    def _changed_meanwhile(self, sent: Collection[str]) -> frozenset[bytes]:
-        """Return sent files that have changed since the project was listed."""
-        entries = self._snapshot.entries_named(map(os.fsencode, sent))
-        return frozenset(each.name for each in entries if self._snapshot.differs(each))

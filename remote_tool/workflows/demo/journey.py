@@ -140,7 +140,7 @@ class _Journey:
         self._show = show
         # A demo must not use the user's own keys, agent and known hosts.
         self._environment = {name: value for name, value in os.environ.items() if not name.startswith("SSH_")}
-        self._environment["HOME"] = str(project.parent)
+        self._environment["HOME"] = self._environment["XDG_RUNTIME_DIR"] = str(project.parent)
 
     def run(self, servers: list[DemoServer], key: Path) -> int:
         """Run all steps; return the exit status."""

@@ -68,7 +68,7 @@ class Work:
             artifacts=wanted_artifacts(self.config, shard.globs(self.request.artifacts)),
             gpus=slot.gpus or None,
         )
-        return complete(spec, self.config, self.request, self.ready)
+        return complete(spec, self.config, self.request, self.ready, may_run_on_end=False)
 
 
 async def make_ready(context: Context, request: FanOutRequest, listed: Mapping[str, int | None]) -> Ready:

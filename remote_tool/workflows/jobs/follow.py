@@ -101,11 +101,13 @@ class FollowOptions:
         lines: Start with the last N lines; None: from the beginning.
         wait: Follow until the jobs end.
         rank: Show only this rank.
+        started: The jobs were started a moment ago, so their servers are not asked about them again.
     """
 
     lines: int | None = None
     wait: bool = True
     rank: int | None = None
+    started: bool = False
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ async def follow_selected(
     context: Context, selection: JobSelection, on_chunk: OnChunk, options: FollowOptions
 ) -> FollowAnswer:
     """Follow the selected jobs; without a selection, the likeliest one."""
-    errors = await refresh(context, servers_of_jobs(context, selection))
+    errors = {} if options.started else await refresh(context, servers_of_jobs(context, selection))
     known = context.registry.load()[0]
     jobs = choose_job_to_follow(known, selection)
     if not selection.jobs and all(job.state.is_finished for job in jobs):
@@ -333,7 +335,7 @@ class Patience:
     def restore(self) -> None:
         """Reset after a successful connection."""
         self._since: float | None = None
-        self._pause = 0.5
+        self._pause = 0.1
 
     def next_pause(self, error: RemoteToolError) -> float:
         """Return the next pause in seconds; raise the error after ``give_up_after``."""

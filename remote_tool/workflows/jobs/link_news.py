@@ -40,9 +40,8 @@ class LinkNews:
         """Report that the server answers again, if a problem was reported before."""
         if self._said:
             self._said = ""
-            self._context.report(
-                Notice(self._server, f"is answering again after {time.monotonic() - self._since:.0f} s")
-            )
+            text = f"is answering again after {time.monotonic() - self._since:.0f} s"
+            self._context.report(Notice(self._server, text, is_over=True))
 
     @contextmanager
     def waiting(self) -> Iterator[None]:

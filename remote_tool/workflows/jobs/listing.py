@@ -13,6 +13,7 @@ from remote_tool import workflows
 from remote_tool.errors import JobError
 from remote_tool.jobs.job import Job, JobState
 from remote_tool.jobs.records import (
+    JOB_ID,
     RemoteJob,
     RemovedJob,
     become_cleaned,
@@ -72,18 +73,33 @@ async def list_jobs(context: Context, selection: JobSelection, *, logs: bool = F
 
 
 def servers_of_jobs(context: Context, selection: JobSelection, *, logs: bool = False) -> tuple[str, ...]:
-    """Return the servers to query: the named ones, or the usual ones and some of earlier host lists.
+    """Return the servers to query: those of named jobs, the named ones, or the usual ones and some of earlier lists.
 
     Servers of earlier lists may no longer exist. They are queried if a job may still be running, and for logs if some
     are incomplete here.
     """
     config = context.config
+    named = {job.server for job in named_jobs(context, selection)}
+    if named and not selection.servers and named <= config.servers.keys():
+        return (*sorted(named),)
     earlier = [name for name, server in config.servers.items() if server.is_listed and name not in config.listed]
     if selection.servers or not earlier:
         return choose_servers(config, selection.servers)
     jobs, _ = load_matching(context, selection)
     waited_for = {job.server for job in jobs if not job.state.is_finished or (logs and not job.logs_complete)}
     return (*config.usual_servers, *(name for name in earlier if name in waited_for))
+
+
+def named_jobs(context: Context, selection: JobSelection) -> list[Job]:
+    """Return the recorded jobs that a selection names by key or id; none if it has a word that is neither.
+
+    A key is looked for among the jobs that have not ended: reading all records takes longer than asking servers.
+    """
+    if not selection.jobs:
+        return []
+    known = {word: job for job in context.registry.load_unfinished()[0] for word in (job.id, str(job.key))}
+    known.update(context.registry.find([word for word in selection.jobs if JOB_ID.fullmatch(word)]))
+    return [known[word] for word in selection.jobs] if known.keys() >= {*selection.jobs} else []
 
 
 async def pull_logs(context: Context, selection: JobSelection) -> JobsAnswer:
@@ -278,7 +294,7 @@ def _take_jobs(context: Context, server: str, answer: Mapping[str, Any], seen: S
     entries = answer.get("jobs")
     for entry in entries if isinstance(entries, list) else []:
         try:
-            remote = parse_job(entry, server, time.time(), seen.folder_id)
+            remote = parse_job(entry, server, time.time(), seen.folder_id, patterns=context.config.status)
         except JobError as error:
             refused += 1
             if refused <= SHOWN_REFUSALS:

@@ -269,7 +269,7 @@ async def _take(context: Context, copy: _Copy, frame: Frame, listener: Listener)
 
 def _take_status(context: Context, copy: _Copy, status: object, listener: Listener) -> None:
     try:
-        remote = parse_job(status, copy.job.server, time.time())
+        remote = parse_job(status, copy.job.server, time.time(), patterns=context.config.status)
     except JobError as error:
         # An unreadable copy says nothing about the job or the others.
         copy.problem = JobError(f"{copy.job.server}: job {copy.job.key}: {error}", server=copy.job.server)

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from remote_tool.config.artifacts import read_artifacts, read_folder
 from remote_tool.errors import UsageError
+from remote_tool.workflows.artifacts.answer import PulledJob
 from remote_tool.workflows.artifacts.pull import pull_artifacts
+from remote_tool.workflows.jobs.kept import fetch_kept
 from remote_tool.workflows.jobs.listing import load_matching, refresh, servers_of_jobs
 from remote_tool.workflows.selection import choose_jobs
 
@@ -15,8 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from remote_tool.jobs.job import Job
     from remote_tool.protocol.artifact_patterns import ArtifactPattern
-    from remote_tool.workflows.artifacts.answer import PullAnswer
+    from remote_tool.transport.pool import Results
+    from remote_tool.workflows.artifacts.answer import Artifact, PullAnswer
     from remote_tool.workflows.context import Context
     from remote_tool.workflows.selection import JobSelection
 
@@ -40,12 +44,27 @@ async def pull_jobs(
     known, bad = load_matching(context, matching)
     chosen = choose_jobs(known, matching)
     wanted = [job for job in chosen if patterns or job.artifacts]
-    if not wanted:
+    # With a folder or patterns, only the files that match were asked for.
+    with_kept = chosen if folder is None and not patterns else []
+    kept = await fetch_kept(context, [job for job in with_kept if job.server not in errors])
+    if not wanted and not kept.errors and not any(kept.values.values()):
         if not chosen:
             raise UsageError("No job matches", hint="remote-tool job-list --stopped")
         hint = f"remote-tool job-pull {chosen[-1].key} --artifact 'checkpoints/*.pt'"
         raise UsageError("No selected job has artifacts", hint=hint)
     answer = await pull_artifacts(context, [job for job in wanted if job.server not in errors], patterns, folder)
+    answer = _with_kept(answer, chosen, kept)
     asked = {job.server for job in chosen} if selection.jobs or selection.tags else set(servers)
     unreached = {server: error for server, error in errors.items() if server in asked}
     return replace(answer, errors={**unreached, **answer.errors}, bad=tuple(bad))
+
+
+def _with_kept(answer: PullAnswer, jobs: Sequence[Job], kept: Results[dict[str, list[Artifact]]]) -> PullAnswer:
+    """Add the files that the servers keep beside the output."""
+    by_job = {each.job.id: each for each in answer.jobs}
+    for files in kept.values.values():
+        for job in jobs:
+            if job.id in files:
+                pulled = by_job.get(job.id) or PulledJob(job)
+                by_job[job.id] = replace(pulled, files=(*pulled.files, *files[job.id]))
+    return replace(answer, jobs=tuple(by_job.values()), errors={**kept.errors, **answer.errors})

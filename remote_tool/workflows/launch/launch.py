@@ -134,7 +134,7 @@ def make_specs(plan: LaunchPlan, request: LaunchRequest) -> list[JobSpec]:
         JobSpec(
             id=node.job_id,
             server=node.server,
-            command=node.command,
+            command=node.defaults + node.command,
             environment=node.environment,
             tags=request.tags if node.node_rank else (*request.tags, MASTER_TAG),
             launch_id=plan.launch_id,

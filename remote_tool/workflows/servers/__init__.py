@@ -7,8 +7,16 @@ from typing import TYPE_CHECKING
 from remote_tool.lazy import submodules
 
 if TYPE_CHECKING:
-    from remote_tool.workflows.servers import bandwidth, check, install_keys, kept_logins
+    from remote_tool.workflows.servers import (
+        bandwidth,
+        check,
+        install_keys,
+        install_ssh_config,
+        kept_logins,
+        ssh_config,
+        top,
+    )
 
-__all__ = ["bandwidth", "check", "install_keys", "kept_logins"]
+__all__ = ["bandwidth", "check", "install_keys", "install_ssh_config", "kept_logins", "ssh_config", "top"]
 
 __getattr__ = submodules(__name__, __all__)

@@ -91,7 +91,7 @@ async def check(
     others = _names_in_use(config)
 
     async def on_one(name: str) -> _Answered:
-        host = await pool.host(name)
+        host = await pool.host(name, logs_in=True)
         answered = await _ask(host, config.for_server(name), others, gpu_seconds)
         return replace(answered, data=await check_data_sets(host, config.data))
 

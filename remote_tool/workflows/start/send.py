@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from remote_tool import workflows
+from remote_tool.config.limits import on_end_of
 from remote_tool.workflows.git_state import GitState, while_asking_git, with_git
 from remote_tool.workflows.sync.options import SyncOptions
 from remote_tool.workflows.sync.sync import sync
@@ -54,13 +55,19 @@ async def send_project(context: Context, servers: Sequence[str], *, wanted: bool
     )
 
 
-def complete(spec: JobSpec, config: Config, request: JobRequest, sent: Sent) -> JobSpec:
-    """Return a job with the options that are the same for every job of a request, and with what its server was sent."""
+def complete(spec: JobSpec, config: Config, request: JobRequest, sent: Sent, *, may_run_on_end: bool = True) -> JobSpec:
+    """Return a job with the options that are the same for every job of a request, and with what its server was sent.
+
+    The on_end command runs only for the first node of a launch, and never unless ``may_run_on_end``.
+    """
+    runs_on_end = may_run_on_end and not spec.node_rank
     spec = replace(
         spec,
         snapshot=sent.snapshots.get(spec.server, ""),
         workdir=config.workdir_for(request.workdir),
         nice=request.nice,
+        name=request.name,
+        on_end=on_end_of(config, request.on_end) if runs_on_end else None,
     )
     return with_git(spec, sent.git)
 

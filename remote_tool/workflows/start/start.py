@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from remote_tool.config.artifacts import wanted_artifacts
 from remote_tool.config.devices import command_environment, devices_of
 from remote_tool.config.limits import check_request
+from remote_tool.errors import UsageError
 from remote_tool.jobs.job import JobSpec, new_job_id
 from remote_tool.launchers.job_request import JobRequest
+from remote_tool.protocol.limits import COMMAND, SHELL, TERMINALS
 from remote_tool.workflows.selection import JobsAnswer, choose_servers
 from remote_tool.workflows.start.send import bring_files, complete, send_project
 from remote_tool.workflows.start.start_specs import start_specs
@@ -27,13 +29,18 @@ class StartRequest(JobRequest):
 
     Attributes:
         from_job: Key of a job whose artifacts are brought to its servers first; empty: of none.
+        terminal: ``command``: the command runs on a terminal, which :meth:`Workspace.attach` shows; ``shell``: the
+            user's own shell does, and the command is its name in lists.
     """
 
     from_job: str = field(default="", kw_only=True)
+    terminal: str = field(default="", kw_only=True)
 
     def __post_init__(self, env: Mapping[str, str] | None) -> None:
         """Refuse an invalid request."""
         self._check_options(env, "job-run --cmd 'python train.py'")
+        if self.terminal not in TERMINALS:
+            raise UsageError(f"terminal cannot be {self.terminal!r}", hint=f"{COMMAND}, {SHELL}, or empty for none")
 
     def check_on(self, servers: Sequence[str], config: Config) -> None:
         """Refuse values that exceed limits together with the configuration, before anything is sent."""
@@ -75,6 +82,7 @@ async def start_jobs(context: Context, requests: Sequence[StartRequest]) -> Jobs
                 tags=request.tags,
                 artifacts=wanted_artifacts(context.config, request.artifacts),
                 gpus=request.devices_on(server, context.config) or None,
+                terminal=request.terminal,
             ),
             context.config,
             request,

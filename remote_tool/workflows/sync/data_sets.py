@@ -161,7 +161,7 @@ class _RootedHost:
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        places = ":".join(place for place in PLACES if place.startswith("$HOME"))
+        places = ":".join(f"$HOME/{place}" for place in PLACES if not place.startswith("/"))
         self._before = f'PATH="$PATH:{places}" remote_tool_home=$HOME\nHOME=/\n'
 
     @property

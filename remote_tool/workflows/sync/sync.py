@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import TYPE_CHECKING
 
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from remote_tool.errors import RemoteToolError
     from remote_tool.transport.host import Host
     from remote_tool.transport.pool import HostPool, Results
+    from remote_tool.transport.sync.project.contents import Snapshot
     from remote_tool.transport.sync.relayed import Relay
     from remote_tool.workflows.events import Report
 
@@ -51,8 +51,7 @@ async def sync(
     project.begin()
 
     async def send(server: str, relay: Relay | None = None) -> PushResult:
-        # Logging in and listing the project take about as long, so they run in parallel.
-        host, _ = await asyncio.gather(pool.host(server), project.get())
+        host = await pool.host(server)
         # Of servers sharing a folder, the first sends, and each of the others then finds everything there.
         async with turns[server]:
             try:
@@ -100,10 +99,13 @@ async def send_project(
         def on_output(data: bytes) -> None:
             report(StepOutput(host.name, step, log.write(data)))
 
-        try:
+        async def listed() -> Snapshot:
             snapshot = await project.get()
             project.report_advice(snapshot, report, is_project=not options.only_adds)
             log.write(b"".join(f"not sent: {name} {why}\n".encode(errors="replace") for name, why in snapshot.skipped))
+            return snapshot
+
+        try:
             wanted = PushOptions(
                 dry_run=options.dry_run,
                 checksum=options.checksum,
@@ -116,10 +118,11 @@ async def send_project(
                 only_adds=options.only_adds,
             )
             try:
-                result = await push(host, config.remote, snapshot, wanted, on_progress, on_output)
+                # The server compares its copy while the project is listed.
+                result = await push(host, config.remote, listed, wanted, on_progress, on_output)
             except BrokenSyncError as error:
                 report(Notice(host.name, f"{_first_line(error)}; trying again"))
-                result = await push(host, config.remote, snapshot, wanted, on_progress, on_output)
+                result = await push(host, config.remote, await project.get(), wanted, on_progress, on_output)
         except Exception as error:
             report(StepEnded(host.name, step, Outcome.FAILED, _first_line(error), time.monotonic() - began))
             raise

@@ -224,7 +224,7 @@ def test_our_folders_are_not_searched_under_any_name(server: PretendServer) -> N
 
 
 @pytest.mark.parametrize("patterns", ["x", [["../x", None]], [["a", 0]], [[1, 2]]])
-def test_patterns_that_are_none_are_an_error_of_their_job(server: PretendServer, patterns: Any) -> None:
+def test_invalid_patterns_are_an_error_of_their_job(server: PretendServer, patterns: Any) -> None:
     job_id = server.start("true")
     server.wait(job_id)
     with server.open("artifacts", jobs=[{"id": job_id, "patterns": patterns}, {"id": "../x"}, 5]) as call:
@@ -268,7 +268,7 @@ def test_a_file_comes_from_where_it_is_lacking_only_when_the_beginning_is_the_sa
     assert fetched(server, path="a.pt", most=10**6) == (0, b"", "grew")
 
 
-def test_what_cannot_be_sent_is_said_and_the_next_file_comes(server: PretendServer, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_sent_is_reported_and_the_next_is_sent(server: PretendServer, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
     make_files(server.project, "in/a.pt")
     (server.project / "link").symlink_to(tmp_path / "secret")

@@ -190,7 +190,7 @@ def test_the_version_that_cleans_is_not_an_old_one(server: PretendServer) -> Non
 
 
 @pytest.mark.row(174)
-def test_old_versions_go_by_themselves_when_nobody_has_used_them_for_long(server: PretendServer) -> None:
+def test_old_unused_versions_are_removed_automatically(server: PretendServer) -> None:
     installed = server.scripts / server.entry.parent.name
     shutil.copytree(server.entry.parent, installed)
     server.entry = installed / "run_control.py"
@@ -279,7 +279,7 @@ def sent(server: PretendServer, *names: str) -> None:
 
 
 @pytest.mark.row(175)
-def test_all_that_is_ours_goes_and_what_jobs_have_written_stays(server: PretendServer) -> None:
+def test_everything_of_ours_is_removed_and_files_of_jobs_stay(server: PretendServer) -> None:
     sent(server, "train.py", "src/model.py", "src/edited.py")
     (server.project / "src" / "edited.py").write_text("changed there")
     job_id = ended(server, "echo weights > src/model.pt")
@@ -302,7 +302,7 @@ def test_all_that_is_ours_goes_and_what_jobs_have_written_stays(server: PretendS
 
 
 @pytest.mark.row(175)
-def test_nothing_of_all_goes_while_a_job_runs(server: PretendServer) -> None:
+def test_clean_all_removes_nothing_while_a_job_runs(server: PretendServer) -> None:
     sent(server, "train.py")
     job_id = server.start("exec sleep 600")
     before = sorted(str(path) for path in server.home.rglob("*"))
@@ -314,7 +314,7 @@ def test_nothing_of_all_goes_while_a_job_runs(server: PretendServer) -> None:
 
 
 @pytest.mark.row(175)
-def test_nothing_of_all_is_removed_while_a_job_runs_whose_record_cannot_be_read(server: PretendServer) -> None:
+def test_clean_all_removes_nothing_while_a_job_with_an_unreadable_record_runs(server: PretendServer) -> None:
     job_id = server.start("exec sleep 600")
     spec = server.jobs / job_id / "spec.json"
     text = spec.read_text()

@@ -49,7 +49,7 @@ def kill_supervisor(server: PretendServer, job_id: str) -> None:
     wait_until(lambda: server.status(job_id)["state"] == "lost", "the loss")
 
 
-def test_what_a_lost_job_has_left_is_found_and_ended_with_its_record(server: PretendServer) -> None:
+def test_processes_left_by_a_lost_job_are_found_and_ended_with_its_record(server: PretendServer) -> None:
     (server.project / "two.sh").write_text("trap '' TERM; setsid sleep 600 & echo ready; wait; sleep 600\n")
     job_id = server.start("bash two.sh")
     server.wait_for_output(job_id, "ready")
@@ -114,7 +114,7 @@ def test_processes_of_others_are_not_orphans(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-def test_another_users_process_is_none_also_for_root(
+def test_another_users_process_does_not_count_even_for_root(
     server: PretendServer, leave: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
     words = ("setpriv", "--reuid", "65534", "--clear-groups", "sleep", "600")
@@ -137,7 +137,7 @@ def test_a_process_that_was_not_listed_is_not_ended(
     assert process.poll() is None
 
 
-def test_the_memory_on_gpus_is_told_where_nvidia_smi_tells(
+def test_gpu_memory_is_reported_if_nvidia_smi_reports_it(
     server: PretendServer, leave: Callable[..., subprocess.Popen[bytes]], tmp_path: Any
 ) -> None:
     process = leave("20261121-053000-" + "3" * 32)

@@ -172,7 +172,7 @@ def test_a_deaf_tree_is_killed_after_a_grace(server: PretendServer, marked: Path
     assert members(marked) == []
 
 
-def test_what_is_wrong_before_the_start_is_a_framed_answer(server: PretendServer) -> None:
+def test_errors_before_the_start_are_a_framed_answer(server: PretendServer) -> None:
     (server.scripts / "activation.json").unlink()
     with server.open("run", command="true", environment={}) as call:
         frame = call.next()

@@ -187,7 +187,8 @@ def test_the_environment_of_a_job(server: PretendServer) -> None:
     assert found["PYTHONUNBUFFERED"] == ""
     assert found["CONDA_PREFIX"] == "/prefix"
     assert found["PATH"] == f"/prefix/bin:{os.environ['PATH']}"
-    assert found["PYTHONPATH"] == f"{server.project}:{server.project}/src:/login"
+    hook = server.entry.parent / "remote_tool" / "agent" / "hook"
+    assert found["PYTHONPATH"] == f"{hook}:{server.project}:{server.project}/src:/login"
     assert found["PWD"] == str(server.project)
     assert found["REMOTE_TOOL_JOB_ID"] == job["id"]
     assert found["REMOTE_TOOL_SERVER"] == "first"
@@ -208,7 +209,7 @@ def test_output_is_not_buffered_and_survives_a_hard_end(server: PretendServer) -
 
 
 @pytest.mark.row(111)
-def test_values_of_the_environment_are_written_nowhere_and_shown_to_nobody(server: PretendServer) -> None:
+def test_environment_values_are_never_written_or_shown(server: PretendServer) -> None:
     """Neither in a file nor in any argument list."""
     secret = secrets.token_hex(16)
     job_id = server.start("sleep 60; : $TOKEN", environment={"TOKEN": secret})
@@ -333,7 +334,7 @@ def test_an_answer_that_would_be_too_long_leaves_out_jobs_which_run_all_the_same
     assert {server.status(job_id)["state"] for job_id in server.ids} == {"running"}
 
 
-def test_without_an_environment_the_answer_says_what_to_type(server: PretendServer) -> None:
+def test_without_an_environment_the_answer_has_the_next_command(server: PretendServer) -> None:
     (server.scripts / "activation.json").unlink()
     answer = server.call("start", jobs=[server.new_job("true")])
     assert answer.pop("error") == "The environment is not set up on this server"
@@ -359,7 +360,7 @@ def test_a_command_that_cannot_be_run_is_a_failed_job_with_the_reason(server: Pr
     assert not server.members(job["id"])
 
 
-def test_what_a_killed_start_left_beside_the_jobs_goes_after_an_hour(server: PretendServer) -> None:
+def test_leftovers_of_a_killed_start_are_removed_after_an_hour(server: PretendServer) -> None:
     server.jobs.mkdir()
     for name, age in ((".starting-old", 7200), (".starting-new", 10)):
         (server.jobs / name / "ranks").mkdir(parents=True)

@@ -318,10 +318,16 @@ def test_nodes_that_succeed_leave_nothing_even_at_different_times(start: Callabl
 def test_the_first_failure_is_named_even_when_another_node_reports_first(start: Callable[..., Launch]) -> None:
     error = json.dumps({"message": {"message": "ValueError: rank 3 had enough", "extraInfo": {}}})
     notes = f"d=.jobs/$REMOTE_TOOL_JOB_ID/ranks/x/attempt_0/1; mkdir -p $d; echo '{error}' > $d/error.json; {SLEEP}"
-    launch = start(SLEEP, notes, "sleep 1; exit 1")
+    later = "until [ -s .jobs/*/ranks/x/attempt_0/1/error.json ]; do sleep 0.1; done; sleep 1; exit 1"
+    launch = start(SLEEP, notes, later)
     ends = launch.end(0, 1, 2)
     assert "stopped because second (node 1) rank 3: ValueError: rank 3 had enough" in ends[0]["reason"]
     assert "first second (node 1) rank 3: ValueError: rank 3 had enough" in ends[2]["reason"]
+    # Its command was ended, but neither because of another node nor by a signal that came from nowhere.
+    assert states_of(launch) == ["failed"] * 3
+    assert ends[1]["stopped_with_launch"] is False
+    assert "stopped because" not in ends[1]["reason"]
+    assert "ended by SIG" not in ends[1]["reason"]
 
 
 def test_an_error_that_nests_without_end_is_one_that_cannot_be_read(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from remote_tool.agent.launch import rendezvous
 from remote_tool.agent.launch.rendezvous import RendezvousCheck
+from remote_tool.agent.proc.sockets import TcpSocket
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -133,5 +134,5 @@ def test_a_connection_that_leaves_the_machine_may_be_a_meeting_but_one_to_the_we
 ) -> None:
     if sys.byteorder != "little":
         pytest.skip("the addresses are those of a little-endian machine")
-    connection = rendezvous.Connection(local.encode(), remote.encode(), b"01", b"1")
+    connection = TcpSocket(local.encode(), remote.encode(), b"01", b"1")
     assert RendezvousCheck()._may_be_meeting(connection) == is_one

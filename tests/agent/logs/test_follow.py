@@ -347,7 +347,7 @@ for attempt in range(3):
 
 
 @pytest.mark.row(25)
-def test_a_follow_of_a_silent_job_sleeps_until_the_kernel_tells(server: PretendServer) -> None:
+def test_following_a_silent_job_sleeps_until_inotify_wakes_it(server: PretendServer) -> None:
     job_id = server.start("echo first; while [ ! -e go ]; do sleep 0.05; done; echo second; exec sleep 60")
     with server.open("follow", jobs=[{"id": job_id, "offsets": {}}], wait=True) as call:
         first = call.next()
@@ -396,7 +396,7 @@ def test_without_inotify_it_looks_again_and_again(changed_server: PretendServer)
 
 
 @pytest.mark.row(25)
-def test_where_the_kernel_does_not_tell_it_looks_again_and_again(changed_server: PretendServer) -> None:
+def test_without_inotify_it_polls(changed_server: PretendServer) -> None:
     """As on a network disk that another machine writes to."""
     mark = changed_server.home / "deaf"
     mark.touch()

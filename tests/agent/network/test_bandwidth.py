@@ -88,7 +88,7 @@ def push(connection: socket.socket) -> None:
 
 
 @pytest.mark.row(105)
-def test_from_a_stranger_nothing_is_taken_and_nothing_is_said(server: PretendServer) -> None:
+def test_an_untrusted_peer_gets_no_answer_and_its_data_is_ignored(server: PretendServer) -> None:
     call, port = listen(server, seconds=5)
     with call, socket.create_connection(("127.0.0.1", port), 10) as stranger:
         stranger.sendall(bytes(64))

@@ -53,7 +53,7 @@ def test_a_server_that_listens_is_reached_and_known_by_its_secret(server: Preten
 
 @pytest.mark.row(93)
 def test_a_port_is_outside_the_range_that_the_kernel_gives_to_anybody_and_given_once(server: PretendServer) -> None:
-    low, high = reachability._ephemeral_range()
+    low, high = reachability.ephemeral_range()
     ports = []
     for _ in range(4):
         with server.open("listen", port=0, secret="s") as call:
@@ -81,7 +81,7 @@ def test_a_port_that_was_given_is_not_chosen_again(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(reachability, "_LOWEST_PORT", 23456)
     monkeypatch.setattr(reachability, "_HIGHEST_PORT", 23457)
-    monkeypatch.setattr(reachability, "_ephemeral_range", lambda: (1, 2))
+    monkeypatch.setattr(reachability, "ephemeral_range", lambda: (1, 2))
     listener, port = reachability.bind_free_port()
     listener.close()
     assert port == 23456
@@ -92,7 +92,7 @@ def test_a_port_that_was_given_is_not_chosen_again(tmp_path: Path, monkeypatch: 
 @pytest.mark.row(93)
 def test_ports_are_found_when_all_ports_are_ephemeral(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(reachability, "_ephemeral_range", lambda: (1024, 65535))
+    monkeypatch.setattr(reachability, "ephemeral_range", lambda: (1024, 65535))
     ports = set()
     for _ in range(3):
         listener, port = reachability.bind_free_port()
@@ -143,7 +143,7 @@ def test_interfaces_are_known_by_their_addresses() -> None:
 
 
 @pytest.mark.row(97)
-def test_facts_tell_versions_processors_and_addresses(server: PretendServer, tmp_path: Path) -> None:
+def test_facts_have_versions_processors_and_addresses(server: PretendServer, tmp_path: Path) -> None:
     """Torch is read from its metadata and never imported."""
     packages = tmp_path / "prefix" / "lib" / "python3.11" / "site-packages"
     for name in ("torch-2.13.0+cpu.dist-info", "nvidia_nccl_cu12-2.27.3.dist-info", "torchvision-1.0.dist-info"):

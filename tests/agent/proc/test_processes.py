@@ -150,7 +150,7 @@ def test_what_is_older_than_a_run_is_not_looked_into(victim: subprocess.Popen[by
         assert young is not None
         # Of a process that has just become its program, the kernel does not show the variables yet.
         wait_until(lambda: young.pid in {process.pid for process in Snapshot().members("run-1", "")})
-        with mock.patch.object(processes, "_read_mark", wraps=processes._read_mark) as scan:
+        with mock.patch.object(processes, "read_mark", wraps=processes.read_mark) as scan:
             found = Snapshot().members("run-1", "", since=young.start_time)
         assert young.pid in {process.pid for process in found}
         assert mock.call(victim.pid) not in scan.mock_calls

@@ -138,7 +138,7 @@ def test_a_job_without_its_folder_and_without_a_supervisor_is_ended_by_its_marks
 
 
 @pytest.mark.row(135)
-def test_the_neighbours_of_a_job_without_its_folder_are_left_alone(server: PretendServer) -> None:
+def test_the_neighbours_of_a_job_without_its_folder_are_not_touched(server: PretendServer) -> None:
     job_id, _ = _start(server)
     neighbour, others = _start(server)
     remove(server.jobs / job_id)

@@ -100,7 +100,8 @@ def test_variables_arrive_inside_and_are_nowhere_else(server: PretendServer, doo
         assert "error" not in frame.header["jobs"][0]
     server.wait_for_output(job["id"], "src||")
     said = server.output(job["id"]).split("|")
-    assert said == [secret, "", "first", f"{server.project}:{server.project}/src", "", ""]
+    hook = server.entry.parent / "remote_tool" / "agent" / "hook"
+    assert said == [secret, "", "first", f"{hook}:{server.project}:{server.project}/src", "", ""]
     for file in ("cmdline", "environ"):
         owners = [each for each in Path("/proc").glob(f"[0-9]*/{file}") if owned.encode() in read(each)]
         assert len(owners) <= (file == "environ") * 3, owners

@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 KEYS = [
-    *("key", "id", "launch_id", "node_rank", "server", "state", "exit_code", "signal", "reason", "pid", "tags"),
-    *("started_by", "command", "workdir", "git", "nice", "gpus", "created_at", "started_at", "ended_at", "log"),
+    *("key", "id", "launch_id", "node_rank", "server", "name", "state", "exit_code", "signal", "reason", "pid"),
+    *("tags", "note", "started_by", "command", "workdir", "git", "nice", "gpus", "terminal", "created_at"),
+    *("started_at", "ended_at", "values", "log"),
 ]
 
 COLUMNS = ("KEY", "SERVER", "STATE", "EXIT", "LAUNCH", "STARTED", "DURATION", "TAGS", "REASON", "COMMAND")
@@ -473,3 +474,43 @@ def test_options_of_labml_remote_are_taken(project: Path) -> None:
     words = ("helper-torch-launch", "--python-cmd", "hello.py", "--nproc-per-node", "2", "--use-env", "--dry-run")
     planned = remote_tool(*words, cwd=project)
     assert (planned.returncode, "hello.py" in planned.stdout) == (0, True), planned.stderr
+
+
+def test_a_list_shows_the_name_the_progress_and_the_note_of_a_job(project: Path) -> None:
+    words = (
+        "--server",
+        "first",
+        "--no-sync",
+        "--name",
+        "warm up",
+        "--json",
+        "--cmd",
+        "echo step 3/10 loss 0.5; sleep 600",
+    )
+    (started,) = json.loads(remote_tool("job-run", *words, cwd=project).stdout)["jobs"]
+    job, key = Registry(project / ".remote" / "jobs").find([started["id"]])[started["id"]], str(started["key"])
+    until(lambda: (listed(project, job) or {})["values"] == {"step": "3/10", "loss": "0.5"})
+    noted = remote_tool("job-note", key, "lr too high", cwd=project)
+    assert (noted.returncode, noted.stderr) == (0, f"job {key}: note saved\n")
+    fields = ("name", "note", "values")
+    shown = listed(project, job, "--rsync")
+    assert shown
+    assert [shown[name] for name in fields] == ["warm up", "lr too high", {"step": "3/10", "loss": "0.5"}]
+    header, row = remote_tool("job-list", cwd=project).stdout.splitlines()
+    for name, value in (("NAME", "warm up"), ("VALUES", "step=3/10,loss=0.5"), ("NOTE", "lr too high")):
+        assert row.index(value) == header.index(name)
+    assert remote_tool("job-kill", key, cwd=project).returncode == 0
+    ended = listed(project, job, "--stopped")
+    assert ended
+    assert [ended[name] for name in fields] == [shown[name] for name in fields]
+    assert remote_tool("job-note", key, "", cwd=project).stderr == f"job {key}: note removed\n"
+    assert "NOTE" not in remote_tool("job-list", "--stopped", cwd=project).stdout
+
+
+def test_a_bad_note_or_name_is_refused(project: Path) -> None:
+    none = remote_tool("job-note", "99", "text", cwd=project)
+    assert (none.returncode, none.stderr.splitlines()[0]) == (2, "error: No job '99'")
+    for words in (["job-note", "99", "a\nb"], ["job-run", "--name", "x" * 81, "--", "true"]):
+        refused = remote_tool(*words, cwd=project)
+        assert (refused.returncode, refused.stderr.splitlines()[0][:7]) == (2, "error: ")
+        assert "must be one line of at most" in refused.stderr

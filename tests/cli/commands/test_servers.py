@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,10 +16,9 @@ from remote_tool.jobs.job import new_job_id
 from tests.cli.described import undescribed
 from tests.cli.terminal import Terminal
 from tests.project import make_project, remote_tool, write_configuration
+from tests.workflows.jobs.test_jobs import until
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.conftest import MakeServer
     from tests.sshd import TestServer
 
@@ -197,6 +197,9 @@ def test_init_asks_again_until_an_answer_can_be_used(tmp_path: Path) -> None:
 def test_ctrl_c_at_a_question_writes_nothing(tmp_path: Path) -> None:
     with Terminal("init", cwd=tmp_path) as terminal:
         terminal.until("folder on servers")
+        # Python notices a signal that comes between the prompt and its wait for the answer only with the answer.
+        call = Path(f"/proc/{terminal.process.pid}/syscall")
+        until(lambda: call.read_text().split()[1:2] == ["0x0"])
         terminal.type("\x03")
         assert terminal.end() == 130
         assert "Traceback" not in terminal.text

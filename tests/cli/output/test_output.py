@@ -466,6 +466,16 @@ def test_the_gpus_of_jobs_are_a_column_where_some_were_given(capfd: pytest.Captu
     ]
 
 
+@pytest.mark.parametrize("width", [50, 80, 200])
+def test_the_name_the_progress_and_the_note_of_a_job_fit_every_width(width: int, tmp_path: Path) -> None:
+    more = "name='baseline', status_values=('epoch=3/10', 'loss=0.25'), note='lr too high'"
+    lines = drawn(f"[t.replace(t.JOB, reason='', {more})]", width, tmp_path)
+    assert all(len(line) <= width for line in lines)
+    assert "baseline" in "\n".join(lines)
+    assert "epoch=3/10,loss=0.25" in "\n".join(lines)
+    assert lines[-1].endswith("  lr too high")
+
+
 def test_one_reason_of_several_jobs_is_said_once(tmp_path: Path) -> None:
     lines = drawn("[t.replace(t.JOB, key=key) for key in (7, 8, 9)]", 80, tmp_path)
     assert sum("last seen" in line for line in lines) == 1

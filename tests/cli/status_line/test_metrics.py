@@ -6,9 +6,10 @@ import time
 
 import pytest
 
-from remote_tool.cli.status_line import metrics
 from remote_tool.cli.status_line.live_status import _Source
-from remote_tool.cli.status_line.metrics import Pace, StatusReader, duration, status_text
+from remote_tool.cli.status_line.metrics import Pace, duration, status_text
+from remote_tool.jobs import status_values
+from remote_tool.jobs.status_values import StatusReader, last_values
 
 PRINTED = {
     "epoch 1 loss 2.0880 seconds 0.16": {"epoch": "1", "loss": "2.0880"},
@@ -79,7 +80,7 @@ def test_patterns_of_the_user_come_beside_the_usual_ones_or_instead() -> None:
 
 
 def test_a_pattern_that_takes_long_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "SLOW_SECONDS", 0.002)
+    monkeypatch.setattr(status_values, "SLOW_SECONDS", 0.002)
     reader = StatusReader({"slow": r"(a*a*a*)b"})
     line = "step 3 " + "a" * 100
     began = time.monotonic()
@@ -127,3 +128,13 @@ def test_a_new_count_starts_from_zero() -> None:
 )
 def test_a_duration_is_short(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_the_values_of_a_list_come_from_whole_lines_only() -> None:
+    cut = "ss 9.5\nstep 3/10 loss 0.25\nstep 4/10 loss 0."
+    assert last_values([cut], {}, has_ended=False) == ("step=3/10", "loss=0.25")
+    assert last_values([cut], {}, has_ended=True) == ("step=4/10", "loss=0.")
+    assert last_values(["accuracy 0.5\n", "accuracy 0.7\n"], {"accuracy": "accuracy ([0-9.]+)"}, has_ended=False) == (
+        "accuracy=0.7",
+    )
+    assert last_values([], {}, has_ended=True) == ()

@@ -230,6 +230,7 @@ def test_a_launch_with_restarts_recovers_when_a_rank_fails_on_either_node(
 
 @pytest.mark.row(5, 88, 103)
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("rebooting", [0, 1])
 def test_a_launch_with_restarts_resumes_from_its_checkpoint_when_a_server_rebooted(
     network: Network, tmp_path: Path, rebooting: int

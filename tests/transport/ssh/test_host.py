@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import hashlib
 import os
 import shutil
 import signal
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from importlib.metadata import requires
 from pathlib import Path
@@ -19,68 +18,30 @@ import pytest
 from packaging.requirements import Requirement
 
 from remote_tool.errors import ConnectError, ConnectionLostError, RemoteCommandError
-from remote_tool.transport.host import MEBIBYTE, Exit, Stream
+from remote_tool.transport.host import MEBIBYTE, Exit
 from remote_tool.transport.pool import HostPool
 from remote_tool.transport.ssh import ssh_config
 from remote_tool.transport.ssh.login_errors import Stage
 from tests.conftest import make_configuration
+from tests.transport.channels import (
+    ALL_BYTES,
+    check_every_verb,
+    check_megabytes_both_ways,
+    check_that_a_slow_reader_slows_the_command_down,
+    check_that_an_ended_command_can_be_written_to,
+    check_that_one_stream_can_be_read_while_the_other_is_full,
+    read_some,
+    read_to_end,
+    stopped,
+    until,
+)
 from tests.transport.password_server import PasswordServer, password_server, trust
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from remote_tool.transport.host import Channel, Host
+    from remote_tool.transport.host import Host
     from tests.conftest import MakeServer
     from tests.sshd import TestServer
     from tests.transport.conftest import LogIn, Told
-
-ALL_BYTES = bytes(range(256))
-
-
-async def read_to_end(channel: Channel, stream: Stream = Stream.OUT) -> bytes:
-    data = b""
-    while chunk := await channel.read(stream):
-        data += chunk
-    return data
-
-
-async def read_some(channel: Channel, wanted: bytes) -> None:
-    """Wait for what a script prints when it has got that far."""
-    data = b""
-    while wanted not in data:
-        chunk = await channel.read()
-        assert chunk, data
-        data += chunk
-
-
-async def until(condition: Callable[[], bool]) -> bool:
-    """Wait for something that another process does."""
-    for _ in range(1000):
-        if condition():
-            return True
-        await asyncio.sleep(0.01)
-    return False
-
-
-@contextmanager
-def stopped(server: TestServer) -> Iterator[None]:
-    """Let the server say nothing for a while, as when a cable is pulled."""
-    pids: set[int] = set()
-    # After the login of an ordinary user sshd goes on in one more process, and another one ends.
-    while new := set(server.session_pids()) - pids:
-        _signal(new, signal.SIGSTOP)
-        pids |= new
-    try:
-        yield
-    finally:
-        _signal(pids, signal.SIGCONT)
-
-
-def _signal(pids: set[int], number: int) -> None:
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
-
 
 # Output, input and status
 
@@ -160,21 +121,7 @@ async def test_stdin_arrives_while_the_command_runs_and_its_end_is_passed_on(hos
 
 
 async def test_megabytes_go_both_ways_at_once(host: Host) -> None:
-    data = os.urandom(20 * MEBIBYTE)
-
-    async def send(channel: Channel) -> None:
-        for start in range(0, len(data), MEBIBYTE):
-            await channel.write(data[start : start + MEBIBYTE])
-        await channel.write_eof()
-
-    async with host.open("cat") as channel:
-        sending = asyncio.create_task(send(channel))
-        digest = hashlib.sha256()
-        while chunk := await channel.read(size=MEBIBYTE):
-            digest.update(chunk)
-        await sending
-        assert await channel.wait() == Exit(0)
-    assert digest.digest() == hashlib.sha256(data).digest()
+    await check_megabytes_both_ways(host)
 
 
 async def test_keys_are_exchanged_again_in_the_middle(make_server: MakeServer, log_in: LogIn) -> None:
@@ -187,22 +134,12 @@ async def test_keys_are_exchanged_again_in_the_middle(make_server: MakeServer, l
 
 @pytest.mark.row(37)
 async def test_a_slow_reader_slows_the_command_down(host: Host) -> None:
-    """What nobody reads stays on the server."""
-    async with host.open("head -c 200000000 /dev/zero; echo done >&2") as channel:
-        await channel.read(size=1)
-        sizes = [-1, 0]
-        while sizes[-1] != sizes[-2]:
-            await asyncio.sleep(0.3)
-            sizes.append(len(channel._outputs[Stream.OUT].data))  # type: ignore[attr-defined]
-        assert 0 < sizes[-1] < 20 * MEBIBYTE
+    await check_that_a_slow_reader_slows_the_command_down(host)
 
 
 @pytest.mark.row(37)
 async def test_one_stream_can_be_read_while_the_other_is_full(host: Host) -> None:
-    async with host.open("head -c 10000000 /dev/zero >&2; echo now") as channel:
-        assert await channel.read() == b"now\n"
-        assert len(await read_to_end(channel, Stream.ERR)) == 10_000_000
-        assert await channel.wait() == Exit(0)
+    await check_that_one_stream_can_be_read_while_the_other_is_full(host)
 
 
 async def test_the_end_can_be_awaited_before_the_output_is_read(host: Host) -> None:
@@ -212,11 +149,7 @@ async def test_the_end_can_be_awaited_before_the_output_is_read(host: Host) -> N
 
 
 async def test_writing_to_an_ended_command_raises_no_error(host: Host) -> None:
-    async with host.open("exit 5") as channel:
-        assert await channel.wait() == Exit(5)
-        await channel.write(b"x" * MEBIBYTE)
-        await channel.write_eof()
-    assert (await host.run("exit 6", stdin=b"x" * 8 * MEBIBYTE, check=False)).exit == Exit(6)
+    await check_that_an_ended_command_can_be_written_to(host)
 
 
 # Limits
@@ -463,20 +396,6 @@ async def test_every_kind_of_sh_runs_our_scripts(
     command = f"""exec {sh} -c "$(printf %s "$SSH_ORIGINAL_COMMAND" | sed 's|/bin/sh|{sh}|')" """
     async with log_in(make_server(ForceCommand=command)) as host:
         await check_every_verb(host)
-
-
-async def check_every_verb(host: Host) -> None:
-    hostile = 'it\'s $HOME `id` "!" * ? [x] {a,b} \\ %s ~ # ; & | < > ( ) ! äö \u20ac'
-    script = f"cat <<'EOF'\n{hostile}\nEOF\ncat"
-    completed = await host.run(script, stdin=ALL_BYTES)
-    assert completed.stdout == hostile.encode() + b"\n" + ALL_BYTES
-    assert completed.stderr == b""
-    assert (await host.run("exit 9", check=False)).exit == Exit(9)
-    await host.upload(ALL_BYTES, "a folder/it's !*")
-    assert (await host.run('cat "$HOME/a folder/it\'s !*"')).stdout == ALL_BYTES
-    async with host.open("read -r word; echo $word") as channel:
-        await channel.write(b"typed\n")
-        assert await read_to_end(channel) == b"typed\n"
 
 
 @pytest.mark.row(57, 117)

@@ -13,6 +13,7 @@ from remote_tool.transport.sync import last_sync, server_script
 from remote_tool.workflows.sync.options import SyncOptions
 from remote_tool.workflows.sync.sync import sync
 from tests.conftest import make_configuration
+from tests.transport.sync.server_tools import rename
 from tests.transport.sync.test_push import Desk
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ async def test_a_copy_that_somebody_else_sent_is_compared_by_what_the_server_tel
 async def test_a_server_without_the_tools_for_a_hash_tells_of_each_file(
     desk: Desk, sends: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(last_sync, "_LOOK", last_sync._LOOK.replace("sha256sum", "no-such-program"))
+    rename(monkeypatch, "receive", "sha256sum", "no-such-program")
     await desk.sync()
     sends()
     assert (await desk.sync()).sent == ()

@@ -248,20 +248,19 @@ async def test_no_key_among_many_files_is_sent(
     assert "files/mentions" not in names_of(await project.take())
 
 
-@pytest.mark.row(185)
-def test_common_parts_are_whole_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "_BLOCK", 7)
+@pytest.mark.row(188)
+def test_differences_of_two_lists_are_whole_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compared block by block, also where blocks begin at other records."""
+    monkeypatch.setattr(found_files, "_BLOCK", 7)
     chance = random.Random(1)
     for _ in range(3000):
-        before = [bytes(chance.choices(b"ab", k=chance.randrange(1, 6))) for _ in range(chance.randrange(9))]
-        now = [each for each in before if chance.random() < 0.8] + [b"c"] * (chance.random() < 0.3)
-        one, other = (b"".join(each + b"\0\0" for each in records) for records in (before, now))
-        start, end = listing._common(one, other)
-        assert start + end <= min(len(one), len(other))
-        assert one[:start] == other[:start]
-        assert one[len(one) - end :] == other[len(other) - end :]
-        for text in (one[:start], other[start : len(other) - end], one[len(one) - end :]):
-            assert not text or text.endswith(b"\0\0")
+        before = {bytes(chance.choices(b"ab", k=chance.randrange(1, 6))) for _ in range(chance.randrange(9))}
+        now = {each for each in before if chance.random() < 0.8} | {b"c%d" % n for n in range(chance.randrange(3))}
+        one, other = (
+            b"".join(each + b"\0\0" for each in chance.sample([*names], len(names))) for names in (before, now)
+        )
+        gone, come = listing._differences(one, other)
+        assert (gone - {b""}, come - {b""}) == (before - now, now - before)
 
 
 @pytest.mark.row(187)

@@ -13,6 +13,7 @@ from remote_tool.transport.sync import server_questions
 from remote_tool.workflows.sync.options import SyncOptions
 from remote_tool.workflows.sync.sync import sync
 from tests.conftest import make_configuration
+from tests.transport.sync.server_tools import rename
 from tests.transport.sync.test_push import Desk
 
 if TYPE_CHECKING:
@@ -299,14 +300,12 @@ async def test_a_file_that_changes_during_a_sync_causes_no_conflict_later(
 
 
 def _without_gnu_stat(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(
-        server_questions, "_LOOK_QUICKLY", server_questions._LOOK_QUICKLY.replace("--printf", "--no-such-option")
-    )
+    rename(patch, "receive", "--printf", "--no-such-option")
 
 
 def _without_any_stat(patch: pytest.MonkeyPatch) -> None:
     _without_gnu_stat(patch)
-    patch.setattr(server_questions, "_LOOK_EACH", server_questions._LOOK_EACH.replace("stat ", "no-such-program "))
+    rename(patch, "list_each", "stat ", "no-such-program ")
 
 
 async def test_a_server_without_the_tools_of_gnu_keeps_it_too(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

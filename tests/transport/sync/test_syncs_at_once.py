@@ -14,6 +14,7 @@ import pytest
 from remote_tool.errors import SyncError
 from remote_tool.paths import RemotePaths
 from remote_tool.transport.pool import HostPool
+from remote_tool.transport.sync import push as push_module
 from remote_tool.transport.sync import server_finish, server_script
 from remote_tool.transport.sync.project.snapshot import take_snapshot
 from remote_tool.transport.sync.push import PushResult, push
@@ -25,6 +26,7 @@ from tests.transport.sync.test_push import Desk
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from remote_tool.transport.sync.project.contents import Snapshot
     from remote_tool.transport.sync.server_state import Attempt
     from tests.conftest import MakeServer
 
@@ -120,6 +122,82 @@ async def test_a_sync_that_was_overtaken_does_not_say_that_the_copy_is_whole(
     assert state.read_text() == "incomplete other mark\n"
 
 
+def tell_of_comparisons(desk: Desk) -> Path:
+    """Have the server make a file whenever it has compared its copy."""
+    compared, digest = desk.project.parent / "compared", desk.server.programs / "sha256sum"
+    digest.parent.mkdir(exist_ok=True)
+    digest.write_text(f'#!/bin/sh\n{shutil.which("sha256sum")} "$@"\ntouch "{compared}"\n')
+    digest.chmod(0o755)
+    return compared
+
+
+async def appearance(file: Path) -> None:
+    async with asyncio.timeout(60):
+        while not file.exists():  # noqa: ASYNC110 - another program's doing
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.row(249)
+async def test_an_edit_on_the_server_during_a_long_listing_is_seen(
+    laptops: tuple[Desk, Desk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(push_module, "FRESH_SECONDS", 0.0)
+    desk = laptops[0]
+    await desk.sync()
+    compared = tell_of_comparisons(desk)
+
+    async def list_slowly() -> Snapshot:
+        await appearance(compared)
+        (desk.copy / "file_1.py").write_text("edited there")
+        desk.write("file_1.py", "edited here, too")
+        return await take_snapshot(desk.project, selection_rules(desk.config))
+
+    options = PushOptions(known=desk.config.local.known_copy("first"))
+    async with HostPool(desk.config) as pool:
+        with pytest.raises(SyncError, match="changed both here and on the server"):
+            await push(await pool.host("first"), desk.config.remote, list_slowly, options)
+    assert (desk.copy / "file_1.py").read_text() == "edited there"
+
+
+@pytest.mark.row(247, 248)
+async def test_a_sync_that_lists_its_project_holds_up_no_other_and_sees_what_that_one_sent(
+    laptops: tuple[Desk, Desk],
+) -> None:
+    first, second = laptops
+    await first.sync()
+    compared, listed, waiting = tell_of_comparisons(first), asyncio.Event(), list[str]()
+
+    async def list_slowly() -> Snapshot:
+        await listed.wait()
+        return await take_snapshot(first.project, selection_rules(first.config))
+
+    options = PushOptions(known=first.config.local.known_copy("first"), on_waiting=waiting.append)
+    async with HostPool(first.config) as pool:
+        sending = asyncio.create_task(push(await pool.host("first"), first.config.remote, list_slowly, options))
+        await appearance(compared)
+        assert (await send(second, waiting)).changed
+        assert content(first) == {"1" * 1001}
+        listed.set()
+        assert len((await sending).sent) == 50
+    assert waiting == []
+    assert content(first) == {"0" * 1000}
+
+
+@pytest.mark.row(247)
+async def test_a_project_that_cannot_be_listed_leaves_the_server_as_it_is(laptops: tuple[Desk, Desk]) -> None:
+    first, second = laptops
+    await first.sync()
+    files = {path: path.stat().st_mtime_ns for path in (first.copy / ".remote-scripts").glob("sync*")}
+    first.config.local.exclude_file.unlink(missing_ok=True)
+    first.config.local.exclude_file.mkdir()
+    with pytest.raises(SyncError, match=r"exclude\.txt cannot be read"):
+        await first.sync()
+    assert {path: path.stat().st_mtime_ns for path in (first.copy / ".remote-scripts").glob("sync*")} == files
+    waiting: list[str] = []
+    assert (await send(second, waiting)).changed
+    assert waiting == []
+
+
 @pytest.mark.row(85)
 async def test_the_lock_is_free_at_once_after_a_sync(laptops: tuple[Desk, Desk]) -> None:
     await send(laptops[0])
@@ -153,7 +231,7 @@ def test_running_jobs_are_told_apart_from_lost_ones_with_few_processes(tmp_path:
     environment = {"HOME": str(tmp_path), "PATH": f"{flock.parent}:{os.environ['PATH']}"}
     with (tmp_path / remote.jobs / ids[-1] / "reserve").open("rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        script = ["sh", "-c", server_finish.running_script(remote)]
+        script = ["sh", "-c", server_script.running_script(remote)]
         done = subprocess.run(script, env=environment, check=True, capture_output=True)
     assert server_finish.parse_finish(done.stdout) == ([], ids[-1:])
     assert done.stderr == b""

@@ -23,12 +23,13 @@ from remote_tool.errors import ConnectionLostError, SyncError
 from remote_tool.paths import LocalPaths, RemotePaths
 from remote_tool.transport.host import MEBIBYTE, Exit
 from remote_tool.transport.pool import HostPool
-from remote_tool.transport.sync import local_rsync
+from remote_tool.transport.sync import local_rsync, server_finish, server_script
 from remote_tool.transport.sync.failures import CAUSES, Ending
 from remote_tool.transport.sync.project import snapshot
 from remote_tool.transport.sync.project.snapshot import SelectionRules, take_snapshot
 from remote_tool.transport.sync.push import push
 from remote_tool.transport.sync.push_options import PushOptions
+from remote_tool.transport.sync.relayed import Relayed
 from remote_tool.transport.sync.server_finish import PARTIAL_FOLDER
 from remote_tool.workflows.sync.options import SyncOptions
 from remote_tool.workflows.sync.project import selection_rules
@@ -41,7 +42,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from remote_tool.transport.host import Host
+    from remote_tool.transport.sync.project.contents import Snapshot
     from remote_tool.transport.sync.push import Progress
+    from remote_tool.transport.sync.relayed import Asking
     from tests.conftest import MakeServer
 
 RSYNC = shutil.which("rsync") or "rsync"
@@ -301,6 +304,25 @@ async def test_rsync_does_not_search_the_rest_of_a_large_file(desk: Desk, name: 
     assert size - arrived < result.bytes < size - arrived + MEBIBYTE
     assert (desk.copy / name).read_bytes() == (desk.project / name).read_bytes()
     assert not any(desk.copy.rglob(PARTIAL_FOLDER))
+
+
+@pytest.mark.row(78)
+@pytest.mark.slow
+async def test_a_large_file_is_taken_up_again_after_another_server_was_asked_for_files(desk: Desk) -> None:
+    await desk.sync()
+    size = 20 * MEBIBYTE
+    begin(desk, "big", size, size - MEBIBYTE)
+
+    async def relay(asking: Asking, _snapshot: Snapshot, _lacking: int) -> Relayed:
+        await asking.ask(server_script.relay_words("of-no-version", b"{}\n"), lambda _data: None)
+        return Relayed()
+
+    async with HostPool(desk.config) as pool:
+        wanted = await take_snapshot(desk.project, selection_rules(desk.config))
+        options = PushOptions(begun=desk.config.local.begun_sync("first"), relay=relay)
+        result = await push(await pool.host("first"), desk.config.remote, wanted, options)
+    assert MEBIBYTE < result.bytes < 2 * MEBIBYTE
+    assert (desk.copy / "big").read_bytes() == (desk.project / "big").read_bytes()
 
 
 @pytest.mark.row(78)
@@ -758,6 +780,27 @@ async def test_a_file_of_a_sync_that_was_cut_off_goes_when_it_is_gone_here(desk:
     assert (await desk.sync()).removed == ("b.py",)
     assert desk.names() == {"a.py", "z.py"}
     assert not desk.config.local.begun_sync("first").exists()
+
+
+@pytest.mark.row(201)
+@pytest.mark.parametrize("overwrite", [False, True])
+async def test_an_edit_that_looks_like_what_a_failed_sync_sent_is_sent(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, overwrite: bool
+) -> None:
+    """Both versions have the same size and second; rsync compares no more than these."""
+    os.utime(desk.project / "a.py", (1, 1))
+    await desk.sync()
+    file, second = desk.write("new.py", "one\n"), int(time.time()) + 3600
+    os.utime(file, ns=(0, second * 10**9 + 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(server_finish, "commit_words", lambda *_sizes, **_flags: b"")
+        assert "could not be completed" in str((await desk.results()).errors["first"])
+    assert (desk.copy / "new.py").read_text() == "one\n"
+    file.write_text("two\n")
+    os.utime(file, ns=(0, second * 10**9 + 2))
+    assert (await desk.sync(overwrite=overwrite)).sent == ("new.py",)
+    assert (desk.copy / "new.py").read_text() == "two\n"
+    assert (await desk.sync()).sent == ()
 
 
 @pytest.mark.row(78)

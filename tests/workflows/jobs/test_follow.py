@@ -6,9 +6,11 @@ import os
 import random
 import re
 import signal
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +28,7 @@ from remote_tool.workflows.events import Notice
 from remote_tool.workflows.fan_out.observer import Observer
 from remote_tool.workflows.jobs import follow
 from remote_tool.workflows.jobs.log_streams import Viewer
+from remote_tool.workflows.selection import JobSelection
 from remote_tool.workspace import Hooks
 from tests.project import make_project, remote_tool
 from tests.workflows.jobs.test_jobs import by_id, log_of, remote_folder, until
@@ -82,6 +85,28 @@ class Follower:
         end = out[out.rindex(b"end ") :]
         assert out == counted(out, "line") + end
         assert self.shown["err"] == counted(out, "error")
+
+
+@pytest.mark.slow
+def test_only_the_servers_of_named_jobs_are_asked(
+    tmp_path: Path, shared_project: Path, shared_servers: tuple[TestServer, TestServer]
+) -> None:
+    first = shared_servers[0]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        silent = replace(first, name="silent", port=listener.getsockname()[1])
+        # The same project for the server, with a list of jobs of its own.
+        workspace = Workspace.find(make_project(tmp_path / "project", [first, silent], name=shared_project.name))
+        jobs = [workspace.start("first", "echo printed", sync=False).job for _ in range(2)]
+        running = workspace.start("first", "exec sleep 600", sync=False).job
+        for names in ([jobs[0].id], [job.id for job in jobs]):
+            follower = Follower()
+            assert workspace.follow_jobs(JobSelection(tuple(names), hidden=True), follower.show).exit_code == 0
+            assert follower.shown["out"] == b"printed\n" * len(names)
+        assert workspace.wait_jobs(by_id(jobs[0].id)).jobs[0].state is JobState.SUCCEEDED
+        assert workspace.stop_jobs(JobSelection((str(running.key),))).jobs[0].state is JobState.KILLED
+        with pytest.raises(BlockingIOError):
+            listener.accept()
 
 
 @pytest.mark.row(150)

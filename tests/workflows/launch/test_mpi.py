@@ -58,6 +58,7 @@ ABORTS = """
 import ctypes, os, sys, time
 mpi = ctypes.CDLL("libmpich.so.12")
 mpi.MPI_Init(None, None)
+mpi.MPI_Barrier(0x44000000)  # one that is still in MPI_Init would abort, too
 if os.environ["PMI_RANK"] == sys.argv[1]:
     print("loss is NaN at step 7", file=sys.stderr, flush=True)
     mpi.MPI_Abort(0x44000000, 42)

@@ -19,36 +19,25 @@ from remote_tool.errors import EnvironmentSetupError
 from remote_tool.workflows.events import Notice, StepProgress
 from remote_tool.workflows.prepare import steps
 from tests.environments.files_over_http import serve
-from tests.workflows.prepare.servers import make_wheel, record_of, scripts_of
-from tests.workflows.prepare.test_prepare import (
+from tests.workflows.prepare.projects import (
     BACKEND,
     SYSTEM_PYTHON,
-    VERSION,
     as_project,
     desk_at,
     give_uv,
     imported_version,
+    needs_venv,
     with_packages,
     with_script,
 )
+from tests.workflows.prepare.servers import make_wheel, record_of, scripts_of
 
 if TYPE_CHECKING:
     from tests.conftest import MakeServer
     from tests.workflows.prepare.servers import Desk
 
 FRAMEWORKS = Path(__file__).parents[3] / ".cache" / "frameworks"
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not VERSION, reason="/usr/bin/python3 has no venv: apt-get install python3-venv"),
-]
-
-
-@pytest.fixture
-def wheels(tmp_path: Path) -> Path:
-    """A folder with tiny_package 1.0, all that the servers' pip and uv can get."""
-    folder = tmp_path / "wheels"
-    make_wheel(folder)
-    return folder
+pytestmark = [pytest.mark.slow, needs_venv]
 
 
 def notices_of(desk: Desk) -> list[str]:

@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,19 @@ from remote_tool.workflows.events import Notice, Outcome, StepEnded
 from remote_tool.workflows.prepare.prepare import PrepareOptions, prepare, update_packages
 from tests.environments.files_over_http import serve
 from tests.environments.test_facts import stub
-from tests.workflows.prepare.servers import Desk, desk_for, keep_offline, make_wheel, record_of, scripts_of
+from tests.workflows.prepare.projects import (
+    SHORT_VERSION,
+    SYSTEM_PYTHON,
+    VERSION,
+    as_project,
+    desk_at,
+    give_uv,
+    imported_version,
+    needs_venv,
+    with_packages,
+    with_script,
+)
+from tests.workflows.prepare.servers import desk_for, make_wheel, record_of, scripts_of
 
 if TYPE_CHECKING:
     from remote_tool.transport.host import Host
@@ -31,65 +42,8 @@ if TYPE_CHECKING:
     from remote_tool.transport.sync.project.snapshot import SelectionRules
     from remote_tool.workflows.events import Event
     from tests.conftest import MakeServer
-    from tests.sshd import TestServer
 
-SYSTEM_PYTHON = Path("/usr/bin/python3")
-
-
-def system_version() -> str:
-    if not SYSTEM_PYTHON.exists():
-        return ""
-    said = subprocess.run(
-        [SYSTEM_PYTHON, "-c", "import ensurepip, sys; print('%d.%d.%d' % sys.version_info[:3])"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return said.stdout.strip()
-
-
-VERSION = system_version()
-SHORT_VERSION = VERSION.rpartition(".")[0]
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not VERSION, reason="/usr/bin/python3 has no venv: apt-get install python3-venv"),
-]
-
-
-@pytest.fixture
-def wheels(tmp_path: Path) -> Path:
-    """A folder with tiny_package 1.0, all that the servers' pip and uv can get."""
-    folder = tmp_path / "wheels"
-    make_wheel(folder)
-    return folder
-
-
-def desk_at(tmp_path: Path, wheels: Path, *servers: TestServer, kind: EnvironmentKind = EnvironmentKind.VENV) -> Desk:
-    for server in servers:
-        keep_offline(server, wheels)
-    desk = desk_for(servers, tmp_path / "desk", kind)
-    desk.wish(python=SHORT_VERSION)
-    return desk
-
-
-def with_packages(desk: Desk, text: str = "tiny_package==1.0\n") -> Desk:
-    (desk.project / "requirements.txt").write_text(text)
-    return desk
-
-
-def imported_version(server: TestServer) -> str:
-    """The version of tiny_package that the environment of a server has; empty without one."""
-    python = record_of(server)["python"]
-    code = "import tiny_package; print(tiny_package.VERSION)"
-    return subprocess.run([python, "-c", code], capture_output=True, text=True, check=False).stdout.strip()
-
-
-def give_uv(server: TestServer) -> None:
-    uv = shutil.which("uv", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
-    if uv is None:
-        pytest.skip("uv, of the test extra, is not installed")
-    (server.home / ".local" / "bin").mkdir(parents=True)
-    (server.home / ".local" / "bin" / "uv").symlink_to(uv)
+pytestmark = [pytest.mark.slow, needs_venv]
 
 
 async def test_a_bare_server_is_prepared_and_the_second_time_nothing_is_done(
@@ -133,10 +87,10 @@ class PatientPool(HostPool):
 
     listing = asyncio.Event()
 
-    async def host(self, name: str) -> Host:
+    async def host(self, name: str, *, logs_in: bool = False) -> Host:
         async with asyncio.timeout(20):
             await self.listing.wait()
-        return await super().host(name)
+        return await super().host(name, logs_in=logs_in)
 
 
 async def test_the_project_is_listed_during_the_login_and_again_after_something_was_made(
@@ -352,13 +306,6 @@ async def test_uv_that_is_missing_is_installed_without_root(
     assert imported_version(server) == "1.0"
 
 
-def with_script(wheel: Path, name: str, text: str) -> None:
-    entry = zipfile.ZipInfo(name)
-    entry.external_attr = 0o100755 << 16
-    with zipfile.ZipFile(wheel, "a") as archive:
-        archive.writestr(entry, text)
-
-
 async def test_an_existing_prefix_is_used_and_never_removed(
     make_server: MakeServer, tmp_path: Path, wheels: Path
 ) -> None:
@@ -382,40 +329,6 @@ async def test_an_existing_prefix_that_is_not_there_is_named(
     desk.wish(Environment(EnvironmentKind.EXISTING, prefix="/no/where"))
     with pytest.raises(EnvironmentSetupError, match="/no/where/bin/python"):
         await desk.setup()
-
-
-BACKEND = """
-import os, time, zipfile
-from pathlib import Path
-
-
-def get_requires_for_build_editable(config_settings=None):
-    return []
-
-
-def build_editable(wheel_directory, config_settings=None, metadata_directory=None):
-    if Path("../wait").exists():
-        Path("../building").write_text(str(os.getpid()))
-        time.sleep(600)
-    name = "mine-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(Path(wheel_directory) / name, "w") as wheel:
-        wheel.writestr("mine.pth", str(Path.cwd()) + chr(10))
-        wheel.writestr("mine-1.0.dist-info/METADATA", "Metadata-Version: 2.1\\nName: mine\\nVersion: 1.0\\n")
-        wheel.writestr("mine-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
-        wheel.writestr("mine-1.0.dist-info/RECORD", "")
-    return name
-"""
-
-
-def as_project(desk: Desk) -> Desk:
-    """Make the desk's folder a Python project with a build backend of its own."""
-    (desk.project / "pyproject.toml").write_text(
-        '[project]\nname = "mine"\nversion = "1.0"\n'
-        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
-    )
-    (desk.project / "backend.py").write_text(BACKEND)
-    (desk.project / "imported_from_mine.py").touch()
-    return desk
 
 
 async def test_a_python_project_is_installed_as_it_lies(make_server: MakeServer, tmp_path: Path, wheels: Path) -> None:

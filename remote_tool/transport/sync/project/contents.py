@@ -8,13 +8,13 @@ from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from remote_tool.transport.sync.entries import SECOND, entry_of, name_in, rows_of
-from remote_tool.transport.sync.last_sync import Version, each_record
+from remote_tool.transport.sync.entries import SECOND, entry_of
+from remote_tool.transport.sync.last_sync import each_record, name_in
 from remote_tool.transport.sync.project.filter_rules import joined, literal
 from remote_tool.transport.sync.secrets import MAY_HOLD_SECRETS, PRIVATE_KEY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
     from pathlib import Path
 
     from remote_tool.transport.sync.entries import Entry
@@ -64,16 +64,16 @@ class Snapshot:
     @property
     def entries(self) -> Iterator[Entry]:
         """All entries, ordered by name, created as needed."""
-        return map(entry_of, rows_of(self.copy.columns))
+        return map(entry_of, self.copy.columns.all_rows())
 
-    def entries_named(self, names: Iterable[bytes]) -> list[Entry]:
-        """Return the entries with these names."""
+    def entries_named(self, names: Iterable[bytes]) -> Iterator[Entry]:
+        """Return the entries with these names, created as needed."""
         wanted = frozenset(names)
-        return [entry_of(row) for row in rows_of(self.copy.columns) if name_in(row[0]) in wanted] if wanted else []
+        return map(entry_of, self.copy.columns.rows(wanted) if wanted else ())
 
     @property
     def sent_list(self) -> bytes:
-        return self.copy.columns.sent
+        return self.copy.sent_list
 
     def changes_since(self, copy: KnownCopy) -> tuple[list[bytes], bytes]:
         """Return the names to send now, and the earlier records of files that have changed or are gone.
@@ -94,7 +94,7 @@ class Snapshot:
         columns = copy.columns
         before = frozenset(zip(each_record(columns.look), each_record(columns.fractions), strict=False))
         now = frozenset(each_record(self.copy.columns.look))
-        wanted = [name_in(row[0]) for row in rows_of(self.copy.columns) if row[1:] not in before]
+        wanted = [name_in(row[0]) for row in self.copy.columns.all_rows() if row[1:] not in before]
         pairs = zip(each_record(columns.sent), each_record(columns.look), strict=False)
         return wanted, b"".join(record + b"\0" for record, look in pairs if look not in now)
 
@@ -111,14 +111,29 @@ class Snapshot:
         """Return the rules that also exclude these names."""
         return joined([b"/" + literal(name) for name in sorted(names)]) + self.rules
 
-    def differs(self, entry: Entry) -> bool:
-        """Return whether a file has changed since; also true if it is gone."""
-        try:
-            found = os.lstat(os.path.join(os.fsencode(self.root), entry.name))
-        except OSError:
-            return True
-        return Version(found.st_size, *divmod(found.st_mtime_ns, SECOND)) != entry.version
+    def changed_among(self, names: Collection[str]) -> frozenset[bytes]:
+        """Return which of these files have changed since, or are gone."""
+        if not names:
+            return frozenset()
+        base = os.path.join(os.fsencode(self.root), b"")
+        columns, wanted = self.copy.columns, frozenset(names)
+        # Encoding all names at once would need as much memory as everything else.
+        rows = columns.all_rows() if columns.are_many(wanted) else columns.rows([*map(os.fsencode, wanted)])
+        known = ((name_in(sent), b"%b %b" % (fraction, sent)) for sent, _, fraction in rows)
+        return frozenset(
+            name for name, version in known if os.fsdecode(name) in wanted and _version_now(base, name) != version
+        )
 
     def has_here(self, name: bytes) -> bool:
         """Return whether a file of this name exists now, even if it is not sent."""
         return os.path.lexists(os.path.join(os.fsencode(self.root), name.rstrip(b"/")))
+
+
+def _version_now(base: bytes, name: bytes) -> bytes:
+    """Return the nanoseconds of a file's time and its record in the list of sent files; empty if it is gone."""
+    try:
+        found = os.lstat(base + name)
+    except OSError:
+        return b""
+    modified, nanoseconds = divmod(found.st_mtime_ns, SECOND)
+    return b"%d %d %d %b" % (nanoseconds, found.st_size, modified, name)

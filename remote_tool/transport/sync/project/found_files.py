@@ -17,10 +17,11 @@ from remote_tool.transport.sync.local_rsync import environment, scratch_file
 from remote_tool.transport.sync.secrets import OWN_FOLDERS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 END = b"\0\0"
+_BLOCK = 64 * 1024
 _KINDS = {b"f": stat.S_IFREG, b"d": stat.S_IFDIR, b"l": stat.S_IFLNK}
 # Without times for a folder: they change with its contents, which have records of their own.
 _FOLDER = r"%P\0d %m %i %D %U 0 0 0\0\0"
@@ -55,6 +56,20 @@ def parse_record(record: bytes) -> Seen:
         return Seen(name, permissions, int(size), _time(modified), *identity, b"".join(target), _time(changed))
     except ValueError as error:
         raise OddRecordError(record) from error
+
+
+def blocks(found: bytes) -> Iterator[bytes]:
+    """Yield some records at a time, each ended: as objects, all of them need several times as much memory."""
+    start = 0
+    while start < len(found):
+        end = found.rfind(END, start, start + _BLOCK) + 1 or found.find(END, start) + 1 or len(found)
+        yield found[start : end + 1]
+        start = end + 1
+
+
+def name_of(record: bytes) -> bytes:
+    """Return the name in a record."""
+    return record[: record.index(b"\0")]
 
 
 def kind_and_name(record: bytes) -> bytes:

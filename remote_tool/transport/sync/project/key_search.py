@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from remote_tool.system.programs import Question, ask_program
 from remote_tool.transport.sync.local_rsync import environment
-from remote_tool.transport.sync.project.found_files import END
+from remote_tool.transport.sync.project.found_files import END, blocks, name_of
 from remote_tool.transport.sync.secrets import may_be_key
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 # Also in UTF-16, which has a NUL between letters.
@@ -23,8 +24,7 @@ _SEARCH_SECONDS = 600.0
 
 async def find_suspects(root: Path, found: bytes) -> list[bytes]:
     """Return the records of files that may hold a private key; of all files of that size if the search fails."""
-    records = await asyncio.to_thread(_candidates, found)
-    names = b"".join(name + b"\0" for name in records)
+    names = await asyncio.to_thread(_names, found)
     with tempfile.NamedTemporaryFile() as proof:
         # Proves that this grep finds the words in UTF-16, and so between NULs.
         proof.write("PRIVATE KEY".encode("utf-16"))
@@ -33,18 +33,26 @@ async def find_suspects(root: Path, found: bytes) -> list[bytes]:
         try:
             answer = await ask_program(question, "sh", "-c", _SCRIPT, "sh", str(root), _WORDS)
         except (OSError, TimeoutError):
-            return [*records.values()]
-        hits = set(answer.output.split(b"\0"))
+            return [*_candidates(found)]
+        hits = set(answer.output.split(b"\0")) - {b""}
         if os.fsencode(proof.name) not in hits:
-            return [*records.values()]
-    return [record for name, record in records.items() if name in hits]
+            return [*_candidates(found)]
+    # Most projects have no other hit, and need not be searched for its record.
+    return [record for record in _candidates(found) if name_of(record) in hits] if len(hits) > 1 else []
 
 
-def _candidates(found: bytes) -> dict[bytes, bytes]:
-    """Return the records of regular files that have the size of a key, by name."""
-    pairs = ((record.partition(b"\0"), record) for record in found.split(END)[:-1])
-    return {
-        parts[0]: record
-        for parts, record in pairs
-        if parts[2].startswith(b"f") and may_be_key(int(parts[2].rpartition(b" ")[2]))
-    }
+def _names(found: bytes) -> bytes:
+    """Return the names of files that may hold a key, each ended by NUL."""
+    names = bytearray()
+    for record in _candidates(found):
+        names += name_of(record) + b"\0"
+    return bytes(names)
+
+
+def _candidates(found: bytes) -> Iterator[bytes]:
+    """Yield the records of regular files that have the size of a key."""
+    for block in blocks(found):
+        for record in block.split(END)[:-1]:
+            is_regular = record.partition(b"\0")[2].startswith(b"f")
+            if is_regular and may_be_key(int(record.rpartition(b" ")[2])):
+                yield record

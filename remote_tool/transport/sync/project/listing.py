@@ -6,13 +6,13 @@ import hashlib
 import os
 import tempfile
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import TYPE_CHECKING, Self
 
 from remote_tool.transport.sync.entries import SECOND
 from remote_tool.transport.sync.interrupted_sync import KeptParts, keep_parts
 from remote_tool.transport.sync.last_sync import Columns, KnownCopy
-from remote_tool.transport.sync.project.found_files import END, kind_and_name
+from remote_tool.transport.sync.project.found_files import END, blocks, kind_and_name
 from remote_tool.transport.sync.secrets import OWN_FOLDERS
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ MOST_PRUNED = 200
 # With more changes than this, everything is listed again.
 MOST_CHANGED = 1000
 _SHARE_CHANGED = 8
-_BLOCK = 64 * 1024
 _WORDS = ("key", "records", "id", "digest")
 _PARTS = (*Columns._fields, "pruned", "skipped", "let_through", "records")
 
@@ -97,12 +96,7 @@ class Listing:
         if hashlib.sha256(records).hexdigest() == self.digest:
             return Changes({}, {})
         before = self._kept[_PARTS.index("records")]
-        start, end = _common(before, records)
-        gone = set(before[start : len(before) - end].split(END))
-        del before
-        now = records[start : len(records) - end].split(END)
-        come = [record for record in now if record not in gone]
-        gone.difference_update(now)
+        gone, come = _differences(before, records)
         if len(come) > MOST_CHANGED and len(come) > records.count(END) // _SHARE_CHANGED:
             return None
         return Changes(_by_name(gone), _by_name(come))
@@ -160,27 +154,18 @@ def _not_selected(root: Path, selection: Selection, before: int) -> Iterator[byt
             continue
 
 
-def _common(one: bytes, other: bytes) -> tuple[int, int]:
-    """Return how many bytes of whole records two lists share at their beginning and at their end."""
-    most = min(len(one), len(other))
-    start = end = 0
-    while start < most and one[start : start + _BLOCK] == other[start : start + _BLOCK]:
-        start += _BLOCK
-    start = _after_end(one, 0, min(start, most))
-    most -= start
-    while end < most and _last(one, end) == _last(other, end):
-        end += _BLOCK
-    cut = one.find(END, len(one) - min(end, most))
-    return start, len(one) - cut - len(END) if end and cut >= 0 else 0
-
-
-def _after_end(records: bytes, start: int, stop: int) -> int:
-    found = records.rfind(END, start, stop)
-    return found + len(END) if found >= 0 else 0
-
-
-def _last(data: bytes, end: int) -> bytes:
-    return data[max(0, len(data) - end - _BLOCK) : len(data) - end]
+def _differences(one: bytes, other: bytes) -> tuple[set[bytes], set[bytes]]:
+    """Return the records that only the one and only the other list has, block by block to save time and memory."""
+    ours, theirs = set[bytes](), set[bytes]()
+    for block, counterpart in zip_longest(blocks(one), blocks(other), fillvalue=b""):
+        if block != counterpart:
+            ours.update(block.split(END))
+            theirs.update(counterpart.split(END))
+            # A record may be in a later block of the other list.
+            both = ours & theirs
+            ours -= both
+            theirs -= both
+    return ours, theirs
 
 
 def _by_name(records: Iterable[bytes]) -> dict[bytes, bytes]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LEADS_OUT = "is a link that points outside the project"
 NOT_REGULAR = "is not a regular file"
 # Part of the key of recorded listings: with another format, all files are judged again.
-_FORMAT = b"1"
+_FORMAT = b"2"
 
 
 @dataclass

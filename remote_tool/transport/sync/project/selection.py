@@ -18,6 +18,7 @@ from remote_tool.transport.sync.project.filter_rules import joined, literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from collections.abc import Set as AbstractSet
     from pathlib import Path
 
     from remote_tool.transport.sync.local_rsync import LocalRsync
@@ -40,7 +41,7 @@ class Selection:
         complaints: Files that rsync could not read.
     """
 
-    keys: frozenset[bytes] = field(repr=False)
+    keys: AbstractSet[bytes] = field(repr=False)
     not_regular: tuple[bytes, ...] = ()
     complaints: tuple[bytes, ...] = ()
 
@@ -82,8 +83,9 @@ def _parse(rsync: LocalRsync, output: bytes, complaints: bytes) -> Selection:
         items = filter(None, map(rsync.parse_item, output.split(b"\n")))
         keys = {(b"d" if item.is_folder else b"f") + item.name.rstrip(b"/") for item in items}
     said = [line for line in complaints.splitlines() if not line.startswith(b"rsync error: ")]
+    keys -= {b"d.", b"d"}
     return Selection(
-        frozenset(keys - {b"d.", b"d"}),
+        keys,
         tuple(map(unescape, _NOT_REGULAR.findall(output))),
         tuple(unescape(found[1]) for found in map(_COMPLAINT.match, said) if found),
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from remote_tool.errors import SyncError
 from remote_tool.transport.sync.entries import ColumnsMaker, change_columns
-from remote_tool.transport.sync.last_sync import Columns, KnownCopy
+from remote_tool.transport.sync.last_sync import Columns, KnownCopy, order
 from remote_tool.transport.sync.local_rsync import find_local_rsync
 from remote_tool.transport.sync.project import listing
 from remote_tool.transport.sync.project.contents import Difference, Snapshot
@@ -164,7 +164,7 @@ class _Run:
         """Examine each file with a stat of its own."""
         self._skip_special(selection)
         made = ColumnsMaker()
-        for entry in sorted(filter(None, map(self._look.at, selection.names))):
+        for entry in sorted(filter(None, map(self._look.at, selection.names)), key=lambda entry: order(entry.name)):
             made.add(entry)
         return KnownCopy.of(made.columns())
 

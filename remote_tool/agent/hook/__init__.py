@@ -1,0 +1,1 @@
+"""The folder that every job has on its PYTHONPATH."""

@@ -1,0 +1,211 @@
+"""The use of this machine's GPUs, from nvidia-smi, which is never waited for: it may hang in the kernel."""
+
+from __future__ import annotations
+
+import os
+
+from remote_tool.agent.machine.gpus import count_gpus
+from remote_tool.agent.proc import processes
+from remote_tool.protocol.lean.namedtuple import NamedTuple
+from remote_tool.protocol.lean.signal import signal
+from remote_tool.protocol.lean.suppress import suppress
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional
+
+_FORMAT = "--format=csv,noheader,nounits"
+_GPUS = "--query-gpu=index,uuid,name,utilization.gpu,memory.used,memory.total,temperature.gpu,power.draw,power.limit"
+_NUMBERS = ("load", "used", "memory", "temperature", "power", "power_limit")
+_PROCESSES = "--query-compute-apps=gpu_uuid,pid,used_memory"
+_PROCESS_FIELDS = 3
+# Without persistence mode, the first answer of a machine with many GPUs takes this long.
+SILENCE = 15.0
+# Starting nvidia-smi takes up to half a second of a core.
+_PROCESSES_SECONDS = 30.0
+_MOST_LINES = 1024
+_LONGEST_TEXT = 200
+
+
+class _Program:
+    """A running nvidia-smi; OSError when it cannot start."""
+
+    def __init__(self, *options: str) -> None:
+        self._rest = b""
+        self._output, write = os.pipe()
+        try:
+            actions = [
+                (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, write, 1),
+                (os.POSIX_SPAWN_DUP2, write, 2),
+            ]
+            words = ["nvidia-smi", *options]
+            # Its own loop ends with SIGPIPE, should this process be killed.
+            self._pid = os.posix_spawnp(words[0], words, os.environ, file_actions=actions, setsigdef=(signal.SIGPIPE,))
+        except OSError:
+            os.close(self._output)
+            raise
+        finally:
+            os.close(write)
+        os.set_blocking(self._output, False)
+        self.has_ended = False
+
+    def read(self) -> List[str]:
+        """Return the lines that have come since the last call."""
+        try:
+            data = os.read(self._output, 65536)
+        except BlockingIOError:
+            return []
+        self.has_ended = not data
+        *lines, self._rest = (self._rest + (data or b"\n")).split(b"\n")
+        # A program that writes without line breaks must not fill the memory.
+        self._rest = self._rest[-_LONGEST_TEXT:]
+        return [line.decode("utf-8", "replace").strip() for line in lines[-_MOST_LINES:] if line.strip()]
+
+    def end(self) -> None:
+        """End it; one that hangs in the kernel is left to the system."""
+        os.close(self._output)
+        with suppress(OSError):
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0 if self.has_ended else os.WNOHANG)
+
+
+class GpuProcess(NamedTuple):
+    """A process on a GPU; the job is of this project or another, and empty without one."""
+
+    uuid: str
+    pid: int
+    used: Optional[float]
+    user: str
+    job: str
+
+
+class GpuUse:
+    """The newest answers of nvidia-smi.
+
+    Attributes:
+        problem: Why there is no answer now; empty with one, and without GPUs.
+    """
+
+    def __init__(self, interval: float) -> None:
+        self.problem = ""
+        # Loading the driver's library for each answer would cost more than the answer.
+        self._loop = ["-l", str(max(1, round(interval)))]
+        self._gpus: Dict[str, Dict[str, Any]] = {}
+        self._heard_at: Optional[float] = None
+        self._program: Optional[_Program] = None
+        self._is_missing = False
+        self._asked_at = 0.0
+        self._processes: List[GpuProcess] = []
+        self._listing: Optional[_Program] = None
+        self._found: List[GpuProcess] = []
+        self._listed_at = float("-inf")
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is an answer, or a reason that there is none, about GPUs and about their processes."""
+        no_gpus = self._is_missing or bool(self.problem)
+        return no_gpus or (bool(self._gpus) and self._listing is None and self._listed_at > float("-inf"))
+
+    def update(self, now: float) -> None:
+        """Take what has been answered, and ask again where needed; never waits."""
+        if self._is_missing:
+            return
+        try:
+            self._update_gpus(now)
+            if self._gpus:
+                self._update_processes(now)
+        except FileNotFoundError:
+            self._is_missing = True
+            self.problem = "GPU found, but no nvidia-smi" if count_gpus() else ""
+        except OSError as error:
+            self.problem = f"nvidia-smi: {error.strerror}"
+
+    def as_answer(self) -> List[Dict[str, Any]]:
+        """Return the GPUs, each with its processes; none while there is a problem."""
+        answer = []
+        for gpu in () if self.problem else self._gpus.values():
+            mine = [each._asdict() for each in self._processes if each.uuid == gpu["uuid"]]
+            answer.append({**gpu, "processes": mine})
+        return answer
+
+    def end(self) -> None:
+        """End what was started."""
+        for program in (self._program, self._listing):
+            if program is not None:
+                program.end()
+
+    def _update_gpus(self, now: float) -> None:
+        if self._program is None:
+            self._program, self._asked_at = _Program(_GPUS, _FORMAT, *self._loop), now
+        for line in self._program.read():
+            gpu = _parse_gpu(line)
+            if gpu is None:
+                self.problem = f"nvidia-smi: {line[:_LONGEST_TEXT]}"
+            else:
+                self._gpus[gpu["uuid"]] = gpu
+                self._heard_at, self.problem = now, ""
+        since = self._asked_at if self._heard_at is None else max(self._asked_at, self._heard_at)
+        is_silent = now - since > SILENCE + float(self._loop[-1] if self._loop else 0)
+        if is_silent:
+            self._gpus, self.problem = {}, "nvidia-smi does not answer"
+            # One that keeps its answers until it ends is started for each.
+            self._loop = []
+        if is_silent or (self._program.has_ended and now - self._asked_at >= self._pause):
+            self._program.end()
+            self._program = None
+
+    @property
+    def _pause(self) -> float:
+        return SILENCE if self.problem or not self._loop else 1.0
+
+    def _update_processes(self, now: float) -> None:
+        if self._listing is None:
+            if now - self._listed_at < _PROCESSES_SECONDS:
+                return
+            self._listing, self._found, self._listed_at = _Program(_PROCESSES, _FORMAT), [], now
+        self._found += [each for each in map(_parse_process, self._listing.read()) if each is not None]
+        if self._listing.has_ended or now - self._listed_at > SILENCE:
+            self._processes = self._found
+            self._listing.end()
+            self._listing = None
+
+
+def _parse_gpu(line: str) -> Optional[Dict[str, Any]]:
+    index, *fields = [field.strip() for field in line.split(",")]
+    if not index.isdigit() or len(fields) != len(_NUMBERS) + 2:
+        return None
+    uuid, name = fields[:2]
+    numbers = {name: _number(field) for name, field in zip(_NUMBERS, fields[2:])}  # noqa: B905 - newer than Python 3.8
+    return {"index": int(index), "uuid": uuid[:_LONGEST_TEXT], "name": name[:_LONGEST_TEXT], **numbers}
+
+
+def _parse_process(line: str) -> Optional[GpuProcess]:
+    fields = [field.strip() for field in line.split(",")]
+    if len(fields) != _PROCESS_FIELDS or not fields[1].isdigit():
+        return None
+    pid = int(fields[1])
+    return GpuProcess(fields[0], pid, _number(fields[2]), _user_of(pid), processes.read_mark(pid).job_id or "")
+
+
+def _number(text: str) -> Optional[float]:
+    """Return a number; None for ``[N/A]`` and the like."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if abs(number) < float("inf") else None
+
+
+def _user_of(pid: int) -> str:
+    """Return the user of a process; empty when it is unknown here, as in a container."""
+    try:
+        owner = os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return ""
+    import pwd  # noqa: PLC0415 - only where a GPU is in use
+
+    try:
+        return pwd.getpwuid(owner).pw_name
+    except KeyError:
+        return str(owner)

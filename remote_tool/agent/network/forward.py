@@ -1,0 +1,233 @@
+"""Forward connections between the client and this server: to its ports, from its ports, or to those of a job."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from functools import partial
+
+from remote_tool.agent.network.listeners import find_listeners
+from remote_tool.agent.requests import Request, is_list, is_text
+from remote_tool.protocol import job_folder
+from remote_tool.protocol.errors import RequestError
+from remote_tool.protocol.framing import FrameReader
+from remote_tool.protocol.lean.suppress import suppress
+from remote_tool.protocol.tunnel import CHUNK, StreamResetError, Tunnel, connect
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, List, Optional, Set
+
+    from remote_tool.protocol.tunnel import Connection
+
+# The client sends something more often than this, unless its laptop is asleep.
+_LONGEST_SILENCE = 120.0
+# A stopped program listens but accepts no connection.
+_LEFT_OVER_SECONDS = 5.0
+_QUICK_SCANS, _QUICK, _SLOW = 60, 0.5, 3.0
+# The address of a Unix socket has room for 108 bytes.
+_LONGEST_PATH = 107
+
+
+def forward(request: Request) -> None:
+    """Answer op ``forward`` until the client is gone or silent for too long."""
+    asyncio.run(_forward(request))
+
+
+async def _forward(request: Request) -> None:
+    loop = asyncio.get_event_loop()
+    incoming = asyncio.StreamReader(limit=CHUNK)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(incoming), os.fdopen(0, "rb", 0, closefd=False))
+    transport, protocol = await loop.connect_write_pipe(
+        asyncio.streams.FlowControlMixin, os.fdopen(1, "wb", 0, closefd=False)
+    )
+    writer = asyncio.StreamWriter(transport, protocol, None, loop)
+
+    async def write(data: bytes) -> None:
+        writer.write(data)
+        await writer.drain()
+
+    tunnel = Tunnel(request.nonce, is_first=False, write=write, connect=_connect)
+    session = _Session(tunnel)
+    try:
+        await session.listen(request.get("listen", is_list, default=[]))
+        await tunnel.send({"ready": True})
+        job = request.get("job", is_text, default="")
+        if job:
+            session.start(_report_ports(tunnel, job_folder.open_jobs_folder(request.folders().jobs), job))
+        await _read(incoming, FrameReader(request.nonce), tunnel)
+    finally:
+        await session.close()
+
+
+async def _read(incoming: asyncio.StreamReader, frames: FrameReader, tunnel: Tunnel) -> None:
+    while True:
+        try:
+            data = await asyncio.wait_for(incoming.read(CHUNK), _LONGEST_SILENCE)
+        except asyncio.TimeoutError:
+            return
+        if not data:
+            return
+        for frame in frames.feed(data):
+            tunnel.take(frame.header, frame.body)
+
+
+class _Session:
+    """The listeners and the tasks of one request."""
+
+    def __init__(self, tunnel: Tunnel) -> None:
+        self._tunnel = tunnel
+        self._listeners: List[asyncio.AbstractServer] = []
+        self._paths: List[str] = []
+        self._tasks: Set[asyncio.Future[None]] = set()
+
+    def start(self, work: Any) -> None:  # noqa: ANN401 - a coroutine
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def listen(self, places: List[Any]) -> None:
+        """Listen at each place; its number is the target that the client connects to."""
+        for number, place in enumerate(places):
+            accept = partial(self._accept, number)
+            if "path" in place:
+                path = _path_of(place)
+                self._listeners.append(await _listen_at_path(path, accept))
+                self._paths.append(path)
+            else:
+                self._listeners += await _listen_at_port(place["hosts"], int(place["port"]), accept)
+
+    async def close(self) -> None:
+        # The path first: once nothing listens there, another forward may take it.
+        for path in self._paths:
+            with suppress(OSError):
+                os.unlink(path)
+        for listener in self._listeners:
+            listener.close()
+        await self._tunnel.close()
+        for task in self._tasks:
+            task.cancel()
+
+    def _accept(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.start(self._carry((reader, writer), number))
+
+    async def _carry(self, connection: Connection, number: int) -> None:
+        with suppress(StreamResetError, OSError):
+            await self._tunnel.carry(connection, number)
+
+
+async def _report_ports(tunnel: Tunnel, jobs: Optional[int], job_id: str) -> None:
+    """Send the ports of a job whenever they change, until it has ended."""
+    loop, known, count = asyncio.get_event_loop(), None, 0
+    while True:
+        try:
+            found = await loop.run_in_executor(None, find_listeners, jobs, job_id)
+        except RequestError as error:
+            await tunnel.send({"error": str(error), "hint": error.hint})
+            return
+        except OSError:
+            # Such as too many open files: the next scan may succeed.
+            found = known
+        if found is None:
+            await tunnel.send({"over": True})
+            return
+        if found != known:
+            known = found
+            await tunnel.send({"ports": found.ports, "others": found.chosen_by_system, "elsewhere": found.is_elsewhere})
+        count += 1
+        await asyncio.sleep(_QUICK if count < _QUICK_SCANS else _SLOW)
+
+
+async def _connect(target: Any) -> Connection:  # noqa: ANN401 - what the client has sent
+    if "path" not in target:
+        return await connect(str(target["host"]), int(target["port"]))
+    with _ShortPath(_path_of(target)) as path:
+        return await asyncio.open_unix_connection(path, limit=CHUNK)
+
+
+def _path_of(place: Any) -> str:  # noqa: ANN401 - what the client has sent
+    return os.path.expanduser(str(place["path"]))
+
+
+async def _listen_at_port(hosts: List[str], port: int, accept: Any) -> List[asyncio.AbstractServer]:  # noqa: ANN401
+    """Listen on a port of these addresses; a server may have no IPv6."""
+    found: List[asyncio.AbstractServer] = []
+    for host in hosts:
+        try:
+            found.append(await asyncio.start_server(accept, host, port, limit=CHUNK))
+        except OSError as error:
+            if found and error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                continue
+            for listener in found:
+                listener.close()
+            raise _refusal(f"port {port}", error) from None
+    return found
+
+
+async def _listen_at_path(path: str, accept: Any) -> asyncio.AbstractServer:  # noqa: ANN401
+    """Listen on a Unix socket that only this user can use; replace a stale one that no program listens on."""
+    before = os.umask(0o177)
+    try:
+        with _ShortPath(path) as short:
+            sock = socket.socket(socket.AF_UNIX)
+            try:
+                _bind(sock, short)
+                return await asyncio.start_unix_server(accept, sock=sock, limit=CHUNK)
+            except BaseException:
+                sock.close()
+                raise
+    except OSError as error:
+        raise _refusal(path, error) from None
+    finally:
+        os.umask(before)
+
+
+def _bind(sock: socket.socket, path: str) -> None:
+    try:
+        sock.bind(path)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE or not _is_left_over(path):
+            raise
+        os.unlink(path)
+        sock.bind(path)
+
+
+def _is_left_over(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(_LEFT_OVER_SECONDS)
+        try:
+            sock.connect(path)
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+    return False
+
+
+def _refusal(place: str, error: OSError) -> RequestError:
+    if error.errno == errno.EADDRINUSE:
+        return RequestError(f"{place} is in use on the server", hint="Choose another one, e.g. 8889:localhost:6006")
+    if error.errno == errno.EACCES:
+        return RequestError(f"{place} on the server is not allowed for this user", hint="Choose a port above 1023")
+    return RequestError(f"cannot listen on {place}: {error.strerror or error}")
+
+
+class _ShortPath:
+    """Makes a Unix socket's path of any length short enough for the kernel, through a descriptor of its folder."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._folder: Optional[int] = None
+
+    def __enter__(self) -> str:
+        if len(os.fsencode(self._path)) <= _LONGEST_PATH:
+            return self._path
+        folder, name = os.path.split(self._path)
+        self._folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        return f"/proc/self/fd/{self._folder}/{name}"
+
+    def __exit__(self, *_: object) -> None:
+        if self._folder is not None:
+            os.close(self._folder)

@@ -1,0 +1,1 @@
+"""Terminals of jobs and of shells: the device, the thread that serves it, and those who attach to it."""

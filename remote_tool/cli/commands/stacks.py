@@ -1,0 +1,69 @@
+"""The command job-stacks."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from remote_tool.cli.groups import ChosenJobs, Connection
+from remote_tool.cli.options import AsJson
+from remote_tool.cli.output.console import inform, leave_unless_ok, print_data, show_failures
+from remote_tool.cli.output.json_output import errors_as_json, print_json
+from remote_tool.cli.output.sanitize import one_line
+from remote_tool.cli.tables.stacks import stack_lines
+from remote_tool.jobs.stacks import Group, grouped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from remote_tool.workflows.jobs.stacks import StacksAnswer
+
+
+def job_stacks(
+    *,
+    jobs: ChosenJobs,
+    native: Annotated[
+        bool, typer.Option("--native", help="Also show calls in C and C++; needs py-spy on the servers.")
+    ] = False,
+    json: AsJson = False,
+    connection: Connection,
+) -> None:
+    """Show where the Python processes of jobs are; equal stacks are grouped, and the odd rank comes first.
+
+    An ended job shows what its server kept before it stopped the processes.
+    """
+    with connection.console("asking servers") as console:
+        answer = console.find_workspace().take_stacks(jobs.selection(), native=native)
+    show_stacks(answer, json=json)
+    leave_unless_ok(answer.exit_code)
+
+
+def show_stacks(answer: StacksAnswer, *, json: bool) -> None:
+    """Show the processes in groups, each with the stack of the first one."""
+    groups = grouped(answer.processes)
+    if json:
+        shown = [_as_json(group) for group in groups]
+        kept = [{"job": each.job.key, "server": each.job.server, "text": each.text} for each in answer.kept]
+        print_json({"groups": shown, "kept": kept, "errors": errors_as_json(answer.errors)})
+    elif groups or answer.kept:
+        print_data("\n".join([*stack_lines(answer), *_kept_lines(answer)]))
+    elif not answer.errors and not answer.notes:
+        inform("no Python processes found in the selected jobs")
+    for server, text in answer.notes:
+        inform(f"{server}: {text}")
+    # Their stacks are shown, but not as asked for.
+    for server, why in dict.fromkeys((each.server, each.why) for each in answer.processes if each.why and each.stack):
+        inform(f"{server}: no calls in C and C++: {why}")
+    show_failures(answer.errors)
+
+
+def _kept_lines(answer: StacksAnswer) -> Iterator[str]:
+    for each in answer.kept:
+        yield f"kept by job {each.job.key} on {each.job.server}:"
+        yield from (one_line(f"    {line}") for line in each.text.splitlines() if line.strip())
+
+
+def _as_json(group: Group) -> dict[str, Any]:
+    return {"label": group.label, "where": group.where, "processes": [asdict(each) for each in group.processes]}

@@ -1,0 +1,101 @@
+"""The rows of ``top``: servers and GPUs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from remote_tool.cli.output.sanitize import one_line
+from remote_tool.readable import readable_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from remote_tool.errors import RemoteToolError
+    from remote_tool.workflows.servers.samples import GpuSample, Sample
+
+UNKNOWN = "?"
+
+
+def server_rows(
+    names: Iterable[str], samples: Mapping[str, Sample], errors: Mapping[str, RemoteToolError]
+) -> list[dict[str, str]]:
+    """Return one row per server."""
+    return [
+        server_row(name, samples[name]) if name in samples else missed_row(name, errors.get(name)) for name in names
+    ]
+
+
+def server_row(name: str, sample: Sample) -> dict[str, str]:
+    """Return the row of a server that has answered."""
+    gpus = sample.gpus
+    asked = not sample.gpu_problem
+    powers = [gpu.power for gpu in gpus if gpu.power is not None]
+    temperatures = [gpu.temperature for gpu in gpus if gpu.temperature is not None]
+    return {
+        "SERVER": one_line(name),
+        "GPUS": str(len(gpus)) if asked else UNKNOWN,
+        "USE": percent(sample.gpu_load),
+        "GPU MEM": _pair(_total(gpu.memory_used for gpu in gpus), _total(gpu.memory_total for gpu in gpus)),
+        "TEMP": f"{max(temperatures):.0f} C" if temperatures else "",
+        "POWER": _watts(sum(powers)) if powers else "",
+        "CPU": percent(sample.cpu),
+        "MEMORY": _pair(sample.memory_used, sample.memory_total),
+        "DISK FREE": "" if sample.disk_free is None else readable_size(sample.disk_free, digits=0).replace("iB", ""),
+        "PROBLEM": one_line(sample.gpu_problem),
+    }
+
+
+def missed_row(name: str, error: RemoteToolError | None) -> dict[str, str]:
+    """Return the row of a server that could not be asked, which says nothing about what it has."""
+    columns = ("GPUS", "USE", "GPU MEM", "TEMP", "POWER", "CPU", "MEMORY", "DISK FREE")
+    problem = "waiting" if error is None else error.message.removeprefix(f"{name}: ")
+    return {"SERVER": one_line(name), **dict.fromkeys(columns, UNKNOWN), "PROBLEM": one_line(problem)}
+
+
+def gpu_rows(server: str, sample: Sample, keys: Mapping[str, int]) -> list[dict[str, str]]:
+    """Return one row per GPU with its processes; jobs are named by their keys."""
+    return [
+        {
+            "SERVER": one_line(server),
+            "GPU": str(gpu.index),
+            "MODEL": one_line(gpu.name),
+            "USE": percent(gpu.load),
+            "MEMORY": _pair(gpu.memory_used, gpu.memory_total),
+            "TEMP": "" if gpu.temperature is None else f"{gpu.temperature:.0f} C",
+            "POWER": "" if gpu.power is None else _watts(gpu.power),
+            "USED BY": used_by(gpu, keys),
+        }
+        for gpu in sample.gpus
+    ]
+
+
+def used_by(gpu: GpuSample, keys: Mapping[str, int]) -> str:
+    """Return whose processes use a GPU: ``job 3, alice (2 processes)``."""
+    counts: dict[str, int] = {}
+    for process in gpu.processes:
+        who = f"job {keys[process.job]}" if process.job in keys else one_line(process.user) or "another container"
+        counts[who] = counts.get(who, 0) + 1
+    return ", ".join(who if count == 1 else f"{who} ({count} processes)" for who, count in counts.items())
+
+
+def percent(value: float | None) -> str:
+    """Return a share, empty when it is unknown."""
+    return "" if value is None else f"{value:.0f} %"
+
+
+def _pair(used: float | None, total: float | None) -> str:
+    """Return ``312/640G``."""
+    if used is None or total is None:
+        return ""
+    number, _, name = readable_size(total, digits=0).partition(" ")
+    scale = total / float(number) if float(number) else 1.0
+    return f"{used / scale:.0f}/{number}{name[:1]}"
+
+
+def _total(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _watts(watts: float) -> str:
+    return f"{watts:.0f} W" if watts < 1000 else f"{watts / 1000:.1f} kW"  # noqa: PLR2004 - a kilowatt

@@ -1,0 +1,1 @@
+"""This side's terminal, while a program on a server has it."""

@@ -1,0 +1,145 @@
+"""Run the screen of ``top``: connect, show, and leave the terminal as it was."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import termios
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, TypeVar
+
+import remote_tool
+from remote_tool.cli.output import streams
+from remote_tool.cli.output.sanitize import one_line
+from remote_tool.cli.tables.stacks import stack_lines
+from remote_tool.cli.top.board import Board
+from remote_tool.cli.top.screen import TopApp
+from remote_tool.workflows.events import Notice
+from remote_tool.workflows.selection import JobSelection, choose_servers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from remote_tool.cli.groups import Connection, Targets
+    from remote_tool.jobs.job import Job
+    from remote_tool.workflows.events import Event
+
+T = TypeVar("T")
+# Then the screen shows which servers have answered.
+FIRST_SECONDS = 3.0
+# The other screen, the mouse, pasting, the keys of kitty, and the cursor, as programs find them.
+LEAVE_SCREEN = "\x1b[<u" + "".join(f"\x1b[?{mode}l" for mode in (1000, 1002, 1003, 1004, 1006, 1015, 2004, 1049))
+LEAVE_SCREEN += "\x1b[?25h"
+
+
+def show_screen(targets: Targets, connection: Connection, interval: float) -> None:
+    """Show the screen until the user leaves it."""
+    console = connection.console("connecting")
+    workspace = targets.find_workspace(console)
+    names = choose_servers(workspace.config, targets.servers)
+    board = Board(names)
+    hooks = _Hooks(console.hooks, board)
+    watching = remote_tool.Workspace(workspace.config, hooks.hooks)
+    with console:
+        running = watching.watch(board.apply, names, interval=interval)
+        running.when_done(lambda _: board.end())
+        try:
+            while not board.wait_for_servers(FIRST_SECONDS) and hooks.is_asking:
+                pass
+        except BaseException:
+            running.stop()
+            raise
+    try:
+        if not board.has_ended:
+            hooks.is_shown = True
+            with terminal_restored():
+                TopApp(board, _Keys(watching)).run()
+        if board.has_ended:
+            running.result()
+    finally:
+        running.stop()
+
+
+class _Hooks:
+    """The callbacks of the console until the screen is shown; then nothing is asked, and notices go to the screen."""
+
+    def __init__(self, console: remote_tool.Hooks, board: Board) -> None:
+        self.is_shown = False
+        self.is_asking = False
+        self._console = console
+        self._board = board
+
+    @property
+    def hooks(self) -> remote_tool.Hooks:
+        """The callbacks for a workspace."""
+        ask, confirm = self._console.ask_password, self._console.confirm
+        return remote_tool.Hooks(
+            report=self._report,
+            ask_password=None if ask is None else lambda prompt: self._ask(ask, prompt),
+            confirm=None if confirm is None else lambda question: bool(self._ask(confirm, question)),
+        )
+
+    def _ask(self, ask: Callable[[str], T], text: str) -> T | None:
+        if self.is_shown:
+            return None
+        self.is_asking = True
+        try:
+            return ask(text)
+        finally:
+            self.is_asking = False
+
+    def _report(self, event: Event) -> None:
+        if not self.is_shown:
+            self._console.report(event)
+        elif isinstance(event, Notice):
+            self._board.notice = one_line(f"{event.server}: {event.text}" if event.server else event.text)
+
+
+class _Keys:
+    """What the keys do."""
+
+    def __init__(self, workspace: remote_tool.Workspace) -> None:
+        self._workspace = workspace
+
+    def log(self, job: Job) -> None:
+        """Follow the log until the job ends or Ctrl-C."""
+        self._run("job-tail", str(job.key), "--lines", "100")
+
+    def attach(self, job: Job) -> None:
+        """Attach to the terminal until it ends or the user detaches."""
+        self._run("job-attach", str(job.key))
+
+    def stacks(self, job: Job) -> str:
+        """Return where the Python processes of the job are."""
+        answer = self._workspace.take_stacks(JobSelection(jobs=(job.id,)))
+        problems = [one_line(f"{server}: {error}") for server, error in answer.errors.items()]
+        return "\n".join([*stack_lines(answer), *problems]) or "No Python process is running in this job"
+
+    def kill(self, job: Job) -> str:
+        """Stop the job."""
+        (stopped,) = self._workspace.stop_jobs(JobSelection(jobs=(job.id,))).raise_if_any_failed().jobs
+        return f"job {stopped.key} on {stopped.server}: {stopped.state}"
+
+    def _run(self, *words: str) -> None:
+        """Run a command of this program on the terminal, in its own process, then wait for Enter."""
+        # Ctrl-C is for that command alone; a handler, as what is ignored would be ignored there, too.
+        before = signal.signal(signal.SIGINT, lambda _number, _frame: None)
+        try:
+            subprocess.run([sys.executable, "-m", "remote_tool", *words], cwd=self._workspace.root, check=False)
+            streams.write_text(streams.OUT, "\nPress Enter to go back to top. ")
+            sys.stdin.readline()
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def terminal_restored() -> Iterator[None]:
+    """Leave the terminal as it is now, also after SIGTERM or a bug of the screen."""
+    before = termios.tcgetattr(streams.IN)
+    try:
+        yield
+    finally:
+        with suppress(OSError, termios.error):
+            streams.write_text(streams.ERR, LEAVE_SCREEN)
+            termios.tcsetattr(streams.IN, termios.TCSANOW, before)

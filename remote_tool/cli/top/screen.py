@@ -1,0 +1,293 @@
+"""The screen of ``top``, in Textual."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from rich.text import Text
+from textual.app import App
+from textual.binding import Binding
+from textual.containers import VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import DataTable, Footer, Input, Static
+
+from remote_tool.cli.tables.jobs import short_command
+from remote_tool.errors import RemoteToolError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from textual.app import ComposeResult
+    from textual.events import Resize
+
+    from remote_tool.cli.top.board import Board, Row
+    from remote_tool.jobs.job import Job
+
+REFRESH_SECONDS = 0.5
+SERVERS, JOBS = "servers", "jobs"
+SERVER_COLUMNS = ("SERVER", "GPUS", "USE", "TREND", "GPU MEM", "TEMP", "POWER", "CPU", "MEMORY", "DISK FREE", "PROBLEM")
+JOB_COLUMNS = ("KEY", "SERVER", "STATE", "LAUNCH", "PROGRESS", "LOSS", "TREND", "DURATION", "NAME", "COMMAND")
+NARROW = 120
+# A terminal of 80 columns has no room for these.
+ONLY_WIDE = {"TREND", "POWER", "TEMP", "NAME", "DURATION", "DISK FREE"}
+
+
+class Actions(Protocol):
+    """What the keys do; text that is returned is shown."""
+
+    def log(self, job: Job) -> None: ...
+    def attach(self, job: Job) -> None: ...
+    def stacks(self, job: Job) -> str: ...
+    def kill(self, job: Job) -> str: ...
+
+
+class Question(ModalScreen[bool]):
+    """Asks yes or no; no is the default."""
+
+    BINDINGS: ClassVar = [
+        Binding("y", "dismiss(True)", "Yes"),
+        Binding("n,escape,enter,q", "dismiss(False)", "No"),
+    ]
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._text = text
+
+    def compose(self) -> ComposeResult:
+        """Show the question."""
+        yield Static(f"{self._text} [y/N]", id="question", markup=False)
+
+
+class Pages(ModalScreen[None]):
+    """Shows a long text."""
+
+    BINDINGS: ClassVar = [Binding("escape,q,enter", "dismiss", "Back")]
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._text = text
+
+    def compose(self) -> ComposeResult:
+        """Show the text."""
+        with VerticalScroll(id="pages"):
+            yield Static(self._text, markup=False)
+        yield Footer()
+
+
+class TopApp(App[None]):
+    """Servers above, jobs below, and the details of the selected row."""
+
+    TITLE = "remote-tool top"
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    #summary { height: 1; background: $panel; text-style: bold; }
+    #servers { height: auto; max-height: 40%; }
+    #jobs { height: 1fr; min-height: 4; border-top: solid $panel; }
+    #details { height: auto; max-height: 55%; border-top: solid $panel; }
+    #filter { display: none; height: 3; }
+    #filter.shown { display: block; }
+    Question, Pages { align: center middle; }
+    #question { width: auto; max-width: 90%; padding: 1 2; border: solid $accent; background: $surface; }
+    #pages { width: 95%; height: 90%; border: solid $accent; background: $surface; }
+    """
+    BINDINGS: ClassVar = [
+        Binding("l", "log", "Log"),
+        Binding("a", "attach", "Attach"),
+        Binding("t", "stacks", "Stacks"),
+        Binding("k", "kill", "Kill"),
+        Binding("slash", "filter", "Filter", key_display="/"),
+        Binding("s", "sort", "Sort"),
+        Binding("escape", "clear_filter", show=False),
+        Binding("q", "quit", "Quit"),
+    ]
+
+    def __init__(self, board: Board, actions: Actions) -> None:
+        super().__init__()
+        self._board = board
+        self._actions = actions
+        self._filter = ""
+        self._width = 0
+        self._drawn: dict[str, list[str]] = {}
+
+    def compose(self) -> ComposeResult:
+        """Make the widgets."""
+        yield Static(id="summary", markup=False)
+        yield DataTable(id=SERVERS, cursor_type="row", zebra_stripes=True)
+        yield DataTable(id=JOBS, cursor_type="row", zebra_stripes=True)
+        with VerticalScroll(id="details", can_focus=False):
+            yield Static(id="text", markup=False)
+        yield Input(id="filter", placeholder="filter servers and jobs; Esc shows all")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        """Start to refresh."""
+        self._width = self.size.width
+        self._make_columns()
+        self.refresh_tables()
+        self.query_one(f"#{JOBS}" if self._board.job_rows() else f"#{SERVERS}").focus()
+        self.set_interval(REFRESH_SECONDS, self.refresh_tables)
+
+    def on_resize(self, event: Resize) -> None:
+        """Choose the columns that fit."""
+        self._width = event.size.width
+        self._make_columns()
+        self.refresh_tables()
+
+    def refresh_tables(self) -> None:
+        """Draw what has changed."""
+        if self._board.has_ended:
+            self.exit()
+            return
+        self._fill(SERVERS, self._board.server_rows(self._filter))
+        self._fill(JOBS, self._board.job_rows(self._filter))
+        shown = f"  filter: {self._filter}" if self._filter else ""
+        order = f"  sorted by {self._board.server_order} and {self._board.job_order}"
+        notice = f"  {self._board.notice}" if self._board.notice else ""
+        self.query_one("#summary", Static).update(f"{self._board.summary()}{order}{shown}{notice}")
+        self._show_details()
+
+    def on_data_table_row_highlighted(self) -> None:
+        """Show the details of the selected row."""
+        self._show_details()
+
+    def on_descendant_focus(self) -> None:
+        """Show the details of the selected row of the other table."""
+        self._show_details()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """Filter while the user types."""
+        self._filter = event.value
+        self.refresh_tables()
+
+    def on_input_submitted(self) -> None:
+        """Keep the filter, and go back to the tables."""
+        self._hide_filter()
+
+    def action_filter(self) -> None:
+        """Ask for a text that rows have to contain."""
+        field = self.query_one("#filter", Input)
+        field.add_class("shown")
+        field.focus()
+
+    def action_clear_filter(self) -> None:
+        """Show all rows."""
+        self.query_one("#filter", Input).value = ""
+        self._hide_filter()
+
+    def action_sort(self) -> None:
+        """Sort the table with the cursor by its next column."""
+        if self._focused_table == SERVERS:
+            self._board.sort_servers()
+        else:
+            self._board.sort_jobs()
+        self.refresh_tables()
+
+    def action_log(self) -> None:
+        """Follow the log of the selected job on the whole terminal."""
+        if (job := self._selected_job()) is not None:
+            with self.suspend():
+                self._actions.log(job)
+
+    def action_attach(self) -> None:
+        """Attach to the terminal of the selected job."""
+        job = self._selected_job()
+        if job is None:
+            return
+        if not job.terminal:
+            self.notify(f"Job {job.key} has no terminal; start it with job-run --tty", severity="warning")
+            return
+        with self.suspend():
+            self._actions.attach(job)
+
+    def action_stacks(self) -> None:
+        """Show where the Python processes of the selected job are."""
+        if (job := self._selected_job()) is not None:
+            self.notify(f"asking where job {job.key} is")
+            self.run_worker(lambda: self._say_stacks(job), thread=True, exclusive=True, group="stacks")
+
+    def action_kill(self) -> None:
+        """Stop the selected job, after a question."""
+        if (job := self._selected_job()) is None:
+            return
+
+        def answered(is_sure: bool | None) -> None:
+            if is_sure:
+                self.notify(f"stopping job {job.key}")
+                self.run_worker(lambda: self._kill(job), thread=True)
+
+        self.push_screen(Question(f"Stop job {job.key} on {job.server}: {short_command(job)}?"), answered)
+
+    def _say_stacks(self, job: Job) -> None:
+        try:
+            text = self._actions.stacks(job)
+        except RemoteToolError as error:
+            self.call_from_thread(self.notify, str(error), severity="error", markup=False)
+        else:
+            self.call_from_thread(self.push_screen, Pages(text))
+
+    def _kill(self, job: Job) -> None:
+        try:
+            text, severity = self._actions.kill(job), "information"
+        except RemoteToolError as error:
+            text, severity = str(error), "error"
+        self.call_from_thread(self.notify, text, severity=severity, markup=False)
+
+    @property
+    def _focused_table(self) -> str:
+        return SERVERS if self.focused is not None and self.focused.id == SERVERS else JOBS
+
+    def _selected(self, table: str) -> str:
+        rows, cursor = self._drawn.get(table, []), self.query_one(f"#{table}", DataTable).cursor_row
+        return rows[cursor] if 0 <= cursor < len(rows) else ""
+
+    def _selected_job(self) -> Job | None:
+        job = self._board.job(self._selected(JOBS))
+        if job is None:
+            self.notify("There is no job to choose", severity="warning")
+        return job
+
+    def _show_details(self) -> None:
+        width = max(20, self._width - 4)
+        if self._focused_table == SERVERS:
+            lines = self._board.server_details(self._selected(SERVERS))
+        else:
+            lines = self._board.job_details(self._selected(JOBS), width)
+        self.query_one("#text", Static).update("\n".join(lines))
+
+    def _hide_filter(self) -> None:
+        self.query_one("#filter", Input).remove_class("shown")
+        self.query_one(f"#{JOBS}").focus()
+
+    def _columns(self, names: Sequence[str]) -> list[str]:
+        return [name for name in names if self._width >= NARROW or name not in ONLY_WIDE]
+
+    def _make_columns(self) -> None:
+        for table, names in ((SERVERS, SERVER_COLUMNS), (JOBS, JOB_COLUMNS)):
+            widget = self.query_one(f"#{table}", DataTable)
+            wanted = self._columns(names)
+            if [str(column.label) for column in widget.ordered_columns] != wanted:
+                widget.clear(columns=True)
+                for name in wanted:
+                    widget.add_column(name, key=name)
+                self._drawn[table] = []
+
+    def _fill(self, table: str, rows: Sequence[tuple[str, Row]]) -> None:
+        """Update cells in place while the rows are the same, so that the cursor stays."""
+        widget = self.query_one(f"#{table}", DataTable)
+        names = [str(column.label) for column in widget.ordered_columns]
+        keys = [key for key, _ in rows]
+        if keys != self._drawn.get(table):
+            selected = self._selected(table)
+            widget.clear()
+            for key, row in rows:
+                widget.add_row(*(Text(row.get(name, "")) for name in names), key=key)
+            self._drawn[table] = keys
+            if selected in keys:
+                widget.move_cursor(row=keys.index(selected))
+            return
+        for key, row in rows:
+            for name in names:
+                # Not as a plain string, in which Textual would look for markup.
+                cell = Text(row.get(name, ""))
+                if widget.get_cell(key, name) != cell:
+                    widget.update_cell(key, name, cell, update_width=True)

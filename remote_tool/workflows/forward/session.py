@@ -1,0 +1,320 @@
+"""The forwards of one server: ports here that outlast its connections, and the tunnel of the current one."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from remote_tool.errors import ConnectError, JobError
+from remote_tool.protocol.tunnel import CHUNK, REFUSED, StreamResetError, Tunnel, connect, reset
+from remote_tool.workflows.agent_client import (
+    NoAnswerError,
+    SupervisorMissingError,
+    install_supervisor,
+    open_conversation,
+)
+from remote_tool.workflows.events import Notice
+from remote_tool.workflows.forward.local_ports import bind_free_port
+from remote_tool.workflows.forward.places import HIGHEST_PORT, Forward, Place
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+
+    from remote_tool.jobs.job import Job
+    from remote_tool.protocol.framing import Frame
+    from remote_tool.protocol.tunnel import Connection
+    from remote_tool.transport.host import Host
+    from remote_tool.workflows.agent_client import Conversation
+    from remote_tool.workflows.context import Context
+
+FIRST_ANSWER_SECONDS = 60.0
+# A connection made while the server is away waits this long.
+RECONNECT_SECONDS = 15.0
+# The server ends a forward whose client is silent for two minutes.
+ALIVE_SECONDS = 20.0
+MOST_PORTS_OF_JOB = 64
+MOST_NAMED = 8
+# An IPv6 address with its zone.
+LONGEST_HOST = 63
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A place where connections are accepted.
+
+    Attributes:
+        server: The server.
+        listen: Where: here, or on the server if ``reverse``.
+        target: Where connections go: on the server, or here if ``reverse``.
+        wanted: The port that was asked for here; another one if it is in use.
+    """
+
+    server: str
+    listen: Place
+    target: Place
+    reverse: bool = False
+    wanted: int = 0
+
+
+class Session:
+    """The forwards of one server.
+
+    Attributes:
+        has_worked: Whether the server has answered once.
+        is_reverse: Whether the server listens, and connections come here.
+    """
+
+    def __init__(
+        self, context: Context, server: str, forwards: Sequence[Forward], *, reverse: bool, job: Job | None
+    ) -> None:
+        self.server = server
+        self.has_worked = False
+        self._context = context
+        self._forwards = forwards
+        self.is_reverse = reverse
+        self._job = job
+        self._opened: list[Opened] = []
+        self._sockets: dict[Place, list[socket.socket]] = {}
+        self._listeners: list[asyncio.Server] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._tunnel: Tunnel | None = None
+        self._is_connected = asyncio.Event()
+        self._said: set[str] = set()
+
+    def bind(self) -> None:
+        """Listen here, without accepting connections yet; raises UsageError."""
+        for each in self._forwards:
+            if self.is_reverse:
+                self._opened.append(Opened(self.server, each.listen, each.target, reverse=True))
+            else:
+                self._opened.append(self._bind(each))
+
+    async def run(self, host: Host, on_open: Callable[[Opened], None], on_answer: Callable[[], None]) -> bool:
+        """Carry connections over this connection until it ends; return whether the job has ended.
+
+        Raises:
+            JobError: The server refuses, such as a port that is in use there.
+            ConnectionLostError: The connection was lost.
+        """
+        try:
+            return await self._converse(host, on_open, on_answer)
+        except SupervisorMissingError:
+            await install_supervisor(host, self._context.config)
+            return await self._converse(host, on_open, on_answer)
+
+    async def close(self) -> None:
+        """Close all ports, and reset their connections."""
+        for listener in self._listeners:
+            listener.close()
+        for sockets in self._sockets.values():
+            for each in sockets:
+                each.close()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _converse(self, host: Host, on_open: Callable[[Opened], None], on_answer: Callable[[], None]) -> bool:
+        listen = [each.listen.as_listener() for each in self._forwards] if self.is_reverse else []
+        request = {"listen": listen, "job": "" if self._job is None else self._job.id}
+        async with open_conversation(host, self._context.config, "forward", request) as conversation:
+            tunnel = Tunnel(
+                conversation.nonce, is_first=True, write=partial(_write, conversation), connect=self._connect_here
+            )
+            try:
+                return await self._take_frames(conversation, tunnel, on_open, on_answer)
+            finally:
+                self._tunnel = None
+                self._is_connected.clear()
+                await tunnel.close()
+
+    async def _take_frames(
+        self,
+        conversation: Conversation,
+        tunnel: Tunnel,
+        on_open: Callable[[Opened], None],
+        on_answer: Callable[[], None],
+    ) -> bool:
+        staying: asyncio.Task[None] | None = None
+        try:
+            async for frame in _frames(conversation, self.server):
+                if "ready" in frame.header:
+                    staying = staying or asyncio.create_task(_say_alive(tunnel))
+                    await self._begin(tunnel, on_open, on_answer)
+                elif "over" in frame.header and self._job is not None:
+                    self._end_with_job(self._job)
+                    return True
+                elif "ports" in frame.header and self._job is not None:
+                    await self._add_ports(frame.header, on_open)
+                else:
+                    tunnel.take(frame.header, frame.body)
+        finally:
+            if staying is not None:
+                staying.cancel()
+        return False
+
+    async def _begin(self, tunnel: Tunnel, on_open: Callable[[Opened], None], on_answer: Callable[[], None]) -> None:
+        self._tunnel = tunnel
+        self._is_connected.set()
+        is_first, self.has_worked = not self.has_worked, True
+        if is_first:
+            for opened in self._opened:
+                if not self.is_reverse:
+                    await self._accept_at(opened)
+                on_open(opened)
+        on_answer()
+
+    def _end_with_job(self, job: Job) -> None:
+        if not self._sockets:
+            message = f"Job {job.key} has ended, and none of its ports was forwarded"
+            raise JobError(message, hint=f"remote-tool job-tail {job.key}", server=self.server)
+        self._tell(f"job {job.key} has ended; its ports are closed")
+
+    async def _add_ports(self, header: Mapping[str, Any], on_open: Callable[[Opened], None]) -> None:
+        """Forward the ports of the job that are new, each to the same port here."""
+        ports, others = _ports_in(header)
+        for target in ports:
+            if target not in self._sockets and len(self._sockets) < MOST_PORTS_OF_JOB:
+                opened = self._bind(Forward(Place(port=target.port), target))
+                await self._accept_at(opened)
+                on_open(opened)
+        if header.get("elsewhere"):
+            self._tell(
+                "the job has a network of its own, whose ports cannot be forwarded; start it in the host's network"
+            )
+        if not ports and not others:
+            self._tell("the job listens on no port yet; waiting")
+        if others:
+            more = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
+            self._tell(
+                f"ports that the system chose for the job are not forwarded: {', '.join(map(str, others[:MOST_NAMED]))}"
+                f"{more}; to forward one: remote-tool forward {others[0]} --server {self.server}",
+                about="others",
+            )
+
+    def _bind(self, wanted: Forward) -> Opened:
+        sockets, port = bind_free_port(wanted.listen)
+        self._sockets[wanted.target] = [*self._sockets.get(wanted.target, []), *sockets]
+        listen = Place(wanted.listen.host, port)
+        return Opened(self.server, listen, wanted.target, wanted=wanted.listen.port)
+
+    async def _accept_at(self, opened: Opened) -> None:
+        for each in self._sockets[opened.target]:
+            if each.getsockname()[1] == opened.listen.port:
+                accept = partial(self._start_carrying, opened.target)
+                self._listeners.append(await asyncio.start_server(accept, sock=each, limit=CHUNK))
+
+    def _start_carrying(self, target: Place, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._start(self._carry((reader, writer), target))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _carry(self, connection: Connection, target: Place) -> None:
+        """Carry a connection that was accepted here; its failures are reset there and reported here once."""
+        try:
+            async with asyncio.timeout(RECONNECT_SECONDS):
+                await self._is_connected.wait()
+            if self._tunnel is None:
+                raise ConnectionResetError
+            await self._tunnel.carry(connection, target.as_target())
+            self._forget(target)
+        except StreamResetError as error:
+            self._report(target, f"on {self.server}", str(error))
+        except OSError:
+            # The connection to the server, which is reported elsewhere, or the program here has closed its own.
+            reset(connection[1])
+        except asyncio.CancelledError:
+            reset(connection[1])
+            raise
+
+    async def _connect_here(self, number: object) -> Connection:
+        """Connect to the target of a reverse forward, which the server names by its number."""
+        if not self.is_reverse or not isinstance(number, int) or not 0 <= number < len(self._forwards):
+            raise ConnectionRefusedError
+        target = self._forwards[number].target
+        try:
+            if target.path:
+                connection = await asyncio.open_unix_connection(_expanded(target.path), limit=CHUNK)
+            else:
+                connection = await connect(target.host, target.port)
+        except OSError as error:
+            is_refused = isinstance(error, ConnectionRefusedError | FileNotFoundError)
+            self._report(target, "here", REFUSED if is_refused else str(error.strerror or error))
+            raise
+        self._forget(target)
+        return connection
+
+    def _report(self, target: Place, where: str, why: str) -> None:
+        """Report why connections to a target fail, once until one succeeds."""
+        if why == REFUSED:
+            self._tell(f"nothing listens on {target} {where}", about=str(target))
+        elif why:
+            self._tell(f"cannot connect to {target} {where}: {why}", about=str(target))
+
+    def _tell(self, text: str, *, about: str = "") -> None:
+        if (about or text) not in self._said:
+            self._said.add(about or text)
+            self._context.report(Notice(self.server, text))
+
+    def _forget(self, target: Place) -> None:
+        self._said.discard(str(target))
+
+
+async def _frames(conversation: Conversation, server: str) -> AsyncIterator[Frame]:
+    """Yield the frames of an answer whose first one must come soon; later ones may take any time."""
+    frames = conversation.frames()
+    try:
+        async with asyncio.timeout(FIRST_ANSWER_SECONDS):
+            first = await anext(frames, None)
+    except TimeoutError:
+        raise NoAnswerError(f"{server}: no answer within {FIRST_ANSWER_SECONDS:.0f} s", server=server) from None
+    if first is not None:
+        yield first
+    async for frame in frames:
+        yield frame
+
+
+async def _write(conversation: Conversation, frame: bytes) -> None:
+    try:
+        await conversation.send(frame)
+    except (ConnectError, JobError) as error:
+        raise ConnectionResetError(str(error)) from error
+
+
+async def _say_alive(tunnel: Tunnel) -> None:
+    with suppress(OSError):
+        while True:
+            await asyncio.sleep(ALIVE_SECONDS)
+            await tunnel.send({"alive": True})
+
+
+def _ports_in(header: Mapping[str, Any]) -> tuple[list[Place], list[int]]:
+    """Return the ports in an answer, and those that the system chose."""
+    places = []
+    for each in _list_of(header, "ports"):
+        match each:
+            case [str(host), int(port)] if 0 < port <= HIGHEST_PORT and _is_printable_host(host):
+                places.append(Place(host, port))
+    others = [port for port in _list_of(header, "others") if type(port) is int and 0 < port <= HIGHEST_PORT]
+    return places, others
+
+
+def _is_printable_host(host: str) -> bool:
+    return len(host) <= LONGEST_HOST and host.isprintable()
+
+
+def _expanded(path: str) -> str:
+    return str(Path(path).expanduser())
+
+
+def _list_of(header: Mapping[str, Any], name: str) -> list[Any]:
+    found = header.get(name)
+    return found if isinstance(found, list) else []

@@ -1,0 +1,164 @@
+"""Samples of servers as ``top`` shows them; what a server says is not trusted to be of the right type."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from remote_tool.readable import MEBIBYTE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+MOST_GPUS = 256
+MOST_PROCESSES = 256
+LONGEST_TEXT = 200
+
+
+@dataclass(frozen=True)
+class GpuProcess:
+    """A process that uses a GPU.
+
+    Attributes:
+        pid: As the server's nvidia-smi counts.
+        memory: Bytes of the GPU's memory; None if not reported.
+        user: Empty if it is in another container.
+        job: Id of its job; empty without one.
+    """
+
+    pid: int
+    memory: int | None
+    user: str
+    job: str
+
+
+@dataclass(frozen=True)
+class GpuSample:
+    """One GPU; a value that is not reported is None.
+
+    Attributes:
+        index: As in nvidia-smi.
+        name: Its model.
+        load: Percent.
+        memory_used: Bytes in use.
+        memory_total: Bytes.
+        temperature: Degrees Celsius.
+        power: Watts.
+        power_limit: Watts.
+        processes: Those that use it.
+    """
+
+    index: int
+    name: str
+    load: float | None
+    memory_used: int | None
+    memory_total: int | None
+    temperature: float | None
+    power: float | None
+    power_limit: float | None
+    processes: tuple[GpuProcess, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The use of a server; a value that is unknown is None, and sizes are in bytes.
+
+    Attributes:
+        cpu: Percent of all processors.
+        cores: Their number.
+        load: The load average of the last minute.
+        memory_total: Of the machine.
+        memory_available: For new programs.
+        disk_total: Of the disk with the project's folder.
+        disk_free: For this user.
+        gpus: By number.
+        gpu_problem: Why GPUs could not be asked; empty when they answered, and when there are none.
+    """
+
+    cpu: float | None
+    cores: int | None
+    load: float | None
+    memory_total: int | None
+    memory_available: int | None
+    disk_total: int | None
+    disk_free: int | None
+    gpus: tuple[GpuSample, ...] = ()
+    gpu_problem: str = ""
+
+    @property
+    def gpu_load(self) -> float | None:
+        """The mean load of the GPUs in percent; None if unknown."""
+        loads = [gpu.load for gpu in self.gpus if gpu.load is not None]
+        return sum(loads) / len(loads) if loads else None
+
+    @property
+    def memory_used(self) -> int | None:
+        """Bytes of memory in use."""
+        if self.memory_total is None or self.memory_available is None:
+            return None
+        return max(0, self.memory_total - self.memory_available)
+
+
+def parse_sample(header: Mapping[str, Any]) -> Sample:
+    """Return the sample in an answer."""
+    machine = header.get("machine")
+    fields: Mapping[str, Any] = machine if isinstance(machine, dict) else {}
+    return Sample(
+        cpu=_number(fields.get("cpu")),
+        cores=_size(fields.get("cores")),
+        load=_number(fields.get("load")),
+        memory_total=_size(fields.get("memory_total")),
+        memory_available=_size(fields.get("memory_available")),
+        disk_total=_size(fields.get("disk_total")),
+        disk_free=_size(fields.get("disk_free")),
+        gpus=tuple(sorted(map(_gpu, _entries(header.get("gpus"), MOST_GPUS)), key=lambda gpu: gpu.index)),
+        gpu_problem=_text(header.get("gpu_problem")),
+    )
+
+
+def _gpu(entry: Mapping[str, Any]) -> GpuSample:
+    return GpuSample(
+        index=round(_number(entry.get("index")) or 0),
+        name=_text(entry.get("name")),
+        load=_number(entry.get("load")),
+        memory_used=_size(entry.get("used"), MEBIBYTE),
+        memory_total=_size(entry.get("memory"), MEBIBYTE),
+        temperature=_number(entry.get("temperature")),
+        power=_number(entry.get("power")),
+        power_limit=_number(entry.get("power_limit")),
+        processes=tuple(map(_process, _entries(entry.get("processes"), MOST_PROCESSES))),
+    )
+
+
+def _process(entry: Mapping[str, Any]) -> GpuProcess:
+    return GpuProcess(
+        pid=round(_number(entry.get("pid")) or 0),
+        memory=_size(entry.get("used"), MEBIBYTE),
+        user=_text(entry.get("user")),
+        job=_text(entry.get("job")),
+    )
+
+
+def _entries(value: object, most: int) -> Iterator[Mapping[str, Any]]:
+    return (entry for entry in (value[:most] if isinstance(value, list) else ()) if isinstance(entry, dict))
+
+
+def _number(value: object) -> float | None:
+    """Return a number that is not negative."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) and number >= 0 else None
+
+
+def _size(value: object, unit: int = 1) -> int | None:
+    number = _number(value)
+    return None if number is None else round(number * unit)
+
+
+def _text(value: object) -> str:
+    return value[:LONGEST_TEXT] if isinstance(value, str) else ""

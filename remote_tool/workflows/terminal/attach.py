@@ -1,0 +1,90 @@
+"""job-attach: the terminal of a running job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from remote_tool.errors import UsageError
+from remote_tool.workflows.jobs.listing import list_jobs, load_matching
+from remote_tool.workflows.selection import JobSelection, choose_jobs, listed
+from remote_tool.workflows.terminal.session import End, hold_on
+
+if TYPE_CHECKING:
+    from remote_tool.errors import JobError
+    from remote_tool.jobs.job import Job
+    from remote_tool.workflows.context import Context
+    from remote_tool.workflows.terminal.session import Screen
+
+
+@dataclass(frozen=True)
+class Attached:
+    """How an attachment to a job ended.
+
+    Attributes:
+        job: The job.
+        end: How.
+        ended_unseen: Whether the job ended while the connection was lost, and its last output was not shown.
+    """
+
+    job: Job
+    end: End
+    ended_unseen: bool = False
+
+
+async def attach(context: Context, selection: JobSelection, screen: Screen) -> Attached:
+    """Attach a screen to the terminal of the selected job, or the only one, until the job ends or the user detaches.
+
+    A lost connection is made again.
+
+    Raises:
+        UsageError: Not one job is selected, it has no terminal, or it has ended.
+        JobError: Its server cannot do it.
+        ConnectError: Its server cannot be reached.
+    """
+    if not selection.is_explicit:
+        return await attach_to(context, await _only_one(context, selection), screen)
+    jobs = choose_jobs(load_matching(context, selection)[0], selection)
+    if len(jobs) != 1:
+        raise UsageError(
+            f"{len(jobs)} jobs are selected, and only one can be attached to", hint="remote-tool job-attach KEY"
+        )
+    return await attach_to(context, jobs[0], screen)
+
+
+async def _only_one(context: Context, selection: JobSelection) -> Job:
+    answer = await list_jobs(context, selection)
+    found = [job for job in answer.jobs if job.terminal and job.may_run]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        answer.raise_if_any_failed()
+        hint = "remote-tool job-run --tty starts one"
+        raise UsageError("No job with a terminal is running", hint=hint)
+    hint = "remote-tool job-attach KEY"
+    raise UsageError(f"{len(found)} jobs with a terminal are running: {listed(found)}", hint=hint)
+
+
+async def attach_to(context: Context, job: Job, screen: Screen) -> Attached:
+    """Attach to one job."""
+    if not screen.is_terminal:
+        hint = f"remote-tool job-tail {job.key}"
+        raise UsageError("Attaching to a job needs a terminal as stdin and stdout", hint=hint)
+    if not job.terminal:
+        hint = f"remote-tool job-tail {job.key}; for a terminal, start it with job-run --tty"
+        raise UsageError(f"Job {job.key} has no terminal", hint=hint)
+    after = f"remote-tool job-tail {job.key}"
+    if job.state.is_final:
+        raise UsageError(f"Job {job.key} has ended", hint=after)
+    request = {"job": job.id, "label": f"Job {job.key}", "hint": after}
+    end = await hold_on(context, job.server, "attach", request, screen)
+    return Attached(job, end) if end.refusal is None else await _look_at_end(context, job, end.refusal)
+
+
+async def _look_at_end(context: Context, job: Job, refusal: JobError) -> Attached:
+    """Return how a job ended meanwhile; raise the refusal if it has not."""
+    answer = await list_jobs(context, JobSelection(jobs=(job.id,)))
+    ended = [each for each in answer.jobs if each.id == job.id and each.state.is_finished]
+    if not ended:
+        raise refusal
+    return Attached(ended[0], End(ended[0].program_exit_code), ended_unseen=True)

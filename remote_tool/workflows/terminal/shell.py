@@ -1,0 +1,135 @@
+"""shell: a shell or one program on a server, with the environment of ``run``; a kept one is a job."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from remote_tool.config.devices import check_devices, command_environment, devices_of
+from remote_tool.config.limits import check_texts, check_workdir
+from remote_tool.errors import ConnectionLostError, JobError, UsageError
+from remote_tool.protocol.limits import COMMAND, SHELL
+from remote_tool.redaction import hide
+from remote_tool.workflows.jobs.listing import list_jobs
+from remote_tool.workflows.selection import JobSelection, choose_one_server
+from remote_tool.workflows.start.start import StartRequest, start_jobs
+from remote_tool.workflows.terminal.attach import Attached, attach_to
+from remote_tool.workflows.terminal.session import hold
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from remote_tool.jobs.job import Job
+    from remote_tool.workflows.context import Context
+    from remote_tool.workflows.terminal.session import End, Screen
+
+KEPT = "shell:"
+
+
+@dataclass(frozen=True)
+class ShellRequest:
+    """A shell, or one program.
+
+    Attributes:
+        command: For the shell; empty: the user's own shell, interactive.
+        servers: One, or none if the project has only one.
+        env: Its variables.
+        devices: GPUs to expose, by number or UUID; empty: as configured.
+        workdir: The working folder, relative to the project; None: as configured, else the project's own.
+        keep: Name under which it keeps running without a client; empty: it ends with its client.
+    """
+
+    command: str = ""
+    servers: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    devices: tuple[str | int, ...] = ()
+    workdir: str | None = None
+    keep: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse an invalid request."""
+        check_texts(self.command, self.env)
+        check_workdir(self.workdir)
+        check_devices(self.devices, self.env)
+        hide(self.env.values())
+
+
+@dataclass(frozen=True)
+class ShellEnd:
+    """How a shell ended: on which server, and its job if it is kept.
+
+    ``ended_unseen`` tells whether a kept one ended while the connection was lost.
+    """
+
+    server: str
+    end: End
+    job: Job | None = None
+    ended_unseen: bool = False
+
+
+async def open_shell(context: Context, request: ShellRequest, screen: Screen) -> ShellEnd:
+    """Open a shell on one server, or attach to a kept one, until it ends or the user leaves it.
+
+    Raises:
+        UsageError: Not one server is selected, or there is no terminal.
+        JobError: The server cannot do it.
+        ConnectError: The server cannot be reached, or the connection to a shell that is not kept was lost.
+    """
+    server = choose_one_server(context.config, request.servers, "A shell", "shell")
+    if not screen.is_terminal and (request.keep or not request.command):
+        what = "--keep" if request.keep else "A shell"
+        hint = f"remote-tool shell --server {server} -- COMMAND runs one without a terminal"
+        raise UsageError(f"{what} needs a terminal as stdin and stdout", hint=hint)
+    if request.keep:
+        attached = await _open_kept(context, server, request, screen)
+        return ShellEnd(server, attached.end, attached.job, ended_unseen=attached.ended_unseen)
+    try:
+        end = await hold(context, server, "shell", _as_request(context, server, request, screen), screen)
+    except ConnectionLostError as error:
+        message = f"The connection to {server} was lost, and the program there has been hung up"
+        hint = f"remote-tool shell --server {server} --keep NAME starts a shell that survives this"
+        raise ConnectionLostError(message, hint=hint, server=server) from error
+    if end.exit_code is None and not end.is_detached:
+        raise JobError(f"{server} closed the session without an exit status", server=server)
+    return ShellEnd(server, end)
+
+
+def _as_request(context: Context, server: str, request: ShellRequest, screen: Screen) -> dict[str, object]:
+    config = context.config
+    devices = devices_of(config.servers[server], request.devices, request.env)
+    variables = {**(screen.variables if screen.is_terminal else {}), **request.env}
+    return {
+        "command": request.command,
+        "setup": config.setup_of(server),
+        "workdir": config.workdir_for(request.workdir),
+        "environment": command_environment(config.variables_of(server), variables, devices),
+        "server": server,
+        "entry": config.entry_of(server),
+        "terminal": screen.is_terminal,
+        "window": list(screen.window),
+    }
+
+
+async def _open_kept(context: Context, server: str, request: ShellRequest, screen: Screen) -> Attached:
+    """Attach to the kept shell of this name, or start it if none is running."""
+    tag = f"{KEPT}{request.keep}"
+    answer = (await list_jobs(context, JobSelection(tags=(tag,), servers=(server,)))).raise_if_any_failed()
+    running = [job for job in answer.jobs if job.terminal and job.state.is_running]
+    job = running[-1] if running else await _start_kept(context, server, request, screen, tag)
+    return await attach_to(context, job, screen)
+
+
+async def _start_kept(context: Context, server: str, request: ShellRequest, screen: Screen, tag: str) -> Job:
+    start = StartRequest(
+        request.command or f"shell --keep {shlex.quote(request.keep)}",
+        (server,),
+        {**screen.variables, **request.env},
+        (tag,),
+        sync=False,
+        devices=request.devices,
+        workdir=request.workdir,
+        terminal=COMMAND if request.command else SHELL,
+    )
+    answer = (await start_jobs(context, [start])).raise_if_any_failed()
+    return answer.jobs[0]

@@ -1,0 +1,356 @@
+"""jupyter and tensorboard, with the real programs, as a person uses them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from remote_tool import JobSelection, Workspace
+from tests.cli.commands.test_forward import Forwarding, agents_in
+from tests.cli.conftest import kill, start
+from tests.project import make_project, processes_of, remote_tool
+from tests.sample.test_frameworks import FRAMEWORKS, lacks
+from tests.sshd import TestServer
+from tests.workflows.jobs.test_jobs import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from remote_tool import Job
+    from tests.conftest import MakeServer
+
+pytestmark = pytest.mark.slow
+needs_jupyter = pytest.mark.skipif(
+    not (FRAMEWORKS / "bin" / "python").exists() or lacks("jupyterlab"), reason="no jupyterlab in .cache/frameworks"
+)
+needs_tensorboard = pytest.mark.skipif(
+    not (FRAMEWORKS / "bin" / "tensorboard").exists(), reason="no tensorboard in .cache/frameworks"
+)
+NOBODY = 65534
+
+
+class Jupyter(Forwarding):
+    """The command jupyter."""
+
+    command = "jupyter"
+
+
+class Tensorboard(Forwarding):
+    """The command tensorboard, with the program of the frameworks on PATH."""
+
+    command = "tensorboard"
+
+    def __init__(self, *arguments: str, cwd: Path) -> None:
+        path = f"{FRAMEWORKS / 'bin'}:{os.environ['PATH']}"
+        super().__init__("--no-browser", "--interval", "1", *arguments, cwd=cwd, environment={"PATH": path})
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory: pytest.TempPathFactory, ssh_key: Path) -> Iterator[TestServer]:
+    """A server whose environment has the frameworks."""
+    with TestServer("gpu1", tmp_path_factory.mktemp("lab") / "gpu1", ssh_key) as it:
+        yield it
+
+
+@pytest.fixture(scope="session")
+def workspace(tmp_path_factory: pytest.TempPathFactory, lab: TestServer) -> Path:
+    root = make_project(
+        tmp_path_factory.mktemp("browser") / "project", [lab], environment={"existing": str(FRAMEWORKS)}
+    )
+    prepared = remote_tool("prepare", cwd=root, timeout=110)
+    assert prepared.returncode == 0, prepared.stderr
+    return root
+
+
+@pytest.fixture
+def _no_notebook_left(workspace: Path) -> Iterator[None]:
+    """End what a failed test has left."""
+    yield
+    left = [job for job in Workspace.find(workspace).list_jobs().jobs if job.name == "jupyter"]
+    if left:
+        kill(workspace, *left)
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Path:
+    """A browser that writes down its arguments, then the page that it was given."""
+    script = tmp_path / "browser"
+    script.write_text('#!/bin/sh\n{ echo "$@"; cat "${1#file://}"; } >"$0.new"\nmv "$0.new" "$0.seen"\n')
+    script.chmod(0o755)
+    return script
+
+
+def get(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        return json.loads(answer.read())
+
+
+def token_of(url: str) -> str:
+    found = re.fullmatch(r"http://localhost:\d+/lab\?token=([0-9a-f]{48})", url)
+    assert found, url
+    return found[1]
+
+
+def notebook_of(root: Path, server: TestServer) -> Job:
+    """The only notebook that runs."""
+    (job,) = (
+        each
+        for each in Workspace.find(root).list_jobs(JobSelection(servers=(server.name,))).jobs
+        if each.name == "jupyter"
+    )
+    return job
+
+
+def arguments_of_everyone() -> bytes:
+    found = b""
+    for entry in Path("/proc").iterdir():
+        try:
+            found += (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
+        except OSError:
+            continue
+    return found
+
+
+def files_with(text: str, *folders: Path) -> list[Path]:
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    return [path for path in files if text.encode() in path.read_bytes()]
+
+
+def connects_as_nobody(path: Path) -> bool:
+    """Whether another user of the machine reaches a socket."""
+    leave = f"import os, socket; os.setgid({NOBODY}); os.setuid({NOBODY})"
+    code = f"{leave}; socket.socket(socket.AF_UNIX).connect({str(path)!r})"
+    ran = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, cwd="/")
+    assert ran.returncode == 0 or "PermissionError" in ran.stderr, ran.stderr
+    return ran.returncode == 0
+
+
+@needs_jupyter
+@pytest.mark.usefixtures("_no_notebook_left")
+@pytest.mark.row(239, 240)
+def test_jupyter_is_private_and_found_again_until_its_job_ends(workspace: Path, lab: TestServer, browser: Path) -> None:
+    with Jupyter("--port", "0", cwd=workspace, environment={"BROWSER": f"{browser} %s"}) as first:
+        url = first.wait_for("http://localhost:")
+        token, job = token_of(url), notebook_of(workspace, lab)
+        path = Path(f"/tmp/remote-tool-{job.id}/jupyter.sock")
+        assert_opened(url, token, browser)
+        assert_shown(url, token)
+        assert_private(path, token)
+        assert files_with(token, lab.home, workspace) == []
+        assert first.stop() == 130
+        assert first.lines[-1] == (
+            "interrupted; Jupyter Lab keeps running; to open it again: remote-tool jupyter --server gpu1;"
+            f" to stop it: remote-tool job-kill {job.key}"
+        )
+    # The supervisor of the job.
+    until(lambda: len(agents_in(lab)) == 1)
+    with Jupyter("--no-browser", "--port", "0", cwd=workspace) as second:
+        assert token_of(second.wait_for("http://localhost:")) == token
+        second.wait_for(f"job {job.key} on gpu1: Jupyter Lab was running already")
+        listed = remote_tool("job-list", cwd=workspace).stdout
+        assert re.search(r"jupyter .* Jupyter Lab$", listed, re.MULTILINE), listed
+        assert "mkdir" not in listed
+        assert remote_tool("job-kill", str(job.key), cwd=workspace).returncode == 0
+        assert second.process.wait(60) == 0
+        second.wait_for(f"Jupyter Lab, job {job.key}, has ended; the port is closed")
+    assert processes_of(job.id) == []
+    assert not path.parent.exists()
+    until(lambda: agents_in(lab) == [])
+
+
+def assert_opened(url: str, token: str, browser: Path) -> None:
+    """The browser got a private page that leads there."""
+    seen = browser.with_name("browser.seen")
+    until(seen.exists, 60)
+    arguments, _, page = seen.read_text().partition("\n")
+    assert token not in arguments
+    assert f"url={url}" in page
+
+
+def assert_shown(url: str, token: str) -> None:
+    """The notebook serves the project, to those who have the token."""
+    base = url.partition("/lab")[0]
+    assert "hello.py" in {each["name"] for each in get(f"{base}/api/contents?token={token}")["content"]}
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        get(f"{base}/api/contents")
+
+
+def assert_private(path: Path, token: str) -> None:
+    """No other user can connect, or see the token."""
+    assert stat.S_ISSOCK(path.stat().st_mode)
+    assert (stat.S_IMODE(path.stat().st_mode), stat.S_IMODE(path.parent.stat().st_mode)) == (0o600, 0o700)
+    (runtime,) = path.parent.glob("jpserver-*.json")
+    assert token in runtime.read_text()
+    assert stat.S_IMODE(runtime.stat().st_mode) == 0o600
+    if os.geteuid() == 0:
+        assert not connects_as_nobody(path)
+    assert token.encode() not in arguments_of_everyone()
+
+
+@needs_jupyter
+@pytest.mark.row(239)
+def test_behind_a_launch_command_the_socket_is_in_the_project(make_server: MakeServer, tmp_path: Path) -> None:
+    server = make_server("gpu1")
+    # A long path, which no socket's address has room for.
+    root = make_project(tmp_path / "project", [server], name="deep/" + "x" * 100)
+    file = root / ".remote" / "configs.yaml"
+    settings = yaml.safe_load(file.read_text())
+    settings["servers"]["gpu1"] |= {"launch": "env A=1", "environment": {"existing": str(FRAMEWORKS)}}
+    file.write_text(yaml.safe_dump(settings))
+    prepared = remote_tool("prepare", cwd=root, timeout=110)
+    assert prepared.returncode == 0, prepared.stderr
+    with Jupyter("--no-browser", "--port", "0", cwd=root) as lab:
+        url = lab.wait_for("http://localhost:")
+        job = notebook_of(root, server)
+        try:
+            assert_shown(url, token_of(url))
+            (path,) = server.home.rglob("jupyter.sock")
+            assert path.parent.parent.name == job.id
+            assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        finally:
+            kill(root, job)
+
+
+@pytest.mark.row(241)
+def test_what_jupyter_cannot_do_is_one_sentence(project: Path) -> None:
+    for words, status, error, hint in (
+        (("--server", "first"), 1, "first: Jupyter Lab is not installed in the environment there", "pip install"),
+        ((), 2, "Jupyter Lab needs one server, and 2 are selected: first, second", "jupyter --server first"),
+        (("--server", "gpu9"), 2, "Unknown server 'gpu9'", ""),
+        (("--server", "first", "--port", "70000"), 2, "Invalid value for '--port'", ""),
+    ):
+        refused = remote_tool("jupyter", "--no-browser", *words, cwd=project)
+        assert (refused.returncode, refused.stdout) == (status, ""), refused.stderr
+        assert refused.stderr.count("error: ") == 1
+        assert f"error: {error}" in refused.stderr
+        assert hint in refused.stderr
+    assert not [
+        job for job in Workspace.find(project).select_local(JobSelection(stopped=True)) if job.name == "jupyter"
+    ]
+
+
+WRITES_EVENTS = """\
+import pathlib, time
+from tensorboard.summary import Writer
+writer = Writer("runs/a b")
+for step in range(3):
+    writer.add_scalar("loss", 1.0 / (step + 1), step)
+    writer.flush()
+    while not pathlib.Path(f"go-{step}").exists():
+        time.sleep(0.05)
+"""
+
+
+@needs_tensorboard
+@pytest.mark.row(242)
+def test_tensorboard_shows_what_a_running_job_has_written(workspace: Path, lab: TestServer) -> None:
+    (workspace / "train.py").write_text(WRITES_EVENTS)
+    job = start(workspace, "exec python train.py", server="gpu1")
+    project = lab.home / "project"
+    try:
+        with Tensorboard("--job", str(job.key), "--port", "0", cwd=workspace) as board:
+            base = board.wait_for("http://localhost:").rstrip("/")
+            assert steps_in(base, job, 1) == [0]
+            folder = folder_of(board)
+            (project / "go-0").touch()
+            # Read on from where it was.
+            assert steps_in(base, job, 2) == [0, 1]
+            (project / "go-1").touch()
+            assert steps_in(base, job, 3) == [0, 1, 2]
+            assert board.stop() == 130
+            assert board.lines[-1] == "interrupted; TensorBoard has ended; the jobs keep running"
+        assert not folder.exists()
+        assert str(folder).encode() not in arguments_of_everyone()
+        assert Workspace.find(workspace).list_jobs(JobSelection(jobs=(str(job.key),))).jobs[0].may_run
+        # The files have come home, and no other ones.
+        (pulled,) = (workspace / ".remote" / "jobs" / job.id / "artifacts" / "runs" / "a b").iterdir()
+        assert pulled.name.startswith("events.out.tfevents.")
+    finally:
+        kill(workspace, job)
+    # It is shown without a selection too, with all other jobs, though it has ended; a signal ends everything.
+    with Tensorboard("--port", "0", cwd=workspace) as board:
+        assert steps_in(board.wait_for("http://localhost:").rstrip("/"), job, 3) == [0, 1, 2]
+        folder = folder_of(board)
+        assert board.stop(signal.SIGTERM) == 143
+    assert not folder.exists()
+    assert str(folder).encode() not in arguments_of_everyone()
+
+
+def steps_in(base: str, job: Job, count: int) -> list[int]:
+    """The steps that TensorBoard shows of a job, when there are so many."""
+    found: list[int] = []
+
+    def has_come() -> bool:
+        url = f"{base}/data/plugin/scalars/scalars?tag=loss&run={job.key}/runs/a%20b"
+        try:
+            found[:] = [int(step) for _, step, _ in get(url)]
+        except urllib.error.HTTPError:
+            # The run is not there yet.
+            found.clear()
+        return len(found) >= count
+
+    until(has_come, 60)
+    return found
+
+
+def folder_of(board: Tensorboard) -> Path:
+    """The folder that TensorBoard reads."""
+    (folder,) = {
+        Path(word)
+        for entry in Path("/proc").iterdir()
+        if entry.name.isdigit() and is_child(entry, board.process.pid)
+        for word in (entry / "cmdline").read_text().split("\0")
+        if "remote-tool-tensorboard-" in word
+    }
+    return folder
+
+
+def is_child(entry: Path, parent: int) -> bool:
+    try:
+        return int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == parent
+    except OSError:
+        return False
+
+
+@pytest.mark.row(242)
+def test_what_tensorboard_cannot_do_is_one_sentence(project: Path) -> None:
+    # The Python of the tests has none.
+    nowhere = remote_tool("tensorboard", cwd=project, environment={"PATH": "/nowhere"})
+    assert nowhere.returncode == 2
+    assert nowhere.stderr == ("error: TensorBoard is not installed on this machine\nhint: pipx install tensorboard\n")
+
+
+@needs_tensorboard
+@pytest.mark.row(242)
+def test_jobs_without_event_files_and_a_taken_port_are_one_sentence(workspace: Path) -> None:
+    with Tensorboard("--tag", "none", cwd=workspace) as board:
+        assert board.process.wait(60) == 2
+        board.wait_for("error: No job matches")
+    job = start(workspace, "true", server="gpu1")
+    Workspace.find(workspace).wait_jobs(JobSelection(jobs=(job.id,)), timeout=60)
+    with Tensorboard(str(job.key), cwd=workspace) as board:
+        assert board.process.wait(60) == 2
+        board.wait_for("error: The selected jobs have written no event files (events.out.tfevents.*)")
+    waiting = start(workspace, "exec sleep 600", server="gpu1")
+    try:
+        with socket.create_server(("localhost", 0)) as taken:
+            port = taken.getsockname()[1]
+            with Tensorboard(str(waiting.key), "--port", str(port), cwd=workspace) as board:
+                assert board.process.wait(110) == 1
+                assert "error: TensorBoard has ended" in board.wait_for("error: ")
+                board.wait_for("hint: Choose another port with --port")
+    finally:
+        kill(workspace, waiting)

@@ -1,0 +1,118 @@
+"""top, as a user types it: the table, the document, and the screen on a terminal that is left as it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from remote_tool import JobSelection, Workspace
+from tests.cli.conftest import kill, start
+from tests.cli.described import undescribed
+from tests.cli.terminal import Terminal
+from tests.project import remote_tool
+from tests.stand_in_gpus import gpu_line, put_nvidia_smi
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.sshd import TestServer
+
+
+@pytest.fixture
+def gpus(servers: tuple[TestServer, TestServer]) -> Iterator[None]:
+    """Give the first server two GPUs."""
+    program = put_nvidia_smi(servers[0].programs, gpu_line(0), gpu_line(1, load=13), processes="GPU-1, 4194305, 512\n")
+    yield
+    program.unlink()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("gpus")
+def test_a_pipe_gets_tables_of_servers_gpus_and_jobs(project: Path) -> None:
+    job = start(project, "echo 'step 3/10 loss 0.5'; exec sleep 600")
+    printed = remote_tool("top", "--once", cwd=project)
+    kill(project, job)
+    assert printed.returncode == 0, printed.stderr
+    servers, gpus, jobs = printed.stdout.split("\n\n")
+    assert servers.splitlines()[0].split()[:3] == ["SERVER", "GPUS", "USE"]
+    assert servers.splitlines()[1].split()[:4] == ["first", "2", "55", "%"]
+    assert servers.splitlines()[2].startswith("second")
+    assert gpus.splitlines()[2].endswith("another container")
+    assert [line.split()[0] for line in jobs.splitlines()[1:]] == [str(job.key)]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("gpus")
+def test_json_has_every_value_and_who_could_not_be_asked(away: Path) -> None:
+    printed = remote_tool("top", "--json", cwd=away)
+    document = json.loads(printed.stdout)
+    assert (printed.returncode, undescribed(document)) == (3, set())
+    (server,) = document["servers"]
+    assert (server["server"], [gpu["load"] for gpu in server["gpus"]]) == ("first", [97.0, 13.0])
+    assert server["gpus"][1]["processes"] == [{"pid": 4194305, "memory": 512 * 1024**2, "user": "", "job": ""}]
+    assert [each["server"] for each in document["errors"]] == ["away"]
+    table = remote_tool("top", "--once", cwd=away)
+    assert (table.returncode, table.stdout.splitlines()[1].split()[:3]) == (3, ["away", "?", "?"])
+
+
+def test_without_a_terminal_it_names_what_needs_none(project: Path) -> None:
+    refused = remote_tool("top", cwd=project)
+    assert refused.returncode == 2
+    assert refused.stderr == "error: top needs a terminal\nhint: remote-tool top --once works without one\n"
+
+
+@pytest.mark.slow
+def test_without_textual_it_names_the_extra_and_what_works_without_it(project: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(
+        "import importlib.util as util\n"
+        "find = util.find_spec\n"
+        "util.find_spec = lambda name, *rest: None if name.startswith('textual') else find(name, *rest)\n"
+    )
+    paths = os.pathsep.join([str(site), *filter(None, sys.path)])
+    with Terminal("top", cwd=project, environment={"PYTHONPATH": paths}) as terminal:
+        assert terminal.end() == 2
+    said = " ".join(terminal.text.split())
+    assert "top needs the package textual, which is not installed" in said
+    assert "pip install 'remote-tool[top]'; remote-tool top --once works without it" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "status"), [("q", 0), ("SIGTERM", 143)])
+def test_the_terminal_is_left_as_it_was(project: Path, how: str, status: int) -> None:
+    pytest.importorskip("textual")
+    with Terminal("top", cwd=project) as terminal:
+        before = terminal.modes
+        terminal.until("2/2 servers answer", seconds=60)
+        assert terminal.is_raw
+        if how == "q":
+            terminal.press("q")
+        else:
+            terminal.process.send_signal(signal.SIGTERM)
+        assert terminal.end(seconds=40) == status
+        assert terminal.modes == before
+    assert terminal.raw.rfind(b"\x1b[?1049l") > terminal.raw.rfind(b"\x1b[?1049h")
+    assert terminal.raw.rfind(b"\x1b[?25h") > terminal.raw.rfind(b"\x1b[?25l")
+
+
+@pytest.mark.slow
+def test_a_job_is_killed_from_the_screen_after_yes(project: Path) -> None:
+    pytest.importorskip("textual")
+    job = start(project, "exec sleep 600")
+    with Terminal("top", cwd=project) as terminal:
+        terminal.until("1 jobs running", seconds=60)
+        terminal.press("k")
+        terminal.until("[y/N]", seconds=40)
+        terminal.press("y")
+        terminal.until("0 jobs running", seconds=60)
+        terminal.press("q")
+        assert terminal.end(seconds=40) == 0
+    (ended,) = Workspace.find(project).select_local(JobSelection(jobs=(job.id,)))
+    assert ended.state.value == "killed"

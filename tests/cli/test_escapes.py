@@ -1,0 +1,67 @@
+"""The keys that are for us, in whatever pieces they come."""
+
+from __future__ import annotations
+
+import pytest
+
+from remote_tool.cli.terminal.escapes import Escapes, Key
+from remote_tool.protocol.terminal import ScreenModes, without_questions
+
+DETACH, SUSPEND, HELP = Key.DETACH, Key.SUSPEND, Key.HELP
+
+
+@pytest.mark.parametrize(
+    ("typed", "passed"),
+    [
+        (b"ls\r", [b"ls\r"]),
+        (b"~.", [DETACH]),
+        (b"ls\r~.", [b"ls\r", DETACH]),
+        (b"a~.", [b"a~."]),
+        (b"~~.", [b"~."]),
+        (b"~~~.", [b"~~."]),
+        (b"\r~x~.", [b"\r~x~."]),
+        (b"\r~\r~.", [b"\r~\r", DETACH]),
+        (b"\r~?~.", [b"\r", HELP, DETACH]),
+        (b"~\x1ax", [SUSPEND, b"x"]),
+        (b"a\x1db", [b"a", DETACH, b"b"]),
+        (b"\xc3\xa9\n~.", [b"\xc3\xa9\n", DETACH]),
+    ],
+)
+def test_keys_of_ours_come_after_a_new_line(typed: bytes, passed: list[bytes | Key]) -> None:
+    assert list(Escapes(bracket=True).feed(typed)) == passed
+    escapes = Escapes(bracket=True)
+    pieces = [found for byte in typed for found in escapes.feed(bytes([byte]))]
+    assert _joined(pieces) == passed
+
+
+def test_a_plain_shell_keeps_the_bracket() -> None:
+    assert list(Escapes(bracket=False).feed(b"a\x1d")) == [b"a\x1d"]
+
+
+def _joined(pieces: list[bytes | Key]) -> list[bytes | Key]:
+    joined: list[bytes | Key] = []
+    for piece in pieces:
+        if isinstance(piece, bytes) and joined and isinstance(last := joined[-1], bytes):
+            joined[-1] = last + piece
+        else:
+            joined.append(piece)
+    return joined
+
+
+def test_modes_are_switched_back_and_on_again() -> None:
+    output = b"a\x1b[?1049h\x1b[?1;2004h\x1b[?25l text \x1b[?2004l\x1b[?1000h\x1b[?1000l"
+    for size in (1, 5, len(output)):
+        modes = ScreenModes()
+        for start in range(0, len(output), size):
+            modes.feed(output[start : start + size])
+        assert modes.is_full_screen
+        assert modes.switch_on() == b"\x1b[?1h\x1b[?25l\x1b[?1049h"
+        assert modes.switch_off().startswith(b"\x1b[?1l\x1b[?25h\x1b[?1049l")
+    modes.feed(b"\x1b[?1049l\x1b[?25h\x1b[?1l")
+    assert not modes.is_full_screen
+    assert modes.switch_off() == b""
+
+
+def test_what_is_shown_again_asks_the_terminal_nothing() -> None:
+    questions = b"\x1b[6n\x1b[c\x1b[>0c\x1b[?u\x1b]11;?\x07\x1b]10;?\x1b\\\x1bP+q544e\x1b\\\x1b[?2026$p\x05"
+    assert without_questions(b"a" + questions + b"\x1b[1;31mb\x1b[0m") == b"a\x1b[1;31mb\x1b[0m"

@@ -1,0 +1,60 @@
+"""Logins that tests keep: a folder for their sockets, and the masters that run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from remote_tool.transport.kept.folder import Place
+from remote_tool.transport.kept.listing import end_kept
+from remote_tool.transport.kept.record import read_record
+from tests.project import environments
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pytest
+
+
+@contextmanager
+def keeping_logins(patch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Make a folder for sockets, whose path is short; the logins that are kept there end with the context."""
+    folder = Path(tempfile.mkdtemp(prefix="rtk"))
+    patch.setenv("XDG_RUNTIME_DIR", str(folder))
+    try:
+        yield folder
+    finally:
+        for file in folder.glob("remote-tool/*/record.json"):
+            record = read_record(Place(file.parent))
+            if record is not None:
+                asyncio.run(end_kept(Place(file.parent), record))
+        shutil.rmtree(folder)
+
+
+def wait_for_logins(folder: Path, count: int) -> None:
+    """Wait until so many logins are kept."""
+    deadline = time.monotonic() + 60
+    while len([path for path in folder.glob("remote-tool/*/s????") if path.is_socket()]) < count:
+        assert time.monotonic() < deadline, "no login is kept"
+        time.sleep(0.05)
+
+
+def masters(homes: Path) -> list[int]:
+    """Every ssh that keeps a login of a user whose home is this folder, or below it."""
+    mark = b"\0HOME=" + os.fsencode(homes) + b"/"
+    found = [pid for pid, environment in environments() if mark in b"\0" + environment.replace(b"\0", b"/\0")]
+    return [pid for pid in found if _keeps_a_login(pid)]
+
+
+def _keeps_a_login(pid: int) -> bool:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return b"-M" in words and b"-S" in words

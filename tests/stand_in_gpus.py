@@ -1,0 +1,37 @@
+"""A stand-in for nvidia-smi: it answers the two questions of ``top``, once or in a loop, as the real one does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GPU = "{index}, GPU-{index}, NVIDIA H100 80GB HBM3, {load}, {used}, 81559, {temperature}, 312.50, 700.00"
+
+
+def gpu_line(index: int, *, load: int | str = 97, used: int = 40000, temperature: int = 61) -> str:
+    """Return what nvidia-smi says about a GPU."""
+    return GPU.format(index=index, load=load, used=used, temperature=temperature)
+
+
+def put_nvidia_smi(folder: Path, *gpus: str, processes: str = "", otherwise: str = "") -> Path:
+    """Write an nvidia-smi into a folder; ``otherwise`` is shell that it runs before it answers."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "gpus").write_text("".join(f"{line}\n" for line in gpus))
+    (folder / "processes").write_text(processes)
+    program = folder / "nvidia-smi"
+    program.write_text(
+        f"""#!/bin/sh
+here=${{0%/*}}
+echo "$$ $*" >> "$here/asked"
+{otherwise}
+case "$1" in
+--query-compute-apps=*) exec cat "$here/processes" ;;
+--query-gpu=*)
+  while cat "$here/gpus" && [ "$3" = -l ]; do sleep 0.2; done ;;
+esac
+"""
+    )
+    program.chmod(0o755)
+    return program

@@ -1,0 +1,152 @@
+"""Folders, files and sockets that are not what a kept login has left there."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from remote_tool.jobs.job import as_iso
+from remote_tool.transport.kept.folder import Place, private_folder
+from remote_tool.transport.kept.listing import kept_logins
+from remote_tool.transport.kept.record import HostDecision, Record, read_record
+from remote_tool.transport.login import Login
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="there is no ssh program here")
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def place(runtime: Path) -> Iterator[Place]:
+    """A kept login on disk, with a socket at which nobody listens."""
+    folder = private_folder()
+    assert folder == runtime / "remote-tool"
+    place = Place(folder / "first")
+    place.make()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(place.folder / "sabcd"))
+        (place.folder / "sabcd").chmod(0o600)
+        Record(
+            project="/project",
+            server="first",
+            socket=place.folder / "sabcd",
+            since=1.5e9,
+            login=Login("somebody", "ed25519 key", "SHA256:x", is_new=False),
+            address="10.0.0.5:22",
+            hosts=(HostDecision(("[10.0.0.5]:22",), ("/nonexistent",), None, "ssh-ed25519", "00"),),
+            watched={"/nonexistent": ()},
+        ).write(place)
+        yield place
+
+
+def _fifo(place: Place) -> None:
+    place.record.unlink()
+    os.mkfifo(place.record, 0o600)
+
+
+def _linked_record(place: Place) -> None:
+    place.record.rename(place.folder / "moved")
+    place.record.symlink_to("moved")
+
+
+def _folder_as_record(place: Place) -> None:
+    place.record.unlink()
+    place.record.mkdir(mode=0o700)
+
+
+def _endless_record(place: Place) -> None:
+    with place.record.open("ab") as file:
+        file.truncate(1 << 40)
+
+
+def _writable_record(place: Place) -> None:
+    place.record.chmod(0o660)
+
+
+def _writable_folder(place: Place) -> None:
+    place.folder.chmod(0o770)
+
+
+def _linked_folder(place: Place) -> None:
+    place.folder.rename(place.folder.with_name("moved"))
+    place.folder.symlink_to("moved")
+
+
+def _deep_record(place: Place) -> None:
+    place.record.write_bytes(b"[" * 200_000)
+
+
+CHANGES = [
+    *(_fifo, _linked_record, _folder_as_record, _endless_record),
+    *(_writable_record, _writable_folder, _linked_folder, _deep_record),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.row(193)
+def test_a_changed_record_or_socket_is_not_used_as_a_kept_login(place: Place, change: Callable[[Place], None]) -> None:
+    assert read_record(place) is not None
+    change(place)
+    assert read_record(place) is None
+    assert [each for each, _ in kept_logins(Path("/project"), ["first"]) if each == place] == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+@pytest.mark.parametrize("name", ["", "record.json"])
+@pytest.mark.row(193)
+def test_files_of_another_user_are_not_used_as_a_kept_login(place: Place, name: str) -> None:
+    """As when the folder was open to others for a while."""
+    os.chown(place.folder / name, NOBODY, NOBODY)
+    assert read_record(place) is None
+
+
+ODD: list[Any] = [
+    *(None, "", "..", "a/b", "\0", "\ud800", "zz", -1, 1e300, float("nan"), 2**70),
+    *([], [None], ["\0"], [[]], {}, {"\0": 1}, {"a": None}),
+]
+
+
+@pytest.mark.row(193)
+def test_odd_content_of_a_record_is_never_an_error(place: Place) -> None:
+    good = place.record.read_bytes()
+    keys = list(json.loads(good))
+    for number in range(len(keys) + len(Login.__match_args__) + len(HostDecision.__match_args__)):
+        for odd in ODD:
+            values = json.loads(good)
+            inner = [values, values["login"], values["hosts"][0]]
+            holder, key = [(each, name) for each in inner for name in each][number]
+            holder[key] = odd
+            place.record.write_text(json.dumps(values))
+            record = read_record(place)
+            if record is not None:
+                assert record.is_usable in {True, False}
+                assert as_iso(record.since)
+                assert [each for _, each in kept_logins(Path("/project"), ["first"])] in ([], [record])
+
+
+NO_ROOM = """
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+from remote_tool.transport.kept.folder import private_folder
+print(private_folder())
+"""
+
+
+@pytest.mark.row(194)
+def test_a_machine_without_room_for_temporary_files_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No program can write a byte; that was an error before there was a command."""
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    ran = subprocess.run([sys.executable, "-c", NO_ROOM], capture_output=True, text=True, check=False, timeout=100)
+    assert (ran.stdout, ran.stderr) == ("None\n", "")
