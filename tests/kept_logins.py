@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from remote_tool.transport.kept.folder import Place
 from remote_tool.transport.kept.listing import end_kept
 from remote_tool.transport.kept.record import read_record
-from tests.project import environments
+from tests.processes import environments, read_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,8 +53,5 @@ def masters(homes: Path) -> list[int]:
 
 
 def _keeps_a_login(pid: int) -> bool:
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
+    words = read_of(pid, "cmdline").split(b"\0")
     return b"-M" in words and b"-S" in words

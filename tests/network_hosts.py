@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from tests.leftovers import new_name, try_to
+from tests.processes import read_of
 from tests.sshd import SSHD, make_key
 
 if TYPE_CHECKING:
@@ -575,10 +576,7 @@ def _inner_pid(process: Path) -> int:
 
 
 def _command_name(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return ""
+    return read_of(pid, "comm").decode().strip()
 
 
 def _parent(pid: int) -> int:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
+    from pathlib import Path
 
     from tests.sshd import Reachable
 
@@ -59,18 +59,3 @@ def remote_tool(
         stdin=subprocess.DEVNULL,
         env={**os.environ, **(environment or {})},
     )
-
-
-def processes_of(job_id: str) -> list[int]:
-    """Every process on this machine that carries the mark of a job."""
-    return [pid for pid, environment in environments() if f"REMOTE_TOOL_JOB_ID={job_id}".encode() in environment]
-
-
-def environments() -> Iterator[tuple[int, bytes]]:
-    """The environment of every process of this machine that we may read."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                yield int(entry.name), (entry / "environ").read_bytes()
-            except OSError:
-                continue

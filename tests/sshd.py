@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
+from tests.processes import read_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -226,10 +228,7 @@ def _parents() -> dict[int, int]:
 
 
 def _is_sshd(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip().startswith("sshd")
-    except OSError:
-        return False
+    return read_of(pid, "comm").startswith(b"sshd")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.project import processes_of, remote_tool
+from tests.processes import processes_of
+from tests.project import remote_tool
 
 if TYPE_CHECKING:
     from tests.sshd import TestServer

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.kept_logins import keeping_logins, wait_for_logins
+from tests.processes import open_files
 from tests.project import make_project, remote_tool
 
 if TYPE_CHECKING:
@@ -85,8 +86,8 @@ def test_a_script_does_not_wait_for_the_master_that_its_command_starts(project: 
     assert ran.stdout.count("SERVER") == 2
     wait_for_logins(Path(os.environ["XDG_RUNTIME_DIR"]), 1)
     (login,) = json.loads(remote_tool("connections", "--json", cwd=project).stdout)["connections"]
-    open_files = {str(path.readlink()) for path in Path(f"/proc/{login['pid']}/fd").iterdir()}
-    assert not [name for name in open_files if name.startswith("pipe:")], open_files
+    opened = open_files(login["pid"]).values()
+    assert not [name for name in opened if name.startswith("pipe:")], opened
 
 
 def test_a_command_over_a_kept_login_loads_neither_the_ssh_library_nor_cryptography(project: Path) -> None:

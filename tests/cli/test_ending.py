@@ -21,7 +21,8 @@ from remote_tool import Workspace
 from remote_tool.cli.local_problems import explain
 from tests.cli.conftest import kill, start
 from tests.cli.terminal import Terminal
-from tests.project import make_project, processes_of, remote_tool, write_configuration
+from tests.processes import processes_of
+from tests.project import make_project, remote_tool, write_configuration
 from tests.sshd import TestServer
 from tests.workflows.jobs.test_jobs import until
 

@@ -10,7 +10,8 @@ import pytest
 
 from remote_tool import Workspace
 from tests.cli.conftest import start
-from tests.project import make_project, processes_of, remote_tool
+from tests.processes import processes_of
+from tests.project import make_project, remote_tool
 
 if TYPE_CHECKING:
     from pathlib import Path

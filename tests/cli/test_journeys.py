@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.kept_logins import keeping_logins, masters, wait_for_logins
-from tests.project import make_project, processes_of, remote_tool
+from tests.processes import processes_of
+from tests.project import make_project, remote_tool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

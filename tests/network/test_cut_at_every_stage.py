@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -33,10 +32,12 @@ from remote_tool.workflows.selection import JobSelection
 from remote_tool.workflows.start.start_specs import start_specs
 from tests.figures import record_case, record_figure
 from tests.network_hosts import Network
+from tests.processes import read_of
 from tests.project import make_project
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from remote_tool.workflows.jobs.follow import Chunk
     from tests.network_hosts import NetworkHost
@@ -452,6 +453,6 @@ def marked(host: NetworkHost, job_id: str) -> list[int]:
     found = []
     for pid in host.pids():
         with suppress(OSError, StopIteration):
-            if f"REMOTE_TOOL_JOB_ID={job_id}".encode() in Path(f"/proc/{host.outer_pid(pid)}/environ").read_bytes():
+            if f"REMOTE_TOOL_JOB_ID={job_id}".encode() in read_of(host.outer_pid(pid), "environ"):
                 found.append(pid)
     return found

@@ -22,7 +22,8 @@ from remote_tool.workflows.selection import JobSelection
 from remote_tool.workflows.start.start_specs import start_specs
 from tests.conftest import make_configuration
 from tests.figures import record_figure
-from tests.project import make_project, processes_of
+from tests.processes import processes_of
+from tests.project import make_project
 from tests.sweeps.relay import CLIENT, SERVER, Relay, spread
 
 if TYPE_CHECKING:

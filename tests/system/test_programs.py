@@ -5,20 +5,17 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from remote_tool.system.programs import Answer, Question, ask_program
+from tests.processes import is_running
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SLEEP = "sleep 60 & echo $!; wait"
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 async def test_a_program_answers_with_its_status_output_and_errors() -> None:
@@ -42,7 +39,7 @@ async def test_a_program_that_takes_too_long_ends_with_all_that_it_started(tmp_p
         await ask_program(Question(0.5, output=file), "/bin/sh", "-c", SLEEP)
     assert time.monotonic() - began < 20
     pid = int((tmp_path / "pid").read_text())
-    while is_alive(pid):
+    while is_running(pid):
         assert time.monotonic() - began < 20
         await asyncio.sleep(0.02)
 

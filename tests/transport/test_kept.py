@@ -28,6 +28,7 @@ from remote_tool.transport.pool import HostPool
 from remote_tool.transport.ssh import client_keys, ssh_config
 from tests.conftest import make_configuration
 from tests.kept_logins import keeping_logins
+from tests.processes import is_running, read_of
 from tests.sshd import make_key
 from tests.transport.channels import (
     ALL_BYTES,
@@ -187,7 +188,7 @@ async def test_a_command_that_was_given_up_is_hung_up(host: Host) -> None:
         async with host.open("echo $$; sleep 60; true") as channel:
             pid = int((await channel.read()).split()[0])
             raise ZeroDivisionError
-    assert await until(lambda: not _runs(pid))
+    assert await until(lambda: not is_running(pid))
 
 
 async def test_noise_of_the_login_shell_is_cut_off(make_server: MakeServer, tmp_path: Path) -> None:
@@ -570,7 +571,8 @@ async def test_a_master_has_nothing_but_the_login(config: Config, runtime: Path)
     finally:
         del os.environ["CANARY"]
     pid = await pid_of_master(record.socket, 20)
-    environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    assert pid is not None
+    environment = read_of(pid, "environ").split(b"\0")
     assert {line.partition(b"=")[0] for line in environment if line} == {b"PATH", b"HOME", b"LC_ALL"}
     assert [path.stat().st_mode & 0o077 for path in runtime.glob("**/*")] == [0] * len(list(runtime.glob("**/*")))
 
@@ -604,18 +606,10 @@ async def test_a_stopped_master_is_ended_too(config: Config) -> None:
     os.kill(pid, signal.SIGSTOP)
     try:
         assert await end_kept(place, record)
-        assert await until(lambda: not _runs(pid))
+        assert await until(lambda: not is_running(pid))
     finally:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-
-
-def _runs(pid: int) -> bool:
-    """Whether a process is more than a zombie, which nobody may reap here."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 # The watch, and what speaks at a socket

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.project import make_project, processes_of
+from tests.processes import processes_of
+from tests.project import make_project
 from tests.sshd import TestServer
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ import yaml
 from remote_tool import JobSelection, JobState, StartRequest, Workspace
 from tests.cli.terminal import Terminal
 from tests.containers import IMAGE, OPTIONS, Podman
-from tests.project import make_project, processes_of, remote_tool
+from tests.processes import processes_of
+from tests.project import make_project, remote_tool
 from tests.sshd import TestServer
 
 if TYPE_CHECKING:

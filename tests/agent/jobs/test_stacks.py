@@ -17,6 +17,7 @@ from remote_tool.agent.proc import stacks
 from remote_tool.jobs.stacks import Frame, read_threads
 from tests.agent.conftest import wait_until
 from tests.agent.wrapper.test_wrapper import UNSHARE, skip_unless_unshare
+from tests.processes import read_of
 
 if TYPE_CHECKING:
     from tests.agent.conftest import PretendServer
@@ -107,7 +108,7 @@ def test_a_program_that_closed_the_file_gets_no_signal(server: PretendServer) ->
 @pytest.mark.row(219)
 def test_a_stopped_process_is_named_and_holds_nothing_up(server: PretendServer) -> None:
     job = hanging(server, "import os", more="print('here', flush=True); os.kill(os.getpid(), 19)\n")
-    wait_until(lambda: any(_state(pid) == "T" for pid in server.members(job)), "its stop")
+    wait_until(lambda: any(_is_stopped(pid) for pid in server.members(job)), "its stop")
     ((header, text),) = taken(server, job)
     assert (header["why"], text) == ("it is stopped", "")
 
@@ -335,8 +336,8 @@ def test_hook_and_agent_agree() -> None:
     assert (sitecustomize.SIGNAL, sitecustomize.NAME) == (stacks._SIGNAL, stacks._FILE_NAME)
 
 
-def _state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+def _is_stopped(pid: int) -> bool:
+    return read_of(pid, "stat").rpartition(b")")[2].split()[:1] == [b"T"]
 
 
 @pytest.mark.row(218)

@@ -30,6 +30,7 @@ from remote_tool.agent.proc.processes import find_alive
 from remote_tool.agent.supervisor.launch import make_watch
 from tests.agent.conftest import wait_until
 from tests.below import contents_below
+from tests.processes import open_files
 from tests.sshd import free_port
 
 if TYPE_CHECKING:
@@ -114,10 +115,10 @@ def borrow_connection(pid: int, port: int) -> Iterator[socket.socket]:
     """Copy the socket of another process that is connected to a port."""
     descriptor = os.pidfd_open(pid)
     try:
-        for file in Path(f"/proc/{pid}/fd").iterdir():
-            if not str(file.readlink()).startswith("socket:"):
+        for number, target in open_files(pid).items():
+            if not target.startswith("socket:"):
                 continue
-            with socket.socket(fileno=pidfd_getfd(descriptor, int(file.name))) as connection:
+            with socket.socket(fileno=pidfd_getfd(descriptor, number)) as connection:
                 if connection.family == socket.AF_INET and connection.getpeername()[1] == port:
                     yield connection
                     return

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import random
@@ -14,6 +13,7 @@ import pytest
 
 from remote_tool.agent.logs.followed_job import CHUNK
 from tests.agent.conftest import PretendServer, wait_until
+from tests.processes import open_files
 from tests.sweeps.injection import STRACE, can_trace
 
 if TYPE_CHECKING:
@@ -91,19 +91,11 @@ def test_descriptors_with_high_numbers_are_waited_for_too(server: PretendServer)
     program = f"import os, sys; {many}; os.execv(sys.argv[1], sys.argv[1:])"
     start_with(server, f'ulimit -n 4096; exec {server.python} -c "{program}" {server.python} "$@"')
     with server.open("follow", jobs=[{"id": job_id}]) as call:
-        wait_until(lambda: any("inotify" in link for link in _links(call.process.pid)), "the waiting")
+        wait_until(lambda: any("inotify" in link for link in open_files(call.process.pid).values()), "the waiting")
         (server.project / "go").touch()
         received, states = collect(call)
     assert received[job_id, "out"] == b"gone\n"
     assert states[job_id]["ended"]["exit_code"] == 4
-
-
-def _links(pid: int) -> list[str]:
-    found = []
-    for entry in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(OSError):
-            found.append(str(entry.readlink()))
-    return found
 
 
 @pytest.mark.row(27)
@@ -184,7 +176,7 @@ def test_without_waiting_it_sends_what_there_was_even_when_the_job_prints_faster
 def test_it_ends_promptly_when_the_client_goes(server: PretendServer) -> None:
     job_id = server.start("exec sleep 60")
     with server.open("follow", jobs=[{"id": job_id, "offsets": {}}], wait=True) as call:
-        wait_until(lambda: "anon_inode:inotify" in _opened(call.process.pid), "inotify")
+        wait_until(lambda: "anon_inode:inotify" in open_files(call.process.pid).values(), "inotify")
         begin = time.monotonic()
         assert call.close() == 0
         assert time.monotonic() - begin < 20
@@ -352,7 +344,7 @@ def test_following_a_silent_job_sleeps_until_inotify_wakes_it(server: PretendSer
     with server.open("follow", jobs=[{"id": job_id, "offsets": {}}], wait=True) as call:
         first = call.next()
         assert first is not None
-        wait_until(lambda: "anon_inode:inotify" in _opened(call.process.pid), "inotify")
+        wait_until(lambda: "anon_inode:inotify" in open_files(call.process.pid).values(), "inotify")
         before = _woken(call.process.pid)
         time.sleep(1)
         # Looking again and again would be 20 times and more.
@@ -361,14 +353,6 @@ def test_following_a_silent_job_sleeps_until_inotify_wakes_it(server: PretendSer
         second = call.next()
         assert second is not None
         assert second.body == b"second\n"
-
-
-def _opened(pid: int) -> set[str]:
-    found = set()
-    for path in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            found.add(str(path.readlink()))
-    return found
 
 
 def _woken(pid: int) -> int:
@@ -405,9 +389,9 @@ def test_without_inotify_it_polls(changed_server: PretendServer) -> None:
     )
     job_id = changed_server.start("exec sleep 60")
     with changed_server.open("follow", jobs=[{"id": job_id, "offsets": {}}], wait=True) as call:
-        wait_until(lambda: str(mark) in _opened(call.process.pid), "listening")
+        wait_until(lambda: str(mark) in open_files(call.process.pid).values(), "listening")
         _check_that_lines_come(call, changed_server.jobs / job_id / "job.out")
-        wait_until(lambda: str(mark) not in _opened(call.process.pid), "the end of the listening")
+        wait_until(lambda: str(mark) not in open_files(call.process.pid).values(), "the end of the listening")
 
 
 _DEAF = """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ import pytest
 
 from tests.agent.conftest import PretendServer, wait_until
 from tests.figures import record_figure
+from tests.processes import is_running
 from tests.stand_in_gpus import gpu_line, put_nvidia_smi
 
 if TYPE_CHECKING:
@@ -44,10 +44,6 @@ def until(call: Call, holds: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
 def asked(folder: Path) -> list[list[str]]:
     """Return the pid and the words of each call of the stand-in."""
     return [line.split() for line in (folder / "asked").read_text().splitlines()]
-
-
-def is_gone(pid: int) -> bool:
-    return not Path(f"/proc/{pid}").exists() or ") Z " in Path(f"/proc/{pid}/stat").read_text()
 
 
 def test_a_sample_has_the_machine_and_the_stream_ends_with_its_client(server: PretendServer) -> None:
@@ -95,8 +91,8 @@ def test_gpus_are_asked_in_a_loop_of_nvidia_smi_which_ends_with_the_stream(
     mine, unknown = gpus[1]["processes"]
     assert (mine["pid"], mine["used"], bool(mine["user"])) == (os.getpid(), 39000.0, True)
     assert (unknown["used"], unknown["user"], unknown["job"]) == (None, "", "")
-    for words in calls:
-        wait_until(partial(is_gone, int(words[0])), "the end of nvidia-smi")
+    pids = [int(words[0]) for words in calls]
+    wait_until(lambda: not any(map(is_running, pids)), "the end of nvidia-smi")
 
 
 def test_the_loop_of_nvidia_smi_ends_when_the_agent_is_killed(server: PretendServer, tmp_path: Path) -> None:
@@ -107,7 +103,7 @@ def test_the_loop_of_nvidia_smi_ends_when_the_agent_is_killed(server: PretendSer
         call.process.wait()
         pid = int(asked(tmp_path / "bin")[0][0])
         call.stdout.close()
-        wait_until(lambda: is_gone(pid), "the end of nvidia-smi")
+        wait_until(lambda: not is_running(pid), "the end of nvidia-smi")
 
 
 @pytest.mark.row(230)
@@ -117,9 +113,9 @@ def test_an_nvidia_smi_that_hangs_holds_up_no_sample(server: PretendServer, tmp_
         for _ in range(3):
             assert until(call, lambda header: "gpus" in header)["gpus"] == []
         pid = int(asked(tmp_path / "bin")[0][0])
-        assert not is_gone(pid)
+        assert is_running(pid)
         assert call.close() == 0
-    wait_until(lambda: is_gone(pid), "the end of nvidia-smi")
+    wait_until(lambda: not is_running(pid), "the end of nvidia-smi")
 
 
 def test_an_nvidia_smi_that_fails_is_quoted(server: PretendServer, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from remote_tool.agent.proc import processes
 from tests.agent.conftest import PretendServer, wait_until
 from tests.agent.jobs.test_orphans import end, find
-from tests.project import processes_of
+from tests.processes import processes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,7 +21,8 @@ import yaml
 from remote_tool import JobSelection, Workspace
 from tests.cli.commands.test_forward import Forwarding, agents_in
 from tests.cli.conftest import kill, start
-from tests.project import make_project, processes_of, remote_tool
+from tests.processes import processes_of
+from tests.project import make_project, remote_tool
 from tests.sample.test_frameworks import FRAMEWORKS, lacks
 from tests.sshd import TestServer
 from tests.workflows.jobs.test_jobs import until

@@ -22,7 +22,8 @@ from remote_tool.jobs.registry import Registry
 from remote_tool.workflows.selection import JobSelection
 from tests.cli.conftest import kill, start
 from tests.cli.terminal import Terminal
-from tests.project import make_project, processes_of, remote_tool
+from tests.processes import processes_of
+from tests.project import make_project, remote_tool
 from tests.workflows.jobs.test_jobs import until
 
 if TYPE_CHECKING:

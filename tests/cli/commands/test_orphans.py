@@ -16,7 +16,8 @@ from remote_tool import Workspace
 from remote_tool.errors import UsageError
 from tests.cli.conftest import kill, start
 from tests.cli.described import undescribed
-from tests.project import processes_of, remote_tool
+from tests.processes import processes_of
+from tests.project import remote_tool
 from tests.workflows.jobs.test_jobs import until
 
 if TYPE_CHECKING:

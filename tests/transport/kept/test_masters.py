@@ -19,8 +19,9 @@ from remote_tool.transport.kept.listing import end_kept
 from remote_tool.transport.kept.master import pid_of_master
 from remote_tool.transport.kept.mux import LONGEST_PACKET, Message
 from remote_tool.transport.pool import HostPool
+from tests.processes import is_running
 from tests.transport.channels import read_some, read_to_end, until
-from tests.transport.test_kept import _runs, keep, kept, kept_host, link
+from tests.transport.test_kept import keep, kept, kept_host, link
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -53,7 +54,7 @@ async def test_output_that_a_killed_master_still_had_is_missed(
             with pytest.raises(ConnectionLostError):
                 await channel.wait()
         finally:
-            if _runs(pid):
+            if is_running(pid):
                 os.kill(pid, signal.SIGKILL)
 
 
@@ -82,10 +83,10 @@ async def test_a_master_that_was_replaced_is_ended_too(config: Config, monkeypat
         assert second.socket != record.socket
         assert await until(second.socket.exists)
         assert await end_kept(place, second)
-        assert await until(lambda: not _runs(pid))
+        assert await until(lambda: not is_running(pid))
         assert not record.socket.exists()
     finally:
-        if _runs(pid):
+        if is_running(pid):
             os.kill(pid, signal.SIGKILL)
 
 

@@ -17,6 +17,7 @@ from remote_tool.errors import UsageError
 from remote_tool.workflows.demo import journey
 from remote_tool.workflows.demo.journey import how_to_install, require_packages
 from remote_tool.workflows.demo.server import DemoServer, running_servers
+from tests.processes import is_running
 from tests.project import remote_tool
 from tests.sshd import make_key
 
@@ -162,9 +163,9 @@ def test_a_closed_connection_ends_the_command(server_and_key: tuple[DemoServer, 
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as client:
         assert client.stdout is not None
         pid = int(client.stdout.readline())
-        assert is_alive(pid)
+        assert is_running(pid)
         client.kill()
-    wait_until(lambda: not is_alive(pid))
+    wait_until(lambda: not is_running(pid))
 
 
 @pytest.mark.slow
@@ -175,7 +176,7 @@ def test_the_end_of_the_servers_ends_what_runs_on_them(tmp_path: Path) -> None:
         client = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert client.stdout is not None
         pid = int(client.stdout.readline())
-    assert not is_alive(pid)
+    assert not is_running(pid)
     with client:
         assert client.wait(20) != 0
 
@@ -193,14 +194,6 @@ def test_rsync_brings_files_and_takes_them_back(server_and_key: tuple[DemoServer
     assert {path.name: path.read_bytes() for path in back.iterdir()} == {
         path.name: path.read_bytes() for path in source.iterdir()
     }
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return status.rpartition(")")[2].split()[0] != "Z"
 
 
 def wait_until(is_true: Callable[[], bool], seconds: float = 20) -> None:

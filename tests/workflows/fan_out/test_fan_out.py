@@ -28,7 +28,8 @@ from remote_tool.workflows.fan_out import dispatcher
 from remote_tool.workflows.fan_out.observer import Observer
 from remote_tool.workflows.fan_out.work_queue import Attempt, WorkQueue
 from remote_tool.workflows.fan_out_records import find_record
-from tests.project import make_project, processes_of
+from tests.processes import processes_of
+from tests.project import make_project
 from tests.workflows.jobs.test_follow import kill_control_programs
 from tests.workflows.jobs.test_jobs import log_of, remote_folder, until
 

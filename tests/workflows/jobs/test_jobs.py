@@ -34,7 +34,8 @@ from remote_tool.workflows.start.start_specs import start_specs
 from remote_tool.workspace import Hooks
 from tests.below import contents_below
 from tests.figures import record_figure
-from tests.project import make_project, processes_of, write_configuration
+from tests.processes import processes_of
+from tests.project import make_project, write_configuration
 from tests.sweeps.injection import can_trace
 
 if TYPE_CHECKING:

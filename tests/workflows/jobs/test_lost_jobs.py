@@ -31,7 +31,8 @@ from remote_tool.workflows.selection import JobSelection
 from remote_tool.workflows.start.start_specs import start_specs
 from remote_tool.workspace import Hooks
 from tests.figures import record_case
-from tests.project import make_project, processes_of, remote_tool
+from tests.processes import processes_of
+from tests.project import make_project, remote_tool
 from tests.small_disks import small_disk
 from tests.workflows.jobs.test_jobs import begin, by_id, log_of, remote_folder, until
 

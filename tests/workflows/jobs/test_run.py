@@ -18,6 +18,7 @@ from remote_tool.transport import pool
 from remote_tool.transport.host import Stream
 from remote_tool.workflows.events import Notice
 from remote_tool.workspace import Hooks, Workspace
+from tests.processes import is_running
 from tests.project import make_project
 from tests.workflows.jobs.test_jobs import until
 
@@ -178,8 +179,4 @@ def test_ctrl_c_ends_the_remote_command(workspace: Workspace, tmp_path: Path) ->
     _, stderr = program.communicate(timeout=10)
     assert program.returncode == 130
     assert b"Traceback" not in stderr
-    until(lambda: not is_alive(pid))
-
-
-def is_alive(pid: int) -> bool:
-    return subprocess.run(["ps", "-p", str(pid)], capture_output=True, check=False).returncode == 0
+    until(lambda: not is_running(pid))

@@ -25,7 +25,7 @@ from remote_tool.workflows.jobs.follow import Chunk, FollowOptions
 from remote_tool.workflows.launch import launch
 from remote_tool.workflows.selection import JobSelection
 from remote_tool.workflows.start.start_specs import start_specs
-from tests.project import processes_of
+from tests.processes import processes_of, read_of
 from tests.sshd import free_port
 from tests.workflows.jobs.test_jobs import until
 
@@ -326,7 +326,7 @@ def test_workers_that_ignore_the_end_and_their_children_die(trainer: Workspace) 
 
 def workers_of(job_id: str) -> list[int]:
     """Those processes of a job to which torchrun has given a rank."""
-    return [pid for pid in processes_of(job_id) if b"\0LOCAL_RANK=" in Path(f"/proc/{pid}/environ").read_bytes()]
+    return [pid for pid in processes_of(job_id) if b"\0LOCAL_RANK=" in read_of(pid, "environ")]
 
 
 @pytest.mark.row(89)
@@ -490,9 +490,8 @@ def test_a_dead_agent_does_not_leave_its_workers(trainer: Workspace) -> None:
     (job,) = answer.jobs
     until(lambda: len(processes_of(job.id)) >= 5, 60)
     for pid in processes_of(job.id):
-        if b"torch.distributed.run" not in Path(f"/proc/{pid}/cmdline").read_bytes():
-            continue
-        os.kill(pid, signal.SIGKILL)
+        if b"torch.distributed.run" in read_of(pid, "cmdline"):
+            os.kill(pid, signal.SIGKILL)
     ended = trainer.wait_jobs(selection([job.id]), timeout=60)
     assert ended.jobs[0].state is JobState.FAILED
     assert processes_of(job.id) == []

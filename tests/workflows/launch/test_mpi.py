@@ -17,7 +17,8 @@ from remote_tool.workflows.jobs.failures import first_failure
 from remote_tool.workflows.launch import first_node, launch
 from remote_tool.workflows.selection import JobSelection
 from remote_tool.workflows.start.start_specs import start_specs
-from tests.project import processes_of, remote_tool
+from tests.processes import processes_of
+from tests.project import remote_tool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

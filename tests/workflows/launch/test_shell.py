@@ -16,7 +16,8 @@ from remote_tool.workflows.jobs.stop import stop_on_servers
 from remote_tool.workflows.launch import launch, restart
 from remote_tool.workflows.selection import JobsAnswer
 from remote_tool.workflows.start.start_specs import start_specs
-from tests.project import make_project, processes_of, remote_tool
+from tests.processes import processes_of
+from tests.project import make_project, remote_tool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
