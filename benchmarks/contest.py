@@ -72,7 +72,8 @@ class Goal:
 
     def judge(self, value: float | None) -> dict[str, Any]:
         """Say whether a cost or a multiple meets it; None when it was not measured."""
-        met = None if value is None else value <= self.limit
+        # As the page shows it.
+        met = None if value is None else round(value, 2) <= self.limit
         return {"goal": self.text, "value": value, "met": met, "why": self.why if met is False else ""}
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import pictures
 from benchmarks.contest import BY_HAND, MEMORY, OURS, Contender, Goal, Work, hold
 from benchmarks.field import Field, Spent
-from benchmarks.works.syncs import rsync_by_hand
+from benchmarks.works.syncs import START, rsync_by_hand
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -30,9 +30,15 @@ OUTPUTS = 500_000
 WITH_OUTPUTS = (5_000, 50_000)
 MANY = 100_000
 # Why a goal is missed, as profiles show it.
-COMPARED = (
-    "The start of the program takes 0.2 s. With many files, the rest is the list of names, sizes and times, which is"
-    " made here and on the server and compared with the last one, in addition to what rsync does itself."
+FIRST = (
+    "Every file without a suffix is read for private keys, and the names, sizes and times of all are recorded. If there"
+    " are outputs, rsync receives the files in a temporary folder outside of the project, where nothing half-sent is in"
+    " the way of a job: a rename between folders for each file takes as long as everything else."
+)
+CHANGED = (
+    "One changed file costs 0.08 s more than none, by hand 0.002 s. The server's copy is compared first; then rsync"
+    " starts on both sides for the listed files only, and the changed lines of the records of what was sent are"
+    " written here and there. With 1 %, each changed file is also read for private keys."
 )
 NAMES = "The names, sizes and times of all files are in memory at once while a first sync records them."
 STATES = ("first", "nothing changed", "one changed", "1 % changed")
@@ -57,11 +63,11 @@ class Project:
         """How often it is sent: a large one takes long, and varies less."""
         return 2 if self.files > MANY else 3 if self.files > MANY / 10 else 5
 
-    @property
-    def goals(self) -> tuple[Goal, ...]:
+    def goals(self, state: str) -> tuple[Goal, ...]:
         """What its sync may cost."""
+        why = {"first": FIRST, "nothing changed": START}.get(state, CHANGED)
         most = Goal(120, "MB", of=MEMORY, why=NAMES)
-        return (Goal(1.5, why=COMPARED), most) if self.files > MANY else (Goal(1.2, why=COMPARED),)
+        return (Goal(1.5, why=why), most) if self.files > MANY else (Goal(1.2, why=why),)
 
     @property
     def title(self) -> str:
@@ -120,7 +126,9 @@ def _work(field: Field, project: Project, state: str) -> Work:
         Contender(OURS, ours, befores["ours"]),
         Contender(MEMORY, lambda: last.largest / 1e6),
     )
-    return Work(state, f"{project.title}, {state}", contenders, project.goals, rounds=project.rounds, warms_up=False)
+    return Work(
+        state, f"{project.title}, {state}", contenders, project.goals(state), rounds=project.rounds, warms_up=False
+    )
 
 
 def _roots(field: Field) -> dict[str, Path]:

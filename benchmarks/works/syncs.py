@@ -66,7 +66,7 @@ def _contenders(
 
 
 def _goals(field: Field, several: float, why: str) -> tuple[Goal, ...]:
-    return (Goal(1.2, why=START) if len(field.servers) == 1 else Goal(several, why=why),)
+    return (Goal(1.2 if len(field.servers) == 1 else several, why=why),)
 
 
 def _nothing() -> None:
