@@ -167,7 +167,7 @@ def test_start_up_files_that_never_end_or_leave_something_behind_hold_up_nothing
     (home / ".bashrc").write_text("trap '' TERM; sleep 60 & while :; do sleep 1; done\n")
     began = time.monotonic()
     assert ask(home, config_for(tmp_path), login_shell="/bin/bash").condas == ()
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 50
 
 
 def test_half_a_conda_is_no_conda(home: Path, tmp_path: Path) -> None:

@@ -33,7 +33,6 @@ def run_script(script: str, *arguments: object, cwd: Path, seconds: float = 60) 
 
 
 @pytest.mark.row(152)
-@pytest.mark.timeout(30)
 def test_a_call_from_a_callback_is_an_error_and_not_a_wait_without_end(workspace: Workspace) -> None:
     job = begin(workspace, "first", "echo on; exec sleep 1000")
     with pytest.raises(RuntimeError, match=r"A callback, such as on_chunk, .* Call it in a thread of its own"):

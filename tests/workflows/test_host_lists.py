@@ -62,7 +62,8 @@ def test_jobs_on_listed_hosts_are_found_by_the_commands_that_come_later(bare: Wo
 
     def is_home() -> bool:
         later.pull_logs()
-        return (later.config.local.jobs / started[1].id / "job.out").read_text() == "on\n"
+        log = later.config.local.jobs / started[1].id / "job.out"
+        return log.exists() and log.read_text() == "on\n"
 
     until(is_home)
     killed = later.stop_jobs(JobSelection(jobs=tuple(job.id for job in started)), signal="SIGKILL").jobs

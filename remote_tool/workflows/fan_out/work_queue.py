@@ -1,4 +1,4 @@
-"""The shards of a fan-out: waiting, running, done or failed."""
+"""The shards of a fan-out: waiting, starting, running, done or failed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from remote_tool.jobs.job import Job, JobState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from remote_tool.launchers.fan_out import Shard, Slot
 
@@ -39,6 +39,7 @@ class WorkQueue:
     Attributes:
         slots: All slots that may take shards.
         waiting: Shards without a slot.
+        starting: The assignments that may still come back because they have not begun, by shard number.
         retries: How many times a failed shard is retried.
         attempts: The running attempts, by job id.
         done: The successful attempt of each shard, by shard number.
@@ -53,6 +54,7 @@ class WorkQueue:
     done: dict[int, Attempt] = field(default_factory=dict)
     failed: dict[int, Attempt] = field(default_factory=dict)
     is_stopped: bool = False
+    starting: dict[int, Assignment] = field(default_factory=dict)
     _failures: Counter[int] = field(default_factory=Counter)
     _failed_on: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
     _working: set[str] = field(default_factory=set)
@@ -72,8 +74,10 @@ class WorkQueue:
 
     @property
     def is_over(self) -> bool:
-        """Return whether nothing is running, and nothing can start."""
-        return not self.attempts and (self.is_stopped or not self.waiting or not self._working)
+        """Return whether nothing is running or starting, and nothing can start."""
+        if self.attempts or self.starting:
+            return False
+        return self.is_stopped or not self.waiting or not self._working
 
     def is_settled(self, shard: Shard) -> bool:
         """Return whether a shard is done, or has failed for good."""
@@ -95,14 +99,18 @@ class WorkQueue:
                 break
             self.waiting.remove(shard)
             taken.append(Assignment(shard, slot))
+        self.starting |= {each.shard.number: each for each in taken}
         return taken
 
-    def give_back(self, assignments: Iterable[Assignment]) -> None:
+    def give_back(self, assignments: Collection[Assignment]) -> None:
         """Put back shards that did not start."""
+        for each in assignments:
+            del self.starting[each.shard.number]
         self.waiting.extendleft(reversed([each.shard for each in assignments]))
         self._notify()
 
     def begin(self, attempt: Attempt) -> None:
+        del self.starting[attempt.shard.number]
         self.attempts[attempt.job.id] = attempt
 
     def end(self, job: Job) -> Attempt | None:
@@ -134,6 +142,7 @@ class WorkQueue:
         attempts = self.attempts_on(server)
         for attempt in attempts:
             del self.attempts[attempt.job.id]
+        self.starting = {number: each for number, each in self.starting.items() if each.slot.server != server}
         self.retire(server)
         return attempts
 

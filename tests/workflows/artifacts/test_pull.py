@@ -26,6 +26,7 @@ from remote_tool.workspace import Hooks
 from tests.below import files_below
 from tests.project import make_project
 from tests.small_disks import small_disk
+from tests.workflows.jobs.test_jobs import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -62,8 +63,7 @@ class Desk:
         wait = "touch begun; until test -e end; do sleep 0.05; done"
         command = f"mkdir -p {self.name}; cd {self.name}; {command or ':'}; {wait}"
         self.jobs.append(self.workspace.start(self.server.name, command, sync=False, artifacts=here))
-        while not (self.folder / "begun").exists():
-            pass
+        until((self.folder / "begun").exists)
         return self.jobs[-1]
 
     def end(self) -> None:
@@ -378,7 +378,8 @@ def test_a_file_that_changes_while_it_comes_is_left_for_the_next_time(
     desk: Desk, heard: list[Callable[[int], None]]
 ) -> None:
     job = desk.start("", "*.pt")
-    path = desk.write("big.pt", os.urandom(4 * MEBIBYTE))
+    # More than is on the way at any time: the server is still reading when the first of it is here.
+    path = desk.write("big.pt", os.urandom(32 * MEBIBYTE))
 
     def change(_count: int) -> None:
         with path.open("ab") as file:
@@ -472,8 +473,7 @@ def test_an_error_that_may_pass_completes_nothing_and_one_that_stays_does(
 ) -> None:
     job = desk.start("", "*.pt")
     (desk.folder / "end").touch()
-    while not job.state.is_finished:
-        pass
+    until(lambda: job.state.is_finished)
 
     async def fail(_context: Any, _server: str, wanted: Any) -> dict[str, Listing]:
         listings = {job_id: Listing() for job_id in wanted}

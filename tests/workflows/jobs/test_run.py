@@ -152,7 +152,7 @@ def test_a_login_that_takes_long_is_told_of(
             desk = Workspace.find(project, hooks=Hooks(hear))
             words = ["true"] if command == "run" else []
             running: Future[Any] = threads.submit(getattr(desk, command), *words)
-            assert told.wait(20)
+            assert told.wait(60)
         finally:
             server.process.send_signal(signal.SIGCONT)
         running.result(60).raise_if_any_failed()
@@ -176,7 +176,7 @@ def test_ctrl_c_ends_the_remote_command(workspace: Workspace, tmp_path: Path) ->
     until(lambda: mark.exists() and mark.read_text().strip())
     pid = int(mark.read_text())
     program.send_signal(2)
-    _, stderr = program.communicate(timeout=10)
+    _, stderr = program.communicate(timeout=60)
     assert program.returncode == 130
     assert b"Traceback" not in stderr
     until(lambda: not is_running(pid))

@@ -27,6 +27,7 @@ def reduce():
 
 load() if os.environ["RANK"] == "3" else reduce()
 """
+HANG = ["load (hang.py:4)", *["reduce (hang.py:7)"] * 3]
 # Two ranks on each of two servers; the second one fails when it is told.
 RANKS = """
 rm -f fail-now
@@ -44,9 +45,13 @@ def launch(shared_project: Path) -> Iterator[tuple[Workspace, list[str]]]:
     workspace = Workspace.find(shared_project)
     jobs = workspace.launch(LaunchRequest(RANKS, launcher="shell")).jobs
     ids = tuple(job.id for job in jobs)
+
+    def places() -> list[str]:
+        return sorted(each.where for each in workspace.take_stacks(JobSelection(jobs=ids[:1])).processes)
+
     try:
-        until(lambda: len(workspace.take_stacks(JobSelection(jobs=ids[:1])).processes) == 4)
-        until(lambda: all(each.stack for each in workspace.take_stacks(JobSelection(jobs=ids[:1])).processes))
+        # Each starts at its own time.
+        until(lambda: places() == HANG, 100)
         yield workspace, [str(job.key) for job in jobs]
     finally:
         workspace.stop_jobs(JobSelection(jobs=ids))
@@ -59,8 +64,6 @@ def test_equal_ranks_of_a_launch_are_shown_together_and_the_odd_one_first(
     launch: tuple[Workspace, list[str]],
 ) -> None:
     workspace, (key, other) = launch
-    # Each starts at its own time.
-    until(lambda: remote_tool("job-stacks", key, cwd=workspace.root).stdout.count("load (hang.py") == 1)
     shown = remote_tool("job-stacks", key, cwd=workspace.root)
     heads = [line for line in shown.stdout.splitlines() if not line.startswith(" ")]
     assert heads == ["rank 3: load (hang.py:4)", "ranks 0-2: reduce (hang.py:7)"]

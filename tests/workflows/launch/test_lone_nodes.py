@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = [pytest.mark.slow, pytest.mark.row(179)]
+# On a busy machine, importing torch takes a minute in torchrun, and then in every rank.
+pytestmark = [pytest.mark.slow, pytest.mark.row(179), pytest.mark.timeout(300)]
 
 MEET = """
 import os, sys, time
@@ -72,6 +73,6 @@ def project(tmp_path_factory: pytest.TempPathFactory, ssh_key: Path) -> Iterator
 def test_a_launch_says_when_each_node_trained_alone(
     project: Path, launcher: tuple[str, ...], what: str, *, is_alone: bool
 ) -> None:
-    done = remote_tool(*launcher, what, cwd=project)
+    done = remote_tool(*launcher, what, cwd=project, timeout=240)
     assert done.returncode == 0, done.stderr
     assert (WARNING in done.stderr) == is_alone, done.stderr

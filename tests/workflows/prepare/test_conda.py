@@ -73,11 +73,11 @@ def executed(server: TestServer) -> list[str]:
 async def until(condition: object, what: str) -> None:
     """Wait for something that happens on a server."""
     assert callable(condition)
-    for _ in range(1500):
+    for _ in range(6000):
         if condition():
             return
         await asyncio.sleep(0.01)
-    pytest.fail(f"not within 15 seconds: {what}")
+    pytest.fail(f"not within 60 seconds: {what}")
 
 
 @pytest.mark.row(118)

@@ -210,7 +210,7 @@ async def test_each_machine_of_a_folder_gets_the_image_by_itself(trio: list[Test
             f'[ {server.name} != third ] || exit 0\n[ "$1" = pull ] || exit 1\n'
             'cd && touch "pull-$REMOTE_TOOL_TEST_SERVER"; tries=0\n'
             "until [ -e pull-first ] && [ -e pull-second ]; do\n"
-            '    tries=$((tries + 1)); [ "$tries" -lt 100 ] || exit 2; sleep 0.1\n'
+            '    tries=$((tries + 1)); [ "$tries" -lt 500 ] || exit 2; sleep 0.1\n'
             'done\n[ "$REMOTE_TOOL_TEST_SERVER" = first ] || { echo "no such image" >&2; exit 3; }\n',
         )
         engine.with_name("docker").symlink_to(engine)
@@ -231,9 +231,9 @@ async def test_a_disk_that_is_slow_costs_the_test_and_not_the_prepare(
     trio: list[TestServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A marker that is not written in time is none; one that is not removed in time has been seen all the same."""
-    monkeypatch.setattr(shared_home, "_TEST_SECONDS", 1.0)
-    stub(trio[0].programs, "mkdir", "exec sleep 4")
-    stub(trio[1].programs, "rm", 'sleep 3; exec /bin/rm "$@"')
+    monkeypatch.setattr(shared_home, "_TEST_SECONDS", 4.0)
+    stub(trio[0].programs, "mkdir", "exec sleep 15")
+    stub(trio[1].programs, "rm", 'sleep 12; exec /bin/rm "$@"')
     config = desk_for(trio, tmp_path / "project").config
     async with HostPool(config) as pool:
         hosts = [await pool.host(server.name) for server in trio[:2]]

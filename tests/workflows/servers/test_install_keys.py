@@ -20,7 +20,7 @@ from remote_tool.workflows.context import Context
 from remote_tool.workflows.events import Event, Notice
 from remote_tool.workflows.servers.install_keys import KeysRequest, KeyState, install_keys
 from tests.conftest import make_configuration
-from tests.sshd import free_port, make_key
+from tests.sshd import make_key
 from tests.transport.password_server import PasswordServer, password_server, trust
 from tests.transport.ssh.test_log_in import Answers, agent_with
 
@@ -173,7 +173,7 @@ async def test_one_question_answers_the_servers_own(desk: Desk) -> None:
 
 
 async def test_a_server_that_fails_stops_no_other(desk: Desk) -> None:
-    away = replace(desk.config.servers["first"], name="away", port=free_port())
+    away = replace(desk.config.servers["first"], name="away", port=1)
     desk.config = replace(desk.config, servers={"away": away, **desk.config.servers})
     desk.doors["second"].password = "unknown"
     results = await desk.keys(SECRET, "wrong", "wrong", "wrong")

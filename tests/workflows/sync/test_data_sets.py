@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +17,7 @@ from remote_tool import Hooks, JobState, Workspace
 from remote_tool.errors import SyncError, UsageError
 from remote_tool.workflows.events import Event, Notice
 from remote_tool.workflows.sync import first_sync
+from tests.environments.test_facts import stub
 from tests.project import make_project, remote_tool, write_configuration
 from tests.workflows.jobs.test_jobs import until
 
@@ -63,12 +65,22 @@ def desk(make_server: MakeServer, tmp_path: Path) -> Desk:
     return Desk(tmp_path, [make_server("first"), make_server("second")])
 
 
+def largest_in(folder: Path) -> int:
+    """Return the size of the largest file below a folder; rsync renames them meanwhile."""
+    sizes = [0]
+    for path in folder.rglob("*"):
+        with suppress(OSError):
+            sizes.append(path.lstat().st_size)
+    return max(sizes)
+
+
 def names_in(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
 @pytest.mark.row(165)
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_data_set_is_placed_and_its_path_is_a_variable_of_every_command(desk: Desk) -> None:
     workspace = Workspace.find(desk.root)
     assert desk.checks() == [("FAIL", "nothing at ~/data/set")] * 2
@@ -84,7 +96,7 @@ def test_a_data_set_is_placed_and_its_path_is_a_variable_of_every_command(desk: 
     (desk.root / "ranks.py").write_text(
         "import os\nprint(open(os.environ['REMOTE_TOOL_DATA_MY_SET'] + '/label.txt').read())\n"
     )
-    assert [each.wait(timeout=60) for each in workspace.launch_torch("ranks.py")] == [JobState.SUCCEEDED] * 2
+    assert [each.wait(timeout=200) for each in workspace.launch_torch("ranks.py")] == [JobState.SUCCEEDED] * 2
     again = workspace.data_sync(["my-set"])["my-set"]
     assert not any(result.changed for result in again.values.values())
 
@@ -135,17 +147,22 @@ def test_what_was_changed_on_a_server_is_named_and_only_overwrite_replaces_it(de
 
 @pytest.mark.row(165)
 @pytest.mark.slow
-def test_an_interrupted_data_sync_is_not_called_complete_and_resumes(desk: Desk) -> None:
+def test_an_interrupted_data_sync_is_not_called_complete_and_resumes(desk: Desk, tmp_path: Path) -> None:
+    # One that takes ten seconds, so that it is interrupted before it is done.
+    slow = stub(tmp_path / "slow", "rsync", f'exec {shutil.which("rsync")} --bwlimit=30m "$@"')
     size = 300 * 1024 * 1024
     with (desk.source / "large.bin").open("wb") as file:
         file.truncate(size)
     workspace = desk.configure({"my-set": {"from": str(desk.source), "to": str(desk.scratch)}})
     program = [sys.executable, "-m", "remote_tool", "data-sync", "--server", "first"]
-    sending = subprocess.Popen(program, cwd=desk.root, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    environment = {**os.environ, "PATH": f"{slow.parent}:{os.environ['PATH']}"}
+    sending = subprocess.Popen(
+        program, cwd=desk.root, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
+    )
     beside = desk.scratch.parent / ".set.remote-tool"
-    until(lambda: any(path.stat().st_size > size // 20 for path in beside.rglob("*large.bin*") if path.is_file()))
+    until(lambda: largest_in(beside) > size // 20)
     sending.send_signal(signal.SIGINT)
-    assert sending.wait(timeout=30) != 0
+    assert sending.wait(timeout=60) != 0
     assert [status for status, _ in desk.checks()] == ["FAIL", "FAIL"]
     assert desk.checks()[0][1] == f"not all of it at {desk.scratch}"
     result = workspace.data_sync(servers=["first"])["my-set"].values["first"]

@@ -46,16 +46,17 @@ def read(servers: tuple[TestServer, TestServer], file: str) -> list[str]:
 
 @pytest.mark.row(164)
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_a_launch_on_two_servers_resumes_from_the_checkpoint_of_rank_0(
     workspace: Workspace, shared_servers: tuple[TestServer, TestServer]
 ) -> None:
     (workspace.root / "resumed.py").write_text(TRAIN)
     run = {"RUN": "resumed"}
     jobs = workspace.launch_torch("resumed.py", env=run, artifacts=["resumed/*"])
-    assert [job.wait(timeout=60) for job in jobs] == [JobState.SUCCEEDED] * 2
+    assert [job.wait(timeout=180) for job in jobs] == [JobState.SUCCEEDED] * 2
     assert not (shared_servers[1].home / "project" / "resumed").exists()
     again = workspace.launch_torch("resumed.py", env=run, artifacts=["resumed/*"], from_job=str(jobs[0].job.key))
-    assert [job.wait(timeout=60) for job in again] == [JobState.SUCCEEDED] * 2
+    assert [job.wait(timeout=180) for job in again] == [JobState.SUCCEEDED] * 2
     logs = [b"".join(path.read_bytes() for path in logs_of(workspace, job)) for job in again]
     assert [log.count(b"resumes at 10\n") for log in logs] == [1, 1]
     assert read(shared_servers, "resumed/last.txt") == ["20", "10"]

@@ -13,6 +13,7 @@ import pytest
 
 from remote_tool import Workspace
 from remote_tool.workflows.events import Event, Notice, StepEnded, StepProgress
+from remote_tool.workflows.sync import relay
 from remote_tool.workspace import Hooks
 from tests.project import make_project, remote_tool
 from tests.sshd import TestServer
@@ -108,6 +109,12 @@ def desk(servers: list[TestServer], prepared: list[Path], tmp_path: Path) -> Des
     (root / "link").symlink_to("a.py")
     (root / "empty").mkdir()
     return Desk(root, servers)
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine has its time to say what it has."""
+    monkeypatch.setattr(relay, "PATIENCE", 60.0)
 
 
 def lists_and_states(desk: Desk) -> set[tuple[bytes, bytes]]:
