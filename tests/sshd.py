@@ -145,7 +145,8 @@ class TestServer:
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # privilege separation, as Debian's service makes it
         for _ in range(5):
-            self.port = self.port or free_port()
+            # It has to be free again when the server is started again.
+            self.port = self.port or free_low_port()
             if self._try_start():
                 return
             self.port = 0
@@ -159,7 +160,7 @@ class TestServer:
             self.process = subprocess.Popen(
                 [*self.before, SSHD, "-D", "-e", "-f", str(file)], stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         # Who answers at the port may be the server of another test, which took it in between.
         while self.process.poll() is None and time.monotonic() < deadline:
             if b"Server listening on" in (self.folder / "sshd.log").read_bytes()[before:]:
