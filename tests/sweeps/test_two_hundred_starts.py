@@ -23,7 +23,7 @@ from remote_tool.workflows.selection import JobSelection
 from remote_tool.workflows.start.start_specs import start_specs
 from tests.conftest import make_configuration
 from tests.figures import record_figure
-from tests.processes import processes_of
+from tests.processes import environments, processes_of
 from tests.project import make_project
 from tests.sweeps.relay import CLIENT, SERVER, Relay, spread
 
@@ -158,10 +158,16 @@ async def see_that_each_runs_once(laptop: Laptop, ids: set[str]) -> None:
     assert states == dict.fromkeys(ids, JobState.RUNNING)
     # A shell that was started writes its line when it gets its turn, and shows no variables while it becomes the sleep.
     deadline = time.monotonic() + 60
-    while [laptop.ran().count(job) for job in ids] != [1] * len(ids) or not all(map(processes_of, ids)):
-        assert time.monotonic() < deadline, "not each runs once"
+    once = dict.fromkeys(ids, (1, 1))
+    while (seen := runs_and_processes(laptop, ids)) != once:
+        assert time.monotonic() < deadline, {job: count for job, count in seen.items() if count != (1, 1)}
         await asyncio.sleep(0.1)
-    assert max(len(processes_of(job)) for job in ids) == 1
+
+
+def runs_and_processes(laptop: Laptop, ids: set[str]) -> dict[str, tuple[int, int]]:
+    """Count how often each job has begun, and the processes that it has now."""
+    ran, marked = laptop.ran(), b"".join(environment for _, environment in environments())
+    return {job: (ran.count(job), marked.count(b"REMOTE_TOOL_JOB_ID=%b\0" % job.encode())) for job in ids}
 
 
 def new_spec() -> JobSpec:
