@@ -25,12 +25,12 @@ from remote_tool.protocol.framing import Frame, FrameReader
 from remote_tool.workflows.agent_sources import source_archive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
 # A folder may be called so, and then every path below has a space and a quote.
 PROJECT = "it's a project"
 # Of a machine that has much else to do; a test that passes waits for events, not this long.
-PATIENCE = 40.0
+PATIENCE = 60.0
 OLDEST = os.environ.get("REMOTE_TOOL_PYTHON38", "python3.8")
 
 
@@ -43,6 +43,22 @@ def wait_until(condition: Callable[[], Any], what: str = "it", seconds: float = 
             return found
         time.sleep(0.01)
     raise AssertionError(f"{what} did not happen in {seconds} s")
+
+
+def wait_for_text(path: Path) -> str:
+    """Wait until a file holds something: who writes it has made it empty before."""
+    return str(wait_until(lambda: path.exists() and path.read_text(), f"something in {path.name}"))
+
+
+def changed_copy(installed: Path, folder: Path, changes: Mapping[str, Mapping[str, str]]) -> Path:
+    """Copy the installed package with other values of constants, as ``{"agent/x.py": {"NAME = 1": "NAME = 2"}}``."""
+    shutil.copytree(installed, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, texts in changes.items():
+        module = folder / "remote_tool" / name
+        for old, new in texts.items():
+            assert old in module.read_text()
+            module.write_text(module.read_text().replace(old, new))
+    return folder
 
 
 class Call:
@@ -165,6 +181,9 @@ class PretendServer:
         job = self.new_job(command, **fields)
         answer = self.call("start", jobs=[job])
         assert "error" not in answer["jobs"][0], answer
+        # A slow machine answers before the job has started.
+        folder = self.jobs / job["id"]
+        wait_until(lambda: any((folder / f"{name}.json").exists() for name in ("started", "ended")), "the start")
         return str(job["id"])
 
     def start_python(self, program: str, **fields: Any) -> str:
@@ -186,8 +205,13 @@ class PretendServer:
     def wait(self, *job_ids: str) -> dict[str, dict[str, Any]]:
         """Wait until jobs have ended; returns their final records."""
         for job_id in job_ids:
-            wait_until((self.jobs / job_id / "ended.json").exists, f"the end of {job_id}")
+            wait_until(partial(self._has_ended, self.jobs / job_id), f"the end of {job_id}")
         return {job_id: self.record(job_id, "ended") for job_id in job_ids}
+
+    @staticmethod
+    def _has_ended(folder: Path) -> bool:
+        # Its space is given back after the record has its name: nothing changes in the folder then.
+        return (folder / "ended.json").exists() and not (folder / "reserve").exists()
 
     def wait_for_output(self, job_id: str, text: str) -> None:
         wait_until(lambda: text in self.output(job_id), f"{text!r} in the output")
@@ -221,9 +245,15 @@ class PretendServer:
                 if processes.find_alive(supervisor):
                     os.kill(supervisor["pid"], signal.SIGUSR2)
                     wait_until(partial(_is_gone, supervisor), "the end of a supervisor")
-            for pid in self.members(job_id):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            wait_until(partial(self._is_dead, job_id), "the end of what was left")
+
+    def _is_dead(self, job_id: str) -> bool:
+        """Kill what is left of a job; whether it was nothing."""
+        members = self.members(job_id)
+        for pid in members:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not members
 
 
 def _is_gone(process: dict[str, int]) -> bool:

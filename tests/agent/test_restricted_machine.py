@@ -158,7 +158,7 @@ def test_a_process_that_no_signal_reaches_is_named_in_bounded_time(server: Prete
         wait_until(lambda: (found := processes.read_process(pid)) is not None and found.is_stuck, "the hanging")
         begin = time.monotonic()
         answer = server.stop(job_id, grace=0.2)
-        assert time.monotonic() - begin < 20
+        assert time.monotonic() - begin < 30
         assert answer["left"] == [pid]
         assert answer["ended"]["unkillable"] == [pid]
         assert f"1 process could not be killed (uninterruptible sleep): {pid}" in answer["ended"]["reason"]

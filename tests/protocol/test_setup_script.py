@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from remote_tool.protocol.setup_script import put_before_attached
+from tests.agent.conftest import PATIENCE
 from tests.agent.jobs.test_run import read_to_end
 
 if TYPE_CHECKING:
@@ -83,14 +84,14 @@ def test_an_attached_command_has_it_too(server: PretendServer) -> None:
     command = put_before_attached('echo "$A"; ls /proc/self/fd | wc -l', 'export A=1\necho "it\'s" >&2')
     with server.open("run", command=command, environment={}) as call:
         assert read_to_end(call) == (b"1\n4\n", b"it's\n")
-        assert call.process.wait(10) == 0
+        assert call.process.wait(PATIENCE) == 0
 
 
 @pytest.mark.parametrize(("script", "code", "status"), [("exit 0", 0, 1), ("return 5", 5, 5), ("if then", 2, 2)])
 def test_an_attached_command_does_not_run_either(server: PretendServer, script: str, code: int, status: int) -> None:
     with server.open("run", command=put_before_attached("echo ran", script), environment={}) as call:
         out, err = read_to_end(call)
-        assert call.process.wait(10) == status
+        assert call.process.wait(PATIENCE) == status
     assert out == b""
     said = (
         f"remote-tool: the command did not run: the setup script (setup: in configs.yaml) ended with exit code {code}\n"

@@ -182,7 +182,7 @@ class JobCase:
         """What is left can be ended, and a job that had ended stays as it was."""
         ended = self.ended()
         stopped = self.call("stop")
-        wait_until(lambda: not self.processes(), f"the end of {self.processes()} after {stopped}", 5.0)
+        wait_until(lambda: not self.processes(), f"the end of {self.processes()} after {stopped}")
         standing = self.check_standing(self.reality())
         assert standing is not None
         assert standing.state not in {"running", "starting"}

@@ -11,7 +11,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tests.sshd import SSHD, TestServer
+from tests.sshd import SSHD, TestServer, free_low_port
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -97,7 +97,8 @@ class Machine(TestServer):
     __test__ = False
 
     def __init__(self, folder: Path, key: Path) -> None:
-        super().__init__("first", folder, key, {"MaxStartups": "100"})
+        # Nobody else gets its port while it reboots.
+        super().__init__("first", folder, key, {"MaxStartups": "100"}, port=free_low_port())
 
     def _try_start(self) -> bool:
         file = self.folder / "sshd_config"
@@ -111,7 +112,7 @@ class Machine(TestServer):
                 stdout=subprocess.PIPE,
                 stderr=log,
             )
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while self.process.poll() is None and time.monotonic() < deadline:
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", self.port)) == 0:
@@ -146,7 +147,7 @@ class Machine(TestServer):
     def reboot(self) -> None:
         """End every process at once, and come back as another boot."""
         self.stop()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not self._try_start():
             self.stop()
             assert time.monotonic() < deadline, "it did not come back"

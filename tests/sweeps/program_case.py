@@ -189,7 +189,8 @@ class ProgramCase:
         """End what still runs."""
         for standing in self.standings().values():
             if standing.supervisor is not None:
-                os.kill(standing.supervisor.pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.kill(standing.supervisor.pid, signal.SIGKILL)
             for process in standing.members:
                 with suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGKILL)

@@ -87,5 +87,5 @@ def _tell(what: str, *deeds: object) -> None:
 
 if __name__ == "__main__":
     # On a busy machine it takes a while until each has had its turn, and that is not what is tried here.
-    registry_lock.LOCK_TIMEOUT = 80.0
+    registry_lock.LOCK_TIMEOUT = 200.0
     Worker(Path(sys.argv[1]), int(sys.argv[2])).run(holds=sys.argv[3:] == ["holds"])

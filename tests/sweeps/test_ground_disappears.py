@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 NAME = "the ground disappears"
 EVERYTHING = JobSelection(stopped=True, hidden=True)
 # A login, a Python, a grace, and a machine that is busy with the other commands.
-BOUND = 30.0
-PATIENCE = 30.0
+BOUND = 60.0
+PATIENCE = 60.0
 
 
 def _of(job: Job) -> JobSelection:

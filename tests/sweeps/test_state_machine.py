@@ -56,7 +56,7 @@ EXAMPLES = int(os.environ.get("TESTS_EXAMPLES", "7"))
 STEPS = 16
 # With which the Hypothesis of today follows every rule several times.
 SEED = int(os.environ.get("TESTS_SEED", "39"))
-PATIENCE = 20.0
+PATIENCE = 40.0
 LAPTOPS = st.sampled_from([0, 1])
 WHICH = st.integers(0, 1000)
 # A job ends when it is told how, through a pipe; so it makes no process that would get the next pid.

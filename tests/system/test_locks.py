@@ -29,7 +29,7 @@ def test_a_lock_is_waited_for_within_its_bound_and_free_when_its_holder_ends(tmp
         began = time.monotonic()
         with pytest.raises(BlockingIOError, match="another program holds its lock"):
             lock(file.fileno(), seconds=0.1)
-        assert 0.1 <= time.monotonic() - began < 5
+        assert 0.1 <= time.monotonic() - began < 30
         if LISTED.exists():
             assert holders(file.fileno()) == [holder.pid]
         holder.kill()

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 # All together answer within this time, or not at all: one that cannot run does not answer.
 _SECONDS = 2.0
 _PAUSE = 0.005
-# The dump is complete when it has not grown for so many looks.
-_QUIET_LOOKS = 3
+# The dump is complete when it has not grown for so many looks: on a busy machine, its writer waits for its turn.
+_QUIET_LOOKS = 10
 _LONGEST_DUMP = 256 * 1024
 _ENVIRONMENT_LIMIT = 8 * 1024 * 1024
 # As in the hook.

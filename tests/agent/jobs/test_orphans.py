@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from remote_tool.agent.proc import processes
-from tests.agent.conftest import PROJECT, PretendServer, wait_until
+from tests.agent.conftest import PATIENCE, PROJECT, PretendServer, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -77,14 +77,13 @@ def test_processes_of_an_ended_or_forgotten_job_are_orphans(
     wait_until(lambda: not server.status(ended)["alive"], "its end")
     forgotten = server.start("true")
     server.wait(forgotten)
-    wait_until(lambda: not (server.jobs / forgotten / "reserve").exists(), "the end of its supervisor")
     shutil.rmtree(server.jobs / forgotten)
     first, second = leave(ended), leave(forgotten)
     wait_until(lambda: len(find(server)) == 2, "both")
     states = {pid: each["state"] for pid, each in find(server).items()}
     assert states == {first.pid: "succeeded", second.pid: "unknown"}
     end(server, find(server), signal="SIGKILL")
-    assert first.wait(10) == second.wait(10) == -signal.SIGKILL
+    assert first.wait(PATIENCE) == second.wait(PATIENCE) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("entry", [None, {"launch": ["env"]}], ids=["plain", "behind a launch command"])

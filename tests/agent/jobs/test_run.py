@@ -4,6 +4,7 @@ import os
 import select
 import signal
 import subprocess
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,8 +25,8 @@ def read_to_end(call: Call) -> tuple[bytes, bytes]:
     found: dict[int, bool] = {}
     streams = {call.stdout.fileno(): b"", call.process.stderr.fileno(): b""}
     while len(found) < 2:
-        ready = select.select(streams.keys() - found.keys(), [], [], 20)[0]
-        assert ready, "no end in 20 s"
+        ready = select.select(streams.keys() - found.keys(), [], [], PATIENCE)[0]
+        assert ready, f"no end in {PATIENCE} s"
         for stream in ready:
             data = os.read(stream, 65536)
             streams[stream] += data
@@ -45,7 +46,8 @@ def marked(tmp_path: Path) -> Iterator[Path]:
     yield path
     if path.exists():
         for process in Snapshot().members(path.read_text().strip(), ""):
-            os.kill(process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
 
 
 def members(marked: Path) -> list[int]:
@@ -59,13 +61,13 @@ def test_it_exits_as_the_command_does_with_its_bytes_on_both_streams(server: Pre
     command = f"printf 'a\\0b\\377'; printf 'mistake' >&2; pwd >&2; exit {code}"
     with server.open("run", command=command, environment={}) as call:
         assert read_to_end(call) == (b"a\0b\xff", f"mistake{server.project}\n".encode())
-        assert call.process.wait(10) == code
+        assert call.process.wait(PATIENCE) == code
 
 
 def test_a_signal_is_128_and_its_number(server: PretendServer) -> None:
     with server.open("run", command="kill -SEGV $$; sleep 60", environment={}) as call:
         read_to_end(call)
-        assert call.process.wait(10) == 128 + signal.SIGSEGV
+        assert call.process.wait(PATIENCE) == 128 + signal.SIGSEGV
 
 
 def test_the_command_has_an_activated_environment_and_an_empty_stdin(server: PretendServer) -> None:
@@ -140,7 +142,7 @@ def test_the_whole_tree_ends_with_its_client(server: PretendServer, marked: Path
             call.stdin.close()
         else:
             call.process.send_signal(signal.Signals[way])
-        assert call.process.wait(10) == 128 + signal.SIGTERM
+        assert call.process.wait(PATIENCE) == 128 + signal.SIGTERM
     assert members(marked) == []
 
 
@@ -183,5 +185,5 @@ def test_errors_before_the_start_are_a_framed_answer(server: PretendServer) -> N
 def test_the_shell_reports_lines_as_they_were_written(server: PretendServer) -> None:
     with server.open("run", command="#!/bin/bash\n\nno-such-program", environment={}) as call:
         _, err = read_to_end(call)
-        assert call.process.wait(10) == 127
+        assert call.process.wait(PATIENCE) == 127
     assert b"line 3" in err or b" 3:" in err

@@ -3,7 +3,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
 import signal
 import stat
 import subprocess
@@ -17,8 +16,9 @@ import pytest
 from remote_tool.agent.jobs import new_folder
 from remote_tool.agent.proc import processes
 from remote_tool.protocol import limits
-from tests.agent.conftest import PretendServer, wait_until
+from tests.agent.conftest import PretendServer, changed_copy, wait_for_text, wait_until
 from tests.below import contents_below
+from tests.processes import open_files, read_of
 from tests.small_disks import small_disk
 
 if TYPE_CHECKING:
@@ -27,18 +27,17 @@ if TYPE_CHECKING:
 
 @pytest.mark.row(9, 21)
 def test_a_start_that_takes_longer_than_its_answer_is_not_called_failed(tmp_path: Path, installed: Path) -> None:
-    impatient = tmp_path / "impatient"
-    shutil.copytree(installed, impatient)
-    module = impatient / "remote_tool" / "agent" / "jobs" / "start.py"
-    text = module.read_text()
-    assert "_START_SECONDS = 10.0" in text
-    module.write_text(text.replace("_START_SECONDS = 10.0", "_START_SECONDS = 0.0"))
-    server = PretendServer(tmp_path / "home", impatient)
+    slow, go = "        plan = _plan(call, job)\n", tmp_path / "go"
+    held = f"        while not os.path.exists({str(go)!r}): time.sleep(0.01)\n"
+    changes = {"agent/jobs/start.py": {"_START_SECONDS = 10.0": "_START_SECONDS = 0.0", slow: held + slow}}
+    server = PretendServer(tmp_path / "home", changed_copy(installed, tmp_path / "impatient", changes))
     jobs = [server.new_job("exec sleep 60") for _ in range(5)]
     answers = server.call("start", jobs=jobs)["jobs"]
+    go.touch()
     assert [answer for answer in answers if "error" in answer] == []
-    assert "starting" in {answer.get("state") for answer in answers}
+    assert {answer.get("state") for answer in answers} == {"starting"}
     ids = [str(job["id"]) for job in jobs]
+    wait_until(lambda: all((server.jobs / job).exists() for job in ids), "their folders")
     wait_until(lambda: {server.status(job)["state"] for job in ids} == {"running"}, "the start of all")
     server.clean()
 
@@ -55,10 +54,13 @@ def test_a_start_answers_while_the_job_runs_and_leaves_it_no_descriptor(server: 
     pid = status["started"]["pid"]
     wait_until(lambda: Path(f"/proc/{pid}/exe").readlink().name == "sleep", "exec")
     folder = server.jobs / job_id
-    assert _descriptors(pid) == {0: "/dev/null", 1: f"{folder}/job.out", 2: f"{folder}/job.err"}
+    streams = {0: "/dev/null", 1: f"{folder}/job.out", 2: f"{folder}/job.err"}
+    # A program opens its libraries first, and a supervisor looks at the output now and then.
+    wait_until(lambda: open_files(pid) == streams, "the command's descriptors alone")
     supervisor = server.supervisor(job_id)
-    assert {number: _descriptors(supervisor)[number] for number in (0, 1, 2)} == dict.fromkeys((0, 1, 2), "/dev/null")
-    assert set(_descriptors(supervisor).values()) == {"/dev/null", str(folder), f"{folder}/reserve"}
+    own = {"/dev/null", str(folder), f"{folder}/reserve"}
+    wait_until(lambda: set(open_files(supervisor).values()) == own, "the supervisor's descriptors alone")
+    assert {number: open_files(supervisor)[number] for number in (0, 1, 2)} == dict.fromkeys((0, 1, 2), "/dev/null")
     assert len({os.getsid(pid), os.getsid(supervisor), os.getsid(0)}) == 3
     assert Path(f"/proc/{pid}/cwd").readlink() == server.project
 
@@ -90,8 +92,7 @@ def test_a_second_start_of_an_id_finds_the_first(server: PretendServer) -> None:
     assert (first["already"], second["already"]) == (False, True)
     assert second["started"] == first["started"]
     assert second["spec"] == first["spec"]
-    wait_until((server.project / "counted").exists)
-    assert (server.project / "counted").read_text() == "once\n"
+    assert wait_for_text(server.project / "counted") == "once\n"
 
 
 @pytest.mark.row(70)
@@ -132,8 +133,7 @@ def test_of_twenty_starts_at_once_exactly_one_runs(server: PretendServer) -> Non
         call.close()
     assert sorted(answer["already"] for answer in answers) == [False] + [True] * 19
     assert len({answer["started"]["pid"] for answer in answers}) == 1
-    wait_until((server.project / "counted").exists)
-    assert (server.project / "counted").read_text() == "once\n"
+    assert wait_for_text(server.project / "counted") == "once\n"
     assert len(server.members(job["id"])) == 1
 
 
@@ -218,7 +218,7 @@ def test_environment_values_are_never_written_or_shown(server: PretendServer) ->
         assert secret.encode() not in content, path
     for process in processes.Snapshot().processes.values():
         if process.pid != os.getpid():
-            assert secret.encode() not in _read(f"/proc/{process.pid}/cmdline")
+            assert secret.encode() not in read_of(process.pid, "cmdline")
 
 
 @pytest.mark.row(107, 154)
@@ -466,14 +466,3 @@ def _fill(path: Path) -> None:
     with path.open("ab", buffering=0) as stream, contextlib.suppress(OSError):
         while True:
             stream.write(b"x" * 4096)
-
-
-def _descriptors(pid: int) -> dict[int, str]:
-    return {int(path.name): str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir()}
-
-
-def _read(path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError:
-        return b""

@@ -16,6 +16,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from remote_tool.agent.launch import first_node, other_node
 from remote_tool.agent.launch.cause import Membership
 from remote_tool.agent.launch.other_node import OtherNode
 from remote_tool.agent.supervisor.launch import make_watch
@@ -93,6 +94,9 @@ def _deliver(writer: asyncio.StreamWriter, data: bytes) -> None:
 def main(part: str, *numbers: Any) -> None:
     """Be a part: ``watch SIZE PORT FIRST LAST`` or ``proxy MILLISECONDS PORT DESCRIPTOR``."""
     job_folder.allow_open_files(MOST)
+    # On a busy machine, each of a thousand threads gets its turn late.
+    for module in (first_node, other_node):
+        vars(module).update(UNKNOWN_SECONDS=30.0)
     first, *rest = (int(number) for number in numbers)
     if part == "watch":
         watch(first, rest[0], range(rest[1], rest[2] + 1))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.agent.conftest import PretendServer, wait_until
+from tests.agent.conftest import PretendServer, wait_for_text, wait_until
 from tests.figures import record_figure
 from tests.processes import is_running
 from tests.stand_in_gpus import gpu_line, put_nvidia_smi
@@ -112,6 +112,7 @@ def test_an_nvidia_smi_that_hangs_holds_up_no_sample(server: PretendServer, tmp_
     with watching(server, tmp_path / "bin") as call:
         for _ in range(3):
             assert until(call, lambda header: "gpus" in header)["gpus"] == []
+        wait_for_text(tmp_path / "bin" / "asked")
         pid = int(asked(tmp_path / "bin")[0][0])
         assert is_running(pid)
         assert call.close() == 0

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.agent.conftest import Call
 
 SECRET = "s3cret"
-SHORT = 0.2
+SHORT = 0.5
 needs_iperf = pytest.mark.skipif(shutil.which("iperf3") is None, reason="iperf3 is not installed")
 
 
@@ -44,8 +44,8 @@ def test_both_directions_and_the_round_trip_are_measured(server: PretendServer, 
     call, port = listen(server)
     with call:
         answer = other.call("bandwidth_connect", **ask(port, candidates=["name.invalid", "127.0.0.1"]))
-    assert 1e8 < answer.pop("there") < 1e13
-    assert 1e8 < answer.pop("back") < 1e13
+    assert 1e7 < answer.pop("there") < 1e13
+    assert 1e7 < answer.pop("back") < 1e13
     assert 0 < answer.pop("round_trip") < 5
     assert answer == {"address": "127.0.0.1", "interface": "lo", "peer_interface": "lo", "method": "own"}
 
@@ -57,8 +57,8 @@ def test_iperf3_measures_where_both_have_it(server: PretendServer, other: Preten
     with call:
         answer = other.call("bandwidth_connect", **ask(port, iperf3=True))
     assert answer["method"] == "iperf3"
-    assert 1e8 < answer["there"] < 1e13
-    assert 1e8 < answer["back"] < 1e13
+    assert 1e7 < answer["there"] < 1e13
+    assert 1e7 < answer["back"] < 1e13
 
 
 def test_an_iperf3_that_fails_is_replaced(server: PretendServer, other: PretendServer, tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_an_iperf3_that_fails_is_replaced(server: PretendServer, other: PretendS
     with call, other.open("bandwidth_connect", login=login, **ask(port, iperf3=True)) as asked:
         (frame,) = asked.rest()
     assert frame.header["method"] == "own"
-    assert frame.header["there"] > 1e8
+    assert frame.header["there"] > 1e7
 
 
 def test_a_client_without_the_secret_measures_nothing(server: PretendServer, other: PretendServer) -> None:
@@ -134,7 +134,7 @@ def test_both_sides_end_with_their_clients(server: PretendServer, other: Pretend
         left = programs_of(each)
         began = time.monotonic()
         each.close()
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
         wait_until(partial(are_gone, left), "the end of iperf3")
 
 
@@ -176,7 +176,8 @@ def test_a_listener_whose_client_never_goes_ends_by_itself(monkeypatch: pytest.M
         listener.listen()
         began = time.monotonic()
         bandwidth._Listening(listener, b"secret", 0.1).serve()
-    assert 0.4 < time.monotonic() - began < 5
+    # Else 40 s longer.
+    assert 0.4 < time.monotonic() - began < 30
 
 
 def test_a_silent_other_side_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

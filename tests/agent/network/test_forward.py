@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from remote_tool.protocol import framing
-from tests.agent.conftest import Call, PretendServer, wait_until
-from tests.sshd import free_low_port, free_port
+from tests.agent.conftest import Call, PretendServer, wait_for_text
+from tests.sshd import free_low_port
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,7 +88,7 @@ def test_a_server_with_python_3_8_forwards(oldest: PretendServer) -> None:
 def test_a_reverse_forward_listens_for_this_user_alone_and_ends_with_its_client(
     server: PretendServer, tmp_path: Path
 ) -> None:
-    port, path = free_port(), tmp_path / "s.sock"
+    port, path = free_low_port(), tmp_path / "s.sock"
     with socket.socket(socket.AF_UNIX) as left_over:
         left_over.bind(str(path))
     places = [{"hosts": ["127.0.0.1"], "port": port}, {"path": str(path)}]
@@ -132,7 +132,7 @@ def test_the_ports_of_a_job_and_its_end_are_reported(server: PretendServer) -> N
         found = hear(call, "ports").header
         while not found["others"]:
             found = hear(call, "ports").header
-        chosen = int(wait_until((server.project / "chosen").read_text))
+        chosen = int(wait_for_text(server.project / "chosen"))
         assert (found["ports"], found["others"]) == ([["localhost", port]], [chosen])
         server.stop(job, grace=0.1)
         assert hear(call, "over").header == {"over": True}

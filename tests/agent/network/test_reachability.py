@@ -32,7 +32,7 @@ def test_a_server_that_listens_is_reached_and_known_by_its_secret(server: Preten
         frame = call.next()
         assert frame is not None
         port = frame.header["port"]
-        good, local, missing = connect(server, ["127.0.0.1", "localhost", "name.invalid"], port, timeout=1)
+        good, local, missing = connect(server, ["127.0.0.1", "localhost", "name.invalid"], port, timeout=20)
         assert good == {
             "address": "127.0.0.1",
             "ok": True,

@@ -90,7 +90,7 @@ import json, os, subprocess, sys, time
 
 python, entry, line, ended = sys.argv[1:]
 subprocess.run([python, "-I", "-S", entry], input=line.encode() + b"\n", stdout=subprocess.DEVNULL)
-deadline = time.monotonic() + 20
+deadline = time.monotonic() + 40
 while not os.path.exists(ended) and time.monotonic() < deadline:
     time.sleep(0.01)
 """

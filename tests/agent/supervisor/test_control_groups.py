@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,9 +36,16 @@ def control_group(controller: str) -> Iterator[Path]:
         yield group
     finally:
         for pid in (group / "cgroup.procs").read_text().split():
-            os.kill(int(pid), 9)
-        wait_until(lambda: not (group / "cgroup.procs").read_text())
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), 9)
+        wait_until(lambda: has_gone(group), "the end of the group")
+
+
+def has_gone(group: Path) -> bool:
+    """Remove a control group; False while a process is in it, even one that only waits for its parent."""
+    with suppress(OSError):
         group.rmdir()
+    return not group.exists()
 
 
 def run_below(server: PretendServer, script: str) -> None:
@@ -104,10 +111,10 @@ def test_a_job_that_a_logout_ended_is_lost_and_not_running(server: PretendServer
         started = server.record(job_id, "started")
         (session / "cgroup.kill").write_text("1")
         wait_until(lambda: processes.find_alive(started["supervisor"]) is None)
+        wait_until(lambda: not server.members(job_id), "the end of the job")
         status = wait_until(lambda: (found := server.status(job_id))["state"] != "running" and found)
         assert status["state"] == "lost"
         assert status["reason"] == "its processes disappeared without a record"
         assert server.members(job_id) == []
     finally:
-        wait_until(lambda: not (session / "cgroup.procs").read_text())
-        session.rmdir()
+        wait_until(lambda: has_gone(session), "the end of the group")

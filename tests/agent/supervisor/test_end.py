@@ -14,7 +14,7 @@ import pytest
 
 from remote_tool.agent.proc import processes
 from remote_tool.agent.supervisor import shell
-from tests.agent.conftest import PATIENCE, PretendServer, wait_until
+from tests.agent.conftest import PATIENCE, PretendServer, changed_copy, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,7 +72,7 @@ def test_a_record_tells_how_long_it_took_and_what_it_used(server: PretendServer)
     """Durations do not come from the clock on the wall."""
     job_id = server.start_python("x = bytearray(80_000_000)\nimport time; time.sleep(0.2)")
     record = server.wait(job_id)[job_id]
-    assert 0.2 <= record["duration"] < 10
+    assert 0.2 <= record["duration"] < 60
     assert 80_000_000 < record["resources"]["max_rss_bytes"] < 1_000_000_000
     assert record["resources"]["user_seconds"] < 10
 
@@ -81,14 +81,16 @@ def test_a_record_tells_how_long_it_took_and_what_it_used(server: PretendServer)
 def test_processes_left_by_a_command_are_ended(server: PretendServer) -> None:
     """Background, own session, double fork, no environment; none may hold a GPU."""
     job_id = server.start(
-        "sleep 600 & setsid sleep 600 & (setsid sh -c 'sleep 600 & sleep 600' &) & "
-        "env -i sleep 600 & env -i setsid sh -c 'sleep 600 > /dev/null 2>&1 & echo $! > hidden' & sleep 0.2; exit 4"
+        "sleep 600 & setsid sleep 600 & (setsid sh -c 'sleep 600 & echo > two; sleep 600' &) & env -i sleep 600 & "
+        "env -i setsid sh -c 'sleep 600 > /dev/null 2>&1 & echo $! > hidden' & "
+        "until [ -s hidden -a -s two ]; do sleep 0.05; done; sleep 0.2; exit 4"
     )
     record = server.wait(job_id)[job_id]
     assert record["exit_code"] == 4
     assert record["leftovers"] >= 6
     # The last one has no mark, no output of ours and no parent: only the supervisor knew it, as its child.
-    assert processes.read_process(int((server.project / "hidden").read_text())) is None
+    hidden = int((server.project / "hidden").read_text())
+    wait_until(lambda: processes.read_process(hidden) is None, "the end of the last one")
     assert "left behind" in record["reason"]
     assert not record["killed"]
     assert server.members(job_id) == []
@@ -120,9 +122,19 @@ def test_leftovers_that_ignore_sigterm_are_killed(server: PretendServer) -> None
     assert record["duration"] < written - server.record(job_id, "started")["started_at"] - shell.LEFTOVER_GRACE
 
 
+@pytest.fixture
+def patient(tmp_path: Path, installed: Path) -> Iterator[PretendServer]:
+    """A server that waits long for processes that end by themselves, as those of a busy machine do."""
+    changes = {"agent/supervisor/shell.py": {"SETTLE_SECONDS = 0.5": "SETTLE_SECONDS = 20.0"}}
+    pretend = PretendServer(tmp_path / "home", changed_copy(installed, tmp_path / "program", changes))
+    yield pretend
+    pretend.clean()
+
+
 @pytest.mark.row(142)
-def test_an_end_that_leaves_nothing_looks_at_no_other_process(server: PretendServer, tmp_path: Path) -> None:
+def test_an_end_that_leaves_nothing_looks_at_no_other_process(patient: PretendServer, tmp_path: Path) -> None:
     """Else a thousand jobs that end together look at each other for a minute."""
+    server = patient
     job_id = server.start("while [ ! -e go ]; do sleep 0.01; done; sleep 0.1 & exit 0")
     log = tmp_path / "calls"
     with watch_calls(server.supervisor(job_id), log):
@@ -149,9 +161,9 @@ def watch_calls(pid: int, log: Path) -> Iterator[None]:
         process.wait(PATIENCE)
 
 
-def test_children_that_go_by_themselves_are_no_leftovers(server: PretendServer) -> None:
-    job_id = server.start("sleep 0.2 & exit 0")
-    record = server.wait(job_id)[job_id]
+def test_children_that_go_by_themselves_are_no_leftovers(patient: PretendServer) -> None:
+    job_id = patient.start("sleep 0.2 & exit 0")
+    record = patient.wait(job_id)[job_id]
     assert (record["leftovers"], record["reason"]) == (0, "")
 
 

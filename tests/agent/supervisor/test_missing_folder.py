@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from remote_tool.agent.proc import processes
-from tests.agent.conftest import PretendServer, wait_until
+from tests.agent.conftest import PATIENCE, PretendServer, wait_until
 from tests.agent.jobs.test_orphans import end, find
 from tests.processes import processes_of
 
@@ -122,7 +122,7 @@ def test_a_job_without_its_folder_gets_the_grace_and_then_sigkill(server: Preten
     remove(server.jobs / job_id)
     begin = time.monotonic()
     answer = server.stop(job_id, grace=grace)
-    assert 0.3 <= time.monotonic() - begin < 12
+    assert 0.3 <= time.monotonic() - begin < 30
     assert (answer.get("error"), answer["left"]) == (None, [])
     assert not any(map(processes.find_alive, everything))
 
@@ -158,7 +158,7 @@ def test_a_run_is_not_an_orphan_when_the_project_folder_is_removed(server: Prete
         _restore(server)
         assert find(server) == {}
         call.stdin.close()
-        call.process.wait(20)
+        call.process.wait(PATIENCE)
     assert processes_of((server.home / "id").read_text().strip()) == []
 
 
