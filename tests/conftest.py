@@ -126,7 +126,7 @@ def no_logins_kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("XDG_RUNTIME_DIR", str(folder))
         yield folder
     # A master ends with its server at the latest; it has the home of the test that started it.
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 60
     while (left := masters(tmp_path_factory.getbasetemp())) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert left == []

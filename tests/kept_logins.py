@@ -34,8 +34,11 @@ def keeping_logins(patch: pytest.MonkeyPatch) -> Iterator[Path]:
             record = read_record(Place(file.parent))
             if record is not None:
                 asyncio.run(end_kept(Place(file.parent), record))
-        # A master that ends removes its socket meanwhile.
-        shutil.rmtree(folder, ignore_errors=True)
+        # A master that was just starting may still make a file here.
+        deadline = time.monotonic() + 60
+        while folder.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            assert time.monotonic() < deadline, f"{folder} is not empty"
 
 
 def wait_for_logins(folder: Path, count: int) -> None:

@@ -185,6 +185,12 @@ class NetworkHost:
         """Return what the test's own namespace calls a process of this host."""
         return next(outer for outer, inner in self._all_pids().items() if inner == pid)
 
+    def signal_all(self, number: int) -> None:
+        """Send a signal to every process that ``pids`` lists; some may end with the first ones."""
+        for pid in self.pids():
+            with suppress(StopIteration, ProcessLookupError):
+                os.kill(self.outer_pid(pid), number)
+
     def log(self) -> str:
         """Everything its sshd has logged."""
         return (self.folder / "sshd.log").read_text(errors="replace")
@@ -342,8 +348,10 @@ class NetworkHost:
         """Let what is started over SSH from now on see another time of day; a later call moves the clock at once."""
         library = fake_time_library()
         assert library is not None, "ask fake_time_library() first"
-        # Programs look into the file at every question.
-        (self.folder / "clock").write_text(f"{seconds:+g}\n")
+        # Programs look into the file at every question, so it is never empty.
+        new = self.folder / "clock.new"
+        new.write_text(f"{seconds:+g}\n")
+        new.replace(self.folder / "clock")
         if "SetEnv" not in self.options:
             variables = f"LD_PRELOAD={library} FAKETIME_TIMESTAMP_FILE=/mnt/host/clock FAKETIME_NO_CACHE=1"
             self.options["SetEnv"] = f"{variables} FAKETIME_DONT_FAKE_MONOTONIC=1"
@@ -576,14 +584,12 @@ def _inner_pid(process: Path) -> int:
 
 
 def _command_name(pid: int) -> str:
-    return read_of(pid, "comm").decode().strip()
+    return read_of(pid, "comm").decode(errors="replace").strip()
 
 
 def _parent(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
+    fields = read_of(pid, "stat").rpartition(b")")[2].split()
+    return int(fields[1]) if fields else 0
 
 
 def _batch(namespace: str | None, *commands: str) -> None:

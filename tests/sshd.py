@@ -16,12 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
-from tests.processes import read_of
+from tests.processes import parents, read_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
+_START_SECONDS = 60.0
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -160,7 +161,7 @@ class TestServer:
             self.process = subprocess.Popen(
                 [*self.before, SSHD, "-D", "-e", "-f", str(file)], stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + _START_SECONDS
         # Who answers at the port may be the server of another test, which took it in between.
         while self.process.poll() is None and time.monotonic() < deadline:
             if b"Server listening on" in (self.folder / "sshd.log").read_bytes()[before:]:
@@ -178,11 +179,10 @@ class TestServer:
         """The sshd processes that serve connections of this server."""
         assert self.process is not None
         found: list[int] = []
-        parents = {self.process.pid}
-        while parents:
-            children = {pid for pid, parent in _parents().items() if parent in parents}
-            found += children
-            parents = children
+        above = {self.process.pid}
+        while above:
+            above = {pid for pid, parent in parents().items() if parent in above}
+            found += above
         return [pid for pid in found if _is_sshd(pid)]
 
     def drop_connections(self) -> None:
@@ -216,18 +216,6 @@ def _signal(pids: Iterable[int], number: signal.Signals) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
-
-
-def _parents() -> dict[int, int]:
-    result = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                stat = (entry / "stat").read_text()
-            except OSError:
-                continue
-            result[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
-    return result
 
 
 def _is_sshd(pid: int) -> bool:

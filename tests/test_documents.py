@@ -3,7 +3,7 @@
 In a ``console`` block a line ``$ …`` is typed into a shell, and each line below it must be among what that prints.
 ``…`` stands for anything, spaces for any number of spaces, and seconds for other seconds. A command fails the test when
 it fails, unless the next one asks for ``$?``. ``<!-- not run: why -->`` before a block leaves it out, and
-``<!-- needs: PROGRAM -->`` where there is no such program.
+``<!-- needs: PROGRAM -->`` where there is no such program. ``sleep 1; …`` sleeps until the command prints something.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ DOCUMENTS = [REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md", *sorted((REP
 LEFT_OUT = "<!-- not run: "
 NEEDS = "<!-- needs: "
 ASKS_STATUS = "echo $?"
+PAUSES = "sleep 1; "
+# A busy server may need more than a second; its job prints something in the end.
+UNTIL_PRINTED = 'for try in $(seq 60); do sleep 1; printed=$({}); [ -z "$printed" ] || break; done; echo "$printed"'
 # Of pip in requirements.txt, of rsync, torchrun and Hydra.
 OPTIONS_OF_OTHERS = {
     *("--hash", "--index-url", "--keep-dirlinks", "--log-dir", "--master-addr", "--nnodes", "--rdzv-endpoint"),
@@ -127,6 +130,8 @@ class Desk:
         """The command as it is with these servers, which have Python; then its status, for us and for ``$?``."""
         for address, server in self.servers.items():
             command = command.replace(f"ubuntu@{address}", f"{server.username}@127.0.0.1:{server.port}")
+        if command.startswith(PAUSES):
+            command = UNTIL_PRINTED.format(command.removeprefix(PAUSES))
         tell = f"last=$?; printf '{BETWEEN}%s{BETWEEN}' $last"
         if command.startswith("remote-tool init"):
             tell += f"; echo \"environment: {{existing: '{sys.prefix}'}}\" >>.remote/configs.yaml"

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(250)
 def test_the_figures_of_all_workers_are_shown_once_at_the_end(tmp_path: Path) -> None:
     inner = tmp_path / "test_inner.py"
     inner.write_text(

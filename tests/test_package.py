@@ -63,15 +63,17 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("package")
     checkout, target = folder / "checkout", folder / "installed"
     for name in ("remote_tool", "sample"):
-        shutil.copytree(REPOSITORY / name, checkout / name)
+        # What other tests compile meanwhile comes and goes.
+        shutil.copytree(REPOSITORY / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
         shutil.copy(REPOSITORY / name, checkout)
-    for litter in ("sample/checkpoints/digits.pt", "sample/.remote/configs.yaml", "sample/__pycache__/x.pyc"):
+    caches = (f"{name}/__pycache__/x.pyc" for name in ("remote_tool", "sample"))
+    for litter in ("sample/checkpoints/digits.pt", "sample/.remote/configs.yaml", *caches):
         (checkout / litter).parent.mkdir(exist_ok=True)
         (checkout / litter).write_text("litter")
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
     # Paths of this machine are no business of the package, so a warning about them is no business of this test.
-    subprocess.run([*pip, "--target", str(target), str(checkout)], check=True, timeout=60, capture_output=True)
+    subprocess.run([*pip, "--target", str(target), str(checkout)], check=True, timeout=100, capture_output=True)
     return target
 
 
@@ -100,7 +102,7 @@ def run(installed: Path, dependencies: Path, *words: str) -> subprocess.Complete
         check=False,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=100,
         cwd=installed,
         env=environment,
         stdin=subprocess.DEVNULL,

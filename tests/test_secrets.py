@@ -22,7 +22,7 @@ from remote_tool.config.model import Server
 from remote_tool.jobs.job import JobSpec, LaunchWatch
 from remote_tool.launchers.request import LaunchRequest
 from remote_tool.workflows.start.start import StartRequest
-from tests.below import files_below
+from tests.below import contents_below
 from tests.figures import record_figure
 from tests.project import make_project
 from tests.transport.password_server import PasswordServer, password_server
@@ -130,8 +130,9 @@ class Journey:
         return process.returncode
 
 
-def everything_below(*folders: Path) -> list[Path]:
-    return [path for path in files_below(*folders) if not path.is_symlink()]
+def everything_below(*folders: Path) -> list[tuple[Path, bytes]]:
+    """Each file and what it holds; jobs may still be at work."""
+    return [(path, data) for path, data in contents_below(*folders) if not path.is_symlink()]
 
 
 @pytest.mark.row(111)
@@ -169,7 +170,7 @@ def test_a_variable_is_in_no_file_no_log_no_command_line_and_no_message(
     assert not canary.is_in(journey.said), journey.said.decode(errors="replace")
     files = everything_below(tmp_path, own_home)
     assert len(files) > 50
-    assert [path for path in files if canary.is_in(path.read_bytes())] == []
+    assert [path for path, data in files if canary.is_in(data)] == []
     record_figure(
         "places searched for a variable's canary: files, samples of /proc, found", f"{len(files)}, {sampler.samples}, 0"
     )
@@ -200,7 +201,7 @@ async def test_a_password_is_in_no_file_no_log_no_command_line_and_no_message(tm
         assert wrong.value in door.attempts
     for secret in (canary, wrong):
         assert not secret.is_in(journey.said), journey.said.decode(errors="replace")
-        assert [path for path in everything_below(tmp_path, own_home) if secret.is_in(path.read_bytes())] == []
+        assert [path for path, data in everything_below(tmp_path, own_home) if secret.is_in(data)] == []
     assert not sampler.found
 
 
@@ -224,11 +225,11 @@ async def test_a_new_key_stays_here_and_its_password_goes_nowhere_else(tmp_path:
     key = own_home / ".ssh" / "id_ed25519"
     private = key.read_bytes().splitlines()[2]
     assert len(private) == 70
-    holders = [path for path in everything_below(tmp_path, own_home) if private in path.read_bytes()]
+    holders = [path for path, data in everything_below(tmp_path, own_home) if private in data]
     assert holders == [key]
     assert private not in journey.said
     assert not canary.is_in(journey.said)
-    assert [path for path in everything_below(tmp_path, own_home) if canary.is_in(path.read_bytes())] == []
+    assert [path for path, data in everything_below(tmp_path, own_home) if canary.is_in(data)] == []
     assert not sampler.found
 
 
@@ -256,7 +257,7 @@ def test_the_search_finds_what_is_there(tmp_path: Path) -> None:
         (canary.core, canary.core.encode().hex(), base64.b64encode(canary.value.encode()).decode())
     ):
         (tmp_path / str(number)).write_text(f"x{shape}y")
-    assert all(canary.is_in(path.read_bytes()) for path in everything_below(tmp_path))
+    assert all(canary.is_in(data) for _, data in everything_below(tmp_path))
     with Sampler(canary) as sampler:
         for process in (
             subprocess.Popen(["sh", "-c", "sleep 60; true", canary.value]),

@@ -42,7 +42,9 @@ def run_as_new_user() -> int:
     home = Path(tempfile.mkdtemp(prefix="rtu-", dir="/tmp"))
     try:
         subprocess.run(["useradd", "--no-create-home", "--home-dir", home, "--shell", "/bin/bash", name], check=True)
-        ignored = shutil.ignore_patterns(".git", ".venv", ".cache", "__pycache__", ".pytest_cache", ".mypy_cache")
+        # Of these, what other programs write meanwhile comes and goes.
+        caches = ("__pycache__", ".*_cache", ".hypothesis", ".coverage*")
+        ignored = shutil.ignore_patterns(".git", ".venv", ".cache", *caches)
         shutil.copytree(ROOT, home / "project", ignore=ignored, symlinks=True)
         subprocess.run(["chown", "-R", f"{name}:", home], check=True)
         as_user = ["setpriv", "--reuid", name, "--regid", name, "--init-groups", "--"]

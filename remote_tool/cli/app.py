@@ -29,10 +29,11 @@ def main() -> NoReturn:
     # Before anything opens a file that stays open.
     streams.replace_closed()
     signal.signal(signal.SIGTERM, _leave)
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     _allow_many_servers()
     _know_own_name()
+    # Last, as what comes between this and the try would end with a traceback.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         _run_program()
     except RemoteToolError as error:

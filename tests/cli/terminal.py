@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 TAKE_TERMINAL = (
     "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
 )
+# Of a machine that stands still for a while; what comes is waited for, not this long.
+PATIENCE = 60.0
+END = b"\0nothing comes after this\0"
 STYLES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -61,15 +64,17 @@ class Terminal:
         """What came, without colours and movements; what was written over stands on a line of its own."""
         return STYLES.sub("", self.raw.decode(errors="replace")).replace("\r\n", "\n").replace("\r", "\n")
 
-    def until(self, text: str, times: int = 1, seconds: float = 20.0) -> None:
+    def until(self, text: str, times: int = 1, seconds: float = PATIENCE) -> None:
         """Read until a text has come, or has come several times."""
         deadline = time.monotonic() + seconds
         while self.text.count(text) < times:
             assert time.monotonic() < deadline, f"{text!r} did not come: {self.text!r}"
-            ended = self.process.poll() is not None
-            assert self._read(0.1) or not ended, self.text
+            has_ended = self.process.poll() is not None
+            if not self._read(0.1) and has_ended:
+                self._read_to_the_end()
+                assert self.text.count(text) >= times, self.text
 
-    def until_bytes(self, data: bytes, seconds: float = 20.0) -> None:
+    def until_bytes(self, data: bytes, seconds: float = PATIENCE) -> None:
         """Read until these bytes have come as they are."""
         deadline = time.monotonic() + seconds
         while data not in self.raw:
@@ -100,15 +105,25 @@ class Terminal:
         """Type to a program that has the terminal in raw mode: what it does not echo is no secret."""
         os.write(self._ours, text.encode())
 
-    def end(self, seconds: float = 20.0) -> int:
+    def end(self, seconds: float = PATIENCE) -> int:
         """Read until the program has ended; return its exit status."""
         deadline = time.monotonic() + seconds
         while self.process.poll() is None:
             assert time.monotonic() < deadline, f"it does not end: {self.text!r}"
             self._read(0.05)
+        self._read_to_the_end()
+        return self.process.returncode
+
+    def _read_to_the_end(self) -> None:
+        """Read all that the program has written: the kernel may pass it on only after the program has ended."""
         while self._read(0):
             pass
-        return self.process.returncode
+        os.write(self.theirs, END)
+        deadline = time.monotonic() + PATIENCE
+        while END not in self.raw:
+            assert time.monotonic() < deadline, self.raw[-2000:]
+            self._read(0.1)
+        self.raw = self.raw.replace(END, b"")
 
     def _read(self, seconds: float) -> bool:
         if not select.select([self._ours], [], [], seconds)[0]:

@@ -30,6 +30,7 @@ from remote_tool.workflows.context import Context
 from remote_tool.workflows.events import ignore
 from remote_tool.workflows.selection import JobSelection
 from remote_tool.workflows.start.start_specs import start_specs
+from tests.below import files_below
 from tests.figures import record_case, record_figure
 from tests.network_hosts import Network
 from tests.processes import read_of
@@ -120,6 +121,8 @@ class Stage:
         with suppress(RemoteToolError):
             command()
         seconds = time.monotonic() - began
+        # On a busy server what is waited for may come when the command has long given up.
+        self.happened.wait(LONGEST)
         self.calm()
         assert self.happened.is_set(), "the fault did not happen"
         assert seconds < LONGEST
@@ -203,7 +206,7 @@ def around_request(stage: Stage, operation: str, moment: str, monkeypatch: pytes
         at_request(operation, monkeypatch, lambda: None, stage.strike)
 
 
-def until(condition: Callable[[], object], seconds: float = 15.0) -> None:
+def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come true in time"
@@ -235,12 +238,15 @@ def test_a_start(stage: Stage, moment: str, fault: str, monkeypatch: pytest.Monk
     (job,) = [job for job in workspace.select_local(JobSelection(stopped=True)) if job.id not in known]
     folder = host.home / "project" / ".jobs" / job.id
     # Whatever was thought of it, what the server knows is what is told.
+    had_begun = folder.exists()
     (seen,) = workspace.list_jobs(only(job.id)).jobs
     if seen.state is JobState.FAILED:
         assert seen.reason.startswith("not started: ")
         assert not folder.exists()
     else:
-        assert seen.state is (JobState.RUNNING if folder.exists() else JobState.STARTING), seen
+        # A request that arrived may begin its work only now.
+        assert seen.state in ({JobState.RUNNING} if had_begun else {JobState.RUNNING, JobState.STARTING}), seen
+        assert folder.exists() or seen.state is JobState.STARTING, seen
         # The same start again, by its id: it happens once.
         assert start_again(workspace, job.id, command) is JobState.RUNNING
         until(lambda: len(marked(host, job.id)) == 1)
@@ -409,7 +415,7 @@ def test_a_sync(stage: Stage, moment: str, fault: str, project: Path) -> None:
         (project / f"small-{number}").write_bytes(chance.randbytes(2000))
     (project / "big").write_bytes(chance.randbytes(1_500_000))
     there = host.home / "project"
-    host.slow("10mbit")
+    host.slow("5mbit")
     stage.arm(fault)
     if moment == "first file":
         stage.strike_when(lambda: (there / ".remote-scripts" / "sync").read_bytes().startswith(b"incomplete"))
@@ -428,7 +434,7 @@ def test_a_sync(stage: Stage, moment: str, fault: str, project: Path) -> None:
 def partial_sizes(folder: Path) -> list[int]:
     """Return the sizes of what rsync is writing: hidden files, and those in its folder for partial ones."""
     sizes = []
-    for path in folder.rglob("*"):
+    for path in files_below(folder):
         with suppress(OSError):
             if ".big." in path.name or "partial" in str(path.parent.name):
                 sizes.append(path.stat().st_size)
@@ -439,8 +445,8 @@ def content_of(folder: Path) -> dict[str, str]:
     """Return what a project holds, without what is ours and what jobs wrote."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in folder.rglob("*")
-        if path.is_file() and not path.relative_to(folder).parts[0].startswith(".") and path.suffix != ".txt"
+        for path in files_below(folder)
+        if not path.relative_to(folder).parts[0].startswith(".") and path.suffix != ".txt"
     }
 
 

@@ -27,13 +27,19 @@ REAL_INTERVAL = ssh_config.KEEPALIVE_SECONDS
 INTERVAL = REAL_INTERVAL / 30
 # asyncssh asks when nothing came for an interval, and gives up when the answer to the last question is due.
 INTERVALS = ssh_config.KEEPALIVE_COUNT + 1
-SLACK = 1.5
+# Of a machine that does other things too; without keepalive it would be minutes.
+SLACK = 10.0
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keepalive thirty times as fast."""
     monkeypatch.setattr(ssh_config, "KEEPALIVE_SECONDS", INTERVAL)
+
+
+def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the rest of a test, in which a busy machine may be silent."""
+    monkeypatch.setattr(ssh_config, "KEEPALIVE_SECONDS", REAL_INTERVAL)
 
 
 async def silent(host: Host, begun: Callable[[], None]) -> None:
@@ -65,9 +71,15 @@ async def listening(host: Host, begun: Callable[[], None]) -> None:
 
 async def to_its_end(host: Host, begun: Callable[[], None]) -> None:
     """A command whose result somebody waits for."""
-    asyncio.get_running_loop().call_later(0.3, begun)
-    result = await host.run("echo half; sleep 1000", check=False)
-    pytest.fail(f"a lost link is no result: {result}")
+
+    async def tell() -> None:
+        while not (await host.run("[ -e begun ]", check=False)).ok:  # noqa: ASYNC110 - the server tells nobody else
+            await asyncio.sleep(0.05)
+        begun()
+
+    telling = asyncio.create_task(tell())
+    result = await host.run("touch begun; echo half; sleep 1000", check=False)
+    pytest.fail(f"a lost link is no result: {result}, {telling}")
 
 
 @pytest.mark.row(36, 43)
@@ -76,7 +88,12 @@ async def to_its_end(host: Host, begun: Callable[[], None]) -> None:
 @pytest.mark.parametrize("use", [silent, talking, listening, to_its_end], ids=lambda use: use.__name__)
 @pytest.mark.parametrize("fault", ["cut", "drop"])
 async def test_a_link_that_goes_silent_in_the_middle_is_an_error_in_time(
-    network: Network, configuration: Configuration, tmp_path: Path, use: Callable[..., object], fault: str
+    network: Network,
+    configuration: Configuration,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    use: Callable[..., object],
+    fault: str,
 ) -> None:
     host = network.host("far")
     moments: list[float] = []
@@ -88,7 +105,7 @@ async def test_a_link_that_goes_silent_in_the_middle_is_an_error_in_time(
         else:
             host.drop(100)
 
-    async with HostPool(configuration([host], tmp_path / "project")) as pool, asyncio.timeout(30):
+    async with HostPool(configuration([host], tmp_path / "project")) as pool, asyncio.timeout(60):
         far = await pool.host("far")
         with pytest.raises(ConnectionLostError, match="the connection was lost"):
             await use(far, begun)  # type: ignore[misc]
@@ -98,6 +115,7 @@ async def test_a_link_that_goes_silent_in_the_middle_is_an_error_in_time(
             "link silent until the error (s, scaled to a keepalive of 15 s)", waited / INTERVAL * REAL_INTERVAL
         )
         host.mend()
+        be_patient(monkeypatch)
         assert (await (await pool.host("far")).run("echo again")).stdout == b"again\n"
 
 
@@ -118,14 +136,15 @@ async def test_a_slow_link_that_loses_packets_is_not_taken_for_a_dead_one(
 @pytest.mark.row(36)
 @pytest.mark.usefixtures("impatient")
 async def test_a_server_that_lost_its_power_in_the_middle_is_told_from_a_result(
-    network: Network, configuration: Configuration, tmp_path: Path
+    network: Network, configuration: Configuration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = network.host("far")
-    async with HostPool(configuration([host], tmp_path / "project")) as pool, asyncio.timeout(30):
+    async with HostPool(configuration([host], tmp_path / "project")) as pool, asyncio.timeout(60):
         far = await pool.host("far")
         running = asyncio.create_task(to_its_end(far, host.reboot))
         with pytest.raises(ConnectionLostError):
             await running
+        be_patient(monkeypatch)
         assert (await (await pool.host("far")).run("echo again")).stdout == b"again\n"
 
 
@@ -154,7 +173,7 @@ async def test_servers_that_cannot_be_reached_are_told_in_time_and_hold_up_no_ot
     for error in results.errors.values():
         assert type(error) is ConnectError
         assert "did not answer within 15 s" in str(error)
-    assert told.pop("near") < 5
+    assert told.pop("near") < min(told.values())
     assert max(told.values()) < login_errors.CONNECT_SECONDS + SLACK
     record_figure("server unreachable until the error (s)", max(told.values()))
 
@@ -169,7 +188,7 @@ async def test_a_login_into_silence_is_given_up(
     monkeypatch.setattr(login_errors, "CONNECT_SECONDS", 1.0)
     host = network.host("far")
     cut_after(host, "connection_made" if stage == "before the banner" else "validate_host_public_key", monkeypatch)
-    async with HostPool(configuration([host], tmp_path / "project")) as pool, asyncio.timeout(20):
+    async with HostPool(configuration([host], tmp_path / "project")) as pool, asyncio.timeout(60):
         began = time.monotonic()
         with pytest.raises(ConnectError) as raised:
             await pool.host("far")

@@ -82,7 +82,7 @@ def test_machines_that_share_only_the_projects_folder_are_found_too(
     assert len([log for log in workspace.config.local.logs.glob("*.log") if "rsync" in log.name]) == 1
     assert workspace.run("python hello.py").values == {"first": 0, "second": 0}
     jobs = [workspace.start(host.name, "exit 3") for host in hosts]
-    assert [job.wait(30) for job in jobs] == [JobState.FAILED] * 2
+    assert [job.wait(60) for job in jobs] == [JobState.FAILED] * 2
     assert {job.id: job.server for job in workspace.list_jobs(ALL).jobs} == {
         job.id: host.name for job, host in zip(jobs, hosts, strict=True)
     }
@@ -96,7 +96,7 @@ def test_a_job_is_judged_and_stopped_where_it_runs_and_found_there_by_another_la
     workspace = make_workspace(*trio[:2])
     here, there = (workspace.start(name, "sleep 500", sync=False) for name in ("first", "second"))
     short = workspace.start("second", "exit 3", sync=False)
-    assert short.wait(20) is JobState.FAILED
+    assert short.wait(60) is JobState.FAILED
     assert {job.id: (job.server, job.state) for job in workspace.list_jobs(ALL).jobs} == {
         here.id: ("first", JobState.RUNNING),
         there.id: ("second", JobState.RUNNING),

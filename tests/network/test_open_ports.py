@@ -84,7 +84,7 @@ def test_a_launch_listens_on_the_address_where_its_nodes_meet_and_nowhere_else(
     assert listeners(second) == set()
     for address in (first.address, first.address6):
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection((address, PORT), timeout=5)
+            socket.create_connection((address, PORT), timeout=30)
         assert stranger.run("bash", "-c", f"exec 3<> /dev/tcp/{address}/{PORT}").returncode != 0
     workspace.stop_jobs(JobSelection(jobs=jobs), signal="SIGKILL")
     # The answer comes when the job has ended; its supervisor closes what it had just after that.

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.below import files_below
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 LARGE = 3_000_000
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 @contextmanager
@@ -51,7 +53,7 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
 
 def digests(folder: Path) -> dict[str, str]:
     """Return a hash of each file that was sent."""
-    files = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
+    files = {str(path.relative_to(folder)): path for path in files_below(folder)}
     ours = (".remote/", ".remote-scripts/", ".jobs/")
     return {
         name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items() if not name.startswith(ours)

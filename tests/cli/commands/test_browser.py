@@ -19,9 +19,10 @@ import pytest
 import yaml
 
 from remote_tool import JobSelection, Workspace
+from tests.below import contents_below
 from tests.cli.commands.test_forward import Forwarding, agents_in
 from tests.cli.conftest import kill, start
-from tests.processes import processes_of
+from tests.processes import parents, processes_of, read_of
 from tests.project import make_project, remote_tool
 from tests.sample.test_frameworks import FRAMEWORKS, lacks
 from tests.sshd import TestServer
@@ -116,18 +117,11 @@ def notebook_of(root: Path, server: TestServer) -> Job:
 
 
 def arguments_of_everyone() -> bytes:
-    found = b""
-    for entry in Path("/proc").iterdir():
-        try:
-            found += (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
-        except OSError:
-            continue
-    return found
+    return b"".join(read_of(pid, "cmdline") for pid in parents())
 
 
 def files_with(text: str, *folders: Path) -> list[Path]:
-    files = [path for folder in folders for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
-    return [path for path in files if text.encode() in path.read_bytes()]
+    return [path for path, data in contents_below(*folders) if text.encode() in data and not path.is_symlink()]
 
 
 def connects_as_nobody(path: Path) -> bool:
@@ -218,7 +212,12 @@ def test_behind_a_launch_command_the_socket_is_in_the_project(make_server: MakeS
         job = notebook_of(root, server)
         try:
             assert_shown(url, token_of(url))
-            (path,) = server.home.rglob("jupyter.sock")
+            (path,) = {
+                Path(parent, name)
+                for parent, _, names in os.walk(server.home)
+                for name in names
+                if name == "jupyter.sock"
+            }
             assert path.parent.parent.name == job.id
             assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
         finally:
@@ -311,19 +310,12 @@ def folder_of(board: Tensorboard) -> Path:
     """The folder that TensorBoard reads."""
     (folder,) = {
         Path(word)
-        for entry in Path("/proc").iterdir()
-        if entry.name.isdigit() and is_child(entry, board.process.pid)
-        for word in (entry / "cmdline").read_text().split("\0")
+        for pid, parent in parents().items()
+        if parent == board.process.pid
+        for word in os.fsdecode(read_of(pid, "cmdline")).split("\0")
         if "remote-tool-tensorboard-" in word
     }
     return folder
-
-
-def is_child(entry: Path, parent: int) -> bool:
-    try:
-        return int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == parent
-    except OSError:
-        return False
 
 
 @pytest.mark.row(242)

@@ -14,18 +14,19 @@ import threading
 import urllib.error
 import urllib.request
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import pytest
 
 from tests.cli.conftest import kill, start
+from tests.processes import environments, read_of
 from tests.project import make_project, remote_tool
 from tests.sshd import TestServer, free_low_port, free_port
 from tests.workflows.jobs.test_jobs import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 
@@ -55,7 +56,7 @@ class Forwarding:
             self.lines.append(line.rstrip("\n"))
 
     def wait_for(self, text: str, count: int = 1) -> str:
-        until(lambda: len(self._with(text)) >= count or self.process.poll() is not None, 60)
+        until(lambda: len(self._with(text)) >= count or not self._reading.is_alive(), 60)
         assert len(self._with(text)) >= count, (text, self.lines)
         return self._with(text)[-1]
 
@@ -118,7 +119,7 @@ def closed(tmp_path_factory: pytest.TempPathFactory, ssh_key: Path) -> Iterator[
 @pytest.fixture(scope="session")
 def workspace(tmp_path_factory: pytest.TempPathFactory, closed: TestServer) -> Path:
     root = make_project(tmp_path_factory.mktemp("forward") / "project", [closed])
-    prepared = remote_tool("prepare", cwd=root, timeout=200)
+    prepared = remote_tool("prepare", cwd=root, timeout=110)
     assert prepared.returncode == 0, prepared.stderr
     return root
 
@@ -142,17 +143,10 @@ def port_in(line: str) -> int:
     return int(line.partition(" ")[0].rpartition(":")[2])
 
 
-def agents_in(server: TestServer) -> list[str]:
+def agents_in(server: TestServer) -> list[int]:
     """The programs of ours that run on a server."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and "run_control.py" in (entry / "cmdline").read_text():
-                environment = (entry / "environ").read_bytes()
-                found += [entry.name] if f"HOME={server.home}\0".encode() in environment else []
-        except OSError:
-            continue
-    return found
+    home = f"HOME={server.home}\0".encode()
+    return [pid for pid, found in environments() if home in found and b"run_control.py" in read_of(pid, "cmdline")]
 
 
 @pytest.mark.row(211, 212, 213)
@@ -204,7 +198,8 @@ def test_a_reverse_forward_survives_a_lost_connection(workspace: Path, closed: T
         forwarding.wait_for("reconnecting")
         until(lambda: is_served(there), 60)
         with Forwarding(f"0:{path}", cwd=workspace) as back:
-            assert fetch(port_in(back.wait_for("-> "))) == Answer.DATA
+            here = port_in(back.wait_for("-> "))
+            until(lambda: is_served(here), 60)
             assert back.stop() == 130
         refused = remote_tool("forward", "--reverse", str(there), cwd=workspace)
         assert (refused.returncode, refused.stdout) == (1, "")

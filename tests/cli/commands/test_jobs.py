@@ -353,8 +353,7 @@ def test_logs_come_home_again_and_again_until_ctrl_c(project: Path) -> None:
         terminal.type("\x03")
         assert terminal.end() == 130
     log = project / ".remote" / "jobs" / job.id / "job.out"
-    while log.read_bytes() != b"one\n":
-        remote_tool("job-rsync", cwd=project)
+    until(lambda: remote_tool("job-rsync", cwd=project).returncode == 0 and log.read_bytes() == b"one\n")
     kill(project, job)
 
 

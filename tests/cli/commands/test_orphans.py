@@ -6,6 +6,7 @@ import json
 import math
 import os
 import signal
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,7 +43,8 @@ def lost(project: Path, servers: tuple[TestServer, TestServer]) -> Iterator[list
     finally:
         for job in jobs:
             for pid in processes_of(job.id):
-                os.kill(pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 def _has_text(path: Path) -> bool:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +19,10 @@ from remote_tool import Workspace
 from remote_tool.cli.terminal.notice_line import LAST, NOT_BELOW
 from tests.cli.conftest import kill
 from tests.cli.terminal import Terminal
+from tests.processes import environments
 from tests.project import make_project, remote_tool
 from tests.sshd import TestServer
+from tests.transport.channels import stopped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -55,15 +55,7 @@ def wait_for(condition: Callable[[], Any], what: str) -> Any:
 
 def processes_with(mark: str) -> list[int]:
     """Every process with a variable of this value."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                if f"MARK={mark}\0".encode() in (entry / "environ").read_bytes():
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-    return found
+    return [pid for pid, found in environments() if f"MARK={mark}\0".encode() in found]
 
 
 def shell(project: Path, *words: str, mark: str = "none", server: str = "first") -> Terminal:
@@ -511,7 +503,7 @@ def test_a_silent_server_is_named_and_the_screen_stays(tmp_path: Path, ssh_key: 
         assert prepared.returncode == 0, prepared.stderr
         with shell(root, server="mute") as terminal:
             prompt(terminal)
-            with silent(server):
+            with stopped(server):
                 terminal.until("mute: no answer for 5 s (~. on a new line disconnects)", seconds=LONG)
             terminal.until_bytes(NOT_BELOW, LONG)
             say(terminal, "echo still $((1+1))", "still 2")
@@ -519,26 +511,13 @@ def test_a_silent_server_is_named_and_the_screen_stays(tmp_path: Path, ssh_key: 
             assert terminal.end(LONG) == 0
         with shell(root, "--", "python", "-c", DRAWS, server="mute") as terminal:
             terminal.until("drawn 40", seconds=LONG)
-            with silent(server):
+            with stopped(server):
                 terminal.until("mute: no answer for 5 s", seconds=LONG)
                 assert LAST[:8] % 40 in terminal.raw
             # The line that was drawn over is drawn again by the program.
             terminal.until("drawn 40", times=2, seconds=LONG)
             terminal.press("\r~.")
             assert terminal.end(LONG) == 0
-
-
-@contextmanager
-def silent(server: TestServer) -> Iterator[None]:
-    """Let a server say nothing meanwhile, although its connections stay."""
-    pids = server.session_pids()
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
 
 
 @pytest.mark.row(236)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -32,9 +30,11 @@ PORT = 23457
 NAMES = ("first", "second")
 # A connection that TCP itself is left to mend is tried again after 12.6 seconds without a link, and then after 25.4.
 CUT = 14.0
-LOST_AFTER = 20.0
+LOST_AFTER = 24.0
 # From the loss of a node to the end of the launch.
 BOUND = 15.0
+# Of a machine that does other things too; without the promise it is a minute.
+SLACK = 10.0
 # Each ends when its own server has the sign.
 UNTIL_SIGN = "until [ -e sign ]; do sleep 0.1; done; exit "
 
@@ -116,11 +116,9 @@ def test_after_a_silence_a_node_that_dies_is_still_missed_at_once(
     hosts[1].mend()
     time.sleep(4)
     began = time.monotonic()
-    for pid in hosts[1].pids():
-        with suppress(StopIteration, ProcessLookupError):  # it has ended with the others
-            os.kill(hosts[1].outer_pid(pid), signal.SIGKILL)
+    hosts[1].signal_all(signal.SIGKILL)
     wait_until(lambda: launch.has_ended(0))
-    assert time.monotonic() - began < BOUND
+    assert time.monotonic() - began < BOUND + SLACK
 
 
 @pytest.mark.row(158, 88)
@@ -132,7 +130,7 @@ def test_a_machine_that_rebooted_is_missed_at_once(network: Network, make_worksp
     began = time.monotonic()
     hosts[rank].reboot()
     wait_until(lambda: launch.has_ended(1 - rank))
-    assert time.monotonic() - began < BOUND
+    assert time.monotonic() - began < BOUND + SLACK
 
 
 @pytest.mark.row(158)
@@ -142,7 +140,7 @@ def test_how_a_node_ended_while_its_link_was_away_is_told_when_it_is_back(
     network: Network, make_workspace: MakeWorkspace, status: int
 ) -> None:
     hosts = network.hosts(*NAMES)
-    launch = Watched(make_workspace(*hosts), hosts, 30, 0, status)
+    launch = Watched(make_workspace(*hosts), hosts, 60, 0, status)
     hosts[1].cut()
     launch.give_sign(1)
     wait_until(lambda: launch.has_ended(1))
@@ -164,7 +162,7 @@ def test_why_a_launch_ends_is_told_to_a_node_whose_link_was_away(
     network: Network, make_workspace: MakeWorkspace
 ) -> None:
     hosts = network.hosts(*NAMES)
-    launch = Watched(make_workspace(*hosts), hosts, 30, 3, 0)
+    launch = Watched(make_workspace(*hosts), hosts, 60, 3, 0)
     hosts[1].cut()
     time.sleep(6)
     launch.give_sign(0)
