@@ -38,7 +38,7 @@ class Question:
     Attributes:
         seconds: Time limit.
         env: Its environment; None: ours.
-        stdin: Its input.
+        stdin: Its input, or the file with it.
         output: The file for its stdout, in place of the answer.
         with_errors: Whether the answer has its stderr.
         most: Bytes of output after which the program is ended, which counts as status 0.
@@ -46,7 +46,7 @@ class Question:
 
     seconds: float
     env: Mapping[str, str] | None = None
-    stdin: bytes = b""
+    stdin: bytes | IO[bytes] = b""
     output: IO[bytes] | None = None
     with_errors: bool = False
     most: int | None = None
@@ -60,9 +60,11 @@ async def ask_program(question: Question, *command: str) -> Answer:
         TimeoutError: It took too long, and was ended.
     """
     pipe, nothing = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+    given = question.stdin or nothing
+    text = given if isinstance(given, bytes) else None
     process = await asyncio.create_subprocess_exec(
         *command,
-        stdin=pipe if question.stdin else nothing,
+        stdin=pipe if isinstance(given, bytes) else given,
         stdout=pipe if question.output is None else question.output,
         stderr=pipe if question.with_errors else nothing,
         env=question.env,
@@ -72,7 +74,7 @@ async def ask_program(question: Question, *command: str) -> Answer:
         async with asyncio.timeout(question.seconds):
             if question.most is not None:
                 return await _first_bytes(process, question.most)
-            output, errors = await process.communicate(question.stdin or None)
+            output, errors = await process.communicate(text)
     finally:
         await _end(process)
     return Answer(process.returncode or 0, output or b"", errors or b"")

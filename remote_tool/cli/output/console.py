@@ -89,6 +89,11 @@ def show_error(error: RemoteToolError) -> None:
 
 def show_failures(failures: Mapping[str, RemoteToolError]) -> None:
     """Print the error of each server; then each hint, once for all servers that need it."""
+    errors = list(failures.values())
+    if len(errors) > 1 and not errors[0].server and all(error is errors[0] for error in errors):
+        # Something on this machine.
+        show_error(errors[0])
+        return
     for server, error in failures.items():
         say_wrapped(("error", "bold red"), f": {paragraph(_naming(server, error.message))}")
     servers_by_cause: dict[str, list[str]] = {}

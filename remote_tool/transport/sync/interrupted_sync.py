@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
 from remote_tool.system.files import replacing
+from remote_tool.transport.sync.blocks import Blocks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,12 +34,13 @@ def recall(file: Path) -> bytes:
     return b""
 
 
-def note(file: Path, *records: bytes | bytearray) -> None:
+def note(file: Path, *records: bytes | bytearray | Blocks) -> None:
     """Write the records, whole or not at all; ignore errors such as a full local disk."""
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file, sync=False) as opened:
-            opened.writelines(records)
+            for record in records:
+                opened.writelines(record if isinstance(record, Blocks) else (record,))
 
 
 def forget(file: Path) -> None:
@@ -81,14 +83,21 @@ class KeptParts:
             EOFError: The file was truncated.
         """
         size = self._sizes[number]
-        data = os.pread(self._descriptor, size, self._start + sum(self._sizes[:number]))
+        data = os.pread(self._descriptor, size, self._place(number))
         if len(data) != size:
             raise EOFError(f"{len(data)} of {size} bytes")
         return data
 
+    def blocks(self, number: int, end: bytes) -> Blocks:
+        """Return a part whose records have this end, to be read some at a time."""
+        return Blocks(self._descriptor, end, self._place(number), self._sizes[number])
+
     def size(self, number: int) -> int:
         """Return the size of a part in bytes."""
         return self._sizes[number]
+
+    def _place(self, number: int) -> int:
+        return self._start + sum(self._sizes[:number])
 
     @classmethod
     def recall(cls, file: Path, words: int, parts: int) -> Self | None:
@@ -112,7 +121,8 @@ class KeptParts:
         return found
 
 
-def keep_parts(file: Path, words: Sequence[str], parts: Sequence[bytes]) -> None:
+def keep_parts(file: Path, words: Sequence[str], parts: Sequence[bytes | Blocks]) -> None:
     """Write words and parts to a file, whole or not at all."""
-    head = " ".join([*words, *(str(len(part)) for part in parts)])
+    sizes = (part.size if isinstance(part, Blocks) else len(part) for part in parts)
+    head = " ".join([*words, *map(str, sizes)])
     note(file, head.encode() + b"\n", *parts)

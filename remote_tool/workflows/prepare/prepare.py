@@ -101,10 +101,10 @@ async def prepare(
         await install_packages(work, force=options.force)
         await bring_supervisor(work)
 
-    project.begin()
     try:
         async with exchange or nullcontext():
-            results = await _on_all(pool, config, servers, prepare_one, report, afterwards=bring_image)
+            work = _on_all(pool, config, servers, prepare_one, report, afterwards=bring_image)
+            results = await project.while_listed(choose_servers(config, servers), work)
         if exchange is not None:
             exchange.tell()
         if results.values:

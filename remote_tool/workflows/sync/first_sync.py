@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
+from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,6 +26,11 @@ ALWAYS = (
 OFTEN = ("data", "dataset", "datasets", "checkpoints", "outputs", "output", "runs", "logs", "results", "models")
 # A subfolder with this share of a folder is reported in its place.
 _MOST = 0.9
+# This file shows that its folder is an environment, whatever its name.
+_OF_VENV = b"/pyvenv.cfg"
+_NAMED = frozenset([*map(os.fsencode, ALWAYS), _OF_VENV[1:]])
+# In the list of sent files.
+_ATTRIBUTES = re.compile(rb"[ /]\.gitattributes\0")
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _POINTER_SIZES = range(100, 300)
 _MOST_POINTERS = 10_000
@@ -57,16 +63,9 @@ def advice(snapshot: Snapshot, readable: Callable[[float], str], exclude_file: s
 
 def standing_out(entries: Iterable[Entry]) -> dict[bytes, int]:
     """Return the large or usually excluded folders and files by name, with their bytes."""
-    sizes, always = Counter[bytes](), set[bytes]()
-    for entry in entries:
-        if entry.is_folder:
-            continue
-        for name in _with_outer(entry.name):
-            sizes[name] += entry.size
-        folder, _, base = entry.name.rpartition(b"/")
-        if base == b"pyvenv.cfg" and folder:
-            always.add(folder)
-    always |= {name for name in sizes if _base(name) in ALWAYS}
+    sizes = _sizes(entries)
+    always = {name for name in sizes if _base(name) in ALWAYS}
+    always |= {name.removesuffix(_OF_VENV) for name in sizes if name.endswith(_OF_VENV)}
     often = {name for name, size in sizes.items() if size >= MODEST and _base(name) in OFTEN}
     found: dict[bytes, int] = {}
     # Shorter names come first, so that of nested folders the outermost is named.
@@ -76,6 +75,21 @@ def standing_out(entries: Iterable[Entry]) -> dict[bytes, int]:
     return found | {name: sizes[name] for name in _large(sizes, found)}
 
 
+def _sizes(entries: Iterable[Entry]) -> Counter[bytes]:
+    """Return the bytes of each folder, and of the files that may stand out: all of many would need much memory."""
+    sizes, folders, least = Counter[bytes](), Counter[bytes](), min(MODEST, LARGE)
+    for entry in entries:
+        folder, _, base = entry.name.rpartition(b"/")
+        if base:
+            folders[folder] += entry.size
+        if entry.size >= least or base in _NAMED:
+            sizes[entry.name] = entry.size
+    for folder, size in folders.items():
+        for name in _with_outer(folder) if folder else ():
+            sizes[name] += size
+    return sizes
+
+
 def pattern_of(name: str) -> str:
     """Return the line of the exclude file that excludes only this folder or file."""
     return "/" + re.sub(r"([*?\[\\])", r"\\\1", name)
@@ -83,10 +97,10 @@ def pattern_of(name: str) -> str:
 
 def count_pointers(snapshot: Snapshot) -> int:
     """Count the files that are Git LFS pointers; none is read unless .gitattributes is sent."""
-    if not any(_base(entry.name) == ".gitattributes" for entry in snapshot.entries):
+    if not _ATTRIBUTES.search(snapshot.sent_list):
         return 0
-    likely = [entry for entry in snapshot.entries if entry.size in _POINTER_SIZES and not entry.target]
-    return sum(_is_pointer(snapshot.root / os.fsdecode(entry.name)) for entry in likely[:_MOST_POINTERS])
+    likely = (entry for entry in snapshot.entries if entry.size in _POINTER_SIZES and not entry.target)
+    return sum(_is_pointer(snapshot.root / os.fsdecode(entry.name)) for entry in islice(likely, _MOST_POINTERS))
 
 
 def usual_here(root: Path) -> Iterator[str]:

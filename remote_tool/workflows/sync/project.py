@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from remote_tool.errors import RemoteToolError
 from remote_tool.protocol.limits import is_low
 from remote_tool.readable import readable_size
+from remote_tool.transport.pool import Results
 from remote_tool.transport.sync import interrupted_sync
 from remote_tool.transport.sync.project.look import LEADS_OUT
 from remote_tool.transport.sync.project.snapshot import SelectionRules, take_snapshot
@@ -15,10 +17,13 @@ from remote_tool.workflows.events import Notice
 from remote_tool.workflows.sync.first_sync import advice
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterable
+
     from remote_tool.config.model import Config
     from remote_tool.transport.sync.project.contents import Snapshot
     from remote_tool.workflows.events import Report
 
+T = TypeVar("T")
 SHOWN_NOTICES = 10
 
 
@@ -53,6 +58,18 @@ class ProjectSnapshot:
             SyncError: The project cannot be listed.
         """
         return await asyncio.shield(self.begin())
+
+    async def while_listed(self, servers: Iterable[str], work: Coroutine[Any, Any, Results[T]]) -> Results[T]:
+        """Work on servers; if the project cannot be listed, end the work: that is the error of each of them."""
+        listing, working = self.begin(), asyncio.create_task(work)
+        try:
+            await asyncio.wait((working, listing), return_when=asyncio.FIRST_COMPLETED)
+            if not working.done() and isinstance(error := listing.exception(), RemoteToolError):
+                return Results({}, dict.fromkeys(servers, error))
+            return await working
+        finally:
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
 
     def report_advice(self, snapshot: Snapshot, report: Report, *, is_project: bool) -> None:
         """Report, once and before the first sync of a project, files that might better be excluded."""

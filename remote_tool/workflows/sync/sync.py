@@ -48,8 +48,6 @@ async def sync(
     chosen = choose_servers(config, servers)
     turns = Groups.recall(config).turns()
 
-    project.begin()
-
     async def send(server: str, relay: Relay | None = None) -> PushResult:
         host = await pool.host(server)
         # Of servers sharing a folder, the first sends, and each of the others then finds everything there.
@@ -65,9 +63,10 @@ async def sync(
             from remote_tool.workflows.sync.relay import relay_to_all  # noqa: PLC0415 - a relay is seldom asked for
 
             asked = through or Through(pool, config)
-            results = await relay_to_all(asked, chosen, send, report, checksum=options.checksum)
+            sending = relay_to_all(asked, chosen, send, report, checksum=options.checksum)
         else:
-            results = await on_every(chosen, send)
+            sending = on_every(chosen, send)
+        results = await project.while_listed(chosen, sending)
         if results.values:
             await report_skipped(project, report, is_project=not options.only_adds)
     finally:

@@ -19,7 +19,7 @@ from remote_tool.cli.output.console import Console, show_error, show_failures
 from remote_tool.cli.output.log_lines import LONGEST_LINE, ExactOutput, LabelledOutput
 from remote_tool.cli.output.sanitize import escape_controls, harmless_line, harmless_stream, one_line
 from remote_tool.cli.tables.jobs import print_items, print_jobs
-from remote_tool.errors import ConfigError, ConnectError, SomeServersFailedError
+from remote_tool.errors import ConfigError, ConnectError, SomeServersFailedError, SyncError
 from remote_tool.jobs.job import Job, JobState
 from remote_tool.workflows.clean.request import Item
 from remote_tool.workflows.events import Notice, Outcome, StepEnded, StepOutput, StepProgress, StepStarted
@@ -344,6 +344,18 @@ def test_servers_that_need_the_same_have_one_hint_and_one_alone_is_named(capfd: 
         "hint (gpu4): Look",
         "hint (gpu5, gpu6): Try: ssh -p 1 u@10.0.0.5",
         f"hint ({', '.join(f'node{number}' for number in range(8))} and 12 more): ping it",
+    ]
+
+
+def test_a_problem_of_this_machine_is_shown_once(capfd: pytest.CaptureFixture[str]) -> None:
+    names = ("first", "second")
+    show_failures(dict.fromkeys(names, SyncError("rsync is not installed on this machine", hint="apt install rsync")))
+    show_failures(dict.fromkeys(names, ConnectError("Cannot connect to the jump host", server="jump")))
+    assert capfd.readouterr().err.splitlines() == [
+        "error: rsync is not installed on this machine",
+        "hint: apt install rsync",
+        "error: first: Cannot connect to the jump host",
+        "error: second: Cannot connect to the jump host",
     ]
 
 

@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from remote_tool.errors import SyncError
+from remote_tool.transport.sync import blocks
+from remote_tool.transport.sync.blocks import Blocks
+from remote_tool.transport.sync.local_rsync import scratch_file
 from remote_tool.transport.sync.project import found_files, listing, snapshot
 from remote_tool.transport.sync.project.snapshot import SelectionRules, take_snapshot
 from tests.conftest import make_configuration
@@ -120,6 +123,9 @@ async def test_a_kept_listing_is_the_same_as_a_new_one(
 ) -> None:
     if seed % 2:
         monkeypatch.setattr(snapshot, "WORTH_A_SEARCH", 0)
+    if seed > 1:
+        monkeypatch.setattr(blocks, "_BLOCK", 300)
+        monkeypatch.setattr(blocks, "_RANGE", 700)
     chance = random.Random(seed)
     for number in range(20):
         for _ in range(1 + 20 * (number == 0)):
@@ -159,7 +165,7 @@ async def test_what_appears_while_the_project_is_listed_is_sent_by_the_next_sync
     monkeypatch.setattr(listing, "clock", lambda _folder: _clock_after(made, tmp_path / "probe"))
     original = found_files.find_files
 
-    async def find(*arguments: object) -> bytes | None:
+    async def find(*arguments: object) -> Blocks | None:
         if outside.exists() and is_folder:
             outside.rename(project.root / "moved")
         elif outside.exists():
@@ -248,10 +254,17 @@ async def test_no_key_among_many_files_is_sent(
     assert "files/mentions" not in names_of(await project.take())
 
 
+def as_blocks(records: bytes) -> Blocks:
+    with scratch_file() as file:
+        file.write(records)
+        file.flush()
+        return Blocks(file.fileno(), b"\0\0")
+
+
 @pytest.mark.row(188)
 def test_differences_of_two_lists_are_whole_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compared block by block, also where blocks begin at other records."""
-    monkeypatch.setattr(found_files, "_BLOCK", 7)
+    monkeypatch.setattr(blocks, "_BLOCK", 7)
     chance = random.Random(1)
     for _ in range(3000):
         before = {bytes(chance.choices(b"ab", k=chance.randrange(1, 6))) for _ in range(chance.randrange(9))}
@@ -259,7 +272,7 @@ def test_differences_of_two_lists_are_whole_records(monkeypatch: pytest.MonkeyPa
         one, other = (
             b"".join(each + b"\0\0" for each in chance.sample([*names], len(names))) for names in (before, now)
         )
-        gone, come = listing._differences(one, other)
+        gone, come = listing._differences(as_blocks(one), as_blocks(other))
         assert (gone - {b""}, come - {b""}) == (before - now, now - before)
 
 

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from remote_tool.config.model import Server
 from remote_tool.errors import ConnectError, SyncError, UsageError
 from remote_tool.transport.pool import HostPool
 from remote_tool.transport.sync.entries import Entry
 from remote_tool.workflows.events import Notice, Outcome, StepEnded, StepOutput, StepProgress, StepStarted
+from remote_tool.workflows.prepare.prepare import PrepareOptions, prepare
 from remote_tool.workflows.sync import first_sync
 from remote_tool.workflows.sync import sync as workflow
 from remote_tool.workflows.sync.first_sync import standing_out
@@ -248,6 +250,38 @@ async def test_an_unknown_server_is_refused_before_anything_is_sent(config: Conf
         with pytest.raises(UsageError, match="'thrid'"):
             await sync(pool, config, ("first", "thrid"), SyncOptions(), lambda _event: None)
     assert not config.local.logs.exists()
+
+
+@pytest.mark.parametrize("prepares", [False, True])
+@pytest.mark.row(247)
+async def test_a_project_that_cannot_be_listed_is_one_error_before_any_login(tmp_path: Path, *, prepares: bool) -> None:
+    """The servers answer nothing, so a login takes until its time is up."""
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+
+    listener = await asyncio.start_server(silent, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    names = ("first", "second")
+    servers = {name: Server(name, "127.0.0.1", username="me", port=port) for name in names}
+    config = replace(make_configuration([], tmp_path / "project"), servers=servers)
+    config.local.exclude_file.mkdir(parents=True)
+    events: list[Event] = []
+    results: Results[Any]
+    async with HostPool(config) as pool:
+        if prepares:
+            results = await prepare(pool, config, (), PrepareOptions(), events.append)
+        else:
+            results = await sync(pool, config, (), SyncOptions(), events.append)
+    listener.close()
+    assert tuple(results.errors) == names
+    error = results.errors["first"]
+    assert isinstance(error, SyncError)
+    assert error.message.endswith("exclude.txt cannot be read: Is a directory")
+    assert results.errors["second"] is error
+    assert not events
 
 
 async def test_one_listing_serves_waiters_and_survives_one_that_gives_up(config: Config) -> None:

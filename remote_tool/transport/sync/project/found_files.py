@@ -12,16 +12,16 @@ import sys
 from typing import TYPE_CHECKING
 
 from remote_tool.system.programs import Question, ask_program
+from remote_tool.transport.sync.blocks import Blocks
 from remote_tool.transport.sync.entries import SECOND, Seen
 from remote_tool.transport.sync.local_rsync import environment, scratch_file
 from remote_tool.transport.sync.secrets import OWN_FOLDERS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
     from pathlib import Path
 
 END = b"\0\0"
-_BLOCK = 64 * 1024
 _KINDS = {b"f": stat.S_IFREG, b"d": stat.S_IFDIR, b"l": stat.S_IFLNK}
 # Without times for a folder: they change with its contents, which have records of their own.
 _FOLDER = r"%P\0d %m %i %D %U 0 0 0\0\0"
@@ -58,24 +58,14 @@ def parse_record(record: bytes) -> Seen:
         raise OddRecordError(record) from error
 
 
-def blocks(found: bytes) -> Iterator[bytes]:
-    """Yield some records at a time, each ended: as objects, all of them need several times as much memory."""
-    start = 0
-    while start < len(found):
-        end = found.rfind(END, start, start + _BLOCK) + 1 or found.find(END, start) + 1 or len(found)
-        yield found[start : end + 1]
-        start = end + 1
-
-
 def name_of(record: bytes) -> bytes:
     """Return the name in a record."""
-    return record[: record.index(b"\0")]
+    return record.partition(b"\0")[0]
 
 
-def kind_and_name(record: bytes) -> bytes:
-    """Return the letter of the kind followed by the name, as one key."""
-    name, _, fields = record.partition(b"\0")
-    return fields[:1] + name
+def key_of(record: bytes) -> bytes:
+    """Return the name, NUL and the letter of the kind, with which a record begins."""
+    return record[: record.find(b"\0") + 2]
 
 
 def _time(text: bytes) -> int:
@@ -85,7 +75,7 @@ def _time(text: bytes) -> int:
     return int(found[1]) * SECOND + int(found[2] or 0)
 
 
-async def find_files(root: Path, pruned: Iterable[bytes], seconds: float) -> bytes | None:
+async def find_files(root: Path, pruned: Iterable[bytes], seconds: float) -> Blocks | None:
     """Return the records of all files except those in the folders of remote-tool and in the pruned ones.
 
     None if find is not GNU find, or could not list everything: then the caller has to list the files.
@@ -103,8 +93,7 @@ async def find_files(root: Path, pruned: Iterable[bytes], seconds: float) -> byt
             answer = await ask_program(question, "find", str(root), "-mindepth", "1", *prune, "-o", *print_all)
         except (OSError, TimeoutError):
             return None
-        out.seek(0)
-        return None if answer.status or answer.errors else out.read()
+        return None if answer.status or answer.errors else Blocks(out.fileno(), END)
 
 
 def _literal(path: bytes) -> bytes:

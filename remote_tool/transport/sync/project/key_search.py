@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from remote_tool.system.programs import Question, ask_program
-from remote_tool.transport.sync.local_rsync import environment
-from remote_tool.transport.sync.project.found_files import END, blocks, name_of
+from remote_tool.transport.sync.local_rsync import environment, scratch_file
+from remote_tool.transport.sync.project.found_files import END, name_of
 from remote_tool.transport.sync.secrets import may_be_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from remote_tool.transport.sync.blocks import Blocks
 
 # Also in UTF-16, which has a NUL between letters.
 _WORDS = "PRIVATE KEY|PuTTY-User-Key-File|P.R.I.V.A.T.E|P.u.T.T.Y"
@@ -22,14 +24,16 @@ _SCRIPT = 'cd -- "$1" && exec xargs -0 grep -lZaE -e "$2" --'
 _SEARCH_SECONDS = 600.0
 
 
-async def find_suspects(root: Path, found: bytes) -> list[bytes]:
+async def find_suspects(root: Path, found: Blocks) -> list[bytes]:
     """Return the records of files that may hold a private key; of all files of that size if the search fails."""
-    names = await asyncio.to_thread(_names, found)
-    with tempfile.NamedTemporaryFile() as proof:
+    with tempfile.NamedTemporaryFile() as proof, scratch_file() as names:
         # Proves that this grep finds the words in UTF-16, and so between NULs.
         proof.write("PRIVATE KEY".encode("utf-16"))
         proof.flush()
-        question = Question(_SEARCH_SECONDS, environment(), stdin=names + os.fsencode(proof.name) + b"\0")
+        await asyncio.to_thread(_write_names, names, found)
+        names.write(os.fsencode(proof.name) + b"\0")
+        names.seek(0)
+        question = Question(_SEARCH_SECONDS, environment(), stdin=names)
         try:
             answer = await ask_program(question, "sh", "-c", _SCRIPT, "sh", str(root), _WORDS)
         except (OSError, TimeoutError):
@@ -41,17 +45,14 @@ async def find_suspects(root: Path, found: bytes) -> list[bytes]:
     return [record for record in _candidates(found) if name_of(record) in hits] if len(hits) > 1 else []
 
 
-def _names(found: bytes) -> bytes:
-    """Return the names of files that may hold a key, each ended by NUL."""
-    names = bytearray()
-    for record in _candidates(found):
-        names += name_of(record) + b"\0"
-    return bytes(names)
+def _write_names(file: IO[bytes], found: Blocks) -> None:
+    """Write the names of files that may hold a key, each ended by NUL."""
+    file.writelines(name_of(record) + b"\0" for record in _candidates(found))
 
 
-def _candidates(found: bytes) -> Iterator[bytes]:
+def _candidates(found: Blocks) -> Iterator[bytes]:
     """Yield the records of regular files that have the size of a key."""
-    for block in blocks(found):
+    for block in found:
         for record in block.split(END)[:-1]:
             is_regular = record.partition(b"\0")[2].startswith(b"f")
             if is_regular and may_be_key(int(record.rpartition(b" ")[2])):

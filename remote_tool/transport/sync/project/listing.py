@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tempfile
 from dataclasses import dataclass, field
@@ -12,13 +11,14 @@ from typing import TYPE_CHECKING, Self
 from remote_tool.transport.sync.entries import SECOND
 from remote_tool.transport.sync.interrupted_sync import KeptParts, keep_parts
 from remote_tool.transport.sync.last_sync import Columns, KnownCopy
-from remote_tool.transport.sync.project.found_files import END, blocks, kind_and_name
+from remote_tool.transport.sync.project.found_files import END, key_of, name_of
 from remote_tool.transport.sync.secrets import OWN_FOLDERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
+    from remote_tool.transport.sync.blocks import Blocks
     from remote_tool.transport.sync.project.selection import Selection
 
 # The most folders that are excluded from find because rsync does not select them.
@@ -91,13 +91,13 @@ class Listing:
         copy = KnownCopy(snapshot_id, digest, b"", kept)
         return cls(copy, dict(pairs), let_through, pruned, records, kept)
 
-    def compare(self, records: bytes) -> Changes | None:
+    def compare(self, records: Blocks) -> Changes | None:
         """Return the changes since then; None if there are too many to process one by one."""
-        if hashlib.sha256(records).hexdigest() == self.digest:
+        if records.digest() == self.digest:
             return Changes({}, {})
-        before = self._kept[_PARTS.index("records")]
+        before = self._kept.blocks(_PARTS.index("records"), END)
         gone, come = _differences(before, records)
-        if len(come) > MOST_CHANGED and len(come) > records.count(END) // _SHARE_CHANGED:
+        if len(come) > MOST_CHANGED and len(come) > records.count() // _SHARE_CHANGED:
             return None
         return Changes(_by_name(gone), _by_name(come))
 
@@ -107,7 +107,7 @@ def keep(file: Path, key: str, listing: Kept) -> None:
     copy = listing.copy
     skipped = [os.fsencode(text) for pair in listing.skipped.items() for text in pair]
     lists = map(_join, (listing.pruned, skipped, listing.let_through))
-    words = (key, hashlib.sha256(listing.records).hexdigest(), copy.snapshot_id, copy.digest)
+    words = (key, listing.records.digest(), copy.snapshot_id, copy.digest)
     keep_parts(file, words, (*copy.columns, *lists, listing.records))
 
 
@@ -119,7 +119,7 @@ class Kept:
     skipped: dict[str, str]
     let_through: list[bytes]
     pruned: list[bytes]
-    records: bytes = field(repr=False)
+    records: Blocks = field(repr=False)
 
 
 def clock(folder: Path) -> int:
@@ -139,12 +139,12 @@ def not_selected(root: Path, selection: Selection, before: int) -> list[bytes]:
 
 def _not_selected(root: Path, selection: Selection, before: int) -> Iterator[bytes]:
     base = os.path.join(os.fsencode(root), b"")
-    folders = [b"", *(key[1:] + b"/" for key in selection.keys if key.startswith(b"d"))]
+    folders = [b"", *(name + b"/" for name in selection.folders)]
     own = {name.encode() for name in OWN_FOLDERS}
     for folder in sorted(folders, key=lambda name: (name.count(b"/"), name)):
         try:
             found = [each for each in os.scandir(base + folder) if each.is_dir(follow_symlinks=False)]
-            others = [each for each in found if b"d" + folder + each.name not in selection.keys]
+            others = [each for each in found if folder + each.name not in selection.folders]
             yield from (
                 folder + each.name
                 for each in others
@@ -154,10 +154,10 @@ def _not_selected(root: Path, selection: Selection, before: int) -> Iterator[byt
             continue
 
 
-def _differences(one: bytes, other: bytes) -> tuple[set[bytes], set[bytes]]:
+def _differences(one: Iterable[bytes], other: Iterable[bytes]) -> tuple[set[bytes], set[bytes]]:
     """Return the records that only the one and only the other list has, block by block to save time and memory."""
     ours, theirs = set[bytes](), set[bytes]()
-    for block, counterpart in zip_longest(blocks(one), blocks(other), fillvalue=b""):
+    for block, counterpart in zip_longest(one, other, fillvalue=b""):
         if block != counterpart:
             ours.update(block.split(END))
             theirs.update(counterpart.split(END))
@@ -169,11 +169,11 @@ def _differences(one: bytes, other: bytes) -> tuple[set[bytes], set[bytes]]:
 
 
 def _by_name(records: Iterable[bytes]) -> dict[bytes, bytes]:
-    return {record.partition(b"\0")[0]: record for record in records if record}
+    return {name_of(record): record for record in records if record}
 
 
 def _kind(record: bytes | None) -> bytes:
-    return kind_and_name(record)[:1] if record else b""
+    return key_of(record)[-1:] if record else b""
 
 
 def _split(text: bytes) -> list[bytes]:

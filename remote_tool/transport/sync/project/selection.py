@@ -8,16 +8,17 @@ import re
 import secrets
 import tempfile
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from remote_tool.errors import SyncError
 from remote_tool.system.programs import Question, ask_program
+from remote_tool.transport.sync.blocks import Blocks
 from remote_tool.transport.sync.local_rsync import environment, scratch_file, unescape
 from remote_tool.transport.sync.project.filter_rules import joined, literal
+from remote_tool.transport.sync.project.found_files import END
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from collections.abc import Set as AbstractSet
     from pathlib import Path
 
@@ -36,18 +37,24 @@ class Selection:
     """The files that rsync selects.
 
     Attributes:
-        keys: The letter of the kind (f, d or l) and the name of each file, folder and link.
+        keys: The key of each file, folder and link, see :func:`key_of`, in blocks whose records :data:`END` ends.
+        folders: The names of the folders.
         not_regular: Files of other kinds.
         complaints: Files that rsync could not read.
     """
 
-    keys: AbstractSet[bytes] = field(repr=False)
+    keys: Sequence[bytes] = field(default=(), repr=False)
+    folders: AbstractSet[bytes] = field(default=frozenset(), repr=False)
     not_regular: tuple[bytes, ...] = ()
     complaints: tuple[bytes, ...] = ()
 
-    @cached_property
-    def names(self) -> frozenset[bytes]:
-        return frozenset(key[1:] for key in self.keys)
+    @property
+    def each_key(self) -> Iterator[bytes]:
+        return (key for block in self.keys for key in block.split(END)[:-1])
+
+    @property
+    def count(self) -> int:
+        return sum(block.count(END) for block in self.keys)
 
 
 async def select(
@@ -64,8 +71,9 @@ async def select(
     Raises:
         SyncError: rsync cannot list the folder.
     """
-    output, complaints = await _list(rsync, root, joined([*rules, *_only(among)]))
-    return await asyncio.to_thread(_parse, rsync, output, complaints)
+    with scratch_file() as out:
+        complaints = await _list(rsync, root, joined([*rules, *_only(among)]), out)
+        return await asyncio.to_thread(_parse, rsync, Blocks(out.fileno(), b"\n"), complaints)
 
 
 def _only(names: Iterable[bytes] | None) -> list[bytes]:
@@ -75,36 +83,37 @@ def _only(names: Iterable[bytes] | None) -> list[bytes]:
     return [*(b"+ /" + literal(name) for name in sorted(wanted)), b"- *"]
 
 
-def _parse(rsync: LocalRsync, output: bytes, complaints: bytes) -> Selection:
-    if rsync.is_original:
-        pairs = ((_KINDS[found[1]], found[2]) for found in _ITEM.finditer(output))
-        keys = {kind + unescape(name).rstrip(b"/") for kind, name in pairs}
-    else:
-        items = filter(None, map(rsync.parse_item, output.split(b"\n")))
-        keys = {(b"d" if item.is_folder else b"f") + item.name.rstrip(b"/") for item in items}
+def _parse(rsync: LocalRsync, output: Blocks, complaints: bytes) -> Selection:
+    keys, folders, not_regular = list[bytes](), set[bytes](), list[bytes]()
+    for block in output:
+        items = [(kind, name) for kind, name in _items(rsync, block) if name not in {b".", b""}]
+        keys.append(b"".join(name + b"\0" + kind + END for kind, name in items))
+        folders.update(name for kind, name in items if kind == b"d")
+        not_regular += map(unescape, _NOT_REGULAR.findall(block))
     said = [line for line in complaints.splitlines() if not line.startswith(b"rsync error: ")]
-    keys -= {b"d.", b"d"}
-    return Selection(
-        keys,
-        tuple(map(unescape, _NOT_REGULAR.findall(output))),
-        tuple(unescape(found[1]) for found in map(_COMPLAINT.match, said) if found),
-    )
+    unread = tuple(unescape(found[1]) for found in map(_COMPLAINT.match, said) if found)
+    return Selection(keys, folders, tuple(not_regular), unread)
 
 
-async def _list(rsync: LocalRsync, root: Path, rules: bytes) -> tuple[bytes, bytes]:
-    """Return what rsync would send to an empty folder, and its stderr."""
+def _items(rsync: LocalRsync, lines: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the letter of the kind (f, d or l) and the name of each file."""
+    if rsync.is_original:
+        return ((_KINDS[kind], unescape(name).rstrip(b"/")) for kind, name in _ITEM.findall(lines))
+    items = filter(None, map(rsync.parse_item, lines.split(b"\n")))
+    return ((b"d" if item.is_folder else b"f", item.name.rstrip(b"/")) for item in items)
+
+
+async def _list(rsync: LocalRsync, root: Path, rules: bytes, out: IO[bytes]) -> bytes:
+    """Write what rsync would send to an empty folder, and return its stderr."""
     nowhere = os.path.join(tempfile.gettempdir(), f"remote-tool-{secrets.token_hex(8)}")
-    with scratch_file() as out:
-        # The trailing slash sends the folder's contents; the destination does not exist, and -n never creates it.
-        question = Question(LISTING_SECONDS, environment(), stdin=rules, output=out, with_errors=True)
-        command = (rsync.program, "-rln", "-0", "--exclude-from=-", *rsync.item_options, f"{root}/", f"{nowhere}/")
-        try:
-            answer = await ask_program(question, *command)
-        except TimeoutError:
-            raise SyncError(f"Listing {root} took longer than {LISTING_SECONDS:.0f} s") from None
-        out.seek(0)
-        output = out.read()
+    # The trailing slash sends the folder's contents; the destination does not exist, and -n never creates it.
+    question = Question(LISTING_SECONDS, environment(), stdin=rules, output=out, with_errors=True)
+    command = (rsync.program, "-rln", "-0", "--exclude-from=-", *rsync.item_options, f"{root}/", f"{nowhere}/")
+    try:
+        answer = await ask_program(question, *command)
+    except TimeoutError:
+        raise SyncError(f"Listing {root} took longer than {LISTING_SECONDS:.0f} s") from None
     if answer.status not in {0, *VANISHED_HERE}:
         text = answer.errors.decode(errors="replace").strip()
         raise SyncError(f"rsync cannot list {root} (status {answer.status}): {text}")
-    return output, answer.errors
+    return answer.errors

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from remote_tool.errors import SyncError
+from remote_tool.transport.sync.blocks import in_ranges
 from remote_tool.transport.sync.entries import ColumnsMaker, change_columns
 from remote_tool.transport.sync.last_sync import Columns, KnownCopy, order
 from remote_tool.transport.sync.local_rsync import find_local_rsync
 from remote_tool.transport.sync.project import listing
 from remote_tool.transport.sync.project.contents import Difference, Snapshot
 from remote_tool.transport.sync.project.filter_rules import joined, own_rules, users_rules
-from remote_tool.transport.sync.project.found_files import END, OddRecordError, find_files, kind_and_name, parse_record
+from remote_tool.transport.sync.project.found_files import OddRecordError, find_files, key_of, name_of, parse_record
 from remote_tool.transport.sync.project.key_search import find_suspects
 from remote_tool.transport.sync.project.listing import Kept, Listing
 from remote_tool.transport.sync.project.look import NOT_REGULAR, Look
@@ -24,6 +25,7 @@ from remote_tool.transport.sync.secrets import PRIVATE_KEY, Looked, identities
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from remote_tool.transport.sync.blocks import Blocks
     from remote_tool.transport.sync.local_rsync import LocalRsync
     from remote_tool.transport.sync.project.listing import Changes
 
@@ -94,14 +96,13 @@ class _Run:
         rules = joined(self._look.rules(self._own, self._users))
         return Snapshot(self._root, rules, tuple(self._look.skipped.items()), copy, difference)
 
-    def _keep(self, copy: KnownCopy, pruned: list[bytes], found: bytes, unsure: list[bytes]) -> None:
+    def _keep(self, copy: KnownCopy, pruned: list[bytes], found: Blocks, newer: list[bytes]) -> None:
         """Record the listing, except for unselected files that may be newer than it; they count as new next time."""
         if self._file is not None and self._began >= 0:
-            newer = [record.partition(b"\0")[0] for record in unsure if self._is_newer(record)]
             begins = tuple(name + end for name in newer for end in (b"\0", b"/"))
             skipped = self._look.skipped
             if begins:
-                found = b"".join(each + END for each in found.split(END)[:-1] if not each.startswith(begins))
+                found = found.without(begins)
                 names = ((shown, os.fsencode(shown) + b"\0") for shown in skipped)
                 skipped = {shown: skipped[shown] for shown, name in names if not name.startswith(begins)}
             kept = Kept(copy, skipped, self._look.let_through, pruned, found)
@@ -109,29 +110,30 @@ class _Run:
 
     # Update the last listing
 
-    async def _take_changes(self, earlier: Listing, found: bytes) -> Snapshot | None:
+    async def _take_changes(self, earlier: Listing, found: Blocks) -> Snapshot | None:
         changes = await asyncio.to_thread(earlier.compare, found)
         if changes is None or len(changes.new) > MOST_ASKED:
             return None
         if changes.is_none:
             self._look.recall(earlier.skipped, earlier.let_through, ())
             return self._snapshot(earlier.copy)
-        selection = Selection(frozenset())
+        selection = Selection()
         if changes.new:
             selection = await select(self._rsync, self._root, [*self._own, *self._users], changes.new)
         if selection.complaints:
             return None
         return await asyncio.to_thread(self._change, earlier, changes, selection, found)
 
-    def _change(self, earlier: Listing, changes: Changes, selection: Selection, found: bytes) -> Snapshot:
+    def _change(self, earlier: Listing, changes: Changes, selection: Selection, found: Blocks) -> Snapshot:
         before, look = earlier.copy, self._look
         # The file has been written to, so an earlier search at the same size and time proves nothing.
         look.looked = Looked(None)
         touched = frozenset(changes.names) | {name + b"/" for name in changes.names}
         chosen = {name.rstrip(b"/") for name in before.sent_among(touched)} | earlier.skipped_names
         new = {name: changes.come[name] for name in changes.new}
-        asked = {name for name, record in new.items() if kind_and_name(record) in selection.keys}
-        unsure = [record for name, record in new.items() if name not in asked]
+        selected = frozenset(selection.each_key)
+        asked = {name for name, record in new.items() if key_of(record) in selected}
+        newer = [name for name, record in new.items() if name not in asked and self._is_newer(record)]
         look.recall(earlier.skipped, earlier.let_through, touched)
         self._skip_special(selection)
         wanted_now = chosen - new.keys() | asked
@@ -139,7 +141,7 @@ class _Run:
         entries = [entry for entry in map(look.judge, map(parse_record, records)) if entry is not None]
         columns, wanted, gone = change_columns(before.columns, touched, entries)
         copy = KnownCopy.of(columns)
-        self._keep(copy, earlier.pruned, found, unsure)
+        self._keep(copy, earlier.pruned, found, newer)
         return self._snapshot(copy, Difference(before.snapshot_id, wanted, gone))
 
     # List everything
@@ -163,8 +165,8 @@ class _Run:
     def _examine_each(self, selection: Selection) -> KnownCopy:
         """Examine each file with a stat of its own."""
         self._skip_special(selection)
-        made = ColumnsMaker()
-        for entry in sorted(filter(None, map(self._look.at, selection.names)), key=lambda entry: order(entry.name)):
+        made, names = ColumnsMaker(), {name_of(key) for key in selection.each_key}
+        for entry in sorted(filter(None, map(self._look.at, names)), key=lambda entry: order(entry.name)):
             made.add(entry)
         return KnownCopy.of(made.columns())
 
@@ -172,32 +174,33 @@ class _Run:
         for name in selection.not_regular:
             self._look.skip(name, NOT_REGULAR)
 
-    async def _judge_all(self, selection: Selection, pruned: list[bytes], found: bytes) -> KnownCopy:
+    async def _judge_all(self, selection: Selection, pruned: list[bytes], found: Blocks) -> KnownCopy:
         looked = self._look.looked
-        looked.searched = len(selection.keys) >= WORTH_A_SEARCH and await asyncio.to_thread(lambda: looked.is_empty)
+        looked.searched = selection.count >= WORTH_A_SEARCH and await asyncio.to_thread(lambda: looked.is_empty)
         judging = asyncio.create_task(asyncio.to_thread(self._judge_each, selection, found))
         suspects = await find_suspects(self._root, found) if looked.searched else []
-        columns, others = await judging
+        columns, newer = await judging
         looked.searched = False
         keys = await asyncio.to_thread(self._find_keys, suspects)
         columns = change_columns(columns, keys, ())[0] if keys else columns
         copy = KnownCopy.of(columns)
         if not selection.complaints:
-            await asyncio.to_thread(self._keep, copy, pruned, found, others)
+            await asyncio.to_thread(self._keep, copy, pruned, found, newer)
         return copy
 
-    def _judge_each(self, selection: Selection, found: bytes) -> tuple[Columns, list[bytes]]:
-        """Judge the files that rsync has selected; also return the records of all others."""
+    def _judge_each(self, selection: Selection, found: Blocks) -> tuple[Columns, list[bytes]]:
+        """Judge the files that rsync has selected; also return the names of others that may be newer."""
         self._skip_special(selection)
-        made, others = ColumnsMaker(), []
-        for record in sorted(found.split(END)[:-1]):
-            if kind_and_name(record) not in selection.keys:
-                others.append(record)
-            elif (row := self._look.row_of(record)) is not None:
-                made.keep(row)
-            elif (entry := self._look.judge(parse_record(record))) is not None:
-                made.add(entry)
-        return made.columns(), others
+        made, newer = ColumnsMaker(), []
+        for records, selected in in_ranges(found, selection.keys):
+            for record in records:
+                if key_of(record) not in selected:
+                    newer += [name_of(record)] if self._is_newer(record) else []
+                elif (row := self._look.row_of(record)) is not None:
+                    made.keep(row)
+                elif (entry := self._look.judge(parse_record(record))) is not None:
+                    made.add(entry)
+        return made.columns(), newer
 
     def _find_keys(self, suspects: list[bytes]) -> list[bytes]:
         """Search files that may hold a key; return the names of those that do."""
@@ -207,7 +210,6 @@ class _Run:
         return keys
 
     def _is_newer(self, record: bytes) -> bool:
-        name, _, fields = record.partition(b"\0")
-        if fields.startswith(b"d"):
-            return self._look.changed_since(name, self._began)
+        if key_of(record).endswith(b"\0d"):
+            return self._look.changed_since(name_of(record), self._began)
         return parse_record(record).changed >= self._began
