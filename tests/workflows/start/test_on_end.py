@@ -88,7 +88,7 @@ def test_another_command_needs_and_gets_only_the_secrets_that_it_names(
         on_end_of(config, None)
     assert on_end_of(config, "") is None
     assert on_end_of(config, "echo WATCH_TOKENS") == ("echo WATCH_TOKENS", {})
-    with pytest.raises(UsageError, match="^The on_end command needs WATCH_TOKEN, "):
+    with pytest.raises(UsageError, match=r"^The on_end command needs WATCH_TOKEN, "):
         on_end_of(config, 'curl -d "$WATCH_TOKEN" there')
     monkeypatch.setenv("WATCH_TOKEN", TOKEN)
     monkeypatch.setenv("WATCH_URL", "https://there")
