@@ -62,9 +62,17 @@ def _remove_namespace(name: str) -> None:
 
 def _remove_stores() -> None:
     for store in Path(tempfile.gettempdir()).glob("rt*n*"):
-        if _is_left(store.name, of_this_process=False) and store.lstat().st_uid == os.geteuid():
+        if _is_left(store.name, of_this_process=False) and _is_ours(store):
             try_to(str(store / "bin" / "podman"), "rm", "--all", "--force", "--time", "0")
             shutil.rmtree(store, ignore_errors=True)
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        return path.lstat().st_uid == os.geteuid()
+    except FileNotFoundError:
+        # Another worker of this run has removed it.
+        return False
 
 
 def _is_left(name: str, *, of_this_process: bool) -> bool:

@@ -1,4 +1,4 @@
-"""Small file systems, whose source has a name by which a later run finds what a killed one has left."""
+"""Small and silent file systems, whose source has a name by which a later run finds what a killed one has left."""
 
 from __future__ import annotations
 
@@ -30,3 +30,25 @@ def small_disk(folder: Path, options: str) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@contextmanager
+def silent_disk(folder: Path) -> Iterator[None]:
+    """Mount a file system over a folder that never answers: whoever looks into it hangs until the context is left."""
+    try:
+        device = os.open("/dev/fuse", os.O_RDWR)
+    except OSError as error:
+        pytest.skip(f"a disk that hangs needs /dev/fuse: {error.strerror}")
+    options = f"fd={device},rootmode=40000,user_id={os.getuid()},group_id={os.getgid()}"
+    command = ["mount", "--internal-only", "-t", "fuse", "-o", options, new_name(), str(folder)]
+    try:
+        made = subprocess.run(command, check=False, capture_output=True, text=True, pass_fds=(device,), timeout=60)
+        if made.returncode:
+            pytest.skip(f"this system mounts nothing: {made.stderr.strip()}")
+        try:
+            yield
+        finally:
+            subprocess.run(["umount", "--lazy", str(folder)], check=True, timeout=60)
+    finally:
+        # Who hangs gets an error.
+        os.close(device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -141,6 +142,8 @@ def check_note(text: str) -> None:
 def on_end_of(config: Config, asked_for: str | None) -> tuple[str, dict[str, str]] | None:
     """Return the command for the end of a job, and its secrets; from now on they are redacted in every text.
 
+    A command that replaces the configured one gets only the secrets that its text names.
+
     Raises:
         UsageError: A secret is not set here.
     """
@@ -148,15 +151,21 @@ def on_end_of(config: Config, asked_for: str | None) -> tuple[str, dict[str, str
     command = configured.run if asked_for is None else asked_for
     if not command.strip():
         return None
-    missing = [name for name in configured.secrets if name not in os.environ]
+    names = configured.secrets if asked_for is None else [name for name in configured.secrets if _names(command, name)]
+    missing = [name for name in names if name not in os.environ]
     if missing:
+        source = "on_end in configs.yaml" if asked_for is None else "The on_end command"
         raise UsageError(
-            f"on_end in configs.yaml needs {' and '.join(missing)}, which is not set here",
+            f"{source} needs {' and '.join(missing)}, which is not set here",
             hint=f"export {missing[0]}=…, or --on-end '' to start without it",
         )
-    secrets = {name: os.environ[name] for name in configured.secrets}
+    secrets = {name: os.environ[name] for name in names}
     hide(secrets.values())
     return command, secrets
+
+
+def _names(command: str, variable: str) -> bool:
+    return re.search(rf"\b{variable}\b", command, re.ASCII) is not None
 
 
 def check_items(items: Iterable[str], variable: str) -> None:

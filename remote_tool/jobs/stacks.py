@@ -91,7 +91,7 @@ class Group:
             alone = f"process {first.pid}" if first.pid else f"job {first.job}"
             return several if len(self.processes) > 1 else f"{alone} on {first.server}"
         ranks = sorted({each.rank for each in self.processes if each.rank is not None})
-        named = f"rank{'s' if len(ranks) > 1 else ''} {_ranges(ranks)}"
+        named = name_ranks(ranks)
         count = len(self.processes)
         return f"{count} {'child' if count == 1 else 'children'} of {named}" if first.is_child else named
 
@@ -138,12 +138,13 @@ def _first_rank(processes: Sequence[ProcessStack]) -> int:
     return min((each.rank for each in processes if each.rank is not None), default=0)
 
 
-def _ranges(numbers: Sequence[int]) -> str:
-    """0, 1, 2, 5 -> ``0-2, 5``."""
+def name_ranks(ranks: Sequence[int]) -> str:
+    """0, 1, 2, 5 -> ``ranks 0-2, 5``."""
     runs: list[list[int]] = []
-    for number in numbers:
+    for number in ranks:
         if runs and runs[-1][-1] == number - 1:
             runs[-1].append(number)
         else:
             runs.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    shown = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return f"ranks {shown}" if len(ranks) > 1 else f"rank {shown}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from remote_tool.agent.machine.gpus import count_gpus
+from remote_tool.agent.machine.gpus import count_gpus, count_nvidia
 from remote_tool.agent.proc import processes
 from remote_tool.protocol.lean.namedtuple import NamedTuple
 from remote_tool.protocol.lean.signal import signal
@@ -117,7 +117,8 @@ class GpuUse:
                 self._update_processes(now)
         except FileNotFoundError:
             self._is_missing = True
-            self.problem = "GPU found, but no nvidia-smi" if count_gpus() else ""
+            amd = "AMD GPUs are not shown" if count_gpus() else ""
+            self.problem = "GPU found, but no nvidia-smi" if count_nvidia() else amd
         except OSError as error:
             self.problem = f"nvidia-smi: {error.strerror}"
 

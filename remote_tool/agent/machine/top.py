@@ -5,23 +5,25 @@ from __future__ import annotations
 import os
 import time
 
+from remote_tool.agent.machine.aside import Aside
 from remote_tool.agent.machine.gpu_use import SILENCE, GpuUse
-from remote_tool.agent.proc import processes
-from remote_tool.agent.requests import Request, client_is_gone, is_flag
-from remote_tool.protocol import job_folder
+from remote_tool.agent.machine.job_watch import JobWatch
+from remote_tool.agent.machine.ranks import RankWatch
+from remote_tool.agent.requests import Folders, Request, client_is_gone, is_flag
 from remote_tool.protocol.limits import LONGEST_INTERVAL, SHORTEST_INTERVAL
-from remote_tool.protocol.records import ENDED, STARTED, RecordError, is_job_id
-from remote_tool.protocol.streams import last_output, stream_sizes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional, Tuple
+    from typing import Any, Dict, Optional, Tuple
 
 # The load of a processor is a difference.
 _FIRST_SECONDS = 0.5
+# A disk that takes longer is not waited for.
+_DISK_SECONDS = 2.0
 _KIBIBYTE = 1024
-_MOST_TAILS = 64
 _IDLE_FIELDS = slice(3, 5)
+_NO_ROOM = {"disk_total": None, "disk_free": None}
+_NO_ANSWER: "Dict[str, Any]" = {"disk": _NO_ROOM, "disk_problem": "the project's disk does not answer", "tails": ()}
 
 
 def top(request: Request) -> None:
@@ -32,8 +34,8 @@ def top(request: Request) -> None:
     """
     interval = request.get("interval", _is_interval)
     once = request.get("once", is_flag, default=False)
-    folders = request.folders()
-    use, jobs, busy = GpuUse(interval), JobWatch(folders.jobs), _busy()
+    use, files, busy = GpuUse(interval), Aside(_Files(request.folders()).look), _busy()
+    is_late = False
     use.update(time.monotonic())
     try:
         seconds, patience = _FIRST_SECONDS, time.monotonic() + SILENCE
@@ -41,100 +43,37 @@ def top(request: Request) -> None:
             use.update(time.monotonic())
             if once and not use.is_known and time.monotonic() < patience:
                 continue
+            found = files.take(0.0 if is_late else _DISK_SECONDS)
+            is_late = found is None
+            header = {**(_NO_ANSWER if found is None else found)}
+            tails, disk = header.pop("tails"), header.pop("disk")
             busy, before = _busy(), busy
-            sample = {"machine": _machine(folders.project, before, busy), "gpus": use.as_answer()}
-            request.answer({**sample, "gpu_problem": use.problem, **({} if once else jobs.look())})
+            sample = {"machine": {**_machine(before, busy), **disk}, "gpus": use.as_answer()}
+            request.answer({**sample, "gpu_problem": use.problem, **header})
             if once:
                 return
-            for job_id, texts in jobs.tails():
+            for job_id, texts in tails:
                 request.answer({"tail": job_id, "texts": texts})
             seconds = interval
     finally:
         use.end()
 
 
-class JobWatch:
-    """Notices what changes about the jobs in a folder, from a few files of each job that has not ended."""
+class _Files:
+    """Reads the jobs and the free space from the disk of the project."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._place = processes.place()
-        self._ended: "set[str]" = set()
-        self._supervisors: Dict[str, Dict[str, Any]] = {}
-        self._said: Optional[Dict[str, str]] = None
-        self._sizes: Dict[str, Dict[str, int]] = {}
+    def __init__(self, folders: Folders) -> None:
+        self._folders = folders
+        self._jobs = JobWatch(folders.jobs)
+        self._ranks = RankWatch(folders.jobs)
 
     def look(self) -> Dict[str, Any]:
-        """Return ``jobs``, the states of those that have not ended, if they have changed since the last call."""
-        try:
-            jobs = job_folder.open_jobs_folder(self._path)
-        except (OSError, job_folder.FolderError):
-            return {}
-        found = {}
-        if jobs is not None:
-            try:
-                names = [name for name in os.listdir(jobs) if is_job_id(name)]
-                self._ended.intersection_update(names)
-                found = {name: self._state(jobs, name) for name in names if name not in self._ended}
-            finally:
-                os.close(jobs)
-        states = {name: state for name, state in found.items() if state}
-        if states == self._said:
-            return {}
-        self._said = states
-        return {"jobs": states}
-
-    def tails(self) -> "List[Tuple[str, List[str]]]":
-        """Return the end of the output of each running job that has written since the last call."""
-        news = []
-        for name in [name for name, state in (self._said or {}).items() if state == "running"][:_MOST_TAILS]:
-            try:
-                folder = job_folder.open_folder(f"{self._path}/{name}")
-            except OSError:
-                continue
-            try:
-                sizes = stream_sizes(folder)
-                if any(sizes.values()) and sizes != self._sizes.get(name):
-                    news.append((name, last_output(folder)))
-                self._sizes[name] = sizes
-            finally:
-                os.close(folder)
-        self._sizes = {name: sizes for name, sizes in self._sizes.items() if name not in self._ended}
-        return news
-
-    def _state(self, jobs: int, name: str) -> str:
-        """Return ``starting``, ``running``, ``gone`` or ``unknown``; empty for a job that has ended."""
-        try:
-            folder = job_folder.open_job(jobs, name)
-        except OSError:
-            return "unknown"
-        if folder is None:
-            return ""
-        try:
-            if job_folder.exists(folder, ENDED):
-                self._ended.add(name)
-                self._supervisors.pop(name, None)
-                return ""
-            return self._unended_state(folder, name)
-        except (OSError, RecordError):
-            return "unknown"
-        finally:
-            os.close(folder)
-
-    def _unended_state(self, folder: int, name: str) -> str:
-        if name not in self._supervisors:
-            started = job_folder.read_record(folder, STARTED, name)
-            if started is None:
-                return "starting"
-            where = started["place"]
-            if any(where[key] != self._place[key] for key in ("boot_id", "pid_namespace")):
-                # Of another machine that shares this folder, or of one before a reboot.
-                return "elsewhere"
-            self._supervisors[name] = started["supervisor"]
-        return "running" if processes.find_alive(self._supervisors[name]) else "gone"
+        changed = self._jobs.look()
+        ranks = self._ranks.look(self._jobs.running, time.monotonic())
+        return {**_disk(self._folders.project), **changed, "ranks": ranks, "tails": self._jobs.tails()}
 
 
-def _machine(project: str, before: "Tuple[int, int]", now: "Tuple[int, int]") -> Dict[str, Any]:
+def _machine(before: "Tuple[int, int]", now: "Tuple[int, int]") -> Dict[str, Any]:
     total = now[1] - before[1]
     memory = _memory()
     return {
@@ -143,7 +82,6 @@ def _machine(project: str, before: "Tuple[int, int]", now: "Tuple[int, int]") ->
         "load": _load(),
         "memory_total": memory.get("MemTotal"),
         "memory_available": memory.get("MemAvailable"),
-        **_disk(project),
     }
 
 
@@ -169,12 +107,12 @@ def _memory() -> Dict[str, int]:
     return found
 
 
-def _disk(project: str) -> Dict[str, Optional[int]]:
+def _disk(project: str) -> Dict[str, Any]:
     try:
         room = os.statvfs(project)
-    except OSError:
-        return {"disk_total": None, "disk_free": None}
-    return {"disk_total": room.f_blocks * room.f_frsize, "disk_free": room.f_bavail * room.f_frsize}
+    except OSError as error:
+        return {"disk": _NO_ROOM, "disk_problem": f"the project's disk: {error.strerror}"}
+    return {"disk": {"disk_total": room.f_blocks * room.f_frsize, "disk_free": room.f_bavail * room.f_frsize}}
 
 
 def _read(path: str) -> str:

@@ -16,7 +16,7 @@ from remote_tool.protocol.lean.suppress import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Iterable, List, Optional
+    from typing import Dict, Iterable, List, Optional
 
     from remote_tool.agent.proc.processes import Process
 
@@ -31,6 +31,8 @@ _ENVIRONMENT_LIMIT = 8 * 1024 * 1024
 _SIGNAL = 58
 _FILE_NAME = "remote-tool-stacks-"
 _RANKS = (b"RANK", b"PMI_RANK", b"OMPI_COMM_WORLD_RANK", b"SLURM_PROCID")
+_LOCAL_RANK = b"LOCAL_RANK"
+_MOST_DIGITS = 7
 _STOPPED = {"T": "it is stopped", "t": "a debugger has stopped it", "D": "it waits in the kernel and cannot answer"}
 _NO_HOOK = "it was started with python -I, -S or -E, or with another PYTHONPATH"
 
@@ -145,13 +147,16 @@ def _is_python(pid: int) -> bool:
         return False
 
 
-def rank_of(pid: int) -> Dict[str, Any]:
-    """Return ``{"rank": its global rank}``; empty if it has none."""
-    with suppress(OSError):
-        with open(f"/proc/{pid}/environ", "rb") as stream:
-            pairs = (entry.partition(b"=") for entry in stream.read(_ENVIRONMENT_LIMIT).split(b"\0"))
-            values = {name: value for name, _, value in pairs if name in _RANKS}
-        for name in _RANKS:
-            if values.get(name, b"").isdigit():
-                return {"rank": int(values[name])}
+def rank_of(pid: int) -> Dict[str, int]:
+    """Return ``{"rank": its global rank, "local_rank": that on its node}``; without those that it does not have."""
+    values: Dict[bytes, int] = {}
+    with suppress(OSError), open(f"/proc/{pid}/environ", "rb") as stream:
+        for entry in stream.read(_ENVIRONMENT_LIMIT).split(b"\0"):
+            name, _, value = entry.partition(b"=")
+            if (name in _RANKS or name == _LOCAL_RANK) and value.isdigit() and len(value) <= _MOST_DIGITS:
+                values[name] = int(value)
+    for name in _RANKS:
+        if name in values:
+            local = {"local_rank": values[_LOCAL_RANK]} if _LOCAL_RANK in values else {}
+            return {"rank": values[name], **local}
     return {}

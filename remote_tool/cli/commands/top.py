@@ -85,8 +85,10 @@ def _print(answer: TopAnswer) -> None:
     if answer.jobs:
         streams.write_text(streams.OUT, "\n")
         print_jobs(answer.jobs, errors=answer.errors)
-    else:
+    elif answer.samples.keys() - answer.errors.keys():
         inform("no running jobs" + (" on the servers that answered" if answer.errors else ""))
+    else:
+        inform("no server answered")
 
 
 def _document(answer: TopAnswer, jobs_folder: Path) -> dict[str, Any]:

@@ -40,8 +40,8 @@ def server_row(name: str, sample: Sample) -> dict[str, str]:
         "POWER": _watts(sum(powers)) if powers else "",
         "CPU": percent(sample.cpu),
         "MEMORY": _pair(sample.memory_used, sample.memory_total),
-        "DISK FREE": "" if sample.disk_free is None else readable_size(sample.disk_free, digits=0).replace("iB", ""),
-        "PROBLEM": one_line(sample.gpu_problem),
+        "DISK FREE": _disk_free(sample),
+        "PROBLEM": one_line("; ".join(filter(None, (sample.gpu_problem, sample.disk_problem)))),
     }
 
 
@@ -90,6 +90,12 @@ def _pair(used: float | None, total: float | None) -> str:
     number, _, name = readable_size(total, digits=0).partition(" ")
     scale = total / float(number) if float(number) else 1.0
     return f"{used / scale:.0f}/{number}{name[:1]}"
+
+
+def _disk_free(sample: Sample) -> str:
+    if sample.disk_free is None:
+        return UNKNOWN if sample.disk_problem else ""
+    return readable_size(sample.disk_free, digits=0).replace("iB", "")
 
 
 def _total(values: Iterable[float | None]) -> float | None:

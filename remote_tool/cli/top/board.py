@@ -13,6 +13,8 @@ from remote_tool.cli.tables.jobs import readable_duration, short_command
 from remote_tool.cli.tables.top import missed_row, percent, server_row, used_by
 from remote_tool.cli.top.chart import chart, sparkline
 from remote_tool.errors import RemoteToolError
+from remote_tool.jobs.job import JobState
+from remote_tool.jobs.stacks import name_ranks
 from remote_tool.readable import readable_size
 from remote_tool.workflows.servers.top import JobsChanged, Missed, Progressed, Sampled
 
@@ -115,10 +117,15 @@ class Board:
         with self._lock:
             answering = [name for name in self._names if self._problem(name) == ""]
             gpus = [gpu for name in answering for gpu in self._samples[name].gpus]
-            running = sum(job.state.is_running for job in self._jobs.values())
-        loads = [gpu.load for gpu in gpus if gpu.load is not None]
-        use = f", {sum(loads) / len(loads):.0f} % in use" if loads else ""
-        return f"{len(answering)}/{len(self._names)} servers answer, {len(gpus)} GPUs{use}, {running} jobs running"
+            states = [self._state(job) for job in self._jobs.values()]
+        parts = [f"{len(answering)}/{len(self._names)} servers answer"]
+        if answering:
+            loads = [gpu.load for gpu in gpus if gpu.load is not None]
+            parts += [_counted(len(gpus), "GPU")] + ([f"{sum(loads) / len(loads):.0f} % in use"] if loads else [])
+            parts.append(f"{_counted(sum(state.is_running for state in states), 'job')} running")
+        if unreachable := states.count(JobState.UNREACHABLE):
+            parts.append(f"{_counted(unreachable, 'job')} unreachable")
+        return ", ".join(parts)
 
     def server_rows(self, text: str = "") -> list[tuple[str, Row]]:
         """Return the name and the row of each server that contains a text."""
@@ -132,7 +139,7 @@ class Board:
             rows = [(job.id, self._job_row(job)) for job in sorted(self._jobs.values(), key=self._job_rank)]
         return _filtered(rows, text)
 
-    def server_details(self, name: str) -> list[str]:
+    def server_details(self, name: str, width: int) -> list[str]:
         """Return a line for each GPU of a server with a bar of its use, and whose processes use it."""
         with self._lock:
             sample = self._samples.get(name)
@@ -142,9 +149,8 @@ class Board:
         if sample is None:
             return lines
         load = "" if sample.load is None else f", load {sample.load:.1f}"
-        lines.append(
-            one_line(f"{name}: {sample.cores} cores{load}  {sparkline([*self._loads[name]], 60, low=0, high=100)}")
-        )
+        first = f"{name}: {sample.cores} cores{load}  "
+        lines.append(one_line(first + sparkline([*self._loads[name]], max(1, width - len(first)), low=0, high=100)))
         for gpu in sample.gpus:
             bar = ("█" * round((gpu.load or 0) / 10)).ljust(10, "·")
             memory = "" if gpu.memory_used is None else f"{readable_size(gpu.memory_used):>9}"
@@ -152,17 +158,19 @@ class Board:
         return lines
 
     def job_details(self, job_id: str, width: int) -> list[str]:
-        """Return the ranks of a job's launch, its values as sparklines, and its loss over its steps."""
+        """Return the nodes and ranks of a job's launch, its values as sparklines, and its loss over its steps."""
         with self._lock:
             job = self._jobs.get(job_id)
             if job is None:
                 return []
             values = self._values.get(job_id, {})
             series = {name: [*points] for name, points in self._series.get(job_id, {}).items()}
-            lines = [one_line(f"job {job.key} on {job.server}: {job.state}  {job.reason}".strip()), *self._ranks(job)]
+            first = f"job {job.key} on {job.server}: {self._state(job)}  {job.reason}".strip()
+            lines = [one_line(first), *self._nodes_and_ranks(job)]
         for name, value in values.items():
-            spark = sparkline([number for _, number in series.get(name, [])], 40)
-            lines.append(one_line(f"{name:>10} {value:<14} {spark}".rstrip()))
+            label = f"{name:>10} {value:<14} "
+            spark = sparkline([number for _, number in series.get(name, [])], max(1, min(40, width - len(label))))
+            lines.append(one_line(f"{label}{spark}".rstrip()))
         drawn = chart(series.get("loss", []), width, CHART_HEIGHT)
         return [*lines, "loss over step", *drawn] if drawn else lines
 
@@ -211,7 +219,7 @@ class Board:
         return {
             "KEY": str(job.key),
             "SERVER": one_line(job.server),
-            "STATE": job.state.value,
+            "STATE": self._state(job).value,
             "LAUNCH": self._launch(job),
             "PROGRESS": _progress(values),
             "LOSS": one_line(values.get("loss", "")),
@@ -226,7 +234,7 @@ class Board:
             case "server":
                 return (job.server, job.key)
             case "state":
-                return (job.state.value, job.key)
+                return (self._state(job).value, job.key)
             case "duration":
                 return (-(job.duration(time.time()) or 0.0), job.key)
             case "loss":
@@ -241,16 +249,32 @@ class Board:
     def _launch(self, job: Job) -> str:
         """Return the launch's name, and how many of its nodes run."""
         nodes = self._nodes(job)
-        running = sum(each.state.is_running for each in nodes)
+        running = sum(self._state(each).is_running for each in nodes)
         return f"{one_line(job.launch_id)[-4:]}/{job.node_rank} {running}/{len(nodes)} up" if nodes else ""
 
-    def _ranks(self, job: Job) -> list[str]:
-        """Return the state of each node of the job's launch, with its progress."""
+    def _state(self, job: Job) -> JobState:
+        """Return the state of a job; a server that does not answer may have ended it."""
+        return JobState.UNREACHABLE if job.state.is_running and job.server in self._errors else job.state
+
+    def _nodes_and_ranks(self, job: Job) -> list[str]:
+        """Return the state of each node of the job's launch, with its progress and its ranks."""
         lines = []
         for each in self._nodes(job):
             shown = _progress(self._values.get(each.id, {}))
-            lines.append(one_line(f"  node {each.node_rank} {each.server}: {each.state} {shown}".rstrip()))
-        return lines
+            state = f"  node {each.node_rank} {each.server}: {self._state(each)} {shown}".rstrip()
+            lines.append(one_line(f"{state}  {self._ranks(each)}".rstrip()))
+        return lines or [f"  {ranks}" for ranks in [self._ranks(job)] if ranks]
+
+    def _ranks(self, job: Job) -> str:
+        """Return ``ranks 0-2 alive, rank 3 ended``; empty if the job has no ranks, or none are known now."""
+        sample = self._samples.get(job.server)
+        known = sample.ranks if sample is not None and self._state(job).is_running else ()
+        for each in known:
+            if each.job == job.id:
+                parts = [f"{name_ranks(each.alive)} alive"] if each.alive else []
+                parts += [f"{name_ranks(each.ended)} ended"] if each.ended else []
+                return one_line("; ".join(filter(None, (", ".join(parts), each.problem))))
+        return ""
 
 
 def _progress(values: Mapping[str, str]) -> str:
@@ -267,6 +291,10 @@ def _number(text: str) -> float | None:
         return float(match[0].replace(",", "")) if match else None
     except ValueError:
         return None
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _next(orders: Sequence[str], current: str) -> str:

@@ -27,9 +27,11 @@ REFRESH_SECONDS = 0.5
 SERVERS, JOBS = "servers", "jobs"
 SERVER_COLUMNS = ("SERVER", "GPUS", "USE", "TREND", "GPU MEM", "TEMP", "POWER", "CPU", "MEMORY", "DISK FREE", "PROBLEM")
 JOB_COLUMNS = ("KEY", "SERVER", "STATE", "LAUNCH", "PROGRESS", "LOSS", "TREND", "DURATION", "NAME", "COMMAND")
-NARROW = 120
-# A terminal of 80 columns has no room for these.
-ONLY_WIDE = {"TREND", "POWER", "TEMP", "NAME", "DURATION", "DISK FREE"}
+# Columns that need a terminal of this width.
+NEEDED_WIDTHS = {
+    **dict.fromkeys(("TREND", "POWER", "TEMP", "NAME", "DURATION", "DISK FREE"), 120),
+    **dict.fromkeys(("GPU MEM", "LAUNCH"), 60),
+}
 
 
 class Actions(Protocol):
@@ -80,6 +82,7 @@ class TopApp(App[None]):
     TITLE = "remote-tool top"
     ENABLE_COMMAND_PALETTE = False
     CSS = """
+    DataTable { scrollbar-size-horizontal: 0; }
     #summary { height: 1; background: $panel; text-style: bold; }
     #servers { height: auto; max-height: 40%; }
     #jobs { height: 1fr; min-height: 4; border-top: solid $panel; }
@@ -249,7 +252,7 @@ class TopApp(App[None]):
     def _show_details(self) -> None:
         width = max(20, self._width - 4)
         if self._focused_table == SERVERS:
-            lines = self._board.server_details(self._selected(SERVERS))
+            lines = self._board.server_details(self._selected(SERVERS), width)
         else:
             lines = self._board.job_details(self._selected(JOBS), width)
         self.query_one("#text", Static).update("\n".join(lines))
@@ -259,7 +262,7 @@ class TopApp(App[None]):
         self.query_one(f"#{JOBS}").focus()
 
     def _columns(self, names: Sequence[str]) -> list[str]:
-        return [name for name in names if self._width >= NARROW or name not in ONLY_WIDE]
+        return [name for name in names if self._width >= NEEDED_WIDTHS.get(name, 0)]
 
     def _make_columns(self) -> None:
         for table, names in ((SERVERS, SERVER_COLUMNS), (JOBS, JOB_COLUMNS)):

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 MOST_GPUS = 256
 MOST_PROCESSES = 256
+MOST_JOBS, MOST_RANKS = 256, 1024
 LONGEST_TEXT = 200
 
 
@@ -61,6 +62,23 @@ class GpuSample:
 
 
 @dataclass(frozen=True)
+class JobRanks:
+    """The ranks of a running job on one server.
+
+    Attributes:
+        job: Its id.
+        alive: Global ranks with a living process.
+        ended: Global ranks whose process has ended, with success or not.
+        problem: The error of the first rank that failed, as far as torchrun or torch recorded it; else empty.
+    """
+
+    job: str
+    alive: tuple[int, ...]
+    ended: tuple[int, ...]
+    problem: str
+
+
+@dataclass(frozen=True)
 class Sample:
     """The use of a server; a value that is unknown is None, and sizes are in bytes.
 
@@ -74,6 +92,8 @@ class Sample:
         disk_free: For this user.
         gpus: By number.
         gpu_problem: Why GPUs could not be asked; empty when they answered, and when there are none.
+        disk_problem: Why nothing is known of the disk now; else empty.
+        ranks: Of each running job that has ranks.
     """
 
     cpu: float | None
@@ -85,6 +105,8 @@ class Sample:
     disk_free: int | None
     gpus: tuple[GpuSample, ...] = ()
     gpu_problem: str = ""
+    disk_problem: str = ""
+    ranks: tuple[JobRanks, ...] = ()
 
     @property
     def gpu_load(self) -> float | None:
@@ -114,6 +136,8 @@ def parse_sample(header: Mapping[str, Any]) -> Sample:
         disk_free=_size(fields.get("disk_free")),
         gpus=tuple(sorted(map(_gpu, _entries(header.get("gpus"), MOST_GPUS)), key=lambda gpu: gpu.index)),
         gpu_problem=_text(header.get("gpu_problem")),
+        disk_problem=_text(header.get("disk_problem")),
+        ranks=tuple(map(_ranks, _entries(header.get("ranks"), MOST_JOBS))),
     )
 
 
@@ -138,6 +162,16 @@ def _process(entry: Mapping[str, Any]) -> GpuProcess:
         user=_text(entry.get("user")),
         job=_text(entry.get("job")),
     )
+
+
+def _ranks(entry: Mapping[str, Any]) -> JobRanks:
+    alive, ended = _counts(entry.get("alive")), _counts(entry.get("ended"))
+    return JobRanks(_text(entry.get("job")), alive, ended, _text(entry.get("problem")))
+
+
+def _counts(value: object) -> tuple[int, ...]:
+    sizes = map(_size, value[:MOST_RANKS] if isinstance(value, list) else ())
+    return tuple(size for size in sizes if size is not None)
 
 
 def _entries(value: object, most: int) -> Iterator[Mapping[str, Any]]:

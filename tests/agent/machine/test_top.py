@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from remote_tool.agent.machine import gpu_use
 from tests.agent.conftest import PretendServer, wait_for_text, wait_until
 from tests.figures import record_figure
 from tests.processes import is_running
+from tests.small_disks import silent_disk
 from tests.stand_in_gpus import gpu_line, put_nvidia_smi
 
 if TYPE_CHECKING:
@@ -178,6 +180,69 @@ def test_the_oldest_python_sends_samples(oldest: PretendServer, tmp_path: Path) 
     assert len(frame.header["gpus"]) == 1
 
 
+@pytest.mark.row(281)
+def test_a_disk_that_hangs_holds_up_no_sample_and_is_named(server: PretendServer) -> None:
+    with watching(server) as call:
+        assert "disk_problem" not in until(call, lambda header: "machine" in header)
+        with silent_disk(server.project):
+            for _ in range(3):
+                sample = until(call, lambda header: "disk_problem" in header)
+                assert sample["disk_problem"] == "the project's disk does not answer"
+                assert (sample["machine"]["disk_total"], sample["machine"]["disk_free"]) == (None, None)
+                assert sample["machine"]["memory_total"] > 0
+        again = until(call, lambda header: "machine" in header and "disk_problem" not in header)
+        assert again["machine"]["disk_free"] > 0
+        with silent_disk(server.project):
+            until(call, lambda header: "disk_problem" in header)
+            assert call.close() == 0
+
+
+@pytest.mark.row(282)
+def test_ranks_that_are_alive_and_that_have_ended_are_shown(server: PretendServer) -> None:
+    os.mkfifo(server.project / "go")
+    rank = "sh -c 'sleep 600 & wait'"
+    job = server.start(f"RANK=4 {rank} & RANK=5 {rank} & RANK=6 sh -c 'read line < go' & wait")
+    with watching(server) as call:
+        found = until(call, lambda header: header.get("ranks") and len(header["ranks"][0]["alive"]) == 3)["ranks"]
+        assert found == [{"job": job, "alive": [4, 5, 6], "ended": [], "problem": ""}]
+        (server.project / "go").write_text("\n")
+        found = until(call, lambda header: header.get("ranks") and header["ranks"][0]["ended"])["ranks"]
+        assert found == [{"job": job, "alive": [4, 5], "ended": [6], "problem": ""}]
+        server.stop(job, grace=0.2)
+        until(call, lambda header: header.get("ranks") == [])
+
+
+@pytest.mark.row(282)
+def test_ranks_that_ended_before_are_known_from_the_folders_of_torchrun(server: PretendServer) -> None:
+    """Of the newest attempt; the error is the one that torch recorded."""
+    job = server.start(
+        'cd "$REMOTE_TOOL_PROJECT/.jobs/$REMOTE_TOOL_JOB_ID"\n'
+        "for folder in 0/7 1/0 1/1 1/2; do\n"
+        "  mkdir -p ranks/none_x/attempt_$folder; touch ranks/none_x/attempt_$folder/stderr.log\n"
+        "done\n"
+        'echo \'{"message": {"message": "ValueError: boom"}}\' > ranks/none_x/attempt_1/2/error.json\n'
+        "RANK=5 LOCAL_RANK=1 exec sleep 600"
+    )
+
+    def ranks() -> list[dict[str, Any]]:
+        with watching(server, once=True) as call:
+            (frame,) = call.rest()
+        return list(frame.header["ranks"])
+
+    known = {"job": job, "alive": [5], "ended": [4, 6], "problem": "rank 6: ValueError: boom"}
+    wait_until(lambda: ranks() == [known], "its ranks")
+
+
+def test_gpus_without_nvidia_smi_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for nvidia, amd, problem in [(0, 0, ""), (2, 0, "GPU found, but no nvidia-smi"), (0, 8, "AMD GPUs are not shown")]:
+        monkeypatch.setattr(gpu_use, "count_nvidia", lambda count=nvidia: count)
+        monkeypatch.setattr(gpu_use, "count_gpus", lambda count=nvidia + amd: count)
+        use = gpu_use.GpuUse(2.0)
+        use.update(0.0)
+        assert (use.problem, use.as_answer(), use.is_known) == (problem, [], True)
+
+
 @pytest.mark.slow
 @pytest.mark.row(231)
 def test_a_sample_costs_less_than_a_hundredth_of_a_core(server: PretendServer, tmp_path: Path) -> None:
@@ -196,5 +261,6 @@ def test_a_sample_costs_less_than_a_hundredth_of_a_core(server: PretendServer, t
 
 
 def _seconds(pid: int) -> float:
-    """Return the processor time of a process."""
-    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+    """Return the processor time of a process with all its threads."""
+    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9

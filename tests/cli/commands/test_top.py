@@ -61,6 +61,18 @@ def test_json_has_every_value_and_who_could_not_be_asked(away: Path) -> None:
     assert (table.returncode, table.stdout.splitlines()[1].split()[:3]) == (3, ["away", "?", "?"])
 
 
+@pytest.mark.row(233)
+def test_nothing_is_claimed_about_jobs_if_no_server_answers(away: Path) -> None:
+    file = away / ".remote" / "configs.yaml"
+    head, _, gone = file.read_text().partition("  first:")
+    file.write_text(head + gone[gone.index("  away:") :])
+    printed = remote_tool("top", "--once", cwd=away)
+    assert printed.returncode == 4
+    assert [line.split()[:3] for line in printed.stdout.splitlines()[1:]] == [["away", "?", "?"]]
+    assert "no server answered\n" in printed.stderr
+    assert "jobs" not in printed.stderr
+
+
 def test_without_a_terminal_it_names_what_needs_none(project: Path) -> None:
     refused = remote_tool("top", cwd=project)
     assert refused.returncode == 2
@@ -107,7 +119,7 @@ def test_a_job_is_killed_from_the_screen_after_yes(project: Path) -> None:
     pytest.importorskip("textual")
     job = start(project, "exec sleep 600")
     with Terminal("top", cwd=project) as terminal:
-        terminal.until("1 jobs running", seconds=60)
+        terminal.until("1 job running", seconds=60)
         terminal.press("k")
         terminal.until("[y/N]", seconds=40)
         # It may have said so before it knew of the job.

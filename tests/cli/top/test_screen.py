@@ -12,8 +12,9 @@ from remote_tool.cli.top.board import SILENT_SECONDS, Board
 from remote_tool.cli.top.chart import chart, sparkline
 from remote_tool.errors import ConnectError
 from remote_tool.jobs.job import Job, JobState
-from remote_tool.workflows.servers.samples import GpuProcess, GpuSample, Sample
+from remote_tool.workflows.servers.samples import GpuProcess, GpuSample, JobRanks, Sample
 from remote_tool.workflows.servers.top import JobsChanged, Missed, Progressed, Sampled
+from tests.cli.top.screens import WIDTHS, drawn, file_of, text_of
 from tests.figures import record_figure
 
 pytest.importorskip("textual")
@@ -25,13 +26,13 @@ if TYPE_CHECKING:
 GIB = 1024**3
 
 
-def sample(load: float = 50.0, *, gpus: int = 2, problem: str = "") -> Sample:
+def sample(load: float = 50.0, *, gpus: int = 2, problem: str = "", ranks: tuple[JobRanks, ...] = ()) -> Sample:
     """Return the sample of a server."""
     gpu = [
         GpuSample(number, "H100", load, 40 * GIB, 80 * GIB, 61.0, 300.0, 700.0, (GpuProcess(7, GIB, "ann", "id-1"),))
         for number in range(gpus)
     ]
-    return Sample(12.5, 64, 3.5, 512 * GIB, 412 * GIB, 1000 * GIB, 700 * GIB, tuple(gpu), problem)
+    return Sample(12.5, 64, 3.5, 512 * GIB, 412 * GIB, 1000 * GIB, 700 * GIB, tuple(gpu), problem, ranks=ranks)
 
 
 def job(key: int, server: str = "gpu1", **fields: Any) -> Job:
@@ -71,12 +72,6 @@ class Keys:
     def kill(self, job: Job) -> str:
         self.asked.append(("kill", job.key))
         return "killed"
-
-
-def text_of(app: TopApp) -> str:
-    """Return the screen as text."""
-    lines = app.screen._compositor.render_strips()
-    return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in lines)
 
 
 def cells(rows: list[tuple[str, Row]], column: str) -> list[str]:
@@ -125,7 +120,37 @@ def test_jobs_show_their_launch_progress_and_loss() -> None:
     assert details[-1].split() == ["step", "100", "300"]
     board.apply(JobsChanged((job(1, launch_id="launch-abcd", node_rank=0, state=JobState.FAILED),)))
     assert dict(board.job_rows())["id-1"]["LAUNCH"] == "abcd/0 0/1 up"
-    assert "job 1" in "\n".join(board.server_details("gpu1"))
+    assert "job 1" in "\n".join(board.server_details("gpu1", 60))
+
+
+def test_running_jobs_of_a_server_that_does_not_answer_are_unreachable() -> None:
+    board = board_of("gpu1", "gpu2")
+    assert board.summary() == "2/2 servers answer, 4 GPUs, 50 % in use, 3 jobs running"
+    board.apply(Missed("gpu2", ConnectError("gpu2: refused the connection")))
+    assert board.summary() == "1/2 servers answer, 2 GPUs, 50 % in use, 2 jobs running, 1 job unreachable"
+    assert cells(board.job_rows(), "STATE") == ["running", "unreachable", "running"]
+    assert dict(board.job_rows())["id-1"]["LAUNCH"] == "abcd/0 1/2 up"
+    assert "  node 1 gpu2: unreachable" in board.job_details("id-1", 60)
+    board.apply(Missed("gpu1", ConnectError("gpu1: refused the connection")))
+    assert board.summary() == "0/2 servers answer, 3 jobs unreachable"
+
+
+@pytest.mark.row(282)
+def test_the_details_of_a_job_have_the_state_of_each_rank() -> None:
+    board = board_of("gpu1", "gpu2")
+    board.apply(Sampled("gpu1", sample(ranks=(JobRanks("id-1", (0, 1, 2), (3,), "rank 3: ValueError: bad batch"),))))
+    board.apply(Sampled("gpu2", sample(ranks=(JobRanks("id-2", (4, 5, 7), (), ""), JobRanks("id-9", (1,), (), "")))))
+    nodes = [
+        "  node 0 gpu1: running  ranks 0-2 alive, rank 3 ended; rank 3: ValueError: bad batch",
+        "  node 1 gpu2: running  ranks 4-5, 7 alive",
+    ]
+    assert board.job_details("id-1", 60)[1:] == board.job_details("id-2", 60)[1:] == nodes
+    assert board.job_details("id-3", 60)[1:] == []
+    board.apply(Sampled("gpu1", sample(ranks=(JobRanks("id-3", (0,), (), ""),))))
+    assert board.job_details("id-3", 60)[1:] == ["  rank 0 alive"]
+    # They were alive when the server answered last.
+    board.apply(Missed("gpu1", ConnectError("gpu1: refused the connection")))
+    assert board.job_details("id-3", 60)[1:] == []
 
 
 def test_tables_are_sorted_and_filtered() -> None:
@@ -158,6 +183,12 @@ async def test_the_screen_shows_servers_jobs_and_details_and_no_markup_of_others
         async with asyncio.timeout(30):
             while "POWER" not in text_of(app):
                 await pilot.pause(0.05)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+async def test_the_screen_is_the_one_on_file(width: int) -> None:
+    """As text: colors and borders of Textual change with its versions."""
+    assert await drawn(width) == file_of(width).read_text(), "python -m tests.cli.top.screens"
 
 
 @pytest.mark.row(234)

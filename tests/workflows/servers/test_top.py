@@ -119,6 +119,7 @@ def test_an_unknown_server_and_an_interval_out_of_bounds_are_refused(
         {"machine": {"cpu": "high", "cores": -1, "load": math.nan, "disk_free": 10**400, "memory_total": True}},
         {"gpus": [3, {"index": None, "load": [], "processes": 7}, {"processes": [None, {"pid": "x", "job": 4}]}]},
         {"gpus": [{}] * 100_000, "gpu_problem": 5},
+        {"ranks": [{"job": 5, "alive": [True, -1, "3", math.nan, {}], "ended": {}}, 7] * 1000, "disk_problem": []},
     ],
 )
 def test_an_answer_of_any_shape_is_read(answer: dict[str, Any]) -> None:
@@ -126,3 +127,5 @@ def test_an_answer_of_any_shape_is_read(answer: dict[str, Any]) -> None:
     assert sample.cpu is None
     assert len(sample.gpus) <= 256
     assert (sample.memory_used, sample.disk_free, sample.gpu_load) == (None, None, None)
+    assert len(sample.ranks) <= 256
+    assert not any(each.alive or each.ended for each in sample.ranks)

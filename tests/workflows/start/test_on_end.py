@@ -15,6 +15,7 @@ import yaml
 
 from remote_tool import JobSelection, LaunchRequest, StartRequest, Workspace
 from remote_tool.agent.proc.processes import find_alive
+from remote_tool.config.limits import on_end_of
 from remote_tool.errors import UsageError
 from tests.project import make_project
 from tests.workflows.jobs.test_jobs import until
@@ -72,6 +73,26 @@ def configured(tmp_path: Path, servers: tuple[TestServer, TestServer], block: st
     workspace = Workspace.find(root)
     workspace.prepare()
     return workspace
+
+
+@pytest.mark.row(280)
+def test_another_command_needs_and_gets_only_the_secrets_that_it_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_end = {"run": "./tell.sh", "secrets": ["WATCH_TOKEN", "TOKEN", "WATCH_URL"]}
+    root = make_project(tmp_path / "project", [], on_end=on_end)
+    config = Workspace.find(root).config
+    for name in on_end["secrets"]:
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(UsageError, match=r"^on_end in configs\.yaml needs WATCH_TOKEN and TOKEN and WATCH_URL, "):
+        on_end_of(config, None)
+    assert on_end_of(config, "") is None
+    assert on_end_of(config, "echo WATCH_TOKENS") == ("echo WATCH_TOKENS", {})
+    with pytest.raises(UsageError, match=r"^The on_end command needs WATCH_TOKEN, "):
+        on_end_of(config, 'curl -d "$WATCH_TOKEN" there')
+    monkeypatch.setenv("WATCH_TOKEN", TOKEN)
+    monkeypatch.setenv("WATCH_URL", "https://there")
+    assert on_end_of(config, "curl ${WATCH_TOKEN}") == ("curl ${WATCH_TOKEN}", {"WATCH_TOKEN": TOKEN})
 
 
 @pytest.mark.row(215, 216)
