@@ -37,7 +37,7 @@ FIRST = (
 )
 CHANGED = (
     "One changed file costs 0.08 s more than none, by hand 0.002 s. The server's copy is compared first; then rsync"
-    " starts on both sides for the listed files only, and the changed lines of the records of what was sent are"
+    " starts on both sides for the listed files only, and the changed lines of the records of sent files are"
     " written here and there. With 1 %, each changed file is also read for private keys."
 )
 NAMES = "The names, sizes and times of all files are in memory at once while a first sync records them."
