@@ -12,7 +12,7 @@ from remote_tool.protocol.artifact_patterns import ArtifactPattern
 from remote_tool.workflows import agent_client
 from tests.below import files_below
 from tests.figures import record_figure
-from tests.hostile.conftest import SILENCE
+from tests.hostile.conftest import BOUND, SILENCE
 from tests.hostile.test_jobs import entry
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def check(desk: Desk, job: Job, *arguments: str) -> str:
     """Pull, and look that nothing lies outside of the job's artifacts; return what was said."""
     ended = desk.program(*arguments)
     assert "Traceback" not in ended.shown, ended.shown
-    assert ended.seconds < 30
+    assert ended.seconds < BOUND
     homes = [desk.root / ".remote" / "jobs" / each.id / "artifacts" for each in desk.jobs()]
     assert job.id in {home.parent.name for home in homes}
     others = [path for path in files_below(desk.root.parent) if not any(path.is_relative_to(home) for home in homes)]

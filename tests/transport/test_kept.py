@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 from contextlib import asynccontextmanager, suppress
@@ -94,7 +95,7 @@ async def with_agent(server: TestServer, config: Config) -> AsyncIterator[Config
     folder = Path(tempfile.mkdtemp(prefix="rta"))
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(folder / "agent")], stdout=subprocess.DEVNULL)
     try:
-        assert await until((folder / "agent").exists)
+        assert await until(lambda: answers(folder / "agent"))
         os.environ["SSH_AUTH_SOCK"] = str(folder / "agent")
         subprocess.run(["ssh-add", "-q", str(server.key)], check=True, capture_output=True)
         yield replace(config, servers={"first": replace(config.servers["first"], private_key=None)})
@@ -103,6 +104,12 @@ async def with_agent(server: TestServer, config: Config) -> AsyncIterator[Config
         agent.kill()
         agent.wait()
         shutil.rmtree(folder)
+
+
+def answers(address: Path) -> bool:
+    """Whether a program listens at a socket."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(address)) == 0
 
 
 @asynccontextmanager
@@ -226,7 +233,7 @@ async def test_a_stopped_master_costs_a_second_and_runs_nothing_twice(
     try:
         async with HostPool(config) as pool:
             host = await pool.host("first")
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 await host.run("echo ran >> $HOME/ran")
             assert link(host).own is not None
     finally:
@@ -578,8 +585,10 @@ async def test_a_master_has_nothing_but_the_login(config: Config, runtime: Path)
 
 
 @pytest.mark.row(184)
+@pytest.mark.slow
 async def test_a_master_ends_when_nobody_uses_it(config: Config) -> None:
-    config = replace(config, keep_connections=1)
+    # Long enough to be seen on a busy machine.
+    config = replace(config, keep_connections=5)
     async with HostPool(config) as pool:
         await pool.host("first")
     record = await kept(config)
@@ -615,10 +624,11 @@ async def test_a_stopped_master_is_ended_too(config: Config) -> None:
 # The watch, and what speaks at a socket
 
 
+@pytest.mark.slow
 async def test_a_quiet_server_is_not_reported_and_a_silent_one_is(config: Config, server: TestServer) -> None:
     heard: list[bool] = []
     async with kept_host(config) as host, host.open("sleep 60"):
-        watching = asyncio.create_task(host.watch(2.0, heard.append))
+        watching = asyncio.create_task(host.watch(5.0, heard.append))
         with stopped(server):
             assert await until(lambda: heard == [False])
         assert await until(lambda: heard == [False, True])

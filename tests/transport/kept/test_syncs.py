@@ -17,7 +17,7 @@ from remote_tool.transport.kept.master import pid_of_master
 from remote_tool.transport.pool import HostPool
 from tests.transport.channels import until
 from tests.transport.sync.test_push import Desk
-from tests.transport.sync.test_transfer import have_rsync_killed, programs, push_of
+from tests.transport.sync.test_transfer import have_rsync_killed, programs, push_of, signal_all
 from tests.transport.test_kept import keep, link
 
 if TYPE_CHECKING:
@@ -110,8 +110,7 @@ async def test_an_rsync_that_is_killed_on_the_server_fails_the_sync(desk: Desk, 
 async def test_a_sync_to_a_server_that_stopped_reading_can_be_interrupted(desk: Desk, spliced: list[int]) -> None:
     def stop(progress: Progress) -> None:
         if progress.bytes > MIDDLE:
-            for pid in programs(desk.server.home):
-                os.kill(pid, signal.SIGSTOP)
+            signal_all(programs(desk.server.home), signal.SIGSTOP)
 
     stopped: list[int] = []
     async with HostPool(desk.config) as pool:
@@ -120,12 +119,10 @@ async def test_a_sync_to_a_server_that_stopped_reading_can_be_interrupted(desk: 
         stopped += programs(desk.server.home)
         syncing.cancel()
         with pytest.raises(asyncio.CancelledError):
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 await syncing
         assert await until(lambda: not programs(desk.project))
-    for pid in stopped:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
+    signal_all(stopped, signal.SIGCONT)
 
 
 @pytest.mark.row(245)

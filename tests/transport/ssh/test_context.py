@@ -40,7 +40,7 @@ login_errors.CONNECT_SECONDS = 0.5
 real = socket.getaddrinfo
 def slow(host, *arguments, **options):
     if host == "slow.example":
-        time.sleep(30)
+        time.sleep(300)
     return real(host, *arguments, **options)
 socket.getaddrinfo = slow
 from remote_tool.cli.app import main
@@ -62,10 +62,10 @@ def test_a_slow_name_server_is_a_timeout_and_does_not_hold_up_the_end(tmp_path: 
         check=False,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
         stdin=subprocess.DEVNULL,
     )
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 60
     assert "slow.example" in ended.stderr
     assert "did not answer within 0.5 s" in ended.stderr
     assert ended.returncode == 4

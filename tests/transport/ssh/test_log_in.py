@@ -142,11 +142,11 @@ async def test_a_second_factor_is_asked_with_the_servers_own_words(tmp_path: Pat
 @pytest.mark.slow
 async def test_the_time_to_type_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Enough for the rest of a login, also on a busy machine.
-    monkeypatch.setattr(login_errors, "LOGIN_SECONDS", 4.0)
+    monkeypatch.setattr(login_errors, "LOGIN_SECONDS", 8.0)
 
     def slow(prompt: str) -> str:
         del prompt
-        time.sleep(5)
+        time.sleep(9)
         return SECRET
 
     async with password_server(PasswordServer()) as door:
@@ -504,7 +504,8 @@ async def test_an_endless_banner_is_given_up(tmp_path: Path, line: bytes) -> Non
         error = await refusal(plain(port), tmp_path)
     assert "No SSH connection to first" in str(error)
     assert sent < 50_000_000
-    assert time.monotonic() - began < 5
+    # Without a bound of its own, until the login's time is over.
+    assert time.monotonic() - began < 20
 
 
 @pytest.mark.row(44)

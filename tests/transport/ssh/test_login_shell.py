@@ -120,7 +120,7 @@ def test_who_waits_hears_of_it_within_five_seconds() -> None:
 @pytest.mark.parametrize(
     ("start_up", "kind", "said"),
     [
-        ("sleep 20", RemoteCommandError, r"first: the login shell did not start the command within 0\.5 s"),
+        ("sleep 100", RemoteCommandError, r"first: the login shell did not start the command within 0\.5 s"),
         ("cat >/dev/null", LoginShellError, READS),
     ],
 )
@@ -138,7 +138,7 @@ async def test_a_login_shell_that_starts_nothing_is_given_up(
     async with log_in(make_server(ForceCommand=forced(start_up))) as host, host.open("echo answer") as channel:
         with pytest.raises(kind, match=said):
             await channel.wait()
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 60
 
 
 @pytest.mark.row(139)

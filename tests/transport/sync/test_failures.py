@@ -274,7 +274,7 @@ async def test_ctrl_c_in_the_middle_ends_both_rsyncs(make_server: MakeServer, tm
         task = asyncio.create_task(
             sync(pool, desk.config, ("first",), SyncOptions(), when_half_is_there(desk, half.set))
         )
-        await asyncio.wait_for(half.wait(), 30)
+        await asyncio.wait_for(half.wait(), 60)
         task.cancel()
         began = asyncio.get_running_loop().time()
         with pytest.raises(asyncio.CancelledError):

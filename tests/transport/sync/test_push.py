@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,8 +18,6 @@ from remote_tool.workflows.sync.sync import sync
 from tests.conftest import make_configuration
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from remote_tool.config.model import Config
     from remote_tool.transport.pool import Results
     from remote_tool.transport.sync.push import PushResult
@@ -78,7 +77,11 @@ class Desk:
 
     def names(self) -> set[str]:
         """Every file, link and folder of the server's copy, less what is our own."""
-        found = {path.relative_to(self.copy) for path in self.copy.rglob("*")}
+        found = {
+            Path(parent, name).relative_to(self.copy)
+            for parent, folders, files in os.walk(self.copy)
+            for name in (*folders, *files)
+        }
         return {str(path) for path in found if path.parts[0] != ".remote-scripts"}
 
 

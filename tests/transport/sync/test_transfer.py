@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +35,7 @@ from remote_tool.transport.sync.server_finish import PARTIAL_FOLDER
 from remote_tool.workflows.sync.options import SyncOptions
 from remote_tool.workflows.sync.project import selection_rules
 from remote_tool.workflows.sync.sync import sync
+from tests.below import files_below
 from tests.conftest import make_configuration
 from tests.figures import record_figure
 from tests.transport.sync.test_push import Desk
@@ -76,8 +78,12 @@ async def push_of(desk: Desk, host: Host, on_progress: Callable[[Progress], None
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - other programs' doing
+    async with asyncio.timeout(60):
+        while True:
+            # A folder that is looked through may be removed just then.
+            with suppress(FileNotFoundError):
+                if condition():
+                    return
             await asyncio.sleep(0.01)
 
 
@@ -94,17 +100,23 @@ def programs(folder: Path) -> list[int]:
     return found
 
 
+def signal_all(pids: list[int], number: int) -> None:
+    """Send a signal to programs, some of which may have ended."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
 async def have_rsync_killed(desk: Desk) -> None:
     """Sync, and kill the server's rsync in the middle of a large file."""
 
     def kill(progress: Progress) -> None:
         # On a busy machine all of that may still wait in buffers on the way.
-        if progress.bytes > 8_000_000 and any(desk.copy.rglob("*big.*")):
-            pids = list(programs(desk.server.home))
+        if progress.bytes > 8_000_000 and any("big." in path.name for path in files_below(desk.copy)):
+            pids = programs(desk.server.home)
             # One that sees another end would tidy up.
             for number in (signal.SIGSTOP, signal.SIGKILL):
-                for pid in pids:
-                    os.kill(pid, number)
+                signal_all(pids, number)
 
     async with HostPool(desk.config) as pool:
         with pytest.raises(SyncError, match=r"KILL|exited too early"):
@@ -417,13 +429,13 @@ async def test_no_program_is_left_after_an_interruption(desk: Desk) -> None:
                 half.set()
 
         task = asyncio.create_task(push_of(desk, host, tell))
-        await asyncio.wait_for(half.wait(), 20)
+        await asyncio.wait_for(half.wait(), 60)
         for pid in programs(desk.project):
             assert os.getpgid(pid) != os.getpgrp(), "a Ctrl-C of the terminal is ours to handle"
             os.kill(pid, signal.SIGSTOP)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(task, 30)
+            await asyncio.wait_for(task, 60)
         await until(lambda: not programs(desk.project) and not programs(desk.server.home))
 
 
@@ -434,8 +446,7 @@ async def test_a_killed_local_rsync_is_reported_and_ends_the_remote_one(desk: De
 
     def kill(progress: Progress) -> None:
         if progress.bytes > 1_000_000:
-            for pid in programs(desk.project):
-                os.kill(pid, signal.SIGKILL)
+            signal_all(programs(desk.project), signal.SIGKILL)
 
     async with HostPool(desk.config) as pool:
         host = await pool.host("first")
