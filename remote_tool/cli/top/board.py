@@ -76,8 +76,9 @@ class Board:
                 case JobsChanged(jobs):
                     self._jobs = {job.id: job for job in jobs}
                     for job in jobs:
+                        # Recorded values may be hours old, so charts begin after them.
                         if job.status_values and job.id not in self._values:
-                            self._note_values(job.id, dict(each.split("=", 1) for each in job.status_values))
+                            self._values[job.id] = dict(each.split("=", 1) for each in job.status_values)
                 case Progressed(job_id, values):
                     self._note_values(job_id, values)
         self._has_changed.set()
