@@ -34,7 +34,10 @@ COMPARED = (
     "The start of the program takes 0.2 s. With many files, the rest is the list of names, sizes and times, which is"
     " made here and on the server and compared with the last one, in addition to what rsync does itself."
 )
-NAMES = "The names, sizes and times of all files are in memory at once while a first sync records them."
+NAMES = (
+    "The columns that are recorded (100 bytes per file) and the names that were sent are in memory at once, besides 45"
+    " MB of Python with its modules."
+)
 STATES = ("first", "nothing changed", "one changed", "1 % changed")
 
 
