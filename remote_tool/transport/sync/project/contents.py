@@ -116,12 +116,16 @@ class Snapshot:
         if not names:
             return frozenset()
         base = os.path.join(os.fsencode(self.root), b"")
-        columns, wanted = self.copy.columns, frozenset(names)
-        # Encoding all names at once would need as much memory as everything else.
-        rows = columns.all_rows() if columns.are_many(wanted) else columns.rows([*map(os.fsencode, wanted)])
+        columns = self.copy.columns
+        # A first sync sends every file; a set of all names would need as much memory as the columns.
+        wanted = frozenset(names) if len(names) < self.file_count else None
+        rows = columns.all_rows() if columns.are_many(names) else columns.rows([*map(os.fsencode, names)])
         known = ((name_in(sent), b"%b %b" % (fraction, sent)) for sent, _, fraction in rows)
         return frozenset(
-            name for name, version in known if os.fsdecode(name) in wanted and _version_now(base, name) != version
+            name
+            for name, version in known
+            if (os.fsdecode(name) in wanted if wanted is not None else not name.endswith(b"/"))
+            and _version_now(base, name) != version
         )
 
     def has_here(self, name: bytes) -> bool:
