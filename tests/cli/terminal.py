@@ -86,6 +86,11 @@ class Terminal:
         """Whether every key goes to the program as it is."""
         return not termios.tcgetattr(self.theirs)[3] & termios.ICANON
 
+    @property
+    def is_hidden(self) -> bool:
+        """Whether a line is read that is not shown, such as a password."""
+        return not self.is_raw and not termios.tcgetattr(self.theirs)[3] & termios.ECHO
+
     def resize(self, rows: int, columns: int) -> None:
         """Change the size of the window."""
         fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))

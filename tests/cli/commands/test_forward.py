@@ -54,8 +54,8 @@ class Forwarding:
         for line in self.process.stdout:
             self.lines.append(line.rstrip("\n"))
 
-    def wait_for(self, text: str, count: int = 1) -> str:
-        until(lambda: len(self._with(text)) >= count or self.process.poll() is not None, 60)
+    def wait_for(self, text: str, count: int = 1, seconds: float = 60) -> str:
+        until(lambda: len(self._with(text)) >= count or self.process.poll() is not None, seconds)
         assert len(self._with(text)) >= count, (text, self.lines)
         return self._with(text)[-1]
 
