@@ -69,10 +69,10 @@ class Terminal:
             ended = self.process.poll() is not None
             assert self._read(0.1) or not ended, self.text
 
-    def until_bytes(self, data: bytes, seconds: float = 20.0) -> None:
+    def until_bytes(self, data: bytes, seconds: float = 20.0, times: int = 1) -> None:
         """Read until these bytes have come as they are."""
         deadline = time.monotonic() + seconds
-        while data not in self.raw:
+        while self.raw.count(data) < times:
             assert time.monotonic() < deadline, f"{data!r} did not come: {self.raw[-2000:]!r}"
             self._read(0.1)
 

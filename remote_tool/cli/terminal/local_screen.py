@@ -133,8 +133,7 @@ class LocalScreen:
             return False
         self._remove_notice()
         if not is_over:
-            text = f"{text} ({self._leave_keys})"
-            streams.write(streams.OUT, self._notice.draw(text, self.window, full_screen=self._modes.is_full_screen))
+            self._draw_notice(f"{text} ({self._leave_keys})")
         return True
 
     @contextmanager
@@ -144,6 +143,7 @@ class LocalScreen:
             yield
             return
         self._loop.call_soon_threadsafe(self._loop.remove_reader, streams.IN)
+        notice = self._notice.text
         self._give_back()
         if not self._modes.is_full_screen:
             streams.write(streams.OUT, self.line_break.encode())
@@ -152,6 +152,8 @@ class LocalScreen:
             yield
         finally:
             self._take_back()
+            if notice:
+                self._draw_notice(notice)
             self._loop.call_soon_threadsafe(self._loop.add_reader, streams.IN, self._take_keys, self._loop)
 
     async def show(self, stream: Stream, output: bytes) -> None:
@@ -172,9 +174,12 @@ class LocalScreen:
             self._is_resized = True
             self._loop.call_soon_threadsafe(self._queue.put_nowait, b"")
 
+    def _draw_notice(self, text: str) -> None:
+        streams.write(streams.OUT, self._notice.draw(text, self.window, full_screen=self._modes.is_full_screen))
+
     def _remove_notice(self) -> None:
         """Remove a notice, and let a full-screen program draw over its line."""
-        if not self._notice.is_drawn:
+        if not self._notice.text:
             return
         streams.write(streams.OUT, self._notice.remove())
         if self._modes.is_full_screen:

@@ -22,7 +22,7 @@ from remote_tool.cli.terminal.notice_line import LAST, NOT_BELOW
 from tests.cli.conftest import kill
 from tests.cli.terminal import Terminal
 from tests.project import make_project, remote_tool
-from tests.sshd import TestServer
+from tests.sshd import TestServer, make_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -567,61 +567,51 @@ def test_a_job_that_ends_while_the_server_is_away_has_its_exit_status(tmp_path: 
 
 
 @pytest.mark.row(275)
-def test_a_question_of_a_new_login_is_asked_on_the_users_own_screen(tmp_path: Path, ssh_key: Path) -> None:
-    with TestServer("asks", tmp_path / "asks", ssh_key) as server:
+def test_a_question_of_a_new_login_is_asked_on_the_users_own_screen(tmp_path: Path) -> None:
+    key = make_key(tmp_path / "id_asks")
+    with TestServer("asks", tmp_path / "asks", key) as server:
         root = make_project(tmp_path / "project", [server])
         prepared = remote_tool("prepare", cwd=root)
         assert prepared.returncode == 0, prepared.stderr
-        locked = tmp_path / "locked"
-        shutil.copy(ssh_key, locked)
-        subprocess.run(["ssh-keygen", "-q", "-p", "-P", "", "-N", "secret", "-f", str(locked)], check=True)
-        file = root / ".remote" / "configs.yaml"
-        plain = file.read_text()
-        file.write_text(plain.replace(str(ssh_key), str(locked)))
-        _is_asked_below_the_prompt(root, server)
-        _is_asked_beside_a_full_screen_program(root, server)
-        file.write_text(plain)
+        with shell(root, "--keep", "work", server="asks") as terminal:
+            say(terminal, "bind 'set enable-bracketed-paste on'; PS1=rea'dy> '", PROMPT)
+            terminal.until_bytes(b"\x1b[?2004h", LONG)
+            before = _asked_after_a_cut(terminal, server, key)
+            # On a line of its own, below which nothing stands, and where a password can be pasted.
+            assert before.endswith(b"\r\nPassphrase of %s: " % os.fsencode(key))
+            assert before.rfind(NOT_BELOW) > before.rfind(b"connecting again")
+            assert before.rfind(b"\x1b[?2004l") > before.rfind(b"\x1b[?2004h")
+            # It says again that it connects, and then that line is gone too.
+            terminal.until_bytes(NOT_BELOW, LONG, before.count(NOT_BELOW) + 1)
+            say(terminal, "echo again-$((1+1))", "again-2")
+            terminal.press("exit\r")
+            assert terminal.end(LONG) == 0
+        with shell(root, "--keep", "draws", "--", "python", "-c", DRAWS, server="asks") as terminal:
+            terminal.until("drawn 40", seconds=LONG)
+            before = _asked_after_a_cut(terminal, server, key)
+            assert before.rfind(b"\x1b[?1049l") > before.rfind(b"\x1b[?1049h")
+            terminal.until("drawn 40", before.count(b"drawn 40") + 1, LONG)
+            assert terminal.raw.rfind(b"\x1b[?1049h") > terminal.raw.rfind(b"\x1b[?1049l")
+            terminal.press(BRACKET)
+            assert terminal.end(LONG) == 0
         assert remote_tool("job-kill", "--tag", "shell:draws", cwd=root).returncode == 0
 
 
-def _is_asked_below_the_prompt(root: Path, server: TestServer) -> None:
-    with shell(root, "--keep", "work", server="asks") as terminal:
-        answer(terminal, 1)
-        say(terminal, "bind 'set enable-bracketed-paste on'; PS1=rea'dy> '", PROMPT)
-        terminal.until_bytes(b"\x1b[?2004h", LONG)
+def _asked_after_a_cut(terminal: Terminal, server: TestServer, key: Path) -> bytes:
+    """Cut the connection, whose key has got a passphrase; return all that came until the question, and answer it."""
+    plain = key.read_bytes()
+    change = ["ssh-keygen", "-q", "-p", "-P", "", "-N", "secret", "-f", str(key)]
+    subprocess.run(change, check=True, stdout=subprocess.DEVNULL)
+    try:
         server.drop_connections()
-        terminal.until("locked: ", 2, LONG)
-        # On a line of its own, where a password can be pasted.
-        assert terminal.text.rpartition("\n")[2].endswith("locked: ")
-        assert PROMPT not in terminal.text.rpartition("\n")[2]
-        assert terminal.raw.rfind(b"\x1b[?2004l") > terminal.raw.rfind(b"\x1b[?2004h")
-        assert terminal.raw.rfind(b"locked: ") > terminal.raw.rfind(NOT_BELOW) > 0
-        answer(terminal, 2)
-        say(terminal, "echo again-$((1+1))", "again-2")
-        terminal.press("exit\r")
-        assert terminal.end(LONG) == 0
-
-
-def _is_asked_beside_a_full_screen_program(root: Path, server: TestServer) -> None:
-    with shell(root, "--keep", "draws", "--", "python", "-c", DRAWS, server="asks") as terminal:
-        answer(terminal, 1)
-        terminal.until("drawn 40", seconds=LONG)
-        server.drop_connections()
-        terminal.until("locked: ", 2, LONG)
-        assert terminal.raw.rfind(b"\x1b[?1049l") > terminal.raw.rfind(b"\x1b[?1049h")
-        drawn = terminal.text.count("drawn 40")
-        answer(terminal, 2)
-        terminal.until("drawn 40", drawn + 1, LONG)
-        assert terminal.raw.rfind(b"\x1b[?1049h") > terminal.raw.rfind(b"\x1b[?1049l")
-        terminal.press(BRACKET)
-        assert terminal.end(LONG) == 0
-
-
-def answer(terminal: Terminal, times: int) -> None:
-    """Type the passphrase once it is asked for so many times."""
-    terminal.until("locked: ", times, LONG)
-    wait_for(lambda: terminal.is_hidden, "the question")
-    terminal.type("secret\n")
+        terminal.until(f"Passphrase of {key}: ", seconds=LONG)
+        wait_for(lambda: terminal.is_hidden, "the question")
+        asked = terminal.raw
+        terminal.type("secret\n")
+        wait_for(lambda: terminal.is_raw, "the end of the question")
+    finally:
+        key.write_bytes(plain)
+    return asked
 
 
 @pytest.mark.row(209)
