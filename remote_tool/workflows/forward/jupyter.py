@@ -183,7 +183,7 @@ async def _start(context: Context, server: str, request: JupyterRequest) -> Job:
 def _how_to_install(config: Config, server: str) -> str:
     install = f"remote-tool run --server {server} --cmd 'pip install jupyterlab'"
     if config.servers[server].container is not None:
-        # Only what is in the home folder outlasts a container.
+        # Of a container, only the home folder is kept.
         return f"{install.replace('install ', 'install --user ')}, or use an image that has it"
     if config.entry_of(server) is not None:
         return install
