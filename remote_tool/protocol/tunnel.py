@@ -103,11 +103,14 @@ class Tunnel:
                 stream.take(kind, header, body)
 
     async def close(self) -> None:
-        """Reset every stream."""
+        """Reset every stream, without waiting for targets that do not answer."""
         for stream in list(self._streams.values()):
             stream.fail("")
-        if self._tasks:
-            await asyncio.wait(self._tasks.values(), timeout=CONNECT_SECONDS)
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
     async def _accept(self, number: int, target: Target) -> None:
         stream = self._streams[number]

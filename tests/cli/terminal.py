@@ -74,10 +74,10 @@ class Terminal:
                 self._read_to_the_end()
                 assert self.text.count(text) >= times, self.text
 
-    def until_bytes(self, data: bytes, seconds: float = PATIENCE) -> None:
+    def until_bytes(self, data: bytes, seconds: float = PATIENCE, times: int = 1) -> None:
         """Read until these bytes have come as they are."""
         deadline = time.monotonic() + seconds
-        while data not in self.raw:
+        while self.raw.count(data) < times:
             assert time.monotonic() < deadline, f"{data!r} did not come: {self.raw[-2000:]!r}"
             self._read(0.1)
 
@@ -90,6 +90,11 @@ class Terminal:
     def is_raw(self) -> bool:
         """Whether every key goes to the program as it is."""
         return not termios.tcgetattr(self.theirs)[3] & termios.ICANON
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether a line is read that is not shown, such as a password."""
+        return not self.is_raw and not termios.tcgetattr(self.theirs)[3] & termios.ECHO
 
     def resize(self, rows: int, columns: int) -> None:
         """Change the size of the window."""

@@ -186,6 +186,26 @@ async def test_the_end_of_the_tunnel_resets_every_connection() -> None:
         assert not pair.far._streams
 
 
+@pytest.mark.row(257)
+async def test_a_target_that_does_not_answer_delays_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tunnels, "CONNECT_SECONDS", 10 * PATIENCE)
+    asked = asyncio.Event()
+
+    async def silent(_target: Any) -> Any:
+        asked.set()
+        await asyncio.Event().wait()
+
+    async with tunnel_to(echo) as pair:
+        pair.far._connect = silent
+        reader, _writer = await asyncio.open_connection("127.0.0.1", pair.port)
+        await asked.wait()
+        await pair.far.close()
+        assert not pair.far._streams
+        await pair.near.close()
+        with pytest.raises(ConnectionResetError):
+            await reader.read(1)
+
+
 async def test_a_side_that_ignores_the_window_or_talks_of_unknown_streams_harms_only_its_stream() -> None:
     async with tunnel_to(echo) as pair:
         reader, _writer = await asyncio.open_connection("127.0.0.1", pair.port)

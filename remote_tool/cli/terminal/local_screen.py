@@ -133,22 +133,27 @@ class LocalScreen:
             return False
         self._remove_notice()
         if not is_over:
-            text = f"{text} ({self._leave_keys})"
-            streams.write(streams.OUT, self._notice.draw(text, self.window, full_screen=self._modes.is_full_screen))
+            self._draw_notice(f"{text} ({self._leave_keys})")
         return True
 
     @contextmanager
     def released(self) -> Iterator[None]:
-        """Give the terminal back for a moment, for a question to the user."""
+        """Give the terminal back for a moment, for a question to the user before the next connection."""
         if self._saved is None or self._loop is None:
             yield
             return
         self._loop.call_soon_threadsafe(self._loop.remove_reader, streams.IN)
-        self._cook()
+        notice = self._notice.text
+        self._give_back()
+        if not self._modes.is_full_screen:
+            streams.write(streams.OUT, self.line_break.encode())
+            self._last = b"\n"
         try:
             yield
         finally:
-            self._make_raw()
+            self._take_back()
+            if notice:
+                self._draw_notice(notice)
             self._loop.call_soon_threadsafe(self._loop.add_reader, streams.IN, self._take_keys, self._loop)
 
     async def show(self, stream: Stream, output: bytes) -> None:
@@ -169,9 +174,12 @@ class LocalScreen:
             self._is_resized = True
             self._loop.call_soon_threadsafe(self._queue.put_nowait, b"")
 
+    def _draw_notice(self, text: str) -> None:
+        streams.write(streams.OUT, self._notice.draw(text, self.window, full_screen=self._modes.is_full_screen))
+
     def _remove_notice(self) -> None:
         """Remove a notice, and let a full-screen program draw over its line."""
-        if not self._notice.is_drawn:
+        if not self._notice.text:
             return
         streams.write(streams.OUT, self._notice.remove())
         if self._modes.is_full_screen:
@@ -181,6 +189,15 @@ class LocalScreen:
         if self._is_full and self._loop is not None:
             self._is_full = False
             self._loop.add_reader(streams.IN, self._take_keys, self._loop)
+
+    def _give_back(self) -> None:
+        """Show the user's own screen, in the modes of the user's own programs."""
+        streams.write(streams.OUT, self._notice.remove() + self._modes.switch_off())
+        self._cook()
+
+    def _take_back(self) -> None:
+        self._make_raw()
+        streams.write(streams.OUT, self._modes.switch_on())
 
     def _make_raw(self) -> None:
         tty.setraw(streams.IN, termios.TCSADRAIN)
@@ -229,13 +246,11 @@ class LocalScreen:
 
     def _suspend(self) -> None:
         """Stop this program, on the user's own screen; a full-screen program draws again afterwards."""
-        streams.write(streams.OUT, self._notice.remove() + self._modes.switch_off())
-        self._cook()
+        self._give_back()
         # This thread stops at once, not when another one gets to it.
         signal.raise_signal(signal.SIGTSTP)
         # Continued.
-        self._make_raw()
-        streams.write(streams.OUT, self._modes.switch_on())
+        self._take_back()
         self._note_resize(0, None)
         if self._modes.is_full_screen:
             self._queue.put_nowait(message(REDRAW))

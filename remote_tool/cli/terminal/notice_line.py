@@ -16,24 +16,25 @@ NOT_LAST = b"\x1b7\x1b[%d;1H\x1b[0m\x1b[2K\x1b8"
 
 
 class NoticeLine:
-    """At most one line, drawn below the cursor, or over the last line of a full-screen program."""
+    """At most one line, drawn below the cursor, or over the last line of a full-screen program.
+
+    Attributes:
+        text: What it says; empty when there is none.
+    """
 
     def __init__(self) -> None:
+        self.text = ""
         self._remove = b""
-
-    @property
-    def is_drawn(self) -> bool:
-        """Whether there is one now."""
-        return bool(self._remove)
 
     def draw(self, text: str, window: tuple[int, int], *, full_screen: bool) -> bytes:
         """Return what draws a text that fits into one line of a window of these rows and columns."""
         rows, columns = window
         shown = one_line(text)[: columns - 1].encode(errors="replace")
+        self.text = text
         self._remove = NOT_LAST % rows if full_screen else NOT_BELOW
         return LAST % (rows, shown) if full_screen else BELOW % shown
 
     def remove(self) -> bytes:
         """Return what removes it; empty when there is none."""
-        sequence, self._remove = self._remove, b""
+        sequence, self._remove, self.text = self._remove, b"", ""
         return sequence

@@ -20,7 +20,7 @@ from remote_tool.redaction import hide, redact
 from remote_tool.workflows.events import Notice, ignore
 from remote_tool.workflows.forward.forward import ForwardRequest, Listener, forward
 from remote_tool.workflows.forward.places import HIGHEST_PORT
-from remote_tool.workflows.jobs.follow import wait_for_jobs
+from remote_tool.workflows.jobs.follow import LONGEST_PAUSE, wait_for_jobs
 from remote_tool.workflows.jobs.listing import list_jobs
 from remote_tool.workflows.jobs.run import RunRequest, run_command
 from remote_tool.workflows.selection import JobSelection, choose_one_server
@@ -29,6 +29,7 @@ from remote_tool.workflows.start.start import StartRequest, start_jobs
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from remote_tool.config.model import Config
     from remote_tool.jobs.job import Job
     from remote_tool.workflows.context import Context
     from remote_tool.workflows.forward.session import Opened
@@ -161,12 +162,8 @@ async def _find(context: Context, server: str) -> Job | None:
 async def _start(context: Context, server: str, request: JupyterRequest) -> Job:
     said = await _run(context, server, _ASK)
     if "jupyterlab is not" in said.stdout:
-        install = f"remote-tool run --server {server} --cmd 'pip install jupyterlab'"
-        raise JobError(
-            f"{server}: Jupyter Lab is not installed in the environment there",
-            hint=f"{install}, or add jupyterlab to requirements.txt and run remote-tool prepare",
-            server=server,
-        )
+        message = f"{server}: Jupyter Lab is not installed in the environment there"
+        raise JobError(message, hint=_how_to_install(context.config, server), server=server)
     if "jupyterlab is here" not in said.stdout:
         why = redact(said.stderr.strip())[-500:] or f"exit code {said.exit_code}"
         raise JobError(f"{server}: cannot tell whether Jupyter Lab is installed: {why}", server=server)
@@ -181,6 +178,16 @@ async def _start(context: Context, server: str, request: JupyterRequest) -> Job:
         name="jupyter",
     )
     return (await start_jobs(context, [start])).raise_if_any_failed().jobs[0]
+
+
+def _how_to_install(config: Config, server: str) -> str:
+    install = f"remote-tool run --server {server} --cmd 'pip install jupyterlab'"
+    if config.servers[server].container is not None:
+        # Of a container, only the home folder is kept.
+        return f"{install.replace('install ', 'install --user ')}, or use an image that has it"
+    if config.entry_of(server) is not None:
+        return install
+    return f"{install}, or add jupyterlab to requirements.txt and run remote-tool prepare"
 
 
 async def _page(context: Context, job: Job) -> str:
@@ -236,9 +243,10 @@ async def _forward(context: Context, job: Job, request: ForwardRequest, listener
     ending = asyncio.create_task(_wait_for_end(context, job))
     try:
         await asyncio.wait({forwarding, ending}, return_when=asyncio.FIRST_COMPLETED)
-        if forwarding.done() or not await ending:
+        if forwarding.done():
             (await forwarding).raise_if_any_failed()
         else:
+            await ending
             context.report(Notice(job.server, f"Jupyter Lab, job {job.key}, has ended; the port is closed"))
     finally:
         for task in (forwarding, ending):
@@ -246,9 +254,11 @@ async def _forward(context: Context, job: Job, request: ForwardRequest, listener
         await asyncio.wait({forwarding, ending})
 
 
-async def _wait_for_end(context: Context, job: Job) -> bool:
-    """Return whether a job has ended; False if that cannot be found out. The forward reports a lost connection."""
-    with suppress(RemoteToolError):
-        answer = await wait_for_jobs(replace(context, report=ignore), JobSelection(jobs=(job.id,), hidden=True))
-        return all(each.state.is_finished for each in answer.jobs)
-    return False
+async def _wait_for_end(context: Context, job: Job) -> None:
+    """Wait until a job has ended, however long its server is away, which the forward reports."""
+    while True:
+        with suppress(RemoteToolError):
+            answer = await wait_for_jobs(replace(context, report=ignore), JobSelection(jobs=(job.id,), hidden=True))
+            if all(each.state.is_finished for each in answer.jobs):
+                return
+        await asyncio.sleep(LONGEST_PAUSE)

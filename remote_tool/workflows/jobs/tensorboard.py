@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from remote_tool.errors import JobError, RemoteToolError, UsageError
 from remote_tool.protocol.artifact_patterns import ArtifactPattern
+from remote_tool.system.guard import guarded
 from remote_tool.workflows.artifacts.pull import pull_artifacts
 from remote_tool.workflows.events import Event, Notice
 from remote_tool.workflows.jobs.listing import load_matching, refresh, servers_of_jobs
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 EVENTS = ArtifactPattern("**/events.out.tfevents.*")
 DEFAULT_INTERVAL = 10.0
 START_SECONDS = 120.0
-# Ctrl-C gives the work two seconds to end.
-END_SECONDS = 1.0
+# Ctrl-C gives the work two seconds to end, and the guard gives TensorBoard one.
+END_SECONDS = 1.7
 LONGEST_LINE = 64 * 1024
 _ADDRESS = re.compile(r"http://\S+")
 _UNUSUAL = re.compile(r"[^\w.-]")
@@ -70,7 +71,7 @@ async def tensorboard(context: Context, request: TensorboardRequest, on_open: Ca
             pattern = EVENTS.glob.removeprefix("**/")
             raise UsageError(f"The selected jobs have written no event files ({pattern})", hint="remote-tool job-list")
         context.report(Notice("", "starting TensorBoard"))
-        async with _running([*program, "--logdir", folder, *_at(request.port)]) as process:
+        async with _running([*program, "--logdir", folder, *_at(request.port)], folder) as process:
             lines = _Lines(process)
             reading = asyncio.create_task(lines.read())
             updating = asyncio.create_task(_keep_updating(copies, request.interval))
@@ -192,27 +193,29 @@ def _at(port: int | None) -> list[str]:
 
 
 @asynccontextmanager
-async def _running(command: Sequence[str]) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run a program in a session of its own, and end it with its children."""
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.DEVNULL,
+async def _running(command: Sequence[str], folder: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run a program, and end it with its children, even if we are killed; then nobody needs the folder."""
+    guard = await asyncio.create_subprocess_exec(
+        *guarded(command, folder),
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
         start_new_session=True,
         limit=LONGEST_LINE,
     )
+    assert guard.stdin is not None
     try:
-        yield process
+        yield guard
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
+        guard.stdin.close()
         with suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), END_SECONDS)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
+            await asyncio.wait_for(guard.wait(), END_SECONDS)
+        # The number of a process that has ended may be another one's.
+        if guard.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(guard.pid, signal.SIGKILL)
+            await guard.wait()
 
 
 class _Lines:

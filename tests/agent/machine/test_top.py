@@ -180,7 +180,7 @@ def test_the_oldest_python_sends_samples(oldest: PretendServer, tmp_path: Path) 
     assert len(frame.header["gpus"]) == 1
 
 
-@pytest.mark.row(281)
+@pytest.mark.row(251)
 def test_a_disk_that_hangs_holds_up_no_sample_and_is_named(server: PretendServer) -> None:
     with watching(server) as call:
         assert "disk_problem" not in until(call, lambda header: "machine" in header)
@@ -197,7 +197,7 @@ def test_a_disk_that_hangs_holds_up_no_sample_and_is_named(server: PretendServer
             assert call.close() == 0
 
 
-@pytest.mark.row(282)
+@pytest.mark.row(252)
 def test_ranks_that_are_alive_and_that_have_ended_are_shown(server: PretendServer) -> None:
     os.mkfifo(server.project / "go")
     rank = "sh -c 'sleep 600 & wait'"
@@ -212,7 +212,7 @@ def test_ranks_that_are_alive_and_that_have_ended_are_shown(server: PretendServe
         until(call, lambda header: header.get("ranks") == [])
 
 
-@pytest.mark.row(282)
+@pytest.mark.row(252)
 def test_ranks_that_ended_before_are_known_from_the_folders_of_torchrun(server: PretendServer) -> None:
     """Of the newest attempt; the error is the one that torch recorded."""
     job = server.start(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import stat
@@ -12,6 +14,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +25,8 @@ from remote_tool import JobSelection, Workspace
 from tests.below import contents_below
 from tests.cli.commands.test_forward import Forwarding, agents_in
 from tests.cli.conftest import kill, start
+from tests.containers import IMAGE, OPTIONS
+from tests.kept_logins import keeping_logins, wait_for_logins
 from tests.processes import parents, processes_of, read_of
 from tests.project import make_project, remote_tool
 from tests.sample.test_frameworks import FRAMEWORKS, lacks
@@ -33,6 +38,7 @@ if TYPE_CHECKING:
 
     from remote_tool import Job
     from tests.conftest import MakeServer
+    from tests.containers import Podman
 
 pytestmark = pytest.mark.slow
 needs_jupyter = pytest.mark.skipif(
@@ -224,6 +230,101 @@ def test_behind_a_launch_command_the_socket_is_in_the_project(make_server: MakeS
             kill(root, job)
 
 
+@needs_jupyter
+@pytest.mark.timeout(600)
+@pytest.mark.row(253)
+def test_in_a_container_jupyter_is_private_and_reached(make_server: MakeServer, tmp_path: Path, podman: Podman) -> None:
+    if podman.problem:
+        pytest.skip(podman.problem)
+    search = f"HOME={tmp_path}/servers/gpu1/home PATH={podman.bin}:{os.environ['PATH']}"
+    server = make_server("gpu1", SetEnv=search)
+    root = make_project(tmp_path / "project", [server])
+    file = root / ".remote" / "configs.yaml"
+    settings = yaml.safe_load(file.read_text())
+    del settings["environment"]
+    settings["servers"]["gpu1"]["container"] = shlex.join([*OPTIONS, *with_this_python(), IMAGE])
+    file.write_text(yaml.safe_dump(settings))
+    prepared = remote_tool("prepare", cwd=root, timeout=110)
+    assert prepared.returncode == 0, prepared.stderr
+    with Jupyter("--no-browser", "--port", "0", cwd=root) as notebook:
+        url = notebook.wait_for("http://localhost:", seconds=200)
+        job = notebook_of(root, server)
+        assert_shown(url, token_of(url))
+        (path,) = server.home.rglob("jupyter.sock")
+        assert (stat.S_IMODE(path.stat().st_mode), stat.S_IMODE(path.parent.stat().st_mode)) == (0o600, 0o700)
+        assert token_of(url).encode() not in arguments_of_everyone()
+        stopped = remote_tool("job-kill", str(job.key), cwd=root, timeout=200)
+        assert stopped.returncode == 0, stopped.stderr
+        assert notebook.process.wait(200) == 0
+    assert not path.parent.exists()
+    assert podman.names() == []
+
+
+def with_this_python() -> list[str]:
+    """Options of a container that has the Python of the frameworks, and the libraries of this machine."""
+    python = FRAMEWORKS / "bin" / "python"
+    # Its packages may be elsewhere.
+    asked = [str(python), "-c", "import sys; print(*sys.path, sep='\\n')"]
+    found = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.splitlines()
+    folders = {str(python.resolve().parents[1]), str(FRAMEWORKS), "/usr", "/lib", "/lib64", *found}
+    mounts = [
+        f"--mount=type=bind,source={path},target={path},readonly" for path in folders if Path(path or "-").is_dir()
+    ]
+    return [*sorted(mounts), f"--env=PATH={FRAMEWORKS / 'bin'}:/usr/bin:/bin"]
+
+
+@needs_jupyter
+@pytest.mark.parametrize("is_kept", [False, True], ids=["own login", "kept login"])
+@pytest.mark.usefixtures("_no_notebook_left")
+@pytest.mark.row(254)
+def test_after_a_cut_link_a_notebook_is_reached_at_the_same_port_and_its_end_is_noticed(
+    workspace: Path, lab: TestServer, monkeypatch: pytest.MonkeyPatch, *, is_kept: bool
+) -> None:
+    with ExitStack() as stack:
+        if is_kept:
+            folder = stack.enter_context(keeping_logins(monkeypatch))
+            assert remote_tool("run", "--cmd", "true", cwd=workspace).returncode == 0
+            wait_for_logins(folder, 1)
+        notebook = stack.enter_context(Jupyter("--no-browser", "--port", "0", cwd=workspace))
+        url = notebook.wait_for("http://localhost:")
+        assert_shown(url, token_of(url))
+        lab.drop_connections()
+        notebook.wait_for("reconnecting")
+        until(lambda: is_served(url), 60)
+        job = notebook_of(workspace, lab)
+        assert remote_tool("job-kill", str(job.key), cwd=workspace).returncode == 0
+        assert notebook.process.wait(60) == 0
+        notebook.wait_for(f"Jupyter Lab, job {job.key}, has ended; the port is closed")
+
+
+def is_served(url: str) -> bool:
+    try:
+        assert_shown(url, token_of(url))
+    except (OSError, http.client.HTTPException):
+        return False
+    return True
+
+
+@needs_jupyter
+@pytest.mark.usefixtures("_no_notebook_left")
+@pytest.mark.row(255)
+def test_a_second_laptop_finds_the_notebook(workspace: Path, lab: TestServer, tmp_path: Path) -> None:
+    other = make_project(tmp_path / "project", [lab], environment={"existing": str(FRAMEWORKS)})
+    with ExitStack() as stack:
+        first = stack.enter_context(Jupyter("--no-browser", "--port", "0", cwd=workspace))
+        token = token_of(first.wait_for("http://localhost:"))
+        second = stack.enter_context(Jupyter("--no-browser", "--port", "0", cwd=other))
+        url = second.wait_for("http://localhost:")
+        job = notebook_of(other, lab)
+        assert token_of(url) == token
+        assert_shown(url, token)
+        second.wait_for(f"job {job.key} on gpu1: Jupyter Lab was running already")
+        assert notebook_of(workspace, lab).id == job.id
+        assert remote_tool("job-kill", str(job.key), cwd=other).returncode == 0
+        assert first.process.wait(60) == 0
+        assert second.process.wait(60) == 0
+
+
 @pytest.mark.row(241)
 def test_what_jupyter_cannot_do_is_one_sentence(project: Path) -> None:
     for words, status, error, hint in (
@@ -287,6 +388,22 @@ def test_tensorboard_shows_what_a_running_job_has_written(workspace: Path, lab: 
         assert board.stop(signal.SIGTERM) == 143
     assert not folder.exists()
     assert str(folder).encode() not in arguments_of_everyone()
+
+
+@needs_tensorboard
+@pytest.mark.row(256)
+def test_after_sigkill_no_tensorboard_and_no_folder_is_left(workspace: Path) -> None:
+    waiting = start(workspace, "exec sleep 600", server="gpu1")
+    try:
+        with Tensorboard(str(waiting.key), "--port", "0", cwd=workspace) as board:
+            board.wait_for("http://localhost:")
+            folder = folder_of(board)
+            assert str(folder).encode() in arguments_of_everyone()
+            assert board.stop(signal.SIGKILL) == -signal.SIGKILL
+        until(lambda: not folder.exists(), 60)
+        until(lambda: str(folder).encode() not in arguments_of_everyone(), 60)
+    finally:
+        kill(workspace, waiting)
 
 
 def steps_in(base: str, job: Job, count: int) -> list[int]:

@@ -55,8 +55,8 @@ class Forwarding:
         for line in self.process.stdout:
             self.lines.append(line.rstrip("\n"))
 
-    def wait_for(self, text: str, count: int = 1) -> str:
-        until(lambda: len(self._with(text)) >= count or not self._reading.is_alive(), 60)
+    def wait_for(self, text: str, count: int = 1, seconds: float = 60) -> str:
+        until(lambda: len(self._with(text)) >= count or not self._reading.is_alive(), seconds)
         assert len(self._with(text)) >= count, (text, self.lines)
         return self._with(text)[-1]
 

@@ -21,7 +21,7 @@ from tests.cli.conftest import kill
 from tests.cli.terminal import Terminal
 from tests.processes import environments
 from tests.project import make_project, remote_tool
-from tests.sshd import TestServer
+from tests.sshd import TestServer, make_key
 from tests.transport.channels import stopped
 
 if TYPE_CHECKING:
@@ -543,6 +543,54 @@ def test_a_job_that_ends_while_the_server_is_away_has_its_exit_status(tmp_path: 
             assert terminal.end(LONG) == 7
             assert f"job {job['key']} ended while the connection was lost" in terminal.text
             assert "last" not in terminal.text
+
+
+@pytest.mark.row(258)
+def test_a_question_of_a_new_login_is_asked_on_the_users_own_screen(tmp_path: Path) -> None:
+    key = make_key(tmp_path / "id_asks")
+    with TestServer("asks", tmp_path / "asks", key) as server:
+        root = make_project(tmp_path / "project", [server])
+        prepared = remote_tool("prepare", cwd=root)
+        assert prepared.returncode == 0, prepared.stderr
+        with shell(root, "--keep", "work", server="asks") as terminal:
+            say(terminal, "bind 'set enable-bracketed-paste on'; PS1=rea'dy> '", PROMPT)
+            terminal.until_bytes(b"\x1b[?2004h", LONG)
+            before = _asked_after_a_cut(terminal, server, key)
+            # On a line of its own, below which nothing stands, and where a password can be pasted.
+            assert before.endswith(b"\r\nPassphrase of %s: " % os.fsencode(key))
+            assert before.rfind(NOT_BELOW) > before.rfind(b"connecting again")
+            assert before.rfind(b"\x1b[?2004l") > before.rfind(b"\x1b[?2004h")
+            # It says again that it connects, and then that line is gone too.
+            terminal.until_bytes(NOT_BELOW, LONG, before.count(NOT_BELOW) + 1)
+            say(terminal, "echo again-$((1+1))", "again-2")
+            terminal.press("exit\r")
+            assert terminal.end(LONG) == 0
+        with shell(root, "--keep", "draws", "--", "python", "-c", DRAWS, server="asks") as terminal:
+            terminal.until("drawn 40", seconds=LONG)
+            before = _asked_after_a_cut(terminal, server, key)
+            assert before.rfind(b"\x1b[?1049l") > before.rfind(b"\x1b[?1049h")
+            terminal.until("drawn 40", before.count(b"drawn 40") + 1, LONG)
+            assert terminal.raw.rfind(b"\x1b[?1049h") > terminal.raw.rfind(b"\x1b[?1049l")
+            terminal.press(BRACKET)
+            assert terminal.end(LONG) == 0
+        assert remote_tool("job-kill", "--tag", "shell:draws", cwd=root).returncode == 0
+
+
+def _asked_after_a_cut(terminal: Terminal, server: TestServer, key: Path) -> bytes:
+    """Cut the connection, whose key has got a passphrase; return all that came until the question, and answer it."""
+    plain = key.read_bytes()
+    change = ["ssh-keygen", "-q", "-p", "-P", "", "-N", "secret", "-f", str(key)]
+    subprocess.run(change, check=True, stdout=subprocess.DEVNULL)
+    try:
+        server.drop_connections()
+        terminal.until(f"Passphrase of {key}: ", seconds=LONG)
+        wait_for(lambda: terminal.is_hidden, "the question")
+        asked = terminal.raw
+        terminal.type("secret\n")
+        wait_for(lambda: terminal.is_raw, "the end of the question")
+    finally:
+        key.write_bytes(plain)
+    return asked
 
 
 @pytest.mark.row(209)

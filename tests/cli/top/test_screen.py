@@ -135,7 +135,7 @@ def test_running_jobs_of_a_server_that_does_not_answer_are_unreachable() -> None
     assert board.summary() == "0/2 servers answer, 3 jobs unreachable"
 
 
-@pytest.mark.row(282)
+@pytest.mark.row(252)
 def test_the_details_of_a_job_have_the_state_of_each_rank() -> None:
     board = board_of("gpu1", "gpu2")
     board.apply(Sampled("gpu1", sample(ranks=(JobRanks("id-1", (0, 1, 2), (3,), "rank 3: ValueError: bad batch"),))))

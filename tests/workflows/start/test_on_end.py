@@ -75,7 +75,7 @@ def configured(tmp_path: Path, servers: tuple[TestServer, TestServer], block: st
     return workspace
 
 
-@pytest.mark.row(280)
+@pytest.mark.row(250)
 def test_another_command_needs_and_gets_only_the_secrets_that_it_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
