@@ -51,7 +51,7 @@ class Copy:
     """The project in a folder of one worker, where nobody else looks."""
 
     def __init__(self, folder: Path) -> None:
-        """Copy what git knows, and what it does not ignore."""
+        """Copy what git knows, and what it does not ignore; what make test brings is shared."""
         self.project = folder / "project"
         self.temporary = folder / "t"
         self.temporary.mkdir()
@@ -65,6 +65,7 @@ class Copy:
             if os.path.lexists(REPOSITORY / name):
                 (self.project / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(REPOSITORY / name, self.project / name, follow_symlinks=False)
+        (self.project / ".cache").symlink_to(REPOSITORY / ".cache")
 
     def judge(self, mutant: Mutant) -> Verdict:
         """Run the mutant's tests without the answer."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = REPOSITORY / "docs" / "frameworks.md"
-FRAMEWORKS = REPOSITORY / ".cache" / "frameworks"
+FRAMEWORKS = (REPOSITORY / ".cache" / "frameworks").resolve()
 SECTIONS = re.split(r"^(?=## )", PAGE.read_text(), flags=re.MULTILINE)[1:]
 _FENCED = re.compile(
     r"^<!-- (?P<what>file|needs): (?P<names>[^>]*) -->\n```(?P<language>\w+)\n(?P<text>.*?)^```$",
