@@ -119,6 +119,8 @@ class TestServer:
             f"REMOTE_TOOL_TEST_SERVER={self.name}",
             # What a test sees does not depend on the GPUs of the machine.
             "CUDA_VISIBLE_DEVICES=",
+            # MPI looks at all network interfaces, and fails if a test beside it removes one meanwhile.
+            "UCX_NET_DEVICES=lo",
         ]
         options = {
             "Port": str(self.port),
