@@ -56,7 +56,7 @@ def top(
     if importlib.util.find_spec("textual") is None:
         raise UsageError(
             "top needs the package textual, which is not installed",
-            hint="pip install 'remote-tool[top]'; remote-tool top --once works without it",
+            hint="pipx inject remote-tool 'textual<9'; remote-tool top --once works without it",
         )
     from remote_tool.cli.top.run import show_screen  # noqa: PLC0415 - Textual loads only for the screen
 

@@ -29,6 +29,9 @@ class Blocks:
         size: Its size in bytes; None: up to the end of the file.
     """
 
+    # Until there is one: with too many open files, there will be none to close.
+    _descriptor = -1
+
     def __init__(self, descriptor: int, end: bytes, start: int = 0, size: int | None = None) -> None:
         self._descriptor = os.dup(descriptor)
         self._start = start
@@ -36,7 +39,8 @@ class Blocks:
         self.size = os.fstat(descriptor).st_size - start if size is None else size
 
     def __del__(self) -> None:
-        os.close(self._descriptor)
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
 
     def __iter__(self) -> Iterator[bytes]:
         """Yield blocks.

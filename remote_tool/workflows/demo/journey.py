@@ -80,7 +80,9 @@ def _require_everything() -> Path:
         if (sample / "train_digits.py").is_file():
             require_packages(sample / "requirements.txt")
             return sample
-    raise UsageError("The sample project is not part of this installation", hint="pip install remote-tool")
+    raise UsageError(
+        "The sample project is not part of this installation", hint="pipx install . in a checkout of remote-tool"
+    )
 
 
 def require_packages(requirements: Path) -> None:

@@ -80,7 +80,7 @@ def test_without_a_terminal_it_names_what_needs_none(project: Path) -> None:
 
 
 @pytest.mark.slow
-def test_without_textual_it_names_the_extra_and_what_works_without_it(project: Path, tmp_path: Path) -> None:
+def test_without_textual_it_names_how_to_install_it_and_what_works_without_it(project: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text(
@@ -93,7 +93,7 @@ def test_without_textual_it_names_the_extra_and_what_works_without_it(project: P
         assert terminal.end() == 2
     said = " ".join(terminal.text.split())
     assert "top needs the package textual, which is not installed" in said
-    assert "pip install 'remote-tool[top]'; remote-tool top --once works without it" in said
+    assert "pipx inject remote-tool 'textual<9'; remote-tool top --once works without it" in said
 
 
 @pytest.mark.slow

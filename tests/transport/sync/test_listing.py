@@ -344,3 +344,9 @@ async def test_files_that_come_change_and_go_during_syncs_are_as_here_at_the_end
 
 def _texts(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text() for path in folder.glob("d*/f*")}
+
+
+def test_blocks_of_a_file_that_cannot_be_opened_once_more_end_with_that_error_alone() -> None:
+    """As with too many open files: their end has nothing to close, and adds no message."""
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        Blocks(-1, b"\n")
