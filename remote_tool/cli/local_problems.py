@@ -10,6 +10,7 @@ from remote_tool.errors import MOST_FILES, RemoteToolError
 
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 _RIGHTS = {errno.EACCES, errno.EPERM}
+_NO_TEMPORARY_FILE = "No usable temporary directory"
 
 
 def explain(problem: OSError | ImportError) -> RemoteToolError | None:
@@ -18,6 +19,10 @@ def explain(problem: OSError | ImportError) -> RemoteToolError | None:
         return RemoteToolError("Too many files are open for this number of servers", hint=f"ulimit -n {MOST_FILES}")
     if isinstance(problem, ImportError):
         return None
+    if _NO_TEMPORARY_FILE in str(problem):
+        # The module tempfile drops the cause.
+        message = "Cannot create a temporary file: too many files are open, or the disk is full"
+        return RemoteToolError(message, hint=f"ulimit -n {MOST_FILES}, or TMPDIR=FOLDER for a folder on another disk")
     place = os.fsdecode(problem.filename) if isinstance(problem.filename, str | bytes) else ""
     if problem.errno == errno.EBADF and streams.OUT in streams.closed:
         return RemoteToolError("Cannot write: standard output is closed", hint="To discard the output: >/dev/null")

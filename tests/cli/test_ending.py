@@ -438,3 +438,19 @@ def test_a_bug_keeps_its_traceback(tmp_path: Path) -> None:
     assert process.returncode == 1
     assert process.stderr.startswith("Traceback (most recent call last):")
     assert "AttributeError" in process.stderr
+
+
+@pytest.mark.row(140)
+def test_a_temporary_file_that_cannot_be_created_is_reported_with_its_likely_causes() -> None:
+    """The module tempfile hides the cause."""
+    code = (
+        "import os, resource, sys, tempfile\n"
+        "from remote_tool.cli.local_problems import explain\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (os.dup(0) + 1,) * 2)\n"
+        "try: tempfile.gettempdir()\n"
+        "except OSError as problem: found = explain(problem)\n"
+        "print(found.message, found.hint)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert "too many files are open, or the disk is full" in ended.stdout
+    assert "ulimit -n 8192" in ended.stdout

@@ -154,8 +154,8 @@ def test_terminals_in_a_container(entered: Workspace, podman: Podman) -> None:
         terminal.press('echo "$((40+2)) $MARK $REMOTE_TOOL_SERVER"; [ -t 0 ] && [ -t 1 ] && echo te""rminal\r')
         terminal.until("42 a'b second", seconds=LONG)
         terminal.until("terminal", seconds=LONG)
-        # While the shell edits a line, Ctrl-C would be a character of it.
-        terminal.press("echo rea''dy; cat\r")
+        # While the shell edits a line, Ctrl-C would be a character of it; while it starts a program, it would be lost.
+        terminal.press("sh -c \"echo rea''dy; exec cat\"\r")
         terminal.until("ready", seconds=LONG)
         terminal.press("\x03")
         # It also drops what was typed behind it.

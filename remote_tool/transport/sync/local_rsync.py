@@ -121,10 +121,9 @@ def scratch_file() -> IO[bytes]:
 
     The file is in memory where possible, so that a full local disk does not stop a sync.
     """
-    try:
-        return os.fdopen(os.memfd_create("rsync"), "w+b")
-    except (AttributeError, OSError):
+    if not hasattr(os, "memfd_create"):
         return tempfile.TemporaryFile()
+    return os.fdopen(os.memfd_create("rsync"), "w+b")
 
 
 def unescape(name: bytes) -> bytes:
