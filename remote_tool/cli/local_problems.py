@@ -17,8 +17,10 @@ def explain(problem: OSError | ImportError) -> RemoteToolError | None:
     """Return an error for a problem that the user can fix; None for a bug."""
     if _is_too_many_files(problem):
         return RemoteToolError("Too many files are open for this number of servers", hint=f"ulimit -n {MOST_FILES}")
-    if isinstance(problem, ImportError):
-        return None
+    return None if isinstance(problem, ImportError) else _explain_file(problem)
+
+
+def _explain_file(problem: OSError) -> RemoteToolError | None:
     if _NO_TEMPORARY_FILE in str(problem):
         # The module tempfile drops the cause.
         message = "Cannot create a temporary file: too many files are open, or the disk is full"
