@@ -18,46 +18,58 @@ from remote_tool.cli.program import COMMANDS, PROGRAM, make_program
 from remote_tool.errors import MOST_FILES, RemoteToolError, SomeServersFailedError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
 
 # Typer has its own copy of click, whose place is private.
 _CommandLineError: Any = typer.BadParameter.__base__
+# Seconds until a signal that came at a bad moment is looked at again.
+_SOON = 0.01
 
 
 def main() -> NoReturn:
     """Run the program; show our errors as text, and exit with their status."""
     # Before anything opens a file that stays open.
     streams.replace_closed()
-    signal.signal(signal.SIGTERM, _leave)
+    _raise_on(signal.SIGTERM, _leave)
     _allow_many_servers()
     _know_own_name()
     # Last, as what comes between this and the try would end with a traceback.
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        _raise_on(signal.SIGINT, signal.default_int_handler)
     try:
-        _run_program()
+        status = _run_program()
+    except KeyboardInterrupt:
+        status = streams.INTERRUPTED
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        # All is done. Python waits for threads now, and would show where Ctrl-C met it.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.exit(status)
+
+
+def _run_program() -> int:
+    """Run the command and return its status; our errors are shown as text."""
+    try:
+        return _run_command()
     except RemoteToolError as error:
         _show_error(error)
-        sys.exit(error.exit_code if isinstance(error, SomeServersFailedError) else error.program_exit_code)
+        return error.exit_code if isinstance(error, SomeServersFailedError) else error.program_exit_code
     except (OSError, ImportError) as problem:
         explained = explain(problem)
         if explained is None:
             raise
         _show_error(explained)
-        sys.exit(explained.program_exit_code)
-    except KeyboardInterrupt:
-        sys.exit(streams.INTERRUPTED)
-    sys.exit(0)
+        return explained.program_exit_code
 
 
-def _run_program() -> None:
+def _run_command() -> int:
     """Parse the arguments and run the command; a usage error is shown like any other error."""
     try:
-        sys.exit(make_program()(prog_name=PROGRAM, standalone_mode=False) or 0)
+        return make_program()(prog_name=PROGRAM, standalone_mode=False) or 0
     except _CommandLineError as problem:
         if problem.message == (problem.ctx and problem.ctx.get_help()):
             problem.show()  # without any argument, the help is the answer
-            sys.exit(problem.exit_code)
+            return int(problem.exit_code)
         hint = f"{_command_of(problem)} --help"
         raise UsageError(problem.format_message().removesuffix("."), hint=hint) from None
     except typer.Abort:
@@ -100,6 +112,25 @@ def _know_own_name() -> None:
             os.environ["LOGNAME"] = pwd.getpwuid(os.getuid()).pw_name
         except KeyError:
             os.environ["LOGNAME"] = str(os.getuid())
+
+
+def _raise_on(number: signal.Signals, leave: Callable[[int, FrameType | None], NoReturn]) -> None:
+    """Leave on a signal, but not from inside Python's import system.
+
+    There an exception may keep the lock of all imports, on which other threads would wait forever, or be lost in the
+    callback of a weak reference.
+    """
+
+    def handle(_: int, frame: FrameType | None) -> None:
+        if signal.getsignal(number) is not handle:
+            return  # another one of them was handled while this one waited
+        if frame is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
+            signal.signal(signal.SIGALRM, handle)
+            signal.setitimer(signal.ITIMER_REAL, _SOON)
+        else:
+            leave(number, frame)
+
+    signal.signal(number, handle)
 
 
 def _leave(number: int, _frame: FrameType | None) -> NoReturn:

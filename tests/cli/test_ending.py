@@ -192,6 +192,70 @@ def test_ctrl_c_at_any_moment_of_a_short_command_shows_no_traceback(project: Pat
         assert not is_ours or not any(word in err for word in (b"Cancelled", b"Traceback", b"failed")), err
 
 
+# Sends a signal after the N-th time that an import has taken the lock of all imports, at once: nothing here is Python.
+INTERRUPTED_IMPORT = """
+import _imp, operator, signal, sys, threading
+from collections import deque
+from functools import partial
+from remote_tool.cli import app
+
+number, times = int(sys.argv.pop(1)), int(sys.argv.pop(1))
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # as at the start of the program
+take = _imp.acquire_lock
+last = [take, partial(setattr, _imp, "acquire_lock", take), partial(signal.raise_signal, number)]
+steps = map(operator.call, [take] * (times - 1) + [partial(deque, map(operator.call, last), 0)])
+_imp.acquire_lock = partial(next, steps)
+try:
+    app.main()
+except SystemExit as ended:
+    threads = [threading.Thread(target=__import__, args=("wave",), daemon=True)]
+    threads[0].start()
+    threads[0].join(60)
+    print(ended.code, threads[0].is_alive())
+"""
+
+
+@pytest.mark.row(61, 170)
+@pytest.mark.parametrize("times", [1, 3, 6, 8])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_a_module_is_loaded_is_not_lost_and_locks_nothing(
+    tmp_path: Path, ssh_key: Path, times: int, number: signal.Signals, status: int
+) -> None:
+    """The lock of all imports is taken to look for a module, and in the callbacks of weak references."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        server = TestServer("first", tmp_path / "server", ssh_key, port=silent.getsockname()[1])
+        root = make_project(tmp_path / "project", [server])
+        ended = subprocess.run(
+            [sys.executable, "-c", INTERRUPTED_IMPORT, str(int(number)), str(times), "run", "--", "true"],
+            cwd=root,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert ended.stdout == f"{status} False\n", ended.stderr
+    assert "Exception" not in ended.stderr
+
+
+@pytest.mark.row(61, 170)
+def test_ctrl_c_while_python_waits_for_threads_at_the_end_shows_no_traceback() -> None:
+    """A thread that is still at work sends it, as soon as it is waited for."""
+    code = (
+        "import os, signal, sys, threading, time\n"
+        "from remote_tool.cli import app\n"
+        "main = threading.main_thread().ident\n"
+        "def interrupt():\n"
+        "    while sys._current_frames()[main].f_code.co_name != '_shutdown': time.sleep(0.01)\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "signal.signal(signal.SIGINT, signal.SIG_DFL)\n"
+        "threading.Thread(target=interrupt).start()\n"
+        "sys.argv[1:] = ['--version']\n"
+        "app.main()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "")
+
+
 @pytest.mark.row(61)
 @pytest.mark.parametrize("arguments", [("run", "--cmd", "yes"), ("run", "--server", "first", "--cmd", "yes")])
 def test_a_reader_that_goes_away_ends_the_program_silently(project: Path, arguments: tuple[str, ...]) -> None:
