@@ -37,6 +37,11 @@ HIGHEST_RANK_OFFSET = 10_000_000
 # GPUs of one job, by number or UUID.
 MOST_GPUS = 1024
 LONGEST_GPU = 128
+# Of a job that waits: higher begins earlier.
+HIGHEST_PRIORITY = 100
+# Jobs that one job waits for, and their ids.
+MOST_AFTER = 100
+LONGEST_ID = 128
 # Range of niceness: higher is less of the CPU.
 HIGHEST_NICE = 19
 # A week, in seconds.
@@ -45,6 +50,9 @@ LONGEST_GRACE = 7 * 86400
 DEFAULT_LOST_AFTER = 60.0
 SHORTEST_LOST_AFTER = 5
 LONGEST_LOST_AFTER = 86_400
+# Seconds for which a GPU that was used without being reserved must be idle.
+DEFAULT_IDLE_AFTER = 60.0
+LONGEST_IDLE_AFTER = 86_400
 # In bytes, for each output file of a job.
 DEFAULT_LOG_LIMIT = 4 * 1024**3
 SMALLEST_LOG_LIMIT = 1024**2
