@@ -58,22 +58,22 @@ GROUPS = {
         "jupyter": ("commands.browser", "Open Jupyter Lab of a server in the browser.", "--server gpu1"),
         "job-run": ("commands.run", "Start a job and return.", "--server gpu1 -- python train.py --lr 1e-3"),
         "helper-torch-launch": (
-            "commands.launch",
+            "commands.helpers.launch",
             "Start torchrun on all servers.",
             "--cmd 'train.py --epochs 5' --nproc-per-node 2 --follow",
         ),
         "helper-launch": (
-            "commands.launch",
+            "commands.helpers.launch",
             "Start a command on every server, without torchrun.",
             "--cmd './run_train.sh' --follow",
         ),
         "helper-mpi-launch": (
-            "commands.launch",
+            "commands.helpers.launch",
             "Start an MPI program on all servers.",
             "--cmd 'python solve.py' --ppn 2",
         ),
         "helper-fan-out": (
-            "commands.fan_out",
+            "commands.helpers.fan_out",
             "Split work across every GPU of every server.",
             "--cmd 'python evaluate.py --shard {shard} --of {shards}'",
         ),
