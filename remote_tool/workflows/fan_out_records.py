@@ -99,6 +99,7 @@ _OF_REQUEST: dict[str, Callable[[Mapping[str, Any], str], Any]] = {
     "nice": number,
     "name": text,
     "devices": texts,
+    "gpus": count,
 }
 # They began in the project's folder.
-_OF_EARLIER_VERSIONS: dict[str, Any] = {"workdir": "", "nice": None, "name": "", "listed": {}}
+_OF_EARLIER_VERSIONS: dict[str, Any] = {"workdir": "", "nice": None, "name": "", "gpus": 0, "listed": {}}
