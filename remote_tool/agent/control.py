@@ -27,6 +27,7 @@ _OPS = {
     "shell": "jobs.run",
     "attach": "terminal.attach",
     "facts": "facts",
+    "free_gpus": "leases.free",
     "top": "machine.top",
     "listen": "network.reachability",
     "connect": "network.reachability",

@@ -11,6 +11,7 @@ from remote_tool.cli.options import (
     AcceptNewKeys,
     After,
     AfterAny,
+    AnyServer,
     Artifacts,
     AsJson,
     Backfill,
@@ -40,6 +41,7 @@ from remote_tool.cli.options import (
     TagsToFind,
     TagsToSet,
     Verbose,
+    WaitForGpus,
     Workdir,
     read_environment,
     read_workdir,
@@ -173,6 +175,7 @@ class QueueOptions(JobOptions):
     after: After = None
     after_any: AfterAny = None
     backfill: Backfill = False
+    any_server: AnyServer = False
 
     def __post_init__(self) -> None:
         """Refuse two conditions."""
@@ -191,6 +194,7 @@ class LaunchOptions(JobOptions):
     """How a command starts one program on several servers."""
 
     lost_after: LostAfter = None
+    wait: WaitForGpus = False
 
 
 @dataclass(frozen=True, eq=False, repr=False)

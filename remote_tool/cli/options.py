@@ -162,6 +162,12 @@ AfterAny = Annotated[
 Backfill = Annotated[
     bool, typer.Option("--backfill", help="Start before an earlier job that waits for more GPUs, if this one fits.")
 ]
+AnyServer = Annotated[
+    bool, typer.Option("--any-server", help="With --gpus, start one job, on the server where GPUs are free first.")
+]
+WaitForGpus = Annotated[
+    bool, typer.Option("--wait", help="With --gpus, wait until they are free on all servers; Ctrl-C starts nothing.")
+]
 Name = Annotated[str, typer.Option("--name", metavar="NAME", help="Name the jobs, as shown in lists.")]
 OnEnd = Annotated[
     str | None,

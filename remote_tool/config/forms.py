@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from remote_tool.config.launch_command import begins_shell
 from remote_tool.protocol.artifact_patterns import MOST_NEWEST, is_glob
-from remote_tool.protocol.limits import LONGEST_LOST_AFTER, SHORTEST_LOST_AFTER, SMALLEST_LOG_LIMIT
+from remote_tool.protocol.limits import LONGEST_IDLE_AFTER, LONGEST_LOST_AFTER, SHORTEST_LOST_AFTER, SMALLEST_LOG_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -195,6 +195,10 @@ SENT_ANYWAY = Validator(
     lambda text: bool(text.strip("/")) and text.isprintable() and ".." not in text.split("/"),
 )
 LOST_AFTER = Validator(f"a whole number of seconds from {SHORTEST_LOST_AFTER} to {LONGEST_LOST_AFTER}", _is_lost_after)
+IDLE_AFTER = Validator(
+    f"a whole number of seconds from 0 to {LONGEST_IDLE_AFTER}",
+    lambda text: re.fullmatch("[0-9]{1,5}", text) is not None and int(text) <= LONGEST_IDLE_AFTER,
+)
 PACKAGES = Validator(
     "a file or folder in the project, such as requirements/gpu.txt, libs/mine or .[train]", _is_package_source
 )

@@ -24,7 +24,7 @@ from remote_tool.config.model import (
 )
 from remote_tool.errors import ConfigError
 from remote_tool.paths import LocalPaths, RemotePaths
-from remote_tool.protocol.limits import DEFAULT_LOG_LIMIT, DEFAULT_LOST_AFTER
+from remote_tool.protocol.limits import DEFAULT_IDLE_AFTER, DEFAULT_LOG_LIMIT, DEFAULT_LOST_AFTER
 from remote_tool.readable import readable_size
 
 TOP_KEYS = (
@@ -35,6 +35,7 @@ TOP_KEYS = (
     "host_keys",
     "log_limit",
     "lost_after",
+    "idle_after",
     "shared",
     "scripts_folder",
     "logs_folder",
@@ -139,6 +140,7 @@ def _config(top: ConfigNode, root: Path) -> Config:
         ),
         log_limit=forms.read_size(fields.text_of(values, "log_limit", forms.LOG_LIMIT) or "") or DEFAULT_LOG_LIMIT,
         lost_after=float(fields.text_of(values, "lost_after", forms.LOST_AFTER) or DEFAULT_LOST_AFTER),
+        idle_after=float(fields.text_of(values, "idle_after", forms.IDLE_AFTER) or DEFAULT_IDLE_AFTER),
         setup=fields.text_of(values, "setup", forms.SCRIPT),
         env=fields.variables(values),
         artifacts=artifact_patterns(values["artifacts"]) if "artifacts" in values else (),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from remote_tool.config.forms import within
 from remote_tool.config.launch_command import as_started
-from remote_tool.protocol.limits import DEFAULT_LOG_LIMIT, DEFAULT_LOST_AFTER
+from remote_tool.protocol.limits import DEFAULT_IDLE_AFTER, DEFAULT_LOG_LIMIT, DEFAULT_LOST_AFTER
 from remote_tool.redaction import hide
 
 if TYPE_CHECKING:
@@ -180,6 +180,7 @@ class Config:
         host_keys: How to handle unknown host keys.
         log_limit: The maximum bytes of each output file of a job, on its server and locally.
         lost_after: Seconds that a launch waits for a silent server.
+        idle_after: Seconds for which a GPU that was used without being reserved must be idle to be free.
         artifacts: Patterns of the files to pull from jobs.
         artifact_limit: The maximum bytes of these files.
         workdir: The folder in which commands start, relative to the project; None: not configured.
@@ -207,6 +208,7 @@ class Config:
     host_keys: HostKeyPolicy = HostKeyPolicy.ACCEPT_NEW
     log_limit: int = DEFAULT_LOG_LIMIT
     lost_after: float = DEFAULT_LOST_AFTER
+    idle_after: float = DEFAULT_IDLE_AFTER
     artifacts: tuple[ArtifactPattern, ...] = ()
     artifact_limit: ArtifactLimit = ArtifactLimit()
     packages: tuple[str, ...] | None = None

@@ -118,12 +118,14 @@ class Slot:
     Attributes:
         server: The server.
         number: Counted on the server.
-        gpus: GPUs of its jobs; empty if the server has none.
+        gpus: GPUs of its jobs; empty if the server has none, or chooses them.
+        wanted: How many GPUs its server reserves for each job; 0: none.
     """
 
     server: str
     number: int
     gpus: tuple[str, ...] = ()
+    wanted: int = 0
 
     @property
     def environment(self) -> dict[str, str]:
@@ -131,6 +133,8 @@ class Slot:
 
     @property
     def text(self) -> str:
+        if self.wanted:
+            return counted(self.wanted, "free GPU")
         return f"{'GPUs' if len(self.gpus) > 1 else 'GPU'} {','.join(self.gpus)}" if self.gpus else "no GPU"
 
 
@@ -245,15 +249,24 @@ def plan_fan_out(request: FanOutRequest, servers: Sequence[ServerSlots], launch_
         JobError: Two servers are one machine.
         UsageError: There are too many slots.
     """
-    slots = make_slots(servers, request.per_server)
+    slots = make_slots(servers, request.per_server, request.gpus)
     shards = make_shards(request, min(len(slots), request.total or len(slots)))
     used = slots if request.items else slots[: len(shards)]
     return FanOutPlan(launch_id, request.command, used, shards, is_queue=bool(request.items))
 
 
-def make_slots(servers: Sequence[ServerSlots], per_server: int | None = None) -> tuple[Slot, ...]:
-    """Return one slot for each GPU of every server, or the requested number, which share its GPUs evenly."""
+def make_slots(servers: Sequence[ServerSlots], per_server: int | None = None, wanted: int = 0) -> tuple[Slot, ...]:
+    """Return one slot for each GPU of every server, or the requested number, which share its GPUs evenly.
+
+    With a number of wanted GPUs, each slot has that many at a time, whichever are free.
+    """
     refuse_one_machine(servers)
+    if wanted:
+        return tuple(
+            Slot(each.server, number, wanted=wanted)
+            for each in servers
+            for number in range(per_server or each.listed or max(1, len(each.gpus) // wanted))
+        )
     return tuple(
         Slot(each.server, number, gpus)
         for each in servers

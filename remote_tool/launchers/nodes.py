@@ -39,13 +39,15 @@ def _processes_on(node: NodeFacts, request: LaunchRequest) -> int:
         return max(1, node.cpus)
     if request.processes not in {"auto", "gpu"}:
         count = int(request.processes or node.listed or 1)
-        if node.devices and count > len(node.devices):
+        most, which = (request.gpus, "") if request.gpus else (len(node.devices), f": {joined(node.devices)}")
+        if most and count > most:
             raise UsageError(
-                f"{node.server} cannot run {count} processes on"
-                f" {counted(len(node.devices), 'GPU')}: {joined(node.devices)}",
+                f"{node.server} cannot run {count} processes on {counted(most, 'GPU')}{which}",
                 hint="--nproc-per-node auto starts one process per GPU",
             )
         return count
+    if request.gpus:
+        return request.gpus
     visible = visible_devices(_chosen_variables(node, request))
     gpus = node.gpus if visible is None else len(visible)
     if request.processes == "gpu" and not gpus:
@@ -68,7 +70,8 @@ def launch_environment(request: LaunchRequest, node: NodeFacts, route: Route, la
 
 
 def _chosen_variables(node: NodeFacts, request: LaunchRequest) -> dict[str, str]:
-    return command_environment(node.variables, request.environment, node.devices)
+    # With a number of GPUs, its server chooses among the devices.
+    return command_environment(node.variables, request.environment, () if request.gpus else node.devices)
 
 
 class HasPlace(Protocol):

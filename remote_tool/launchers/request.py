@@ -47,6 +47,7 @@ class LaunchRequest(JobRequest, _Positions):
         lost_after: Seconds to wait for a server that does not answer; None: as configured.
         launcher: A name of :data:`~remote_tool.launchers.registry.LAUNCHERS`.
         from_job: Key of a job whose artifacts are brought to every server first; empty: of none.
+        wait: With ``gpus``: wait until they are free on all servers; otherwise, nothing is started then.
     """
 
     _: KW_ONLY
@@ -54,6 +55,7 @@ class LaunchRequest(JobRequest, _Positions):
     lost_after: float | None = None
     launcher: str = "torchrun"
     from_job: str = ""
+    wait: bool = False
 
     def __post_init__(
         self, env: Mapping[str, str] | None, nproc_per_node: int | Literal["auto", "cpu", "gpu"] | None
@@ -67,6 +69,8 @@ class LaunchRequest(JobRequest, _Positions):
         if self.processes not in {"auto", "cpu", "gpu", None} and int(self.processes or 0) < 1:
             raise UsageError(f"--nproc-per-node must be at least 1, or auto, gpu or cpu, found {self.processes}")
         check_lost_after(self.lost_after)
+        if self.wait and not self.gpus:
+            raise UsageError("--wait is for launches that reserve GPUs", hint="--gpus 1 --wait")
         if self.max_restarts < 0:
             raise UsageError(f"--max-restarts must be at least 0, found {self.max_restarts}")
         if self.master_port is not None and not SMALLEST_PORT <= self.master_port <= LARGEST_PORT:

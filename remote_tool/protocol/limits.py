@@ -50,6 +50,9 @@ LONGEST_GRACE = 7 * 86400
 DEFAULT_LOST_AFTER = 60.0
 SHORTEST_LOST_AFTER = 5
 LONGEST_LOST_AFTER = 86_400
+# Seconds for which a GPU that was used without being reserved must be idle.
+DEFAULT_IDLE_AFTER = 60.0
+LONGEST_IDLE_AFTER = 86_400
 # In bytes, for each output file of a job.
 DEFAULT_LOG_LIMIT = 4 * 1024**3
 SMALLEST_LOG_LIMIT = 1024**2

@@ -125,6 +125,7 @@ class LaunchMethods(JobMethods):
         artifacts: Sequence[str | ArtifactPattern] = (),
         devices: Sequence[str | int] = (),
         gpus: int = 0,
+        wait: bool = False,
         nice: int | None = None,
         name: str = "",
         lost_after: float | None = None,
@@ -146,6 +147,7 @@ class LaunchMethods(JobMethods):
             artifacts: Globs of files to fetch from every node, in addition to the configured ones.
             devices: GPUs to expose on each server, by number or UUID; empty: as configured.
             gpus: Free GPUs to reserve on each server; if one has fewer, nothing is started. 0: reserve none.
+            wait: Whether to wait until all of these are free.
             nice: Niceness of the command, 0 to 19; None: unchanged.
             name: Name of the jobs, for lists; empty: none.
             lost_after: Stop the launch when a server is silent for this many seconds; None: as configured.
@@ -167,6 +169,7 @@ class LaunchMethods(JobMethods):
             artifacts=tuple(artifacts),
             devices=tuple(devices),
             gpus=gpus,
+            wait=wait,
             nice=nice,
             name=name,
             lost_after=lost_after,

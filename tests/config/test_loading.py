@@ -256,6 +256,7 @@ WRONG = [
     ("log_limit: lots", "1: log_limit: must be a size of 1MB or more, such as 500MB or 4GB, found 'lots'"),
     ("lost_after: 4", "1: lost_after: must be a whole number of seconds from 5 to 86400, found '4'"),
     ("lost_after: 60s", "1: lost_after: must be a whole number of seconds from 5 to 86400, found '60s'"),
+    ("idle_after: 90000", "1: idle_after: must be a whole number of seconds from 0 to 86400, found '90000'"),
     ("on_end: {secrets: [TOKEN]}", "1: on_end: requires run: the command"),
     (
         "on_end: {run: a, secrets: [a-b]}",

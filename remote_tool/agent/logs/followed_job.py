@@ -11,6 +11,7 @@ from remote_tool.agent import states
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.errors import NO_SUCH_JOB
 from remote_tool.protocol.lean.namedtuple import NamedTuple
+from remote_tool.protocol.limits import LONGEST_REASON
 from remote_tool.protocol.records import ENDED, RecordError
 from remote_tool.protocol.sparse_files import read_stored
 from remote_tool.protocol.streams import find_streams, last_output, stream_sizes
@@ -26,6 +27,8 @@ CHUNK = 256 * 1024
 # Interval in seconds for finding new rank files, and for checking whether a job is lost.
 _SEARCH_SECONDS = 0.25
 _JUDGE_SECONDS = 1.0
+# What a queued job waits for is asked of the whole machine.
+_QUEUE_SECONDS = 2.5
 # For an unreadable job: intervals of retries and of repeated messages, and the time until giving up.
 _TROUBLE_SECONDS = 0.5
 _REPEAT_SECONDS = 30.0
@@ -63,6 +66,8 @@ class FollowedJob:
         self._next_search = 0.0
         self._next_judge = 0.0
         self._ended = False
+        self._queued: Optional[str] = None
+        self._told_queued: Optional[str] = None
         self._offsets = _checked_offsets(fields.get("offsets"))
         self._folder: Optional[int] = None
         self._trouble = _Trouble(_PATIENCE if wait else _SHORT_PATIENCE)
@@ -113,6 +118,9 @@ class FollowedJob:
             return
         # Judged before the last read: output written before the end is read after this.
         self._ended = self._ended or self._has_ended()
+        if self._queued != self._told_queued and not self._ended:
+            self._told_queued = self._queued
+            yield _Message({"queued": self._queued})
         self._search()
         self.is_behind = sent = False
         for stream in list(self._paths):
@@ -138,8 +146,13 @@ class FollowedJob:
             return False
         self._next_judge = time.monotonic() + _JUDGE_SECONDS
         if states.is_supervised(self._folder, self.job_id):
+            self._queued = None
             return False
         job_status = self._judge()
+        if isinstance(job_status, states.JobStatus) and job_status.state == "queued":
+            self._queued = job_status.reason[:LONGEST_REASON]
+            self._next_judge = time.monotonic() + _QUEUE_SECONDS
+            return False
         return isinstance(job_status, str) or job_status.state not in {"running", "starting", "queued", "elsewhere"}
 
     def _judge(self) -> Union[JobStatus, str]:

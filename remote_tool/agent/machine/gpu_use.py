@@ -14,10 +14,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, List, Optional
 
-_FORMAT = "--format=csv,noheader,nounits"
-_GPUS = "--query-gpu=index,uuid,name,utilization.gpu,memory.used,memory.total,temperature.gpu,power.draw,power.limit"
+FORMAT = "--format=csv,noheader,nounits"
+ASK_GPUS = "--query-gpu=index,uuid,name,utilization.gpu,memory.used,memory.total,temperature.gpu,power.draw,power.limit"
 _NUMBERS = ("load", "used", "memory", "temperature", "power", "power_limit")
-_PROCESSES = "--query-compute-apps=gpu_uuid,pid,used_memory"
+ASK_PROCESSES = "--query-compute-apps=gpu_uuid,pid,used_memory"
 _PROCESS_FIELDS = 3
 # Without persistence mode, the first answer of a machine with many GPUs takes this long.
 SILENCE = 15.0
@@ -27,12 +27,18 @@ _MOST_LINES = 1024
 _LONGEST_TEXT = 200
 
 
-class _Program:
-    """A running nvidia-smi; OSError when it cannot start."""
+class Program:
+    """A running nvidia-smi; OSError when it cannot start.
+
+    Attributes:
+        pid: Its process.
+        output: A descriptor, to wait for.
+        has_ended: Whether its output has.
+    """
 
     def __init__(self, *options: str) -> None:
         self._rest = b""
-        self._output, write = os.pipe()
+        self.output, write = os.pipe()
         try:
             actions = [
                 (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
@@ -41,19 +47,19 @@ class _Program:
             ]
             words = ["nvidia-smi", *options]
             # Its own loop ends with SIGPIPE, should this process be killed.
-            self._pid = os.posix_spawnp(words[0], words, os.environ, file_actions=actions, setsigdef=(signal.SIGPIPE,))
+            self.pid = os.posix_spawnp(words[0], words, os.environ, file_actions=actions, setsigdef=(signal.SIGPIPE,))
         except OSError:
-            os.close(self._output)
+            os.close(self.output)
             raise
         finally:
             os.close(write)
-        os.set_blocking(self._output, False)
+        os.set_blocking(self.output, False)
         self.has_ended = False
 
     def read(self) -> List[str]:
         """Return the lines that have come since the last call."""
         try:
-            data = os.read(self._output, 65536)
+            data = os.read(self.output, 65536)
         except BlockingIOError:
             return []
         self.has_ended = not data
@@ -64,10 +70,10 @@ class _Program:
 
     def end(self) -> None:
         """End it; one that hangs in the kernel is left to the system."""
-        os.close(self._output)
+        os.close(self.output)
         with suppress(OSError):
-            os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0 if self.has_ended else os.WNOHANG)
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0 if self.has_ended else os.WNOHANG)
 
 
 class GpuProcess(NamedTuple):
@@ -93,11 +99,11 @@ class GpuUse:
         self._loop = ["-l", str(max(1, round(interval)))]
         self._gpus: Dict[str, Dict[str, Any]] = {}
         self._heard_at: Optional[float] = None
-        self._program: Optional[_Program] = None
+        self._program: Optional[Program] = None
         self._is_missing = False
         self._asked_at = 0.0
         self._processes: List[GpuProcess] = []
-        self._listing: Optional[_Program] = None
+        self._listing: Optional[Program] = None
         self._found: List[GpuProcess] = []
         self._listed_at = float("-inf")
 
@@ -138,9 +144,9 @@ class GpuUse:
 
     def _update_gpus(self, now: float) -> None:
         if self._program is None:
-            self._program, self._asked_at = _Program(_GPUS, _FORMAT, *self._loop), now
+            self._program, self._asked_at = Program(ASK_GPUS, FORMAT, *self._loop), now
         for line in self._program.read():
-            gpu = _parse_gpu(line)
+            gpu = parse_gpu(line)
             if gpu is None:
                 self.problem = f"nvidia-smi: {line[:_LONGEST_TEXT]}"
             else:
@@ -164,15 +170,16 @@ class GpuUse:
         if self._listing is None:
             if now - self._listed_at < _PROCESSES_SECONDS:
                 return
-            self._listing, self._found, self._listed_at = _Program(_PROCESSES, _FORMAT), [], now
-        self._found += [each for each in map(_parse_process, self._listing.read()) if each is not None]
+            self._listing, self._found, self._listed_at = Program(ASK_PROCESSES, FORMAT), [], now
+        self._found += [each for each in map(parse_process, self._listing.read()) if each is not None]
         if self._listing.has_ended or now - self._listed_at > SILENCE:
             self._processes = self._found
             self._listing.end()
             self._listing = None
 
 
-def _parse_gpu(line: str) -> Optional[Dict[str, Any]]:
+def parse_gpu(line: str) -> Optional[Dict[str, Any]]:
+    """Return a GPU of an answer; None if the line is something else."""
     index, *fields = [field.strip() for field in line.split(",")]
     if not index.isdigit() or len(fields) != len(_NUMBERS) + 2:
         return None
@@ -181,7 +188,8 @@ def _parse_gpu(line: str) -> Optional[Dict[str, Any]]:
     return {"index": int(index), "uuid": uuid[:_LONGEST_TEXT], "name": name[:_LONGEST_TEXT], **numbers}
 
 
-def _parse_process(line: str) -> Optional[GpuProcess]:
+def parse_process(line: str) -> Optional[GpuProcess]:
+    """Return a process of an answer; None if the line is something else."""
     fields = [field.strip() for field in line.split(",")]
     if len(fields) != _PROCESS_FIELDS or not fields[1].isdigit():
         return None

@@ -71,7 +71,7 @@ class JobWatch:
         return news
 
     def _state(self, jobs: int, name: str) -> str:
-        """Return ``starting``, ``running``, ``gone`` or ``unknown``; empty for a job that has ended."""
+        """Return ``starting``, ``queued``, ``running``, ``gone`` or ``unknown``; empty for a job that has ended."""
         try:
             folder = job_folder.open_job(jobs, name)
         except OSError:
@@ -93,7 +93,7 @@ class JobWatch:
         if name not in self._supervisors:
             started = job_folder.read_record(folder, STARTED, name)
             if started is None:
-                return "starting"
+                return "queued" if job_folder.exists(folder, job_folder.QUEUED) else "starting"
             where = started["place"]
             if any(where[key] != self._place[key] for key in ("boot_id", "pid_namespace")):
                 # Of another machine that shares this folder, or of one before a reboot.

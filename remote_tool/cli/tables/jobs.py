@@ -25,6 +25,8 @@ MPI_MARK = "# mpiexec"
 LONGEST_COMMAND = 500
 MINUTE, HOUR, DAY = 60, 3600, 86400
 SHORT_ID = 15
+# GPU- and eight digits.
+SHORT_UUID = 12
 # Server, kind, count and size.
 NEEDED_COLUMNS = 4
 # The first word of an MPI launch's script.
@@ -145,6 +147,13 @@ def _reason(job: Job, errors: Mapping[str, RemoteToolError]) -> str:
     return one_line(job.reason if error is None else job.reason.removesuffix(f"; {error}"))
 
 
+def _gpus(job: Job) -> Sequence[str]:
+    """Return the GPUs of a job; those that its server has reserved by the beginnings of their UUIDs."""
+    if job.gpu_count is None:
+        return job.gpus or ()
+    return [uuid[:SHORT_UUID] for uuid in job.leased_gpus or ()]
+
+
 def _row(job: Job, show_start: Callable[[float], str], errors: Mapping[str, RemoteToolError]) -> dict[str, str]:
     duration = job.duration(time.time())
     return {
@@ -158,7 +167,7 @@ def _row(job: Job, show_start: Callable[[float], str], errors: Mapping[str, Remo
         "DURATION": "" if duration is None else readable_duration(duration),
         "WHO": one_line(job.started_by),
         "TAGS": one_line(",".join(job.tags)),
-        "GPUS": one_line(",".join(job.gpus or ())),
+        "GPUS": one_line(",".join(_gpus(job))),
         "VALUES": one_line(",".join(job.status_values)),
         "NOTE": one_line(job.note),
         "REASON": _reason(job, errors),

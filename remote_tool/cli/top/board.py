@@ -124,6 +124,8 @@ class Board:
             loads = [gpu.load for gpu in gpus if gpu.load is not None]
             parts += [_counted(len(gpus), "GPU")] + ([f"{sum(loads) / len(loads):.0f} % in use"] if loads else [])
             parts.append(f"{_counted(sum(state.is_running for state in states), 'job')} running")
+        if queued := states.count(JobState.QUEUED):
+            parts.append(f"{_counted(queued, 'job')} queued")
         if unreachable := states.count(JobState.UNREACHABLE):
             parts.append(f"{_counted(unreachable, 'job')} unreachable")
         return ", ".join(parts)
@@ -255,7 +257,8 @@ class Board:
 
     def _state(self, job: Job) -> JobState:
         """Return the state of a job; a server that does not answer may have ended it."""
-        return JobState.UNREACHABLE if job.state.is_running and job.server in self._errors else job.state
+        is_unknown = not job.state.is_finished and job.server in self._errors
+        return JobState.UNREACHABLE if is_unknown else job.state
 
     def _nodes_and_ranks(self, job: Job) -> list[str]:
         """Return the state of each node of the job's launch, with its progress and its ranks."""

@@ -67,7 +67,7 @@ class Work:
             launch_id=self.plan.launch_id,
             node_rank=shard.number,
             artifacts=wanted_artifacts(self.config, shard.globs(self.request.artifacts)),
-            gpus=slot.gpus or None,
+            gpus=slot.gpus or (slot.wanted and self.config.servers[slot.server].devices) or None,
         )
         return complete(spec, self.config, self.request, self.ready, may_run_on_end=False)
 
@@ -103,6 +103,8 @@ async def ask_slots(
         answer = await call(host, context.config, "facts", question)
         found = _read_slots(server, answer)
         devices = chosen_devices(context.config.servers[server], request, answer)
+        if request.gpus > (count := len(devices) or len(found.gpus)):
+            raise JobError(f"{server}: {request.gpus} GPUs wanted, and it has {count or 'none'}", server=server)
         variables = command_environment(context.config.variables_of(server), request.environment, devices)
         visible = visible_devices(variables)
         gpus = found.gpus if visible is None else tuple(visible)

@@ -150,7 +150,7 @@ async def stream_logs(
                 raise JobError(f"{server}: sent output of a job that was not requested", server=server)
             if copy.is_over:
                 raise JobError(f"{server}: continued with job {copy.job.id} after its end", server=server)
-            if "status" in frame.header or "error" in frame.header:
+            if frame.header.keys() & {"status", "error", "queued"}:
                 await context.may_write()
             listener.on_answer()
             await _take(context, copy, frame, listener)
@@ -258,6 +258,9 @@ async def _take(context: Context, copy: _Copy, frame: Frame, listener: Listener)
     if "trouble" in frame.header:
         _take_trouble(context, copy, str(frame.header["trouble"])[:LONGEST_REASON])
         return
+    if "queued" in frame.header:
+        _take_queued(context, copy.job, frame.header["queued"])
+        return
     offset, stream = copy.add(frame.header, frame.body), str(frame.header.get("stream"))
     _report_dropped(context, copy.job, stream, skipped_bytes(frame.header))
     if listener.viewer is None:
@@ -285,6 +288,14 @@ def _take_status(context: Context, copy: _Copy, status: object, listener: Listen
     recorded = context.registry.update([replace(seen, logs_complete=has_all and not seen.may_run)])
     if recorded and seen.state.is_finished:
         listener.on_end(recorded[0])
+
+
+def _take_queued(context: Context, job: Job, why: object) -> None:
+    """Record and report what a job waits for, or that it no longer waits."""
+    text = "" if why is None else str(why)[:LONGEST_REASON]
+    state = JobState.RUNNING if why is None else JobState.QUEUED
+    context.registry.revise([(job.id, lambda known: replace(known, state=state, reason=text))])
+    context.report(Notice(job.server, f"job {job.key} has started" if why is None else f"job {job.key} waits: {text}"))
 
 
 def _take_trouble(context: Context, copy: _Copy, why: str) -> None:

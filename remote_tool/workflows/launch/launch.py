@@ -18,8 +18,10 @@ from remote_tool.launchers.plan import Launcher, LaunchNames
 from remote_tool.paths import current_folder
 from remote_tool.protocol.limits import DEFAULT_LOST_AFTER
 from remote_tool.workflows.events import Notice
+from remote_tool.workflows.git_state import GitState
 from remote_tool.workflows.jobs.stop import stop_on_servers
 from remote_tool.workflows.launch.first_node import start_first_node_first
+from remote_tool.workflows.launch.gpus import find_gpus, shall_retry
 from remote_tool.workflows.launch.node_facts import ask_facts
 from remote_tool.workflows.launch.rendezvous import find_rendezvous
 from remote_tool.workflows.selection import JobsAnswer, choose_servers
@@ -29,10 +31,10 @@ from remote_tool.workflows.start.start_specs import start_specs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from remote_tool.jobs.job import Job
     from remote_tool.launchers.plan import LaunchPlan, NodeFacts
     from remote_tool.launchers.request import LaunchRequest
     from remote_tool.workflows.context import Context
-    from remote_tool.workflows.git_state import GitState
 
 
 async def launch(context: Context, request: LaunchRequest, git: GitState | None = None) -> JobsAnswer:
@@ -48,11 +50,26 @@ async def launch(context: Context, request: LaunchRequest, git: GitState | None 
     Raises:
         JobError: The servers are incompatible, or one cannot reach the first; nothing was started.
     """
+    answer = await _launch_once(context, request, git)
+    while await shall_retry(context, request, answer):
+        again = replace(request, sync=False, from_job="")
+        answer = await _launch_once(context, again, git_of(answer.jobs[0]))
+    return answer
+
+
+def git_of(job: Job) -> GitState | None:
+    """Return the commit that a job's servers have; None if unknown."""
+    return GitState(job.git_commit, job.git_branch, job.git_dirty) if job.git_commit else None
+
+
+async def _launch_once(context: Context, request: LaunchRequest, git: GitState | None) -> JobsAnswer:
     launcher = Launcher.named(request.launcher)
     servers = choose_servers(context.config, request.servers)
     request = _with_command_read(context, request, launcher)
     sent = await send_project(context, servers, wanted=request.sync, overwrite=request.overwrite)
     if errors := sent.errors or await bring_files(context, request.from_job, servers, overwrite=request.overwrite):
+        return JobsAnswer((), errors, warnings=sent.warnings, answered=servers)
+    if errors := await find_gpus(context, request, servers):
         return JobsAnswer((), errors, warnings=sent.warnings, answered=servers)
     facts = await ask_facts(context, request, servers, needs_python=launcher.needs_python)
     if facts.errors:
@@ -66,6 +83,7 @@ async def launch(context: Context, request: LaunchRequest, git: GitState | None 
             complete(spec, context.config, request, sent),
             artifacts=artifacts,
             gpus=facts.values[spec.server].devices or None,
+            waits=False,
         )
         for spec in make_specs(plan, request)
     ]

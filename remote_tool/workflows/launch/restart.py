@@ -18,10 +18,9 @@ from remote_tool.errors import ConnectError, JobError, SomeServersFailedError
 from remote_tool.jobs.job import JobState
 from remote_tool.launchers.plan import Launcher
 from remote_tool.workflows.events import Notice
-from remote_tool.workflows.git_state import GitState
 from remote_tool.workflows.jobs.follow import FollowAnswer, FollowOptions, OnChunk, follow_jobs
 from remote_tool.workflows.jobs.stop import stop_on_servers
-from remote_tool.workflows.launch.launch import launch
+from remote_tool.workflows.launch.launch import git_of, launch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,7 +89,7 @@ def _find_without_port(answer: FollowAnswer) -> Job | None:
 
 async def _start_again(context: Context, request: LaunchRequest, ended: Sequence[Job], before: Job) -> tuple[Job, ...]:
     """Restart all nodes once nothing of the launch runs and they reach each other; the project is up to date."""
-    git = GitState(before.git_commit, before.git_branch, before.git_dirty) if before.git_commit else None
+    git = git_of(before)
     deadline = time.monotonic() + GIVE_UP_AFTER
     while True:
         try:

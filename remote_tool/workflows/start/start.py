@@ -12,7 +12,9 @@ from remote_tool.errors import UsageError
 from remote_tool.jobs.job import JobSpec, new_job_id
 from remote_tool.launchers.job_request import JobRequest
 from remote_tool.protocol.limits import COMMAND, SHELL, TERMINALS
+from remote_tool.workflows.events import Notice
 from remote_tool.workflows.selection import JobsAnswer, choose_servers, find_job
+from remote_tool.workflows.start.free_gpus import ask_free_gpus, choose_server
 from remote_tool.workflows.start.send import bring_files, complete, send_project
 from remote_tool.workflows.start.start_specs import start_specs
 
@@ -29,16 +31,21 @@ class StartRequest(JobRequest):
 
     Attributes:
         from_job: Key of a job whose artifacts are brought to its servers first; empty: of none.
+        any_server: Start one job, on the server where its GPUs are free first.
         terminal: ``command``: the command runs on a terminal, which :meth:`Workspace.attach` shows; ``shell``: the
             user's own shell does, and the command is its name in lists.
     """
 
     from_job: str = field(default="", kw_only=True)
+    any_server: bool = field(default=False, kw_only=True)
     terminal: str = field(default="", kw_only=True)
 
     def __post_init__(self, env: Mapping[str, str] | None) -> None:
         """Refuse an invalid request."""
         self._check_options(env, "job-run --cmd 'python train.py'", may_wait=True)
+        if self.any_server and (not self.gpus or self.after):
+            problem = "cannot be combined with --after" if self.gpus else "needs --gpus"
+            raise UsageError(f"--any-server {problem}", hint="--any-server --gpus 1")
         if self.terminal not in TERMINALS:
             raise UsageError(f"terminal cannot be {self.terminal!r}", hint=f"{COMMAND}, {SHELL}, or empty for none")
 
@@ -65,6 +72,7 @@ async def start_jobs(context: Context, requests: Sequence[StartRequest]) -> Jobs
     Each server is synced once and gets one request per 256 jobs.
     """
     requests = [_find_earlier(context, request) for request in requests]
+    requests = await _choose_any(context, requests)
     wanted = [(request, choose_servers(context.config, request.servers)) for request in requests]
     for request, servers in wanted:
         request.check_on(servers, context.config)
@@ -97,6 +105,35 @@ async def start_jobs(context: Context, requests: Sequence[StartRequest]) -> Jobs
     ]
     answer = await start_specs(context, specs)
     return JobsAnswer(answer.jobs, {**sent.errors, **answer.errors}, warnings=sent.warnings)
+
+
+async def _choose_any(context: Context, requests: Sequence[StartRequest]) -> list[StartRequest]:
+    """Return the requests with the server where each begins first, if it is for any server.
+
+    Raises:
+        JobError: No server has enough GPUs.
+        SomeServersFailedError: None could be asked.
+    """
+    choices = [choose_servers(context.config, request.servers) for request in requests if request.any_server]
+    servers = list(dict.fromkeys(server for names in choices for server in names))
+    if not servers:
+        return list(requests)
+    asked = await ask_free_gpus(context, servers)
+    if not asked.values:
+        asked.raise_if_any_failed()
+    for server, error in asked.errors.items():
+        context.report(Notice(server, f"skipped: {error}"))
+    known = asked.values
+    chosen = []
+    for request in requests:
+        if request.any_server:
+            names = choose_servers(context.config, request.servers)
+            server = choose_server(context, {name: known[name] for name in names if name in known}, request.gpus)
+            known[server] = known[server].after(request.gpus)
+            chosen.append(replace(request, servers=(server,)))
+        else:
+            chosen.append(request)
+    return chosen
 
 
 def _find_earlier(context: Context, request: StartRequest) -> StartRequest:

@@ -127,6 +127,7 @@ def _portions(context: Context, server: str, specs: Sequence[JobSpec]) -> list[l
     config = context.config
     settings = {
         "log_limit": config.log_limit,
+        "idle_after": config.idle_after,
         "entry": config.entry_of(server),
         "setup": config.setup_of(server),
     }
