@@ -23,7 +23,6 @@ from remote_tool.readable import counted
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from remote_tool.launchers.fan_out import ServerSlots
 
 TAG = "sweep-"
 NAME_LENGTH = 6
@@ -74,24 +73,10 @@ class SweepRequest(JobRequest):
         """All combinations, by number."""
         return SweepSpec(self.command, self.grid, self.random, self.combinations).made()
 
-    def slots_on(self, server: ServerSlots) -> tuple[int, int]:
-        """Return the GPUs of each job on a server, 0 without a lease, and how many of these jobs can run at once.
-
-        Raises:
-            JobError: It has too few GPUs.
-        """
-        if self.per_server is not None or self.devices or VISIBLE in self.environment:
-            return 0, self.per_server or 1
-        gpus = self.gpus or min(1, len(server.gpus))
-        if not gpus:
-            return 0, server.listed or 1
-        # GPUs that only nvidia-smi knows are not counted; the server refuses jobs that want more than it has.
-        if 0 < len(server.gpus) < gpus:
-            raise JobError(
-                f"{server.server} has {counted(len(server.gpus), 'GPU')}, and each job needs {gpus}",
-                server=server.server,
-            )
-        return gpus, max(1, len(server.gpus) // gpus)
+    @property
+    def may_lease(self) -> bool:
+        """Return whether its jobs wait for GPUs on servers that have some."""
+        return self.per_server is None and not self.devices and VISIBLE not in self.environment
 
 
 def check_command(command: str, made: Sequence[Mapping[str, str]]) -> None:

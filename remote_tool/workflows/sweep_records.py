@@ -64,7 +64,9 @@ def find_sweep(folder: Path, word: str = "") -> SweepRecord:
     """
     files = sweep_files(folder)
     if not word and not files.names():
-        raise UsageError("No sweep was started here", hint="remote-tool helper-sweep --cmd 'train.py --lr {lr}' --grid lr=0.1,0.01")
+        raise UsageError(
+            "No sweep was started here", hint="remote-tool helper-sweep --cmd 'train.py --lr {lr}' --grid lr=0.1,0.01"
+        )
     return files.find(word or files.names()[-1], _read)
 
 

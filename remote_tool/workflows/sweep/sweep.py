@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,9 +12,11 @@ from remote_tool.config.sweep_values import SweepSpec, identity_of
 from remote_tool.errors import JobError, SomeServersFailedError, UsageError
 from remote_tool.jobs.job import Job, JobSpec, JobState, new_job_id
 from remote_tool.launchers.sweep import TAG, ServerQueue, SweepJob, SweepPlan, SweepRequest, plan_sweep, sweep_name
+from remote_tool.transport.pool import Results
 from remote_tool.workflows.fan_out.work import ask_slots, find_command_script
 from remote_tool.workflows.jobs.listing import refresh
 from remote_tool.workflows.selection import choose_servers
+from remote_tool.workflows.start.free_gpus import FreeGpus, ask_free_gpus
 from remote_tool.workflows.start.send import Sent, complete, send_project
 from remote_tool.workflows.start.start_specs import start_specs
 from remote_tool.workflows.sweep_records import SweepRecord, find_sweep, listing, sweep_files, write_sweep
@@ -174,34 +176,41 @@ async def _ask_queues(
     servers: Sequence[str],
     begun: Collection[Job],
 ) -> tuple[list[ServerQueue], dict[str, RemoteToolError]]:
-    slots, errors = await ask_slots(context, request, listed, servers)
-    unfinished: dict[str, list[Job]] = defaultdict(list)
-    for job in context.registry.load_unfinished()[0]:
-        if job.may_run:
-            unfinished[job.server].append(job)
+    """Ask which GPUs are free, how many jobs wait for some, and whether two servers are one machine."""
+    # How many GPUs there are is a question to nvidia-smi here, as it is for the jobs that wait for them.
+    slots, errors = await ask_slots(context, replace(request, gpus=0, priority=0, backfill=False), listed, servers)
+    free = Results[FreeGpus]()
+    if request.may_lease:
+        free = await ask_free_gpus(context, [each.server for each in slots])
+        errors |= free.errors
     queues = []
     for each in slots:
+        before = sorted((job for job in begun if job.server == each.server), key=lambda job: (job.created_at, job.key))
         try:
-            queues.append(_queue_of(each, request, unfinished[each.server], begun))
+            queue = _queue_of(each, request, free.values.get(each.server), [job.id for job in before])
         except JobError as error:
             errors[each.server] = error
+        else:
+            queues += [queue] if each.server not in errors else []
     return queues, errors
 
 
-def _queue_of(
-    server: ServerSlots, request: SweepRequest, unfinished: Sequence[Job], begun: Collection[Job]
-) -> ServerQueue:
-    gpus, slots = request.slots_on(server)
-    wanted = sum(_gpus_of(job) for job in unfinished)
-    before = sorted((job for job in begun if job.server == server.server), key=lambda job: (job.created_at, job.key))
-    return ServerQueue(
-        server.server,
-        gpus,
-        slots,
-        load=wanted / gpus if gpus else len(before),
-        place=server.place,
-        before=tuple(job.id for job in before),
-    )
+def _queue_of(server: ServerSlots, request: SweepRequest, free: FreeGpus | None, before: Sequence[str]) -> ServerQueue:
+    """Return what a server can do.
+
+    Raises:
+        JobError: It has too few GPUs, or cannot tell which are free.
+    """
+    total = free.total if free else 0
+    wanted = request.gpus or min(1, total)
+    if total < wanted or (request.may_lease and server.gpus and not total):
+        why = free.problem(max(1, wanted)) if free else ""
+        raise JobError(f"{server.server}: {why}", hint="--per-server 1 waits for no GPUs", server=server.server)
+    if free is None or not wanted:
+        slots = request.per_server or server.listed or 1
+        return ServerQueue(server.server, 0, slots, len(before), server.place, tuple(before))
+    load = (total - free.free + sum(free.waiting)) / wanted
+    return ServerQueue(server.server, wanted, total // wanted, load, server.place, tuple(before))
 
 
 def _plan(request: SweepRequest, numbers: Sequence[int], queues: Sequence[ServerQueue], launch_id: str) -> SweepPlan:
@@ -278,7 +287,3 @@ def _with_open(errors: Mapping[str, RemoteToolError], jobs: Iterable[Job], name:
                 f"To have --resume start {them} elsewhere: remote-tool job-kill --tag {TAG}{name} --server {server}"
             )
     return errors
-
-
-def _gpus_of(job: Job) -> int:
-    return job.gpu_count or len(job.gpus or ())
