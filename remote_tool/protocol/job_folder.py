@@ -8,6 +8,7 @@
     entry.json     with a launch command: how to reach the processes behind it
     begun          with a launch command: the command was about to begin
     setup          the script to source first, if any; setup-done: it succeeded
+    queued         its supervisor, and what it waits for, if it has waited before its command began
     job.out job.err ranks/   output, exact bytes
     on-end.log     what the on_end command printed, and how it ended
     stacks.txt     where its Python processes were before they were stopped
@@ -43,6 +44,7 @@ QUEUED = "queued"
 PROXIES_FILE = "mpi-proxies"
 # Written from behind a launch command when the command is about to begin.
 BEGUN = "begun"
+QUEUED = "queued"
 ON_END = "on-end.log"
 STACKS = "stacks.txt"
 # A request to the supervisor to run py-spy; the answer has its id after this name.

@@ -8,6 +8,8 @@ PROJECT_MARKER = "REMOTE_TOOL_PROJECT"
 # The pid of the process that may trace the job's processes.
 TRACER_VARIABLE = "REMOTE_TOOL_TRACER"
 SERVER_VARIABLE = "REMOTE_TOOL_SERVER"
+# In a script for behind a launch command: the line is replaced when the job's GPUs are known.
+GPUS_LINE = b"# GPUs "
 # The path of a data set; the client does not know where the home folder is.
 DATA_PREFIX = "REMOTE_TOOL_DATA_"
 # Users cannot set these.

@@ -29,7 +29,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Optional
 
-    from remote_tool.agent.supervisor.plan import OnEnd
+    from remote_tool.agent.supervisor.plan import OnEnd, QueueRequest
     from remote_tool.agent.wrapper.wrapper import CommandWrapper
     from remote_tool.protocol.records import Record
 
@@ -51,6 +51,7 @@ class JobRequest(NamedTuple):
         script: What the shell inside reads.
         setup: The script that the shell sources first; empty without one.
         on_end: What to run when the job has ended; None: nothing.
+        queue: What it waits for before the command starts; None: nothing.
     """
 
     spec: Record
@@ -62,6 +63,7 @@ class JobRequest(NamedTuple):
     script: bytes = b""
     setup: str = ""
     on_end: "Optional[OnEnd]" = None
+    queue: "Optional[QueueRequest]" = None
 
 
 def check_job(job: object, active: Activation, folders: Folders) -> JobRequest:
@@ -104,7 +106,17 @@ def check_job(job: object, active: Activation, folders: Folders) -> JobRequest:
 
         command = LOGIN_SHELL
     on_end = _read_on_end(job.get("on_end"), record)
-    return JobRequest(record, command, begins_in.environment, membership, log_limit, *wrapped, setup, on_end)
+    return JobRequest(
+        record, command, begins_in.environment, membership, log_limit, *wrapped, setup, on_end, _read_queue(job, record)
+    )
+
+
+def _read_queue(job: "Dict[str, Any]", spec: Record) -> "Optional[QueueRequest]":
+    if not spec["gpu_count"] and not spec["after"]:
+        return None
+    from remote_tool.agent.supervisor.queue import read_queue  # noqa: PLC0415 - few jobs wait
+
+    return read_queue(job, spec)
 
 
 def _read_on_end(value: Any, spec: Record) -> "Optional[OnEnd]":  # noqa: ANN401 - from the request, checked here
@@ -163,7 +175,8 @@ def _launch_environment(
     # If the project's folder is missing inside, Python ignores the path of the hook.
     settings = wrapper.settings_for(command_wrapper, active, user, origin).with_first("PYTHONPATH", os.fsdecode(_HOOK))
     folder, on_terminal = f"{folders.jobs}/{origin.job_id}", bool(spec["terminal"])
-    script = wrapper.job_script(command_wrapper, settings, folder, spec["nice"], on_terminal=on_terminal)
+    gpus = spec["gpu_count"] or 0
+    script = wrapper.job_script(command_wrapper, settings, folder, spec["nice"], on_terminal=on_terminal, gpus=gpus)
     if on_terminal:
         from remote_tool.agent.terminal import inside  # noqa: PLC0415 - few jobs have a terminal
 

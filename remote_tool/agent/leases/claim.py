@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 
-from remote_tool.agent.leases import fifo
+from remote_tool.agent.leases import fifo, folders
 from remote_tool.agent.leases.listing import (
     HELD,
     LEASE,
@@ -43,10 +43,9 @@ class TakenTicket:
         self.ticket = ticket._replace(name=name_ticket(ticket))
         self._pipe = fifo.hold(folder, self.ticket.name)
 
-    @property
-    def names(self) -> "List[str]":
-        """The files to keep from being removed as old."""
-        return [self.ticket.name]
+    def refresh(self) -> None:
+        """Keep the file from being removed as old."""
+        folders.refresh(self._folder, [self.ticket.name])
 
     def release(self) -> None:
         """Leave the queue: the next one notices at once."""
@@ -78,10 +77,9 @@ class Claim:
         # Those who saw the pipe alone for long have stopped waiting for this.
         self._is_late = now_stamp() - before > _PUBLISH_NANOSECONDS
 
-    @property
-    def names(self) -> "List[str]":
-        """The files to keep from being removed as old."""
-        return [f"{self.lease.job_id}{HELD}", f"{self.lease.job_id}{LEASE}"]
+    def refresh(self) -> None:
+        """Keep the files from being removed as old."""
+        folders.refresh(self._folder, [f"{self.lease.job_id}{HELD}", f"{self.lease.job_id}{LEASE}"])
 
     def find_rivals(self, listing: Listing) -> "List[Lease]":
         """Return the leases, in a listing made after this one was published, that are kept in its place."""

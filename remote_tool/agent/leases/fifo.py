@@ -54,7 +54,7 @@ def let_go(descriptor: int) -> None:
 
 
 def watch(folder: int, name: str, owner: int) -> "Optional[int]":
-    """Return a descriptor on which poll() reports the end of the holder; None if nobody holds it, or it is no pipe."""
+    """Return a descriptor on which poll() reports the end of the holder; None if nobody holds it."""
     try:
         descriptor = os.open(name, _LOOK, dir_fd=folder)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Which GPUs are used by processes that have no lease, visible here or not: an answer of nvidia-smi, and its history."""
+"""Which GPUs are used by processes that have no lease, visible here or not, by nvidia-smi's answers over time."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class GpuQuestion:
         return max(0.0, self._asked_at + SILENCE - time.monotonic())
 
     def ask(self) -> str:
-        """Ask; return why there will be no answer, or an empty string.
+        """Ask; return why none can come, or an empty string.
 
         Raises:
             LeaseError: There is no nvidia-smi.
@@ -97,7 +97,7 @@ class GpuQuestion:
         """Return the answer once it is complete; None before."""
         for program, lines in zip(self._programs, self._lines):  # noqa: B905 - newer than Python 3.8
             if not program.has_ended:
-                lines += program.read()
+                lines.extend(program.read())
         is_silent = self.seconds <= 0
         if not is_silent and not all(program.has_ended for program in self._programs):
             return None
@@ -188,7 +188,9 @@ class ForeignUse:
 
     def seconds_left(self) -> float:
         """Return after how many seconds the first GPU that is idle now is free."""
-        waits = [self._idle_after - self._idle_for(uuid) for uuid, since in self._idle_since.items() if since is not None]
+        waits = [
+            self._idle_after - self._idle_for(uuid) for uuid, since in self._idle_since.items() if since is not None
+        ]
         return min((wait for wait in waits if wait > 0), default=self._idle_after)
 
     def describe(self, gpus: "List[Dict[str, Any]]") -> str:

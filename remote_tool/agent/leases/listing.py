@@ -16,9 +16,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, List, Optional, Tuple
 
+
 TICKET, HELD, LEASE = ".ticket", ".held", ".lease"
 HIGHEST_PRIORITY = 100
-# Names begin with what is left up to this, so that they sort by priority, highest first.
+# Names begin with the difference to this, so that they sort by priority, highest first.
 _FIRST = 999
 _STAMP_DIGITS = 20
 # Of one user, and of one lease in bytes.
@@ -123,7 +124,7 @@ class Listing:
             os.close(folder)
         self._folders = {}
 
-    def __enter__(self) -> "Listing":
+    def __enter__(self) -> "Listing":  # noqa: PYI034 - Self is newer than Python 3.8
         return self
 
     def __exit__(self, *_: object) -> None:

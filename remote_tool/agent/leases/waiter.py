@@ -93,6 +93,16 @@ class Waiter:
         """Return its place in the queue; None before and after."""
         return None if self._ticket is None else self._ticket.ticket
 
+    @property
+    def is_waiting(self) -> bool:
+        """Return whether it waits for others, not for an answer that comes soon."""
+        is_soon = self._question.is_open or self._claim is not None or self._use.is_unsure
+        return not is_soon
+
+    def blocked_by(self) -> str:
+        """Return why it waits, to continue a sentence."""
+        return f": {self.why}" if self.why else ""
+
     def register(self, poll: "select.poll") -> None:
         """Let poll() wake when there is something to do."""
         for descriptor in self._watched:
@@ -144,7 +154,9 @@ class Waiter:
         self._gpus = [gpu for gpu in answer.gpus if not devices or {str(gpu["index"]), gpu["uuid"]} & set(devices)]
         count = len(self._gpus)
         if count < self._request.gpus:
-            has = f"only {count} of its GPUs are configured for jobs" if devices else f"this server has {count or 'none'}"
+            has = (
+                f"only {count} of its GPUs are configured for jobs" if devices else f"this server has {count or 'none'}"
+            )
             raise LeaseError(f"it needs {self._request.gpus} GPU{'s' * (self._request.gpus > 1)}, and {has}")
 
     def _step(self, listing: Listing, answer: "Optional[GpuAnswer]") -> "Optional[Claim]":
@@ -154,7 +166,8 @@ class Waiter:
             self._take_gpus(answer)
         elif self._gpus is None:
             # A job that wants more than this machine has must not wait for its turn.
-            return self._ask_and_wait(listing)
+            self._ask_and_wait(listing)
+            return None
         ahead = self._find_ahead(listing)
         if ahead and not self._request.backfill:
             self._question.close()
@@ -191,7 +204,8 @@ class Waiter:
             self.seconds, self.why = _LONG_SECONDS, ""
             return None
         if answer is None:
-            return self._ask_and_wait(listing)
+            self._ask_and_wait(listing)
+            return None
         judged = [gpu for gpu in unleased if gpu["uuid"] not in self._leased_at_question]
         self._use.update(answer, [gpu["uuid"] for gpu in judged], suspects)
         free = [] if answer.problem else [gpu["uuid"] for gpu in judged if self._use.is_free(gpu["uuid"])]
@@ -201,7 +215,8 @@ class Waiter:
         self.why = answer.problem or self._use.describe(judged)
         if len(judged) < len(unleased):
             # Some were given back while nvidia-smi was asked.
-            return self._ask_and_wait(listing)
+            self._ask_and_wait(listing)
+            return None
         self._watch(listing, live)
         self.seconds = 1.5 if self._use.is_unsure else self._look_seconds()
         return None
@@ -277,6 +292,7 @@ class Waiter:
     def _refresh_if_due(self) -> None:
         if time.monotonic() - self._refreshed_at > folders.REFRESH_SECONDS:
             self._refreshed_at = time.monotonic()
-            folders.refresh(self._folder, [] if self._ticket is None else self._ticket.names)
+            if self._ticket is not None:
+                self._ticket.refresh()
             with suppress(OSError):
                 folders.remove_abandoned(self._folder, fifo.TEMPORARY, os.listdir(self._folder))

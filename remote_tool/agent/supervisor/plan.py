@@ -7,9 +7,10 @@ from remote_tool.protocol.limits import DEFAULT_LOG_LIMIT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, Optional
+    from typing import Dict, Optional, Tuple
 
     from remote_tool.agent.launch.cause import Membership
+    from remote_tool.agent.leases.waiter import LeaseRequest
     from remote_tool.agent.wrapper.wrapper import CommandWrapper
 
 
@@ -25,6 +26,22 @@ class OnEnd(NamedTuple):
     command: str
     secrets: Dict[str, str]
     name: str
+
+
+class QueueRequest(NamedTuple):
+    """What a job waits for.
+
+    Attributes:
+        lease: The GPUs; None without any.
+        after: The ids of the jobs that must have ended.
+        after_any: Whether it does not matter how they ended.
+        may_wait: Whether it waits for its GPUs; otherwise, it fails if they are not free.
+    """
+
+    lease: Optional[LeaseRequest]
+    after: Tuple[str, ...] = ()
+    after_any: bool = False
+    may_wait: bool = True
 
 
 class Plan(NamedTuple):
@@ -46,6 +63,7 @@ class Plan(NamedTuple):
         script: What the shell inside reads.
         on_end: What to run when the job has ended; None: nothing.
         terminal: The program on a terminal: the command, or the user's shell; empty without one.
+        queue: What it waits for before the command starts; None: nothing.
         nice: Added to the command's niceness; behind a launch command, by the script.
     """
 
@@ -65,3 +83,4 @@ class Plan(NamedTuple):
     nice: Optional[int] = None
     on_end: Optional[OnEnd] = None
     terminal: str = ""
+    queue: "Optional[QueueRequest]" = None

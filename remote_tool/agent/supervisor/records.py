@@ -12,7 +12,7 @@ from remote_tool.protocol.records import ENDED, STARTED, encode_record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Mapping, Optional
+    from typing import Any, Dict, List, Mapping, Optional
 
     from remote_tool.agent.proc.processes import Process
     from remote_tool.agent.supervisor.outcome import Outcome
@@ -29,11 +29,13 @@ class Records:
 
     Attributes:
         started: When the job started, by the monotonic clock.
+        leased_gpus: The UUIDs of its GPUs; None without a lease.
     """
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self.started = time.monotonic()
+        self.leased_gpus: Optional[List[str]] = None
 
     def write_start(self, command: Process, supervisor: Process, *, is_subreaper: bool) -> None:
         """Write started.json; OSError when it cannot be written."""
@@ -47,6 +49,7 @@ class Records:
             "monotonic": self.started,
             "subreaper": is_subreaper,
             "locked": self._plan.locked,
+            "leased_gpus": self.leased_gpus,
         }
         job_folder.write_record(self._plan.folder, STARTED, record, replace=True)
 

@@ -7,6 +7,7 @@ processes. It is independent of the connection.
 from __future__ import annotations
 
 import os
+import time
 
 from remote_tool.agent.proc import subreaper
 from remote_tool.agent.proc.processes import close_descriptors
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from remote_tool.agent.proc.processes import Process
     from remote_tool.agent.supervisor.launch import NodeOfLaunch
     from remote_tool.agent.supervisor.plan import Plan
+    from remote_tool.agent.supervisor.queue import JobQueue
     from remote_tool.agent.supervisor.terminal import JobTerminal
     from remote_tool.protocol.records import Record
 
@@ -86,11 +88,12 @@ class Supervisor:
         self._ending = Ending(plan, self._events, self._outcome, is_subreaper=self._subreaper)
         self._launch: Optional[NodeOfLaunch] = None
         self._terminal: Optional[JobTerminal] = None
+        self._queue: Optional[JobQueue] = None
 
     def run(self) -> None:
         """Do all steps; the final record is written when this returns."""
         self._events.block_signals()
-        if self._join_launch() and self._open_terminal() and self._start_command():
+        if self._wait_in_queue() and self._join_launch() and self._open_terminal() and self._start_command():
             self._watch_launch()
             self._report_started()
             self._wait_for_command()
@@ -99,6 +102,8 @@ class Supervisor:
             causes.note_failed_setup(self._plan, self._outcome)
         else:
             self._watch_launch()
+        if self._queue is not None:
+            self._queue.release()
         causes.note_taken_port(self._plan, self._outcome)
         self._note_cause()
         self._drain_terminal()
@@ -123,6 +128,21 @@ class Supervisor:
         if self._started >= 0:
             os.close(self._started)
             self._started = -1
+
+    def _wait_in_queue(self) -> bool:
+        """Wait for other jobs and for GPUs; return False when the command must not start."""
+        if self._plan.queue is None:
+            return True
+        # Loaded by the start, which read the request.
+        from remote_tool.agent.supervisor import queue  # noqa: PLC0415 - few jobs wait
+
+        self._queue = queue.JobQueue(self._plan, self._events, self._outcome, self._report_started)
+        may_start = self._queue.wait()
+        self._records.started = time.monotonic()
+        if may_start and self._queue.gpus:
+            self._records.leased_gpus = list(self._queue.gpus)
+            self._plan = queue.with_gpus(self._plan, self._queue.gpus)
+        return may_start
 
     def _join_launch(self) -> bool:
         """Prepare the heartbeat of a launch; return False when the other nodes could not reach this one."""
@@ -193,6 +213,8 @@ class Supervisor:
                     self._stop_with_launch(self._launch, self._launch.verdict)
                     return
                 self._launch.check_rendezvous()
+            if self._queue is not None:
+                self._queue.refresh_if_due()
             self._trace_if_asked()
             self._events.wait()
 
