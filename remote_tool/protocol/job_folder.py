@@ -38,8 +38,6 @@ OUT = "job.out"
 ERR = "job.err"
 RANKS = "ranks"
 RESERVE = "reserve"
-# There while the job waits for its turn.
-QUEUED = "queued"
 # Written by the script of an MPI launch's first node: the commands that mpiexec runs on the others.
 PROXIES_FILE = "mpi-proxies"
 # Written from behind a launch command when the command is about to begin.

@@ -67,12 +67,7 @@ def _ask() -> GpuAnswer:
     question = GpuQuestion()
     try:
         problem = question.ask()
-    except LeaseError as error:
-        return GpuAnswer([], [], str(error))
-    try:
-        if problem is not None:
-            return problem
-        while True:
+        while not problem:
             poll = select.poll()
             for descriptor in question.descriptors:
                 poll.register(descriptor, select.POLLIN)
@@ -80,5 +75,8 @@ def _ask() -> GpuAnswer:
             answer = question.take()
             if answer is not None:
                 return answer
+    except LeaseError as error:
+        problem = str(error)
     finally:
         question.close()
+    return GpuAnswer([], [], problem)
