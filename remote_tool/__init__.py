@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from remote_tool.jobs.job import Job, JobState
     from remote_tool.launchers.fan_out import FanOutRequest
     from remote_tool.launchers.request import LaunchRequest
+    from remote_tool.launchers.sweep import SweepRequest
     from remote_tool.workflows.jobs.follow import FollowOptions
     from remote_tool.workflows.selection import JobSelection
     from remote_tool.workflows.start.start import StartRequest
@@ -31,6 +32,7 @@ __all__ = [
     "RunningJob",
     "ShellRequest",
     "StartRequest",
+    "SweepRequest",
     "Workspace",
     "__version__",
 ]
@@ -47,6 +49,7 @@ _HOMES = {
     "RunningJob": "remote_tool.workspace",
     "ShellRequest": "remote_tool.workflows.terminal.shell",
     "StartRequest": "remote_tool.workflows.start.start",
+    "SweepRequest": "remote_tool.launchers.sweep",
     "Workspace": "remote_tool.workspace",
 }
 

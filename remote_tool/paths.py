@@ -60,6 +60,11 @@ class LocalPaths:
         return self.remote_folder / "fan-outs"
 
     @property
+    def sweeps(self) -> Path:
+        """The combinations of each sweep that was started here."""
+        return self.remote_folder / "sweeps"
+
+    @property
     def sharing(self) -> Path:
         """Which servers share the project folder."""
         return self.logs / "sharing"

@@ -151,8 +151,7 @@ class StartOptions(Targets):
             artifacts=tuple(self.artifact or ()),
             workdir=read_workdir(self.workdir),
             sync=not self.no_sync,
-            **as_given,
-            **own,
+            **{**as_given, **own},
         )
 
 

@@ -58,28 +58,34 @@ GROUPS = {
         "jupyter": ("commands.browser", "Open Jupyter Lab of a server in the browser.", "--server gpu1"),
         "job-run": ("commands.run", "Start a job and return.", "--server gpu1 -- python train.py --lr 1e-3"),
         "helper-torch-launch": (
-            "commands.launch",
+            "commands.helpers.launch",
             "Start torchrun on all servers.",
             "--cmd 'train.py --epochs 5' --nproc-per-node 2 --follow",
         ),
         "helper-launch": (
-            "commands.launch",
+            "commands.helpers.launch",
             "Start a command on every server, without torchrun.",
             "--cmd './run_train.sh' --follow",
         ),
         "helper-mpi-launch": (
-            "commands.launch",
+            "commands.helpers.launch",
             "Start an MPI program on all servers.",
             "--cmd 'python solve.py' --ppn 2",
         ),
         "helper-fan-out": (
-            "commands.fan_out",
+            "commands.helpers.fan_out",
             "Split work across every GPU of every server.",
             "--cmd 'python evaluate.py --shard {shard} --of {shards}'",
+        ),
+        "helper-sweep": (
+            "commands.helpers.sweep",
+            "Queue a job for each combination of parameters.",
+            "--cmd 'train.py --lr {lr} --seed {seed}' --grid lr=0.1,0.01 --grid seed=1..5",
         ),
     },
     "Jobs": {
         "job-list": ("commands.jobs", "List jobs.", "--stopped --tag sweep"),
+        "sweep-show": ("commands.helpers.sweep", "Show the results of a sweep.", "--metric loss --mode min"),
         "top": ("commands.top", "Watch servers, GPUs and jobs.", "--once"),
         "job-tail": ("commands.jobs", "Follow the output of jobs until they end.", "3 --lines 20"),
         "job-stacks": ("commands.stacks", "Show where the Python processes of jobs are.", "3"),
@@ -123,7 +129,7 @@ RESUMED = {"prepare", "setup", "rsync", "update-packages", "keys", "data-sync", 
 AFTER_CTRL_C = {
     **dict.fromkeys(RESUMED, "; run it again to resume"),
     **dict.fromkeys(
-        ("job-run", "helper-torch-launch", "helper-launch", "helper-mpi-launch", "helper-fan-out"),
+        ("job-run", "helper-torch-launch", "helper-launch", "helper-mpi-launch", "helper-fan-out", "helper-sweep"),
         f"; to see what was started: {PROGRAM} job-list",
     ),
     "job-kill": f"; to see what is still running: {PROGRAM} job-list",

@@ -69,6 +69,13 @@ an unknown option, prints only `{"errors": [{"server": "", "message"}]}`.
 - `job-pull`: each job also has `"files": [{"name", "path", "size", "new"}]` and `"left_out": [{"name", "reason"}]`.
 - `helper-fan-out`: in addition to the jobs, `"fan_out": {"launch_id", "name", "shards", "done", "failed", "gathered"}`:
   the number of shards, the numbers of finished and failed shards, and the paths of gathered files.
+- `helper-sweep`: in addition to the jobs, `"sweep": {"launch_id", "name", "combinations", "done", "waiting",
+  "missing"}`: the number of combinations, the numbers of those that had succeeded before and of those that were queued
+  or running before, and how many did not start. The `node_rank` of a job is the number of its combination.
+- `sweep-show`: `{"sweep": {"launch_id", "name", "command", "metric", "mode", "combinations": [{"number", "parameters",
+  "state", "duration", "values", "best", "job"}]}, "errors": […]}`. `parameters` and the last `values` are by name, such
+  as `{"lr": "0.1", "seed": "3"}`; `best` is of the metric, and null without one; `duration` is in seconds. A
+  combination whose job never started, or whose record was removed, is `missing`, and its `job` is null.
 - `clean`: `{"items": [{"server", "what", "count", "bytes", "goes", "frees", "reason"}], "kept": [{"job", "reason"}],
   "forgotten": [{"job", "reason"}], "removed", "errors": [...]}`. `server` is null for this machine. `goes` and `frees`
   count what was removed if `removed` is true, else what would be. The exit status is 1 if something removable was kept.

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from remote_tool.cli.output.console import Console
     from remote_tool.launchers.fan_out import FanOutPlan
     from remote_tool.launchers.plan import LaunchPlan
+    from remote_tool.launchers.sweep import SweepPlan
 
-    Plan = LaunchPlan | FanOutPlan
+    Plan = LaunchPlan | FanOutPlan | SweepPlan
 
 
 def start_or_plan(

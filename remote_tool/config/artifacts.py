@@ -98,7 +98,7 @@ def problem_with_folder(folder: Path, local: LocalPaths) -> str:
         return "is the project, your home folder, or a folder that contains one of them"
     if _TRUSTED & set(place.parts):
         return f"is inside {', '.join(sorted(_TRUSTED & set(place.parts)))}, whose files other programs trust"
-    ours = [each.resolve() for each in (local.jobs, local.logs, local.fan_outs)]
+    ours = [each.resolve() for each in (local.jobs, local.logs, local.fan_outs, local.sweeps)]
     if any(place.is_relative_to(each) or each.is_relative_to(place) for each in ours):
         return "contains remote-tool's own files"
     return "is not a folder" if is_file else ""

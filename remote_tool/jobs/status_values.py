@@ -18,7 +18,7 @@ LONGEST_SHOWN = 80
 # A pattern that takes this long once is not used again.
 SLOW_SECONDS = 0.05
 
-_NUMBER = r"[-+]?(?:\d[\d,]*\.?\d*(?:e[-+]?\d+)?|nan|inf)"
+NUMBER = r"[-+]?(?:\d[\d,]*\.?\d*(?:e[-+]?\d+)?|nan|inf)"
 _OF = r"(?:\s?(?:/|of)\s?\d+)?"
 # Formats of tqdm, Lightning, Hugging Face and PyTorch's examples.
 PATTERNS = {
@@ -26,8 +26,8 @@ PATTERNS = {
     "step": r"(?:\b(?:global_)?(?:step|iter|iteration|batch)s?\W{0,4}|\|\s?(?=\d+/\d+ \[)|\]\[\s*(?=\d+/\d+\]))"
     rf"(\d+{_OF})",
     "loss": r"(?<![\w.])(?<!val )(?<!eval )(?<!test )(?<!valid )(?<!validation )"
-    rf"(?:train(?:ing)?[ _/.-])?loss\W{{0,5}}({_NUMBER})",
-    "lr": rf"\b(?:lr|learning[_ ]rate)\W{{0,4}}({_NUMBER})",
+    rf"(?:train(?:ing)?[ _/.-])?loss\W{{0,5}}({NUMBER})",
+    "lr": rf"\b(?:lr|learning[_ ]rate)\W{{0,4}}({NUMBER})",
     "rate": r"(\d[\d,.]*\s?(?:it|iters?|steps?|batch(?:es)?|samples?|imgs?|images?|tok|tokens?|examples?)/s"
     r"|\d[\d,.]*\s?s/(?:it|iter|step|batch))\b",
     "left": r"\[\d[\d:]*<((?:\d+:)?\d+:\d\d)\b",

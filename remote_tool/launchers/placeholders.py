@@ -33,7 +33,7 @@ def check_template(option: str, template: str, known: Sequence[str]) -> None:
         written = _written(name, form, conversion)
         if written[1:-1] not in known:
             raise _unknown_placeholder(option, written, known)
-        if written[1:-1] in OF_ITEMS and _is_in_quotes(before):
+        if written[1:-1] in OF_ITEMS and is_in_quotes(before):
             raise UsageError(f"{option}: {written} is quoted automatically; remove the quotes around it")
         before += "_"
 
@@ -92,7 +92,7 @@ def _unknown_placeholder(option: str, written: str, known: Sequence[str]) -> Usa
     return UsageError(f"{option}: {written} is not a placeholder; use {listed}", hint=hint)
 
 
-def _is_in_quotes(before: str) -> bool:
+def is_in_quotes(before: str) -> bool:
     try:
         shlex.split(before)
     except ValueError:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         prepare,
         servers,
         start,
+        sweep,
         sync,
         terminal,
     )
@@ -31,6 +32,7 @@ __all__ = [
     "prepare",
     "servers",
     "start",
+    "sweep",
     "sync",
     "terminal",
 ]

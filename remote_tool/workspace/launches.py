@@ -13,16 +13,20 @@ from remote_tool.workspace.project import checked
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from remote_tool.config.sweep_values import SweepSpec
     from remote_tool.jobs.job import Job
     from remote_tool.launchers.fan_out import FanOutPlan, FanOutRequest
     from remote_tool.launchers.plan import LaunchPlan
     from remote_tool.launchers.request import LaunchRequest
+    from remote_tool.launchers.sweep import SweepPlan, SweepRequest
     from remote_tool.protocol.artifact_patterns import ArtifactPattern
     from remote_tool.workflows.fan_out.answer import FanOutAnswer
     from remote_tool.workflows.fan_out.observer import Observer
     from remote_tool.workflows.jobs.follow import FollowAnswer, OnChunk
     from remote_tool.workflows.selection import JobsAnswer
     from remote_tool.workflows.start.start import StartRequest
+    from remote_tool.workflows.sweep.answer import SweepAnswer
+    from remote_tool.workflows.sweep.results import SweepResults
 
 
 class LaunchMethods(JobMethods):
@@ -241,3 +245,52 @@ class LaunchMethods(JobMethods):
             self._work(lambda context: resume(context, name, variables, observer, sync=sync, overwrite=overwrite)),
             check=check,
         )
+
+    def plan_sweep(self, request: SweepRequest) -> SweepPlan:
+        """Return what a sweep would start; starts nothing."""
+        return self._work(lambda context: workflows.sweep.sweep.plan(context, request))
+
+    def sweep(self, request: SweepRequest, *, env: Mapping[str, str] | None = None, check: bool = True) -> SweepAnswer:
+        """Queue a job for each combination of parameters, placed over all servers; return once they are queued.
+
+        Raises:
+            SomeServersFailedError: Servers failed; the others have their jobs.
+        """
+        request = replace(request, env=env)
+        return checked(self._work(lambda context: workflows.sweep.sweep.start(context, request)), check=check)
+
+    def resume_sweep(
+        self,
+        name: str,
+        more: SweepSpec | None = None,
+        *,
+        env: Mapping[str, str] | None = None,
+        sync: bool = True,
+        overwrite: bool = False,
+        check: bool = True,
+    ) -> SweepAnswer:
+        """Start the combinations of a sweep that failed or were lost, and those of ``more`` that it does not have.
+
+        Raises:
+            UsageError: There is no such sweep, or it has another command or other parameters.
+        """
+        resume, variables = workflows.sweep.sweep.resume, dict(env or {})
+        return checked(
+            self._work(lambda context: resume(context, name, variables, more, sync=sync, overwrite=overwrite)),
+            check=check,
+        )
+
+    def sweep_results(
+        self, name: str = "", *, metric: str = "", mode: str = "min", sort: str = "", logs: bool = False
+    ) -> SweepResults:
+        """Return the combinations of a sweep, by default of the newest one, with what their jobs have reached.
+
+        Args:
+            name: Its name, the end of its id.
+            metric: A value in the output, such as ``loss``; each row has its best one, as far as the output is here.
+            mode: ``min`` or ``max``: which value is the best.
+            sort: A column, with ``-`` before it for the reverse order.
+            logs: Fetch the output first.
+        """
+        show = workflows.sweep.results.results
+        return self._work(lambda context: show(context, name, metric=metric, mode=mode, sort=sort, logs=logs))

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from remote_tool.config.model import Config
     from remote_tool.workflows.artifacts.answer import PullAnswer
     from remote_tool.workflows.fan_out.answer import FanOutAnswer
+    from remote_tool.workflows.sweep.answer import SweepAnswer
 
 T = TypeVar("T")
-C = TypeVar("C", bound="JobsAnswer | PullAnswer | FanOutAnswer | Results[Any]")
+C = TypeVar("C", bound="JobsAnswer | PullAnswer | FanOutAnswer | SweepAnswer | Results[Any]")
 
 
 @dataclass(frozen=True)

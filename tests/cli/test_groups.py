@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from remote_tool import LaunchRequest, StartRequest
-from remote_tool.cli.commands import launch
+from remote_tool.cli.commands.helpers import launch
 from remote_tool.cli.groups import JobOptions, LaunchOptions, Shown, Targets, flatten
 from remote_tool.cli.program import load_command
 from remote_tool.errors import UsageError

@@ -23,8 +23,19 @@ INTERFACE = [
     *("init", "keys", "check", "prepare", "setup", "rsync", "data-sync", "update-packages", "bandwidth"),
     *("ssh-config", "connections", "disconnect"),
     *("run", "shell", "forward", "jupyter", "job-run"),
-    *("helper-torch-launch", "helper-launch", "helper-mpi-launch", "helper-fan-out"),
-    *("job-list", "top", "job-tail", "job-stacks", "job-attach", "job-kill", "job-wait", "job-note", "job-rsync"),
+    *("helper-torch-launch", "helper-launch", "helper-mpi-launch", "helper-fan-out", "helper-sweep"),
+    *(
+        "job-list",
+        "sweep-show",
+        "top",
+        "job-tail",
+        "job-stacks",
+        "job-attach",
+        "job-kill",
+        "job-wait",
+        "job-note",
+        "job-rsync",
+    ),
     *("job-pull", "tensorboard", "clean", "demo"),
 ]
 WITH_JSON = [
@@ -38,6 +49,7 @@ WITH_JSON = [
     "helper-fan-out",
     "helper-launch",
     "helper-mpi-launch",
+    "helper-sweep",
     "helper-torch-launch",
     "job-kill",
     "job-list",
@@ -50,6 +62,7 @@ WITH_JSON = [
     "prepare",
     "rsync",
     "run",
+    "sweep-show",
     "top",
 ]
 HEAVY = ("pydantic", "asyncssh", "yaml", "rich", "remote_tool.workflows", "remote_tool.workspace", "remote_tool.config")

@@ -19,7 +19,7 @@ PACKAGE = "remote_tool"
 DOCUMENTS = ("README.md", "CHANGELOG.md", "docs/*.md")
 MADE = "reference.md"
 # Docstrings here are help texts, or what an editor shows of the Python API. What the package itself gives out is added.
-PUBLIC = ("*.py", "workspace/*.py", "config/model.py", "cli/commands/*.py")
+PUBLIC = ("*.py", "workspace/*.py", "config/model.py", "cli/commands/**/*.py")
 # A string without a space is a key, a name or an option.
 PHRASE = re.compile(r"\w\s+\w")
 SHELL_COMMENT = re.compile(r"^\s*#.*$", re.MULTILINE)

@@ -25,7 +25,7 @@ from remote_tool.workflows.start.start_specs import start_specs
 if TYPE_CHECKING:
     from remote_tool.workflows.context import Context
 from remote_tool.workflows.fan_out.answer import FanOutAnswer
-from remote_tool.workflows.fan_out.work import Work, ask_slots, find_fan_out_script, jobs_of, make_ready
+from remote_tool.workflows.fan_out.work import Work, ask_slots, find_command_script, jobs_of, make_ready
 
 
 async def plan(context: Context, request: FanOutRequest) -> FanOutPlan:
@@ -35,7 +35,7 @@ async def plan(context: Context, request: FanOutRequest) -> FanOutPlan:
         SomeServersFailedError: Some could not be asked.
     """
     servers = choose_servers(context.config, request.servers)
-    find_fan_out_script(context, request)
+    find_command_script(context, request)
     slots, errors = await ask_slots(context, request, context.config.listed, servers)
     if errors:
         raise SomeServersFailedError(errors, [each.server for each in slots])

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from remote_tool.config.model import Config
     from remote_tool.errors import RemoteToolError
+    from remote_tool.launchers.job_request import JobRequest
     from remote_tool.workflows.context import Context
     from remote_tool.workflows.fan_out.work_queue import Assignment
 
@@ -73,7 +74,7 @@ class Work:
 
 async def make_ready(context: Context, request: FanOutRequest, listed: Mapping[str, int | None]) -> Ready:
     servers = choose_servers(context.config, request.servers)
-    find_fan_out_script(context, request)
+    find_command_script(context, request)
     gathering_folder(context.config, request.gather)
     sent = await send_project(context, servers, wanted=request.sync, overwrite=request.overwrite)
     slots, errors = await ask_slots(
@@ -85,14 +86,14 @@ async def make_ready(context: Context, request: FanOutRequest, listed: Mapping[s
     return Ready(sent.snapshots, errors, sent.warnings, sent.git, slots=slots)
 
 
-def find_fan_out_script(context: Context, request: FanOutRequest) -> None:
+def find_command_script(context: Context, request: JobRequest) -> None:
     first = request.command.split(maxsplit=1)[0]
     if first.endswith(".py"):
         find_script(context, first, request.workdir)
 
 
 async def ask_slots(
-    context: Context, request: FanOutRequest, listed: Mapping[str, int | None], servers: Sequence[str]
+    context: Context, request: JobRequest, listed: Mapping[str, int | None], servers: Sequence[str]
 ) -> tuple[list[ServerSlots], dict[str, RemoteToolError]]:
     async def ask(server: str) -> ServerSlots:
         host = await context.pool.host(server)

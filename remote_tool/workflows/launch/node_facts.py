@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from remote_tool.config.model import Server
-    from remote_tool.launchers.fan_out import FanOutRequest
+    from remote_tool.launchers.job_request import JobRequest
     from remote_tool.launchers.request import LaunchRequest
     from remote_tool.workflows.context import Context
 
@@ -74,10 +74,8 @@ def read_facts(server: str, answer: Mapping[str, Any]) -> NodeFacts:
         raise JobError(f"{server}: cannot read its facts ({error!r})", server=server) from error
 
 
-def chosen_devices(
-    server: Server, request: LaunchRequest | FanOutRequest, answer: Mapping[str, Any]
-) -> tuple[str, ...]:
-    """Return the GPUs that a launch or a fan-out uses on a server.
+def chosen_devices(server: Server, request: JobRequest, answer: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the GPUs that the jobs of a request use on a server.
 
     Raises:
         JobError: The server lacks them.

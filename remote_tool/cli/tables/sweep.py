@@ -1,0 +1,100 @@
+"""The table of a sweep, for people, as CSV and as JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import TYPE_CHECKING, Any
+
+from remote_tool.cli.output.json_output import errors_as_json, job_as_json
+from remote_tool.cli.output.sanitize import one_line
+from remote_tool.cli.tables.jobs import readable_duration
+from remote_tool.cli.tables.plain import plain_rows
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from remote_tool.workflows.sweep.results import SweepResults, SweepRow
+
+LONGEST_CELL = 40
+MISSING = "missing"
+
+
+def sweep_table(found: SweepResults) -> str:
+    """Return the rows for people."""
+    return plain_rows([_cells(found, row) for row in found.rows])
+
+
+def _cells(found: SweepResults, row: SweepRow) -> dict[str, str]:
+    job, duration = row.job, row.duration
+    cells = {
+        "NUMBER": str(row.number),
+        "STATE": MISSING if job is None else job.state.value,
+        "SERVER": "" if job is None else job.server,
+        "JOB": "" if job is None else str(job.key),
+        "DURATION": "" if duration is None else readable_duration(duration),
+    }
+    if found.metric:
+        cells[f"{found.mode.upper()} {found.metric}"] = "" if row.best is None else f"{row.best:g}"
+    # What a command prints of its own parameters says nothing new.
+    cells |= {f"LAST {name}": row.values.get(name, "") for name in found.value_names if name not in row.parameters}
+    parameters = {_heading(name, cells): value for name, value in row.parameters.items()}
+    number = cells.pop("NUMBER")
+    shown = {"NUMBER": number, **parameters, **cells}
+    return {one_line(name): one_line(value)[:LONGEST_CELL] for name, value in shown.items()}
+
+
+def _heading(name: str, taken: dict[str, Any]) -> str:
+    """Return the heading of a parameter, with its braces where another column has the name."""
+    return f"{{{name}}}" if name in taken else name
+
+
+def sweep_csv(found: SweepResults) -> str:
+    """Return the rows as CSV; last values are in columns such as ``last loss``."""
+    text = io.StringIO()
+    rows = [_values(found, row) for row in found.rows]
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _values(found: SweepResults, row: SweepRow) -> dict[str, object]:
+    job, duration = row.job, row.duration
+    rest: dict[str, object] = {
+        "state": MISSING if job is None else job.state.value,
+        "exit_code": "" if job is None or job.exit_code is None else job.exit_code,
+        "server": "" if job is None else job.server,
+        "job": "" if job is None else job.key,
+        "duration_seconds": "" if duration is None else round(duration, 3),
+    }
+    if found.metric:
+        rest[f"{found.mode} {found.metric}"] = "" if row.best is None else row.best
+    rest |= {f"last {name}": row.values.get(name, "") for name in found.value_names}
+    return {"number": row.number, **{_heading(name, rest): value for name, value in row.parameters.items()}, **rest}
+
+
+def sweep_document(found: SweepResults, jobs_folder: Path) -> dict[str, Any]:
+    """Return the document of ``sweep-show``."""
+    return {
+        "sweep": {
+            "launch_id": found.launch_id,
+            "name": found.name,
+            "command": found.command,
+            "metric": found.metric or None,
+            "mode": found.mode if found.metric else None,
+            "combinations": [
+                {
+                    "number": row.number,
+                    "parameters": dict(row.parameters),
+                    "state": MISSING if row.job is None else row.job.state.value,
+                    "duration": row.duration,
+                    "values": dict(row.values),
+                    "best": row.best,
+                    "job": None if row.job is None else job_as_json(row.job, jobs_folder),
+                }
+                for row in found.rows
+            ],
+        },
+        "errors": errors_as_json(found.errors),
+    }
