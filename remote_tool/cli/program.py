@@ -86,6 +86,8 @@ GROUPS = {
         "job-attach": ("commands.terminal", "Attach to the terminal of a job.", "3"),
         "job-kill": ("commands.jobs", "Stop jobs and all their processes.", "3 4"),
         "job-wait": ("commands.jobs", "Wait for jobs to end.", "3 --timeout 3600"),
+        "job-rerun": ("commands.rerun", "Start jobs again as they were started.", "3 --env WANDB_API_KEY VALUE"),
+        "job-diff": ("commands.rerun", "Compare two jobs.", "3 7"),
         "job-note": ("commands.jobs", "Add a note to a job.", "3 'lr too high'"),
         "job-rsync": ("commands.jobs", "Fetch logs and artifacts of jobs.", "--server gpu1"),
         "job-pull": ("commands.pull", "Fetch checkpoints and other files of jobs.", "3 --artifact 'out/*.pt'"),
@@ -123,7 +125,7 @@ RESUMED = {"prepare", "setup", "rsync", "update-packages", "keys", "data-sync", 
 AFTER_CTRL_C = {
     **dict.fromkeys(RESUMED, "; run it again to resume"),
     **dict.fromkeys(
-        ("job-run", "helper-torch-launch", "helper-launch", "helper-mpi-launch", "helper-fan-out"),
+        ("job-run", "job-rerun", "helper-torch-launch", "helper-launch", "helper-mpi-launch", "helper-fan-out"),
         f"; to see what was started: {PROGRAM} job-list",
     ),
     "job-kill": f"; to see what is still running: {PROGRAM} job-list",

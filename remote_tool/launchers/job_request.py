@@ -35,6 +35,7 @@ class JobRequest:
         nice: Run the command with this niceness, 0 to 19; None: unchanged.
         on_end: Command that the server runs when a job has ended; None: as configured; empty: none.
         name: Name of every job, for lists; empty: none.
+        rerun_of: Id of the job that this repeats; empty: of none.
     """
 
     command: str
@@ -51,6 +52,7 @@ class JobRequest:
     nice: int | None = None
     name: str = ""
     on_end: str | None = None
+    rerun_of: str = ""
 
     def _check_options(
         self,

@@ -87,6 +87,18 @@ async def while_asking_git(root: Path, work: Awaitable[T], beside: Sequence[str]
         await asyncio.gather(head, changes, return_exceptions=True)
 
 
+async def changed_since(root: Path, commit: str, beside: Sequence[str] = ()) -> tuple[str, ...] | None:
+    """Return the tracked files that differ between a commit and now; None if git does not know, or has no such commit.
+
+    Very many names are cut off.
+    """
+    if not _COMMIT.fullmatch(commit) or not _is_in_repository(root):
+        return None
+    what = ("--name-only", "-z", "--no-renames", "--no-ext-diff", "--relative", commit, "--", ".")
+    answer = await _ask(root, "diff", *what, *_without(beside))
+    return None if answer is None else tuple(answer.decode(errors="replace").split("\0")[:-1])
+
+
 def _is_in_repository(root: Path) -> bool:
     """Return whether the project is in a repository, without starting git."""
     try:
@@ -106,9 +118,12 @@ async def _read_head(root: Path) -> GitState | None:
 async def _has_changes(root: Path, beside: Sequence[str]) -> bool | None:
     """Return whether git reports a changed file; the first byte is enough."""
     what = ("--porcelain", "-z", "--no-renames", "--untracked-files=normal", "--", ".")
-    others = (f":(exclude,literal){folder}" for folder in (".remote", *beside))
-    answer = await _ask(root, "status", *what, *others, most=1)
+    answer = await _ask(root, "status", *what, *_without(beside), most=1)
     return None if answer is None else bool(answer)
+
+
+def _without(folders: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f":(exclude,literal){folder}" for folder in (".remote", *folders))
 
 
 async def _ask(root: Path, *words: str, most: int = 16 * 1024) -> bytes | None:

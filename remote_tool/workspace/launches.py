@@ -91,6 +91,44 @@ class LaunchMethods(JobMethods):
         every = [replace(request, env=env) for request in requests]
         return checked(self._work(lambda context: workflows.start.start.start_jobs(context, every)), check=check)
 
+    def plan_rerun(
+        self,
+        *jobs: str,
+        command: str | None = None,
+        env: Mapping[str, str] | None = None,
+        servers: Sequence[str] = (),
+    ) -> list[StartRequest | LaunchRequest]:
+        """Return the requests of :meth:`rerun`, each launch once; starts nothing."""
+        again = workflows.start.again
+        changes = again.RerunChanges(command, names_of(servers), dict(env or {}))
+        return self._work(lambda context: again.requests_again(context, jobs, changes))
+
+    def start_requests(self, requests: Sequence[StartRequest | LaunchRequest], *, check: bool = True) -> JobsAnswer:
+        """Start jobs and launches, such as those of :meth:`plan_rerun`."""
+        return checked(self._work(lambda context: workflows.start.again.start_requests(context, requests)), check=check)
+
+    def rerun(
+        self,
+        *jobs: str,
+        command: str | None = None,
+        env: Mapping[str, str] | None = None,
+        servers: Sequence[str] = (),
+        check: bool = True,
+    ) -> JobsAnswer:
+        """Start jobs, or the launches that they belong to, again as recorded, from the current code.
+
+        Args:
+            jobs: Keys or ids.
+            command: Instead of the recorded one; None: as recorded.
+            env: Values of variables; the others come from the environment of this program or from the configuration.
+            servers: Instead of the recorded ones; empty: as recorded.
+            check: Raise if a server failed; otherwise the result holds its error.
+
+        Raises:
+            UsageError: There is no such job, it cannot be repeated, or a variable has no value; nothing was started.
+        """
+        return self.start_requests(self.plan_rerun(*jobs, command=command, env=env, servers=servers), check=check)
+
     def launch_torch(  # noqa: PLR0913 - one parameter per option
         self,
         command: str,

@@ -14,6 +14,7 @@ from remote_tool.config.artifacts import wanted_artifacts
 from remote_tool.errors import JobError, UsageError
 from remote_tool.jobs.job import DEFAULT_GRACE, MASTER_TAG, JobSpec, LaunchWatch, new_job_id
 from remote_tool.launchers.command import script_file
+from remote_tool.launchers.launch_options import format_options
 from remote_tool.launchers.plan import Launcher, LaunchNames
 from remote_tool.paths import current_folder
 from remote_tool.protocol.limits import DEFAULT_LOST_AFTER
@@ -57,6 +58,7 @@ async def launch(context: Context, request: LaunchRequest, git: GitState | None 
     facts = await ask_facts(context, request, servers, needs_python=launcher.needs_python)
     if facts.errors:
         return JobsAnswer((), facts.errors, warnings=sent.warnings, answered=servers)
+    options = format_options(request, servers, context.config.listed)
     if request.lost_after is None:
         request = replace(request, lost_after=context.config.lost_after)
     plan = await make_plan(context, request, list(facts.values.values()), launcher)
@@ -66,6 +68,7 @@ async def launch(context: Context, request: LaunchRequest, git: GitState | None 
             complete(spec, context.config, request, sent),
             artifacts=artifacts,
             gpus=facts.values[spec.server].devices or None,
+            launch_options="" if spec.node_rank else options,
         )
         for spec in make_specs(plan, request)
     ]

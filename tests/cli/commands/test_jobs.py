@@ -36,8 +36,8 @@ pytestmark = pytest.mark.slow
 
 KEYS = [
     *("key", "id", "launch_id", "node_rank", "server", "name", "state", "exit_code", "signal", "reason", "pid"),
-    *("tags", "note", "started_by", "command", "workdir", "git", "nice", "gpus", "terminal", "created_at"),
-    *("started_at", "ended_at", "values", "log"),
+    *("tags", "note", "started_by", "command", "workdir", "git", "nice", "gpus", "terminal", "variables"),
+    *("rerun_of", "created_at", "started_at", "ended_at", "values", "log"),
 ]
 
 COLUMNS = ("KEY", "SERVER", "STATE", "EXIT", "LAUNCH", "STARTED", "DURATION", "TAGS", "REASON", "COMMAND")
