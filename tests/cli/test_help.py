@@ -24,7 +24,8 @@ INTERFACE = [
     *("ssh-config", "connections", "disconnect"),
     *("run", "shell", "forward", "jupyter", "job-run"),
     *("helper-torch-launch", "helper-launch", "helper-mpi-launch", "helper-fan-out"),
-    *("job-list", "top", "job-tail", "job-stacks", "job-attach", "job-kill", "job-wait", "job-note", "job-rsync"),
+    *("job-list", "top", "job-tail", "job-stacks", "job-attach", "job-kill", "job-wait"),
+    *("job-rerun", "job-requeue", "job-diff", "job-note", "job-rsync"),
     *("job-pull", "tensorboard", "clean", "demo"),
 ]
 WITH_JSON = [
@@ -39,10 +40,13 @@ WITH_JSON = [
     "helper-launch",
     "helper-mpi-launch",
     "helper-torch-launch",
+    "job-diff",
     "job-kill",
     "job-list",
     "job-note",
     "job-pull",
+    "job-requeue",
+    "job-rerun",
     "job-run",
     "job-stacks",
     "job-wait",

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+import remote_tool
 from remote_tool.cli.following import follow, follow_started, show_problems
 from remote_tool.cli.groups import Connection, NamedJobs, Shown
 from remote_tool.cli.options import AsJson, Environment, complete, read_environment
@@ -13,7 +14,6 @@ from remote_tool.cli.output.console import inform, leave_unless_ok
 from remote_tool.cli.output.json_output import diff_document, print_json
 from remote_tool.cli.starting import select_started, show_started
 from remote_tool.cli.tables.job_diff import print_differences
-from remote_tool.workflows.jobs.follow import FollowOptions
 
 NewServers = Annotated[
     list[str] | None,
@@ -52,7 +52,21 @@ def job_rerun(
         if len(requests) == 1:
             follow_started(workspace, requests[0], answer)
         else:
-            follow(workspace, select_started(answer), FollowOptions(started=not answer.errors), pass_on=True)
+            options = remote_tool.FollowOptions(started=not answer.errors)
+            follow(workspace, select_started(answer), options, pass_on=True)
+    leave_unless_ok(answer.exit_code)
+
+
+def job_requeue(*, jobs: NamedJobs, env: Environment = None, json: AsJson = False, connection: Connection) -> None:
+    """Put jobs back into the queue that left it before they began, because of a reboot or a stop.
+
+    Variables have their values from --env, from the environment of this command, or from configs.yaml.
+    """
+    variables = read_environment(env)
+    with connection.console("starting") as console:
+        workspace = console.find_workspace()
+        answer = workspace.start_requests(workspace.plan_requeue(*jobs.names, env=variables), check=False)
+    show_started(workspace, answer, json=json)
     leave_unless_ok(answer.exit_code)
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
-from dataclasses import dataclass, field
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from remote_tool import workflows
@@ -20,9 +21,10 @@ from remote_tool.launchers.launch_options import read_options
 from remote_tool.launchers.request import LaunchRequest
 from remote_tool.protocol.limits import SHELL
 from remote_tool.protocol.records import COMMAND_LIMIT
+from remote_tool.readable import counted
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.git_state import GitState, changed_since, while_asking_git
-from remote_tool.workflows.selection import JobsAnswer, choose_servers, find_job
+from remote_tool.workflows.selection import JobsAnswer, JobSelection, choose_servers, find_job
 from remote_tool.workflows.start.send import never_sent
 from remote_tool.workflows.start.start import StartRequest, start_jobs
 
@@ -60,6 +62,31 @@ class RerunChanges:
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
+async def requests_to_requeue(context: Context, words: Sequence[str], changes: RerunChanges) -> list[Request]:
+    """Return the requests that put jobs back into the queue which they left before they began.
+
+    Raises:
+        UsageError: As for :func:`requests_again`, or a job has begun or is still queued.
+    """
+    jobs = [find_job(context.registry.load()[0], word) for word in words]
+    ids = tuple(job.id for job in jobs)
+    if not all(job.state.is_final for job in jobs):
+        # The server may have lost them since.
+        answer = await workflows.jobs.listing.list_jobs(context, JobSelection(ids, stopped=True, hidden=True))
+        answer.raise_if_any_failed()
+    for job in context.registry.find(ids).values():
+        hint = f"remote-tool job-rerun {job.key} starts it again"
+        if not (job.gpu_count or job.after):
+            raise UsageError(f"Job {job.key} was not queued", hint=hint)
+        if job.started_at is not None:
+            raise UsageError(f"Job {job.key} has left the queue because it began", hint=hint)
+        if not job.state.is_finished:
+            raise UsageError(
+                f"Job {job.key} is still in the queue: {job.state}", hint=f"remote-tool job-wait {job.key}"
+            )
+    return await requests_again(context, words, changes)
+
+
 async def requests_again(context: Context, words: Sequence[str], changes: RerunChanges) -> list[Request]:
     """Return the requests that start jobs again, each launch once, and report how the code differs.
 
@@ -77,15 +104,20 @@ async def requests_again(context: Context, words: Sequence[str], changes: RerunC
     found = [find_job(jobs, word) for word in words]
     together = {job.launch_id or job.id: _with_its_launch(job, jobs) for job in found}
     requests = [await _request_again(context, nodes, changes) for nodes in together.values()]
-    for nodes in together.values():
-        await _report_code(context, nodes[0])
+    await _report_code(context, [nodes[0] for nodes in together.values()])
     return requests
 
 
 async def start_requests(context: Context, requests: Sequence[Request]) -> JobsAnswer:
-    """Start the jobs of requests together, and then each launch."""
+    """Start the jobs of requests together, then those that wait for others, and then each launch."""
     starts = [request for request in requests if isinstance(request, StartRequest)]
-    answers = [await start_jobs(context, starts)] if starts else []
+    together = [request for request in starts if not request.after]
+    answers = [await start_jobs(context, together)] if together else []
+    answers += [
+        await start_jobs(context, [replace(request, after=_latest(context, request.after))])
+        for request in starts
+        if request.after
+    ]
     answers += [
         await workflows.launch.launch.launch(context, request)
         for request in requests
@@ -98,6 +130,19 @@ async def start_requests(context: Context, requests: Sequence[Request]) -> JobsA
         answered=tuple(dict.fromkeys(server for answer in answers for server in answer.answered)),
         warnings=tuple(dict.fromkeys(warning for answer in answers for warning in answer.warnings)),
     )
+
+
+def _latest(context: Context, ids: Sequence[str]) -> tuple[str, ...]:
+    """Return the jobs to wait for: in place of one that was started again, the newest of these."""
+    repeats = {job.rerun_of: job.id for job in context.registry.load()[0] if job.rerun_of}
+    found = []
+    for job_id in ids:
+        latest, seen = job_id, {job_id}
+        while (newer := repeats.get(latest)) is not None and newer not in seen:
+            latest = newer
+            seen.add(newer)
+        found.append(latest)
+    return tuple(dict.fromkeys(found))
 
 
 def _with_its_launch(job: Job, jobs: Sequence[Job]) -> list[Job]:
@@ -137,18 +182,37 @@ async def _request_again(context: Context, nodes: Sequence[Job], changes: RerunC
         "environment": await _environment(context, nodes, servers, changes),
         "tags": tuple(tag for tag in job.tags if not (job.launch_id and tag == MASTER_TAG)),
         "artifacts": job.artifacts,
-        "devices": _devices(context.config, nodes, servers),
+        "devices": () if job.gpu_count else _devices(context.config, nodes, servers),
+        "gpus": job.gpu_count or 0,
         "workdir": job.workdir,
         "nice": job.nice,
         "name": job.name,
         "rerun_of": job.id,
     }
     if options is None:
-        return StartRequest(command=command, terminal=job.terminal, **common)
+        return StartRequest(
+            command=command,
+            terminal=job.terminal,
+            priority=job.priority or 0,
+            backfill=job.backfill,
+            after=_earlier(context, job, servers),
+            after_any=job.after_any,
+            **common,
+        )
     of_launch = {**options.of_request, "command": command}
     if of_launch["processes"] is None and options.listed:
         of_launch["processes"] = _listed_processes(nodes, options)
     return LaunchRequest(**of_launch, **common)
+
+
+def _earlier(context: Context, job: Job, servers: Sequence[str]) -> tuple[str, ...]:
+    """Return the jobs that a job waited for, without those that are not on its server."""
+    known = context.registry.find(job.after)
+    left = [each for each in job.after if each in known and all(known[each].server == name for name in servers)]
+    if len(left) < len(job.after):
+        count = counted(len(job.after) - len(left), "job")
+        context.report(Notice("", f"job {job.key} does not wait for {count} that {', '.join(servers)} does not have"))
+    return tuple(left)
 
 
 def _options_of(nodes: Sequence[Job]) -> LaunchOptions | None:
@@ -254,20 +318,23 @@ async def _names_on_server(context: Context, job: Job) -> set[str]:
     return {name for name in names if not name.startswith(_OURS)}
 
 
-async def _report_code(context: Context, job: Job) -> None:
-    """Say how the project differs from the code that a job ran; nothing if it is the same commit, and clean."""
+async def _report_code(context: Context, jobs: Sequence[Job]) -> None:
+    """Say how the project differs from the code that jobs ran; nothing if it is the same commit, and clean."""
     local = context.config.local
     beside = never_sent(local)
     _, now = await while_asking_git(local.root, asyncio.sleep(0), beside)
-    if not job.git_commit or now is None:
-        what = "the project is" if now is None else "its record is"
-        context.report(Notice("", f"job {job.key} runs the current code; {what} without a git commit to compare"))
-        return
-    files = await changed_since(local.root, job.git_commit, beside)
-    then = GitState(job.git_commit, job.git_branch, job.git_dirty)
-    if then.commit != now.commit or then.dirty or now.dirty:
-        text = f"job {job.key} ran {_named(then)}; it runs again from {_named(now)}"
-        context.report(Notice("", f"{text}: {_listed(files, then)}"))
+    ran: dict[GitState, list[str]] = defaultdict(list)
+    for job in jobs:
+        ran[GitState(job.git_commit, job.git_branch, job.git_dirty)].append(str(job.key))
+    for then, keys in ran.items():
+        who = f"job{'s' if len(keys) > 1 else ''} {', '.join(keys)}"
+        if now is None or not then.commit:
+            what = "the project" if now is None else "the record"
+            context.report(Notice("", f"{who}: running the current code; {what} has no git commit to compare"))
+        elif then.commit != now.commit or then.dirty or now.dirty:
+            files = await changed_since(local.root, then.commit, beside)
+            text = f"{who} ran {_named(then)}; now running {_named(now)}"
+            context.report(Notice("", f"{text}: {_listed(files, then)}"))
 
 
 def _named(git: GitState) -> str:
