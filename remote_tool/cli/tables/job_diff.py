@@ -45,4 +45,4 @@ def _text(field: str, value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, list):
         return one_line(",".join(map(str, value)))
-    return readable_duration(value) if field == "duration" and isinstance(value, float) else one_line(str(value))
+    return readable_duration(value) if field == "duration" and isinstance(value, int) else one_line(str(value))

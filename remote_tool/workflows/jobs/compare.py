@@ -36,7 +36,7 @@ class JobDiff(JobsAnswer):
     differences: tuple[Difference, ...] = ()
 
 
-# What an ordinary rerun keeps, and what came of it; ids, keys and moments always differ.
+# Settings and results; ids, keys and moments always differ.
 _SETTINGS = (
     *("name", "server", "workdir", "git_commit", "git_branch", "git_dirty", "variables", "configured_variables"),
     *("gpus", "nice", "terminal", "tags", "started_by"),
@@ -80,7 +80,7 @@ def _described(job: Job, now: float) -> dict[str, Any]:
         **{name.replace("git_", "git."): _plain(getattr(job, name)) for name in _SETTINGS},
         "artifacts": [pattern.glob for pattern in job.artifacts] or None,
         **{name: _plain(getattr(job, name)) for name in _RESULTS},
-        "duration": None if duration is None else round(duration, 1),
+        "duration": None if duration is None else round(duration),
         **{f"values.{name}": value for name, _, value in (each.partition("=") for each in job.status_values)},
     }
 

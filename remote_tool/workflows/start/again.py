@@ -43,6 +43,8 @@ OF_THIS_MACHINE = frozenset(
 )
 # We set variables with these beginnings.
 _OURS = ("REMOTE_TOOL_", "CUDA_")
+# Seconds to wait for each answer of git.
+GIT_SECONDS = 10.0
 SHOWN_FILES = 5
 SHORT_COMMIT = 7
 
@@ -322,7 +324,7 @@ async def _report_code(context: Context, jobs: Sequence[Job]) -> None:
     """Say how the project differs from the code that jobs ran; nothing if it is the same commit, and clean."""
     local = context.config.local
     beside = never_sent(local)
-    _, now = await while_asking_git(local.root, asyncio.sleep(0), beside)
+    _, now = await while_asking_git(local.root, asyncio.sleep(0), beside, GIT_SECONDS)
     ran: dict[GitState, list[str]] = defaultdict(list)
     for job in jobs:
         ran[GitState(job.git_commit, job.git_branch, job.git_dirty)].append(str(job.key))
@@ -332,7 +334,7 @@ async def _report_code(context: Context, jobs: Sequence[Job]) -> None:
             what = "the project" if now is None else "the record"
             context.report(Notice("", f"{who}: running the current code; {what} has no git commit to compare"))
         elif then.commit != now.commit or then.dirty or now.dirty:
-            files = await changed_since(local.root, then.commit, beside)
+            files = await changed_since(local.root, then.commit, beside, GIT_SECONDS)
             text = f"{who} ran {_named(then)}; now running {_named(now)}"
             context.report(Notice("", f"{text}: {_listed(files, then)}"))
 
@@ -344,7 +346,7 @@ def _named(git: GitState) -> str:
 
 def _listed(files: Sequence[str] | None, then: GitState) -> str:
     if files is None:
-        return f"commit {then.commit[:SHORT_COMMIT]} is not in this repository"
+        return f"git does not say which files differ from {then.commit[:SHORT_COMMIT]}"
     if not files:
         return "no tracked file differs between that commit and now"
     more = f" and {len(files) - SHOWN_FILES} more" if len(files) > SHOWN_FILES else ""
