@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from remote_tool import FollowOptions, JobSelection, Workspace
+    from remote_tool import FollowOptions, JobSelection, LaunchRequest, StartRequest, Workspace
     from remote_tool.cli.status_line.live_status import LiveStatus
     from remote_tool.jobs.job import Job
     from remote_tool.workflows.jobs.failures import RankFailure
@@ -46,6 +46,21 @@ def follow(workspace: Workspace, selection: JobSelection, options: FollowOptions
     answer = show_until_end(lambda show: workspace.follow_jobs(selection, show, options), selection, status=status)
     pulled = bring_artifacts(workspace, answer) if options.wait else 0
     leave_unless_ok((answer.exit_code if pass_on else answer.own_exit_code) or pulled)
+
+
+def follow_started(workspace: Workspace, request: StartRequest | LaunchRequest, answer: JobsAnswer) -> None:
+    """Print the output of jobs that were just started, restart a launch as requested, and exit with their status."""
+    from remote_tool import FollowOptions, JobSelection, LaunchRequest  # noqa: PLC0415 - few commands start a launch
+
+    selection = JobSelection(jobs=tuple(job.id for job in answer.jobs), stopped=True, hidden=True)
+    if not isinstance(request, LaunchRequest) or request.launcher == "mpi":
+        follow(workspace, selection, FollowOptions(started=not answer.errors), pass_on=True)
+        return
+    followed = show_until_end(
+        lambda show: workspace.follow_launch(request, answer.jobs, show), selection, status=workspace.config.status
+    )
+    pulled = bring_artifacts(workspace, followed)
+    leave_unless_ok(followed.exit_code or pulled)
 
 
 def show_until_end(

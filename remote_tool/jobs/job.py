@@ -109,6 +109,10 @@ class JobSettings:
         backfill: Whether it may begin before an earlier job that waits for more GPUs.
         name: As the user named it; empty without a name.
         terminal: The program on its terminal: its ``command``, or the user's ``shell``; empty without one.
+        variables: Names of the variables that were given with its command; None when they are not known.
+        configured_variables: Names of the variables that the configuration set; None when they are not known.
+        rerun_of: Id of the job that it repeats, for a launch of its first node's; empty when it repeats none.
+        launch_options: What its launch was asked for, only of the first node; empty without a launch.
     """
 
     launch_id: str = ""
@@ -129,6 +133,10 @@ class JobSettings:
     backfill: bool = False
     name: str = ""
     terminal: str = ""
+    variables: tuple[str, ...] | None = None
+    configured_variables: tuple[str, ...] | None = None
+    rerun_of: str = ""
+    launch_options: str = ""
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,10 @@ MOST_VALUES = 50
 LONGEST_VALUE = 250
 HIGHEST_NODE_RANK = 100_000
 HIGHEST_RANK_OFFSET = 10_000_000
+# Names of variables in a record: this many, each of this many characters. Other jobs have none in theirs.
+NAMES_OF_VARIABLES = (1024, 128)
+# What a launch was asked for, as JSON.
+LONGEST_LAUNCH_OPTIONS = 16 * 1024
 # GPUs of one job, by number or UUID.
 MOST_GPUS = 1024
 LONGEST_GPU = 128

@@ -64,13 +64,16 @@ def with_git(spec: JobSpec, git: GitState | None) -> JobSpec:
     return replace(spec, environment=environment, git_commit=git.commit, git_branch=git.branch, git_dirty=git.dirty)
 
 
-async def while_asking_git(root: Path, work: Awaitable[T], beside: Sequence[str] = ()) -> tuple[T, GitState | None]:
+async def while_asking_git(
+    root: Path, work: Awaitable[T], beside: Sequence[str] = (), seconds: float | None = None
+) -> tuple[T, GitState | None]:
     """Run some work while asking git; return its result with the project's git state; None without git or a commit.
 
     Args:
         root: The project's folder.
         work: The other work.
         beside: Folders that are never sent, and do not make the project dirty.
+        seconds: To wait for git after the work; None: as a start does.
     """
     if not _is_in_repository(root):
         return await work, None
@@ -78,13 +81,25 @@ async def while_asking_git(root: Path, work: Awaitable[T], beside: Sequence[str]
     changes = asyncio.create_task(_has_changes(root, beside))
     try:
         result = await work
-        await asyncio.wait([head, changes], timeout=SECONDS)
+        await asyncio.wait([head, changes], timeout=SECONDS if seconds is None else seconds)
         found = head.result() if head.done() else None
         return result, replace(found, dirty=changes.result() if changes.done() else None) if found else None
     finally:
         for task in (head, changes):
             task.cancel()
         await asyncio.gather(head, changes, return_exceptions=True)
+
+
+async def changed_since(root: Path, commit: str, beside: Sequence[str], seconds: float) -> tuple[str, ...] | None:
+    """Return the tracked files that differ between a commit and now; None if git does not say, or has no such commit.
+
+    Very many names are cut off.
+    """
+    if not _COMMIT.fullmatch(commit) or not _is_in_repository(root):
+        return None
+    what = ("--name-only", "-z", "--no-renames", "--no-ext-diff", "--relative", commit, "--", ".")
+    answer = await _ask(root, "diff", *what, *_without(beside), seconds=seconds)
+    return None if answer is None else tuple(answer.decode(errors="replace").split("\0")[:-1])
 
 
 def _is_in_repository(root: Path) -> bool:
@@ -106,15 +121,18 @@ async def _read_head(root: Path) -> GitState | None:
 async def _has_changes(root: Path, beside: Sequence[str]) -> bool | None:
     """Return whether git reports a changed file; the first byte is enough."""
     what = ("--porcelain", "-z", "--no-renames", "--untracked-files=normal", "--", ".")
-    others = (f":(exclude,literal){folder}" for folder in (".remote", *beside))
-    answer = await _ask(root, "status", *what, *others, most=1)
+    answer = await _ask(root, "status", *what, *_without(beside), most=1)
     return None if answer is None else bool(answer)
 
 
-async def _ask(root: Path, *words: str, most: int = 16 * 1024) -> bytes | None:
+def _without(folders: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f":(exclude,literal){folder}" for folder in (".remote", *folders))
+
+
+async def _ask(root: Path, *words: str, most: int = 16 * 1024, seconds: float = LONGEST_ANSWER) -> bytes | None:
     """Return the first bytes of git's output; None if it is missing or fails."""
     own = {name: value for name, value in os.environ.items() if name not in _OF_HOOKS}
-    question = Question(LONGEST_ANSWER, {**own, **_QUIET}, most=most)
+    question = Question(seconds, {**own, **_QUIET}, most=most)
     try:
         answer = await ask_program(question, "git", "-C", str(root), *_OPTIONS, *words)
     except OSError:  # a timeout is one

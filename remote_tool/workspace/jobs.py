@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from remote_tool.jobs.job import Job, JobState
     from remote_tool.protocol.artifact_patterns import ArtifactPattern
     from remote_tool.workflows.artifacts.answer import PullAnswer
+    from remote_tool.workflows.jobs.compare import JobDiff
     from remote_tool.workflows.jobs.follow import Chunk, FollowAnswer, FollowOptions, OnChunk
     from remote_tool.workflows.jobs.orphans import OrphansAnswer
     from remote_tool.workflows.jobs.stacks import StacksAnswer
@@ -76,6 +77,15 @@ class JobMethods(Project):
     def stop_jobs(self, selection: JobSelection, *, signal: str = "SIGTERM", grace: float | None = None) -> JobsAnswer:
         """Stop jobs and all their processes."""
         return self._work(lambda context: workflows.jobs.stop.stop_jobs(context, selection, signal=signal, grace=grace))
+
+    def diff(self, first: str, second: str, *, check: bool = True) -> JobDiff:
+        """Return what differs between two jobs, by key or id: how they were started, and how they ended.
+
+        Raises:
+            UsageError: There is no such job.
+        """
+        answer = self._work(lambda context: workflows.jobs.compare.diff_jobs(context, first, second))
+        return checked(answer, check=check)
 
     def note_job(self, job: str, text: str) -> Job:
         """Add a note to a job, by key or id, in the local records; an empty text removes it.

@@ -110,6 +110,58 @@ class LaunchMethods(JobMethods):
         every = [replace(request, env=env) for request in requests]
         return checked(self._work(lambda context: workflows.start.start.start_jobs(context, every)), check=check)
 
+    def plan_rerun(
+        self,
+        *jobs: str,
+        command: str | None = None,
+        env: Mapping[str, str] | None = None,
+        servers: Sequence[str] = (),
+    ) -> list[StartRequest | LaunchRequest]:
+        """Return the requests of :meth:`rerun`, each launch once; starts nothing."""
+        again = workflows.start.again
+        changes = again.RerunChanges(command, names_of(servers), dict(env or {}))
+        return self._work(lambda context: again.requests_again(context, jobs, changes))
+
+    def plan_requeue(self, *jobs: str, env: Mapping[str, str] | None = None) -> list[StartRequest | LaunchRequest]:
+        """Return the requests that put jobs back into the queue; starts nothing."""
+        again = workflows.start.again
+        changes = again.RerunChanges(environment=dict(env or {}))
+        return self._work(lambda context: again.requests_to_requeue(context, jobs, changes))
+
+    def requeue(self, *jobs: str, env: Mapping[str, str] | None = None, check: bool = True) -> JobsAnswer:
+        """Put jobs that left the queue before they began back into it, with the same settings; see :meth:`rerun`.
+
+        Raises:
+            UsageError: A job has begun or is still queued, or a variable has no value; nothing was started.
+        """
+        return self.start_requests(self.plan_requeue(*jobs, env=env), check=check)
+
+    def start_requests(self, requests: Sequence[StartRequest | LaunchRequest], *, check: bool = True) -> JobsAnswer:
+        """Start jobs and launches, such as those of :meth:`plan_rerun`."""
+        return checked(self._work(lambda context: workflows.start.again.start_requests(context, requests)), check=check)
+
+    def rerun(
+        self,
+        *jobs: str,
+        command: str | None = None,
+        env: Mapping[str, str] | None = None,
+        servers: Sequence[str] = (),
+        check: bool = True,
+    ) -> JobsAnswer:
+        """Start jobs, or the launches that they belong to, again as recorded, from the current code.
+
+        Args:
+            jobs: Keys or ids.
+            command: Instead of the recorded one; None: as recorded.
+            env: Values of variables; the others come from the environment of this program or from the configuration.
+            servers: Instead of the recorded ones; empty: as recorded.
+            check: Raise if a server failed; otherwise the result holds its error.
+
+        Raises:
+            UsageError: There is no such job, it cannot be repeated, or a variable has no value; nothing was started.
+        """
+        return self.start_requests(self.plan_rerun(*jobs, command=command, env=env, servers=servers), check=check)
+
     def launch_torch(  # noqa: PLR0913 - one parameter per option
         self,
         command: str,

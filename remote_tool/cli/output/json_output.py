@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from remote_tool.errors import RemoteToolError
     from remote_tool.protocol.job_fields import Field
+    from remote_tool.workflows.jobs.compare import JobDiff
     from remote_tool.workflows.jobs.orphans import OrphansAnswer
     from remote_tool.workflows.selection import JobsAnswer
 
@@ -76,6 +77,13 @@ def started_document(answer: JobsAnswer, jobs_folder: Path) -> dict[str, list[di
     document = jobs_document(answer.jobs, answer.errors, jobs_folder)
     warnings = [{"server": server, "message": text} for server, text in answer.warnings]
     return {**document, "warnings": warnings} if warnings else document
+
+
+def diff_document(diff: JobDiff, jobs_folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Return the document of ``job-diff``."""
+    differences = [{"field": each.field, "values": list(each.values)} for each in diff.differences]
+    document = jobs_document(diff.jobs, diff.errors, jobs_folder)
+    return {"jobs": document["jobs"], "differences": differences, "errors": document["errors"]}
 
 
 def servers_document(

@@ -282,6 +282,20 @@ async def ask_about_jobs(
     raise JobError(f"{server}: listed too many jobs", server=server)
 
 
+async def ask_about_variables(context: Context, job: Job) -> tuple[str, ...]:
+    """Return the names of all variables that a job was started with, configured ones included, as its server has them.
+
+    Raises:
+        RemoteToolError: The server does not say.
+    """
+    answer = await call_until_answered(context.pool, context.config, job.server, "status", {"ids": [job.id]})
+    spec = _named(answer.get("jobs"), "id").get(job.id, {}).get("spec")
+    names = spec.get("environment_names") if isinstance(spec, dict) else None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise JobError(f"{job.server} has no record of it anymore", server=job.server)
+    return tuple(names)
+
+
 def _named(entries: object, name: str) -> dict[str, Mapping[str, Any]]:
     entries = entries if isinstance(entries, list) else []
     return {str(entry[name]): entry for entry in entries if isinstance(entry, dict) and name in entry}

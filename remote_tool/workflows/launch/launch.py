@@ -14,6 +14,7 @@ from remote_tool.config.artifacts import wanted_artifacts
 from remote_tool.errors import JobError, UsageError
 from remote_tool.jobs.job import DEFAULT_GRACE, MASTER_TAG, JobSpec, LaunchWatch, new_job_id
 from remote_tool.launchers.command import script_file
+from remote_tool.launchers.launch_options import format_options
 from remote_tool.launchers.plan import Launcher, LaunchNames
 from remote_tool.paths import current_folder
 from remote_tool.protocol.limits import DEFAULT_LOST_AFTER
@@ -74,6 +75,7 @@ async def _launch_once(context: Context, request: LaunchRequest, git: GitState |
     facts = await ask_facts(context, request, servers, needs_python=launcher.needs_python)
     if facts.errors:
         return JobsAnswer((), facts.errors, warnings=sent.warnings, answered=servers)
+    options = format_options(request, servers, context.config.listed)
     if request.lost_after is None:
         request = replace(request, lost_after=context.config.lost_after)
     plan = await make_plan(context, request, list(facts.values.values()), launcher)
@@ -84,6 +86,7 @@ async def _launch_once(context: Context, request: LaunchRequest, git: GitState |
             artifacts=artifacts,
             gpus=facts.values[spec.server].devices or None,
             waits=False,
+            launch_options="" if spec.node_rank else options,
         )
         for spec in make_specs(plan, request)
     ]

@@ -7,17 +7,20 @@ from typing import TYPE_CHECKING
 
 from remote_tool import workflows
 from remote_tool.config.limits import on_end_of
+from remote_tool.protocol.limits import NAMES_OF_VARIABLES
+from remote_tool.protocol.marks import DATA_PREFIX, RESERVED_NAMES
 from remote_tool.workflows.git_state import GitState, while_asking_git, with_git
 from remote_tool.workflows.sync.options import SyncOptions
 from remote_tool.workflows.sync.sync import sync
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from remote_tool.config.model import Config
     from remote_tool.errors import RemoteToolError
     from remote_tool.jobs.job import JobSpec
     from remote_tool.launchers.job_request import JobRequest
+    from remote_tool.paths import LocalPaths
     from remote_tool.workflows.context import Context
 
 
@@ -45,14 +48,18 @@ async def send_project(context: Context, servers: Sequence[str], *, wanted: bool
     options = SyncOptions(overwrite=overwrite, tells_room=False)
     sending = sync(context.pool, context.config, servers, options, context.report)
     local = context.config.local
-    beside = (local.jobs_folder, local.logs_folder, *local.artifacts_in_project)
-    results, git = await while_asking_git(local.root, sending, beside)
+    results, git = await while_asking_git(local.root, sending, never_sent(local))
     return Sent(
         {server: result.snapshot for server, result in results.values.items()},
         results.errors,
         tuple((server, text) for server, result in results.values.items() for text in result.warnings),
         git,
     )
+
+
+def never_sent(local: LocalPaths) -> tuple[str, ...]:
+    """Return the folders of the project that do not belong to its code."""
+    return (local.jobs_folder, local.logs_folder, *local.artifacts_in_project)
 
 
 def complete(spec: JobSpec, config: Config, request: JobRequest, sent: Sent, *, may_run_on_end: bool = True) -> JobSpec:
@@ -72,9 +79,19 @@ def complete(spec: JobSpec, config: Config, request: JobRequest, sent: Sent, *, 
         after_any=request.after_any,
         backfill=request.backfill,
         name=request.name,
+        rerun_of=request.rerun_of,
+        variables=names_for_record(request.environment),
+        configured_variables=names_for_record(config.variables_of(spec.server)),
         on_end=on_end_of(config, request.on_end) if runs_on_end else None,
     )
     return with_git(spec, sent.git)
+
+
+def names_for_record(variables: Iterable[str]) -> tuple[str, ...] | None:
+    """Return names of variables as a record has them, without those that we set; None when they are too many."""
+    names = tuple(sorted(name for name in variables if name not in RESERVED_NAMES and not name.startswith(DATA_PREFIX)))
+    most, longest = NAMES_OF_VARIABLES
+    return names if len(names) <= most and all(len(name) <= longest for name in names) else None
 
 
 async def bring_files(

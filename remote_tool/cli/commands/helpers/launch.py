@@ -6,11 +6,9 @@ from typing import Annotated, Literal
 
 import typer
 
-import remote_tool
-from remote_tool.cli.following import bring_artifacts, follow, show_until_end
+from remote_tool.cli.following import follow_started
 from remote_tool.cli.groups import Connection, LaunchOptions, PlannedOrShown, RendezvousOptions
-from remote_tool.cli.output.console import leave_unless_ok
-from remote_tool.cli.starting import select_started, start_or_plan
+from remote_tool.cli.starting import start_or_plan
 from remote_tool.errors import UsageError
 from remote_tool.launchers.request import LaunchRequest
 
@@ -111,7 +109,10 @@ def helper_mpi_launch(
 ) -> None:
     """Start mpiexec of MPICH over all servers; they do not need SSH access to each other."""
     request = start.request(
-        LaunchRequest, command=_mpi_program(cmd, module), nproc_per_node=read_processes(nproc_per_node)
+        LaunchRequest,
+        command=_mpi_program(cmd, module),
+        nproc_per_node=read_processes(nproc_per_node),
+        launcher="mpi",
     )
     workspace, answer = start_or_plan(
         connection.console(STARTING),
@@ -121,8 +122,7 @@ def helper_mpi_launch(
         shown,
     )
     if shown.follow:
-        options = remote_tool.FollowOptions(started=not answer.errors)
-        follow(workspace, select_started(answer), options, pass_on=True)
+        follow_started(workspace, request, answer)
 
 
 def _launch(request: LaunchRequest, start: RendezvousOptions, shown: PlannedOrShown, connection: Connection) -> None:
@@ -134,15 +134,8 @@ def _launch(request: LaunchRequest, start: RendezvousOptions, shown: PlannedOrSh
         lambda at: at.launch(request, check=False),
         shown,
     )
-    if not shown.follow:
-        return
-    followed = show_until_end(
-        lambda show: workspace.follow_launch(request, answer.jobs, show),
-        select_started(answer),
-        status=workspace.config.status,
-    )
-    pulled = bring_artifacts(workspace, followed)
-    leave_unless_ok(followed.exit_code or pulled)
+    if shown.follow:
+        follow_started(workspace, request, answer)
 
 
 def read_processes(text: str | None) -> int | Literal["auto", "cpu", "gpu"] | None:

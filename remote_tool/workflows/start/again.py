@@ -1,0 +1,354 @@
+"""Start again what the records of jobs say: the request for it, from the records and this command's environment.
+
+The values of variables are on no disk, so they come from the caller, from the environment of this program or from the
+configuration.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from remote_tool import workflows
+from remote_tool.errors import RemoteToolError, UsageError
+from remote_tool.jobs.job import JUPYTER_MARK, MASTER_TAG, Job
+from remote_tool.launchers.fan_out import TAG, fan_out_name
+from remote_tool.launchers.launch_options import read_options
+from remote_tool.launchers.request import LaunchRequest
+from remote_tool.protocol.limits import SHELL
+from remote_tool.protocol.records import COMMAND_LIMIT
+from remote_tool.readable import counted
+from remote_tool.workflows.events import Notice
+from remote_tool.workflows.git_state import GitState, changed_since, while_asking_git
+from remote_tool.workflows.selection import JobsAnswer, JobSelection, choose_servers, find_job
+from remote_tool.workflows.start.send import never_sent
+from remote_tool.workflows.start.start import StartRequest, start_jobs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from remote_tool.config.model import Config
+    from remote_tool.launchers.launch_options import LaunchOptions
+    from remote_tool.workflows.context import Context
+
+    Request = StartRequest | LaunchRequest
+
+# Every environment has these, and they describe this machine, not the job.
+OF_THIS_MACHINE = frozenset(
+    {"HOME", "PATH", "PWD", "SHELL", "USER", "LOGNAME", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH"}
+)
+# We set variables with these beginnings.
+_OURS = ("REMOTE_TOOL_", "CUDA_")
+# Seconds to wait for each answer of git.
+GIT_SECONDS = 10.0
+SHOWN_FILES = 5
+SHORT_COMMIT = 7
+
+
+@dataclass(frozen=True)
+class RerunChanges:
+    """How a rerun differs from the record.
+
+    Attributes:
+        command: Instead of the recorded one; None: as recorded.
+        servers: Instead of the recorded ones; empty: as recorded.
+        environment: Values of variables, also of new ones.
+    """
+
+    command: str | None = None
+    servers: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+async def requests_to_requeue(context: Context, words: Sequence[str], changes: RerunChanges) -> list[Request]:
+    """Return the requests that put jobs back into the queue which they left before they began.
+
+    Raises:
+        UsageError: As for :func:`requests_again`, or a job has begun or is still queued.
+    """
+    jobs = [find_job(context.registry.load()[0], word) for word in words]
+    ids = tuple(job.id for job in jobs)
+    if not all(job.state.is_final for job in jobs):
+        # The server may have lost them since.
+        answer = await workflows.jobs.listing.list_jobs(context, JobSelection(ids, stopped=True, hidden=True))
+        answer.raise_if_any_failed()
+    for job in context.registry.find(ids).values():
+        hint = f"remote-tool job-rerun {job.key} starts it again"
+        if not (job.gpu_count or job.after):
+            raise UsageError(f"Job {job.key} was not queued", hint=hint)
+        if job.started_at is not None:
+            raise UsageError(f"Job {job.key} has left the queue because it began", hint=hint)
+        if not job.state.is_finished:
+            raise UsageError(
+                f"Job {job.key} is still in the queue: {job.state}", hint=f"remote-tool job-wait {job.key}"
+            )
+    return await requests_again(context, words, changes)
+
+
+async def requests_again(context: Context, words: Sequence[str], changes: RerunChanges) -> list[Request]:
+    """Return the requests that start jobs again, each launch once, and report how the code differs.
+
+    Args:
+        context: The command's context.
+        words: Keys or ids of jobs.
+        changes: What differs from the records.
+
+    Raises:
+        UsageError: There is no such job, it cannot be repeated, or a variable has no value.
+    """
+    if not words:
+        raise UsageError("No job is selected", hint="remote-tool job-rerun KEY")
+    jobs = context.registry.load()[0]
+    found = [find_job(jobs, word) for word in words]
+    together = {job.launch_id or job.id: _with_its_launch(job, jobs) for job in found}
+    requests = [await _request_again(context, nodes, changes) for nodes in together.values()]
+    await _report_code(context, [nodes[0] for nodes in together.values()])
+    return requests
+
+
+async def start_requests(context: Context, requests: Sequence[Request]) -> JobsAnswer:
+    """Start the jobs of requests together, then those that wait for others, and then each launch."""
+    starts = [request for request in requests if isinstance(request, StartRequest)]
+    together = [request for request in starts if not request.after]
+    answers = [await start_jobs(context, together)] if together else []
+    answers += [
+        await start_jobs(context, [replace(request, after=_latest(context, request.after))])
+        for request in starts
+        if request.after
+    ]
+    answers += [
+        await workflows.launch.launch.launch(context, request)
+        for request in requests
+        if isinstance(request, LaunchRequest)
+    ]
+    errors = {server: error for answer in answers for server, error in answer.errors.items()}
+    return JobsAnswer(
+        tuple(job for answer in answers for job in answer.jobs),
+        errors,
+        answered=tuple(dict.fromkeys(server for answer in answers for server in answer.answered)),
+        warnings=tuple(dict.fromkeys(warning for answer in answers for warning in answer.warnings)),
+    )
+
+
+def _latest(context: Context, ids: Sequence[str]) -> tuple[str, ...]:
+    """Return the jobs to wait for: in place of one that was started again, the newest of these."""
+    repeats = {job.rerun_of: job.id for job in context.registry.load()[0] if job.rerun_of}
+    found = []
+    for job_id in ids:
+        latest, seen = job_id, {job_id}
+        while (newer := repeats.get(latest)) is not None and newer not in seen:
+            latest = newer
+            seen.add(newer)
+        found.append(latest)
+    return tuple(dict.fromkeys(found))
+
+
+def _with_its_launch(job: Job, jobs: Sequence[Job]) -> list[Job]:
+    """Return a job, or all nodes of its launch by rank.
+
+    Raises:
+        UsageError: It is none that can be started again from its record.
+    """
+    if any(tag.startswith(TAG) for tag in job.tags) and job.launch_id:
+        name = fan_out_name(job.launch_id)
+        raise UsageError(
+            f"Job {job.key} is a part of fan-out {name}, whose parts are not repeated one by one",
+            hint=f"remote-tool helper-fan-out --resume {name} starts those again that failed",
+        )
+    if job.command.startswith(JUPYTER_MARK):
+        raise UsageError(f"Job {job.key} is Jupyter Lab", hint=f"remote-tool jupyter --server {job.server}")
+    if job.terminal == SHELL:
+        raise UsageError(f"Job {job.key} is a shell", hint=f"remote-tool shell --server {job.server} --keep NAME")
+    if not job.launch_id:
+        return [job]
+    nodes = [each for each in jobs if each.launch_id == job.launch_id]
+    return sorted(nodes, key=lambda each: each.node_rank or 0)
+
+
+async def _request_again(context: Context, nodes: Sequence[Job], changes: RerunChanges) -> Request:
+    job, options = nodes[0], _options_of(nodes)
+    if (command := changes.command) is None:
+        command = job.command if options is None else options.command
+        if options is None and len(command) == COMMAND_LIMIT:
+            raise UsageError(
+                f"The command of job {job.key} is longer than its record, which another machine wrote",
+                hint="--cmd 'COMMAND'",
+            )
+    servers = _servers(context.config, nodes, changes)
+    common: dict[str, Any] = {
+        "servers": servers,
+        "environment": await _environment(context, nodes, servers, changes),
+        "tags": tuple(tag for tag in job.tags if not (job.launch_id and tag == MASTER_TAG)),
+        "artifacts": job.artifacts,
+        "devices": () if job.gpu_count else _devices(context.config, nodes, servers),
+        "gpus": job.gpu_count or 0,
+        "workdir": job.workdir,
+        "nice": job.nice,
+        "name": job.name,
+        "rerun_of": job.id,
+    }
+    if options is None:
+        return StartRequest(
+            command=command,
+            terminal=job.terminal,
+            priority=job.priority or 0,
+            backfill=job.backfill,
+            after=_earlier(context, job, servers),
+            after_any=job.after_any,
+            **common,
+        )
+    of_launch = {**options.of_request, "command": command}
+    if of_launch["processes"] is None and options.listed:
+        of_launch["processes"] = _listed_processes(nodes, options)
+    return LaunchRequest(**of_launch, **common)
+
+
+def _earlier(context: Context, job: Job, servers: Sequence[str]) -> tuple[str, ...]:
+    """Return the jobs that a job waited for, without those that are not on its server."""
+    known = context.registry.find(job.after)
+    left = [each for each in job.after if each in known and all(known[each].server == name for name in servers)]
+    if len(left) < len(job.after):
+        count = counted(len(job.after) - len(left), "job")
+        context.report(Notice("", f"job {job.key} does not wait for {count} that {', '.join(servers)} does not have"))
+    return tuple(left)
+
+
+def _options_of(nodes: Sequence[Job]) -> LaunchOptions | None:
+    """Return what a launch was asked for; None for a job without one.
+
+    Raises:
+        UsageError: Its record does not have it, or has not all of its nodes.
+    """
+    job = nodes[0]
+    if not job.launch_id:
+        return None
+    if job.node_rank or not job.launch_options:
+        raise UsageError(
+            f"The record of the launch of job {job.key} does not say how it was started",
+            hint="Start it again with the command that started it",
+        )
+    options = read_options(job.launch_options)
+    if [node.node_rank for node in nodes] != list(range(options.nodes)):
+        raise UsageError(
+            f"The launch of job {job.key} had {options.nodes} nodes, and only {len(nodes)} of them are known here",
+            hint="remote-tool job-list --stopped asks the servers about them",
+        )
+    return options
+
+
+def _servers(config: Config, nodes: Sequence[Job], changes: RerunChanges) -> tuple[str, ...]:
+    if changes.servers:
+        return choose_servers(config, changes.servers)
+    for job in nodes:
+        if job.server not in config.servers:
+            raise UsageError(
+                f"Job {job.key} ran on {job.server}, which is not configured", hint="--server NAME chooses another one"
+            )
+    return tuple(job.server for job in nodes)
+
+
+def _devices(config: Config, nodes: Sequence[Job], servers: Sequence[str]) -> tuple[str, ...]:
+    """Return the recorded GPUs; empty if they are the configured ones, or those of other servers by UUID."""
+    recorded = {job.gpus or () for job in nodes}
+    configured = [config.servers[job.server].devices if job.server in config.servers else () for job in nodes]
+    if [job.gpus or () for job in nodes] == configured:
+        return ()
+    if len(recorded) > 1:
+        raise UsageError(
+            f"The nodes of job {nodes[0].key} had different GPUs, and configs.yaml has others now",
+            hint="Set devices: of these servers in .remote/configs.yaml",
+        )
+    (gpus,) = recorded
+    are_numbers = all(gpu.isdigit() for gpu in gpus)
+    return gpus if are_numbers or [job.server for job in nodes] == list(servers) else ()
+
+
+def _listed_processes(nodes: Sequence[Job], options: LaunchOptions) -> int | None:
+    """Return the number of processes that a host list gave every node."""
+    counts = set(options.listed)
+    if len(counts) > 1:
+        hosts = ",".join(f"{job.server}:{count or 1}" for job, count in zip(nodes, options.listed, strict=False))
+        raise UsageError(
+            f"The launch of job {nodes[0].key} had a host list with a number of processes for each host",
+            hint=f"Start it again with --hosts {hosts}",
+        )
+    return counts.pop()
+
+
+async def _environment(
+    context: Context, nodes: Sequence[Job], servers: Sequence[str], changes: RerunChanges
+) -> dict[str, str]:
+    """Return the values of the variables that were given with a command.
+
+    Raises:
+        UsageError: One has no value; all of them are listed.
+    """
+    job = nodes[0]
+    configured_now = set.intersection(*({*context.config.variables_of(server)} for server in servers))
+    configured_then = {name for node in nodes for name in node.configured_variables or ()}
+    given = set(job.variables or ())
+    if job.variables is None:
+        configured_then |= await _names_on_server(context, job)
+    needed = given | (configured_then - configured_now)
+    here = {name: os.environ[name] for name in needed & os.environ.keys() - OF_THIS_MACHINE}
+    found = {**here, **changes.environment}
+    if missing := sorted(needed - found.keys() - configured_now):
+        raise UsageError(
+            f"Job {job.key} had variables whose values are not known here: {', '.join(missing)}",
+            hint=" ".join(f"--env {name} VALUE" for name in missing) + ", or export them and repeat the command",
+        )
+    for place, names in (
+        ("this command's environment", here.keys() - changes.environment.keys()),
+        ("configs.yaml", given - found.keys()),
+    ):
+        if names:
+            context.report(Notice("", f"job {job.key}: from {place}: {', '.join(sorted(names))}"))
+    return found
+
+
+async def _names_on_server(context: Context, job: Job) -> set[str]:
+    """Return the names of a job's variables for a record of an older version, which lacks them."""
+    try:
+        names = await workflows.jobs.listing.ask_about_variables(context, job)
+    except RemoteToolError as error:
+        context.report(Notice("", f"job {job.key}: the names of its variables are not known: {error}"))
+        return set()
+    return {name for name in names if not name.startswith(_OURS)}
+
+
+async def _report_code(context: Context, jobs: Sequence[Job]) -> None:
+    """Say how the project differs from the code that jobs ran; nothing if it is the same commit, and clean."""
+    local = context.config.local
+    beside = never_sent(local)
+    _, now = await while_asking_git(local.root, asyncio.sleep(0), beside, GIT_SECONDS)
+    ran: dict[GitState, list[str]] = defaultdict(list)
+    for job in jobs:
+        ran[GitState(job.git_commit, job.git_branch, job.git_dirty)].append(str(job.key))
+    for then, keys in ran.items():
+        who = f"job{'s' if len(keys) > 1 else ''} {', '.join(keys)}"
+        if now is None or not then.commit:
+            what = "the project" if now is None else "the record"
+            context.report(Notice("", f"{who}: running the current code; {what} has no git commit to compare"))
+        elif then.commit != now.commit or then.dirty or now.dirty:
+            files = await changed_since(local.root, then.commit, beside, GIT_SECONDS)
+            text = f"{who} ran {_named(then)}; now running {_named(now)}"
+            context.report(Notice("", f"{text}: {_listed(files, then)}"))
+
+
+def _named(git: GitState) -> str:
+    branch = f" of {git.branch}" if git.branch else ""
+    return f"commit {git.commit[:SHORT_COMMIT]}{branch}" + (" with uncommitted changes" if git.dirty else "")
+
+
+def _listed(files: Sequence[str] | None, then: GitState) -> str:
+    if files is None:
+        return f"git does not say which files differ from {then.commit[:SHORT_COMMIT]}"
+    if not files:
+        return "no tracked file differs between that commit and now"
+    more = f" and {len(files) - SHOWN_FILES} more" if len(files) > SHOWN_FILES else ""
+    named = ", ".join(shlex.quote(file) for file in files[:SHOWN_FILES])
+    return f"{named}{more} differ from that commit" if len(files) > 1 else f"{named} differs from that commit"
