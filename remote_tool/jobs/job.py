@@ -97,6 +97,8 @@ class JobSettings:
         git_commit: The commit that was sent; empty when it is not known.
         git_branch: Empty when none was checked out.
         git_dirty: Whether the project had uncommitted changes; None when that is not known.
+        copy: The copy of the project that it runs in, or ``new`` for one to make; empty: it runs in the project.
+        environment_hash: Of the environment's activation and packages; empty unless it runs in a copy.
         started_by: Who started it, as that client said: ``ann@laptop``; empty when it did not.
         nice: Its niceness, 0 to 19; None: as the server's logins have it.
         gpus: The GPUs that it was given, by number or UUID; None: it may use all.
@@ -112,6 +114,8 @@ class JobSettings:
     git_commit: str = ""
     git_branch: str = ""
     git_dirty: bool | None = None
+    copy: str = ""
+    environment_hash: str = ""
     started_by: str = ""
     nice: int | None = None
     gpus: tuple[str, ...] | None = None

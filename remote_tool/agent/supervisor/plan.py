@@ -9,6 +9,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Dict, Optional
 
+    from remote_tool.agent.frozen.copies import Copy
     from remote_tool.agent.launch.cause import Membership
     from remote_tool.agent.wrapper.wrapper import CommandWrapper
 
@@ -46,6 +47,7 @@ class Plan(NamedTuple):
         script: What the shell inside reads.
         on_end: What to run when the job has ended; None: nothing.
         terminal: The program on a terminal: the command, or the user's shell; empty without one.
+        copy: The copy of the project that it runs in; None: it runs in the project.
         nice: Added to the command's niceness; behind a launch command, by the script.
     """
 
@@ -65,3 +67,4 @@ class Plan(NamedTuple):
     nice: Optional[int] = None
     on_end: Optional[OnEnd] = None
     terminal: str = ""
+    copy: "Optional[Copy]" = None
