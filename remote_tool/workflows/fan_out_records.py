@@ -164,6 +164,7 @@ _OF_REQUEST: dict[str, Callable[[Mapping[str, Any], str], Any]] = {
     "nice": _number,
     "name": _text,
     "devices": _texts,
+    "gpus": _count,
 }
 # They began in the project's folder.
-_OF_EARLIER_VERSIONS: dict[str, Any] = {"workdir": "", "nice": None, "name": "", "listed": {}}
+_OF_EARLIER_VERSIONS: dict[str, Any] = {"workdir": "", "nice": None, "name": "", "gpus": 0, "listed": {}}
