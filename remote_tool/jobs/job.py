@@ -150,6 +150,7 @@ class JobSpec(JobSettings):
         watch: How the nodes of its launch watch each other; None without others.
         waits: Whether it may wait for its GPUs; otherwise, it fails if they are not free.
         on_end: The command that its server runs when it has ended, and its secret variables; never written to disk.
+        changes: The uncommitted changes of the files that were sent; recorded here only.
         started_by: Who starts it, like ``ann@laptop``.
     """
 
@@ -163,6 +164,7 @@ class JobSpec(JobSettings):
     watch: LaunchWatch | None = None
     waits: bool = field(default=True, kw_only=True)
     on_end: tuple[str, Mapping[str, str]] | None = field(default=None, repr=False)
+    changes: bytes = field(default=b"", repr=False)
     started_by: str = field(default_factory=own_name, kw_only=True)
 
 

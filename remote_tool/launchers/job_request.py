@@ -41,6 +41,7 @@ class JobRequest:
         backfill: Begin before an earlier job that waits for more GPUs, if enough are free for this one.
         on_end: Command that the server runs when a job has ended; None: as configured; empty: none.
         name: Name of every job, for lists; empty: none.
+        frozen: Run in a copy of the project as it is now; None: as configured.
     """
 
     command: str
@@ -62,6 +63,7 @@ class JobRequest:
     after: tuple[str, ...] = ()
     after_any: bool = False
     backfill: bool = False
+    frozen: bool | None = None
 
     def _check_options(
         self,

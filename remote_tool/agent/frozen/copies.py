@@ -84,7 +84,7 @@ class Copies:
         """
         self._folders = folders
         self._path = folders.copies
-        self._known: Dict[str, Copy] = {}
+        self._known: Dict[str, Optional[Copy]] = {}
         with suppress(FileExistsError):
             os.mkdir(self._path, 0o700)
         self.folder = job_folder.open_folder(self._path)
@@ -115,10 +115,10 @@ class Copies:
         name = str(asked)
         if name not in self._known:
             copy = self._take_new() if name == NEW_COPY else self._find(name)
-            self._known[name] = copy._replace(environment_hash=self._environment_hash())
+            self._known[name] = copy and copy._replace(environment_hash=self._environment_hash())
         return self._known[name]
 
-    def _take_new(self) -> Copy:
+    def _take_new(self) -> Optional[Copy]:
         sync = _hold_sync(self._folders)
         try:
             self._folders.refuse_half_a_project()
@@ -137,13 +137,11 @@ class Copies:
         self._link_others(copy.code, _read_list(copy, _FILES))
         return copy
 
-    def _take(self) -> Copy:
-        """Return a copy of the project's present state, which is made unless there is one."""
+    def _take(self) -> Optional[Copy]:
+        """Return a copy of the project's present state, which is made unless there is one; None if nothing was sent."""
         found = copying.look(self._folders.project, _names(self._folders))
         if not found:
-            raise RequestError(
-                f"Nothing was sent to {self._folders.project}, so there is no code to copy", hint="remote-tool rsync"
-            )
+            return None  # never synced by us: the user's own copy
         state = copying.digest_of(each.record for each in found)[:_NAME_LENGTH]
         number = 1
         for name in removing.names_in(self.folder):

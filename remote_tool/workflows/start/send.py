@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 
 from remote_tool import workflows
 from remote_tool.config.limits import on_end_of
+from remote_tool.config.model import Snapshots
+from remote_tool.protocol.limits import NEW_COPY
+from remote_tool.transport.sync import last_sync
 from remote_tool.workflows.git_state import GitState, while_asking_git, with_git
 from remote_tool.workflows.sync.options import SyncOptions
 from remote_tool.workflows.sync.sync import sync
@@ -38,8 +41,10 @@ class Sent:
     git: GitState | None = None
 
 
-async def send_project(context: Context, servers: Sequence[str], *, wanted: bool, overwrite: bool = False) -> Sent:
-    """Send changed files."""
+async def send_project(
+    context: Context, servers: Sequence[str], *, wanted: bool, overwrite: bool = False, frozen: bool = False
+) -> Sent:
+    """Send changed files; before jobs that run in copies, find out what is not committed."""
     if not wanted:
         return Sent(dict.fromkeys(servers, ""))
     options = SyncOptions(overwrite=overwrite, tells_room=False)
@@ -47,12 +52,25 @@ async def send_project(context: Context, servers: Sequence[str], *, wanted: bool
     local = context.config.local
     beside = (local.jobs_folder, local.logs_folder, *local.artifacts_in_project)
     results, git = await while_asking_git(local.root, sending, beside)
+    if frozen and git is not None and git.dirty is not False and results.values:
+        known = last_sync.recall(local.known_copy(next(iter(results.values))))
+        from remote_tool.workflows.git_changes import read_changes  # noqa: PLC0415 - few starts record them
+
+        git = git if known is None else replace(git, changes=await read_changes(local.root, known.sent_among))
     return Sent(
         {server: result.snapshot for server, result in results.values.items()},
         results.errors,
         tuple((server, text) for server, result in results.values.items() for text in result.warnings),
         git,
     )
+
+
+def is_frozen(config: Config, request: JobRequest) -> bool:
+    """Return whether the jobs of a request run in a copy of the project."""
+    if request.frozen is not None:
+        return request.frozen
+    is_queued = bool(request.gpus or request.after)
+    return config.snapshots is Snapshots.ALWAYS or (is_queued and config.snapshots is Snapshots.QUEUED)
 
 
 def complete(spec: JobSpec, config: Config, request: JobRequest, sent: Sent, *, may_run_on_end: bool = True) -> JobSpec:
@@ -64,6 +82,7 @@ def complete(spec: JobSpec, config: Config, request: JobRequest, sent: Sent, *, 
     spec = replace(
         spec,
         snapshot=sent.snapshots.get(spec.server, ""),
+        copy=NEW_COPY if is_frozen(config, request) else "",
         workdir=config.workdir_for(request.workdir),
         nice=request.nice,
         gpu_count=request.gpus or None,
