@@ -143,18 +143,26 @@ class Copies:
         if not found:
             return None  # never synced by us: the user's own copy
         state = copying.digest_of(each.record for each in found)[:_NAME_LENGTH]
-        number = 1
-        for name in removing.names_in(self.folder):
-            if name.partition("-")[0] == state and is_copy_name(name):
-                copy = Copy(name, f"{self._path}/{name}")
-                # A job may have changed files of its copy, which is of no state of the project then.
-                if not _first_change(copy, _FILES):
-                    self._link_others(copy.code, found)
-                    return copy
-                number = max(number, int(name.partition("-")[2] or 1) + 1)
-        return self._make(state, number, found)
+        copy = self._place_for(state)
+        if job_folder.exists(self.folder, copy.name):
+            self._link_others(copy.code, found)
+            return copy
+        return self._make(state, found)
 
-    def _make(self, state: str, number: int, found: List[copying.File]) -> Copy:
+    def _place_for(self, state: str) -> Copy:
+        """Return the copy of a state, or one that does not exist yet.
+
+        Jobs may have changed files of their copy: it is of no state of the project then.
+        """
+        number = 1
+        while True:
+            name = state if number == 1 else f"{state}-{number}"
+            copy = Copy(name, f"{self._path}/{name}")
+            if not job_folder.exists(self.folder, name) or not _first_change(copy, _FILES):
+                return copy
+            number += 1
+
+    def _make(self, state: str, found: List[copying.File]) -> Copy:
         temporary = f"{self._path}/{NEW}{os.urandom(8).hex()}"
         code = f"{temporary}/{CODE}"
         os.mkdir(temporary, 0o700)
@@ -166,20 +174,24 @@ class Copies:
             for name, files in ((_FILES, found), (_LINKED, linked)):
                 with open(f"{temporary}/{name}", "xb") as file:
                     file.write(b"\0".join(each.record for each in files))
-            while True:
-                name = state if number == 1 else f"{state}-{number}"
-                try:
-                    os.rename(temporary, f"{self._path}/{name}")
-                except OSError:
-                    # Another start has made one meanwhile.
-                    if not job_folder.exists(self.folder, name):
-                        raise
-                    number += 1
-                else:
-                    return Copy(name, f"{self._path}/{name}")
+            return self._promote(temporary, state)
         finally:
             if os.path.lexists(temporary):
                 removing.remove(self.folder, os.path.basename(temporary), time.monotonic() + _REMOVAL_SECONDS)
+
+    def _promote(self, temporary: str, state: str) -> Copy:
+        """Move a finished copy into its place, unless another start has made one meanwhile."""
+        while True:
+            copy = self._place_for(state)
+            if job_folder.exists(self.folder, copy.name):
+                return copy
+            try:
+                os.rename(temporary, copy.path)
+            except OSError:
+                if not job_folder.exists(self.folder, copy.name):
+                    raise
+            else:
+                return copy
 
     def _link_others(self, code: str, found: List[copying.File]) -> None:
         """Link what the project has beside the sent files: excluded data, outputs, our folder of jobs."""
