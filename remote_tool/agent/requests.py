@@ -43,6 +43,19 @@ class Folders(NamedTuple):
             )
         raise RequestError(f"{self.project} does not exist", hint="remote-tool rsync")
 
+    def refuse_half_a_project(self) -> None:
+        """Raise RequestError after an incomplete sync."""
+        try:
+            with open(self.sync_state, "rb") as file:
+                whole = not file.read(64).startswith(b"incomplete")
+        except OSError:
+            return  # never synced by us: the user's own copy
+        if not whole:
+            raise RequestError(
+                f"{self.project} is incomplete: its last sync did not finish or is still running",
+                hint="remote-tool rsync",
+            )
+
     @property
     def activation(self) -> str:
         return os.path.join(self.scripts, "activation.json")
@@ -50,6 +63,10 @@ class Folders(NamedTuple):
     @property
     def sent_files(self) -> str:
         return os.path.join(self.scripts, "sent")
+
+    @property
+    def copies(self) -> str:
+        return os.path.join(self.scripts, "copies")
 
     @property
     def sync_state(self) -> str:

@@ -12,6 +12,7 @@ _PACKAGES = (
     "remote_tool.agent",
     "remote_tool.agent.artifacts",
     "remote_tool.agent.cleaning",
+    "remote_tool.agent.frozen",
     "remote_tool.agent.hook",
     "remote_tool.agent.jobs",
     "remote_tool.agent.launch",

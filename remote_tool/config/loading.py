@@ -21,6 +21,7 @@ from remote_tool.config.model import (
     KeptJobs,
     MinFree,
     OnEnd,
+    Snapshots,
 )
 from remote_tool.errors import ConfigError
 from remote_tool.paths import LocalPaths, RemotePaths
@@ -57,6 +58,7 @@ TOP_KEYS = (
     "workdir",
     "data",
     "on_end",
+    "snapshots",
 )
 
 
@@ -154,6 +156,7 @@ def _config(top: ConfigNode, root: Path) -> Config:
         workdir=fields.workdir(values),
         data=data_sets.read_data_sets(values["data"], root, name) if "data" in values else {},
         on_end=_on_end(values["on_end"]) if "on_end" in values else None,
+        snapshots=Snapshots(fields.text_of(values, "snapshots", forms.one_of(tuple(Snapshots))) or Snapshots.QUEUED),
     )
 
 

@@ -166,6 +166,14 @@ class Server:
         return self.launch is not None or self.container is not None
 
 
+class Snapshots(StrEnum):
+    """Which jobs run in a copy of the project as it was when they were given."""
+
+    QUEUED = "queued"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
 @dataclass(frozen=True)
 class Config:
     """A whole configuration.
@@ -197,6 +205,7 @@ class Config:
         status: Regular expressions by name, for values of the status line besides the built-in ones.
         on_end: What servers run when a job has ended; None: nothing.
         data: Data sets outside the project, by name.
+        snapshots: Which jobs run in a copy of the project.
     """
 
     name: str
@@ -224,6 +233,7 @@ class Config:
     keep_connections: int = DEFAULT_KEPT_SECONDS
     data: Mapping[str, DataSet] = field(default_factory=dict)
     on_end: OnEnd | None = None
+    snapshots: Snapshots = Snapshots.QUEUED
 
     @property
     def usual_servers(self) -> tuple[str, ...]:

@@ -98,6 +98,8 @@ class JobSettings:
         git_commit: The commit that was sent; empty when it is not known.
         git_branch: Empty when none was checked out.
         git_dirty: Whether the project had uncommitted changes; None when that is not known.
+        copy: The copy of the project that it runs in, or ``new`` for one to make; empty: it runs in the project.
+        environment_hash: Of the environment's activation and packages; empty unless it runs in a copy.
         started_by: Who started it, as that client said: ``ann@laptop``; empty when it did not.
         nice: Its niceness, 0 to 19; None: as the server's logins have it.
         gpus: The GPUs that it was given, by number or UUID; None: it may use all. With ``gpu_count``: those from which
@@ -123,6 +125,8 @@ class JobSettings:
     git_commit: str = ""
     git_branch: str = ""
     git_dirty: bool | None = None
+    copy: str = ""
+    environment_hash: str = ""
     started_by: str = ""
     nice: int | None = None
     gpus: tuple[str, ...] | None = None
@@ -154,6 +158,7 @@ class JobSpec(JobSettings):
         watch: How the nodes of its launch watch each other; None without others.
         waits: Whether it may wait for its GPUs; otherwise, it fails if they are not free.
         on_end: The command that its server runs when it has ended, and its secret variables; never written to disk.
+        changes: The uncommitted changes of the files that were sent; recorded here only.
         started_by: Who starts it, like ``ann@laptop``.
     """
 
@@ -167,6 +172,7 @@ class JobSpec(JobSettings):
     watch: LaunchWatch | None = None
     waits: bool = field(default=True, kw_only=True)
     on_end: tuple[str, Mapping[str, str]] | None = field(default=None, repr=False)
+    changes: bytes = field(default=b"", repr=False)
     started_by: str = field(default_factory=own_name, kw_only=True)
 
 

@@ -42,6 +42,7 @@ class JobRequest:
         on_end: Command that the server runs when a job has ended; None: as configured; empty: none.
         name: Name of every job, for lists; empty: none.
         rerun_of: Id of the job that this repeats; empty: of none.
+        frozen: Run in a copy of the project as it is now; None: as configured.
     """
 
     command: str
@@ -64,6 +65,7 @@ class JobRequest:
     after_any: bool = False
     backfill: bool = False
     rerun_of: str = ""
+    frozen: bool | None = None
 
     def _check_options(
         self,

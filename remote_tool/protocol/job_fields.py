@@ -194,6 +194,8 @@ FIELDS = (
     Field("git_commit", TEXT, limits.LONGEST_COMMIT, default="", null=True, shown="git.commit"),
     Field("git_branch", TEXT, limits.LONGEST_BRANCH, default="", null=True, shown="git.branch"),
     Field("git_dirty", FLAG, default=None, null=True, shown="git.dirty"),
+    Field("copy", TEXT, limits.LONGEST_COPY, default="", null=True, changes=SEEN, shown="copy"),
+    Field("environment_hash", TEXT, limits.LONGEST_HASH, default="", null=True, changes=SEEN, shown="environment_hash"),
     Field("nice", COUNT, limits.HIGHEST_NICE, default=None, null=True, changes=ONCE, shown="nice"),
     Field("gpus", TEXTS, _GPUS, default=None, null=True, changes=ONCE, shown="gpus"),
     Field("gpu_count", COUNT, limits.MOST_GPUS, default=None, null=True, changes=ONCE, shown="gpu_count"),

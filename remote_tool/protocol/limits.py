@@ -28,6 +28,9 @@ LONGEST_BRANCH = 1024
 LONGEST_NAME = 80
 # The on_end command is ended after this many seconds.
 LONGEST_ON_END = 60.0
+# The name of a copy of the project, and what a request has in its place for one that is to be made.
+LONGEST_COPY, NEW_COPY = 40, "new"
+LONGEST_HASH = 64
 LONGEST_NOTE = 1000
 # Status values of one job.
 MOST_VALUES = 50

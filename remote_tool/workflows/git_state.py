@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from remote_tool.protocol.limits import LONGEST_BRANCH
@@ -39,11 +39,13 @@ class GitState:
         commit: In hexadecimal digits.
         branch: Empty when none is checked out.
         dirty: Whether there are uncommitted changes or new files; None if unknown.
+        changes: The uncommitted changes of sent files, if they are to be recorded.
     """
 
     commit: str
     branch: str = ""
     dirty: bool | None = None
+    changes: bytes = field(default=b"", repr=False)
 
     @property
     def variables(self) -> dict[str, str]:
@@ -61,7 +63,9 @@ def with_git(spec: JobSpec, git: GitState | None) -> JobSpec:
     if git is None:
         return spec
     environment = {**git.variables, **spec.environment}
-    return replace(spec, environment=environment, git_commit=git.commit, git_branch=git.branch, git_dirty=git.dirty)
+    changes = git.changes if spec.copy else b""
+    spec = replace(spec, environment=environment, changes=changes)
+    return replace(spec, git_commit=git.commit, git_branch=git.branch, git_dirty=git.dirty)
 
 
 async def while_asking_git(
@@ -98,7 +102,7 @@ async def changed_since(root: Path, commit: str, beside: Sequence[str], seconds:
     if not _COMMIT.fullmatch(commit) or not _is_in_repository(root):
         return None
     what = ("--name-only", "-z", "--no-renames", "--no-ext-diff", "--relative", commit, "--", ".")
-    answer = await _ask(root, "diff", *what, *_without(beside), seconds=seconds)
+    answer = await ask_git(root, "diff", *what, *_without(beside), seconds=seconds)
     return None if answer is None else tuple(answer.decode(errors="replace").split("\0")[:-1])
 
 
@@ -111,7 +115,7 @@ def _is_in_repository(root: Path) -> bool:
 
 
 async def _read_head(root: Path) -> GitState | None:
-    answer = await _ask(root, "rev-parse", "HEAD", "--symbolic-full-name", "HEAD") or b""
+    answer = await ask_git(root, "rev-parse", "HEAD", "--symbolic-full-name", "HEAD") or b""
     commit, name = (*answer.decode(errors="replace").split("\n"), "")[:2]
     if not _COMMIT.fullmatch(commit):
         return None
@@ -121,7 +125,7 @@ async def _read_head(root: Path) -> GitState | None:
 async def _has_changes(root: Path, beside: Sequence[str]) -> bool | None:
     """Return whether git reports a changed file; the first byte is enough."""
     what = ("--porcelain", "-z", "--no-renames", "--untracked-files=normal", "--", ".")
-    answer = await _ask(root, "status", *what, *_without(beside), most=1)
+    answer = await ask_git(root, "status", *what, *_without(beside), most=1)
     return None if answer is None else bool(answer)
 
 
@@ -129,7 +133,7 @@ def _without(folders: Sequence[str]) -> tuple[str, ...]:
     return tuple(f":(exclude,literal){folder}" for folder in (".remote", *folders))
 
 
-async def _ask(root: Path, *words: str, most: int = 16 * 1024, seconds: float = LONGEST_ANSWER) -> bytes | None:
+async def ask_git(root: Path, *words: str, most: int = 16 * 1024, seconds: float = LONGEST_ANSWER) -> bytes | None:
     """Return the first bytes of git's output; None if it is missing or fails."""
     own = {name: value for name, value in os.environ.items() if name not in _OF_HOOKS}
     question = Question(seconds, {**own, **_QUIET}, most=most)

@@ -12,10 +12,11 @@ import os
 import re
 import stat
 
-from remote_tool.agent.requests import Folders, Request, is_list
+from remote_tool.agent.artifacts.places import CopyGoneError, Place, Places
+from remote_tool.agent.requests import Request, is_list
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.artifact_patterns import ArtifactPattern, PatternError, of_job, read_patterns
-from remote_tool.protocol.artifact_search import Found, Search, newest_units
+from remote_tool.protocol.artifact_search import Found, newest_units
 from remote_tool.protocol.lean.namedtuple import NamedTuple
 from remote_tool.protocol.lean.suppress import suppress
 from remote_tool.protocol.limits import MOST_ARTIFACTS
@@ -23,19 +24,10 @@ from remote_tool.protocol.records import ENDED, SPEC, STARTED, RecordError, is_j
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, FrozenSet, Iterator, List, Optional, Set, Tuple
+    from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 _FILES_IN_FRAME = 500
-_LARGEST_LIST = 512 * 1024 * 1024
 _JOB_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{32}")
-
-
-class _Project(NamedTuple):
-    """The open project folder, our folders in it, and the records of the sent files."""
-
-    folder: int
-    own: FrozenSet[Tuple[int, int]]
-    sent: Set[bytes]
 
 
 class _Span(NamedTuple):
@@ -101,38 +93,10 @@ def artifacts(request: Request) -> None:
     """Answer op ``artifacts``: each job's files in several frames, then a final one."""
     folders = request.folders()
     asked = request.get("jobs", is_list)
-    lister = _Lister(job_folder.open_jobs_folder(folders.jobs), _open_project(folders))
+    lister = _Lister(Places(folders))
     for job in asked:
         _answer(request, lister, job if isinstance(job, dict) else {})
     request.answer({"done": True})
-
-
-def _open_project(folders: Folders) -> _Project:
-    # The project's folder may itself be a user's link to a larger disk.
-    folder = os.open(folders.project, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    own = set()
-    for path in (folders.jobs, folders.scripts):
-        try:
-            status = os.stat(path)
-        except FileNotFoundError:
-            continue
-        own.add((status.st_dev, status.st_ino))
-    return _Project(folder, frozenset(own), _read_sent(folders))
-
-
-def _read_sent(folders: Folders) -> Set[bytes]:
-    """Return the list of sent files: ``size time name`` for each."""
-    try:
-        with open(folders.sent_files, "rb") as file:
-            return set(file.read(_LARGEST_LIST).split(b"\0"))
-    except OSError:
-        return set()
-
-
-def _is_as_sent(found: Found, project: _Project) -> bool:
-    """Return whether a file is unchanged since it was sent; a changed file belongs to the job."""
-    seconds = found.status.st_mtime_ns // 1_000_000_000
-    return b"%d %d %b" % (found.status.st_size, seconds, os.fsencode(found.path)) in project.sent
 
 
 def _answer(request: Request, lister: _Lister, asked: Dict[str, Any]) -> None:
@@ -143,10 +107,10 @@ def _answer(request: Request, lister: _Lister, asked: Dict[str, Any]) -> None:
         folder_id = job_folder.read_folder_id(lister.jobs)
         request.answer({"job": job_id, "error": str(error), "gone": folder_id != "", "folder_id": folder_id})
         return
-    except (RecordError, PatternError, OSError) as error:
-        # Other errors may be temporary, and the client asks again; an invalid pattern is permanent.
+    except (RecordError, PatternError, CopyGoneError, OSError) as error:
+        # Other errors may be temporary, and the client asks again; these two are permanent.
         why = str(getattr(error, "strerror", None) or error)
-        request.answer({"job": job_id, "error": why, "gone": isinstance(error, PatternError)})
+        request.answer({"job": job_id, "error": why, "gone": isinstance(error, (PatternError, CopyGoneError))})
         return
     files = listing.as_answer()
     for start in range(0, len(files), _FILES_IN_FRAME):
@@ -161,6 +125,7 @@ class _Job(NamedTuple):
     job_id: str
     span: Optional[_Span]
     patterns: Tuple[ArtifactPattern, ...]
+    place: Place
 
     def can_have_written(self, status: os.stat_result) -> bool:
         return self.span is not None and self.span.has(status)
@@ -169,10 +134,9 @@ class _Job(NamedTuple):
 class _Lister:
     """Finds files of a project's jobs; files requested by several jobs are searched once."""
 
-    def __init__(self, jobs: Optional[int], project: _Project) -> None:
-        self.jobs = jobs
-        self._project = project
-        self._found: Dict[str, Tuple[List[Found], bool]] = {}
+    def __init__(self, places: Places) -> None:
+        self.jobs = places.jobs
+        self._places = places
         self._spans: Dict[str, Optional[_Span]] = {}
 
     def list_job(self, job_id: str, asked: object) -> _Listing:
@@ -197,8 +161,9 @@ class _Lister:
         if folder is None:
             return None
         try:
-            patterns = of_job(read_patterns(_patterns_of(folder, job_id) if asked is None else asked), job_id)
-            return _Job(job_id, _span_of(folder), patterns)
+            spec = job_folder.read_record(folder, SPEC, job_id) or {}
+            patterns = of_job(read_patterns((spec.get("artifacts") or []) if asked is None else asked), job_id)
+            return _Job(job_id, _span_of(folder), patterns, self._places.of_spec(spec))
         finally:
             os.close(folder)
 
@@ -215,16 +180,8 @@ class _Lister:
                         os.close(folder)
         return self._spans[job_id]
 
-    def _find(self, glob: str) -> Tuple[List[Found], bool]:
-        """Return the files matching a glob that were not sent, and whether there are more."""
-        if glob not in self._found:
-            search = Search(self._project.folder, self._project.own)
-            found = [each for each in search.find(glob) if not _is_as_sent(each, self._project)]
-            self._found[glob] = found, search.is_cut
-        return self._found[glob]
-
     def _add(self, job: _Job, pattern: ArtifactPattern, listing: _Listing) -> None:
-        found, is_cut = self._find(pattern.glob)
+        found, is_cut = job.place.find(pattern.glob)
         written = [each for each in found if job.can_have_written(each.status) and not self._is_of_other(job, each)]
         listing.older += len(found) - len(written)
         listing.is_cut = listing.is_cut or is_cut
@@ -243,14 +200,14 @@ class _Lister:
 
     def _shared(self, job: _Job, files: Dict[str, _File]) -> List[str]:
         """Return the files that another job also requested and could have written."""
-        unsure = {path: file.status for path, file in files.items() if job.job_id not in path}
+        unsure = {_identity(path, file.status) for path, file in files.items() if job.job_id not in path}
         shared = set()
         for other in self._others(job) if unsure else ():
             for pattern in other.patterns:
                 # Files whose path contains its id have been removed from this list.
-                found = self._find(pattern.glob)[0] if other.job_id not in pattern.glob else []
-                wanted = {each.path for each in found} & unsure.keys()
-                shared |= {path for path in wanted if other.can_have_written(unsure[path])}
+                found = other.place.find(pattern.glob)[0] if other.job_id not in pattern.glob else []
+                wanted = [each for each in found if _identity(each.path, each.status) in unsure]
+                shared |= {each.path for each in wanted if other.can_have_written(each.status)}
         return sorted(shared)
 
     def _others(self, job: _Job) -> Iterator[_Job]:
@@ -258,15 +215,15 @@ class _Lister:
         for name in os.listdir(self.jobs) if self.jobs is not None else ():
             span = self._span(name) if is_job_id(name) and name != job.job_id else None
             if span is not None and job.span is not None and span.overlaps(job.span):
-                with suppress(RecordError, PatternError, OSError):
+                with suppress(RecordError, PatternError, CopyGoneError, OSError):
                     other = self._read(name)
                     if other is not None:
                         yield other
 
 
-def _patterns_of(folder: int, job_id: str) -> object:
-    spec = job_folder.read_record(folder, SPEC, job_id)
-    return (spec or {}).get("artifacts") or []
+def _identity(path: str, status: os.stat_result) -> Tuple[str, int, int]:
+    """Return what identifies a file: jobs in different copies write different ones of the same path."""
+    return path, status.st_dev, status.st_ino
 
 
 def _span_of(folder: int) -> Optional[_Span]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 
+from remote_tool.agent.artifacts.places import CopyGoneError, Places
 from remote_tool.agent.requests import Request, is_list
 from remote_tool.protocol.job_folder import open_file_beneath
 from remote_tool.protocol.sparse_files import read_stored
@@ -26,9 +27,9 @@ def send(request: Request) -> None:
     """
     folders = request.folders()
     asked = request.get("files", is_list)
-    project = os.open(folders.project, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    places = Places(folders)
     for number, each in enumerate(asked):
-        _Sending(request, number, each if isinstance(each, dict) else {}).send_from(project)
+        _Sending(request, number, each if isinstance(each, dict) else {}).send_from(places)
     request.answer({"done": True})
 
 
@@ -40,15 +41,15 @@ class _Sending:
         self._number = number
         self._asked = asked
 
-    def send_from(self, project: int) -> None:
+    def send_from(self, places: Places) -> None:
         path = self._asked.get("path")
         if not _is_inside(path):
             self._answer(end="is not a path in the project")
             return
         try:
-            file = open_file_beneath(project, str(path))
-        except OSError as error:
-            self._answer(end=error.strerror)
+            file = open_file_beneath(places.of(self._asked.get("job")).holder(str(path)), str(path))
+        except (OSError, CopyGoneError) as error:
+            self._answer(end=getattr(error, "strerror", None) or str(error))
             return
         try:
             self._send(file)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import time
 
-from remote_tool.agent.cleaning import leftovers
+from remote_tool.agent.cleaning import leftovers, unused_copies
 from remote_tool.agent.cleaning.removal import Removal
 from remote_tool.agent.requests import Folders, Request, is_flag, is_list
 from remote_tool.protocol import job_folder, removing
@@ -45,15 +45,20 @@ def clean(request: Request) -> None:
         if not request.get("jobs_only", is_flag, default=False):
             others = leftovers.clean(folders, scripts, request, dry_run=dry_run, deadline=deadline)
         # Measuring many jobs may take all the remaining time.
-        items = [removal.jobs_item(), *others]
+        items = [removal.jobs_item(), unused_copies.clean(removal), *others]
     request.answer({**removal.as_answer(), "items": items})
 
 
-def remove_some(jobs: int, folders: Folders, ids: List[Any], seconds: float) -> Dict[str, Any]:
-    """Remove jobs as part of another operation, within a number of seconds; return the result."""
+def remove_some(jobs: int, folders: Folders, ids: List[Any], seconds: float, copies: int = -1) -> Dict[str, Any]:
+    """Remove jobs as part of another operation, within a number of seconds; return the result.
+
+    ``copies`` is a descriptor of the folder of copies that the operation has locked, if any.
+    """
     removal = Removal(folders, dry_run=False, deadline=time.monotonic() + seconds, jobs=jobs)
     try:
         removal.remove_jobs([name for name in ids if is_job_id(name)], sized=False)
+        if removal.removed:
+            unused_copies.clean(removal, copies, sized=False)
     except OSError as error:
         removal.kept.append({"id": "", "why": str(error.strerror)})
     return removal.as_answer()

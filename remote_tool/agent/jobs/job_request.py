@@ -29,6 +29,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Optional
 
+    from remote_tool.agent.frozen.copies import Copies, Copy
     from remote_tool.agent.supervisor.plan import OnEnd, QueueRequest
     from remote_tool.agent.wrapper.wrapper import CommandWrapper
     from remote_tool.protocol.records import Record
@@ -52,6 +53,7 @@ class JobRequest(NamedTuple):
         setup: The script that the shell sources first; empty without one.
         on_end: What to run when the job has ended; None: nothing.
         queue: What it waits for before the command starts; None: nothing.
+        copy: The copy of the project that it runs in; None: it runs in the project.
     """
 
     spec: Record
@@ -64,9 +66,10 @@ class JobRequest(NamedTuple):
     setup: str = ""
     on_end: "Optional[OnEnd]" = None
     queue: "Optional[QueueRequest]" = None
+    copy: "Optional[Copy]" = None
 
 
-def check_job(job: object, active: Activation, folders: Folders) -> JobRequest:
+def check_job(job: object, active: Activation, folders: Folders, copies: "Optional[Copies]" = None) -> JobRequest:
     """Validate one job of a start request; RequestError when it cannot be started as requested."""
     if not isinstance(job, dict) or not is_job_id(job.get("id")):
         raise RequestError("The request contains a job without a valid id")
@@ -75,13 +78,17 @@ def check_job(job: object, active: Activation, folders: Folders) -> JobRequest:
         raise RequestError(f"Job {job['id']}: its command is not text")
     user = activation.with_home(job.get("environment") or {})
     activation.check_user(user)
-    workdir = folders.check_workdir(job.get("workdir", ""))
-    origin = Origin(folders.project, job["id"], str(job.get("server")), workdir)
+    copy = copies.copy_for(job["id"], job.get("copy")) if copies is not None else None
+    project = folders.project if copy is None else copy.code
+    workdir = folders._replace(project=project).check_workdir(job.get("workdir", ""))
+    origin = Origin(project, job["id"], str(job.get("server")), workdir)
     spec = {
         **{each.name: job.get(each.name, None if each.is_required else each.default) for each in REQUEST_FIELDS},
         "schema": SCHEMA,
         "id": job["id"],
         "command": command[:COMMAND_LIMIT],
+        "copy": copy.name if copy else "",
+        "environment_hash": copy.environment_hash if copy else "",
         "command_length": len(command),
         "environment_names": sorted(user),
         "received_at": time.time(),
@@ -93,9 +100,7 @@ def check_job(job: object, active: Activation, folders: Folders) -> JobRequest:
     except (RecordError, LimitError) as error:
         raise RequestError(f"Job {job['id']}: {error}") from error
     begins_in = _launch_environment(job.get("entry"), active, user, origin, folders, record)
-    log_limit = job.get("log_limit") or DEFAULT_LOG_LIMIT
-    if type(log_limit) is not int or log_limit < SMALLEST_LOG_LIMIT:
-        raise RequestError(f"Job {job['id']}: its log_limit cannot be {log_limit!r:.40}")
+    log_limit = _read_log_limit(job)
     setup = job.get("setup") or ""
     if not is_text(setup):
         raise RequestError(f"Job {job['id']}: its setup script is not text")
@@ -106,9 +111,9 @@ def check_job(job: object, active: Activation, folders: Folders) -> JobRequest:
 
         command = LOGIN_SHELL
     on_end = _read_on_end(job.get("on_end"), record)
-    return JobRequest(
-        record, command, begins_in.environment, membership, log_limit, *wrapped, setup, on_end, _read_queue(job, record)
-    )
+    queue = _read_queue(job, record)
+    environment = begins_in.environment
+    return JobRequest(record, command, environment, membership, log_limit, *wrapped, setup, on_end, queue, copy)
 
 
 def _read_queue(job: "Dict[str, Any]", spec: Record) -> "Optional[QueueRequest]":
@@ -117,6 +122,13 @@ def _read_queue(job: "Dict[str, Any]", spec: Record) -> "Optional[QueueRequest]"
     from remote_tool.agent.supervisor.queue import read_queue  # noqa: PLC0415 - few jobs wait
 
     return read_queue(job, spec)
+
+
+def _read_log_limit(job: Dict[str, Any]) -> int:
+    log_limit = job.get("log_limit") or DEFAULT_LOG_LIMIT
+    if type(log_limit) is not int or log_limit < SMALLEST_LOG_LIMIT:
+        raise RequestError(f"Job {job['id']}: its log_limit cannot be {log_limit!r:.40}")
+    return log_limit
 
 
 def _read_on_end(value: Any, spec: Record) -> "Optional[OnEnd]":  # noqa: ANN401 - from the request, checked here

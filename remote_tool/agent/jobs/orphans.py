@@ -80,6 +80,7 @@ class Search:
 
     def __init__(self, folders: Folders) -> None:
         self._project = folders.project
+        self._copies = os.path.join(folders.copies, "")
         self._jobs = job_folder.open_jobs_folder(folders.jobs)
         self._host = states.scan()
         self._snapshot = self._host.snapshot
@@ -145,9 +146,12 @@ class Search:
 
     def _unknown(self, job_id: str, marked: List[Process]) -> Optional[Group]:
         """Return a group for a job without a folder here, unless another project has the job."""
-        if not all(self._snapshot.mark(process).project == self._project for process in marked):
+        if not all(self._is_of_project(self._snapshot.mark(process).project or "") for process in marked):
             return None
         return Group(job_id, _UNKNOWN, self._members(job_id, "", None))
+
+    def _is_of_project(self, folder: str) -> bool:
+        return folder == self._project or folder.startswith(self._copies)
 
     def _members(self, job_id: str, folder: str, command: Optional[Mapping[str, Any]]) -> List[Process]:
         supervisor = next((each.pid for each in self._displaced.get(job_id, [])), 0)

@@ -27,6 +27,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, List, NoReturn, Optional, Tuple
 
+    from remote_tool.agent.frozen.copies import Copies
     from remote_tool.protocol.records import Record
 
 # The answer waits this long for the commands to run.
@@ -67,12 +68,19 @@ class Call(NamedTuple):
         folders: The project's folders on this server.
         again: Whether an earlier try, whose answer was lost, may have started the jobs.
         open_files: Soft and hard limits of open files.
+        copies: Descriptor of the folder of the project's copies, if a job runs in one.
     """
 
     jobs: int
     folders: Folders
     again: bool
     open_files: Tuple[int, int]
+    copies: int = -1
+
+    @property
+    def locks(self) -> "set[int]":
+        """Descriptors whose locks are held until the job has its folder."""
+        return {self.jobs, self.copies} - {-1}
 
 
 def start(request: Request) -> None:
@@ -94,7 +102,7 @@ def start(request: Request) -> None:
     if spent:
         from remote_tool.agent.cleaning import clean  # noqa: PLC0415 - few starts have something to remove
 
-        answer["cleaned"] = clean.remove_some(call.jobs, call.folders, spent, _CLEAN_SECONDS)
+        answer["cleaned"] = clean.remove_some(call.jobs, call.folders, spent, _CLEAN_SECONDS, call.copies)
     request.answer({**answer, **_low_room(request, call.folders)})
     if _has_other_versions(call.folders):
         from remote_tool.agent.cleaning import leftovers  # noqa: PLC0415 - only after an update
@@ -122,13 +130,24 @@ def _read_call(request: Request, *, again: bool) -> Tuple[Call, List[JobRequest]
     asked = request.get("jobs", is_list)
     try:
         active = activation.load_activation(folders.activation)
-        job_requests = [check_job(job, active, folders) for job in asked]
+        copies = _lock_copies(asked, folders)
+        job_requests = [check_job(job, active, folders, copies) for job in asked]
     except ActivationError as error:
         raise RequestError(str(error), hint="remote-tool setup") from error
     jobs = _open_jobs(folders)
     _refuse_half_a_project(jobs, folders, job_requests)
     new_folder.remove_abandoned(jobs)
-    return Call(jobs, folders, again, resource.getrlimit(resource.RLIMIT_NOFILE)), job_requests
+    limits_now = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return Call(jobs, folders, again, limits_now, -1 if copies is None else copies.folder), job_requests
+
+
+def _lock_copies(asked: List[Any], folders: Folders) -> Optional[Copies]:
+    """Return the copies of the project, if a job runs in one."""
+    if not any(isinstance(job, dict) and job.get("copy") for job in asked):
+        return None
+    from remote_tool.agent.frozen.copies import Copies  # noqa: PLC0415 - few projects have copies
+
+    return Copies(folders)
 
 
 def _open_jobs(folders: Folders) -> int:
@@ -163,17 +182,10 @@ def _start_all(call: Call, job_requests: List[JobRequest]) -> List[Dict[str, Any
 
 
 def _refuse_half_a_project(jobs: int, folders: Folders, job_requests: List[JobRequest]) -> None:
-    """Refuse new starts after an incomplete sync; jobs that exist already do not depend on this copy."""
-    try:
-        with open(folders.sync_state, "rb") as file:
-            whole = not file.read(64).startswith(b"incomplete")
-    except OSError:
-        return  # never synced by us: the user's own copy
-    if not whole and not all(job_folder.exists(jobs, job.spec["id"]) for job in job_requests):
-        raise RequestError(
-            f"{folders.project} is incomplete: its last sync did not finish or is still running",
-            hint="remote-tool rsync",
-        )
+    """Refuse new starts after an incomplete sync; jobs that exist already do not depend on it, nor those in copies."""
+    here = [job for job in job_requests if job.copy is None]
+    if not all(job_folder.exists(jobs, job.spec["id"]) for job in here):
+        folders.refuse_half_a_project()
 
 
 def _begin(call: Call, job: JobRequest) -> PendingStart:
@@ -199,11 +211,12 @@ def _become_supervisor(call: Call, job: JobRequest, writer: int) -> NoReturn:
     """After the fork: create the job's folder and supervise the command."""
     what = f"{call.folders.jobs}/{job.spec['id']}"
     try:
-        umask = supervise.leave_client({call.jobs, writer})
+        umask = supervise.leave_client({*call.locks, writer})
         # The job's own programs may use select(), which takes no descriptor above 1023.
         resource.setrlimit(resource.RLIMIT_NOFILE, call.open_files)
         plan = _plan(call, job)
-        os.close(call.jobs)
+        for lock in call.locks:
+            os.close(lock)
         # The client may have gone; the job continues.
         with suppress(BrokenPipeError):
             os.write(writer, _ALREADY if plan is None else _MADE)
@@ -228,7 +241,7 @@ def _plan(call: Call, job: JobRequest) -> Optional[Plan]:
         path=f"{call.folders.jobs}/{job.spec['id']}",
         reserve=made.reserve,
         locked=made.locked,
-        workdir=os.path.join(call.folders.project, job.spec["workdir"]),
+        workdir=os.path.join(job.copy.code if job.copy else call.folders.project, job.spec["workdir"]),
         environment=job.environment,
         grace=job.spec["grace"],
         place=job.spec["place"],
@@ -240,6 +253,7 @@ def _plan(call: Call, job: JobRequest) -> Optional[Plan]:
         on_end=job.on_end,
         terminal=job.spec["terminal"] or "",
         queue=job.queue,
+        copy=job.copy,
     )
 
 

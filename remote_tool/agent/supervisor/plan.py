@@ -9,6 +9,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Dict, Optional, Tuple
 
+    from remote_tool.agent.frozen.copies import Copy
     from remote_tool.agent.launch.cause import Membership
     from remote_tool.agent.leases.waiter import LeaseRequest
     from remote_tool.agent.wrapper.wrapper import CommandWrapper
@@ -64,6 +65,7 @@ class Plan(NamedTuple):
         on_end: What to run when the job has ended; None: nothing.
         terminal: The program on a terminal: the command, or the user's shell; empty without one.
         queue: What it waits for before the command starts; None: nothing.
+        copy: The copy of the project that it runs in; None: it runs in the project.
         nice: Added to the command's niceness; behind a launch command, by the script.
     """
 
@@ -84,3 +86,4 @@ class Plan(NamedTuple):
     on_end: Optional[OnEnd] = None
     terminal: str = ""
     queue: "Optional[QueueRequest]" = None
+    copy: "Optional[Copy]" = None

@@ -24,6 +24,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn, Optional
 
+    from remote_tool.agent.frozen.copies import Copy
     from remote_tool.agent.launch.cause import Cause
     from remote_tool.agent.proc.processes import Process
     from remote_tool.agent.supervisor.launch import NodeOfLaunch
@@ -167,11 +168,24 @@ class Supervisor:
         return self._terminal is not None
 
     def _start_command(self) -> bool:
+        if self._plan.copy is not None and self._has_changed(self._plan.copy):
+            return False
         started = command.start(self._plan, self._umask, self._outcome, self._record_start, self._terminal)
         # Only now: the command's process was forked without the terminal's thread.
         if self._terminal is not None:
             self._terminal.start()
         return started
+
+    def _has_changed(self, copy: Copy) -> bool:
+        """Return whether the job's copy of the project is not as it was when the job was given."""
+        # Loaded by the start, which made the copy.
+        from remote_tool.agent.frozen import copies  # noqa: PLC0415 - few projects have copies
+
+        changed = copies.changed_link(copy)
+        if changed:
+            why = "changed since the job was given; the job's copy of the project shares it with the project"
+            self._outcome.notes.append(f"{command.NOT_STARTED}: {changed} {why}")
+        return bool(changed)
 
     def _drain_terminal(self) -> None:
         """Wait for the last output, which must be in the log before the final record is written."""

@@ -122,7 +122,7 @@ class JobPull:
 
     def _take(self, file: RemoteFile) -> None:
         if self.budget.take(file.stamp.size - min(self.folder.partial_size(file), file.stamp.size)):
-            self.transfers.append(Transfer(self.folder, file, self._quota))
+            self.transfers.append(Transfer(self.folder, file, self._quota, self.job.id))
         else:
             self.no_room.append(file)
             self._left_out[file.path] = f"not enough disk space here for its {readable_size(file.stamp.size)}"

@@ -32,7 +32,7 @@ class Transfer:
         arrived: Its local bytes.
     """
 
-    def __init__(self, folder: ArtifactFolder, file: RemoteFile, quota: Quota) -> None:
+    def __init__(self, folder: ArtifactFolder, file: RemoteFile, quota: Quota, job_id: str = "") -> None:
         self.file = file
         self.is_here = False
         self.is_refused = False
@@ -40,6 +40,7 @@ class Transfer:
         self.arrived = 0
         self._folder = folder
         self._quota = quota
+        self._job_id = job_id
         self._reserved = file.stamp.size
         self._most = file.stamp.size
         self._changes = 0
@@ -65,6 +66,7 @@ class Transfer:
         self._most = self._quota.most(self._reserved)
         return {
             "path": self.file.path,
+            "job": self._job_id,
             "stamp": list(self.file.stamp),
             "have": self._have,
             "sha256": digest,

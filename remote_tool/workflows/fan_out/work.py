@@ -24,7 +24,7 @@ from remote_tool.workflows.fan_out.gather import gathering_folder
 from remote_tool.workflows.launch.launch import find_script
 from remote_tool.workflows.launch.node_facts import chosen_devices
 from remote_tool.workflows.selection import choose_servers
-from remote_tool.workflows.start.send import Sent, complete, send_project
+from remote_tool.workflows.start.send import Sent, complete, is_frozen, send_project
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -76,7 +76,8 @@ async def make_ready(context: Context, request: FanOutRequest, listed: Mapping[s
     servers = choose_servers(context.config, request.servers)
     find_command_script(context, request)
     gathering_folder(context.config, request.gather)
-    sent = await send_project(context, servers, wanted=request.sync, overwrite=request.overwrite)
+    frozen = is_frozen(context.config, request)
+    sent = await send_project(context, servers, wanted=request.sync, overwrite=request.overwrite, frozen=frozen)
     slots, errors = await ask_slots(
         context, request, listed, [server for server in servers if server not in sent.errors]
     )

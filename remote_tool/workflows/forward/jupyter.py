@@ -176,6 +176,8 @@ async def _start(context: Context, server: str, request: JupyterRequest) -> Job:
         devices=request.devices,
         workdir="",
         name="jupyter",
+        # Notebooks are edited, and stay in the project.
+        frozen=False,
     )
     return (await start_jobs(context, [start])).raise_if_any_failed().jobs[0]
 

@@ -26,7 +26,7 @@ from remote_tool.workflows.launch.gpus import find_gpus, shall_retry
 from remote_tool.workflows.launch.node_facts import ask_facts
 from remote_tool.workflows.launch.rendezvous import find_rendezvous
 from remote_tool.workflows.selection import JobsAnswer, choose_servers
-from remote_tool.workflows.start.send import bring_files, complete, send_project
+from remote_tool.workflows.start.send import bring_files, complete, is_frozen, send_project
 from remote_tool.workflows.start.start_specs import start_specs
 
 if TYPE_CHECKING:
@@ -67,7 +67,8 @@ async def _launch_once(context: Context, request: LaunchRequest, git: GitState |
     launcher = Launcher.named(request.launcher)
     servers = choose_servers(context.config, request.servers)
     request = _with_command_read(context, request, launcher)
-    sent = await send_project(context, servers, wanted=request.sync, overwrite=request.overwrite)
+    frozen = is_frozen(context.config, request)
+    sent = await send_project(context, servers, wanted=request.sync, overwrite=request.overwrite, frozen=frozen)
     if errors := sent.errors or await bring_files(context, request.from_job, servers, overwrite=request.overwrite):
         return JobsAnswer((), errors, warnings=sent.warnings, answered=servers)
     if errors := await find_gpus(context, request, servers):

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 from remote_tool import workflows
 from remote_tool.config.limits import on_end_of
-from remote_tool.protocol.limits import NAMES_OF_VARIABLES
+from remote_tool.config.model import Snapshots
+from remote_tool.protocol.limits import NAMES_OF_VARIABLES, NEW_COPY
 from remote_tool.protocol.marks import DATA_PREFIX, RESERVED_NAMES
+from remote_tool.transport.sync import last_sync
 from remote_tool.workflows.git_state import GitState, while_asking_git, with_git
 from remote_tool.workflows.sync.options import SyncOptions
 from remote_tool.workflows.sync.sync import sync
@@ -41,14 +43,21 @@ class Sent:
     git: GitState | None = None
 
 
-async def send_project(context: Context, servers: Sequence[str], *, wanted: bool, overwrite: bool = False) -> Sent:
-    """Send changed files."""
+async def send_project(
+    context: Context, servers: Sequence[str], *, wanted: bool, overwrite: bool = False, frozen: bool = False
+) -> Sent:
+    """Send changed files; before jobs that run in copies, find out what is not committed."""
     if not wanted:
         return Sent(dict.fromkeys(servers, ""))
     options = SyncOptions(overwrite=overwrite, tells_room=False)
     sending = sync(context.pool, context.config, servers, options, context.report)
     local = context.config.local
     results, git = await while_asking_git(local.root, sending, never_sent(local))
+    if frozen and git is not None and git.dirty is not False and results.values:
+        known = last_sync.recall(local.known_copy(next(iter(results.values))))
+        from remote_tool.workflows.git_changes import read_changes  # noqa: PLC0415 - few starts record them
+
+        git = git if known is None else replace(git, changes=await read_changes(local.root, known.sent_among))
     return Sent(
         {server: result.snapshot for server, result in results.values.items()},
         results.errors,
@@ -62,6 +71,14 @@ def never_sent(local: LocalPaths) -> tuple[str, ...]:
     return (local.jobs_folder, local.logs_folder, *local.artifacts_in_project)
 
 
+def is_frozen(config: Config, request: JobRequest) -> bool:
+    """Return whether the jobs of a request run in a copy of the project."""
+    if request.frozen is not None:
+        return request.frozen
+    is_queued = bool(request.gpus or request.after)
+    return config.snapshots is Snapshots.ALWAYS or (is_queued and config.snapshots is Snapshots.QUEUED)
+
+
 def complete(spec: JobSpec, config: Config, request: JobRequest, sent: Sent, *, may_run_on_end: bool = True) -> JobSpec:
     """Return a job with the options that are the same for every job of a request, and with what its server was sent.
 
@@ -71,6 +88,7 @@ def complete(spec: JobSpec, config: Config, request: JobRequest, sent: Sent, *, 
     spec = replace(
         spec,
         snapshot=sent.snapshots.get(spec.server, ""),
+        copy=NEW_COPY if is_frozen(config, request) else "",
         workdir=config.workdir_for(request.workdir),
         nice=request.nice,
         gpu_count=request.gpus or None,

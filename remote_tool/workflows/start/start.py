@@ -15,7 +15,7 @@ from remote_tool.protocol.limits import COMMAND, SHELL, TERMINALS
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.selection import JobsAnswer, choose_servers, find_job
 from remote_tool.workflows.start.free_gpus import ask_free_gpus, choose_server
-from remote_tool.workflows.start.send import bring_files, complete, send_project
+from remote_tool.workflows.start.send import bring_files, complete, is_frozen, send_project
 from remote_tool.workflows.start.start_specs import start_specs
 
 if TYPE_CHECKING:
@@ -78,7 +78,8 @@ async def start_jobs(context: Context, requests: Sequence[StartRequest]) -> Jobs
         request.check_on(servers, context.config)
     receivers = list(dict.fromkeys(server for request, servers in wanted if request.sync for server in servers))
     overwrite = any(request.overwrite for request in requests)
-    sent = await send_project(context, receivers, wanted=bool(receivers), overwrite=overwrite)
+    frozen = any(is_frozen(context.config, request) for request in requests)
+    sent = await send_project(context, receivers, wanted=bool(receivers), overwrite=overwrite, frozen=frozen)
     for request, servers in wanted:
         able = [server for server in servers if server not in sent.errors]
         errors = await bring_files(context, request.from_job, able, overwrite=request.overwrite)

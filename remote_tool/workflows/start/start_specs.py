@@ -22,6 +22,7 @@ from remote_tool.jobs.job import Job, JobSpec, JobState
 from remote_tool.jobs.records import parse_job, read_folder_id
 from remote_tool.protocol.job_fields import REQUEST_FIELDS
 from remote_tool.redaction import redact
+from remote_tool.system.files import write_atomically
 from remote_tool.transport.pool import on_every
 from remote_tool.workflows.agent_client import (
     NoAnswerError,
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from remote_tool.jobs.job import Job
     from remote_tool.workflows.context import Context
 
+# Beside the record of a job.
+CHANGES = "changes.patch"
 LONGEST_PROBLEM = 2000
 SHOWN_PROBLEMS = 3
 # Per request: this many jobs start in time for its answer, and this many bytes fit into one.
@@ -65,6 +68,7 @@ async def start_specs(context: Context, specs: Sequence[JobSpec], *, again: bool
         check_request(spec.command, spec.tags, spec.environment)
     await context.may_write()
     jobs = {job.id: job for job in context.registry.create(specs)}
+    _record_changes(context, specs)
     by_server: dict[str, list[JobSpec]] = defaultdict(list)
     for spec in specs:
         by_server[spec.server].append(spec)
@@ -77,6 +81,14 @@ async def start_specs(context: Context, specs: Sequence[JobSpec], *, again: bool
     results = await on_every(by_server, start)
     current = context.registry.find(jobs)
     return JobsAnswer(tuple(current.get(spec.id, jobs[spec.id]) for spec in specs), dict(results.errors))
+
+
+def _record_changes(context: Context, specs: Sequence[JobSpec]) -> None:
+    """Write the uncommitted changes beside each record, as far as the disk allows."""
+    for spec in specs:
+        if spec.changes:
+            with suppress(OSError):
+                write_atomically(context.registry.folder / spec.id / CHANGES, spec.changes)
 
 
 async def _start_on(

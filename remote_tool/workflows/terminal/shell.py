@@ -130,6 +130,7 @@ async def _start_kept(context: Context, server: str, request: ShellRequest, scre
         devices=request.devices,
         workdir=request.workdir,
         terminal=COMMAND if request.command else SHELL,
+        frozen=False,
     )
     answer = (await start_jobs(context, [start])).raise_if_any_failed()
     return answer.jobs[0]

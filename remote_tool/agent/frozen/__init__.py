@@ -1,0 +1,1 @@
+"""Copies of the project, which jobs run from."""

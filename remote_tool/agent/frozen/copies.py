@@ -1,0 +1,299 @@
+"""Copies of the project that jobs run from: one for each state of the project, shared by the jobs of that state.
+
+    copies/<name>/code     the sent files, and links to the project's other files and folders
+    copies/<name>/files    mode, size, nanoseconds and name of each of them, as copied
+    copies/<name>/linked   the same of those that are hard links to the project's
+    copies/.new-…          a copy that is being made
+
+A copy appears complete, by a rename. A start locks the folder of the copies, shared, until its jobs have folders of
+their own; only the holder of the exclusive lock removes unfinished and unused copies.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import time
+
+from remote_tool.agent.frozen import copying
+from remote_tool.protocol import job_folder, removing
+from remote_tool.protocol.errors import RequestError
+from remote_tool.protocol.lean.namedtuple import NamedTuple
+from remote_tool.protocol.lean.suppress import suppress
+from remote_tool.protocol.limits import NEW_COPY
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, List, Optional
+
+    from remote_tool.agent.requests import Folders
+
+CODE = "code"
+_FILES, _LINKED = "files", "linked"
+NEW = ".new-"
+# Of a sync; the client waits longer for the answer.
+_PATIENCE = 15.0
+_LARGEST_LIST = 512 * 1024 * 1024
+_HEX_DIGITS = "0123456789abcdef"
+_NAME_LENGTH = 16
+_REMOVAL_SECONDS = 5.0
+
+
+class Copy(NamedTuple):
+    """A copy.
+
+    Attributes:
+        name: Of its folder.
+        path: Its folder.
+        environment_hash: Of the environment in which a job starts in it.
+    """
+
+    name: str
+    path: str
+    environment_hash: str = ""
+
+    @property
+    def code(self) -> str:
+        """The folder in place of the project's."""
+        return f"{self.path}/{CODE}"
+
+
+def is_copy_name(value: object) -> bool:
+    """Return whether this can be the name of a copy: hexadecimal digits, and a number after the first."""
+    if not isinstance(value, str):
+        return False
+    state, _, number = value.partition("-")
+    is_number = number == "" or (number.isascii() and number.isdigit() and len(number) < _NAME_LENGTH)
+    return len(state) == _NAME_LENGTH and not state.strip(_HEX_DIGITS) and is_number and not value.endswith("-")
+
+
+def copy_of(folders: Folders, name: object) -> Optional[Copy]:
+    """Return the copy in a job's record; None if it runs in the project."""
+    return Copy(str(name), f"{folders.copies}/{name}") if is_copy_name(name) else None
+
+
+class Copies:
+    """The copies of a project, locked so that none is removed until this program exits."""
+
+    def __init__(self, folders: Folders) -> None:
+        """Open and lock the folder, and remove what killed starts have left.
+
+        Raises:
+            OSError: It cannot be created.
+        """
+        self._folders = folders
+        self._path = folders.copies
+        self._known: Dict[str, Optional[Copy]] = {}
+        with suppress(FileExistsError):
+            os.mkdir(self._path, 0o700)
+        self.folder = job_folder.open_folder(self._path)
+        if lock_alone(self.folder):
+            for name in removing.names_in(self.folder):
+                if name.startswith((NEW, removing.MARK)):
+                    removing.remove(self.folder, name, time.monotonic() + _REMOVAL_SECONDS)
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(self.folder, fcntl.LOCK_SH)
+
+    def _environment_hash(self) -> str:
+        """Return a hash of the environment's activation and of the packages that setup has installed."""
+        texts = []
+        for name in ("activation.json", "packages"):
+            with suppress(FileNotFoundError), open(os.path.join(self._folders.scripts, name), "rb") as file:
+                texts.append(file.read(_LARGEST_LIST))
+        return copying.digest_of(texts)
+
+    def copy_for(self, job_id: str, asked: object) -> Optional[Copy]:
+        """Return the requested copy for a job; None for one that runs in the project, or has been started before.
+
+        Raises:
+            RequestError: There is no such copy, or none can be made now.
+            OSError: It cannot be made.
+        """
+        if not asked or os.path.lexists(os.path.join(self._folders.jobs, job_id)):
+            return None
+        name = str(asked)
+        if name not in self._known:
+            copy = self._take_new() if name == NEW_COPY else self._find(name)
+            self._known[name] = copy and copy._replace(environment_hash=self._environment_hash())
+        return self._known[name]
+
+    def _take_new(self) -> Optional[Copy]:
+        sync = _hold_sync(self._folders)
+        try:
+            self._folders.refuse_half_a_project()
+            return self._take()
+        finally:
+            os.close(sync)
+
+    def _find(self, name: str) -> Copy:
+        """Return an existing copy; RequestError when it is gone, or its files have changed."""
+        copy = copy_of(self._folders, name)
+        if copy is None or not job_folder.exists(self.folder, name):
+            raise RequestError(f"The copy {name:.60} of the project is not on this server any longer")
+        changed = _first_change(copy, _FILES)
+        if changed:
+            raise RequestError(f"{changed} in the copy {name} of the project has changed since it was made")
+        self._link_others(copy.code, _read_list(copy, _FILES))
+        return copy
+
+    def _take(self) -> Optional[Copy]:
+        """Return a copy of the project's present state, which is made unless there is one; None if nothing was sent."""
+        found = copying.look(self._folders.project, _names(self._folders))
+        if not found:
+            return None  # never synced by us: the user's own copy
+        state = copying.digest_of(each.record for each in found)[:_NAME_LENGTH]
+        copy = self._place_for(state)
+        if job_folder.exists(self.folder, copy.name):
+            self._link_others(copy.code, found)
+            return copy
+        return self._make(state, found)
+
+    def _place_for(self, state: str) -> Copy:
+        """Return the copy of a state, or one that does not exist yet.
+
+        Jobs may have changed files of their copy: it is of no state of the project then.
+        """
+        number = 1
+        while True:
+            name = state if number == 1 else f"{state}-{number}"
+            copy = Copy(name, f"{self._path}/{name}")
+            if not job_folder.exists(self.folder, name) or not _first_change(copy, _FILES):
+                return copy
+            number += 1
+
+    def _make(self, state: str, found: List[copying.File]) -> Copy:
+        temporary = f"{self._path}/{NEW}{os.urandom(8).hex()}"
+        code = f"{temporary}/{CODE}"
+        os.mkdir(temporary, 0o700)
+        try:
+            os.mkdir(code, 0o700)
+            os.chmod(code, stat.S_IMODE(os.stat(self._folders.project).st_mode) | stat.S_IRWXU)
+            linked = copying.copy_all(found, self._folders.project, code)
+            self._link_others(code, found)
+            for name, files in ((_FILES, found), (_LINKED, linked)):
+                with open(f"{temporary}/{name}", "xb") as file:
+                    file.write(b"\0".join(each.record for each in files))
+            return self._promote(temporary, state)
+        finally:
+            if os.path.lexists(temporary):
+                removing.remove(self.folder, os.path.basename(temporary), time.monotonic() + _REMOVAL_SECONDS)
+
+    def _promote(self, temporary: str, state: str) -> Copy:
+        """Move a finished copy into its place, unless another start has made one meanwhile."""
+        while True:
+            copy = self._place_for(state)
+            if job_folder.exists(self.folder, copy.name):
+                return copy
+            try:
+                os.rename(temporary, copy.path)
+            except OSError:
+                if not job_folder.exists(self.folder, copy.name):
+                    raise
+            else:
+                return copy
+
+    def _link_others(self, code: str, found: List[copying.File]) -> None:
+        """Link what the project has beside the sent files: excluded data, outputs, our folder of jobs."""
+        project = self._folders.project
+        own = {os.path.basename(self._folders.scripts), *copying.NEVER_LINKED}
+        sent = {os.fsdecode(each.name.split(b"/", 1)[0]) for each in found}
+        # Programs find the job's own folder there, even the project's first one.
+        others = {*os.listdir(project), os.path.basename(self._folders.jobs)} - sent - own
+        for name in os.listdir(code):
+            path = f"{code}/{name}"
+            # A program could not create its folder in the place of a link that leads nowhere.
+            if name not in others and os.path.islink(path) and os.readlink(path) == f"{project}/{name}":
+                os.unlink(path)
+        for name in others:
+            with suppress(FileExistsError):
+                os.symlink(f"{project}/{name}", f"{code}/{name}")
+
+
+def lock_alone(folder: int) -> bool:
+    """Lock the folder of the copies exclusively; return whether that succeeded."""
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _hold_sync(folders: Folders) -> int:
+    """Keep syncs away after waiting for one that is running.
+
+    Raises:
+        RequestError: It takes long.
+        OSError: The lock cannot be opened.
+    """
+    path = os.path.join(folders.scripts, "sync-lock")
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if removing.is_over(deadline):
+                raise RequestError(
+                    f"A sync to {folders.project} is running, so its code cannot be copied now", hint="try again later"
+                ) from None
+            time.sleep(0.02)
+        except OSError:
+            return file  # a file system without locks
+        else:
+            return file
+
+
+def changed_link(copy: Copy) -> str:
+    """Return a file of a copy that shares its bytes with the project and was changed; empty if there is none."""
+    return _first_change(copy, _LINKED)
+
+
+def links_into(copy: Copy) -> List[str]:
+    """Return the names in a copy that are the project's own."""
+    return [entry.name for entry in os.scandir(copy.code) if entry.is_symlink()]
+
+
+def sent_records(copy: Copy) -> List[bytes]:
+    """Return ``size time name`` of each copied file, as in the list of sent files."""
+    return [each.sent_record for each in _read_list(copy, _FILES)]
+
+
+def _first_change(copy: Copy, name: str) -> str:
+    """Return a file that is not as it was copied; empty if all are."""
+    files = _read_list(copy, name)
+    if not files and name == _FILES:
+        return "the list of files"
+    code = os.fsencode(copy.code)
+    for each in files:
+        if not copying.is_as(code, each):
+            return os.fsdecode(each.name)
+    return ""
+
+
+def _read_list(copy: Copy, name: str) -> List[copying.File]:
+    try:
+        with open(f"{copy.path}/{name}", "rb") as file:
+            text = file.read(_LARGEST_LIST)
+    except FileNotFoundError:
+        return []
+    return [copying.parse(record) for record in text.split(b"\0") if record]
+
+
+def _names(folders: Folders) -> List[bytes]:
+    """Return the names that syncs have sent; of files from other jobs, those in folders that were sent."""
+    sent = _sent_names(folders.sent_files)
+    tops = {name.split(b"/", 1)[0] for name in sent}
+    of_jobs = _sent_names(os.path.join(folders.scripts, "from-job", "sent"))
+    beside: Dict[bytes, None] = dict.fromkeys(name for name in of_jobs if name.split(b"/", 1)[0] in tops)
+    return list({**dict.fromkeys(sent), **beside})
+
+
+def _sent_names(path: str) -> List[bytes]:
+    try:
+        with open(path, "rb") as file:
+            records = file.read(_LARGEST_LIST).split(b"\0")
+    except FileNotFoundError:
+        return []
+    names = [record.split(b" ", 2)[2] for record in records if record.count(b" ") > 1]
+    return [name for name in names if not name.startswith(b"/") and b".." not in name.split(b"/")]
