@@ -15,11 +15,23 @@ def gpu_line(index: int, *, load: int | str = 97, used: int = 40000, temperature
     return GPU.format(index=index, load=load, used=used, temperature=temperature)
 
 
+def process_line(index: int, pid: int, *, used: int = 40000) -> str:
+    """Return what nvidia-smi says about a process on a GPU."""
+    return f"GPU-{index}, {pid}, {used}\n"
+
+
+def set_gpus(folder: Path, *gpus: str, processes: str = "") -> None:
+    """Change what an nvidia-smi answers from now on."""
+    for name, text in (("gpus", "".join(f"{line}\n" for line in gpus)), ("processes", processes)):
+        (folder / f"{name}.new").write_text(text)
+        # It may be read at this moment.
+        (folder / f"{name}.new").rename(folder / name)
+
+
 def put_nvidia_smi(folder: Path, *gpus: str, processes: str = "", otherwise: str = "") -> Path:
     """Write an nvidia-smi into a folder; ``otherwise`` is shell that it runs before it answers."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "gpus").write_text("".join(f"{line}\n" for line in gpus))
-    (folder / "processes").write_text(processes)
+    set_gpus(folder, *gpus, processes=processes)
     program = folder / "nvidia-smi"
     program.write_text(
         f"""#!/bin/sh

@@ -240,6 +240,8 @@ class Waiter:
         for lease in own:
             if snapshot is not None and not snapshot.members(lease.job_id, ""):
                 remove_lease(self._folder, lease.job_id)
+                # Whatever used them is gone: the next answer counts like the first.
+                self._use.forget(lease.gpus)
                 dead.remove(lease)
         return {uuid for lease in dead for uuid in lease.gpus}
 
