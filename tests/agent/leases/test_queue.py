@@ -189,7 +189,9 @@ def test_a_higher_priority_goes_first_also_before_one_that_is_already_first(mach
     assert [job.settle() for job in jobs] == [False, False, False, True]
 
 
-def test_gpus_that_somebody_uses_are_taken_until_they_were_idle_for_long_enough(machine: Machine, jobs: list[Job]) -> None:
+def test_gpus_that_somebody_uses_are_taken_until_they_were_idle_for_long_enough(
+    machine: Machine, jobs: list[Job]
+) -> None:
     machine.used = {0}
     jobs.append(Job(2))
     assert not jobs[0].settle()
@@ -218,7 +220,9 @@ def test_a_job_that_wants_more_gpus_than_there_are_fails_at_once(machine: Machin
         jobs[2].settle()
 
 
-def test_the_gpus_of_a_job_that_was_killed_are_free_once_its_processes_are_gone(machine: Machine, jobs: list[Job]) -> None:
+def test_the_gpus_of_a_job_that_was_killed_are_free_once_its_processes_are_gone(
+    machine: Machine, jobs: list[Job]
+) -> None:
     jobs += [Job(2), Job(2)]
     assert jobs[0].settle()
     machine.left = {jobs[0].id}

@@ -169,7 +169,7 @@ def test_a_job_for_any_server_gets_the_one_with_free_gpus(queues: Queues) -> Non
     (waiting,) = queues.workspace.start_jobs(large).jobs
     assert (waiting.server, waiting.state) == ("first", JobState.QUEUED)
     queues.hold("second")
-    # On the first, a job for two GPUs waits already: this one would wait for three of two GPUs, and here for one of one.
+    # On the first, a job for two GPUs waits already: this one would be behind it.
     assert queues.workspace.start_jobs(request).jobs[0].server == "second"
     with pytest.raises(JobError, match="No server has 3 GPUs for jobs"):
         queues.workspace.start_jobs(StartRequest("true", sync=False, gpus=3, any_server=True))
@@ -227,3 +227,21 @@ def test_the_jobs_of_a_fan_out_reserve_their_gpus(queues: Queues) -> None:
     shown = sorted((job.server, queues.output(job)) for job in answer.jobs)
     assert {server for server, _ in shown} == {"first", "second"}
     assert all(text in {"GPU-0\n", "GPU-1\n"} for _, text in shown)
+
+
+def test_a_job_that_reserves_no_gpus_starts_with_a_warning_where_others_have(queues: Queues) -> None:
+    held = queues.hold("first")
+    for number, options in enumerate(({"devices": ("GPU-0",)}, {"devices": (0,)})):
+        answer = queues.workspace.start_jobs(StartRequest("true", sync=False, **options))  # type: ignore[arg-type]
+        ((server, text),) = answer.warnings
+        assert (server, len(queues.notices())) == ("first", number + 1)
+        assert text.startswith("GPUs that these jobs may use are reserved: 1 is leased by ")
+        assert queues.wait(*answer.jobs) == [JobState.SUCCEEDED] * 2
+    # Servers of tests show no GPUs to jobs, unless they are named; and number 1 is another one.
+    queues.put_gpus(first=2, second=1)
+    for unaffected in (StartRequest("true", sync=False), StartRequest("true", sync=False, devices=(1,))):
+        assert queues.workspace.start_jobs(unaffected).warnings == ()
+    launch = LaunchRequest("true", launcher="shell", sync=False, environment={"CUDA_VISIBLE_DEVICES": "GPU-0"})
+    assert [server for server, _ in queues.workspace.launch(launch).warnings] == ["first"]
+    queues.go.touch()
+    assert queues.wait(held) == [JobState.SUCCEEDED]
