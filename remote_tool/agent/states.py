@@ -229,7 +229,10 @@ def _starting(folder: int, spec: Record, host: HostSnapshot) -> JobStatus:
         held = host.now - spec["received_at"] < _START_SECONDS
     is_queued = job_folder.exists(folder, job_folder.QUEUED)
     if held and is_queued:
-        return JobStatus(spec, None, None, "queued", host.queue.explain(folder, spec["id"]))
+        from remote_tool.agent.leases.queued_file import find_supervisor  # noqa: PLC0415 - few jobs wait
+
+        why = host.queue.explain(folder, spec["id"])
+        return JobStatus(spec, None, None, "queued", why, find_supervisor(folder))
     if held:
         return JobStatus(spec, None, None, "starting", "")
     what = "its supervisor was killed while it waited" if is_queued else "its start was interrupted"

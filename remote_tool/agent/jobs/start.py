@@ -12,6 +12,7 @@ from remote_tool.agent import activation, states
 from remote_tool.agent.activation import ActivationError
 from remote_tool.agent.jobs import new_folder
 from remote_tool.agent.jobs.job_request import JobRequest, check_job
+from remote_tool.agent.leases.folders import have_leases
 from remote_tool.agent.requests import Folders, Request, is_flag, is_list
 from remote_tool.agent.supervisor import supervise
 from remote_tool.agent.supervisor.plan import Plan
@@ -103,11 +104,24 @@ def start(request: Request) -> None:
         from remote_tool.agent.cleaning import clean  # noqa: PLC0415 - few starts have something to remove
 
         answer["cleaned"] = clean.remove_some(call.jobs, call.folders, spent, _CLEAN_SECONDS, call.copies)
+    answer["reserved"] = _describe_reserved(job_requests)
     request.answer({**answer, **_low_room(request, call.folders)})
     if _has_other_versions(call.folders):
         from remote_tool.agent.cleaning import leftovers  # noqa: PLC0415 - only after an update
 
         leftovers.remove_old_versions(call.folders.scripts)
+
+
+def _describe_reserved(jobs: List[JobRequest]) -> str:
+    """Return who has reserved GPUs that jobs may use which reserve none; empty if nobody has."""
+    if all(job.spec["gpu_count"] for job in jobs) or not have_leases():
+        return ""
+    # They have started: nothing may fail now.
+    with suppress(OSError):
+        from remote_tool.agent.jobs import reserved  # noqa: PLC0415 - only where GPUs have been leased
+
+        return reserved.describe_reserved(jobs)
+    return ""
 
 
 def _low_room(request: Request, folders: Folders) -> Dict[str, int]:

@@ -54,6 +54,13 @@ def base() -> str:
     return os.environ.get(BASE_VARIABLE) or _BASE
 
 
+def have_leases() -> bool:
+    """Return whether somebody on this machine has had leases; it does not load what reads them."""
+    with suppress(OSError):
+        return any(name.startswith(_PREFIX) for name in os.listdir(base()))
+    return False
+
+
 def path_of(uid: int) -> str:
     """Return a user's folder."""
     return f"{base()}/{_PREFIX}{uid}"

@@ -29,7 +29,7 @@ def free_gpus(request: Request) -> None:
     """
     devices = request.get("devices", is_texts, default=[])
     use = ForeignUse(0.0)
-    answer = _ask()
+    answer = ask_gpus()
     while True:
         with Listing() as listing:
             leased = {uuid for lease in listing.live_leases() for uuid in lease.gpus}
@@ -41,7 +41,7 @@ def free_gpus(request: Request) -> None:
         if answer.problem or not use.is_unsure:
             break
         time.sleep(_LOAD_SECONDS)
-        answer = _ask()
+        answer = ask_gpus()
     free = [gpu for gpu in others if use.is_free(gpu["uuid"]) and gpu["uuid"] not in suspects]
     notes = [f"GPU {gpu['index']} was reserved by a job that died" for gpu in others if gpu["uuid"] in suspects]
     request.answer(
@@ -62,7 +62,7 @@ def _may_be_used(lease: Lease) -> bool:
     return lease.uid != os.geteuid() or bool(Snapshot().members(lease.job_id, ""))
 
 
-def _ask() -> GpuAnswer:
+def ask_gpus() -> GpuAnswer:
     """Ask nvidia-smi, and wait for its answer as long as the supervisors of waiting jobs do."""
     question = GpuQuestion()
     try:

@@ -58,7 +58,7 @@ async def start(context: Context, request: FanOutRequest, observer: Observer | N
         jobs=answer.jobs,
         failed={job.node_rank or 0: job for job in failed},
         errors={**work.ready.errors, **answer.errors},
-        warnings=work.ready.warnings,
+        warnings=(*work.ready.warnings, *answer.warnings),
         is_followed=False,
     )
 

@@ -24,6 +24,7 @@ from remote_tool.workflows.fan_out.gather import gathering_folder
 from remote_tool.workflows.launch.launch import find_script
 from remote_tool.workflows.launch.node_facts import chosen_devices
 from remote_tool.workflows.selection import choose_servers
+from remote_tool.workflows.start.free_gpus import ask_server
 from remote_tool.workflows.start.send import Sent, complete, is_frozen, send_project
 
 if TYPE_CHECKING:
@@ -103,9 +104,12 @@ async def ask_slots(
         question = {"launch": entry is not None, "entry": entry, "needs_python": False}
         answer = await call(host, context.config, "facts", question)
         found = _read_slots(server, answer)
+        if request.gpus:
+            free = await ask_server(context, server)
+            if problem := free.too_few(request.gpus):
+                raise JobError(f"{server}: {problem}", server=server)
+            return replace(found, gpus=tuple(map(str, range(free.total))), listed=listed.get(server))
         devices = chosen_devices(context.config.servers[server], request, answer)
-        if request.gpus > (count := len(devices) or len(found.gpus)):
-            raise JobError(f"{server}: {request.gpus} GPUs wanted, and it has {count or 'none'}", server=server)
         variables = command_environment(context.config.variables_of(server), request.environment, devices)
         visible = visible_devices(variables)
         gpus = found.gpus if visible is None else tuple(visible)

@@ -35,7 +35,7 @@ async def start_first_node_first(
     others = await start_specs(
         context, [replace(spec, command=commands[rank]) for rank, spec in enumerate(specs[1:], 1)]
     )
-    return JobsAnswer((*first.jobs, *others.jobs), others.errors)
+    return JobsAnswer((*first.jobs, *others.jobs), others.errors, warnings=(*first.warnings, *others.warnings))
 
 
 async def _ask_first_node(context: Context, first_node: FirstNode, plan: LaunchPlan, started: Job) -> Any:  # noqa: ANN401 - of a server, checked by the launcher

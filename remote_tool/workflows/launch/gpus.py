@@ -31,11 +31,15 @@ async def find_gpus(context: Context, request: LaunchRequest, servers: Sequence[
     while request.gpus:
         asked = await ask_free_gpus(context, servers)
         problems = {server: gpus.problem(request.gpus) for server, gpus in asked.values.items()}
-        errors = {server: JobError(f"{server}: {text}", server=server) for server, text in problems.items() if text}
+        errors = {
+            server: JobError(f"{server}: {text}; nothing was started", server=server)
+            for server, text in problems.items()
+            if text
+        }
         can_never = any(gpus.total < request.gpus for gpus in asked.values.values())
         if asked.errors or can_never or not errors or not request.wait:
             return {**errors, **asked.errors}
-        text = "; ".join(map(str, errors.values()))
+        text = "; ".join(f"{server}: {problem}" for server, problem in problems.items() if problem)
         if text != said:
             context.report(Notice("", f"the launch waits: {text}"))
             said = text

@@ -95,7 +95,7 @@ async def _launch_once(context: Context, request: LaunchRequest, git: GitState |
         started = await start_specs(context, specs)
     else:
         started = await start_first_node_first(context, launcher.first_node, request, plan, specs)
-    return replace(await all_or_none(context, started), warnings=sent.warnings)
+    return replace(await all_or_none(context, started), warnings=(*sent.warnings, *started.warnings))
 
 
 async def plan_only(context: Context, request: LaunchRequest) -> LaunchPlan:

@@ -48,15 +48,18 @@ class FreeGpus:
         """Return why a job that must not wait cannot have its GPUs; empty if it can."""
         if self.fits(wanted):
             return ""
-        if self.total < wanted:
-            return self._why_too_few(wanted)
-        parts = [f"{self.free} of {counted(self.total, 'GPU')} {'is' if self.free == 1 else 'are'} free"]
+        if problem := self.too_few(wanted):
+            return problem
+        parts = [f"{self.free} of {self.total} free"]
         parts += [f"{self.leased} reserved by jobs"] if self.leased else []
         parts += [f"{counted(len(self.waiting), 'job')} waiting"] if self.waiting else []
         parts += [self.why] if self.why else []
         return f"{wanted} wanted; {', '.join(parts)}"
 
-    def _why_too_few(self, wanted: int) -> str:
+    def too_few(self, wanted: int) -> str:
+        """Return why a job can never have its GPUs here, as far as is known; empty if it can."""
+        if self.total >= wanted:
+            return ""
         return (
             self.why or f"{counted(wanted, 'GPU')} wanted, and there {'is' if self.total == 1 else 'are'} {self.total}"
         )
@@ -76,13 +79,14 @@ class FreeGpus:
 
 async def ask_free_gpus(context: Context, servers: Sequence[str]) -> Results[FreeGpus]:
     """Ask every server."""
+    return await on_every(servers, lambda server: ask_server(context, server))
 
-    async def ask(server: str) -> FreeGpus:
-        request = {"devices": list(context.config.servers[server].devices)}
-        answer = await call_until_answered(context.pool, context.config, server, "free_gpus", request, within=SECONDS)
-        return _read(server, answer)
 
-    return await on_every(servers, ask)
+async def ask_server(context: Context, server: str) -> FreeGpus:
+    """Ask a server about the GPUs that jobs may use there."""
+    request = {"devices": list(context.config.servers[server].devices)}
+    answer = await call_until_answered(context.pool, context.config, server, "free_gpus", request, within=SECONDS)
+    return _read(server, answer)
 
 
 def choose_server(context: Context, known: Mapping[str, FreeGpus], wanted: int) -> str:

@@ -105,7 +105,7 @@ async def start_jobs(context: Context, requests: Sequence[StartRequest]) -> Jobs
         if server not in sent.errors
     ]
     answer = await start_specs(context, specs)
-    return JobsAnswer(answer.jobs, {**sent.errors, **answer.errors}, warnings=sent.warnings)
+    return JobsAnswer(answer.jobs, {**sent.errors, **answer.errors}, warnings=(*sent.warnings, *answer.warnings))
 
 
 async def _choose_any(context: Context, requests: Sequence[StartRequest]) -> list[StartRequest]:

@@ -21,6 +21,7 @@ from remote_tool.errors import (
 from remote_tool.jobs.job import Job, JobSpec, JobState
 from remote_tool.jobs.records import parse_job, read_folder_id
 from remote_tool.protocol.job_fields import REQUEST_FIELDS
+from remote_tool.protocol.limits import LONGEST_REASON
 from remote_tool.redaction import redact
 from remote_tool.system.files import write_atomically
 from remote_tool.transport.pool import on_every
@@ -32,6 +33,7 @@ from remote_tool.workflows.agent_client import (
     call_until_answered,
 )
 from remote_tool.workflows.clean.disk_space import least_free, read_room, spent_jobs, take_cleaned, warn_of_low_disk
+from remote_tool.workflows.events import Notice
 from remote_tool.workflows.jobs.clock_skew import warn_of_skew
 from remote_tool.workflows.selection import JobsAnswer
 
@@ -75,12 +77,15 @@ async def start_specs(context: Context, specs: Sequence[JobSpec], *, again: bool
 
     spent = spent_jobs(context, list(by_server))
 
+    warnings: list[tuple[str, str]] = []
+
     async def start(server: str) -> None:
-        await _start_on(context, server, by_server[server], spent.get(server, ()), again=again)
+        warnings.extend(await _start_on(context, server, by_server[server], spent.get(server, ()), again=again))
 
     results = await on_every(by_server, start)
     current = context.registry.find(jobs)
-    return JobsAnswer(tuple(current.get(spec.id, jobs[spec.id]) for spec in specs), dict(results.errors))
+    started = tuple(current.get(spec.id, jobs[spec.id]) for spec in specs)
+    return JobsAnswer(started, dict(results.errors), warnings=tuple(warnings))
 
 
 def _record_changes(context: Context, specs: Sequence[JobSpec]) -> None:
@@ -93,8 +98,8 @@ def _record_changes(context: Context, specs: Sequence[JobSpec]) -> None:
 
 async def _start_on(
     context: Context, server: str, specs: Sequence[JobSpec], spent: Sequence[str], *, again: bool
-) -> None:
-    """Start jobs in batches, and record the answers; have the server remove old ones meanwhile.
+) -> list[tuple[str, str]]:
+    """Start jobs in batches, and record the answers; have the server remove old ones meanwhile. Return warnings.
 
     Raises:
         NoAnswerError: Whether some have begun is unknown.
@@ -113,11 +118,17 @@ async def _start_on(
         all_told.failed |= told.failed
         all_told.unknown |= told.unknown
         all_told.hint = all_told.hint or told.hint
+        all_told.reserved = told.reserved or all_told.reserved
         room = told.room or room
         spent = ()
         del portions[0]
     await warn_of_low_disk(context, server, room)
     _raise_problems(server, all_told)
+    if not all_told.reserved:
+        return []
+    text = f"GPUs that these jobs may use are reserved: {all_told.reserved}; --gpus reserves free ones"
+    context.report(Notice(server, text))
+    return [(server, text)]
 
 
 def _raise_problems(server: str, of: _StartResults) -> None:
@@ -165,12 +176,14 @@ class _StartResults:
         unknown: Why it is unknown whether jobs have begun.
         hint: What to do about that.
         room: Free and total bytes of a disk below the threshold; None otherwise.
+        reserved: Who has reserved GPUs that the jobs may use; empty if nobody has.
     """
 
     failed: dict[str, str] = field(default_factory=dict)
     unknown: dict[str, str] = field(default_factory=dict)
     hint: str = ""
     room: tuple[int, int] | None = None
+    reserved: str = ""
 
 
 async def _ask_to_start(
@@ -193,6 +206,7 @@ async def _ask_to_start(
         _record_failed(context, told.failed)
         take_cleaned(context, server, spent, answer)
         told.room = read_room(answer)
+        told.reserved = str(answer.get("reserved") or "")[:LONGEST_REASON]
     if told.unknown:
         with suppress(RemoteToolError):
             seen = await workflows.jobs.listing.ask_about_jobs(context, server, ids=list(told.unknown))

@@ -1,0 +1,52 @@
+"""Whose GPUs the jobs of a start may use that reserve none: they start all the same, with a warning."""
+
+from __future__ import annotations
+
+from remote_tool.agent.leases.folders import LeaseError
+from remote_tool.agent.leases.free import ask_gpus
+from remote_tool.agent.leases.listing import Listing
+from remote_tool.agent.leases.standing import describe_leases
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import List, Optional, Set
+
+    from remote_tool.agent.jobs.job_request import JobRequest
+
+_VISIBLE = b"CUDA_VISIBLE_DEVICES"
+
+
+def describe_reserved(jobs: "List[JobRequest]") -> str:
+    """Return who has reserved GPUs that these jobs may use; empty if nobody has."""
+    with Listing() as listing:
+        leases = listing.live_leases()
+    if not leases:
+        return ""
+    devices = [_visible(job) for job in jobs if not job.spec["gpu_count"]]
+    if None not in devices:
+        named = {name for names in devices for name in names or ()}
+        uuids = _uuids(named)
+        leases = [lease for lease in leases if any(gpu.startswith(name) for gpu in lease.gpus for name in uuids)]
+    return describe_leases(leases) if devices else ""
+
+
+def _visible(job: "JobRequest") -> "Optional[Set[str]]":
+    """Return the GPUs that a job sees; None for all."""
+    if job.spec["gpus"]:
+        return {*job.spec["gpus"]}
+    if job.command_wrapper is not None or _VISIBLE not in job.environment:
+        return None
+    names = job.environment[_VISIBLE].decode("utf-8", "replace").split(",")
+    return {name.strip() for name in names if name.strip() and name.strip() != "-1"}
+
+
+def _uuids(names: "Set[str]") -> "Set[str]":
+    """Return UUIDs, or their beginnings, in place of numbers."""
+    numbers = {name for name in names if name.isdigit()}
+    if not numbers:
+        return names
+    try:
+        known = ask_gpus().gpus
+    except LeaseError:
+        known = []
+    return names - numbers | {gpu["uuid"] for gpu in known if str(gpu["index"]) in numbers}
