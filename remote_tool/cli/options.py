@@ -162,6 +162,14 @@ AfterAny = Annotated[
 Backfill = Annotated[
     bool, typer.Option("--backfill", help="Start before an earlier job that waits for more GPUs, if this one fits.")
 ]
+Frozen = Annotated[
+    bool | None,
+    typer.Option(
+        "--frozen/--no-frozen",
+        show_default=False,
+        help="Run in a copy of the project as it is now; default: snapshots in configs.yaml.",
+    ),
+]
 Name = Annotated[str, typer.Option("--name", metavar="NAME", help="Name the jobs, as shown in lists.")]
 OnEnd = Annotated[
     str | None,

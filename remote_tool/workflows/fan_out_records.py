@@ -145,6 +145,12 @@ def _number(values: Mapping[str, Any], name: str) -> int | None:
     return value
 
 
+def _flag(values: Mapping[str, Any], name: str) -> bool | None:
+    if values[name] not in (True, False, None):
+        raise TypeError(f"{name} is not true, false, or null")
+    return values[name]  # type: ignore[no-any-return]
+
+
 def _count(values: Mapping[str, Any], name: str) -> int:
     return _number(values, name) or 0
 
@@ -165,6 +171,14 @@ _OF_REQUEST: dict[str, Callable[[Mapping[str, Any], str], Any]] = {
     "name": _text,
     "devices": _texts,
     "gpus": _count,
+    "frozen": _flag,
 }
 # They began in the project's folder.
-_OF_EARLIER_VERSIONS: dict[str, Any] = {"workdir": "", "nice": None, "name": "", "gpus": 0, "listed": {}}
+_OF_EARLIER_VERSIONS: dict[str, Any] = {
+    "workdir": "",
+    "nice": None,
+    "name": "",
+    "gpus": 0,
+    "frozen": None,
+    "listed": {},
+}

@@ -44,6 +44,7 @@ class LaunchMethods(JobMethods):
         after: Sequence[str] = (),
         after_any: bool = False,
         backfill: bool = False,
+        frozen: bool | None = None,
         nice: int | None = None,
         name: str = "",
         workdir: str | None = None,
@@ -65,6 +66,7 @@ class LaunchMethods(JobMethods):
             after: Keys or ids of jobs on the server that must have succeeded before.
             after_any: Whether to start even if those failed.
             backfill: Whether to start before an earlier job that waits for more GPUs.
+            frozen: Whether to run in a copy of the project as it is now; None: as configured.
             nice: Niceness of the command, 0 to 19; None: unchanged.
             name: Name of the jobs, for lists; empty: none.
             workdir: The working folder, relative to the project; None: as configured, else the project folder.
@@ -89,6 +91,7 @@ class LaunchMethods(JobMethods):
             after=names_of(after),
             after_any=after_any,
             backfill=backfill,
+            frozen=frozen,
             nice=nice,
             name=name,
             workdir=workdir,
@@ -121,6 +124,7 @@ class LaunchMethods(JobMethods):
         artifacts: Sequence[str | ArtifactPattern] = (),
         devices: Sequence[str | int] = (),
         gpus: int = 0,
+        frozen: bool | None = None,
         nice: int | None = None,
         name: str = "",
         lost_after: float | None = None,
@@ -142,6 +146,7 @@ class LaunchMethods(JobMethods):
             artifacts: Globs of files to fetch from every node, in addition to the configured ones.
             devices: GPUs to expose on each server, by number or UUID; empty: as configured.
             gpus: Free GPUs to reserve on each server; if one has fewer, nothing is started. 0: reserve none.
+            frozen: Whether to run in a copy of the project as it is now; None: as configured.
             nice: Niceness of the command, 0 to 19; None: unchanged.
             name: Name of the jobs, for lists; empty: none.
             lost_after: Stop the launch when a server is silent for this many seconds; None: as configured.
@@ -163,6 +168,7 @@ class LaunchMethods(JobMethods):
             artifacts=tuple(artifacts),
             devices=tuple(devices),
             gpus=gpus,
+            frozen=frozen,
             nice=nice,
             name=name,
             lost_after=lost_after,
