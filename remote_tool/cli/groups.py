@@ -21,6 +21,7 @@ from remote_tool.cli.options import (
     Environment,
     Follow,
     FromJob,
+    Frozen,
     Gpus,
     Hostfile,
     Hosts,
@@ -132,6 +133,7 @@ class StartOptions(Targets):
     env: Environment = None
     devices: Devices = None
     gpus: Gpus = 0
+    frozen: Frozen = None
     nice: Nice = None
     name: Name = ""
     tag: TagsToSet = None

@@ -168,6 +168,14 @@ AnyServer = Annotated[
 WaitForGpus = Annotated[
     bool, typer.Option("--wait", help="With --gpus, wait until they are free on all servers; Ctrl-C starts nothing.")
 ]
+Frozen = Annotated[
+    bool | None,
+    typer.Option(
+        "--frozen/--no-frozen",
+        show_default=False,
+        help="Run in a copy of the project as it is now; default: snapshots in configs.yaml.",
+    ),
+]
 Name = Annotated[str, typer.Option("--name", metavar="NAME", help="Name the jobs, as shown in lists.")]
 OnEnd = Annotated[
     str | None,

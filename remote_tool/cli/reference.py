@@ -48,16 +48,17 @@ for the others. Commands that start jobs add `"warnings": […]` if there are an
 an unknown option, prints only `{"errors": [{"server": "", "message"}]}`.
 
 - A job: `"key", "id", "launch_id", "node_rank", "server", "name", "state", "exit_code", "signal", "reason", "pid",
-  "tags", "note", "started_by", "command", "workdir", "git": {"commit", "branch", "dirty"}, "nice", "gpus", "gpu_count",
-  "leased_gpus", "priority", "after", "terminal", "variables", "rerun_of", "created_at", "started_at", "ended_at",
-  "values", "log"`. Times are ISO 8601 UTC, `log` is the local folder, `workdir` is relative to the project; `git` is
-  null if unknown. `started_by` is the `user@machine` that started the job. `nice` is null if the niceness was not set.
-  `gpus` lists the GPUs that the job was given, by number or UUID; null if it may use all. `gpu_count` is the number of
-  GPUs that it waits for and `leased_gpus` has the UUIDs of those that its server reserved, or null; `after` lists the
-  ids of the jobs that it waits for. `terminal` is `"command"` or `"shell"` for a job with a terminal, else null.
-  `variables` lists the names of the variables that were given with the command, or null if unknown; `rerun_of` is the
-  id of the job that it repeats, or null. `values` has the last values in its output by name, such as `{"loss":
-  "0.25"}`.
+  "tags", "note", "started_by", "command", "workdir", "git": {"commit", "branch", "dirty"}, "copy",
+  "environment_hash", "nice", "gpus", "gpu_count", "leased_gpus", "priority", "after", "terminal", "variables",
+  "rerun_of", "created_at", "started_at", "ended_at", "values", "log"`. Times are ISO 8601 UTC, `log` is the local
+  folder, `workdir` is relative to the project; `git` is null if unknown. `copy` is the name of the copy of the
+  project that the job runs in, and `environment_hash` is that of its environment; null if it runs in the project.
+  `started_by` is the `user@machine` that started the job. `nice` is null if the niceness was not set. `gpus` lists
+  the GPUs that the job was given, by number or UUID; null if it may use all. `gpu_count` is the number of GPUs that
+  it waits for and `leased_gpus` has the UUIDs of those that its server reserved, or null; `after` lists the ids of
+  the jobs that it waits for. `terminal` is `"command"` or `"shell"` for a job with a terminal, else null. `variables`
+  lists the names of the variables that were given with the command, or null if unknown; `rerun_of` is the id of the
+  job that it repeats, or null. `values` has the last values in its output by name, such as `{"loss": "0.25"}`.
 - `job-diff`: in addition to the two jobs, `"differences": [{"field", "values"}]`, with the value of each job.
 - `job-stacks`: `{"groups": [{"label", "where", "processes"}], "kept": [{"job", "server", "text"}], "errors": [...]}`. A
   process: `"job", "server", "pid", "rank", "is_child", "command", "threads", "why"`; a thread is a list of `{"file",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from remote_tool.launchers.fan_out import MOST_SHARDS, TAG, FanOutRequest
-from remote_tool.workflows.work_files import WorkFiles, count, number, text, texts
+from remote_tool.workflows.work_files import WorkFiles, count, number, optional_flag, text, texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -100,6 +100,14 @@ _OF_REQUEST: dict[str, Callable[[Mapping[str, Any], str], Any]] = {
     "name": text,
     "devices": texts,
     "gpus": count,
+    "frozen": optional_flag,
 }
 # They began in the project's folder.
-_OF_EARLIER_VERSIONS: dict[str, Any] = {"workdir": "", "nice": None, "name": "", "gpus": 0, "listed": {}}
+_OF_EARLIER_VERSIONS: dict[str, Any] = {
+    "workdir": "",
+    "nice": None,
+    "name": "",
+    "gpus": 0,
+    "frozen": None,
+    "listed": {},
+}

@@ -131,6 +131,10 @@ def count(values: Mapping[str, Any], name: str) -> int:
     return number(values, name) or 0
 
 
+def optional_flag(values: Mapping[str, Any], name: str) -> bool | None:
+    return None if values[name] is None else flag(values, name)
+
+
 def flag(values: Mapping[str, Any], name: str) -> bool:
     if not isinstance(values[name], bool):
         raise TypeError(f"{name} is neither true nor false")

@@ -48,6 +48,7 @@ class LaunchMethods(JobMethods):
         after: Sequence[str] = (),
         after_any: bool = False,
         backfill: bool = False,
+        frozen: bool | None = None,
         nice: int | None = None,
         name: str = "",
         workdir: str | None = None,
@@ -69,6 +70,7 @@ class LaunchMethods(JobMethods):
             after: Keys or ids of jobs on the server that must have succeeded before.
             after_any: Whether to start even if those failed.
             backfill: Whether to start before an earlier job that waits for more GPUs.
+            frozen: Whether to run in a copy of the project as it is now; None: as configured.
             nice: Niceness of the command, 0 to 19; None: unchanged.
             name: Name of the jobs, for lists; empty: none.
             workdir: The working folder, relative to the project; None: as configured, else the project folder.
@@ -93,6 +95,7 @@ class LaunchMethods(JobMethods):
             after=names_of(after),
             after_any=after_any,
             backfill=backfill,
+            frozen=frozen,
             nice=nice,
             name=name,
             workdir=workdir,
@@ -178,6 +181,7 @@ class LaunchMethods(JobMethods):
         devices: Sequence[str | int] = (),
         gpus: int = 0,
         wait: bool = False,
+        frozen: bool | None = None,
         nice: int | None = None,
         name: str = "",
         lost_after: float | None = None,
@@ -200,6 +204,7 @@ class LaunchMethods(JobMethods):
             devices: GPUs to expose on each server, by number or UUID; empty: as configured.
             gpus: Free GPUs to reserve on each server; if one has fewer, nothing is started. 0: reserve none.
             wait: Whether to wait until all of these are free.
+            frozen: Whether to run in a copy of the project as it is now; None: as configured.
             nice: Niceness of the command, 0 to 19; None: unchanged.
             name: Name of the jobs, for lists; empty: none.
             lost_after: Stop the launch when a server is silent for this many seconds; None: as configured.
@@ -222,6 +227,7 @@ class LaunchMethods(JobMethods):
             devices=tuple(devices),
             gpus=gpus,
             wait=wait,
+            frozen=frozen,
             nice=nice,
             name=name,
             lost_after=lost_after,

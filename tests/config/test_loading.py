@@ -26,6 +26,7 @@ from remote_tool.config.model import (
     Installer,
     OnEnd,
     Server,
+    Snapshots,
 )
 from remote_tool.errors import ConfigError
 from remote_tool.paths import LocalPaths, RemotePaths
@@ -65,6 +66,7 @@ environment:
 host_keys: strict
 keep_connections: 2h
 on_end: {{run: ./tell.sh, secrets: [TOKEN]}}
+snapshots: always
 servers:
   gpu-1.lab_a:
     hostname: fd00::5
@@ -100,6 +102,7 @@ servers:
         host_keys=HostKeyPolicy.STRICT,
         keep_connections=7200,
         on_end=OnEnd("./tell.sh", ("TOKEN",)),
+        snapshots=Snapshots.ALWAYS,
     )
 
 
@@ -257,6 +260,7 @@ WRONG = [
     ("lost_after: 4", "1: lost_after: must be a whole number of seconds from 5 to 86400, found '4'"),
     ("lost_after: 60s", "1: lost_after: must be a whole number of seconds from 5 to 86400, found '60s'"),
     ("idle_after: 90000", "1: idle_after: must be a whole number of seconds from 0 to 86400, found '90000'"),
+    ("snapshots: sometimes", "1: snapshots: must be one of queued, always, never, found 'sometimes'"),
     ("on_end: {secrets: [TOKEN]}", "1: on_end: requires run: the command"),
     (
         "on_end: {run: a, secrets: [a-b]}",

@@ -430,7 +430,7 @@ def test_a_copy_has_a_name_of_ours(frozen: PretendServer, name: object) -> None:
     assert "of the project is not on this server any longer" in answer["error"]
 
 
-@pytest.mark.row(349)
+@pytest.mark.row(341)
 def test_a_start_that_is_asked_for_again_makes_no_other_copy(frozen: PretendServer) -> None:
     job = frozen.new_job("true", copy=NEW_COPY)
     first = frozen.call("start", jobs=[job])

@@ -13,6 +13,7 @@ import pytest
 
 from remote_tool.errors import SyncError
 from remote_tool.paths import RemotePaths
+from remote_tool.protocol.records import encode_record
 from remote_tool.transport.pool import HostPool
 from remote_tool.transport.sync import push as push_module
 from remote_tool.transport.sync import server_finish, server_script
@@ -216,21 +217,25 @@ async def test_the_lock_is_free_at_once_after_a_sync(laptops: tuple[Desk, Desk])
 @pytest.mark.row(71)
 @pytest.mark.parametrize("lost", [3, 40])
 def test_running_jobs_are_told_apart_from_lost_ones_with_few_processes(tmp_path: Path, lost: int) -> None:
-    """A flock for each of 2,000 lost jobs takes three seconds."""
+    """A flock for each of 2,000 lost jobs takes three seconds. Jobs in copies of the project do not matter to it."""
     remote = RemotePaths("proj ect")
     calls = tmp_path / "calls"
     flock = tmp_path / "bin" / "flock"
     flock.parent.mkdir()
     flock.write_text(f'#!/bin/sh\necho >> "{calls}"\nexec {shutil.which("flock")} "$@"\n')
     flock.chmod(0o755)
-    ids = [f"20261121-053000-{number:032x}" for number in range(lost + 1)]
+    ids = [f"20261121-053000-{number:032x}" for number in range(lost + 2)]
     for job_id in ids:
         folder = tmp_path / remote.jobs / job_id
         folder.mkdir(parents=True)
         (folder / "reserve").write_text("")
     environment = {"HOME": str(tmp_path), "PATH": f"{flock.parent}:{os.environ['PATH']}"}
-    with (tmp_path / remote.jobs / ids[-1] / "reserve").open("rb") as held:
+    in_copy = tmp_path / remote.jobs / ids[0]
+    (in_copy / "spec.json").write_bytes(encode_record({"command": '"copy":"b"', "copy": "0123456789abcdef"}))
+    (tmp_path / remote.jobs / ids[-1] / "spec.json").write_bytes(encode_record({"command": '"copy":"b"', "copy": ""}))
+    with (tmp_path / remote.jobs / ids[-1] / "reserve").open("rb") as held, (in_copy / "reserve").open("rb") as other:
         fcntl.flock(held, fcntl.LOCK_EX)
+        fcntl.flock(other, fcntl.LOCK_EX)
         script = ["sh", "-c", server_script.running_script(remote)]
         done = subprocess.run(script, env=environment, check=True, capture_output=True)
     assert server_finish.parse_finish(done.stdout) == ([], ids[-1:])
