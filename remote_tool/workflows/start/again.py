@@ -70,8 +70,10 @@ async def requests_to_requeue(context: Context, words: Sequence[str], changes: R
     Raises:
         UsageError: As for :func:`requests_again`, or a job has begun or is still queued.
     """
-    jobs = [find_job(context.registry.load()[0], word) for word in words]
+    recorded = context.registry.load()[0]
+    jobs = [find_job(recorded, word) for word in words]
     ids = tuple(job.id for job in jobs)
+    back = {job.rerun_of: job.key for job in recorded if job.rerun_of and not job.state.is_finished}
     if not all(job.state.is_final for job in jobs):
         # The server may have lost them since.
         answer = await workflows.jobs.listing.list_jobs(context, JobSelection(ids, stopped=True, hidden=True))
@@ -86,6 +88,8 @@ async def requests_to_requeue(context: Context, words: Sequence[str], changes: R
             raise UsageError(
                 f"Job {job.key} is still in the queue: {job.state}", hint=f"remote-tool job-wait {job.key}"
             )
+        if job.id in back:
+            raise UsageError(f"Job {job.key} has been put back already, as job {back[job.id]}", hint=hint)
     return await requests_again(context, words, changes)
 
 
