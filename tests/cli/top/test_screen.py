@@ -191,6 +191,16 @@ async def test_the_screen_is_the_one_on_file(width: int) -> None:
     assert await drawn(width) == file_of(width).read_text(), "python -m tests.cli.top.screens"
 
 
+async def test_what_comes_while_the_screen_is_closed_does_nothing() -> None:
+    """Textual removes the widgets before it stops timers and events."""
+    app = TopApp(board_of("gpu1"), Keys())
+    async with app.run_test(size=(80, 30)) as pilot:
+        await pilot.pause()
+    app.refresh_tables()
+    app.on_descendant_focus()
+    app.on_data_table_row_highlighted()
+
+
 @pytest.mark.row(234)
 async def test_kill_asks_first_and_enter_means_no() -> None:
     keys = Keys()
