@@ -32,8 +32,8 @@ class QueueView:
     def __init__(self) -> None:
         self._standing: Optional[Standing] = None
 
-    def explain(self, folder: int, job_id: str) -> str:
-        """Return what a job in the queue waits for."""
+    def explain(self, folder: int, job_id: str) -> "tuple[Optional[Process], str]":
+        """Return the supervisor of a job in the queue, and what it waits for."""
         from remote_tool.agent.leases import standing  # noqa: PLC0415 - few jobs wait
 
         if self._standing is None:
@@ -229,10 +229,8 @@ def _starting(folder: int, spec: Record, host: HostSnapshot) -> JobStatus:
         held = host.now - spec["received_at"] < _START_SECONDS
     is_queued = job_folder.exists(folder, job_folder.QUEUED)
     if held and is_queued:
-        from remote_tool.agent.leases.queued_file import find_supervisor  # noqa: PLC0415 - few jobs wait
-
-        why = host.queue.explain(folder, spec["id"])
-        return JobStatus(spec, None, None, "queued", why, find_supervisor(folder))
+        supervisor, reason = host.queue.explain(folder, spec["id"])
+        return JobStatus(spec, None, None, "queued", reason, supervisor)
     if held:
         return JobStatus(spec, None, None, "starting", "")
     what = "its supervisor was killed while it waited" if is_queued else "its start was interrupted"

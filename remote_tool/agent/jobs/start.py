@@ -104,7 +104,9 @@ def start(request: Request) -> None:
         from remote_tool.agent.cleaning import clean  # noqa: PLC0415 - few starts have something to remove
 
         answer["cleaned"] = clean.remove_some(call.jobs, call.folders, spent, _CLEAN_SECONDS, call.copies)
-    answer["reserved"] = _describe_reserved(job_requests)
+    reserved = _describe_reserved(job_requests)
+    if reserved:
+        answer["reserved"] = reserved
     request.answer({**answer, **_low_room(request, call.folders)})
     if _has_other_versions(call.folders):
         from remote_tool.agent.cleaning import leftovers  # noqa: PLC0415 - only after an update

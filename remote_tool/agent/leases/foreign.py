@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _IDLE_MEMORY = 512
 _IDLE_LOAD = 5
 # The load is an average of the last second: that of a process which has ended just now is still in it.
-_LOAD_SECONDS = 1.5
+LOAD_SECONDS = 1.5
 _SHOWN_PROCESSES = 3
 
 
@@ -219,7 +219,7 @@ class ForeignUse:
             return ", ".join([*shown, *(["others"] if len(users) > _SHOWN_PROCESSES else [])])
         if used > _IDLE_MEMORY:
             return f"a process that is not visible here ({used:,.0f} MiB)"
-        if load > _IDLE_LOAD and now - self._loaded_since.setdefault(uuid, now) >= _LOAD_SECONDS:
+        if load > _IDLE_LOAD and now - self._loaded_since.setdefault(uuid, now) >= LOAD_SECONDS:
             return f"a process that is not visible here ({load:.0f} % load)"
         return ""
 

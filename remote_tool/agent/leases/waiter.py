@@ -12,7 +12,7 @@ import time
 from remote_tool.agent.leases import fifo, folders
 from remote_tool.agent.leases.claim import UNDECIDED_NANOSECONDS, Claim, TakenTicket, remove_lease
 from remote_tool.agent.leases.folders import LeaseError
-from remote_tool.agent.leases.foreign import ForeignUse, GpuAnswer, GpuQuestion
+from remote_tool.agent.leases.foreign import LOAD_SECONDS, ForeignUse, GpuAnswer, GpuQuestion
 from remote_tool.agent.leases.listing import Listing, Ticket, now_stamp
 from remote_tool.agent.proc.processes import Snapshot
 from remote_tool.protocol import job_folder
@@ -30,6 +30,8 @@ DEFAULT_IDLE_AFTER = 60.0
 _LONG_SECONDS = 300.0
 _LOOK_SECONDS = 10.0
 _SHORTEST_LOOK = 0.2
+# While processes of a job are left whose supervisor died.
+_LEFTOVER_SECONDS = 3.0
 _SOON = 0.02
 _RETRY_SECONDS = 1.0
 _FAILED_SECONDS = 5.0
@@ -85,6 +87,7 @@ class Waiter:
         self._use = ForeignUse(request.idle_after)
         self._gpus: "Optional[List[Dict[str, Any]]]" = None
         self._leased_at_question: "Set[str]" = set()
+        self._has_leftovers = False
         self._undecided: "Dict[Tuple[int, str], int]" = {}
         self._refreshed_at = time.monotonic()
 
@@ -218,11 +221,14 @@ class Waiter:
             self._ask_and_wait(listing)
             return None
         self._watch(listing, live)
-        self.seconds = 1.5 if self._use.is_unsure else self._look_seconds()
+        self.seconds = self._look_seconds()
         return None
 
     def _look_seconds(self) -> float:
-        return max(_SHORTEST_LOOK, min(_LOOK_SECONDS, self._request.idle_after / 6, self._use.seconds_left()))
+        if self._use.is_unsure:
+            return LOAD_SECONDS
+        usual = _LEFTOVER_SECONDS if self._has_leftovers else _LOOK_SECONDS
+        return max(_SHORTEST_LOOK, min(usual, self._request.idle_after / 6, self._use.seconds_left()))
 
     def _ask_and_wait(self, listing: Listing) -> None:
         problem = ""
@@ -243,6 +249,7 @@ class Waiter:
                 # Whatever used them is gone: the next answer counts like the first.
                 self._use.forget(lease.gpus)
                 dead.remove(lease)
+        self._has_leftovers = any(lease in dead for lease in own)
         return {uuid for lease in dead for uuid in lease.gpus}
 
     def _claim_gpus(self, gpus: "Tuple[str, ...]") -> "Optional[Claim]":

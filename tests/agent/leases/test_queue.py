@@ -153,7 +153,8 @@ def jobs(machine: Machine) -> Iterator[list[Job]]:
         job.close()
 
 
-def test_a_job_gets_all_its_gpus_or_none(machine: Machine, jobs: list[Job]) -> None:
+@pytest.mark.usefixtures("machine")
+def test_a_job_gets_all_its_gpus_or_none(jobs: list[Job]) -> None:
     jobs += [Job(1), Job(2)]
     assert jobs[0].settle()
     assert not jobs[1].settle()
@@ -165,7 +166,8 @@ def test_a_job_gets_all_its_gpus_or_none(machine: Machine, jobs: list[Job]) -> N
     assert jobs[1].claim.lease.gpus == ("GPU-0", "GPU-1")
 
 
-def test_a_large_job_is_not_passed_by_small_ones_unless_they_may(machine: Machine, jobs: list[Job]) -> None:
+@pytest.mark.usefixtures("machine")
+def test_a_large_job_is_not_passed_by_small_ones_unless_they_may(jobs: list[Job]) -> None:
     jobs += [Job(1), Job(2), Job(1), Job(1, backfill=True)]
     assert [job.settle() for job in jobs] == [True, False, False, True]
     jobs[3].end()
@@ -173,7 +175,8 @@ def test_a_large_job_is_not_passed_by_small_ones_unless_they_may(machine: Machin
     assert [job.settle() for job in jobs] == [False, True, False, False]
 
 
-def test_a_job_that_may_pass_does_not_take_what_the_first_is_about_to_take(machine: Machine, jobs: list[Job]) -> None:
+@pytest.mark.usefixtures("machine")
+def test_a_job_that_may_pass_does_not_take_what_the_first_is_about_to_take(jobs: list[Job]) -> None:
     jobs += [Job(2), Job(2), Job(1, backfill=True)]
     assert jobs[0].settle()
     assert not any(job.settle() for job in jobs[1:])
@@ -182,7 +185,8 @@ def test_a_job_that_may_pass_does_not_take_what_the_first_is_about_to_take(machi
     assert jobs[1].settle()
 
 
-def test_a_higher_priority_goes_first_also_before_one_that_is_already_first(machine: Machine, jobs: list[Job]) -> None:
+@pytest.mark.usefixtures("machine")
+def test_a_higher_priority_goes_first_also_before_one_that_is_already_first(jobs: list[Job]) -> None:
     jobs += [Job(2), Job(1), Job(2, 5), Job(2, 7)]
     assert [job.settle() for job in jobs] == [True, False, False, False]
     jobs[0].end()
@@ -211,7 +215,8 @@ def test_gpus_that_somebody_uses_are_taken_until_they_were_idle_for_long_enough(
     assert jobs[0].settle()
 
 
-def test_a_job_that_wants_more_gpus_than_there_are_fails_at_once(machine: Machine, jobs: list[Job]) -> None:
+@pytest.mark.usefixtures("machine")
+def test_a_job_that_wants_more_gpus_than_there_are_fails_at_once(jobs: list[Job]) -> None:
     jobs += [Job(2), Job(3), Job(2, devices=("1",))]
     assert jobs[0].settle()
     with pytest.raises(LeaseError, match="it needs 3 GPUs, and this server has 2"):
@@ -244,7 +249,8 @@ def test_the_gpus_of_a_job_that_was_killed_are_free_after_they_were_idle(machine
     assert jobs[1].settle()
 
 
-def test_the_ticket_of_a_job_that_was_killed_holds_nobody_up_and_is_removed(machine: Machine, jobs: list[Job]) -> None:
+@pytest.mark.usefixtures("machine")
+def test_the_ticket_of_a_job_that_was_killed_holds_nobody_up_and_is_removed(jobs: list[Job]) -> None:
     jobs += [Job(2), Job(1), Job(1)]
     assert [job.settle() for job in jobs] == [True, False, False]
     jobs[1].die()
@@ -254,9 +260,8 @@ def test_the_ticket_of_a_job_that_was_killed_holds_nobody_up_and_is_removed(mach
         assert listing.tickets == []
 
 
-def test_of_two_leases_of_a_gpu_the_older_is_kept_and_an_undecided_one_is_waited_for(
-    machine: Machine, jobs: list[Job]
-) -> None:
+@pytest.mark.usefixtures("machine")
+def test_of_two_leases_of_a_gpu_the_older_is_kept_and_an_undecided_one_is_waited_for(jobs: list[Job]) -> None:
     folder = folders.open_own()
     older = Claim(folder, "older", "", ("GPU-0", "GPU-1"))
     younger = Claim(folder, "younger", "", ("GPU-1",))
@@ -273,7 +278,8 @@ def test_of_two_leases_of_a_gpu_the_older_is_kept_and_an_undecided_one_is_waited
     os.close(folder)
 
 
-def test_a_lease_that_took_long_to_publish_is_withdrawn(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("machine")
+def test_a_lease_that_took_long_to_publish_is_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folders.open_own()
     moments = iter([0, 1, 6 * 10**9])
     monkeypatch.setattr("remote_tool.agent.leases.claim.now_stamp", lambda: next(moments))
