@@ -202,7 +202,10 @@ def test_every_link_leads_somewhere(document: Path) -> None:
 
 def options_by_command() -> dict[str, set[str]]:
     """Return the options of each command, with those that ``--help`` hides."""
-    return {name: {word for each in load_command(name).params for word in each.opts} | {"--help"} for name in COMMANDS}
+    return {
+        name: {word for each in load_command(name).params for word in (*each.opts, *each.secondary_opts)} | {"--help"}
+        for name in COMMANDS
+    }
 
 
 def test_the_readme_has_every_command() -> None:

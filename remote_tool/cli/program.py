@@ -210,7 +210,8 @@ class Command(TyperCommand):
         return rest
 
     def _refuse_own_options(self, words: list[str], command: str) -> None:
-        ours = {name for each in self.params for name in each.opts if name.startswith("--")} - {"--help"}
+        every = {name for each in self.params for name in (*each.opts, *each.secondary_opts)}
+        ours = {name for name in every if name.startswith("--")} - {"--help"}
         before_dashes = words[: words.index("--")] if "--" in words else words
         for name in (word.partition("=")[0] for word in before_dashes[1:]):
             if name in ours:
