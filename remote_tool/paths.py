@@ -143,6 +143,11 @@ class RemotePaths:
         return f"{self.project}/{self.jobs_name}"
 
     @property
+    def copies(self) -> str:
+        """The folder of the copies of the project that jobs run in."""
+        return f"{self.scripts}/copies"
+
+    @property
     def environment(self) -> str:
         """The environment that remote-tool creates; an existing one is elsewhere."""
         return f"{self.scripts}/environment"

@@ -19,6 +19,23 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class KeptCode:
+    """Copies of the project that servers have kept from earlier jobs.
+
+    Attributes:
+        copies: The name of each server's copy.
+        git_commit: The commit that the copies were made of; empty if unknown.
+        git_branch: Empty when none was checked out.
+        git_dirty: Whether they have uncommitted changes; None if unknown.
+    """
+
+    copies: Mapping[str, str]
+    git_commit: str = ""
+    git_branch: str = ""
+    git_dirty: bool | None = None
+
+
+@dataclass(frozen=True)
 class JobRequest:
     """A command to start on servers, with the options of every command that starts jobs.
 
@@ -43,6 +60,7 @@ class JobRequest:
         name: Name of every job, for lists; empty: none.
         rerun_of: Id of the job that this repeats; empty: of none.
         frozen: Run in a copy of the project as it is now; None: as configured.
+        code: Run in these copies instead; None: do not.
     """
 
     command: str
@@ -66,6 +84,7 @@ class JobRequest:
     backfill: bool = False
     rerun_of: str = ""
     frozen: bool | None = None
+    code: KeptCode | None = None
 
     def _check_options(
         self,

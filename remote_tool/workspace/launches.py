@@ -119,10 +119,11 @@ class LaunchMethods(JobMethods):
         command: str | None = None,
         env: Mapping[str, str] | None = None,
         servers: Sequence[str] = (),
+        current_code: bool = False,
     ) -> list[StartRequest | LaunchRequest]:
         """Return the requests of :meth:`rerun`, each launch once; starts nothing."""
         again = workflows.start.again
-        changes = again.RerunChanges(command, names_of(servers), dict(env or {}))
+        changes = again.RerunChanges(command, names_of(servers), dict(env or {}), current_code)
         return self._work(lambda context: again.requests_again(context, jobs, changes))
 
     def plan_requeue(self, *jobs: str, env: Mapping[str, str] | None = None) -> list[StartRequest | LaunchRequest]:
@@ -149,21 +150,27 @@ class LaunchMethods(JobMethods):
         command: str | None = None,
         env: Mapping[str, str] | None = None,
         servers: Sequence[str] = (),
+        current_code: bool = False,
         check: bool = True,
     ) -> JobsAnswer:
-        """Start jobs, or the launches that they belong to, again as recorded, from the current code.
+        """Start jobs, or the launches that they belong to, again as recorded.
+
+        They run in the copies of the code that they ran in, as long as their servers keep these, else from the current
+        code.
 
         Args:
             jobs: Keys or ids.
             command: Instead of the recorded one; None: as recorded.
             env: Values of variables; the others come from the environment of this program or from the configuration.
             servers: Instead of the recorded ones; empty: as recorded.
+            current_code: Whether to run the current code in any case.
             check: Raise if a server failed; otherwise the result holds its error.
 
         Raises:
             UsageError: There is no such job, it cannot be repeated, or a variable has no value; nothing was started.
         """
-        return self.start_requests(self.plan_rerun(*jobs, command=command, env=env, servers=servers), check=check)
+        requests = self.plan_rerun(*jobs, command=command, env=env, servers=servers, current_code=current_code)
+        return self.start_requests(requests, check=check)
 
     def launch_torch(  # noqa: PLR0913 - one parameter per option
         self,

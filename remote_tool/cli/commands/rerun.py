@@ -27,7 +27,7 @@ NewServers = Annotated[
 JobKey = Annotated[str, typer.Argument(metavar="KEY", help="Job by key or id.", autocompletion=complete("job"))]
 
 
-def job_rerun(
+def job_rerun(  # noqa: PLR0913 - one parameter per option
     *,
     jobs: NamedJobs,
     cmd: Annotated[
@@ -35,6 +35,9 @@ def job_rerun(
     ] = None,
     env: Environment = None,
     server: NewServers = None,
+    current_code: Annotated[
+        bool, typer.Option("--current-code", help="Run the current code, even if the server has kept that of the job.")
+    ] = False,
     shown: Shown,
     connection: Connection,
 ) -> None:
@@ -45,7 +48,9 @@ def job_rerun(
     variables = read_environment(env)
     with connection.console("starting") as console:
         workspace = console.find_workspace()
-        requests = workspace.plan_rerun(*jobs.names, command=cmd, env=variables, servers=server or ())
+        requests = workspace.plan_rerun(
+            *jobs.names, command=cmd, env=variables, servers=server or (), current_code=current_code
+        )
         answer = workspace.start_requests(requests, check=False)
     show_started(workspace, answer, json=shown.json)
     if shown.follow and answer.jobs:

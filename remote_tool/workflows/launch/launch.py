@@ -119,7 +119,8 @@ def _with_command_read(context: Context, request: LaunchRequest, launcher: Launc
         context.report(Notice("", note))
     workdir = posixpath.normpath(posixpath.join(context.config.workdir_for(request.workdir), line.folder))
     read = replace(request, command=line.text, workdir="" if workdir == "." else workdir)
-    find_script(context, read.command, read.workdir)
+    if read.code is None:
+        find_script(context, read.command, read.workdir)
     return read
 
 

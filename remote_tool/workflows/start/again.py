@@ -6,26 +6,23 @@ configuration.
 
 from __future__ import annotations
 
-import asyncio
 import os
-import shlex
-from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from remote_tool import workflows
 from remote_tool.errors import RemoteToolError, UsageError
-from remote_tool.jobs.job import JUPYTER_MARK, MASTER_TAG, Job
+from remote_tool.jobs.job import JUPYTER_MARK, MASTER_TAG, Job, JobSettings
 from remote_tool.launchers.fan_out import TAG, fan_out_name
 from remote_tool.launchers.launch_options import read_options
 from remote_tool.launchers.request import LaunchRequest
+from remote_tool.launchers.sweep import TAG as SWEEP_TAG
 from remote_tool.protocol.limits import SHELL
 from remote_tool.protocol.records import COMMAND_LIMIT
 from remote_tool.readable import counted
 from remote_tool.workflows.events import Notice
-from remote_tool.workflows.git_state import GitState, changed_since, while_asking_git
 from remote_tool.workflows.selection import JobsAnswer, JobSelection, choose_servers, find_job
-from remote_tool.workflows.start.send import never_sent
+from remote_tool.workflows.start.kept_code import find_kept_code, report_code
 from remote_tool.workflows.start.start import StartRequest, start_jobs
 
 if TYPE_CHECKING:
@@ -43,10 +40,8 @@ OF_THIS_MACHINE = frozenset(
 )
 # We set variables with these beginnings.
 _OURS = ("REMOTE_TOOL_", "CUDA_")
-# Seconds to wait for each answer of git.
-GIT_SECONDS = 10.0
-SHOWN_FILES = 5
-SHORT_COMMIT = 7
+# A request has them in another form.
+_OTHER_SETTINGS = {"gpus", "after", "rerun_of"}
 
 
 @dataclass(frozen=True)
@@ -57,11 +52,13 @@ class RerunChanges:
         command: Instead of the recorded one; None: as recorded.
         servers: Instead of the recorded ones; empty: as recorded.
         environment: Values of variables, also of new ones.
+        current_code: Run the current code, even if the servers have kept a copy of what the jobs ran.
     """
 
     command: str | None = None
     servers: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    current_code: bool = False
 
 
 async def requests_to_requeue(context: Context, words: Sequence[str], changes: RerunChanges) -> list[Request]:
@@ -108,10 +105,10 @@ async def requests_again(context: Context, words: Sequence[str], changes: RerunC
         raise UsageError("No job is selected", hint="remote-tool job-rerun KEY")
     jobs = context.registry.load()[0]
     found = [find_job(jobs, word) for word in words]
-    together = {job.launch_id or job.id: _with_its_launch(job, jobs) for job in found}
-    requests = [await _request_again(context, nodes, changes) for nodes in together.values()]
-    await _report_code(context, [nodes[0] for nodes in together.values()])
-    return requests
+    together = {nodes[0].id: nodes for nodes in (_with_its_launch(job, jobs) for job in found)}
+    pairs = [(nodes[0], await _request_again(context, nodes, changes)) for nodes in together.values()]
+    await report_code(context, [job for job, request in pairs if request.code is None])
+    return [request for _, request in pairs]
 
 
 async def start_requests(context: Context, requests: Sequence[Request]) -> JobsAnswer:
@@ -167,7 +164,7 @@ def _with_its_launch(job: Job, jobs: Sequence[Job]) -> list[Job]:
         raise UsageError(f"Job {job.key} is Jupyter Lab", hint=f"remote-tool jupyter --server {job.server}")
     if job.terminal == SHELL:
         raise UsageError(f"Job {job.key} is a shell", hint=f"remote-tool shell --server {job.server} --keep NAME")
-    if not job.launch_id:
+    if not job.launch_id or _sweep_tag(job):
         return [job]
     nodes = [each for each in jobs if each.launch_id == job.launch_id]
     return sorted(nodes, key=lambda each: each.node_rank or 0)
@@ -175,40 +172,47 @@ def _with_its_launch(job: Job, jobs: Sequence[Job]) -> list[Job]:
 
 async def _request_again(context: Context, nodes: Sequence[Job], changes: RerunChanges) -> Request:
     job, options = nodes[0], _options_of(nodes)
-    if (command := changes.command) is None:
-        command = job.command if options is None else options.command
-        if options is None and len(command) == COMMAND_LIMIT:
-            raise UsageError(
-                f"The command of job {job.key} is longer than its record, which another machine wrote",
-                hint="--cmd 'COMMAND'",
-            )
     servers = _servers(context.config, nodes, changes)
+    code = None if changes.current_code else await find_kept_code(context, nodes, servers)
     common: dict[str, Any] = {
+        "command": _command(job, options) if changes.command is None else changes.command,
         "servers": servers,
         "environment": await _environment(context, nodes, servers, changes),
-        "tags": tuple(tag for tag in job.tags if not (job.launch_id and tag == MASTER_TAG)),
-        "artifacts": job.artifacts,
+        "tags": tuple(tag for tag in job.tags if tag != _sweep_tag(job) and not (options and tag == MASTER_TAG)),
         "devices": () if job.gpu_count else _devices(context.config, nodes, servers),
         "gpus": job.gpu_count or 0,
-        "workdir": job.workdir,
-        "nice": job.nice,
-        "name": job.name,
         "rerun_of": job.id,
+        "code": code,
+        "frozen": True if job.copy else None,
+        "sync": code is None,
     }
     if options is None:
-        return StartRequest(
-            command=command,
-            terminal=job.terminal,
-            priority=job.priority or 0,
-            backfill=job.backfill,
-            after=_earlier(context, job, servers),
-            after_any=job.after_any,
-            **common,
-        )
-    of_launch = {**options.of_request, "command": command}
+        after = () if _sweep_tag(job) else _earlier(context, job, servers)
+        return StartRequest(after=after, **_settings(job, StartRequest), **common)
+    of_launch = {**options.of_request}
     if of_launch["processes"] is None and options.listed:
         of_launch["processes"] = _listed_processes(nodes, options)
-    return LaunchRequest(**of_launch, **common)
+    return LaunchRequest(**{**of_launch, **_settings(job, LaunchRequest), **common})
+
+
+def _settings(job: Job, kind: type[Request]) -> dict[str, Any]:
+    """Return the settings that a job and a request have under the same name."""
+    names = {each.name for each in fields(JobSettings)} & {each.name for each in fields(kind)} - _OTHER_SETTINGS
+    return {name: value for name in names if (value := getattr(job, name)) is not None}
+
+
+def _command(job: Job, options: LaunchOptions | None) -> str:
+    if options is not None:
+        return options.command
+    if len(job.command) == COMMAND_LIMIT:
+        problem = f"The command of job {job.key} is longer than its record, which another machine wrote"
+        raise UsageError(problem, hint="--cmd 'COMMAND'")
+    return job.command
+
+
+def _sweep_tag(job: Job) -> str:
+    """Return the tag of the sweep that a job belongs to; empty without one: it is repeated as a job of its own."""
+    return next((tag for tag in job.tags if job.launch_id and tag.startswith(SWEEP_TAG)), "")
 
 
 def _earlier(context: Context, job: Job, servers: Sequence[str]) -> tuple[str, ...]:
@@ -228,7 +232,7 @@ def _options_of(nodes: Sequence[Job]) -> LaunchOptions | None:
         UsageError: Its record does not have it, or has not all of its nodes.
     """
     job = nodes[0]
-    if not job.launch_id:
+    if not job.launch_id or _sweep_tag(job):
         return None
     if job.node_rank or not job.launch_options:
         raise UsageError(
@@ -322,37 +326,3 @@ async def _names_on_server(context: Context, job: Job) -> set[str]:
         context.report(Notice("", f"job {job.key}: the names of its variables are not known: {error}"))
         return set()
     return {name for name in names if not name.startswith(_OURS)}
-
-
-async def _report_code(context: Context, jobs: Sequence[Job]) -> None:
-    """Say how the project differs from the code that jobs ran; nothing if it is the same commit, and clean."""
-    local = context.config.local
-    beside = never_sent(local)
-    _, now = await while_asking_git(local.root, asyncio.sleep(0), beside, GIT_SECONDS)
-    ran: dict[GitState, list[str]] = defaultdict(list)
-    for job in jobs:
-        ran[GitState(job.git_commit, job.git_branch, job.git_dirty)].append(str(job.key))
-    for then, keys in ran.items():
-        who = f"job{'s' if len(keys) > 1 else ''} {', '.join(keys)}"
-        if now is None or not then.commit:
-            what = "the project" if now is None else "the record"
-            context.report(Notice("", f"{who}: running the current code; {what} has no git commit to compare"))
-        elif then.commit != now.commit or then.dirty or now.dirty:
-            files = await changed_since(local.root, then.commit, beside, GIT_SECONDS)
-            text = f"{who} ran {_named(then)}; now running {_named(now)}"
-            context.report(Notice("", f"{text}: {_listed(files, then)}"))
-
-
-def _named(git: GitState) -> str:
-    branch = f" of {git.branch}" if git.branch else ""
-    return f"commit {git.commit[:SHORT_COMMIT]}{branch}" + (" with uncommitted changes" if git.dirty else "")
-
-
-def _listed(files: Sequence[str] | None, then: GitState) -> str:
-    if files is None:
-        return f"git does not say which files differ from {then.commit[:SHORT_COMMIT]}"
-    if not files:
-        return "no tracked file differs between that commit and now"
-    more = f" and {len(files) - SHOWN_FILES} more" if len(files) > SHOWN_FILES else ""
-    named = ", ".join(shlex.quote(file) for file in files[:SHOWN_FILES])
-    return f"{named}{more} differ from that commit" if len(files) > 1 else f"{named} differs from that commit"

@@ -88,7 +88,7 @@ def complete(spec: JobSpec, config: Config, request: JobRequest, sent: Sent, *, 
     spec = replace(
         spec,
         snapshot=sent.snapshots.get(spec.server, ""),
-        copy=NEW_COPY if is_frozen(config, request) else "",
+        copy=_copy_for(spec.server, config, request),
         workdir=config.workdir_for(request.workdir),
         nice=request.nice,
         gpu_count=request.gpus or None,
@@ -102,7 +102,15 @@ def complete(spec: JobSpec, config: Config, request: JobRequest, sent: Sent, *, 
         configured_variables=names_for_record(config.variables_of(spec.server)),
         on_end=on_end_of(config, request.on_end) if runs_on_end else None,
     )
-    return with_git(spec, sent.git)
+    code = request.code
+    kept = GitState(code.git_commit, code.git_branch, code.git_dirty) if code and code.git_commit else None
+    return with_git(spec, kept or sent.git)
+
+
+def _copy_for(server: str, config: Config, request: JobRequest) -> str:
+    if request.code is not None:
+        return request.code.copies[server]
+    return NEW_COPY if is_frozen(config, request) else ""
 
 
 def names_for_record(variables: Iterable[str]) -> tuple[str, ...] | None:

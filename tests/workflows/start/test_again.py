@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,9 +15,10 @@ from remote_tool.jobs.job import new_job_id
 from remote_tool.jobs.registry import Registry
 from remote_tool.launchers.fan_out import FanOutRequest
 from remote_tool.protocol.artifact_patterns import ArtifactPattern
+from remote_tool.protocol.job_fields import REQUEST_FIELDS
 from remote_tool.workflows import git_state
 from remote_tool.workflows.events import Notice
-from remote_tool.workflows.start import again
+from remote_tool.workflows.start import kept_code
 from tests.project import make_project, remote_tool, write_configuration
 from tests.workflows.test_git_state import git
 
@@ -168,7 +169,7 @@ def test_a_changed_project_is_reported_before_its_code_runs_again(
 ) -> None:
     # A busy machine has its time.
     monkeypatch.setattr(git_state, "SECONDS", 60)
-    monkeypatch.setattr(again, "GIT_SECONDS", 60)
+    monkeypatch.setattr(kept_code, "GIT_SECONDS", 60)
     project = make_project(tmp_path / "again", shared_servers[:1], name="again")
     (project / "train.py").write_text("print('first')\n")
     (project / ".gitignore").write_text(".remote\n")
@@ -327,3 +328,36 @@ def test_a_job_waits_for_the_newest_repetition_of_the_one_that_it_waited_for(
     (moved,) = workspace.plan_rerun(waiting.id, servers=["second"])
     assert moved.after == ()
     assert f"job {job.key - 3} does not wait for 1 job that second does not have" in said
+
+
+@pytest.mark.row(356)
+def test_a_job_runs_again_in_the_copy_of_its_code_as_long_as_its_server_has_it(
+    tmp_path: Path, shared_servers: tuple[TestServer, TestServer]
+) -> None:
+    server = shared_servers[0]
+    project = make_project(tmp_path / "frozen", (server,), name="frozen")
+    (project / "train.py").write_text("print('first')\n")
+    workspace, said = listening(project)
+    workspace.prepare()
+    (job,) = ended(workspace, workspace.start_jobs(StartRequest("python train.py", frozen=True)).jobs)
+    (project / "train.py").write_text("print('second')\n")
+    said.clear()
+    (same,) = ended(workspace, workspace.rerun(job.id).jobs)
+    assert (printed(workspace, same), same.copy, said) == ("first\n", job.copy, [])
+    (current,) = ended(workspace, workspace.rerun(same.id, current_code=True).jobs)
+    assert printed(workspace, current) == "second\n"
+    assert current.copy not in {"", job.copy}
+    shutil.rmtree(server.home / "frozen" / ".remote-scripts" / "copies" / job.copy)
+    said.clear()
+    (again,) = ended(workspace, workspace.rerun(job.id).jobs)
+    assert (printed(workspace, again), again.copy) == ("second\n", current.copy)
+    assert said[0] == f"job {job.key}: the copy of its code is gone from first"
+
+
+def test_every_setting_of_a_job_is_repeated_or_left_out_on_purpose() -> None:
+    by_hand = {"server", "tags", "command", "gpus", "gpu_count", "after", "variables", "rerun_of", "launch_options"}
+    of_the_start = {"id", "launch_id", "node_rank", "rank_offset", "started_by", "created_at", "configured_variables"}
+    of_the_code = {"git_commit", "git_branch", "git_dirty", "copy", "environment_hash", "snapshot"}
+    of_a_launcher = {"grace"}
+    repeated = {field.name for field in REQUEST_FIELDS} - by_hand - of_the_start - of_the_code - of_a_launcher
+    assert repeated == repeated & {field.name for field in fields(StartRequest)}

@@ -1,0 +1,88 @@
+"""The code of a job that is started again: the copy that it ran in, or the current code and how it differs."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from remote_tool.launchers.job_request import KeptCode
+from remote_tool.transport.pool import on_every
+from remote_tool.workflows.events import Notice
+from remote_tool.workflows.git_state import GitState, changed_since, while_asking_git
+from remote_tool.workflows.start.send import never_sent
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from remote_tool.jobs.job import Job
+    from remote_tool.workflows.context import Context
+
+# Seconds to wait for each answer of git.
+GIT_SECONDS = 10.0
+SHOWN_FILES = 5
+SHORT_COMMIT = 7
+
+
+async def find_kept_code(context: Context, nodes: Sequence[Job], servers: Sequence[str]) -> KeptCode | None:
+    """Return the copies of the code that a job or the nodes of a launch ran in; None to run the current code.
+
+    Raises:
+        SomeServersFailedError: Servers could not be asked.
+    """
+    job = nodes[0]
+    if not all(node.copy for node in nodes):
+        return None
+    copies = {node.server: node.copy for node in nodes}
+    if not set(servers) <= copies.keys():
+        context.report(Notice("", f"job {job.key}: the copy of its code is on {', '.join(copies)} only"))
+        return None
+    config = context.config
+
+    async def has_copy(server: str) -> bool:
+        place = f"{config.remote.copies}/{copies[server]}"
+        host = await context.pool.host(server)
+        return (await host.run(f'cd "$HOME" && test -d {shlex.quote(place)}', check=False, label="kept code")).ok
+
+    found = await on_every(servers, has_copy)
+    found.raise_if_any_failed()
+    gone = [server for server, is_kept in found.values.items() if not is_kept]
+    if gone:
+        context.report(Notice("", f"job {job.key}: the copy of its code is gone from {', '.join(gone)}"))
+        return None
+    return KeptCode({server: copies[server] for server in servers}, job.git_commit, job.git_branch, job.git_dirty)
+
+
+async def report_code(context: Context, jobs: Sequence[Job]) -> None:
+    """Say how the project differs from the code that jobs ran; nothing if it is the same commit, and clean."""
+    local = context.config.local
+    beside = never_sent(local)
+    _, now = await while_asking_git(local.root, asyncio.sleep(0), beside, GIT_SECONDS)
+    ran: dict[GitState, list[str]] = defaultdict(list)
+    for job in jobs:
+        ran[GitState(job.git_commit, job.git_branch, job.git_dirty)].append(str(job.key))
+    for then, keys in ran.items():
+        who = f"job{'s' if len(keys) > 1 else ''} {', '.join(keys)}"
+        if now is None or not then.commit:
+            what = "the project" if now is None else "the record"
+            context.report(Notice("", f"{who}: running the current code; {what} has no git commit to compare"))
+        elif then.commit != now.commit or then.dirty or now.dirty:
+            files = await changed_since(local.root, then.commit, beside, GIT_SECONDS)
+            text = f"{who} ran {_named(then)}; now running {_named(now)}"
+            context.report(Notice("", f"{text}: {_listed(files, then)}"))
+
+
+def _named(git: GitState) -> str:
+    branch = f" of {git.branch}" if git.branch else ""
+    return f"commit {git.commit[:SHORT_COMMIT]}{branch}" + (" with uncommitted changes" if git.dirty else "")
+
+
+def _listed(files: Sequence[str] | None, then: GitState) -> str:
+    if files is None:
+        return f"git does not say which files differ from {then.commit[:SHORT_COMMIT]}"
+    if not files:
+        return "no tracked file differs between that commit and now"
+    more = f" and {len(files) - SHOWN_FILES} more" if len(files) > SHOWN_FILES else ""
+    named = ", ".join(shlex.quote(file) for file in files[:SHOWN_FILES])
+    return f"{named}{more} differ from that commit" if len(files) > 1 else f"{named} differs from that commit"
