@@ -87,7 +87,7 @@ def test_options_that_contradict_each_other_are_refused() -> None:
         ({"priority": 5}, "--priority is for jobs that wait for GPUs"),
     ):
         with pytest.raises(UsageError, match=message):
-            SweepRequest("x {a}", grid={"a": [1]}, **options)  # type: ignore[arg-type]
+            SweepRequest("x {a}", grid={"a": [1]}, **options)
 
 
 def test_servers_get_jobs_by_what_they_can_do_and_have_to_do() -> None:
