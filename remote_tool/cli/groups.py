@@ -23,6 +23,7 @@ from remote_tool.cli.options import (
     Keys,
     LostAfter,
     MasterPort,
+    MaxDuration,
     Name,
     Nice,
     NoSync,
@@ -32,6 +33,7 @@ from remote_tool.cli.options import (
     Relay,
     Servers,
     ShowOutput,
+    StopIfIdle,
     TagsToFind,
     TagsToSet,
     Verbose,
@@ -125,6 +127,8 @@ class StartOptions(Targets):
     env: Environment = None
     devices: Devices = None
     nice: Nice = None
+    max_duration: MaxDuration = None
+    stop_if_idle: StopIfIdle = None
     name: Name = ""
     tag: TagsToSet = None
     artifact: Artifacts = None

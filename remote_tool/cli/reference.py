@@ -49,6 +49,7 @@ an unknown option, prints only `{"errors": [{"server": "", "message"}]}`.
 
 - A job: `"key", "id", "launch_id", "node_rank", "server", "name", "state", "exit_code", "signal", "reason", "pid",
   "tags", "note", "started_by", "command", "workdir", "git": {"commit", "branch", "dirty"}, "nice", "gpus", "terminal",
+  "max_duration", "stop_if_idle", "retries", "failed_attempts",
   "created_at", "started_at", "ended_at", "values", "log"`. Times are ISO 8601 UTC, `log` is the local folder,
   `workdir` is relative to the project; `git` is null if unknown. `started_by` is the `user@machine` that started the
   job. `nice` is null if the niceness was not set. `gpus` lists the GPUs that the job was given, by number or UUID; null

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 CONDA_FORGE = ("conda-forge",)
 DEFAULT_KEPT_SECONDS = 600
+DEFAULT_ON_EMPTY_AFTER = 600.0
 
 
 class EnvironmentKind(StrEnum):
@@ -115,6 +116,34 @@ class OnEnd:
 
 
 @dataclass(frozen=True)
+class OnEmpty(OnEnd):
+    """A command that a server runs when a job has ended and none is left.
+
+    Attributes:
+        after: Seconds that it waits for another job first.
+    """
+
+    after: float = DEFAULT_ON_EMPTY_AFTER
+
+
+@dataclass(frozen=True)
+class JobLimits:
+    """Limits of every job, unless its start says otherwise.
+
+    Attributes:
+        max_duration: Seconds after which a job is stopped; None: never.
+        stop_if_idle: Seconds after which a job is stopped if its GPUs are idle for so long; None: never.
+        retries: How often a failed command of ``job-run`` is run again.
+        retry_on: Exit codes and signals after which it is; empty: any failure.
+    """
+
+    max_duration: float | None = None
+    stop_if_idle: float | None = None
+    retries: int = 0
+    retry_on: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class KeptJobs:
     """The finished jobs to keep on a server when others start: the newest ``count``, or the last ``seconds``."""
 
@@ -195,6 +224,8 @@ class Config:
         env: Environment variables of each command, by name; those of a server take precedence.
         status: Regular expressions by name, for values of the status line besides the built-in ones.
         on_end: What servers run when a job has ended; None: nothing.
+        on_empty: What servers run when a job has ended and none is left; None: nothing.
+        limits: Limits of every job.
         data: Data sets outside the project, by name.
     """
 
@@ -222,6 +253,8 @@ class Config:
     keep_connections: int = DEFAULT_KEPT_SECONDS
     data: Mapping[str, DataSet] = field(default_factory=dict)
     on_end: OnEnd | None = None
+    on_empty: OnEmpty | None = None
+    limits: JobLimits = JobLimits()
 
     @property
     def usual_servers(self) -> tuple[str, ...]:

@@ -102,6 +102,10 @@ class JobSettings:
         gpus: The GPUs that it was given, by number or UUID; None: it may use all.
         name: As the user named it; empty without a name.
         terminal: The program on its terminal: its ``command``, or the user's ``shell``; empty without one.
+        max_duration: Seconds after which it is stopped; None: never.
+        stop_if_idle: Seconds after which it is stopped if its GPUs are idle for so long; None: never.
+        retries: How often its command is run again after a failure; None: never.
+        retry_on: Exit codes and signals after which it is; empty: any failure.
     """
 
     launch_id: str = ""
@@ -117,6 +121,10 @@ class JobSettings:
     gpus: tuple[str, ...] | None = None
     name: str = ""
     terminal: str = ""
+    max_duration: float | None = None
+    stop_if_idle: float | None = None
+    retries: int | None = None
+    retry_on: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -133,6 +141,8 @@ class JobSpec(JobSettings):
         snapshot: Which state of the project was synced; empty when not known.
         watch: How the nodes of its launch watch each other; None without others.
         on_end: The command that its server runs when it has ended, and its secret variables; never written to disk.
+        on_empty: The command that its server runs when it has ended and no job is left, its secret variables, and how
+            many seconds it waits for another job; never written to disk.
         started_by: Who starts it, like ``ann@laptop``.
     """
 
@@ -145,6 +155,7 @@ class JobSpec(JobSettings):
     snapshot: str = ""
     watch: LaunchWatch | None = None
     on_end: tuple[str, Mapping[str, str]] | None = field(default=None, repr=False)
+    on_empty: tuple[str, Mapping[str, str], float] | None = field(default=None, repr=False)
     started_by: str = field(default_factory=own_name, kw_only=True)
 
 
@@ -174,6 +185,7 @@ class Job(JobSettings):
         cleaned: Whether its server has removed it, so that only this record is left.
         note: The user's note about it; empty without one.
         status_values: The progress last seen in its output, such as ``loss=0.21``.
+        failed_attempts: How each attempt before the last ended, such as ``exit code 75``.
     """
 
     key: int
@@ -203,6 +215,7 @@ class Job(JobSettings):
     cleaned: bool = False
     note: str = ""
     status_values: tuple[str, ...] = ()
+    failed_attempts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Redact secrets, as this is written to disk; an end contradicting the state is dropped."""

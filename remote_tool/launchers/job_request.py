@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 
 from remote_tool.config.artifacts import read_artifacts
 from remote_tool.config.devices import check_devices
-from remote_tool.config.limits import check_name, check_nice, check_request, check_texts, check_workdir, names_of
+from remote_tool.config.limits import (
+    check_name,
+    check_nice,
+    check_request,
+    check_texts,
+    check_workdir,
+    names_of,
+    read_duration,
+)
 from remote_tool.errors import UsageError
 from remote_tool.redaction import hide
 
@@ -35,6 +43,8 @@ class JobRequest:
         nice: Run the command with this niceness, 0 to 19; None: unchanged.
         on_end: Command that the server runs when a job has ended; None: as configured; empty: none.
         name: Name of every job, for lists; empty: none.
+        max_duration: Stop a job after this many seconds, or text such as 12h; 0: never; None: as configured.
+        stop_if_idle: Stop a job after its GPUs were idle for this long; 0: never; None: as configured.
     """
 
     command: str
@@ -51,6 +61,8 @@ class JobRequest:
     nice: int | None = None
     name: str = ""
     on_end: str | None = None
+    max_duration: float | str | None = None
+    stop_if_idle: float | str | None = None
 
     def _check_options(
         self,
@@ -70,6 +82,8 @@ class JobRequest:
         check_workdir(self.workdir)
         check_nice(self.nice)
         check_name(self.name)
+        object.__setattr__(self, "max_duration", read_duration("--max-duration", self.max_duration))
+        object.__setattr__(self, "stop_if_idle", read_duration("--stop-if-idle", self.stop_if_idle))
         read_artifacts(self.artifacts if artifacts is None else artifacts)
         check_devices(self.devices, self.environment)
         hide(self.environment.values())

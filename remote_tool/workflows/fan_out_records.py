@@ -12,6 +12,7 @@ from remote_tool.errors import JobError, UsageError
 from remote_tool.jobs.records import JOB_ID
 from remote_tool.launchers.fan_out import MOST_SHARDS, TAG, FanOutRequest, fan_out_name
 from remote_tool.protocol import strict_json
+from remote_tool.protocol.job_fields import is_seconds
 from remote_tool.system.files import read_bounded, write_atomically
 from remote_tool.system.locks import lock
 
@@ -149,6 +150,13 @@ def _count(values: Mapping[str, Any], name: str) -> int:
     return _number(values, name) or 0
 
 
+def _seconds(values: Mapping[str, Any], name: str) -> float | None:
+    value = values[name]
+    if value is not None and not is_seconds(value):
+        raise TypeError(f"{name} is not a number of seconds")
+    return None if value is None else float(value)
+
+
 # The recorded fields of a request, and how each is read.
 _OF_REQUEST: dict[str, Callable[[Mapping[str, Any], str], Any]] = {
     "command": _text,
@@ -162,8 +170,17 @@ _OF_REQUEST: dict[str, Callable[[Mapping[str, Any], str], Any]] = {
     "gather": _text,
     "workdir": _text,
     "nice": _number,
+    "max_duration": _seconds,
+    "stop_if_idle": _seconds,
     "name": _text,
     "devices": _texts,
 }
 # They began in the project's folder.
-_OF_EARLIER_VERSIONS: dict[str, Any] = {"workdir": "", "nice": None, "name": "", "listed": {}}
+_OF_EARLIER_VERSIONS: dict[str, Any] = {
+    "workdir": "",
+    "nice": None,
+    "max_duration": None,
+    "stop_if_idle": None,
+    "name": "",
+    "listed": {},
+}

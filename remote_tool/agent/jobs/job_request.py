@@ -29,7 +29,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Optional
 
-    from remote_tool.agent.supervisor.plan import OnEnd
+    from remote_tool.agent.supervisor.plan import OnEmpty, OnEnd
     from remote_tool.agent.wrapper.wrapper import CommandWrapper
     from remote_tool.protocol.records import Record
 
@@ -51,6 +51,7 @@ class JobRequest(NamedTuple):
         script: What the shell inside reads.
         setup: The script that the shell sources first; empty without one.
         on_end: What to run when the job has ended; None: nothing.
+        on_empty: What to run when the job has ended and none is left; None: nothing.
     """
 
     spec: Record
@@ -62,6 +63,7 @@ class JobRequest(NamedTuple):
     script: bytes = b""
     setup: str = ""
     on_end: "Optional[OnEnd]" = None
+    on_empty: "Optional[OnEmpty]" = None
 
 
 def check_job(job: object, active: Activation, folders: Folders) -> JobRequest:
@@ -103,8 +105,27 @@ def check_job(job: object, active: Activation, folders: Folders) -> JobRequest:
         from remote_tool.agent.terminal.shell import LOGIN_SHELL  # noqa: PLC0415 - few jobs are shells
 
         command = LOGIN_SHELL
-    on_end = _read_on_end(job.get("on_end"), record)
-    return JobRequest(record, command, begins_in.environment, membership, log_limit, *wrapped, setup, on_end)
+    ends = (_read_on_end(job.get("on_end"), record), _read_on_empty(job.get("on_empty")))
+    _load_limits(record, membership)
+    return JobRequest(record, command, begins_in.environment, membership, log_limit, *wrapped, setup, *ends)
+
+
+def _load_limits(spec: Record, membership: Optional[Membership]) -> None:
+    """Load what the supervisor needs for the job's own limits: later, its files may have been removed."""
+    if spec["retries"]:
+        if membership is not None or spec["terminal"]:
+            raise RequestError(f"Job {spec['id']}: a node of a launch, or a job on a terminal, has no retries")
+        from remote_tool.agent.supervisor import attempts  # noqa: F401, PLC0415 - few jobs have retries
+    if spec["max_duration"] is not None or spec["stop_if_idle"] is not None:
+        from remote_tool.agent.supervisor import early_end  # noqa: F401, PLC0415 - few jobs have such a limit
+
+
+def _read_on_empty(value: Any) -> "Optional[OnEmpty]":  # noqa: ANN401 - from the request, checked here
+    if value is None:
+        return None
+    from remote_tool.agent.supervisor.on_empty import read_on_empty  # noqa: PLC0415 - few jobs have such a command
+
+    return read_on_empty(value)
 
 
 def _read_on_end(value: Any, spec: Record) -> "Optional[OnEnd]":  # noqa: ANN401 - from the request, checked here

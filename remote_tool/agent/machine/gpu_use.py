@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, List, Optional
 
-_FORMAT = "--format=csv,noheader,nounits"
+FORMAT = "--format=csv,noheader,nounits"
 _GPUS = "--query-gpu=index,uuid,name,utilization.gpu,memory.used,memory.total,temperature.gpu,power.draw,power.limit"
 _NUMBERS = ("load", "used", "memory", "temperature", "power", "power_limit")
 _PROCESSES = "--query-compute-apps=gpu_uuid,pid,used_memory"
@@ -27,7 +27,7 @@ _MOST_LINES = 1024
 _LONGEST_TEXT = 200
 
 
-class _Program:
+class Program:
     """A running nvidia-smi; OSError when it cannot start."""
 
     def __init__(self, *options: str) -> None:
@@ -41,7 +41,11 @@ class _Program:
             ]
             words = ["nvidia-smi", *options]
             # Its own loop ends with SIGPIPE, should this process be killed.
-            self._pid = os.posix_spawnp(words[0], words, os.environ, file_actions=actions, setsigdef=(signal.SIGPIPE,))
+            pid = os.posix_spawnp(
+                words[0], words, os.environ, file_actions=actions, setsigmask=(), setsigdef=(signal.SIGPIPE,)
+            )
+            # A supervisor reaps all its children.
+            self._process = processes.read_process(pid)
         except OSError:
             os.close(self._output)
             raise
@@ -65,9 +69,10 @@ class _Program:
     def end(self) -> None:
         """End it; one that hangs in the kernel is left to the system."""
         os.close(self._output)
-        with suppress(OSError):
-            os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0 if self.has_ended else os.WNOHANG)
+        if self._process is not None:
+            processes.send_signal(self._process, signal.SIGKILL)
+            with suppress(OSError):
+                os.waitpid(self._process.pid, 0 if self.has_ended else os.WNOHANG)
 
 
 class GpuProcess(NamedTuple):
@@ -93,11 +98,11 @@ class GpuUse:
         self._loop = ["-l", str(max(1, round(interval)))]
         self._gpus: Dict[str, Dict[str, Any]] = {}
         self._heard_at: Optional[float] = None
-        self._program: Optional[_Program] = None
+        self._program: Optional[Program] = None
         self._is_missing = False
         self._asked_at = 0.0
         self._processes: List[GpuProcess] = []
-        self._listing: Optional[_Program] = None
+        self._listing: Optional[Program] = None
         self._found: List[GpuProcess] = []
         self._listed_at = float("-inf")
 
@@ -138,7 +143,7 @@ class GpuUse:
 
     def _update_gpus(self, now: float) -> None:
         if self._program is None:
-            self._program, self._asked_at = _Program(_GPUS, _FORMAT, *self._loop), now
+            self._program, self._asked_at = Program(_GPUS, FORMAT, *self._loop), now
         for line in self._program.read():
             gpu = _parse_gpu(line)
             if gpu is None:
@@ -164,7 +169,7 @@ class GpuUse:
         if self._listing is None:
             if now - self._listed_at < _PROCESSES_SECONDS:
                 return
-            self._listing, self._found, self._listed_at = _Program(_PROCESSES, _FORMAT), [], now
+            self._listing, self._found, self._listed_at = Program(_PROCESSES, FORMAT), [], now
         self._found += [each for each in map(_parse_process, self._listing.read()) if each is not None]
         if self._listing.has_ended or now - self._listed_at > SILENCE:
             self._processes = self._found

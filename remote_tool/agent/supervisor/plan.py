@@ -7,7 +7,7 @@ from remote_tool.protocol.limits import DEFAULT_LOG_LIMIT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, Optional
+    from typing import Dict, Optional, Tuple
 
     from remote_tool.agent.launch.cause import Membership
     from remote_tool.agent.wrapper.wrapper import CommandWrapper
@@ -25,6 +25,20 @@ class OnEnd(NamedTuple):
     command: str
     secrets: Dict[str, str]
     name: str
+
+
+class OnEmpty(NamedTuple):
+    """What to run when a job has ended and nothing of this user is left here.
+
+    Attributes:
+        command: For the shell.
+        secrets: Variables of this command alone, held in the supervisor's memory.
+        after: Seconds to wait for another job first.
+    """
+
+    command: str
+    secrets: Dict[str, str]
+    after: float
 
 
 class Plan(NamedTuple):
@@ -46,6 +60,12 @@ class Plan(NamedTuple):
         script: What the shell inside reads.
         on_end: What to run when the job has ended; None: nothing.
         terminal: The program on a terminal: the command, or the user's shell; empty without one.
+        max_duration: Seconds after which it is stopped; None: never.
+        stop_if_idle: Seconds after which it is stopped if its GPUs are idle for so long; None: never.
+        gpus: Its GPUs, by number or UUID; empty: all.
+        retries: How often its command is run again after a failure.
+        retry_on: Exit codes and signals after which it is; empty: any failure.
+        on_empty: What to run when the job has ended and none is left; None: nothing.
         nice: Added to the command's niceness; behind a launch command, by the script.
     """
 
@@ -65,3 +85,9 @@ class Plan(NamedTuple):
     nice: Optional[int] = None
     on_end: Optional[OnEnd] = None
     terminal: str = ""
+    max_duration: Optional[float] = None
+    stop_if_idle: Optional[float] = None
+    gpus: "Tuple[str, ...]" = ()
+    retries: int = 0
+    retry_on: "Tuple[str, ...]" = ()
+    on_empty: Optional[OnEmpty] = None

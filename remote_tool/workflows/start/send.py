@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from remote_tool import workflows
-from remote_tool.config.limits import on_end_of
+from remote_tool.config.limits import on_empty_of, on_end_of
 from remote_tool.workflows.git_state import GitState, while_asking_git, with_git
 from remote_tool.workflows.sync.options import SyncOptions
 from remote_tool.workflows.sync.sync import sync
@@ -68,8 +68,16 @@ def complete(spec: JobSpec, config: Config, request: JobRequest, sent: Sent, *, 
         nice=request.nice,
         name=request.name,
         on_end=on_end_of(config, request.on_end) if runs_on_end else None,
+        on_empty=on_empty_of(config),
+        max_duration=_limit(request.max_duration, config.limits.max_duration),
+        stop_if_idle=_limit(request.stop_if_idle, config.limits.stop_if_idle),
     )
     return with_git(spec, sent.git)
+
+
+def _limit(asked_for: float | str | None, configured: float | None) -> float | None:
+    """Return the seconds of a limit; None for none."""
+    return (configured if asked_for is None else float(asked_for)) or None
 
 
 async def bring_files(
