@@ -74,7 +74,7 @@ class JobStatus(NamedTuple):
     """The status of a job.
 
     Attributes:
-        state: ``starting``, ``running``, ``succeeded``, ``failed``, ``killed``, ``lost`` or ``elsewhere``.
+        state: ``starting``, ``queued``, ``running``, ``succeeded``, ``failed``, ``killed``, ``lost`` or ``elsewhere``.
         reason: One sentence, or empty.
         supervisor: The job's living supervisor on this machine.
         members: The job's living processes on this machine.

@@ -9,14 +9,18 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from remote_tool.cli.options import (
     AcceptNewKeys,
+    After,
+    AfterAny,
     Artifacts,
     AsJson,
+    Backfill,
     ChangeNothing,
     Checksum,
     Devices,
     Environment,
     Follow,
     FromJob,
+    Gpus,
     Hostfile,
     Hosts,
     JobNames,
@@ -30,6 +34,7 @@ from remote_tool.cli.options import (
     OnEnd,
     Overwrite,
     PlanOnly,
+    Priority,
     Relay,
     Servers,
     ShowOutput,
@@ -53,7 +58,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 # Options that a request has in another form, or by another name.
-_READ = {"server", "hosts", "hostfile", "env", "devices", "tag", "artifact", "workdir", "no_sync"}
+_READ = {"server", "hosts", "hostfile", "env", "devices", "tag", "artifact", "workdir", "no_sync", "after", "after_any"}
 
 
 # Groups are not compared or shown: making these methods would take a few milliseconds of each command's start.
@@ -126,6 +131,7 @@ class StartOptions(Targets):
 
     env: Environment = None
     devices: Devices = None
+    gpus: Gpus = 0
     nice: Nice = None
     max_duration: MaxDuration = None
     stop_if_idle: StopIfIdle = None
@@ -158,6 +164,31 @@ class JobOptions(StartOptions):
 
     from_job: FromJob = ""
     on_end: OnEnd = None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class QueueOptions(JobOptions):
+    """How a command starts jobs that may wait for GPUs and for other jobs.
+
+    Raises:
+        UsageError: Both kinds of waiting for jobs are given.
+    """
+
+    priority: Priority = 0
+    after: After = None
+    after_any: AfterAny = None
+    backfill: Backfill = False
+
+    def __post_init__(self) -> None:
+        """Refuse two conditions."""
+        super().__post_init__()
+        if self.after and self.after_any:
+            raise UsageError("--after and --after-any cannot be combined", hint="Keep one of them")
+
+    def request(self, kind: Callable[..., R], **own: object) -> R:
+        """Return a request of this kind, with these options and the command's own."""
+        after = tuple(self.after or self.after_any or ())
+        return super().request(kind, after=after, after_any=bool(self.after_any), **own)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -129,6 +129,39 @@ Devices = Annotated[
 Nice = Annotated[
     int | None, typer.Option("--nice", metavar="N", help="Lower its CPU priority by N, 0 to 19, as nice -n does.")
 ]
+Gpus = Annotated[
+    int,
+    typer.Option(
+        "--gpus", metavar="N", show_default=False, help="Wait for N free GPUs on each server, and reserve them."
+    ),
+]
+Priority = Annotated[
+    int,
+    typer.Option(
+        "--priority", metavar="N", show_default=False, help="0 to 100; waiting jobs with a higher one start first."
+    ),
+]
+After = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--after",
+        metavar="KEY",
+        help="Start when this job has succeeded; may be repeated.",
+        autocompletion=complete("job"),
+    ),
+]
+AfterAny = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--after-any",
+        metavar="KEY",
+        help="Start when this job has ended, also if it failed; may be repeated.",
+        autocompletion=complete("job"),
+    ),
+]
+Backfill = Annotated[
+    bool, typer.Option("--backfill", help="Start before an earlier job that waits for more GPUs, if this one fits.")
+]
 Name = Annotated[str, typer.Option("--name", metavar="NAME", help="Name the jobs, as shown in lists.")]
 OnEnd = Annotated[
     str | None,

@@ -48,12 +48,15 @@ for the others. Commands that start jobs add `"warnings": […]` if there are an
 an unknown option, prints only `{"errors": [{"server": "", "message"}]}`.
 
 - A job: `"key", "id", "launch_id", "node_rank", "server", "name", "state", "exit_code", "signal", "reason", "pid",
-  "tags", "note", "started_by", "command", "workdir", "git": {"commit", "branch", "dirty"}, "nice", "gpus", "terminal",
-  "max_duration", "stop_if_idle", "retries", "failed_attempts",
-  "created_at", "started_at", "ended_at", "values", "log"`. Times are ISO 8601 UTC, `log` is the local folder,
-  `workdir` is relative to the project; `git` is null if unknown. `started_by` is the `user@machine` that started the
-  job. `nice` is null if the niceness was not set. `gpus` lists the GPUs that the job was given, by number or UUID; null
-  if it may use all. `terminal` is `"command"` or `"shell"` for a job with a terminal, else null. `values` has the last
+  "tags", "note", "started_by", "command", "workdir", "git": {"commit", "branch", "dirty"}, "nice", "gpus", "gpu_count",
+  "leased_gpus", "priority", "after", "terminal", "max_duration", "stop_if_idle", "retries", "failed_attempts",
+  "created_at", "started_at", "ended_at", "values", "log"`. Times are ISO 8601 UTC, `log` is the local folder, `workdir`
+  is relative to the project; `git` is null if unknown. `started_by` is the `user@machine` that started the job. `nice`
+  is null if the niceness was not set. `gpus` lists the GPUs that the job was given, by number or UUID; null if it may
+  use all. `gpu_count` is the number of GPUs that it waits for and `leased_gpus` has the UUIDs of those that its server
+  reserved, or null; `after` lists the ids of the jobs that it waits for. `max_duration` and `stop_if_idle` are in
+  seconds, or null without such a limit. `failed_attempts` says how the attempts before the last one ended, such as
+  `"exit code 75"`. `terminal` is `"command"` or `"shell"` for a job with a terminal, else null. `values` has the last
   values in its output by name, such as `{"loss": "0.25"}`.
 - `job-stacks`: `{"groups": [{"label", "where", "processes"}], "kept": [{"job", "server", "text"}], "errors": [...]}`. A
   process: `"job", "server", "pid", "rank", "is_child", "command", "threads", "why"`; a thread is a list of `{"file",

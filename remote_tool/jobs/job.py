@@ -33,6 +33,7 @@ class JobState(StrEnum):
     """The state of a job."""
 
     STARTING = "starting"
+    QUEUED = "queued"
     RUNNING = "running"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -99,7 +100,13 @@ class JobSettings:
         git_dirty: Whether the project had uncommitted changes; None when that is not known.
         started_by: Who started it, as that client said: ``ann@laptop``; empty when it did not.
         nice: Its niceness, 0 to 19; None: as the server's logins have it.
-        gpus: The GPUs that it was given, by number or UUID; None: it may use all.
+        gpus: The GPUs that it was given, by number or UUID; None: it may use all. With ``gpu_count``: those from which
+            its server chooses.
+        gpu_count: The number of free GPUs that it waits for; None: it does not wait.
+        priority: Of two waiting jobs, the higher one begins first; None: 0.
+        after: The ids of jobs on its server that must have ended before it begins.
+        after_any: Whether it begins however those ended; otherwise, all must have succeeded.
+        backfill: Whether it may begin before an earlier job that waits for more GPUs.
         name: As the user named it; empty without a name.
         terminal: The program on its terminal: its ``command``, or the user's ``shell``; empty without one.
         max_duration: Seconds after which it is stopped; None: never.
@@ -119,6 +126,11 @@ class JobSettings:
     started_by: str = ""
     nice: int | None = None
     gpus: tuple[str, ...] | None = None
+    gpu_count: int | None = None
+    priority: int | None = None
+    after: tuple[str, ...] = ()
+    after_any: bool = False
+    backfill: bool = False
     name: str = ""
     terminal: str = ""
     max_duration: float | None = None
@@ -140,6 +152,7 @@ class JobSpec(JobSettings):
         grace: Seconds between SIGTERM and SIGKILL.
         snapshot: Which state of the project was synced; empty when not known.
         watch: How the nodes of its launch watch each other; None without others.
+        waits: Whether it may wait for its GPUs; otherwise, it fails if they are not free.
         on_end: The command that its server runs when it has ended, and its secret variables; never written to disk.
         on_empty: The command that its server runs when it has ended and no job is left, its secret variables, and how
             many seconds it waits for another job; never written to disk.
@@ -154,6 +167,7 @@ class JobSpec(JobSettings):
     grace: float = DEFAULT_GRACE
     snapshot: str = ""
     watch: LaunchWatch | None = None
+    waits: bool = field(default=True, kw_only=True)
     on_end: tuple[str, Mapping[str, str]] | None = field(default=None, repr=False)
     on_empty: tuple[str, Mapping[str, str], float] | None = field(default=None, repr=False)
     started_by: str = field(default_factory=own_name, kw_only=True)
@@ -184,6 +198,7 @@ class Job(JobSettings):
         artifacts_complete: Whether all its artifacts are here; only of a finished job.
         cleaned: Whether its server has removed it, so that only this record is left.
         note: The user's note about it; empty without one.
+        leased_gpus: The UUIDs of the GPUs that its server has reserved for it; None: none.
         status_values: The progress last seen in its output, such as ``loss=0.21``.
         failed_attempts: How each attempt before the last ended, such as ``exit code 75``.
     """
@@ -214,6 +229,7 @@ class Job(JobSettings):
     artifacts_complete: bool = False
     cleaned: bool = False
     note: str = ""
+    leased_gpus: tuple[str, ...] | None = None
     status_values: tuple[str, ...] = ()
     failed_attempts: tuple[str, ...] = ()
 

@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import TYPE_CHECKING
 
 from remote_tool.config.artifacts import read_artifacts
-from remote_tool.config.devices import check_devices
+from remote_tool.config.devices import VISIBLE, check_devices
 from remote_tool.config.limits import (
     check_name,
     check_nice,
@@ -17,6 +17,7 @@ from remote_tool.config.limits import (
     read_duration,
 )
 from remote_tool.errors import UsageError
+from remote_tool.protocol.limits import HIGHEST_PRIORITY, MOST_AFTER, MOST_GPUS
 from remote_tool.redaction import hide
 
 if TYPE_CHECKING:
@@ -41,6 +42,11 @@ class JobRequest:
         overwrite: Also replace files that were changed on the server, or never sent.
         workdir: The working folder, relative to the project; None: as configured, else the project's own.
         nice: Run the command with this niceness, 0 to 19; None: unchanged.
+        gpus: Wait until this many GPUs of a server are free, and reserve them; 0: do not wait.
+        priority: 0 to 100; of the jobs that wait on a server, those with the highest begin first.
+        after: Keys or ids of jobs on the same server that must have succeeded before.
+        after_any: Begin even if those did not succeed.
+        backfill: Begin before an earlier job that waits for more GPUs, if enough are free for this one.
         on_end: Command that the server runs when a job has ended; None: as configured; empty: none.
         name: Name of every job, for lists; empty: none.
         max_duration: Stop a job after this many seconds, or text such as 12h; 0: never; None: as configured.
@@ -63,6 +69,11 @@ class JobRequest:
     on_end: str | None = None
     max_duration: float | str | None = None
     stop_if_idle: float | str | None = None
+    gpus: int = 0
+    priority: int = 0
+    after: tuple[str, ...] = ()
+    after_any: bool = False
+    backfill: bool = False
 
     def _check_options(
         self,
@@ -71,6 +82,7 @@ class JobRequest:
         *,
         artifacts: Sequence[str] | None = None,
         tags_besides: int = 0,
+        may_wait: bool = False,
     ) -> None:
         """Refuse invalid options; the example is a command for the hint, the artifacts those of one job."""
         names_of(self.servers)
@@ -86,5 +98,23 @@ class JobRequest:
         object.__setattr__(self, "stop_if_idle", read_duration("--stop-if-idle", self.stop_if_idle))
         read_artifacts(self.artifacts if artifacts is None else artifacts)
         check_devices(self.devices, self.environment)
+        self._check_queue(may_wait=may_wait)
         hide(self.environment.values())
         check_request(self.command, self.tags, self.environment, tags_besides=tags_besides)
+
+    def _check_queue(self, *, may_wait: bool) -> None:
+        """Refuse invalid numbers of GPUs and conditions, and those of a single job unless it may wait."""
+        for option, value, most in (("gpus", self.gpus, MOST_GPUS), ("priority", self.priority, HIGHEST_PRIORITY)):
+            if not (type(value) is int and 0 <= value <= most):
+                raise UsageError(f"--{option} must be a whole number from 0 to {most}, found {value!r:.40}")
+        if len(names_of(self.after)) > MOST_AFTER:
+            raise UsageError(f"--after is given {len(self.after)} times; at most {MOST_AFTER} are possible")
+        for option, is_given in (("--devices", self.devices), (f"--env {VISIBLE}", VISIBLE in self.environment)):
+            if self.gpus and is_given:
+                raise UsageError(f"--gpus and {option} cannot be combined", hint="--gpus takes any that are free")
+        options = {"--after": self.after, "--priority": self.priority, "--backfill": self.backfill}
+        given = [option for option, is_given in options.items() if is_given]
+        if given and not may_wait:
+            raise UsageError(f"{given[0]} is only for job-run")
+        if given[-1:] not in ([], ["--after"]) and not self.gpus:
+            raise UsageError(f"{given[-1]} is for jobs that wait for GPUs", hint=f"job-run --gpus 1 {given[-1]}")

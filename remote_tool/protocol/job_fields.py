@@ -39,6 +39,7 @@ _LARGEST_NUMBER = 2**34
 _ATTEMPTS = (limits.MOST_RETRIES, limits.LONGEST_ATTEMPT)
 # JSON may have longer ones, which no float can hold.
 _LARGEST_FLOAT = 2.0**1023
+_GPUS = (limits.MOST_GPUS, limits.LONGEST_GPU)
 
 
 def is_text(value: object, _limit: object = None) -> bool:
@@ -176,7 +177,7 @@ class Field(NamedTuple):
 # In the order of --json.
 FIELDS = (
     Field("key", COUNT, _LARGEST_NUMBER, CLIENT, shown="key"),
-    Field("id", TEXT, 128, shown="id"),
+    Field("id", TEXT, limits.LONGEST_ID, shown="id"),
     Field("launch_id", LAUNCH_ID, default="", shown="launch_id"),
     Field("node_rank", COUNT, limits.HIGHEST_NODE_RANK, default=None, null=True, shown="node_rank"),
     Field("server", TEXT, limits.LONGEST_SERVER, shown="server"),
@@ -195,7 +196,13 @@ FIELDS = (
     Field("git_branch", TEXT, limits.LONGEST_BRANCH, default="", null=True, shown="git.branch"),
     Field("git_dirty", FLAG, default=None, null=True, shown="git.dirty"),
     Field("nice", COUNT, limits.HIGHEST_NICE, default=None, null=True, changes=ONCE, shown="nice"),
-    Field("gpus", TEXTS, (limits.MOST_GPUS, limits.LONGEST_GPU), default=None, null=True, changes=ONCE, shown="gpus"),
+    Field("gpus", TEXTS, _GPUS, default=None, null=True, changes=ONCE, shown="gpus"),
+    Field("gpu_count", COUNT, limits.MOST_GPUS, default=None, null=True, changes=ONCE, shown="gpu_count"),
+    Field("leased_gpus", TEXTS, _GPUS, STARTED, default=None, null=True, changes=SEEN, shown="leased_gpus"),
+    Field("priority", COUNT, limits.HIGHEST_PRIORITY, default=None, null=True, changes=ONCE, shown="priority"),
+    Field("after", TEXTS, (limits.MOST_AFTER, limits.LONGEST_ID), default=[], null=True, shown="after"),
+    Field("after_any", FLAG, default=False, null=True),
+    Field("backfill", FLAG, default=False, null=True),
     Field("terminal", TERMINAL, default="", null=True, changes=ONCE, shown="terminal"),
     Field(
         "max_duration", SECONDS, limits.LONGEST_DURATION, default=None, null=True, changes=ONCE, shown="max_duration"

@@ -37,6 +37,11 @@ HIGHEST_RANK_OFFSET = 10_000_000
 # GPUs of one job, by number or UUID.
 MOST_GPUS = 1024
 LONGEST_GPU = 128
+# Of a job that waits: higher begins earlier.
+HIGHEST_PRIORITY = 100
+# Jobs that one job waits for, and their ids.
+MOST_AFTER = 100
+LONGEST_ID = 128
 # Range of niceness: higher is less of the CPU.
 HIGHEST_NICE = 19
 # Seconds that a job may take, or that its GPUs may be idle: a year.

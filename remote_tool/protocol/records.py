@@ -10,7 +10,7 @@ from remote_tool.protocol import job_fields, strict_json
 from remote_tool.protocol.job_fields import is_count, is_flag, is_number, is_seconds, is_text, is_texts, record_checks
 from remote_tool.protocol.lean import json
 from remote_tool.protocol.lean.signal import number_of
-from remote_tool.protocol.limits import LONGEST_GRACE
+from remote_tool.protocol.limits import LONGEST_GRACE, LONGEST_ID
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ ENTRY = "entry.json"
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _BEGINNINGS = f"{_LETTERS}{_LETTERS.lower()}0123456789"
-_LONGEST_ID = 128
 _SHOWN = 60
 
 
@@ -39,7 +38,7 @@ class RecordError(Exception):
 
 def is_job_id(text: object) -> bool:
     """Return whether this can be the name of a job's folder."""
-    if not isinstance(text, str) or not 0 < len(text) <= _LONGEST_ID:
+    if not isinstance(text, str) or not 0 < len(text) <= LONGEST_ID:
         return False
     return text[0] in _BEGINNINGS and not text.strip(f"{_BEGINNINGS}._-")
 

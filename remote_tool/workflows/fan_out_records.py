@@ -174,6 +174,7 @@ _OF_REQUEST: dict[str, Callable[[Mapping[str, Any], str], Any]] = {
     "stop_if_idle": _seconds,
     "name": _text,
     "devices": _texts,
+    "gpus": _count,
 }
 # They began in the project's folder.
 _OF_EARLIER_VERSIONS: dict[str, Any] = {
@@ -182,5 +183,6 @@ _OF_EARLIER_VERSIONS: dict[str, Any] = {
     "max_duration": None,
     "stop_if_idle": None,
     "name": "",
+    "gpus": 0,
     "listed": {},
 }

@@ -39,6 +39,11 @@ class LaunchMethods(JobMethods):
         overwrite: bool = False,
         artifacts: Sequence[str | ArtifactPattern] = (),
         devices: Sequence[str | int] = (),
+        gpus: int = 0,
+        priority: int = 0,
+        after: Sequence[str] = (),
+        after_any: bool = False,
+        backfill: bool = False,
         nice: int | None = None,
         name: str = "",
         workdir: str | None = None,
@@ -59,6 +64,11 @@ class LaunchMethods(JobMethods):
             overwrite: Whether to also replace files that were changed on the server or never sent.
             artifacts: Globs of files to fetch, in addition to the configured ones.
             devices: GPUs to expose, by number or UUID; empty: as configured.
+            gpus: Wait until this many GPUs are free, and reserve them; 0: do not wait.
+            priority: 0 to 100; waiting jobs with a higher one start first.
+            after: Keys or ids of jobs on the server that must have succeeded before.
+            after_any: Whether to start even if those failed.
+            backfill: Whether to start before an earlier job that waits for more GPUs.
             nice: Niceness of the command, 0 to 19; None: unchanged.
             name: Name of the jobs, for lists; empty: none.
             workdir: The working folder, relative to the project; None: as configured, else the project folder.
@@ -82,6 +92,11 @@ class LaunchMethods(JobMethods):
             overwrite=overwrite,
             artifacts=tuple(artifacts),
             devices=tuple(devices),
+            gpus=gpus,
+            priority=priority,
+            after=names_of(after),
+            after_any=after_any,
+            backfill=backfill,
             nice=nice,
             name=name,
             workdir=workdir,
@@ -117,6 +132,7 @@ class LaunchMethods(JobMethods):
         overwrite: bool = False,
         artifacts: Sequence[str | ArtifactPattern] = (),
         devices: Sequence[str | int] = (),
+        gpus: int = 0,
         nice: int | None = None,
         name: str = "",
         lost_after: float | None = None,
@@ -139,6 +155,7 @@ class LaunchMethods(JobMethods):
             overwrite: Whether to also replace files that were changed on the server or never sent.
             artifacts: Globs of files to fetch from every node, in addition to the configured ones.
             devices: GPUs to expose on each server, by number or UUID; empty: as configured.
+            gpus: Free GPUs to reserve on each server; if one has fewer, nothing is started. 0: reserve none.
             nice: Niceness of the command, 0 to 19; None: unchanged.
             name: Name of the jobs, for lists; empty: none.
             lost_after: Stop the launch when a server is silent for this many seconds; None: as configured.
@@ -162,6 +179,7 @@ class LaunchMethods(JobMethods):
             overwrite=overwrite,
             artifacts=tuple(artifacts),
             devices=tuple(devices),
+            gpus=gpus,
             nice=nice,
             name=name,
             lost_after=lost_after,

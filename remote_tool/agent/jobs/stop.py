@@ -119,7 +119,7 @@ class JobStop:
 
     def _end(self) -> Iterator[None]:
         job_status = self._judge()
-        was_running = job_status.state in {"running", "starting"}
+        was_running = job_status.state in {"running", "starting", "queued"}
         if job_status.state == "elsewhere":
             self.answer["error"] = f"it cannot be stopped from here: {job_status.reason}"
         elif was_running:
@@ -136,7 +136,7 @@ class JobStop:
             yield from self._end_members(job_status, supervisors)
             yield
             job_status = self._judge()
-        if job_status.state in {"running", "starting"}:
+        if job_status.state in {"running", "starting", "queued"}:
             self.answer["error"] = "its supervisor did not end it in time"
         self.answer["state"] = job_status.state
         self.answer["ended"] = job_status.ended
@@ -171,7 +171,7 @@ class JobStop:
         next_look = time.monotonic() + _LOOK_SECONDS
         while time.monotonic() < deadline and not job_folder.exists(self._folder, ENDED):
             if time.monotonic() > next_look:
-                if self._judge().state not in {"running", "starting"}:
+                if self._judge().state not in {"running", "starting", "queued"}:
                     return
                 next_look = time.monotonic() + _LOOK_SECONDS
             yield

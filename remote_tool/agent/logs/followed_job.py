@@ -140,7 +140,7 @@ class FollowedJob:
         if states.is_supervised(self._folder, self.job_id):
             return False
         job_status = self._judge()
-        return isinstance(job_status, str) or job_status.state not in {"running", "starting", "elsewhere"}
+        return isinstance(job_status, str) or job_status.state not in {"running", "starting", "queued", "elsewhere"}
 
     def _judge(self) -> Union[JobStatus, str]:
         assert self._folder is not None

@@ -9,7 +9,7 @@ import typer
 
 import remote_tool
 from remote_tool.cli.following import follow
-from remote_tool.cli.groups import Connection, JobOptions, Shown, Targets
+from remote_tool.cli.groups import Connection, QueueOptions, Shown, Targets
 from remote_tool.cli.options import (
     AsJson,
     Command,
@@ -73,7 +73,7 @@ def job_run(  # noqa: PLR0913 - one parameter per option
     words: Words = None,
     *,
     cmd: Command = None,
-    start: JobOptions,
+    start: QueueOptions,
     tty: Annotated[bool, typer.Option("--tty", help="Give the job a terminal, for job-attach.")] = False,
     retries: Annotated[
         int | None,

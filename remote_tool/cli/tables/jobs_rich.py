@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 STYLES = {
     JobState.STARTING: "cyan",
+    JobState.QUEUED: "blue",
     JobState.RUNNING: "green",
     JobState.SUCCEEDED: "",
     JobState.FAILED: "bold red",

@@ -12,7 +12,7 @@ from remote_tool.errors import UsageError
 from remote_tool.jobs.job import JobSpec, new_job_id
 from remote_tool.launchers.job_request import JobRequest
 from remote_tool.protocol.limits import COMMAND, SHELL, TERMINALS
-from remote_tool.workflows.selection import JobsAnswer, choose_servers
+from remote_tool.workflows.selection import JobsAnswer, choose_servers, find_job
 from remote_tool.workflows.start.send import bring_files, complete, send_project
 from remote_tool.workflows.start.start_specs import start_specs
 
@@ -42,7 +42,7 @@ class StartRequest(JobRequest):
 
     def __post_init__(self, env: Mapping[str, str] | None) -> None:
         """Refuse an invalid request."""
-        self._check_options(env, "job-run --cmd 'python train.py'")
+        self._check_options(env, "job-run --cmd 'python train.py'", may_wait=True)
         if self.terminal not in TERMINALS:
             raise UsageError(f"terminal cannot be {self.terminal!r}", hint=f"{COMMAND}, {SHELL}, or empty for none")
         check_retries(self.retries, self.retry_on)
@@ -63,11 +63,13 @@ class StartRequest(JobRequest):
         return {"retries": retries, "retry_on": config.limits.retry_on if self.retry_on is None else self.retry_on}
 
     def environment_on(self, server: str, config: Config) -> dict[str, str]:
-        """Return the variables of the job on a server."""
+        """Return the variables of the job on a server, which itself chooses the GPUs of a job that waits for them."""
+        if self.gpus:
+            return {**config.variables_of(server), **self.environment}
         return command_environment(config.variables_of(server), self.environment, self.devices_on(server, config))
 
     def devices_on(self, server: str, config: Config) -> tuple[str, ...]:
-        """Return the GPUs of the job on a server; empty: all."""
+        """Return the GPUs of the job on a server, or those from which to choose; empty: all."""
         return devices_of(config.servers[server], self.devices, self.environment)
 
 
@@ -76,6 +78,7 @@ async def start_jobs(context: Context, requests: Sequence[StartRequest]) -> Jobs
 
     Each server is synced once and gets one request per 256 jobs.
     """
+    requests = [_find_earlier(context, request) for request in requests]
     wanted = [(request, choose_servers(context.config, request.servers)) for request in requests]
     for request, servers in wanted:
         request.check_on(servers, context.config)
@@ -109,3 +112,24 @@ async def start_jobs(context: Context, requests: Sequence[StartRequest]) -> Jobs
     ]
     answer = await start_specs(context, specs)
     return JobsAnswer(answer.jobs, {**sent.errors, **answer.errors}, warnings=sent.warnings)
+
+
+def _find_earlier(context: Context, request: StartRequest) -> StartRequest:
+    """Return a request with the ids of the jobs to wait for, on their server unless it names others.
+
+    Raises:
+        UsageError: There is no such job, or it is on another server.
+    """
+    if not request.after:
+        return request
+    known = context.registry.load()[0]
+    earlier = list({job.id: job for job in (find_job(known, word) for word in request.after)}.values())
+    servers = request.servers or (earlier[0].server,)
+    for job in earlier:
+        for server in servers:
+            if job.server != server:
+                raise UsageError(
+                    f"Job {job.key} is on {job.server}, so a job on {server} cannot wait for it",
+                    hint=f"--server {job.server}",
+                )
+    return replace(request, servers=servers, after=tuple(job.id for job in earlier))

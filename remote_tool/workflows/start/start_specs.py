@@ -220,7 +220,14 @@ def _as_request(spec: JobSpec, created_at: float) -> dict[str, Any]:
     on_empty = None
     if spec.on_empty is not None:
         on_empty = {"command": spec.on_empty[0], "secrets": dict(spec.on_empty[1]), "after": spec.on_empty[2]}
-    return {**values, "environment": dict(spec.environment), "watch": watch, "on_end": on_end, "on_empty": on_empty}
+    return {
+        **values,
+        "environment": dict(spec.environment),
+        "watch": watch,
+        "on_end": on_end,
+        "on_empty": on_empty,
+        "waits": spec.waits,
+    }
 
 
 def _read_entry(entry: Mapping[str, Any], server: str, folder_id: str) -> Job:

@@ -36,8 +36,9 @@ pytestmark = pytest.mark.slow
 
 KEYS = [
     *("key", "id", "launch_id", "node_rank", "server", "name", "state", "exit_code", "signal", "reason", "pid"),
-    *("tags", "note", "started_by", "command", "workdir", "git", "nice", "gpus", "terminal", "created_at"),
-    *("started_at", "ended_at", "values", "log"),
+    *("tags", "note", "started_by", "command", "workdir", "git", "nice", "gpus", "gpu_count"),
+    *("leased_gpus", "priority", "after", "terminal", "max_duration", "stop_if_idle"),
+    *("retries", "failed_attempts", "created_at", "started_at", "ended_at", "values", "log"),
 ]
 
 COLUMNS = ("KEY", "SERVER", "STATE", "EXIT", "LAUNCH", "STARTED", "DURATION", "TAGS", "REASON", "COMMAND")
