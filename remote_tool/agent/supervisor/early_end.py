@@ -56,13 +56,18 @@ class IdleGpus:
     def __init__(self, plan: Plan, limit: float) -> None:
         self._plan = plan
         self._limit = limit
-        self._notice = limit - min(_NOTICE_SECONDS, limit / _NOTICE_PART)
+        self._notice = min(_NOTICE_SECONDS, limit / _NOTICE_PART)
         self._program: Optional[Program] = None
         self._lines: List[str] = []
         self._asked_at = float("-inf")
         self._idle_since: Optional[float] = None
-        self._is_told = False
+        self._told_at: Optional[float] = None
         self._is_missing = False
+
+    @property
+    def is_asking(self) -> bool:
+        """Return whether an answer is still to come."""
+        return self._program is not None
 
     def look(self, now: float) -> str:
         """Take the answer of nvidia-smi, ask again when due, and return why the job is stopped; never waits."""
@@ -71,17 +76,17 @@ class IdleGpus:
         elif now - self._asked_at >= min(_LOOK_SECONDS, self._limit / _LOOK_PART):
             self._ask(now)
         idle = 0.0 if self._idle_since is None else now - self._idle_since
-        if idle >= self._limit:
-            return f"used its GPUs for less than {_IDLE_BELOW:.0f} % in the last {spell(self._limit)}: stop_if_idle"
-        self._tell(is_near=idle >= self._notice)
-        return ""
+        self._tell(now, is_near=idle >= self._limit - self._notice)
+        if self._told_at is None or now - self._told_at < self._notice:
+            return ""
+        return f"used its GPUs for less than {_IDLE_BELOW:.0f} % in the last {spell(self._limit)}: stop_if_idle"
 
     def pause(self) -> None:
         """End nvidia-smi, and forget what it said."""
         if self._program is not None:
             self._program.end()
-        self._program = self._idle_since = None
-        self._tell(is_near=False)
+        self._program = self._idle_since = self._told_at = None
+        self._note("")
 
     def _ask(self, now: float) -> None:
         self._asked_at, self._lines = now, []
@@ -121,18 +126,20 @@ class IdleGpus:
         found = chosen if wanted else [list(loads.values())]
         return all(found) and all(load < _IDLE_BELOW for each in found for load in each)
 
-    def _tell(self, *, is_near: bool) -> None:
+    def _tell(self, now: float, *, is_near: bool) -> None:
         """Say in the job's output, and to those who ask for its status, that it is about to be stopped."""
-        if is_near == self._is_told:
+        if is_near == (self._told_at is not None):
             return
-        self._is_told = is_near
-        left = spell(round(self._limit - self._notice))
-        note = f"its GPUs are idle; stop_if_idle stops it in {left} if they stay so"
+        self._told_at = now if is_near else None
+        note = f"its GPUs are idle; stop_if_idle stops it in {spell(self._notice)} if they stay so"
         say(self._plan, note if is_near else "its GPUs are used again, so it is not stopped")
+        self._note(note if is_near else "")
+
+    def _note(self, text: str) -> None:
         with suppress(OSError):
             job_folder.remove(self._plan.folder, job_folder.NOTICE)
-            if is_near:
-                job_folder.write_file(self._plan.folder, job_folder.NOTICE, note.encode())
+            if text:
+                job_folder.write_file(self._plan.folder, job_folder.NOTICE, text.encode())
 
 
 def gpus_of(plan: Plan) -> str:

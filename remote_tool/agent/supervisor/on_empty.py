@@ -19,10 +19,11 @@ from remote_tool.protocol.errors import RequestError
 from remote_tool.protocol.job_fields import is_seconds
 from remote_tool.protocol.lean.suppress import suppress
 from remote_tool.protocol.limits import LONGEST_DURATION
+from remote_tool.protocol.records import is_job_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Optional, Tuple
+    from typing import Any, Optional, Set, Tuple
 
     from remote_tool.agent.proc.processes import Process
     from remote_tool.agent.supervisor.events import Events
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 _MARK = "remote-tool-on-empty-"
 _LINK = f"/memfd:{_MARK}"
 # Seconds between two looks at all processes: at most these, and this part of the wait.
-_LOOK_SECONDS, _LOOK_PART = 10.0, 4
+_LOOK_SECONDS, _LOOK_PART = 5.0, 4
 # What another program of ours means for a waiter.
 _BUSY, _TAKES_OVER, _NOTHING = "busy", "takes over", ""
 
@@ -48,6 +49,14 @@ def read_on_empty(value: Any) -> OnEmpty:  # noqa: ANN401 - from the request, ch
     return OnEmpty(value["command"], secrets, value["after"])
 
 
+def prepare(plan: Plan, events: Events) -> "Optional[Waiter]":
+    """Return the waiter of a job that has just ended; None if the system is short of something it needs."""
+    try:
+        return Waiter(plan, events)
+    except OSError:
+        return None
+
+
 class Waiter:
     """Waits until nothing is left, from the end of a job on."""
 
@@ -61,6 +70,7 @@ class Waiter:
         self._namespace = processes.place()["pid_namespace"]
         self._home = os.environb.get(b"HOME", b"")
         self._stop = events.read_stop()
+        self._known = self._jobs()
         # Others see its name; its contents are empty.
         self._memory = os.memfd_create(f"{_MARK}{self._ended}")
 
@@ -84,7 +94,7 @@ class Waiter:
         while True:
             found = self._look()
             now = time.monotonic()
-            if found == _TAKES_OVER or self._events.read_stop() != self._stop or not self._has_project():
+            if found == _TAKES_OVER or self._events.read_stop() != self._stop or self._jobs() - self._known:
                 return False
             if found == _BUSY:
                 empty_since = None
@@ -95,8 +105,9 @@ class Waiter:
                 return True
             self._events.pause(min(_LOOK_SECONDS, max(after / _LOOK_PART, 0.05)))
 
-    def _has_project(self) -> bool:
-        return os.path.isdir(os.path.dirname(self._plan.path))
+    def _jobs(self) -> "Set[str]":
+        """Return the jobs of the project, also those that were too short to be seen; OSError without a project."""
+        return set(filter(is_job_id, os.listdir(os.path.dirname(self._plan.path))))
 
     def _look(self) -> str:
         """Return what the others mean for this waiter, the most important first."""

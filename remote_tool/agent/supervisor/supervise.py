@@ -135,7 +135,7 @@ class Supervisor:
         if self._plan.on_empty is not None:
             from remote_tool.agent.supervisor import on_empty  # noqa: PLC0415 - few jobs have such a command
 
-            waiter = on_empty.Waiter(self._plan, self._events)
+            waiter = on_empty.prepare(self._plan, self._events)
         if self._plan.on_end is not None:
             from remote_tool.agent.supervisor import on_end  # noqa: PLC0415 - few jobs have such a command
 
