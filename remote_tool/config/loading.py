@@ -157,7 +157,10 @@ def _config(top: ConfigNode, root: Path) -> Config:
         data=data_sets.read_data_sets(values["data"], root, name) if "data" in values else {},
         on_end=ends.read_on_end(values["on_end"]) if "on_end" in values else None,
         on_empty=ends.read_on_empty(values["on_empty"]) if "on_empty" in values else None,
-        limits=ends.read_limits(values),
+        max_duration=ends.read_duration(values, "max_duration") or None,
+        stop_if_idle=ends.read_duration(values, "stop_if_idle") or None,
+        retries=int(fields.text_of(values, "retries", forms.RETRIES) or 0),
+        retry_on=ends.read_retry_on(values["retry_on"]) if "retry_on" in values else (),
     )
 
 

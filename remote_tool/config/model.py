@@ -127,23 +127,6 @@ class OnEmpty(OnEnd):
 
 
 @dataclass(frozen=True)
-class JobLimits:
-    """Limits of every job, unless its start says otherwise.
-
-    Attributes:
-        max_duration: Seconds after which a job is stopped; None: never.
-        stop_if_idle: Seconds after which a job is stopped if its GPUs are idle for so long; None: never.
-        retries: How often a failed command of ``job-run`` is run again.
-        retry_on: Exit codes and signals after which it is; empty: any failure.
-    """
-
-    max_duration: float | None = None
-    stop_if_idle: float | None = None
-    retries: int = 0
-    retry_on: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class KeptJobs:
     """The finished jobs to keep on a server when others start: the newest ``count``, or the last ``seconds``."""
 
@@ -225,7 +208,10 @@ class Config:
         status: Regular expressions by name, for values of the status line besides the built-in ones.
         on_end: What servers run when a job has ended; None: nothing.
         on_empty: What servers run when a job has ended and none is left; None: nothing.
-        limits: Limits of every job.
+        max_duration: Seconds after which a job is stopped; None: never.
+        stop_if_idle: Seconds after which a job is stopped if its GPUs are idle for so long; None: never.
+        retries: How often a failed command of ``job-run`` is run again.
+        retry_on: Exit codes and signals after which it is; empty: any failure.
         data: Data sets outside the project, by name.
     """
 
@@ -254,7 +240,10 @@ class Config:
     data: Mapping[str, DataSet] = field(default_factory=dict)
     on_end: OnEnd | None = None
     on_empty: OnEmpty | None = None
-    limits: JobLimits = JobLimits()
+    max_duration: float | None = None
+    stop_if_idle: float | None = None
+    retries: int = 0
+    retry_on: tuple[str, ...] = ()
 
     @property
     def usual_servers(self) -> tuple[str, ...]:

@@ -74,8 +74,8 @@ def complete(spec: JobSpec, config: Config, request: JobRequest, sent: Sent, *, 
         name=request.name,
         on_end=on_end_of(config, request.on_end) if runs_on_end else None,
         on_empty=on_empty_of(config),
-        max_duration=_limit(request.max_duration, config.limits.max_duration),
-        stop_if_idle=_limit(request.stop_if_idle, config.limits.stop_if_idle),
+        max_duration=_limit(request.max_duration, config.max_duration),
+        stop_if_idle=_limit(request.stop_if_idle, config.stop_if_idle),
     )
     return with_git(spec, sent.git)
 

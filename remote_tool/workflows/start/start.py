@@ -57,10 +57,10 @@ class StartRequest(JobRequest):
 
     def retries_in(self, config: Config) -> dict[str, Any]:
         """Return the job's settings about retries."""
-        retries = config.limits.retries if self.retries is None else self.retries
+        retries = config.retries if self.retries is None else self.retries
         if not retries or self.terminal:
             return {}
-        return {"retries": retries, "retry_on": config.limits.retry_on if self.retry_on is None else self.retry_on}
+        return {"retries": retries, "retry_on": config.retry_on if self.retry_on is None else self.retry_on}
 
     def environment_on(self, server: str, config: Config) -> dict[str, str]:
         """Return the variables of the job on a server, which itself chooses the GPUs of a job that waits for them."""
