@@ -110,6 +110,11 @@ class TestServer:
         """First on its PATH, before the programs of the machine."""
         return self.folder / "programs"
 
+    @property
+    def leases(self) -> Path:
+        """In place of /var/tmp, for the leases of GPUs."""
+        return self.folder / "leases"
+
     def configuration(self) -> dict[str, str]:
         """``NAME=value`` variables of SetEnv go on one line, a test's first: sshd takes the first line and value."""
         variables = [
@@ -117,6 +122,8 @@ class TestServer:
             f"HOME={self.home}",
             f"PATH={self.programs}:{_PATH}",
             f"REMOTE_TOOL_TEST_SERVER={self.name}",
+            # Each is a machine of its own, with GPUs of its own.
+            f"REMOTE_TOOL_TEST_LEASES={self.leases}",
             # What a test sees does not depend on the GPUs of the machine.
             "CUDA_VISIBLE_DEVICES=",
             # MPI looks at all network interfaces, and fails if a test beside it removes one meanwhile.
@@ -142,6 +149,7 @@ class TestServer:
         """Start sshd and wait until it answers."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.home.mkdir(exist_ok=True)
+        self.leases.mkdir(exist_ok=True)
         if not self.host_key.exists():
             make_key(self.host_key)
         shutil.copy(self.key.with_name(self.key.name + ".pub"), self.folder / "authorized_keys")

@@ -15,6 +15,7 @@ _PACKAGES = (
     "remote_tool.agent.hook",
     "remote_tool.agent.jobs",
     "remote_tool.agent.launch",
+    "remote_tool.agent.leases",
     "remote_tool.agent.logs",
     "remote_tool.agent.machine",
     "remote_tool.agent.network",

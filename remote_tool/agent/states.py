@@ -19,11 +19,27 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, List, Mapping, Optional
 
+    from remote_tool.agent.leases.standing import Standing
     from remote_tool.protocol.records import Record
 
 # Without file locks, a start is trusted for this long.
 _START_SECONDS = 60.0
 _DISPLACED = "another folder has taken the place of its own, so its supervisor cannot record its end here"
+
+
+class QueueView:
+    """The queue of this machine, listed at most once."""
+
+    def __init__(self) -> None:
+        self._standing: Optional[Standing] = None
+
+    def explain(self, folder: int, job_id: str) -> str:
+        """Return what a job in the queue waits for."""
+        from remote_tool.agent.leases import standing  # noqa: PLC0415 - few jobs wait
+
+        if self._standing is None:
+            self._standing = standing.Standing()
+        return self._standing.explain(folder, job_id)
 
 
 class HostSnapshot(NamedTuple):
@@ -33,16 +49,18 @@ class HostSnapshot(NamedTuple):
         place: Where this process runs.
         snapshot: All processes.
         now: Seconds since the epoch.
+        queue: The jobs that wait for GPUs, listed when needed.
     """
 
     place: Dict[str, str]
     snapshot: Snapshot
     now: float
+    queue: QueueView
 
 
 def scan() -> HostSnapshot:
     """Scan this machine."""
-    return HostSnapshot(processes.place(), Snapshot(), time.time())
+    return HostSnapshot(processes.place(), Snapshot(), time.time(), QueueView())
 
 
 class CachedScan:
@@ -224,9 +242,13 @@ def _starting(folder: int, spec: Record, host: HostSnapshot) -> JobStatus:
     held = _lock_is_held(folder)
     if held is None:
         held = host.now - spec["received_at"] < _START_SECONDS
+    is_queued = job_folder.exists(folder, job_folder.QUEUED)
+    if held and is_queued:
+        return JobStatus(spec, None, None, "queued", host.queue.explain(folder, spec["id"]))
     if held:
         return JobStatus(spec, None, None, "starting", "")
-    return JobStatus(spec, None, None, "lost", "its start was interrupted, and its command never ran")
+    what = "its supervisor was killed while it waited" if is_queued else "its start was interrupted"
+    return JobStatus(spec, None, None, "lost", f"{what}, and its command never ran")
 
 
 def _is_here(place: Mapping[str, str], this: Mapping[str, str]) -> bool:

@@ -210,7 +210,7 @@ class Config:
         on_empty: What servers run when a job has ended and none is left; None: nothing.
         max_duration: Seconds after which a job is stopped; None: never.
         stop_if_idle: Seconds after which a job is stopped if its GPUs are idle for so long; None: never.
-        retries: How often a failed command of ``job-run`` is run again.
+        retries: How many times a failed command of ``job-run`` is run again.
         retry_on: Exit codes and signals after which it is; empty: any failure.
         data: Data sets outside the project, by name.
     """

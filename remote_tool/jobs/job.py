@@ -111,7 +111,7 @@ class JobSettings:
         terminal: The program on its terminal: its ``command``, or the user's ``shell``; empty without one.
         max_duration: Seconds after which it is stopped; None: never.
         stop_if_idle: Seconds after which it is stopped if its GPUs are idle for so long; None: never.
-        retries: How often its command is run again after a failure; None: never.
+        retries: How many times its command is run again after a failure; None: never.
         retry_on: Exit codes and signals after which it is; empty: any failure.
     """
 

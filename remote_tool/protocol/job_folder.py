@@ -8,6 +8,7 @@
     entry.json     with a launch command: how to reach the processes behind it
     begun          with a launch command: the command was about to begin
     setup          the script to source first, if any; setup-done: it succeeded
+    queued         its supervisor, and what it waits for, if it has waited before its command began
     job.out job.err ranks/   output, exact bytes
     on-end.log     what the on_end command printed, and how it ended
     on-empty.log   what the on_empty command printed, and how it ended
@@ -43,9 +44,10 @@ RESERVE = "reserve"
 PROXIES_FILE = "mpi-proxies"
 # Written from behind a launch command when the command is about to begin.
 BEGUN = "begun"
+QUEUED = "queued"
 ON_END = "on-end.log"
 ON_EMPTY = "on-empty.log"
-# Of a running job: what is about to happen to it.
+# Of a running job that is about to be stopped.
 NOTICE = "notice"
 STACKS = "stacks.txt"
 # A request to the supervisor to run py-spy; the answer has its id after this name.

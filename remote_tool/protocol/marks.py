@@ -10,6 +10,8 @@ TRACER_VARIABLE = "REMOTE_TOOL_TRACER"
 # Of a job with retries: 1 for its first attempt.
 ATTEMPT_VARIABLE = "REMOTE_TOOL_ATTEMPT"
 SERVER_VARIABLE = "REMOTE_TOOL_SERVER"
+# In a script for behind a launch command: the line is replaced when the job's GPUs are known.
+GPUS_LINE = b"# GPUs "
 # The path of a data set; the client does not know where the home folder is.
 DATA_PREFIX = "REMOTE_TOOL_DATA_"
 # Users cannot set these.

@@ -75,7 +75,7 @@ class LaunchMethods(JobMethods):
             from_job: Key of a job whose artifacts are sent to the server first.
             max_duration: Stop the job after this many seconds, or text such as 12h; 0: never; None: as configured.
             stop_if_idle: Stop the job after its GPUs were idle for this long; 0: never; None: as configured.
-            retries: How often a failed command is run again; None: as configured.
+            retries: How many times a failed command is run again; None: as configured.
             retry_on: Exit codes and signals after which it is; empty: any failure; None: as configured.
 
         Raises:

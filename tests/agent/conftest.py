@@ -141,6 +141,9 @@ class PretendServer:
         self.jobs = self.project / ".jobs"
         self.scripts = self.project / ".remote-scripts"
         self.folder_names = {"jobs_folder": ".jobs", "scripts_folder": ".remote-scripts"}
+        # In place of /var/tmp: each server has GPUs of its own.
+        self.leases = home / "leases"
+        self.leases.mkdir(parents=True)
         self.scripts.mkdir(parents=True)
         self.ids: list[str] = []
         self.activate()
@@ -159,7 +162,7 @@ class PretendServer:
     def open(self, op: str, *, login: dict[str, str] | None = None, **fields: Any) -> Call:
         """Call the control program; login is what the server's login shell exports."""
         environment = {"PATH": os.environ["PATH"], "HOME": str(self.home), "LANG": "C.UTF-8"}
-        environment |= {"REMOTE_TOOL_SUPERVISOR": "1", **(login or {})}
+        environment |= {"REMOTE_TOOL_SUPERVISOR": "1", "REMOTE_TOOL_TEST_LEASES": str(self.leases), **(login or {})}
         return Call(self, {"op": op, **fields}, environment)
 
     def call(self, op: str, **fields: Any) -> dict[str, Any]:

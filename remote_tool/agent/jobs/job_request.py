@@ -27,9 +27,9 @@ from remote_tool.protocol.records import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Optional
+    from typing import Any, Dict, Optional, Tuple
 
-    from remote_tool.agent.supervisor.plan import OnEmpty, OnEnd
+    from remote_tool.agent.supervisor.plan import OnEmpty, OnEnd, QueueRequest
     from remote_tool.agent.wrapper.wrapper import CommandWrapper
     from remote_tool.protocol.records import Record
 
@@ -52,6 +52,7 @@ class JobRequest(NamedTuple):
         setup: The script that the shell sources first; empty without one.
         on_end: What to run when the job has ended; None: nothing.
         on_empty: What to run when the job has ended and none is left; None: nothing.
+        queue: What it waits for before the command starts; None: nothing.
     """
 
     spec: Record
@@ -64,6 +65,7 @@ class JobRequest(NamedTuple):
     setup: str = ""
     on_end: "Optional[OnEnd]" = None
     on_empty: "Optional[OnEmpty]" = None
+    queue: "Optional[QueueRequest]" = None
 
 
 def check_job(job: object, active: Activation, folders: Folders) -> JobRequest:
@@ -105,27 +107,36 @@ def check_job(job: object, active: Activation, folders: Folders) -> JobRequest:
         from remote_tool.agent.terminal.shell import LOGIN_SHELL  # noqa: PLC0415 - few jobs are shells
 
         command = LOGIN_SHELL
-    ends = (_read_on_end(job.get("on_end"), record), _read_on_empty(job.get("on_empty")))
-    _load_limits(record, membership)
-    return JobRequest(record, command, begins_in.environment, membership, log_limit, *wrapped, setup, *ends)
+    ends = _read_ends(job, record)
+    queue = _read_queue(job, record)
+    return JobRequest(record, command, begins_in.environment, membership, log_limit, *wrapped, setup, *ends, queue)
 
 
-def _load_limits(spec: Record, membership: Optional[Membership]) -> None:
-    """Load what the supervisor needs for the job's own limits: later, its files may have been removed."""
+def _read_ends(job: "Dict[str, Any]", spec: Record) -> "Tuple[Optional[OnEnd], Optional[OnEmpty]]":
+    """Return the commands for the end; load what the supervisor needs then: its files may have been removed."""
     if spec["retries"]:
-        if membership is not None or spec["terminal"]:
+        if job.get("watch") is not None or spec["terminal"]:
             raise RequestError(f"Job {spec['id']}: a node of a launch, or a job on a terminal, has no retries")
-        from remote_tool.agent.supervisor import attempts  # noqa: F401, PLC0415 - few jobs have retries
+        from remote_tool.agent.supervisor.limits import attempts  # noqa: F401, PLC0415 - few jobs have retries
     if spec["max_duration"] is not None or spec["stop_if_idle"] is not None:
-        from remote_tool.agent.supervisor import early_end  # noqa: F401, PLC0415 - few jobs have such a limit
+        from remote_tool.agent.supervisor.limits import early_end  # noqa: F401, PLC0415 - few jobs have such a limit
+    return _read_on_end(job.get("on_end"), spec), _read_on_empty(job.get("on_empty"))
 
 
 def _read_on_empty(value: Any) -> "Optional[OnEmpty]":  # noqa: ANN401 - from the request, checked here
     if value is None:
         return None
-    from remote_tool.agent.supervisor.on_empty import read_on_empty  # noqa: PLC0415 - few jobs have such a command
+    from remote_tool.agent.supervisor.limits.on_empty import read_on_empty  # noqa: PLC0415 - few jobs have such a command
 
     return read_on_empty(value)
+
+
+def _read_queue(job: "Dict[str, Any]", spec: Record) -> "Optional[QueueRequest]":
+    if not spec["gpu_count"] and not spec["after"]:
+        return None
+    from remote_tool.agent.supervisor.queue import read_queue  # noqa: PLC0415 - few jobs wait
+
+    return read_queue(job, spec)
 
 
 def _read_on_end(value: Any, spec: Record) -> "Optional[OnEnd]":  # noqa: ANN401 - from the request, checked here
@@ -184,7 +195,8 @@ def _launch_environment(
     # If the project's folder is missing inside, Python ignores the path of the hook.
     settings = wrapper.settings_for(command_wrapper, active, user, origin).with_first("PYTHONPATH", os.fsdecode(_HOOK))
     folder, on_terminal = f"{folders.jobs}/{origin.job_id}", bool(spec["terminal"])
-    script = wrapper.job_script(command_wrapper, settings, folder, spec["nice"], on_terminal=on_terminal)
+    gpus = spec["gpu_count"] or 0
+    script = wrapper.job_script(command_wrapper, settings, folder, spec["nice"], on_terminal=on_terminal, gpus=gpus)
     if on_terminal:
         from remote_tool.agent.terminal import inside  # noqa: PLC0415 - few jobs have a terminal
 

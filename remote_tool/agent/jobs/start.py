@@ -245,6 +245,7 @@ def _plan(call: Call, job: JobRequest) -> Optional[Plan]:
         retries=job.spec["retries"] or 0,
         retry_on=tuple(job.spec["retry_on"] or ()),
         on_empty=job.on_empty,
+        queue=job.queue,
     )
 
 
@@ -305,7 +306,7 @@ def _wait_for_message(folder: int, pending: PendingStart, answer: Dict[str, Any]
         answer["state"], answer["reason"] = "failed", answer["ended"]["reason"][: limits.LONGEST_REASON]
     if answer["started"] is None and answer["ended"] is None and "error" not in answer:
         # As above: a slow machine.
-        answer["state"] = "starting"
+        answer["state"] = "queued" if job_folder.exists(folder, job_folder.QUEUED) else "starting"
 
 
 def _never_ran(ended: Record) -> bool:
@@ -315,7 +316,8 @@ def _never_ran(ended: Record) -> bool:
 def _wait_for_other(folder: int, job_id: str, deadline: float) -> None:
     """Wait while another process starts the job."""
     while time.monotonic() < deadline:
-        if job_folder.exists(folder, STARTED) or job_folder.exists(folder, ENDED):
+        names = (STARTED, ENDED, job_folder.QUEUED)
+        if any(job_folder.exists(folder, name) for name in names):
             return
         if states.judge(folder, job_id, states.scan()).state != "starting":
             return

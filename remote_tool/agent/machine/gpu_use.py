@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from typing import Any, Dict, List, Optional
 
 FORMAT = "--format=csv,noheader,nounits"
-_GPUS = "--query-gpu=index,uuid,name,utilization.gpu,memory.used,memory.total,temperature.gpu,power.draw,power.limit"
+ASK_GPUS = "--query-gpu=index,uuid,name,utilization.gpu,memory.used,memory.total,temperature.gpu,power.draw,power.limit"
 _NUMBERS = ("load", "used", "memory", "temperature", "power", "power_limit")
-_PROCESSES = "--query-compute-apps=gpu_uuid,pid,used_memory"
+ASK_PROCESSES = "--query-compute-apps=gpu_uuid,pid,used_memory"
 _PROCESS_FIELDS = 3
 # Without persistence mode, the first answer of a machine with many GPUs takes this long.
 SILENCE = 15.0
@@ -28,11 +28,17 @@ _LONGEST_TEXT = 200
 
 
 class Program:
-    """A running nvidia-smi; OSError when it cannot start."""
+    """A running nvidia-smi; OSError when it cannot start.
+
+    Attributes:
+        pid: Its process.
+        output: A descriptor, to wait for.
+        has_ended: Whether its output has.
+    """
 
     def __init__(self, *options: str) -> None:
         self._rest = b""
-        self._output, write = os.pipe()
+        self.output, write = os.pipe()
         try:
             actions = [
                 (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
@@ -46,18 +52,19 @@ class Program:
             )
             # A supervisor reaps all its children.
             self._process = processes.read_process(pid)
+            self.pid = pid
         except OSError:
-            os.close(self._output)
+            os.close(self.output)
             raise
         finally:
             os.close(write)
-        os.set_blocking(self._output, False)
+        os.set_blocking(self.output, False)
         self.has_ended = False
 
     def read(self) -> List[str]:
         """Return the lines that have come since the last call."""
         try:
-            data = os.read(self._output, 65536)
+            data = os.read(self.output, 65536)
         except BlockingIOError:
             return []
         self.has_ended = not data
@@ -68,7 +75,7 @@ class Program:
 
     def end(self) -> None:
         """End it; one that hangs in the kernel is left to the system."""
-        os.close(self._output)
+        os.close(self.output)
         if self._process is not None:
             processes.send_signal(self._process, signal.SIGKILL)
             with suppress(OSError):
@@ -143,9 +150,9 @@ class GpuUse:
 
     def _update_gpus(self, now: float) -> None:
         if self._program is None:
-            self._program, self._asked_at = Program(_GPUS, FORMAT, *self._loop), now
+            self._program, self._asked_at = Program(ASK_GPUS, FORMAT, *self._loop), now
         for line in self._program.read():
-            gpu = _parse_gpu(line)
+            gpu = parse_gpu(line)
             if gpu is None:
                 self.problem = f"nvidia-smi: {line[:_LONGEST_TEXT]}"
             else:
@@ -169,15 +176,16 @@ class GpuUse:
         if self._listing is None:
             if now - self._listed_at < _PROCESSES_SECONDS:
                 return
-            self._listing, self._found, self._listed_at = Program(_PROCESSES, FORMAT), [], now
-        self._found += [each for each in map(_parse_process, self._listing.read()) if each is not None]
+            self._listing, self._found, self._listed_at = Program(ASK_PROCESSES, FORMAT), [], now
+        self._found += [each for each in map(parse_process, self._listing.read()) if each is not None]
         if self._listing.has_ended or now - self._listed_at > SILENCE:
             self._processes = self._found
             self._listing.end()
             self._listing = None
 
 
-def _parse_gpu(line: str) -> Optional[Dict[str, Any]]:
+def parse_gpu(line: str) -> Optional[Dict[str, Any]]:
+    """Return a GPU of an answer; None if the line is something else."""
     index, *fields = [field.strip() for field in line.split(",")]
     if not index.isdigit() or len(fields) != len(_NUMBERS) + 2:
         return None
@@ -186,7 +194,8 @@ def _parse_gpu(line: str) -> Optional[Dict[str, Any]]:
     return {"index": int(index), "uuid": uuid[:_LONGEST_TEXT], "name": name[:_LONGEST_TEXT], **numbers}
 
 
-def _parse_process(line: str) -> Optional[GpuProcess]:
+def parse_process(line: str) -> Optional[GpuProcess]:
+    """Return a process of an answer; None if the line is something else."""
     fields = [field.strip() for field in line.split(",")]
     if len(fields) != _PROCESS_FIELDS or not fields[1].isdigit():
         return None

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 # A stop request is in stop.json and comes with SIGUSR1; this interval covers a sender that died in between.
 _IDLE_SECONDS = 10.0
 _SIGNALS = {signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+_WAKING = _SIGNALS - {signal.SIGCHLD}
 # On a full disk stop.json cannot be written, and the signal itself is the request.
 _REQUESTS: Dict[int, str] = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "SIGTERM", signal.SIGUSR2: "SIGKILL"}
 
@@ -32,6 +33,7 @@ class Events:
         self._plan = plan
         self._outcome = outcome
         self._requested = ""
+        self._wakeup = self._waker = -1
         self._log_limit = LogLimit(plan.folder, plan.log_limit)
 
     @property
@@ -44,6 +46,29 @@ class Events:
         """Block signals until they are waited for."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
 
+    def listen(self) -> int:
+        """Let signals wake poll() through the descriptor that is returned, which then has bytes to read."""
+        self._wakeup, self._waker = os.pipe()
+        for descriptor in (self._wakeup, self._waker):
+            os.set_blocking(descriptor, False)
+        signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
+        for number in _WAKING:
+            signal.signal(number, self._note_signal)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _WAKING)
+        return self._wakeup
+
+    def stop_listening(self) -> None:
+        """Block signals again."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, _WAKING)
+        signal.set_wakeup_fd(-1)
+        for number in _WAKING:
+            signal.signal(number, signal.SIG_DFL)
+        os.close(self._wakeup)
+        os.close(self._waker)
+
+    def _note_signal(self, number: int, _frame: object) -> None:
+        self._requested = _REQUESTS.get(number, self._requested)
+
     def wait(self) -> None:
         """Wait for the next event."""
         self.pause(min(_IDLE_SECONDS, self._log_limit.seconds))
@@ -54,8 +79,8 @@ class Events:
             received = signal.sigtimedwait(_SIGNALS, seconds)
         except InterruptedError:
             received = None
-        if received is not None and received.si_signo in _REQUESTS:
-            self._requested = _REQUESTS[received.si_signo]
+        if received is not None:
+            self._note_signal(received.si_signo, None)
         self.reap()
         self._log_limit.check_if_due()
 

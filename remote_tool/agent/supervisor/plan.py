@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from typing import Dict, Optional, Tuple
 
     from remote_tool.agent.launch.cause import Membership
+    from remote_tool.agent.leases.waiter import LeaseRequest
     from remote_tool.agent.wrapper.wrapper import CommandWrapper
 
 
@@ -41,6 +42,22 @@ class OnEmpty(NamedTuple):
     after: float
 
 
+class QueueRequest(NamedTuple):
+    """What a job waits for.
+
+    Attributes:
+        lease: The GPUs; None without any.
+        after: The ids of the jobs that must have ended.
+        after_any: Whether it does not matter how they ended.
+        may_wait: Whether it waits for its GPUs; otherwise, it fails if they are not free.
+    """
+
+    lease: Optional[LeaseRequest]
+    after: Tuple[str, ...] = ()
+    after_any: bool = False
+    may_wait: bool = True
+
+
 class Plan(NamedTuple):
     """A job about to be started.
 
@@ -63,9 +80,10 @@ class Plan(NamedTuple):
         max_duration: Seconds after which it is stopped; None: never.
         stop_if_idle: Seconds after which it is stopped if its GPUs are idle for so long; None: never.
         gpus: Its GPUs, by number or UUID; empty: all.
-        retries: How often its command is run again after a failure.
+        retries: How many times its command is run again after a failure.
         retry_on: Exit codes and signals after which it is; empty: any failure.
         on_empty: What to run when the job has ended and none is left; None: nothing.
+        queue: What it waits for before the command starts; None: nothing.
         nice: Added to the command's niceness; behind a launch command, by the script.
     """
 
@@ -91,3 +109,4 @@ class Plan(NamedTuple):
     retries: int = 0
     retry_on: "Tuple[str, ...]" = ()
     on_empty: Optional[OnEmpty] = None
+    queue: "Optional[QueueRequest]" = None

@@ -12,7 +12,7 @@ from remote_tool.protocol.records import ENDED, STARTED, encode_record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Mapping, Optional, Sequence
+    from typing import Any, Dict, List, Mapping, Optional, Sequence
 
     from remote_tool.agent.proc.processes import Process
     from remote_tool.agent.supervisor.outcome import Outcome
@@ -29,12 +29,14 @@ class Records:
 
     Attributes:
         started: When the job started, by the monotonic clock.
+        leased_gpus: The UUIDs of its GPUs; None without a lease.
     """
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self.started = time.monotonic()
         self._started_at: Optional[float] = None
+        self.leased_gpus: Optional[List[str]] = None
 
     def write_start(
         self, command: Process, supervisor: Process, *, is_subreaper: bool, failed_attempts: Sequence[str] = ()
@@ -53,6 +55,7 @@ class Records:
             "subreaper": is_subreaper,
             "locked": self._plan.locked,
             "failed_attempts": list(failed_attempts),
+            "leased_gpus": self.leased_gpus,
         }
         job_folder.write_record(self._plan.folder, STARTED, record, replace=True)
 

@@ -7,6 +7,7 @@ processes. It is independent of the connection.
 from __future__ import annotations
 
 import os
+import time
 
 from remote_tool.agent.proc import subreaper
 from remote_tool.agent.proc.processes import close_descriptors
@@ -25,10 +26,11 @@ if TYPE_CHECKING:
 
     from remote_tool.agent.launch.cause import Cause
     from remote_tool.agent.proc.processes import Process
-    from remote_tool.agent.supervisor.attempts import Attempts
-    from remote_tool.agent.supervisor.early_end import EarlyEnd
     from remote_tool.agent.supervisor.launch import NodeOfLaunch
+    from remote_tool.agent.supervisor.limits.attempts import Attempts
+    from remote_tool.agent.supervisor.limits.early_end import EarlyEnd
     from remote_tool.agent.supervisor.plan import Plan
+    from remote_tool.agent.supervisor.queue import JobQueue
     from remote_tool.agent.supervisor.terminal import JobTerminal
     from remote_tool.protocol.records import Record
 
@@ -77,15 +79,15 @@ def _note_crash(plan: Plan) -> None:
 def _attempts_of(plan: Plan) -> Optional[Attempts]:
     if not plan.retries:
         return None
-    from remote_tool.agent.supervisor.attempts import Attempts  # noqa: PLC0415 - few jobs have retries
+    from remote_tool.agent.supervisor.limits.attempts import Attempts  # noqa: PLC0415 - few jobs have retries
 
-    return Attempts(plan)
+    return Attempts()
 
 
 def _early_end_of(plan: Plan, records: Records) -> Optional[EarlyEnd]:
     if plan.max_duration is None and plan.stop_if_idle is None:
         return None
-    from remote_tool.agent.supervisor.early_end import EarlyEnd  # noqa: PLC0415 - few jobs have such a limit
+    from remote_tool.agent.supervisor.limits.early_end import EarlyEnd  # noqa: PLC0415 - few jobs have such a limit
 
     return EarlyEnd(plan, records)
 
@@ -104,13 +106,14 @@ class Supervisor:
         self._ending = Ending(plan, self._events, self._outcome, is_subreaper=self._subreaper)
         self._launch: Optional[NodeOfLaunch] = None
         self._attempts = _attempts_of(plan)
-        self._early_end = _early_end_of(plan, self._records)
+        self._early_end: Optional[EarlyEnd] = None
         self._terminal: Optional[JobTerminal] = None
+        self._queue: Optional[JobQueue] = None
 
     def run(self) -> None:
         """Do all steps; the final record is written when this returns."""
         self._events.block_signals()
-        if self._join_launch() and self._open_terminal() and self._start_command():
+        if self._wait_in_queue() and self._join_launch() and self._open_terminal() and self._start_command():
             self._watch_launch()
             self._report_started()
             self._finish_command()
@@ -118,6 +121,8 @@ class Supervisor:
                 self._finish_command()
         else:
             self._watch_launch()
+        if self._queue is not None:
+            self._queue.release()
         causes.note_taken_port(self._plan, self._outcome)
         self._note_cause()
         self._drain_terminal()
@@ -133,7 +138,7 @@ class Supervisor:
         # Loaded by the start, which read the commands.
         waiter = None
         if self._plan.on_empty is not None:
-            from remote_tool.agent.supervisor import on_empty  # noqa: PLC0415 - few jobs have such a command
+            from remote_tool.agent.supervisor.limits import on_empty  # noqa: PLC0415 - few jobs have such a command
 
             waiter = on_empty.prepare(self._plan, self._events)
         if self._plan.on_end is not None:
@@ -149,6 +154,9 @@ class Supervisor:
             self._ending.end_tree("SIGKILL", 0.0)
 
     def _finish_command(self) -> None:
+        if self._early_end is None:
+            # Its GPUs are known only now.
+            self._early_end = _early_end_of(self._plan, self._records)
         self._wait_for_command()
         if self._early_end is not None:
             self._early_end.pause()
@@ -159,7 +167,7 @@ class Supervisor:
     def _prepare_next_attempt(self) -> bool:
         if self._attempts is None:
             return False
-        return self._attempts.prepare_next(self._outcome, is_stopping=self._events.read_stop() is not None)
+        return self._attempts.prepare_next(self._plan, self._outcome, is_stopping=self._events.read_stop() is not None)
 
     def _find_stop(self) -> Optional[Mapping[str, Any]]:
         """Return the request to stop: a user's, or by a limit of the job's own."""
@@ -172,6 +180,21 @@ class Supervisor:
         if self._started >= 0:
             os.close(self._started)
             self._started = -1
+
+    def _wait_in_queue(self) -> bool:
+        """Wait for other jobs and for GPUs; return False when the command must not start."""
+        if self._plan.queue is None:
+            return True
+        # Loaded by the start, which read the request.
+        from remote_tool.agent.supervisor import queue  # noqa: PLC0415 - few jobs wait
+
+        self._queue = queue.JobQueue(self._plan, self._events, self._outcome, self._report_started)
+        may_start = self._queue.wait()
+        self._records.started = time.monotonic()
+        if may_start and self._queue.gpus:
+            self._records.leased_gpus = list(self._queue.gpus)
+            self._plan = queue.with_gpus(self._plan, self._queue.gpus)
+        return may_start
 
     def _join_launch(self) -> bool:
         """Prepare the heartbeat of a launch; return False when the other nodes could not reach this one."""
@@ -196,7 +219,7 @@ class Supervisor:
         return self._terminal is not None
 
     def _start_command(self) -> bool:
-        plan = self._plan if self._attempts is None else self._attempts.plan()
+        plan = self._plan if self._attempts is None else self._attempts.plan_for(self._plan)
         started = command.start(plan, self._umask, self._outcome, self._record_start, self._terminal)
         # Only now: the command's process was forked without the terminal's thread.
         if self._terminal is not None:
@@ -244,6 +267,8 @@ class Supervisor:
                     self._stop_with_launch(self._launch, self._launch.verdict)
                     return
                 self._launch.check_rendezvous()
+            if self._queue is not None:
+                self._queue.refresh_if_due()
             self._trace_if_asked()
             self._events.wait()
 

@@ -16,7 +16,8 @@ from remote_tool.agent.proc.subprocess import NO_PROGRAM, is_missing, open_scrip
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.errors import RequestError
 from remote_tool.protocol.lean.namedtuple import NamedTuple
-from remote_tool.protocol.marks import JOB_MARKER, PROJECT_MARKER, SERVER_VARIABLE
+from remote_tool.protocol.limits import LONGEST_GPU
+from remote_tool.protocol.marks import GPUS_LINE, JOB_MARKER, PROJECT_MARKER, SERVER_VARIABLE
 from remote_tool.protocol.records import is_variable_name
 
 TYPE_CHECKING = False
@@ -137,13 +138,21 @@ def job_script(
     nice: Optional[int] = None,
     *,
     on_terminal: bool = False,
+    gpus: int = 0,
 ) -> bytes:
-    """Return the script for the shell inside that runs the command in a job's folder, with an optional niceness."""
+    """Return the script for the shell inside that runs the command in a job's folder, with an optional niceness.
+
+    For a number of GPUs that are not known yet, it has a line to be replaced by one that is not longer.
+    """
     file = _quoted(f"{path}/{job_folder.COMMAND}")
     # The first process of a container ignores termination signals by default, and must reap orphans.
     run = f"$shell {file}; exit" if command_wrapper.end else f"exec $shell {file}"
     begun = f"{ECHO_BEGUN}{_quoted(f'{path}/{job_folder.BEGUN}')} || exit {NOT_INSIDE}"
-    return inner_script(settings, [*_nice_lines(nice), begun, run], on_terminal=on_terminal)
+    return inner_script(settings, [*_gpu_lines(gpus), *_nice_lines(nice), begun, run], on_terminal=on_terminal)
+
+
+def _gpu_lines(count: int) -> List[str]:
+    return [GPUS_LINE.decode().ljust((count + 1) * LONGEST_GPU, "#")] if count else []
 
 
 def _nice_lines(nice: Optional[int]) -> List[str]:

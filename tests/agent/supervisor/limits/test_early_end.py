@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from remote_tool.agent.supervisor.early_end import IdleGpus
+from remote_tool.agent.supervisor.limits.early_end import IdleGpus
 from remote_tool.agent.supervisor.plan import Plan
 from tests.agent.conftest import PretendServer, changed_copy, wait_until
 from tests.stand_in_gpus import put_nvidia_smi
@@ -89,10 +90,15 @@ def watch(folder: Path, monkeypatch: pytest.MonkeyPatch, seconds: int, **of_plan
         said.append(idle.look(float(second)))
         if looks(folder) > before or idle.is_asking:
             # Its answer has come before the next second.
-            wait_until(lambda now=float(second): idle.look(now) or not idle.is_asking, "its answer")
+            wait_until(partial(_has_answer, idle, float(second)), "its answer")
     idle.pause()
     os.close(descriptor)
     return [text for text in said if text]
+
+
+def _has_answer(idle: IdleGpus, now: float) -> bool:
+    idle.look(now)
+    return not idle.is_asking
 
 
 @pytest.mark.row(335)
@@ -146,7 +152,7 @@ def test_gpus_that_are_used_again_take_the_notice_back(tmp_path: Path, installed
     """The notice comes early here, and the stop late: a busy machine sees the change in between."""
     times = {"_LOOK_SECONDS, _LOOK_PART = 30.0,": "_LOOK_SECONDS, _LOOK_PART = 0.5,"}
     times["_NOTICE_SECONDS, _NOTICE_PART = 300.0, 2"] = "_NOTICE_SECONDS, _NOTICE_PART = 299.0, 1"
-    changed = changed_copy(installed, tmp_path / "changed", {"agent/supervisor/early_end.py": times})
+    changed = changed_copy(installed, tmp_path / "changed", {"agent/supervisor/limits/early_end.py": times})
     server, folder = PretendServer(tmp_path / "home", changed), tmp_path / "bin"
     put_nvidia_smi(folder, line(0, 0))
     job = start_on_gpus(server, folder, stop_if_idle=300)

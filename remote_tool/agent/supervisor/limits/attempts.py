@@ -30,43 +30,43 @@ class Attempts:
         failed: How each attempt before this one ended, such as ``exit code 75``.
     """
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+    def __init__(self) -> None:
         self.failed: List[str] = []
 
-    def plan(self) -> Plan:
-        """Return the plan of this attempt."""
+    def plan_for(self, plan: Plan) -> Plan:
+        """Return the plan of this attempt at a job."""
         name, number = ATTEMPT_VARIABLE, len(self.failed) + 1
-        if self._plan.command_wrapper is not None:
+        if plan.command_wrapper is not None:
             from remote_tool.agent.wrapper.wrapper import ECHO_BEGUN  # noqa: PLC0415 - few jobs have a launch command
 
-            before, begun, rest = self._plan.script.rpartition(ECHO_BEGUN.encode())
-            return self._plan._replace(script=b"%bexport %b=%d\n%b%b" % (before, name.encode(), number, begun, rest))
-        return self._plan._replace(environment={**self._plan.environment, name.encode(): b"%d" % number})
+            before, begun, rest = plan.script.rpartition(ECHO_BEGUN.encode())
+            return plan._replace(script=b"%bexport %b=%d\n%b%b" % (before, name.encode(), number, begun, rest))
+        return plan._replace(environment={**plan.environment, name.encode(): b"%d" % number})
 
-    def prepare_next(self, outcome: Outcome, *, is_stopping: bool) -> bool:
+    def prepare_next(self, plan: Plan, outcome: Outcome, *, is_stopping: bool) -> bool:
         """Forget a failed attempt, and return True, if there is to be another; its processes must have ended."""
         end = outcome.end
         is_over = is_stopping or outcome.was_stopped or bool(outcome.unkillable)
-        if is_over or len(self.failed) >= self._plan.retries or not self._is_for(end):
+        if is_over or len(self.failed) >= plan.retries or not _is_for(plan, end):
             return False
         self.failed.append(
             end.signal or (f"exit code {end.exit_code}" if end.exit_code is not None else "no exit code")
         )
-        note = states.describe_attempt(self.failed, self._plan.retries)
+        note = states.describe_attempt(self.failed, plan.retries)
         outcome.begin_again(note)
         # The command says so in these; a full disk, or one that does not answer now, is the next attempt's problem.
         with suppress(OSError):
-            job_folder.remove(self._plan.folder, job_folder.BEGUN)
-            job_folder.remove(self._plan.folder, DONE)
-        say(self._plan, note)
+            job_folder.remove(plan.folder, job_folder.BEGUN)
+            job_folder.remove(plan.folder, DONE)
+        say(plan, note)
         return True
 
-    def _is_for(self, end: End) -> bool:
-        """Return whether a command that ended so is run again."""
-        if end.exit_code == 0:
-            return False
-        return not self._plan.retry_on or any(_matches(end, each) for each in self._plan.retry_on)
+
+def _is_for(plan: Plan, end: End) -> bool:
+    """Return whether a command that ended so is run again."""
+    if end.exit_code == 0:
+        return False
+    return not plan.retry_on or any(_matches(end, each) for each in plan.retry_on)
 
 
 def _matches(end: End, wanted: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from remote_tool.agent.machine.gpu_use import FORMAT, SILENCE, Program
-from remote_tool.agent.supervisor.attempts import say
+from remote_tool.agent.supervisor.limits.attempts import say
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.lean.suppress import suppress
 
@@ -144,7 +144,8 @@ class IdleGpus:
 
 def gpus_of(plan: Plan) -> str:
     """Return the GPUs of a job as ``CUDA_VISIBLE_DEVICES`` names them; empty for all."""
-    given = ",".join(plan.gpus)
+    # A job from the queue has some of those that it may use.
+    given = "" if plan.queue is not None else ",".join(plan.gpus)
     return given or plan.environment.get(b"CUDA_VISIBLE_DEVICES", b"").decode("utf-8", "replace")
 
 

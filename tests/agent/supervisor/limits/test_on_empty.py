@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from typing import Any
 
 import pytest
@@ -35,7 +36,7 @@ def leave(server: PretendServer, *jobs: str) -> None:
     """Wait until the supervisors of ended jobs have gone."""
     for job in jobs:
         pid = server.supervisor(job)
-        wait_until(lambda pid=pid: not _is_supervisor(pid), f"the end of the supervisor of {job}")
+        wait_until(partial(_has_gone, pid), f"the end of the supervisor of {job}")
 
 
 @pytest.mark.row(336)
@@ -119,6 +120,6 @@ def _waits(server: PretendServer, job: str) -> bool:
     return (server.jobs / job / "on-empty.log").exists()
 
 
-def _is_supervisor(pid: int) -> bool:
+def _has_gone(pid: int) -> bool:
     found = read_process(pid)
-    return found is not None and found.is_alive
+    return found is None or not found.is_alive

@@ -1,0 +1,1 @@
+"""Leases of GPUs, and the queue of the jobs that wait for some: files below /var/tmp, without a daemon or a lock."""

@@ -1,0 +1,124 @@
+"""Publish a ticket or a lease, and decide between leases of the same GPU without a lock.
+
+Whoever wants GPUs makes its pipe visible, takes a time stamp, publishes its lease, and lists all leases after that. Of
+two that overlap, the one with the lower stamp is kept and the other withdraws. If one of them does not see the pipe of
+the other, that one became visible after the listing, so it has a higher stamp and does see the first. A pipe that is
+visible without a lease has a stamp that nobody knows yet, and is waited for.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from remote_tool.agent.leases import fifo, folders
+from remote_tool.agent.leases.listing import (
+    HELD,
+    LEASE,
+    Lease,
+    Listing,
+    Ticket,
+    lease_as_json,
+    name_ticket,
+    now_stamp,
+)
+from remote_tool.protocol import job_folder
+from remote_tool.protocol.lean.suppress import suppress
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import List, Tuple
+
+# A lease that took longer to publish is withdrawn; a pipe without a lease is waited for longer than that.
+_PUBLISH_NANOSECONDS = 5 * 10**9
+UNDECIDED_NANOSECONDS = 10 * 10**9
+
+
+class TakenTicket:
+    """This process's place in the queue."""
+
+    def __init__(self, folder: int, ticket: Ticket) -> None:
+        """Take it; OSError when that is impossible."""
+        self._folder = folder
+        self.ticket = ticket._replace(name=name_ticket(ticket))
+        self._pipe = fifo.hold(folder, self.ticket.name)
+
+    def refresh(self) -> None:
+        """Keep the file from being removed as old."""
+        folders.refresh(self._folder, [self.ticket.name])
+
+    def release(self) -> None:
+        """Leave the queue: the next one notices at once."""
+        with suppress(OSError):
+            os.unlink(self.ticket.name, dir_fd=self._folder)
+        fifo.let_go(self._pipe)
+
+
+class Claim:
+    """This process's lease: published, and kept or withdrawn.
+
+    Attributes:
+        lease: What is published.
+    """
+
+    def __init__(self, folder: int, job_id: str, name: str, gpus: "Tuple[str, ...]") -> None:
+        """Publish it; OSError when that is impossible."""
+        # Whoever made the claim may close its own.
+        self._folder = os.dup(folder)
+        before = now_stamp()
+        self._pipe = fifo.hold(folder, f"{job_id}{HELD}")
+        # Not before the pipe is visible.
+        self.lease = Lease(os.geteuid(), job_id, name, gpus, time.time(), now_stamp(), is_alive=True)
+        try:
+            self._publish()
+        except OSError:
+            self.release()
+            raise
+        # Those who saw the pipe alone for long have stopped waiting for this.
+        self._is_late = now_stamp() - before > _PUBLISH_NANOSECONDS
+
+    def refresh(self) -> None:
+        """Keep the files from being removed as old."""
+        folders.refresh(self._folder, [f"{self.lease.job_id}{HELD}", f"{self.lease.job_id}{LEASE}"])
+
+    def find_rivals(self, listing: Listing) -> "List[Lease]":
+        """Return the leases, in a listing made after this one was published, that are kept in its place."""
+        if self._is_late:
+            return [self.lease]
+        mine = set(self.lease.gpus)
+        others = (lease for lease in listing.live_leases() if lease.key != self.lease.key)
+        return [lease for lease in others if lease.key < self.lease.key and mine.intersection(lease.gpus)]
+
+    def release(self) -> None:
+        """Give the GPUs back: nothing uses them any more."""
+        remove_lease(self._folder, self.lease.job_id)
+        self.let_die()
+
+    def let_die(self) -> None:
+        """Let others see that nobody looks after the GPUs, which may still be in use."""
+        if self._pipe >= 0:
+            fifo.let_go(self._pipe)
+            os.close(self._folder)
+            self._pipe = -1
+
+    def _publish(self) -> None:
+        temporary = f"{fifo.TEMPORARY}{os.urandom(8).hex()}"
+        try:
+            file = job_folder.create_file(self._folder, temporary)
+            try:
+                os.fchmod(file, 0o644)
+                job_folder.write_all(file, lease_as_json(self.lease))
+            finally:
+                os.close(file)
+            os.rename(temporary, f"{self.lease.job_id}{LEASE}", src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        except OSError:
+            with suppress(OSError):
+                job_folder.remove(self._folder, temporary)
+            raise
+
+
+def remove_lease(folder: int, job_id: str) -> None:
+    """Remove the files of a lease, first the one that names its GPUs."""
+    with suppress(OSError):
+        job_folder.remove(folder, f"{job_id}{LEASE}")
+        job_folder.remove(folder, f"{job_id}{HELD}")

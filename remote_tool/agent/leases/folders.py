@@ -1,0 +1,168 @@
+"""The folders with the tickets and leases of each user: ``/var/tmp/remote-tool-<uid>``.
+
+Each is directly below a folder that belongs to root and is sticky. Below a common folder of ours, the user who created
+it could rename the folders of all others.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+
+from remote_tool.protocol.lean.namedtuple import NamedTuple
+from remote_tool.protocol.lean.suppress import suppress
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import List, Optional
+
+# Set by tests alone: their servers share a machine, but no GPUs.
+BASE_VARIABLE = "REMOTE_TOOL_TEST_LEASES"
+_BASE = "/var/tmp"  # noqa: S108 - every folder's owner is checked
+_PREFIX = "remote-tool-"
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Of one user; more cannot be there but on purpose.
+MOST_NAMES = 20_000
+# systemd-tmpfiles removes what nobody has touched for 30 days.
+REFRESH_SECONDS = 86400.0
+_ABANDONED_SECONDS = 3600.0
+
+
+class FolderOfUser(NamedTuple):
+    """An open folder of a user.
+
+    Attributes:
+        uid: Its owner.
+        descriptor: To be closed.
+        names: What is in it, up to a limit.
+        is_cut: Whether there is more.
+    """
+
+    uid: int
+    descriptor: int
+    names: List[str]
+    is_cut: bool = False
+
+
+class LeaseError(Exception):
+    """A job can never get its GPUs here; the message says why."""
+
+
+def base() -> str:
+    """Return the folder of the folders of all users."""
+    return os.environ.get(BASE_VARIABLE) or _BASE
+
+
+def path_of(uid: int) -> str:
+    """Return a user's folder."""
+    return f"{base()}/{_PREFIX}{uid}"
+
+
+def open_own() -> int:
+    """Open this user's folder, and create it if needed.
+
+    Raises:
+        LeaseError: Somebody else has made something of this name.
+    """
+    uid = os.geteuid()
+    path = path_of(uid)
+    with suppress(FileExistsError):
+        os.mkdir(path, 0o755)
+    try:
+        folder = os.open(path, _OPEN)
+    except NotADirectoryError:
+        raise LeaseError(f"{path} is a symbolic link or no folder, and leases of GPUs need it") from None
+    found = os.fstat(folder)
+    if found.st_uid != uid:
+        os.close(folder)
+        raise LeaseError(f"{path} belongs to user {found.st_uid}, and this is user {uid}, whose leases of GPUs need it")
+    if stat.S_IMODE(found.st_mode) != 0o755:  # noqa: PLR2004 - for others to read
+        os.fchmod(folder, 0o755)
+    return folder
+
+
+def open_all(only: "Optional[int]" = None) -> "List[FolderOfUser]":
+    """Open the folders of all users, or of one, whose name and owner agree."""
+    found: List[FolderOfUser] = []
+    try:
+        device = os.stat(base()).st_dev
+        names = [f"{_PREFIX}{only}"] if only is not None else os.listdir(base())
+        for name in names:
+            each = _open(name, device) if name.startswith(_PREFIX) else None
+            if each is not None:
+                found.append(each)
+    except FileNotFoundError:
+        return found
+    except OSError:
+        close_all(found)
+        raise
+    return found
+
+
+def _open(name: str, device: int) -> "Optional[FolderOfUser]":
+    uid = name[len(_PREFIX) :]
+    if not (uid.isascii() and uid.isdigit()) or str(int(uid)) != uid:
+        return None
+    try:
+        folder = os.open(f"{base()}/{name}", _OPEN)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return None
+    status = os.fstat(folder)
+    # A file system that a user has mounted there may never answer.
+    if status.st_uid != int(uid) or status.st_dev != device:
+        os.close(folder)
+        return None
+    names, is_cut = _names(folder)
+    return FolderOfUser(int(uid), folder, names, is_cut)
+
+
+def _names(folder: int) -> "tuple[List[str], bool]":
+    names: List[str] = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if len(names) >= MOST_NAMES:
+                return names, True
+            names.append(entry.name)
+    return names, False
+
+
+def close_all(found: "List[FolderOfUser]") -> None:
+    """Close open folders."""
+    for each in found:
+        os.close(each.descriptor)
+
+
+def refresh(folder: int, names: "List[str]") -> None:
+    """Set the times of this user's folder, and of files in it, to now."""
+    for name in names:
+        with suppress(OSError):
+            os.utime(name, dir_fd=folder, follow_symlinks=False)
+    with suppress(OSError):
+        os.utime(folder)
+
+
+def remove_abandoned(folder: int, prefix: str, names: "List[str]") -> None:
+    """Remove this user's temporary files of processes that were killed."""
+    for name in names:
+        if name.startswith(prefix):
+            with suppress(OSError):
+                if time.time() - os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime > _ABANDONED_SECONDS:
+                    os.unlink(name, dir_fd=folder)
+
+
+def find_privacy() -> str:
+    """Return why other users' leases are not visible here; empty if they are."""
+    if base() != _BASE:
+        return ""
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as stream:
+            mounts = [line.split() for line in stream]
+    except OSError:
+        return ""
+    if any(fields[4] in {"/var", _BASE} and "systemd-private-" in fields[3] for fields in mounts):
+        return f"{_BASE} is private to this service (PrivateTmp), so leases of other users are not visible"
+    is_container = any(os.path.exists(path) for path in ("/.dockerenv", "/run/.containerenv"))
+    if is_container and not any(fields[4] == _BASE for fields in mounts):
+        return f"{_BASE} is this container's own, so leases of others on the machine are not visible"
+    return ""

@@ -1,0 +1,229 @@
+"""Which GPUs are used by processes that have no lease, visible here or not, by nvidia-smi's answers over time."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from remote_tool.agent.leases.folders import LeaseError
+from remote_tool.agent.machine.gpu_use import (
+    ASK_GPUS,
+    ASK_PROCESSES,
+    FORMAT,
+    SILENCE,
+    Program,
+    parse_gpu,
+    parse_process,
+)
+from remote_tool.protocol.lean.namedtuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Iterable, List, Optional
+
+    from remote_tool.agent.machine.gpu_use import GpuProcess
+
+# Memory in MiB that an idle GPU may have in use, and use in percent.
+_IDLE_MEMORY = 512
+_IDLE_LOAD = 5
+# The load is an average of the last second: that of a process which has ended just now is still in it.
+_LOAD_SECONDS = 1.5
+_SHOWN_PROCESSES = 3
+
+
+class GpuAnswer(NamedTuple):
+    """What nvidia-smi said.
+
+    Attributes:
+        gpus: As of :func:`parse_gpu`, by index.
+        processes: Those on all GPUs.
+        problem: Why there is no answer; empty with one.
+    """
+
+    gpus: "List[Dict[str, Any]]"
+    processes: "List[GpuProcess]"
+    problem: str = ""
+
+
+class GpuQuestion:
+    """Asks nvidia-smi without waiting for it: it may hang in the kernel."""
+
+    def __init__(self) -> None:
+        self._programs: List[Program] = []
+        self._lines: "List[List[str]]" = []
+        self._asked_at = 0.0
+        self._stuck: "List[int]" = []
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether there is no answer yet."""
+        return bool(self._programs)
+
+    @property
+    def descriptors(self) -> "List[int]":
+        """Return what to wait for."""
+        return [program.output for program in self._programs if not program.has_ended]
+
+    @property
+    def seconds(self) -> float:
+        """Return for how long to wait for an answer."""
+        return max(0.0, self._asked_at + SILENCE - time.monotonic())
+
+    def ask(self) -> str:
+        """Ask; return why none can come, or an empty string.
+
+        Raises:
+            LeaseError: There is no nvidia-smi.
+        """
+        self._stuck = [pid for pid in self._stuck if not _has_ended(pid)]
+        if self._stuck:
+            return "nvidia-smi does not answer"
+        try:
+            for query in (ASK_GPUS, ASK_PROCESSES):
+                self._programs.append(Program(query, FORMAT))
+                self._lines.append([])
+        except FileNotFoundError:
+            self.close()
+            raise LeaseError(
+                "this server has no nvidia-smi, without which GPUs cannot be leased; those of AMD are not supported"
+            ) from None
+        except OSError as error:
+            self.close()
+            return f"nvidia-smi: {error.strerror}"
+        self._asked_at = time.monotonic()
+        return ""
+
+    def take(self) -> "Optional[GpuAnswer]":
+        """Return the answer once it is complete; None before."""
+        for program, lines in zip(self._programs, self._lines):  # noqa: B905 - newer than Python 3.8
+            if not program.has_ended:
+                lines.extend(program.read())
+        is_silent = self.seconds <= 0
+        if not is_silent and not all(program.has_ended for program in self._programs):
+            return None
+        said = self._lines
+        self.close()
+        if is_silent:
+            return GpuAnswer([], [], "nvidia-smi does not answer")
+        return _parse(*said)
+
+    def close(self) -> None:
+        """End what was started."""
+        for program in self._programs:
+            program.end()
+            if not program.has_ended and not _has_ended(program.pid):
+                self._stuck.append(program.pid)
+        self._programs, self._lines = [], []
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] != 0
+    except ChildProcessError:
+        return True
+
+
+def _parse(gpus: "List[str]", processes: "List[str]") -> GpuAnswer:
+    found = [parse_gpu(line) for line in gpus]
+    if not found or None in found:
+        return GpuAnswer([], [], f"nvidia-smi: {gpus[0] if gpus else 'no answer'}")
+    known = sorted((gpu for gpu in found if gpu is not None), key=_index)
+    return GpuAnswer(known, [each for each in map(parse_process, processes) if each is not None])
+
+
+class ForeignUse:
+    """Which GPUs somebody uses without a lease, or may still use: from one answer to the next."""
+
+    def __init__(self, idle_after: float) -> None:
+        """Initialize.
+
+        Args:
+            idle_after: For how many seconds a GPU that was used must be idle until it is free.
+        """
+        self._idle_after = idle_after
+        # Of those that were used: when they became idle; None while they are used.
+        self._idle_since: "Dict[str, Optional[float]]" = {}
+        self._loaded_since: "Dict[str, float]" = {}
+        self._why: "Dict[str, str]" = {}
+
+    def forget(self, uuids: "Iterable[str]") -> None:
+        """Forget GPUs that are leased: whoever uses them may."""
+        for uuid in uuids:
+            self._idle_since.pop(uuid, None)
+            self._loaded_since.pop(uuid, None)
+            self._why.pop(uuid, None)
+
+    def update(self, answer: GpuAnswer, judged: "Iterable[str]", suspects: "Iterable[str]") -> None:
+        """Take an answer.
+
+        Args:
+            answer: What nvidia-smi said.
+            judged: The GPUs that nobody had leased when it was asked.
+            suspects: Those whose last holder died without giving them back.
+        """
+        now = time.monotonic()
+        asked = set(judged)
+        doubtful = set(suspects)
+        for gpu in answer.gpus:
+            uuid = gpu["uuid"]
+            if uuid not in asked:
+                continue
+            self._why[uuid] = self._find_use(gpu, answer, now)
+            if self._why[uuid]:
+                self._idle_since[uuid] = None
+            elif uuid not in self._loaded_since and (uuid in self._idle_since or uuid in doubtful):
+                since = self._idle_since.get(uuid)
+                self._idle_since[uuid] = now if since is None else since
+
+    def is_free(self, uuid: str) -> bool:
+        """Return whether a GPU that is in the last answer may be leased."""
+        if self._why.get(uuid, "") or uuid in self._loaded_since:
+            return False
+        return uuid not in self._idle_since or self._idle_for(uuid) >= self._idle_after
+
+    @property
+    def is_unsure(self) -> bool:
+        """Return whether the next answer may soon tell more."""
+        return any(not self._why.get(uuid) for uuid in self._loaded_since)
+
+    def seconds_left(self) -> float:
+        """Return after how many seconds the first GPU that is idle now is free."""
+        waits = [
+            self._idle_after - self._idle_for(uuid) for uuid, since in self._idle_since.items() if since is not None
+        ]
+        return min((wait for wait in waits if wait > 0), default=self._idle_after)
+
+    def describe(self, gpus: "List[Dict[str, Any]]") -> str:
+        """Return why those of these GPUs that are not free are not; empty if all are."""
+        notes = []
+        for gpu in gpus:
+            uuid = gpu["uuid"]
+            if self._why.get(uuid):
+                notes.append(f"GPU {gpu['index']} is used by {self._why[uuid]}")
+            elif not self.is_free(uuid):
+                notes.append(f"GPU {gpu['index']} was in use, and must be idle for {self._idle_after:g} s")
+        return "; ".join(notes)
+
+    def _idle_for(self, uuid: str) -> float:
+        since = self._idle_since.get(uuid)
+        return 0.0 if since is None else time.monotonic() - since
+
+    def _find_use(self, gpu: "Dict[str, Any]", answer: GpuAnswer, now: float) -> str:
+        uuid = gpu["uuid"]
+        users = [each for each in answer.processes if each.uuid == uuid]
+        load, used = gpu["load"] or 0, gpu["used"] or 0
+        if load <= _IDLE_LOAD or users or used > _IDLE_MEMORY:
+            self._loaded_since.pop(uuid, None)
+        if users:
+            shown = [f"{each.user or 'a process outside'} (pid {each.pid})" for each in users[:_SHOWN_PROCESSES]]
+            return ", ".join([*shown, *(["others"] if len(users) > _SHOWN_PROCESSES else [])])
+        if used > _IDLE_MEMORY:
+            return f"a process that is not visible here ({used:,.0f} MiB)"
+        if load > _IDLE_LOAD and now - self._loaded_since.setdefault(uuid, now) >= _LOAD_SECONDS:
+            return f"a process that is not visible here ({load:.0f} % load)"
+        return ""
+
+
+def _index(gpu: "Dict[str, Any]") -> int:
+    index: int = gpu["index"]
+    return index

@@ -1,0 +1,77 @@
+"""The queue as whoever asks for the status of jobs sees it: one listing for all jobs."""
+
+from __future__ import annotations
+
+from remote_tool.agent.leases.listing import Listing
+from remote_tool.agent.leases.queued_file import read_queued
+from remote_tool.protocol.lean.suppress import suppress
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, List
+
+    from remote_tool.agent.leases.listing import Lease, Ticket
+
+_MOST_SHOWN = 3
+_TEENS = (11, 12, 13)
+_ENDINGS = {1: "st", 2: "nd", 3: "rd"}
+
+
+class Standing:
+    """The tickets of living jobs in the order of the queue, and the leases."""
+
+    def __init__(self) -> None:
+        self._tickets: "List[Ticket]" = []
+        self._leases: "List[Lease]" = []
+        # If the queue cannot be read now, the jobs wait all the same.
+        with suppress(OSError), Listing() as listing:
+            self._tickets = [ticket for ticket in listing.tickets if listing.is_alive(ticket)]
+            self._leases = listing.live_leases()
+        self._places = {ticket.job_id: place for place, ticket in enumerate(self._tickets)}
+        self._leased = self._describe_leases()
+
+    def explain(self, folder: int, job_id: str) -> str:
+        """Return what a job waits for.
+
+        Args:
+            folder: Descriptor of the job's folder.
+            job_id: The job.
+        """
+        queued = read_queued(folder)
+        why = "" if queued is None else queued.why
+        place = self._places.get(job_id)
+        if place is None:
+            return why
+        wanted = self._tickets[place].gpus
+        position = f"{ordinal(place + 1)} of {len(self._tickets)} for {wanted} GPU{'s' * (wanted > 1)}"
+        return "; ".join(part for part in (position, self._leased, why) if part)
+
+    def _describe_leases(self) -> str:
+        users: "Dict[int, List[Lease]]" = {}
+        for lease in self._leases:
+            users.setdefault(lease.uid, []).append(lease)
+        return ", ".join(_describe(uid, leases) for uid, leases in users.items())
+
+
+def _describe(uid: int, leases: "List[Lease]") -> str:
+    gpus = {uuid for lease in leases for uuid in lease.gpus}
+    jobs = [lease.name or f"job {lease.job_id}" for lease in leases[:_MOST_SHOWN]]
+    more = [f"{len(leases) - _MOST_SHOWN} more"] if len(leases) > _MOST_SHOWN else []
+    verb = "is" if len(gpus) == 1 else "are"
+    return f"{len(gpus)} {verb} leased by {name_of(uid)} ({', '.join(jobs + more)})"
+
+
+def name_of(uid: int) -> str:
+    """Return the name of a user; the number without one."""
+    import pwd  # noqa: PLC0415 - few answers name a user
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def ordinal(number: int) -> str:
+    """Return ``1st``, ``2nd`` and so on."""
+    ending = "th" if number % 100 in _TEENS else _ENDINGS.get(number % 10, "th")
+    return f"{number}{ending}"

@@ -1,0 +1,298 @@
+"""A job's way to its GPUs: a ticket, the wait for its turn, and a lease.
+
+Nothing here blocks: a step does what can be done now, and says what to wait for.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+
+from remote_tool.agent.leases import fifo, folders
+from remote_tool.agent.leases.claim import UNDECIDED_NANOSECONDS, Claim, TakenTicket, remove_lease
+from remote_tool.agent.leases.folders import LeaseError
+from remote_tool.agent.leases.foreign import ForeignUse, GpuAnswer, GpuQuestion
+from remote_tool.agent.leases.listing import Listing, Ticket, now_stamp
+from remote_tool.agent.proc.processes import Snapshot
+from remote_tool.protocol import job_folder
+from remote_tool.protocol.lean.namedtuple import NamedTuple
+from remote_tool.protocol.lean.suppress import suppress
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional, Set, Tuple
+
+    from remote_tool.agent.leases.listing import Lease
+
+DEFAULT_IDLE_AFTER = 60.0
+# An event ends a wait at once; this is for files that must not get old, and for what nobody has thought of.
+_LONG_SECONDS = 300.0
+_LOOK_SECONDS = 10.0
+_SHORTEST_LOOK = 0.2
+_SOON = 0.02
+_RETRY_SECONDS = 1.0
+_FAILED_SECONDS = 5.0
+
+
+class LeaseRequest(NamedTuple):
+    """What a job wants.
+
+    Attributes:
+        job_id: The job.
+        name: Its name; empty without one.
+        gpus: How many.
+        priority: Higher is earlier.
+        backfill: Whether it may pass a job that does not fit now.
+        devices: The GPUs that it may get, by number or UUID; empty: all.
+        idle_after: For how many seconds a GPU that was used without a lease must be idle.
+        since: When it was requested, in nanoseconds since the boot; 0: now.
+    """
+
+    job_id: str
+    name: str
+    gpus: int
+    priority: int = 0
+    backfill: bool = False
+    devices: "Tuple[str, ...]" = ()
+    idle_after: float = DEFAULT_IDLE_AFTER
+    since: int = 0
+
+
+class Waiter:
+    """A job that waits for GPUs.
+
+    Attributes:
+        seconds: For how long to wait until the next step, unless a descriptor wakes first.
+        why: Why it waits, as far as it knows from nvidia-smi; empty otherwise.
+    """
+
+    def __init__(self, request: LeaseRequest) -> None:
+        """Enter the queue.
+
+        Raises:
+            LeaseError: It can never get its GPUs here.
+            OSError: The files cannot be written.
+        """
+        self.seconds = 0.0
+        self.why = ""
+        self._request = request
+        self._folder = folders.open_own()
+        self._ticket: Optional[TakenTicket] = None
+        self._claim: Optional[Claim] = None
+        self._watched: "List[int]" = []
+        self._question = GpuQuestion()
+        self._use = ForeignUse(request.idle_after)
+        self._gpus: "Optional[List[Dict[str, Any]]]" = None
+        self._leased_at_question: "Set[str]" = set()
+        self._undecided: "Dict[Tuple[int, str], int]" = {}
+        self._refreshed_at = time.monotonic()
+
+    @property
+    def ticket(self) -> "Optional[Ticket]":
+        """Return its place in the queue; None before and after."""
+        return None if self._ticket is None else self._ticket.ticket
+
+    @property
+    def is_waiting(self) -> bool:
+        """Return whether it waits for others, not for an answer that comes soon."""
+        is_soon = self._question.is_open or self._claim is not None or self._use.is_unsure
+        return not is_soon
+
+    def blocked_by(self) -> str:
+        """Return why it waits, to continue a sentence."""
+        return f": {self.why}" if self.why else ""
+
+    def register(self, poll: "select.poll") -> None:
+        """Let poll() wake when there is something to do."""
+        for descriptor in self._watched:
+            # The end of its holder is always reported; nothing else of it matters.
+            poll.register(descriptor, 0)
+        for descriptor in self._question.descriptors:
+            poll.register(descriptor, select.POLLIN)
+
+    def step(self) -> "Optional[Claim]":
+        """Do what can be done now; return the lease once the GPUs are this job's.
+
+        Raises:
+            LeaseError: It can never get its GPUs here.
+        """
+        self._stop_watching()
+        self._refresh_if_due()
+        try:
+            self._ticket = self._ticket or self._take_ticket()
+            answer = self._question.take() if self._question.is_open else None
+            with Listing() as listing:
+                claim = self._step(listing, answer)
+        except OSError as error:
+            self.why = job_folder.explain("the queue cannot be read now", error)
+            self.seconds = _FAILED_SECONDS
+            return None
+        if claim is not None:
+            self._leave_queue()
+        return claim
+
+    def close(self) -> None:
+        """Leave the queue without GPUs, or after they were given to somebody."""
+        self._stop_watching()
+        self._question.close()
+        self._withdraw()
+        self._leave_queue()
+        if self._folder >= 0:
+            os.close(self._folder)
+            self._folder = -1
+
+    def _take_ticket(self) -> TakenTicket:
+        wanted = self._request
+        since = wanted.since or now_stamp()
+        return TakenTicket(self._folder, Ticket("", os.geteuid(), wanted.priority, since, wanted.gpus, wanted.job_id))
+
+    def _take_gpus(self, answer: GpuAnswer) -> None:
+        if answer.problem:
+            return
+        devices = self._request.devices
+        self._gpus = [gpu for gpu in answer.gpus if not devices or {str(gpu["index"]), gpu["uuid"]} & set(devices)]
+        count = len(self._gpus)
+        if count < self._request.gpus:
+            has = (
+                f"only {count} of its GPUs are configured for jobs" if devices else f"this server has {count or 'none'}"
+            )
+            raise LeaseError(f"it needs {self._request.gpus} GPU{'s' * (self._request.gpus > 1)}, and {has}")
+
+    def _step(self, listing: Listing, answer: "Optional[GpuAnswer]") -> "Optional[Claim]":
+        if self._claim is not None:
+            return self._settle(listing)
+        if answer is not None:
+            self._take_gpus(answer)
+        elif self._gpus is None:
+            # A job that wants more than this machine has must not wait for its turn.
+            self._ask_and_wait(listing)
+            return None
+        ahead = self._find_ahead(listing)
+        if ahead and not self._request.backfill:
+            self._question.close()
+            self.seconds, self.why = _LONG_SECONDS, ""
+            return None
+        return self._try(listing, answer, next(filter(listing.is_alive, ahead), None))
+
+    def _find_ahead(self, listing: Listing) -> "List[Ticket]":
+        """Return the tickets up to the next live one before this job's, which is watched."""
+        assert self._ticket is not None
+        before = [ticket for ticket in listing.tickets if ticket.key < self._ticket.ticket.key]
+        while before:
+            pipe = listing.watch_ticket(before[-1])
+            if pipe is not None:
+                self._watched.append(pipe)
+                break
+            self._remove_dead_ticket(before.pop())
+        return before
+
+    def _remove_dead_ticket(self, ticket: "Ticket") -> None:
+        if ticket.uid == os.geteuid():
+            with suppress(OSError):
+                job_folder.remove(self._folder, ticket.name)
+
+    def _try(self, listing: Listing, answer: "Optional[GpuAnswer]", first: "Optional[Ticket]") -> "Optional[Claim]":
+        """Lease GPUs if enough are free."""
+        live = listing.live_leases()
+        leased = {uuid for lease in live for uuid in lease.gpus}
+        suspects = self._find_suspects(listing)
+        self._use.forget(leased)
+        unleased = [gpu for gpu in self._gpus or [] if gpu["uuid"] not in leased]
+        if self._gpus is not None and len(unleased) < self._request.gpus:
+            self._watch(listing, live)
+            self.seconds, self.why = _LONG_SECONDS, ""
+            return None
+        if answer is None:
+            self._ask_and_wait(listing)
+            return None
+        judged = [gpu for gpu in unleased if gpu["uuid"] not in self._leased_at_question]
+        self._use.update(answer, [gpu["uuid"] for gpu in judged], suspects)
+        free = [] if answer.problem else [gpu["uuid"] for gpu in judged if self._use.is_free(gpu["uuid"])]
+        is_passing = first is not None and len(free) >= first.gpus
+        if len(free) >= self._request.gpus and not is_passing:
+            return self._claim_gpus(tuple(free[: self._request.gpus]))
+        self.why = answer.problem or self._use.describe(judged)
+        if len(judged) < len(unleased):
+            # Some were given back while nvidia-smi was asked.
+            self._ask_and_wait(listing)
+            return None
+        self._watch(listing, live)
+        self.seconds = 1.5 if self._use.is_unsure else self._look_seconds()
+        return None
+
+    def _look_seconds(self) -> float:
+        return max(_SHORTEST_LOOK, min(_LOOK_SECONDS, self._request.idle_after / 6, self._use.seconds_left()))
+
+    def _ask_and_wait(self, listing: Listing) -> None:
+        problem = ""
+        if not self._question.is_open:
+            self._leased_at_question = {uuid for lease in listing.live_leases() for uuid in lease.gpus}
+            problem = self._question.ask()
+        self.seconds = _LOOK_SECONDS if problem else self._question.seconds
+        self.why = problem or self.why
+
+    def _find_suspects(self, listing: Listing) -> "Set[str]":
+        """Return the GPUs of leases whose holders died; remove this user's that nothing uses any more."""
+        dead = [lease for lease in listing.leases if not lease.is_alive]
+        own = [lease for lease in dead if lease.uid == os.geteuid()]
+        snapshot = Snapshot() if own else None
+        for lease in own:
+            if snapshot is not None and not snapshot.members(lease.job_id, ""):
+                remove_lease(self._folder, lease.job_id)
+                dead.remove(lease)
+        return {uuid for lease in dead for uuid in lease.gpus}
+
+    def _claim_gpus(self, gpus: "Tuple[str, ...]") -> "Optional[Claim]":
+        self._claim = Claim(self._folder, self._request.job_id, self._request.name, gpus)
+        with Listing() as listing:
+            return self._settle(listing)
+
+    def _settle(self, listing: Listing) -> "Optional[Claim]":
+        """Return the lease if it is kept; withdraw it for an older one."""
+        assert self._claim is not None
+        rivals = self._claim.find_rivals(listing)
+        if rivals:
+            self._withdraw()
+            self._watch(listing, rivals)
+            self.seconds = _RETRY_SECONDS
+            return None
+        if self._is_undecided(listing):
+            self.seconds = _SOON
+            return None
+        claim, self._claim = self._claim, None
+        return claim
+
+    def _is_undecided(self, listing: Listing) -> bool:
+        """Return whether another process is about to publish a lease that may be older."""
+        now = now_stamp()
+        others = [each for each in listing.undecided if each != (os.geteuid(), self._request.job_id)]
+        self._undecided = {each: self._undecided.get(each, now) for each in others}
+        return any(now - since < UNDECIDED_NANOSECONDS for since in self._undecided.values())
+
+    def _watch(self, listing: Listing, leases: "List[Lease]") -> None:
+        found = (listing.watch_lease(lease) for lease in leases)
+        self._watched += [pipe for pipe in found if pipe is not None]
+
+    def _stop_watching(self) -> None:
+        for pipe in self._watched:
+            os.close(pipe)
+        self._watched = []
+
+    def _withdraw(self) -> None:
+        if self._claim is not None:
+            self._claim.release()
+            self._claim = None
+
+    def _leave_queue(self) -> None:
+        if self._ticket is not None:
+            self._ticket.release()
+            self._ticket = None
+
+    def _refresh_if_due(self) -> None:
+        if time.monotonic() - self._refreshed_at > folders.REFRESH_SECONDS:
+            self._refreshed_at = time.monotonic()
+            if self._ticket is not None:
+                self._ticket.refresh()
+            with suppress(OSError):
+                folders.remove_abandoned(self._folder, fifo.TEMPORARY, os.listdir(self._folder))

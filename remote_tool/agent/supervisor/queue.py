@@ -1,0 +1,213 @@
+"""A supervisor's wait before its command: for other jobs to end, and for GPUs of its own."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+
+from remote_tool.agent.leases import folders
+from remote_tool.agent.leases.folders import LeaseError
+from remote_tool.agent.leases.listing import now_stamp
+from remote_tool.agent.leases.queued_file import write_queued
+from remote_tool.agent.leases.waiter import DEFAULT_IDLE_AFTER, LeaseRequest, Waiter
+from remote_tool.agent.requests import is_flag
+from remote_tool.agent.supervisor import after
+from remote_tool.agent.supervisor.command import NOT_STARTED
+from remote_tool.agent.supervisor.plan import QueueRequest
+from remote_tool.protocol import job_folder
+from remote_tool.protocol.errors import RequestError
+from remote_tool.protocol.job_fields import is_seconds
+from remote_tool.protocol.lean.suppress import suppress
+from remote_tool.protocol.marks import GPUS_LINE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Mapping, Optional, Tuple
+
+    from remote_tool.agent.leases.claim import Claim
+    from remote_tool.agent.supervisor.events import Events
+    from remote_tool.agent.supervisor.outcome import Outcome
+    from remote_tool.agent.supervisor.plan import Plan
+    from remote_tool.protocol.records import Record
+
+VISIBLE = b"CUDA_VISIBLE_DEVICES"
+# The start answers that the job waits, at the latest after this time.
+_TELL_SECONDS = 3.0
+# Others may make and remove files as fast as they like; this process looks no faster.
+_QUICK_STEPS, _QUICK_SECONDS = 20, 0.5
+
+
+def read_queue(job: "Mapping[str, Any]", spec: Record) -> QueueRequest:
+    """Return what a requested job waits for.
+
+    Raises:
+        RequestError: The request is malformed.
+    """
+    may_wait, idle_after = job.get("waits", True), job.get("idle_after", DEFAULT_IDLE_AFTER)
+    if not is_flag(may_wait) or not is_seconds(idle_after):
+        raise RequestError(f"Job {spec['id']}: it cannot wait as requested: {may_wait!r:.40}, {idle_after!r:.40}")
+    lease = LeaseRequest(
+        job_id=spec["id"],
+        name=spec["name"] or "",
+        gpus=spec["gpu_count"] or 0,
+        priority=spec["priority"] or 0,
+        backfill=bool(spec["backfill"]),
+        devices=tuple(spec["gpus"] or ()),
+        idle_after=idle_after,
+        # Jobs of one request start in its order, whichever of their supervisors is first. Others wait for jobs first.
+        since=0 if spec["after"] else now_stamp(),
+    )
+    after_ids = tuple(spec["after"] or ())
+    return QueueRequest(lease if spec["gpu_count"] else None, after_ids, bool(spec["after_any"]), may_wait)
+
+
+def with_gpus(plan: Plan, gpus: "Tuple[str, ...]") -> Plan:
+    """Return a plan whose command sees these GPUs only."""
+    names = ",".join(gpus).encode("utf-8", "surrogateescape")
+    script = plan.script.replace(*_filled(plan.script, names)) if plan.command_wrapper is not None else plan.script
+    return plan._replace(environment={**plan.environment, VISIBLE: names}, script=script)
+
+
+def _filled(script: bytes, names: bytes) -> "Tuple[bytes, bytes, int]":
+    """Return the placeholder in a script, and what takes its place in the same number of bytes."""
+    start = script.index(GPUS_LINE)
+    placeholder = script[start : script.index(b"\n", start)]
+    line = b"export %s='%s' #" % (VISIBLE, names.replace(b"'", b""))
+    return placeholder, line.ljust(len(placeholder), b"#"), 1
+
+
+class JobQueue:
+    """The wait of one job, and its lease.
+
+    Attributes:
+        gpus: The UUIDs of its GPUs.
+    """
+
+    def __init__(self, plan: Plan, events: Events, outcome: Outcome, report: Callable[[], None]) -> None:
+        """Initialize.
+
+        Args:
+            plan: The job.
+            events: The supervisor's events.
+            outcome: Receives why the command cannot start.
+            report: Tells the one who started the job that it waits.
+        """
+        assert plan.queue is not None
+        self._plan = plan
+        self._request = plan.queue
+        self._events = events
+        self._outcome = outcome
+        self._report = report
+        self._tell_at: Optional[float] = time.monotonic() + _TELL_SECONDS
+        self._said: Optional[str] = None
+        self._claim: Optional[Claim] = None
+        self._refreshed_at = time.monotonic()
+        self._quick = 0
+        self.gpus: "Tuple[str, ...]" = ()
+
+    def wait(self) -> bool:
+        """Wait until the command may start; return False, with the reason recorded, if it never may."""
+        self._say("")
+        wakeup = self._events.listen()
+        try:
+            return self._wait_for_jobs(wakeup) and (self._request.lease is None or self._wait_for_gpus(wakeup))
+        except LeaseError as error:
+            self._outcome.notes.append(f"{NOT_STARTED}: {error}")
+            return False
+        except OSError as error:
+            self._outcome.notes.append(f"{NOT_STARTED}: {job_folder.explain(folders.base(), error)}")
+            return False
+        finally:
+            self._events.stop_listening()
+
+    def release(self) -> None:
+        """Give the GPUs back if nothing uses them any more; otherwise others see that nobody looks after them."""
+        claim, self._claim = self._claim, None
+        if claim is not None and self._outcome.unkillable:
+            claim.let_die()
+        elif claim is not None:
+            claim.release()
+
+    def refresh_if_due(self) -> None:
+        """Keep the files of the lease from being removed as old."""
+        if self._claim is not None and time.monotonic() - self._refreshed_at > folders.REFRESH_SECONDS:
+            self._refreshed_at = time.monotonic()
+            self._claim.refresh()
+
+    def _wait_for_jobs(self, wakeup: int) -> bool:
+        jobs = after.EarlierJobs(os.path.dirname(self._plan.path), self._request.after)
+        while True:
+            left, failed = jobs.look()
+            if failed and not self._request.after_any:
+                self._outcome.notes.append(f"{NOT_STARTED}: {failed}")
+                return False
+            if not left:
+                return True
+            self._tell(f"waits for the end of {left}")
+            if self._is_stopped():
+                return False
+            with jobs.watch() as watched:
+                self._poll(wakeup, watched, jobs.seconds)
+
+    def _wait_for_gpus(self, wakeup: int) -> bool:
+        assert self._request.lease is not None
+        lease = self._request.lease
+        waiter = Waiter(lease)
+        try:
+            while not self._is_stopped():
+                self._claim = waiter.step()
+                if self._claim is not None:
+                    self.gpus = self._claim.lease.gpus
+                    return True
+                if waiter.is_waiting and not self._request.may_wait:
+                    raise LeaseError(f"it needs {lease.gpus} free GPU{'s' * (lease.gpus > 1)} now{waiter.blocked_by()}")
+                if waiter.is_waiting:
+                    self._tell(waiter.why)
+                self._poll_waiter(wakeup, waiter)
+            return False
+        finally:
+            waiter.close()
+
+    def _poll_waiter(self, wakeup: int, waiter: Waiter) -> None:
+        poll = select.poll()
+        waiter.register(poll)
+        self._poll(wakeup, poll, waiter.seconds)
+
+    def _poll(self, wakeup: int, poll: "select.poll", seconds: float) -> None:
+        poll.register(wakeup, select.POLLIN)
+        if self._tell_at is not None:
+            seconds = min(seconds, max(0.0, self._tell_at - time.monotonic()))
+        began = time.monotonic()
+        poll.poll(seconds * 1000)
+        with suppress(BlockingIOError):
+            os.read(wakeup, 4096)
+        self._slow_down(time.monotonic() - began)
+        if self._tell_at is not None and time.monotonic() >= self._tell_at:
+            self._tell(self._said or "")
+
+    def _slow_down(self, waited: float) -> None:
+        """Look no faster than others deserve."""
+        self._quick = self._quick + 1 if waited < _QUICK_SECONDS else 0
+        if self._quick > _QUICK_STEPS:
+            time.sleep(_QUICK_SECONDS)
+
+    def _is_stopped(self) -> bool:
+        if self._events.read_stop() is None:
+            return False
+        self._outcome.killed = True
+        self._outcome.notes.append("it was killed before its command started")
+        return True
+
+    def _tell(self, why: str) -> None:
+        """Let others see why it waits."""
+        with suppress(OSError):
+            self._say(why)
+        if self._tell_at is not None:
+            self._tell_at = None
+            self._report()
+
+    def _say(self, why: str) -> None:
+        if why != self._said:
+            write_queued(self._plan.folder, why)
+            self._said = why
