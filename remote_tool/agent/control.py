@@ -28,6 +28,7 @@ _OPS = {
     "attach": "terminal.attach",
     "facts": "facts",
     "top": "machine.top",
+    "gpus": "leases.report",
     "listen": "network.reachability",
     "connect": "network.reachability",
     "share": "relay.share",

@@ -94,7 +94,7 @@ class IdleGpus:
             self._program = Program(_QUERY, FORMAT)
         except OSError as error:
             self._idle_since = None
-            if not self._is_missing:
+            if isinstance(error, FileNotFoundError) and not self._is_missing:
                 self._is_missing = True
                 say(self._plan, f"stop_if_idle has no effect: nvidia-smi: {error.strerror}")
 

@@ -158,7 +158,7 @@ def test_gpus_that_are_used_again_take_the_notice_back(tmp_path: Path, installed
     job = start_on_gpus(server, folder, stop_if_idle=300)
     notice = "its GPUs are idle; stop_if_idle stops it in 299s if they stay so"
     wait_until(lambda: server.status(job)["reason"] == notice, "the notice")
-    put_nvidia_smi(folder, line(0, 60))
+    (folder / "gpus").write_text(f"{line(0, 60)}\n")
     wait_until(lambda: server.status(job)["reason"] == "", "the end of the notice")
     again = "remote-tool: its GPUs are used again, so it is not stopped\n"
     assert server.output(job, "err") == f"remote-tool: {notice}\n{again}"
