@@ -39,6 +39,7 @@ GROUPS = {
             "Measure network bandwidth between servers.",
             "--server gpu1 --server gpu2",
         ),
+        "gpus": ("commands.servers", "Show which GPUs are free, and who has the others.", "--wait 2"),
         "ssh-config": (
             "commands.ssh_config",
             "Print or install ssh settings for servers, for ssh, scp, and editors.",

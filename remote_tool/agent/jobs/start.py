@@ -268,6 +268,12 @@ def _plan(call: Call, job: JobRequest) -> Optional[Plan]:
         nice=job.spec["nice"],
         on_end=job.on_end,
         terminal=job.spec["terminal"] or "",
+        max_duration=job.spec["max_duration"],
+        stop_if_idle=job.spec["stop_if_idle"],
+        gpus=tuple(job.spec["gpus"] or ()),
+        retries=job.spec["retries"] or 0,
+        retry_on=tuple(job.spec["retry_on"] or ()),
+        on_empty=job.on_empty,
         queue=job.queue,
         copy=job.copy,
     )

@@ -131,6 +131,11 @@ def _parse(gpus: "List[str]", processes: "List[str]") -> GpuAnswer:
     return GpuAnswer(known, [each for each in map(parse_process, processes) if each is not None])
 
 
+def is_idle(gpu: "Dict[str, Any]") -> bool:
+    """Return whether a GPU without visible processes is not used by others."""
+    return (gpu["load"] or 0) <= _IDLE_LOAD and (gpu["used"] or 0) <= _IDLE_MEMORY
+
+
 class ForeignUse:
     """Which GPUs somebody uses without a lease, or may still use: from one answer to the next."""
 
