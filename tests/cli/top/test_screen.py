@@ -188,7 +188,8 @@ async def test_the_screen_shows_servers_jobs_and_details_and_no_markup_of_others
 @pytest.mark.parametrize("width", WIDTHS)
 async def test_the_screen_is_the_one_on_file(width: int) -> None:
     """As text: colors and borders of Textual change with its versions."""
-    assert await drawn(width) == file_of(width).read_text(), "python -m tests.cli.top.screens"
+    wanted = file_of(width).read_text()
+    assert await drawn(width, wanted) == wanted, "python -m tests.cli.top.screens"
 
 
 async def test_what_comes_while_the_screen_is_closed_does_nothing() -> None:
