@@ -203,8 +203,9 @@ class Waiter:
         self._use.forget(leased)
         unleased = [gpu for gpu in self._gpus or [] if gpu["uuid"] not in leased]
         if self._gpus is not None and len(unleased) < self._request.gpus:
-            self._watch(listing, live)
-            self.seconds, self.why = _LONG_SECONDS, ""
+            # One that ended after it was listed ends no wait any more.
+            are_watched = self._watch(listing, live)
+            self.seconds, self.why = _LONG_SECONDS if are_watched else 0.0, ""
             return None
         if answer is None:
             self._ask_and_wait(listing)
@@ -220,8 +221,8 @@ class Waiter:
             # Some were given back while nvidia-smi was asked.
             self._ask_and_wait(listing)
             return None
-        self._watch(listing, live)
-        self.seconds = self._look_seconds()
+        are_watched = self._watch(listing, live)
+        self.seconds = self._look_seconds() if are_watched else 0.0
         return None
 
     def _look_seconds(self) -> float:
@@ -279,9 +280,11 @@ class Waiter:
         self._undecided = {each: self._undecided.get(each, now) for each in others}
         return any(now - since < UNDECIDED_NANOSECONDS for since in self._undecided.values())
 
-    def _watch(self, listing: Listing, leases: "List[Lease]") -> None:
-        found = (listing.watch_lease(lease) for lease in leases)
+    def _watch(self, listing: Listing, leases: "List[Lease]") -> bool:
+        """Watch leases; return whether all of them are still held."""
+        found = [listing.watch_lease(lease) for lease in leases]
         self._watched += [pipe for pipe in found if pipe is not None]
+        return None not in found
 
     def _stop_watching(self) -> None:
         for pipe in self._watched:

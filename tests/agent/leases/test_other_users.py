@@ -105,6 +105,7 @@ def forge_oldest(folder: Path) -> None:
     fifo.hold(os.open(folder, os.O_RDONLY), name)
 
 
+@pytest.mark.row(304)
 def test_the_lease_of_another_user_is_respected_until_it_is_given_up(
     machine: Machine, job: Job, strangers: list[Stranger]
 ) -> None:
@@ -120,6 +121,7 @@ def test_the_lease_of_another_user_is_respected_until_it_is_given_up(
     assert job.settle()
 
 
+@pytest.mark.row(307)
 def test_a_forged_place_before_all_others_only_delays_until_its_process_ends(
     job: Job, strangers: list[Stranger], base: Path
 ) -> None:
@@ -131,6 +133,7 @@ def test_a_forged_place_before_all_others_only_delays_until_its_process_ends(
     assert list((base / f"remote-tool-{STRANGER}").glob("*.ticket"))
 
 
+@pytest.mark.row(307)
 def test_a_lease_that_forges_an_older_time_is_waited_for(
     job: Job, strangers: list[Stranger], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,6 +157,7 @@ def test_a_lease_that_forges_an_older_time_is_waited_for(
     assert not job.settle()
 
 
+@pytest.mark.row(307)
 def test_what_is_not_a_lease_or_a_pipe_is_ignored_and_named(
     job: Job, strangers: list[Stranger], tmp_path: Path
 ) -> None:
@@ -184,6 +188,7 @@ def test_what_is_not_a_lease_or_a_pipe_is_ignored_and_named(
     assert ignored == {f"{name}{LEASE}" for name in ("huge", "deep", "text", "linked", "hidden")}
 
 
+@pytest.mark.row(307)
 def test_a_process_that_never_publishes_its_lease_is_not_waited_for_long(
     job: Job, strangers: list[Stranger], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,6 +201,7 @@ def test_a_process_that_never_publishes_its_lease_is_not_waited_for_long(
     assert job.settle()
 
 
+@pytest.mark.row(307)
 def test_a_folder_with_too_many_files_is_read_in_part_and_named(
     job: Job, strangers: list[Stranger], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,6 +217,7 @@ def test_a_folder_with_too_many_files_is_read_in_part_and_named(
         assert [(each.uid, each.why) for each in listing.ignored] == [(STRANGER, "has more files than jobs can have")]
 
 
+@pytest.mark.row(308)
 def test_a_folder_in_the_name_of_another_user_is_ignored_by_others_and_named_to_its_user(
     machine: Machine, strangers: list[Stranger], base: Path
 ) -> None:
