@@ -55,8 +55,8 @@ def test_gpus_are_free_leased_or_used(make_server: MakeServer, tmp_path: Path) -
         ["SERVER", "GPU", "STATE", "USER", "JOB"],
         ["first", "0", "leased", first.username, "digits"],
         ["first", "1", "free", "-", "-"],
-        ["first", "2", "used", "not", "visible"],
-        ["first", "3", "used", first.username, "pid"],
+        ["first", "2", "used", "unseen", "-"],
+        ["first", "3", "used", first.username, f"pid={os.getpid()}"],
     ]
     assert (table.returncode, table.stderr) == (0, "first: 1 job in the queue\n")
     document = json.loads(remote_tool("gpus", "--json", cwd=workspace.root).stdout)
