@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 STYLES = {"free": "green", "leased": "yellow", "used": "red", "unknown": "magenta"}
 SHOWN_ID = 8
+# The user of a process in another container. No cell but the last has a space.
+UNSEEN = "unseen"
 # On a narrow terminal, these columns are dropped one by one.
 DROPPED = ("MODEL", "MEMORY", "SINCE")
 
@@ -73,21 +75,21 @@ def _rows(name: str, server: ServerGpus, *, on_terminal: bool) -> list[dict[str,
 def _users(gpu: GpuState) -> str:
     if gpu.lease:
         return gpu.lease.user
-    users = [each.user or "not visible" for each in gpu.processes]
-    return ",".join(dict.fromkeys(users)) or ("not visible" if gpu.state == "used" else "")
+    users = [each.user or UNSEEN for each in gpu.processes]
+    return ",".join(dict.fromkeys(users)) or (UNSEEN if gpu.state == "used" else "")
 
 
 def _job(gpu: GpuState) -> str:
     """Return the job's name, else the end of its id; of a process without a job, its pid."""
     if gpu.lease:
         return gpu.lease.name or gpu.lease.job[-SHOWN_ID:]
-    return ",".join(dict.fromkeys(each.job[-SHOWN_ID:] or f"pid {each.pid}" for each in gpu.processes))
+    return ",".join(dict.fromkeys(each.job[-SHOWN_ID:] or f"pid={each.pid}" for each in gpu.processes))
 
 
 def _memory(gpu: GpuState) -> str:
     if gpu.memory_used is None or gpu.memory_total is None:
         return ""
-    return f"{readable_size(gpu.memory_used)}/{readable_size(gpu.memory_total)}"
+    return f"{readable_size(gpu.memory_used)}/{readable_size(gpu.memory_total)}".replace(" ", "")
 
 
 def _draw(rows: list[dict[str, str]]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from remote_tool import StartRequest, Workspace
+from remote_tool import JobSelection, StartRequest, Workspace
 from remote_tool.errors import UsageError
 from remote_tool.workflows.servers.gpus import INTERVAL, parse_gpus
 from tests.project import make_project, remote_tool
@@ -55,14 +55,13 @@ def test_gpus_are_free_leased_or_used(make_server: MakeServer, tmp_path: Path) -
         ["SERVER", "GPU", "STATE", "USER", "JOB"],
         ["first", "0", "leased", first.username, "digits"],
         ["first", "1", "free", "-", "-"],
-        ["first", "2", "used", "not", "visible"],
-        ["first", "3", "used", first.username, "pid"],
+        ["first", "2", "used", "unseen", "-"],
+        ["first", "3", "used", first.username, f"pid={os.getpid()}"],
     ]
     assert (table.returncode, table.stderr) == (0, "first: 1 job in the queue\n")
     document = json.loads(remote_tool("gpus", "--json", cwd=workspace.root).stdout)
     assert document["servers"][0]["gpus"][0]["lease"]["job"] == job.id
-    for each in (waiting, job):
-        workspace.job(each.id).kill("SIGKILL")
+    workspace.stop_jobs(JobSelection(jobs=(waiting.id, job.id)), signal="SIGKILL")
 
 
 @pytest.mark.slow

@@ -84,7 +84,9 @@ class Waiter:
                 variables = on_end.with_variables(self._plan, self._on_empty.secrets)
                 on_end.run_logged(self._plan, self._on_empty.command, variables, log, "on_empty")
                 return True
-            job_folder.write_all(log, b"remote-tool: the on_empty command does not run: there is something else\n")
+            job_folder.write_all(
+                log, b"remote-tool: on_empty does not run: another job has come, or this was stopped\n"
+            )
         return False
 
     def _wait(self, log: int) -> bool:

@@ -71,7 +71,9 @@ def test_a_job_that_comes_meanwhile_decides_itself(server: PretendServer) -> Non
     second = server.start("true")
     leave(server, first)
     server.wait(second)
-    assert log_of(server, first).endswith("remote-tool: the on_empty command does not run: there is something else\n")
+    assert log_of(server, first).endswith(
+        "remote-tool: on_empty does not run: another job has come, or this was stopped\n"
+    )
     assert ran(server) == []
 
 
