@@ -69,17 +69,17 @@ def test_each_combination_is_a_job_and_the_table_shows_its_parameters_state_and_
 
 
 def test_a_dry_run_shows_the_plan_and_starts_nothing(project: Path) -> None:
-    words = ("helper-sweep", "--cmd", "fit.py {lr} {{x}}", "--grid", "lr=1..3", "--tag", "dry", "--dry-run")
+    words = ("helper-sweep", "--cmd", "hello.py {lr} {{x}}", "--grid", "lr=1..3", "--tag", "dry", "--dry-run")
     shown = remote_tool(*words, cwd=project)
     assert (shown.returncode, shown.stderr) == (0, "")
     assert shown.stdout.splitlines() == [
         "3 combinations on 2 servers: first 2, second 1",
         "first: combination 0",
-        "  python fit.py 1 {x}",
+        "  python hello.py 1 {x}",
         "second: combination 1",
-        "  python fit.py 2 {x}",
+        "  python hello.py 2 {x}",
         "first: combination 2",
-        "  python fit.py 3 {x}",
+        "  python hello.py 3 {x}",
     ]
     planned = json.loads(remote_tool(*words, "--json", cwd=project).stdout)
     assert [each["server"] for each in planned["combinations"]] == ["first", "second", "first"]
