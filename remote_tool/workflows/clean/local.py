@@ -123,11 +123,7 @@ def _spent_notes(context: Context, logs: Path, left: Collection[str]) -> list[Pa
 def _spent_work(context: Context, files: Sequence[Path], before: float) -> list[Path]:
     """Return those records of fan-outs and sweeps that are not followed and have no jobs known here."""
     launches = {job.launch_id for job in context.registry.load()[0]}
-    return [
-        path
-        for path in files
-        if path.stem not in launches and _changed(path) < before and not is_followed(path)
-    ]
+    return [path for path in files if path.stem not in launches and _changed(path) < before and not is_followed(path)]
 
 
 def is_followed(path: Path) -> bool:
