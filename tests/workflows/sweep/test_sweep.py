@@ -88,6 +88,7 @@ def put_gpus(server: TestServer, count: int) -> None:
     put_nvidia_smi(server.programs, *(gpu_line(index, load=0, used=1) for index in range(count)))
 
 
+@pytest.mark.row(363)
 def test_combinations_wait_for_gpus_and_are_placed_by_how_many_are_free(sweeps: Sweeps) -> None:
     first, second = sweeps.servers
     put_gpus(first, 1)
@@ -109,6 +110,7 @@ def test_combinations_wait_for_gpus_and_are_placed_by_how_many_are_free(sweeps: 
     assert sweeps.wait(later) == {JobState.SUCCEEDED: 4}
 
 
+@pytest.mark.row(362)
 def test_without_gpus_no_more_than_the_given_number_run_at_once_on_a_server(sweeps: Sweeps, tmp_path: Path) -> None:
     running = tmp_path / "running"
     running.mkdir()
@@ -124,6 +126,7 @@ def test_without_gpus_no_more_than_the_given_number_run_at_once_on_a_server(swee
         assert int((sweeps.workspace.config.local.job(job.id) / "job.out").read_text()) <= 2
 
 
+@pytest.mark.row(360)
 def test_resuming_does_what_failed_and_what_is_new_and_nothing_twice(sweeps: Sweeps, tmp_path: Path) -> None:
     ran = tmp_path / "ran"
     command = f"echo {{n}}{{x}} >> {ran}; test {{n}} != 2 || test -e {sweeps.go}"
@@ -149,6 +152,7 @@ def test_resuming_does_what_failed_and_what_is_new_and_nothing_twice(sweeps: Swe
     assert b"secret" not in (sweeps.workspace.config.local.sweeps / f"{answer.launch_id}.json").read_bytes()
 
 
+@pytest.mark.row(360)
 def test_resuming_leaves_what_waits_or_runs(sweeps: Sweeps) -> None:
     answer = sweeps.start(f"{sweeps.holds}; echo {{n}}", grid={"n": "1..3"}, servers=("first",), per_server=1)
     again = sweeps.workspace.resume_sweep(answer.name, SweepSpec(grid={"n": "1..4"}), sync=False)
@@ -160,6 +164,7 @@ def test_resuming_leaves_what_waits_or_runs(sweeps: Sweeps) -> None:
     assert sweeps.wait(answer) == {JobState.SUCCEEDED: 4}
 
 
+@pytest.mark.row(365)
 def test_a_seed_draws_the_same_and_more_draws_are_new_combinations(sweeps: Sweeps) -> None:
     ways = {"lr": "log:1e-5..1e-1"}
     answer = sweeps.start("echo {lr}", random=Random(2, ways))
@@ -169,6 +174,7 @@ def test_a_seed_draws_the_same_and_more_draws_are_new_combinations(sweeps: Sweep
     assert (more.combinations, len(more.jobs)) == (3, 1)
 
 
+@pytest.mark.row(366)
 def test_only_one_program_starts_jobs_of_a_sweep_at_a_time(sweeps: Sweeps) -> None:
     answer = sweeps.start("exit {n}", grid={"n": [1]})
     files = sweep_files(sweeps.workspace.config.local.sweeps)
@@ -177,6 +183,7 @@ def test_only_one_program_starts_jobs_of_a_sweep_at_a_time(sweeps: Sweeps) -> No
         sweeps.workspace.resume_sweep(answer.name, sync=False)
 
 
+@pytest.mark.row(366)
 def test_a_record_that_was_changed_by_hand_is_named(sweeps: Sweeps) -> None:
     answer = sweeps.start("exit {n}", grid={"n": [1, 2]})
     folder = sweeps.workspace.config.local.sweeps
@@ -274,6 +281,7 @@ def test_a_server_that_goes_away_and_comes_back_is_waited_for_and_its_combinatio
     assert set(sweeps.states(answer).values()) == {"succeeded"}
 
 
+@pytest.mark.row(363)
 def test_a_server_that_is_away_at_the_start_is_named_and_the_others_get_its_part(
     two_servers: tuple[TestServer, TestServer], tmp_path: Path
 ) -> None:
