@@ -103,9 +103,7 @@ def check_job(job: object, active: Activation, folders: Folders, copies: "Option
         raise RequestError(f"Job {job['id']}: {error}") from error
     begins_in = _launch_environment(job.get("entry"), active, user, origin, folders, record)
     log_limit = _read_log_limit(job)
-    setup = job.get("setup") or ""
-    if not is_text(setup):
-        raise RequestError(f"Job {job['id']}: its setup script is not text")
+    setup = _read_setup(job)
     membership = _read_membership(job.get("watch"), record)
     wrapped = (begins_in.command_wrapper, begins_in.script)
     if record["terminal"] == limits.SHELL:
@@ -143,6 +141,13 @@ def _read_queue(job: "Dict[str, Any]", spec: Record) -> "Optional[QueueRequest]"
     from remote_tool.agent.supervisor.queue import read_queue  # noqa: PLC0415 - few jobs wait
 
     return read_queue(job, spec)
+
+
+def _read_setup(job: "Dict[str, Any]") -> str:
+    setup = job.get("setup") or ""
+    if not is_text(setup):
+        raise RequestError(f"Job {job['id']}: its setup script is not text")
+    return str(setup)
 
 
 def _read_log_limit(job: Dict[str, Any]) -> int:
