@@ -30,7 +30,7 @@ class Standing:
             self._tickets = [ticket for ticket in listing.tickets if listing.is_alive(ticket)]
             self._leases = listing.live_leases()
         self._places = {ticket.job_id: place for place, ticket in enumerate(self._tickets)}
-        self._leased = self._describe_leases()
+        self._leased = describe_leases(self._leases)
 
     def explain(self, folder: int, job_id: str) -> "Tuple[Optional[Process], str]":
         """Return the supervisor of a job that waits, and what it waits for.
@@ -51,11 +51,13 @@ class Standing:
         position = f"{ordinal(place + 1)} of {len(self._tickets)} for {wanted} GPU{'s' * (wanted > 1)}"
         return "; ".join(part for part in (position, self._leased, why) if part)
 
-    def _describe_leases(self) -> str:
-        users: "Dict[int, List[Lease]]" = {}
-        for lease in self._leases:
-            users.setdefault(lease.uid, []).append(lease)
-        return ", ".join(_describe(uid, leases) for uid, leases in users.items())
+
+def describe_leases(leases: "List[Lease]") -> str:
+    """Return how many GPUs each user has leased, for which jobs; empty without leases."""
+    users: "Dict[int, List[Lease]]" = {}
+    for lease in leases:
+        users.setdefault(lease.uid, []).append(lease)
+    return ", ".join(_describe(uid, of_user) for uid, of_user in users.items())
 
 
 def _describe(uid: int, leases: "List[Lease]") -> str:
