@@ -56,7 +56,8 @@ def queue(project: Path, *words: str) -> dict[str, Any]:
     return dict(job)
 
 
-def test_the_queue_is_listed_waited_for_and_left(project: Path, busy: Job) -> None:
+@pytest.mark.usefixtures("busy")
+def test_the_queue_is_listed_waited_for_and_left(project: Path) -> None:
     second = queue(project, "--cmd", "true", "--priority", "3")
     assert [second[name] for name in ("gpu_count", "priority", "leased_gpus")] == [1, 3, None]
     key = str(second["key"])
