@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import distance, relay, report, scale, sizes
+from benchmarks import distance, queue, relay, report, scale, sizes
 from benchmarks.contest import hold
 from benchmarks.field import Field
 from benchmarks.works import PLANS
@@ -23,7 +23,13 @@ if TYPE_CHECKING:
 
 DOCUMENTS = Path(__file__).parent.parent / "docs"
 RESULTS = DOCUMENTS / "benchmarks" / "results.json"
-CURVES = {"sizes": sizes.measure, "scale": scale.measure, "distance": distance.measure, "relay": relay.measure}
+CURVES = {
+    "sizes": sizes.measure,
+    "scale": scale.measure,
+    "distance": distance.measure,
+    "relay": relay.measure,
+    "queue": queue.measure,
+}
 PICTURES = {"sizes": sizes.draw, "scale": scale.draw}
 
 

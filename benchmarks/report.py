@@ -9,7 +9,7 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import distance, relay, sizes
+from benchmarks import distance, queue, relay, sizes
 from benchmarks.contest import BY_HAND, LABML, OURS, PARALLEL_SSH
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def write_page(page: Path, results: Mapping[str, Any]) -> None:
         ("scale", scale_table(results.get("scale", {})) + SCALE_PICTURE if "scale" in results else ""),
         ("distance", distance.table(seconds)),
         ("relay", relay.table(results.get("relay", {}), seconds)),
+        ("queue", queue.table(results.get("queue", {}))),
     ):
         before, begin, rest = text.partition(BEGIN.format(name))
         _, end, after = rest.partition(END.format(name))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks import __main__ as bench
-from benchmarks import contest, distance, relay, report, sizes
+from benchmarks import contest, distance, queue, relay, report, sizes
 from benchmarks.contest import BY_HAND, MEMORY, OURS, Contender, Goal, Work, hold
 from benchmarks.delay import LongWire
 from benchmarks.field import Field
@@ -107,6 +107,7 @@ def test_the_page_gets_its_tables_and_keeps_its_prose(tmp_path: Path) -> None:
     ways = {"to each from here": [40.0, 41.0, 42.0], "relayed": [10.0, 10.25, 10.5]}
     sent = {"to each from here": 92e6, "relayed": 23e6}
     relayed = {"bytes": 23e6, "seconds": {"4": ways, "8": ways}, "sent": {"4": sent, "8": sent}}
+    gaps = {"median": 0.2, "p99": 0.3}
     results = {
         "machine": report.machine(),
         "works": {"a": work},
@@ -114,6 +115,7 @@ def test_the_page_gets_its_tables_and_keeps_its_prose(tmp_path: Path) -> None:
         "distance": {"seconds": measured, "goals": []},
         "sizes": {"rows": sizes_rows(), "goals": []},
         "relay": relayed,
+        "queue": {"jobs": 2, "memory": 4e6, "largest": 5e6, "cpu": 4e-4, "status": 0.5, "handovers": 3, **gaps},
     }
     for _ in range(2):
         report.write_page(page, results)
@@ -125,6 +127,7 @@ def test_the_page_gets_its_tables_and_keeps_its_prose(tmp_path: Path) -> None:
     assert "| run, s | 0.30 | 0.40 |" in text
     assert text.count("| 5,000 files |" + " 1.00 / 2.00 (**0.50**) |" * 4 + " 60 |") == 1
     assert text.count("| 4 | 41.0 | 10.2 | 0.25 | 92.0 | 23.0 |") == 1
+    assert text.count("| CPU of all while they wait, % of a core | 0.040 |") == 1
     assert "labml_remote* is version 0.1.1" in text
 
 
@@ -301,3 +304,11 @@ def test_syncs_are_measured_by_number_of_files_and_drawn(tmp_path: Path, monkeyp
     pytest.importorskip("matplotlib", reason="pictures need matplotlib, which only make bench installs")
     sizes.draw(measured, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"sizes.svg", "sizes.png"}
+
+
+def test_jobs_that_wait_are_measured() -> None:
+    measured = queue.measure(1)
+    assert 0 < measured["memory"] <= measured["largest"]
+    assert measured["handovers"] == 5
+    assert 0 < measured["median"] <= measured["p99"]
+    assert "| hand-over, median, s |" in queue.table(measured)

@@ -14,6 +14,7 @@ from remote_tool.agent.leases.claim import UNDECIDED_NANOSECONDS, Claim, TakenTi
 from remote_tool.agent.leases.folders import LeaseError
 from remote_tool.agent.leases.foreign import LOAD_SECONDS, ForeignUse, GpuAnswer, GpuQuestion
 from remote_tool.agent.leases.listing import Listing, Ticket, now_stamp
+from remote_tool.agent.leases.standing import describe_leases
 from remote_tool.agent.proc.processes import Snapshot
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.lean.namedtuple import NamedTuple
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
     from remote_tool.agent.leases.listing import Lease
 
 DEFAULT_IDLE_AFTER = 60.0
-# An event ends a wait at once; this is for files that must not get old, and for what nobody has thought of.
-_LONG_SECONDS = 300.0
+# An event ends a wait at once; this is for files that must not get old, and for what nobody has thought of. Those
+# behind the first one are many, and each reads all tickets.
+_LONG_SECONDS, _BEHIND_SECONDS = 300.0, 6 * 3600.0
 _LOOK_SECONDS = 10.0
 _SHORTEST_LOOK = 0.2
 # While processes of a job are left whose supervisor died.
@@ -104,7 +106,10 @@ class Waiter:
 
     def blocked_by(self) -> str:
         """Return why it waits, to continue a sentence."""
-        return f": {self.why}" if self.why else ""
+        why = self.why
+        with suppress(OSError), Listing() as listing:
+            why = why or describe_leases(listing.live_leases())
+        return f": {why}" if why else ""
 
     def register(self, poll: "select.poll") -> None:
         """Let poll() wake when there is something to do."""
@@ -174,7 +179,7 @@ class Waiter:
         ahead = self._find_ahead(listing)
         if ahead and not self._request.backfill:
             self._question.close()
-            self.seconds, self.why = _LONG_SECONDS, ""
+            self.seconds, self.why = _BEHIND_SECONDS, ""
             return None
         return self._try(listing, answer, next(filter(listing.is_alive, ahead), None))
 

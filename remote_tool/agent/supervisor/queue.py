@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 VISIBLE = b"CUDA_VISIBLE_DEVICES"
 # The start answers that the job waits, at the latest after this time.
 _TELL_SECONDS = 3.0
+# A request to stop comes with a signal; this is for one whose sender died in between.
+_STOP_SECONDS = 600.0
 # Others may make and remove files as fast as they like; this process looks no faster.
 _QUICK_STEPS, _QUICK_SECONDS = 20, 0.5
 
@@ -101,6 +103,7 @@ class JobQueue:
         self._report = report
         self._tell_at: Optional[float] = time.monotonic() + _TELL_SECONDS
         self._said: Optional[str] = None
+        self._privacy = "" if plan.queue.lease is None else folders.find_privacy()
         self._claim: Optional[Claim] = None
         self._refreshed_at = time.monotonic()
         self._quick = 0
@@ -173,19 +176,25 @@ class JobQueue:
     def _poll_waiter(self, wakeup: int, waiter: Waiter) -> None:
         poll = select.poll()
         waiter.register(poll)
-        self._poll(wakeup, poll, waiter.seconds)
+        due = time.monotonic() + waiter.seconds
+        while not self._poll(wakeup, poll, min(_STOP_SECONDS, max(0.0, due - time.monotonic()))):
+            # Another step would read the whole queue.
+            if time.monotonic() >= due or self._events.read_stop() is not None:
+                return
 
-    def _poll(self, wakeup: int, poll: "select.poll", seconds: float) -> None:
+    def _poll(self, wakeup: int, poll: "select.poll", seconds: float) -> bool:
+        """Wait for an event; return whether there was one."""
         poll.register(wakeup, select.POLLIN)
         if self._tell_at is not None:
             seconds = min(seconds, max(0.0, self._tell_at - time.monotonic()))
         began = time.monotonic()
-        poll.poll(seconds * 1000)
+        events = poll.poll(seconds * 1000)
         with suppress(BlockingIOError):
             os.read(wakeup, 4096)
         self._slow_down(time.monotonic() - began)
         if self._tell_at is not None and time.monotonic() >= self._tell_at:
-            self._tell(self._said or "")
+            self._tell("")
+        return bool(events)
 
     def _slow_down(self, waited: float) -> None:
         """Look no faster than others deserve."""
@@ -203,7 +212,7 @@ class JobQueue:
     def _tell(self, why: str) -> None:
         """Let others see why it waits."""
         with suppress(OSError):
-            self._say(why)
+            self._say("; ".join(part for part in (why, self._privacy) if part))
         if self._tell_at is not None:
             self._tell_at = None
             self._report()

@@ -193,7 +193,8 @@ def test_a_job_that_may_not_wait_fails_when_its_gpus_are_not_free(gpus: GpuServe
     gpus.start(WAITS)
     job, state = gpus.start("true", waits=False)
     assert state == "failed"
-    assert gpus.server.wait(job)[job]["reason"].startswith("the command could not be started: it needs 1 free GPU now")
+    reason = gpus.server.wait(job)[job]["reason"]
+    assert reason.startswith("the command could not be started: it needs 1 free GPU now: 1 is leased by ")
     assert not gpus.tickets()
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 import traceback
@@ -252,3 +255,23 @@ def test_another_user_sees_leases_of_root(machine: Machine, job: Job, strangers:
     assert os.read(seen, 4096).decode() == "[(0, ('GPU-0',))]"
     os.close(seen)
     os.close(tell)
+
+
+@pytest.mark.row(313)
+def test_a_private_folder_of_a_service_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    private = tmp_path / "systemd-private-0123-service" / "tmp"
+    private.mkdir(parents=True)
+    monkeypatch.delenv(folders.BASE_VARIABLE, raising=False)
+    program = "from remote_tool.agent.leases.folders import find_privacy; print(find_privacy())"
+    mount = f"mount --bind {shlex.quote(str(private))} /var/tmp && exec {shlex.quote(sys.executable)} -c '{program}'"
+    said = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", mount],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if said.returncode:
+        pytest.skip(f"no mount namespaces: {said.stderr}")
+    assert said.stdout == "/var/tmp is private to this service (PrivateTmp), so leases of other users are not visible\n"
+    assert "PrivateTmp" not in folders.find_privacy()
