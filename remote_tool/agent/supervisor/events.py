@@ -79,8 +79,8 @@ class Events:
             received = signal.sigtimedwait(_SIGNALS, seconds)
         except InterruptedError:
             received = None
-        if received is not None:
-            self._note_signal(received.si_signo, None)
+        if received is not None and received.si_signo in _REQUESTS:
+            self._requested = _REQUESTS[received.si_signo]
         self.reap()
         self._log_limit.check_if_due()
 
