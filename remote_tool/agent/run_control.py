@@ -23,6 +23,7 @@ _PACKAGES = (
     "remote_tool.agent.proc",
     "remote_tool.agent.relay",
     "remote_tool.agent.supervisor",
+    "remote_tool.agent.supervisor.limits",
     "remote_tool.agent.terminal",
     "remote_tool.agent.wrapper",
 )
