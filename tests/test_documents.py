@@ -21,9 +21,11 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from remote_tool import SweepRequest
 from remote_tool.cli.program import COMMANDS, load_command
 from remote_tool.config.loading import parse
 from remote_tool.config.model import Config
+from remote_tool.config.sweep_file import load_sweep_file
 
 if TYPE_CHECKING:
     from tests.conftest import MakeServer
@@ -177,7 +179,20 @@ def test_the_examples_do_what_the_document_says(
             desk.run(document, block)
 
 
-@pytest.mark.parametrize("block", blocks_of(REPOSITORY / "docs" / "guide.md", "yaml"), ids=lambda block: block.line)
+YAML = blocks_of(REPOSITORY / "docs" / "guide.md", "yaml")
+SWEEPS = [block for block in YAML if block.text.startswith("cmd:")]
+
+
+@pytest.mark.parametrize("block", SWEEPS, ids=lambda block: block.line)
+def test_the_files_of_sweeps_in_the_guide_are_right(block: Block, tmp_path: Path) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text(block.text)
+    found = load_sweep_file(file)
+    request = SweepRequest(found.command, grid=found.grid, random=found.random, combinations=tuple(found.combinations))
+    assert len(request.made) == 120
+
+
+@pytest.mark.parametrize("block", [block for block in YAML if block not in SWEEPS], ids=lambda block: block.line)
 def test_the_configurations_of_the_guide_are_right(block: Block) -> None:
     servers = "" if "servers:" in block.text else "servers: {gpu1: {hostname: 10.0.0.5}}\n"
     root = Path("/home/me/digits")
@@ -202,7 +217,10 @@ def test_every_link_leads_somewhere(document: Path) -> None:
 
 def options_by_command() -> dict[str, set[str]]:
     """Return the options of each command, with those that ``--help`` hides."""
-    return {name: {word for each in load_command(name).params for word in each.opts} | {"--help"} for name in COMMANDS}
+    return {
+        name: {word for each in load_command(name).params for word in (*each.opts, *each.secondary_opts)} | {"--help"}
+        for name in COMMANDS
+    }
 
 
 def test_the_readme_has_every_command() -> None:

@@ -29,6 +29,7 @@ _OPS = {
     "facts": "facts",
     "free_gpus": "leases.free",
     "top": "machine.top",
+    "gpus": "leases.report",
     "listen": "network.reachability",
     "connect": "network.reachability",
     "share": "relay.share",

@@ -11,6 +11,7 @@ from remote_tool.agent.proc.processes import Process, Snapshot
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.job_folder import RESERVE
 from remote_tool.protocol.lean.namedtuple import NamedTuple
+from remote_tool.protocol.lean.suppress import suppress
 from remote_tool.protocol.limits import LONGEST_REASON
 from remote_tool.protocol.records import ENDED, SPEC, STARTED, RecordError, state_of_ended
 
@@ -32,8 +33,8 @@ class QueueView:
     def __init__(self) -> None:
         self._standing: Optional[Standing] = None
 
-    def explain(self, folder: int, job_id: str) -> str:
-        """Return what a job in the queue waits for."""
+    def explain(self, folder: int, job_id: str) -> "tuple[Optional[Process], str]":
+        """Return the supervisor of a job in the queue, and what it waits for."""
         from remote_tool.agent.leases import standing  # noqa: PLC0415 - few jobs wait
 
         if self._standing is None:
@@ -197,7 +198,7 @@ def _judge_unended(folder: int, records: Records, host: HostSnapshot) -> JobStat
         return JobStatus(spec, started, None, "lost", _DISPLACED, None, tuple(members))
     if supervisor is not None:
         ending = processes.find_alive(started["command"]) is None
-        reason = _ending_reason(folder) if ending else ""
+        reason = _ending_reason(folder) if ending else _running_reason(folder, spec, started)
         return JobStatus(spec, started, None, "running", reason, supervisor, tuple(members))
     return JobStatus(spec, started, None, "lost", _lost_reason(members), None, tuple(members))
 
@@ -205,6 +206,20 @@ def _judge_unended(folder: int, records: Records, host: HostSnapshot) -> JobStat
 def _ending_reason(folder: int) -> str:
     reason = "its command has ended, and its end is being recorded"
     return f"{reason}, but the disk is full" if _is_full(folder) else reason
+
+
+def _running_reason(folder: int, spec: Record, started: Record) -> str:
+    failed = started.get("failed_attempts")
+    parts = [describe_attempt(failed, spec.get("retries") or 0)] if failed else []
+    if spec.get("stop_if_idle"):
+        with suppress(RecordError, OSError):
+            parts.append((job_folder.read_bytes(folder, job_folder.NOTICE) or b"").decode("utf-8", "replace"))
+    return "; ".join(part for part in parts if part)
+
+
+def describe_attempt(failed: List[str], retries: int) -> str:
+    """Return which attempt it is after these failed."""
+    return f"attempt {len(failed) + 1} of {retries + 1}, after {failed[-1]}"
 
 
 def _is_full(folder: int) -> bool:
@@ -229,10 +244,8 @@ def _starting(folder: int, spec: Record, host: HostSnapshot) -> JobStatus:
         held = host.now - spec["received_at"] < _START_SECONDS
     is_queued = job_folder.exists(folder, job_folder.QUEUED)
     if held and is_queued:
-        from remote_tool.agent.leases.queued_file import find_supervisor  # noqa: PLC0415 - few jobs wait
-
-        why = host.queue.explain(folder, spec["id"])
-        return JobStatus(spec, None, None, "queued", why, find_supervisor(folder))
+        supervisor, reason = host.queue.explain(folder, spec["id"])
+        return JobStatus(spec, None, None, "queued", reason, supervisor)
     if held:
         return JobStatus(spec, None, None, "starting", "")
     what = "its supervisor was killed while it waited" if is_queued else "its start was interrupted"

@@ -29,6 +29,7 @@ from remote_tool.cli.options import (
     Keys,
     LostAfter,
     MasterPort,
+    MaxDuration,
     Name,
     Nice,
     NoSync,
@@ -39,6 +40,7 @@ from remote_tool.cli.options import (
     Relay,
     Servers,
     ShowOutput,
+    StopIfIdle,
     TagsToFind,
     TagsToSet,
     Verbose,
@@ -135,6 +137,8 @@ class StartOptions(Targets):
     gpus: Gpus = 0
     frozen: Frozen = None
     nice: Nice = None
+    max_duration: MaxDuration = None
+    stop_if_idle: StopIfIdle = None
     name: Name = ""
     tag: TagsToSet = None
     artifact: Artifacts = None

@@ -185,6 +185,22 @@ OnEnd = Annotated[
         help="Run this on the server when the job has ended; default: on_end in configs.yaml.",
     ),
 ]
+MaxDuration = Annotated[
+    str | None,
+    typer.Option(
+        "--max-duration",
+        metavar="TIME",
+        help="Stop the job after this time, e.g. 12h; 0: never; default: max_duration in configs.yaml.",
+    ),
+]
+StopIfIdle = Annotated[
+    str | None,
+    typer.Option(
+        "--stop-if-idle",
+        metavar="TIME",
+        help="Stop the job when its GPUs were idle this long, e.g. 30m; 0: never; default: as configured.",
+    ),
+]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Also replace files that were changed on the server or never sent.")
 ]

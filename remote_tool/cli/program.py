@@ -39,6 +39,7 @@ GROUPS = {
             "Measure network bandwidth between servers.",
             "--server gpu1 --server gpu2",
         ),
+        "gpus": ("commands.servers", "Show which GPUs are free, and who has the others.", "--wait 2"),
         "ssh-config": (
             "commands.ssh_config",
             "Print or install ssh settings for servers, for ssh, scp, and editors.",
@@ -210,7 +211,8 @@ class Command(TyperCommand):
         return rest
 
     def _refuse_own_options(self, words: list[str], command: str) -> None:
-        ours = {name for each in self.params for name in each.opts if name.startswith("--")} - {"--help"}
+        every = {name for each in self.params for name in (*each.opts, *each.secondary_opts)}
+        ours = {name for name in every if name.startswith("--")} - {"--help"}
         before_dashes = words[: words.index("--")] if "--" in words else words
         for name in (word.partition("=")[0] for word in before_dashes[1:]):
             if name in ours:

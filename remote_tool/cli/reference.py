@@ -50,15 +50,17 @@ an unknown option, prints only `{"errors": [{"server": "", "message"}]}`.
 - A job: `"key", "id", "launch_id", "node_rank", "server", "name", "state", "exit_code", "signal", "reason", "pid",
   "tags", "note", "started_by", "command", "workdir", "git": {"commit", "branch", "dirty"}, "copy",
   "environment_hash", "nice", "gpus", "gpu_count", "leased_gpus", "priority", "after", "terminal", "variables",
-  "rerun_of", "created_at", "started_at", "ended_at", "values", "log"`. Times are ISO 8601 UTC, `log` is the local
-  folder, `workdir` is relative to the project; `git` is null if unknown. `copy` is the name of the copy of the
-  project that the job runs in, and `environment_hash` is that of its environment; null if it runs in the project.
-  `started_by` is the `user@machine` that started the job. `nice` is null if the niceness was not set. `gpus` lists
-  the GPUs that the job was given, by number or UUID; null if it may use all. `gpu_count` is the number of GPUs that
-  it waits for and `leased_gpus` has the UUIDs of those that its server reserved, or null; `after` lists the ids of
-  the jobs that it waits for. `terminal` is `"command"` or `"shell"` for a job with a terminal, else null. `variables`
-  lists the names of the variables that were given with the command, or null if unknown; `rerun_of` is the id of the
-  job that it repeats, or null. `values` has the last values in its output by name, such as `{"loss": "0.25"}`.
+  "rerun_of", "max_duration", "stop_if_idle", "retries", "failed_attempts", "created_at", "started_at", "ended_at",
+  "values", "log"`. Times are ISO 8601 UTC, `log` is the local folder, `workdir` is relative to the project; `git` is
+  null if unknown. `copy` is the name of the copy of the project that the job runs in, and `environment_hash` is that
+  of its environment; null if it runs in the project. `started_by` is the `user@machine` that started the job. `nice`
+  is null if the niceness was not set. `gpus` lists the GPUs that the job was given, by number or UUID; null if it may
+  use all. `gpu_count` is the number of GPUs that it waits for and `leased_gpus` has the UUIDs of those that its
+  server reserved, or null; `after` lists the ids of the jobs that it waits for. `terminal` is `"command"` or
+  `"shell"` for a job with a terminal, else null. `variables` lists the names of the variables that were given with
+  the command, or null if unknown; `rerun_of` is the id of the job that it repeats, or null. `max_duration` and
+  `stop_if_idle` are in seconds, or null without such a limit. `failed_attempts` says how the attempts before the last
+  one ended, such as `"exit code 75"`. `values` has the last values in its output by name, such as `{"loss": "0.25"}`.
 - `job-diff`: in addition to the two jobs, `"differences": [{"field", "values"}]`, with the value of each job.
 - `job-stacks`: `{"groups": [{"label", "where", "processes"}], "kept": [{"job", "server", "text"}], "errors": [...]}`. A
   process: `"job", "server", "pid", "rank", "is_child", "command", "threads", "why"`; a thread is a list of `{"file",
@@ -97,6 +99,10 @@ an unknown option, prints only `{"errors": [{"server": "", "message"}]}`.
   `fail` or `unknown`.
 - `bandwidth`: `{"links": [{"from", "to", "gbit_per_second", "round_trip_ms", "interface", "to_interface", "address",
   "method", "error"}], "errors": […]}`; values that were not measured are null.
+- `gpus`, for each server: `"server", "gpus", "queue", "problem", "notes"`. A GPU: `"index", "uuid", "name", "state",
+  "memory_used", "memory_total", "load", "lease", "processes", "is_ours"`; the state is `free`, `leased` or `used`, and
+  `is_ours` is false for one that `devices:` leaves out. A lease: `"user", "job", "name", "since"`; a process: `"pid",
+  "memory", "user", "job"`; a job in the queue: `"job", "user", "gpus"`. `problem` says why its GPUs are unknown.
 - `forward`: `{"forwards": [{"server", "reverse", "listen", "port", "target"}], "errors": []}`, printed when all servers
   have answered; `port` is null for a Unix socket.
 - `connections`, `disconnect`: `{"connections": [{"server", "address", "username", "since", "sessions", "pid"}],

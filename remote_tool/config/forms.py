@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 
 from remote_tool.config.launch_command import begins_shell
 from remote_tool.protocol.artifact_patterns import MOST_NEWEST, is_glob
-from remote_tool.protocol.limits import LONGEST_IDLE_AFTER, LONGEST_LOST_AFTER, SHORTEST_LOST_AFTER, SMALLEST_LOG_LIMIT
+from remote_tool.protocol.limits import (
+    LONGEST_DURATION,
+    LONGEST_IDLE_AFTER,
+    LONGEST_LOST_AFTER,
+    MOST_RETRIES,
+    SHORTEST_LOST_AFTER,
+    SMALLEST_LOG_LIMIT,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +50,9 @@ _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
 _PYTHON = re.compile(r"[0-9]{1,2}\.[0-9]{1,3}(\.[0-9]{1,3})?")
 _SIZE = re.compile(r"([0-9]{1,15}) ?(?:([KMGT])i?)?B?", re.IGNORECASE)
 _AGE = re.compile(r"([0-9]{1,6}) ?([mhdw])")
-_SECONDS = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+_DURATION = re.compile(r"([0-9]{1,6}) ?([smhdw])")
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+EXIT_CODE_OR_SIGNAL = "[1-9][0-9]?|1[0-9]{2}|2[0-4][0-9]|25[0-5]|SIG[A-Z0-9+-]{1,12}"
 _HUNDREDTHS = re.compile(r"([0-9]{1,2}(?:\.[0-9]{1,3})?) ?%")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,500}")
 _NO_OPTION = r"[A-Za-z0-9_][A-Za-z0-9._-]"
@@ -106,6 +115,13 @@ def read_age(text: str) -> float | None:
     """Return the seconds of an age such as 12h, 30d or 8w; None if it is not an age."""
     found = _AGE.fullmatch(text)
     return int(found[1]) * _SECONDS[found[2]] if found else None
+
+
+def read_duration(text: str) -> float | None:
+    """Return the seconds of a duration such as 45s, 90m, 12h or 2d; 0 turns a limit off; None if it is neither."""
+    found = _DURATION.fullmatch(text)
+    seconds = int(found[1]) * _SECONDS[found[2]] if found else 0.0 if text == "0" else None
+    return seconds if seconds is not None and seconds <= LONGEST_DURATION else None
 
 
 def read_hundredths(text: str) -> float | None:
@@ -212,6 +228,12 @@ KEPT_JOBS = Validator(
     "a number of jobs from 1 to 999999, or an age such as 30d",
     lambda text: re.fullmatch("[1-9][0-9]{0,5}", text) is not None or bool(read_age(text)),
 )
+DURATION = Validator("a duration such as 45s, 90m, 12h or 2d, or 0", lambda text: read_duration(text) is not None)
+RETRIES = Validator(
+    f"a whole number from 0 to {MOST_RETRIES}",
+    lambda text: re.fullmatch("[0-9]{1,3}", text) is not None and int(text) <= MOST_RETRIES,
+)
+RETRY_ON = _like("an exit code such as 75, or a signal such as SIGKILL", EXIT_CODE_OR_SIGNAL)
 KEPT_LOGINS = Validator("0, or a time such as 10m or 2h", lambda text: text == "0" or bool(read_age(text)))
 PREFIX = Validator("a path on the server, absolute or starting with ~/", _is_prefix)
 # These two may hold a user, a password or a token.

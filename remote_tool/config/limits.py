@@ -7,15 +7,20 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from remote_tool.config import forms
 from remote_tool.config.model import OnEnd
 from remote_tool.errors import UsageError
+from remote_tool.protocol.job_fields import is_seconds
 from remote_tool.protocol.limits import (
     HIGHEST_NICE,
+    LONGEST_DURATION,
     LONGEST_LOST_AFTER,
     LONGEST_NAME,
     LONGEST_NOTE,
     LONGEST_PATH,
     LONGEST_VARIABLE,
+    MOST_RETRIES,
+    MOST_RETRY_ON,
     MOST_TAGS,
     SHORTEST_LOST_AFTER,
     LimitError,
@@ -119,6 +124,37 @@ def check_nice(nice: int | None) -> None:
         raise UsageError(f"--nice must be a whole number from 0 to {HIGHEST_NICE}, found {nice!r:.40}")
 
 
+def read_duration(option: str, value: object) -> float | None:
+    """Return a duration in seconds, 0 for none; None leaves it as configured.
+
+    Raises:
+        UsageError: It is neither a number of seconds nor a text such as 12h.
+    """
+    if value is None:
+        return None
+    seconds = forms.read_duration(value) if isinstance(value, str) else value
+    if not is_seconds(seconds, LONGEST_DURATION):
+        raise UsageError(f"{option} must be {forms.DURATION.wanted}, found {value!r:.40}", hint=f"{option} 12h")
+    return float(seconds)  # type: ignore[arg-type]
+
+
+def check_retries(retries: int | None, retry_on: Sequence[str] | None) -> None:
+    """Refuse an invalid number of retries, and anything that is neither an exit code nor a signal.
+
+    Raises:
+        UsageError: One is invalid.
+    """
+    if retries is not None and not (type(retries) is int and 0 <= retries <= MOST_RETRIES):
+        raise UsageError(f"--retries must be a whole number from 0 to {MOST_RETRIES}, found {retries!r:.40}")
+    for each in retry_on or ():
+        if not forms.RETRY_ON.accepts(each):
+            raise UsageError(
+                f"--retry-on takes {forms.RETRY_ON.wanted}, found {each!r:.40}", hint="--retry-on 75,SIGKILL"
+            )
+    if len(retry_on or ()) > MOST_RETRY_ON:
+        raise UsageError(f"--retry-on takes at most {MOST_RETRY_ON} exit codes and signals")
+
+
 def check_name(name: object) -> None:
     """Refuse an invalid name of a job; an empty one is none.
 
@@ -139,6 +175,18 @@ def check_note(text: str) -> None:
         raise UsageError(f"A note must be one line of at most {LONGEST_NOTE} characters, found {text!r:.100}")
 
 
+def on_empty_of(config: Config) -> tuple[str, dict[str, str], float] | None:
+    """Return the command for when no job is left, its secrets, and how long it waits; secrets are redacted from now on.
+
+    Raises:
+        UsageError: A secret is not set here.
+    """
+    configured = config.on_empty
+    if configured is None or not configured.run.strip():
+        return None
+    return configured.run, _values_of(configured.secrets, "on_empty in configs.yaml"), configured.after
+
+
 def on_end_of(config: Config, asked_for: str | None) -> tuple[str, dict[str, str]] | None:
     """Return the command for the end of a job, and its secrets; from now on they are redacted in every text.
 
@@ -152,16 +200,20 @@ def on_end_of(config: Config, asked_for: str | None) -> tuple[str, dict[str, str
     if not command.strip():
         return None
     names = configured.secrets if asked_for is None else [name for name in configured.secrets if _names(command, name)]
+    source = "on_end in configs.yaml" if asked_for is None else "The on_end command"
+    return command, _values_of(names, source, ", or --on-end '' to start without it")
+
+
+def _values_of(names: Sequence[str], source: str, otherwise: str = "") -> dict[str, str]:
     missing = [name for name in names if name not in os.environ]
     if missing:
-        source = "on_end in configs.yaml" if asked_for is None else "The on_end command"
         raise UsageError(
             f"{source} needs {' and '.join(missing)}, which is not set here",
-            hint=f"export {missing[0]}=…, or --on-end '' to start without it",
+            hint=f"export {missing[0]}=…{otherwise}",
         )
     secrets = {name: os.environ[name] for name in names}
     hide(secrets.values())
-    return command, secrets
+    return secrets
 
 
 def _names(command: str, variable: str) -> bool:

@@ -7,7 +7,7 @@ import shlex
 import stat
 from pathlib import Path
 
-from remote_tool.config import data_sets, fields, forms, servers
+from remote_tool.config import data_sets, ends, fields, forms, servers
 from remote_tool.config.artifacts import artifact_limit, artifact_patterns, problem_with_folder
 from remote_tool.config.document import LARGEST_FILE, ConfigNode, Problems, read_document
 from remote_tool.config.environment import read_environment
@@ -20,7 +20,6 @@ from remote_tool.config.model import (
     HostKeyPolicy,
     KeptJobs,
     MinFree,
-    OnEnd,
     Snapshots,
 )
 from remote_tool.errors import ConfigError
@@ -59,6 +58,11 @@ TOP_KEYS = (
     "data",
     "on_end",
     "snapshots",
+    "on_empty",
+    "max_duration",
+    "stop_if_idle",
+    "retries",
+    "retry_on",
 )
 
 
@@ -155,22 +159,14 @@ def _config(top: ConfigNode, root: Path) -> Config:
         status=_status(values["status"]) if "status" in values else {},
         workdir=fields.workdir(values),
         data=data_sets.read_data_sets(values["data"], root, name) if "data" in values else {},
-        on_end=_on_end(values["on_end"]) if "on_end" in values else None,
         snapshots=Snapshots(fields.text_of(values, "snapshots", forms.one_of(tuple(Snapshots))) or Snapshots.QUEUED),
+        on_end=ends.read_on_end(values["on_end"]) if "on_end" in values else None,
+        on_empty=ends.read_on_empty(values["on_empty"]) if "on_empty" in values else None,
+        max_duration=ends.read_duration(values, "max_duration") or None,
+        stop_if_idle=ends.read_duration(values, "stop_if_idle") or None,
+        retries=int(fields.text_of(values, "retries", forms.RETRIES) or 0),
+        retry_on=ends.read_retry_on(values["retry_on"]) if "retry_on" in values else (),
     )
-
-
-def _on_end(place: ConfigNode) -> OnEnd | None:
-    """Read a command, or a command with the names of its secrets."""
-    if not place.is_mapping:
-        return OnEnd(place.text(forms.SCRIPT) or "")
-    values = place.entries(("run", "secrets"))
-    if "run" not in values:
-        place.refuse("requires run: the command")
-        return None
-    items = values["secrets"].items("a list of variables, such as [NTFY_TOKEN]") if "secrets" in values else ()
-    secrets = tuple(text for each in items if (text := each.text(forms.VARIABLE)) is not None)
-    return OnEnd(fields.text_of(values, "run", forms.SCRIPT) or "", secrets)
 
 
 def _status(place: ConfigNode) -> dict[str, str]:

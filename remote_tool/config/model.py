@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 CONDA_FORGE = ("conda-forge",)
 DEFAULT_KEPT_SECONDS = 600
+DEFAULT_ON_EMPTY_AFTER = 600.0
 
 
 class EnvironmentKind(StrEnum):
@@ -115,6 +116,17 @@ class OnEnd:
 
 
 @dataclass(frozen=True)
+class OnEmpty(OnEnd):
+    """A command that a server runs when a job has ended and none is left.
+
+    Attributes:
+        after: Seconds that it waits for another job first.
+    """
+
+    after: float = DEFAULT_ON_EMPTY_AFTER
+
+
+@dataclass(frozen=True)
 class KeptJobs:
     """The finished jobs to keep on a server when others start: the newest ``count``, or the last ``seconds``."""
 
@@ -204,6 +216,11 @@ class Config:
         env: Environment variables of each command, by name; those of a server take precedence.
         status: Regular expressions by name, for values of the status line besides the built-in ones.
         on_end: What servers run when a job has ended; None: nothing.
+        on_empty: What servers run when a job has ended and none is left; None: nothing.
+        max_duration: Seconds after which a job is stopped; None: never.
+        stop_if_idle: Seconds after which a job is stopped if its GPUs are idle for so long; None: never.
+        retries: How many times a failed command of ``job-run`` is run again.
+        retry_on: Exit codes and signals after which it is; empty: any failure.
         data: Data sets outside the project, by name.
         snapshots: Which jobs run in a copy of the project.
     """
@@ -234,6 +251,11 @@ class Config:
     data: Mapping[str, DataSet] = field(default_factory=dict)
     on_end: OnEnd | None = None
     snapshots: Snapshots = Snapshots.QUEUED
+    on_empty: OnEmpty | None = None
+    max_duration: float | None = None
+    stop_if_idle: float | None = None
+    retries: int = 0
+    retry_on: tuple[str, ...] = ()
 
     @property
     def usual_servers(self) -> tuple[str, ...]:

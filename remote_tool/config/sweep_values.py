@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # Of one sweep: each becomes a job, whose record is read by every list of jobs.
 MOST_COMBINATIONS = 10_000
-# A choice may have few values: another draw is tried this many times before there seem to be no more.
+# A choice may have few values: another draw is tried this many times before the search for more ends.
 MOST_TRIES = 1000
 LONGEST_NAME = 60
 SEEDS = 2**32
@@ -281,7 +281,7 @@ def drawer(name: str, text: str) -> Callable[[float], str]:
 
 
 def _rounded(value: float, low: float, high: float) -> str:
-    """Return six digits, unless these lie outside the range."""
+    """Return six digits, unless these are outside the range."""
     text = f"{value:.6g}"
     return text if low <= float(text) <= high else repr(min(max(value, low), high))
 

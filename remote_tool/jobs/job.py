@@ -115,6 +115,10 @@ class JobSettings:
         configured_variables: Names of the variables that the configuration set; None when they are not known.
         rerun_of: Id of the job that it repeats, for a launch of its first node's; empty when it repeats none.
         launch_options: What its launch was asked for, only of the first node; empty without a launch.
+        max_duration: Seconds after which it is stopped; None: never.
+        stop_if_idle: Seconds after which it is stopped if its GPUs are idle for so long; None: never.
+        retries: How many times its command is run again after a failure; None: never.
+        retry_on: Exit codes and signals after which it is; empty: any failure.
     """
 
     launch_id: str = ""
@@ -141,6 +145,10 @@ class JobSettings:
     configured_variables: tuple[str, ...] | None = None
     rerun_of: str = ""
     launch_options: str = ""
+    max_duration: float | None = None
+    stop_if_idle: float | None = None
+    retries: int | None = None
+    retry_on: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -159,6 +167,8 @@ class JobSpec(JobSettings):
         waits: Whether it may wait for its GPUs; otherwise, it fails if they are not free.
         on_end: The command that its server runs when it has ended, and its secret variables; never written to disk.
         changes: The uncommitted changes of the files that were sent; recorded here only.
+        on_empty: The command that its server runs when it has ended and no job is left, its secret variables, and how
+            many seconds it waits for another job; never written to disk.
         started_by: Who starts it, like ``ann@laptop``.
     """
 
@@ -173,6 +183,7 @@ class JobSpec(JobSettings):
     waits: bool = field(default=True, kw_only=True)
     on_end: tuple[str, Mapping[str, str]] | None = field(default=None, repr=False)
     changes: bytes = field(default=b"", repr=False)
+    on_empty: tuple[str, Mapping[str, str], float] | None = field(default=None, repr=False)
     started_by: str = field(default_factory=own_name, kw_only=True)
 
 
@@ -203,6 +214,7 @@ class Job(JobSettings):
         note: The user's note about it; empty without one.
         leased_gpus: The UUIDs of the GPUs that its server has reserved for it; None: none.
         status_values: The progress last seen in its output, such as ``loss=0.21``.
+        failed_attempts: How each attempt before the last ended, such as ``exit code 75``.
     """
 
     key: int
@@ -233,6 +245,7 @@ class Job(JobSettings):
     note: str = ""
     leased_gpus: tuple[str, ...] | None = None
     status_values: tuple[str, ...] = ()
+    failed_attempts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Redact secrets, as this is written to disk; an end contradicting the state is dropped."""

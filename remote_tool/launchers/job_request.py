@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 
 from remote_tool.config.artifacts import read_artifacts
 from remote_tool.config.devices import VISIBLE, check_devices
-from remote_tool.config.limits import check_name, check_nice, check_request, check_texts, check_workdir, names_of
+from remote_tool.config.limits import (
+    check_name,
+    check_nice,
+    check_request,
+    check_texts,
+    check_workdir,
+    names_of,
+    read_duration,
+)
 from remote_tool.errors import UsageError
 from remote_tool.protocol.limits import HIGHEST_PRIORITY, MOST_AFTER, MOST_GPUS
 from remote_tool.redaction import hide
@@ -61,6 +69,8 @@ class JobRequest:
         rerun_of: Id of the job that this repeats; empty: of none.
         frozen: Run in a copy of the project as it is now; None: as configured.
         code: Run in these copies instead; None: do not.
+        max_duration: Stop a job after this many seconds, or text such as 12h; 0: never; None: as configured.
+        stop_if_idle: Stop a job after its GPUs were idle for this long; 0: never; None: as configured.
     """
 
     command: str
@@ -77,6 +87,8 @@ class JobRequest:
     nice: int | None = None
     name: str = ""
     on_end: str | None = None
+    max_duration: float | str | None = None
+    stop_if_idle: float | str | None = None
     gpus: int = 0
     priority: int = 0
     after: tuple[str, ...] = ()
@@ -105,6 +117,8 @@ class JobRequest:
         check_workdir(self.workdir)
         check_nice(self.nice)
         check_name(self.name)
+        object.__setattr__(self, "max_duration", read_duration("--max-duration", self.max_duration))
+        object.__setattr__(self, "stop_if_idle", read_duration("--stop-if-idle", self.stop_if_idle))
         read_artifacts(self.artifacts if artifacts is None else artifacts)
         check_devices(self.devices, self.environment)
         self._check_queue(may_wait=may_wait)

@@ -6,7 +6,7 @@ import heapq
 import re
 import shlex
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +72,12 @@ class SweepRequest(JobRequest):
     def made(self) -> tuple[dict[str, str], ...]:
         """All combinations, by number."""
         return SweepSpec(self.command, self.grid, self.random, self.combinations).made()
+
+    def of_job(self, job: SweepJob) -> JobRequest:
+        """Return the request of one job, with what it waits for."""
+        after = (job.after,) if job.after else ()
+        options = {each.name: getattr(self, each.name) for each in fields(JobRequest)}
+        return JobRequest(**{**options, "gpus": job.gpus, "after": after, "after_any": bool(after)})
 
     @property
     def may_lease(self) -> bool:

@@ -36,6 +36,7 @@ _REQUIRED = object()
 _LETTERS_AND_DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-"
 _LONGEST_SIGNAL = 12
 _LARGEST_NUMBER = 2**34
+_ATTEMPTS = (limits.MOST_RETRIES, limits.LONGEST_ATTEMPT)
 # JSON may have longer ones, which no float can hold.
 _LARGEST_FLOAT = 2.0**1023
 _GPUS = (limits.MOST_GPUS, limits.LONGEST_GPU)
@@ -207,6 +208,15 @@ FIELDS = (
     Field("terminal", TERMINAL, default="", null=True, changes=ONCE, shown="terminal"),
     Field("variables", TEXTS, limits.NAMES_OF_VARIABLES, default=None, null=True, changes=ONCE, shown="variables"),
     Field("rerun_of", TEXT, limits.LONGEST_ID, default="", null=True, changes=ONCE, shown="rerun_of"),
+    Field(
+        "max_duration", SECONDS, limits.LONGEST_DURATION, default=None, null=True, changes=ONCE, shown="max_duration"
+    ),
+    Field(
+        "stop_if_idle", SECONDS, limits.LONGEST_DURATION, default=None, null=True, changes=ONCE, shown="stop_if_idle"
+    ),
+    Field("retries", COUNT, limits.MOST_RETRIES, default=None, null=True, changes=ONCE, shown="retries"),
+    Field("retry_on", TEXTS, (limits.MOST_RETRY_ON, limits.LONGEST_RETRY_ON), default=[], null=True),
+    Field("failed_attempts", TEXTS, _ATTEMPTS, STARTED, default=[], null=True, changes=SEEN, shown="failed_attempts"),
     Field("created_at", MOMENT, limits.LATEST_MOMENT, shown="created_at"),
     Field("started_at", MOMENT, limits.LATEST_MOMENT, STARTED, default=None, changes=SEEN, shown="started_at"),
     Field("ended_at", MOMENT, limits.LATEST_MOMENT, ENDED, default=None, changes=SEEN, shown="ended_at"),

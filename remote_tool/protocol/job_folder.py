@@ -11,6 +11,8 @@
     queued         its supervisor, and what it waits for, if it has waited before its command began
     job.out job.err ranks/   output, exact bytes
     on-end.log     what the on_end command printed, and how it ended
+    on-empty.log   what the on_empty command printed, and how it ended
+    notice         why a running job is about to be stopped
     stacks.txt     where its Python processes were before they were stopped
     nccl-rank-N    the last collectives of a rank, written by torch when one fails or times out
     reserve        space reserved for ended.json, locked while the supervisor is alive
@@ -44,6 +46,9 @@ PROXIES_FILE = "mpi-proxies"
 BEGUN = "begun"
 QUEUED = "queued"
 ON_END = "on-end.log"
+ON_EMPTY = "on-empty.log"
+# Of a running job that is about to be stopped.
+NOTICE = "notice"
 STACKS = "stacks.txt"
 # A request to the supervisor to run py-spy; the answer has its id after this name.
 TRACE = "trace"
@@ -75,7 +80,7 @@ class FolderError(Exception):
 def is_kept(name: str) -> bool:
     """Return whether a name in a job's folder is that of a file which the client fetches beside the output."""
     rank = name[len(FLIGHT_RECORD) :]
-    return name in {ON_END, STACKS} or (name.startswith(FLIGHT_RECORD) and rank.isdigit() and rank.isascii())
+    return name in {ON_EMPTY, ON_END, STACKS} or (name.startswith(FLIGHT_RECORD) and rank.isdigit() and rank.isascii())
 
 
 def open_folder(path: str, parent: int | None = None) -> int:

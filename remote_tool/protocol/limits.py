@@ -51,6 +51,12 @@ MOST_AFTER = 100
 LONGEST_ID = 128
 # Range of niceness: higher is less of the CPU.
 HIGHEST_NICE = 19
+# Seconds that a job may take, or that its GPUs may be idle: a year.
+LONGEST_DURATION = 366 * 86400
+MOST_RETRIES = 100
+# What to retry on: exit codes and names of signals. How an attempt ended, in a record.
+MOST_RETRY_ON, LONGEST_RETRY_ON = 64, 16
+LONGEST_ATTEMPT = 64
 # A week, in seconds.
 LONGEST_GRACE = 7 * 86400
 # Seconds that a launch waits for a silent node.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from remote_tool.launchers.fan_out import MOST_SHARDS, TAG, FanOutRequest
-from remote_tool.workflows.work_files import WorkFiles, count, number, optional_flag, text, texts
+from remote_tool.workflows.work_files import WorkFiles, count, number, optional_flag, seconds, text, texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -97,6 +97,8 @@ _OF_REQUEST: dict[str, Callable[[Mapping[str, Any], str], Any]] = {
     "gather": text,
     "workdir": text,
     "nice": number,
+    "max_duration": seconds,
+    "stop_if_idle": seconds,
     "name": text,
     "devices": texts,
     "gpus": count,
@@ -106,6 +108,8 @@ _OF_REQUEST: dict[str, Callable[[Mapping[str, Any], str], Any]] = {
 _OF_EARLIER_VERSIONS: dict[str, Any] = {
     "workdir": "",
     "nice": None,
+    "max_duration": None,
+    "stop_if_idle": None,
     "name": "",
     "gpus": 0,
     "frozen": None,

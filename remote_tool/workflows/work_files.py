@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from remote_tool.errors import JobError, UsageError
 from remote_tool.jobs.records import JOB_ID
 from remote_tool.protocol import strict_json
+from remote_tool.protocol.job_fields import is_seconds
 from remote_tool.system.files import read_bounded, write_atomically
 from remote_tool.system.locks import lock
 
@@ -129,6 +130,13 @@ def number(values: Mapping[str, Any], name: str) -> int | None:
 
 def count(values: Mapping[str, Any], name: str) -> int:
     return number(values, name) or 0
+
+
+def seconds(values: Mapping[str, Any], name: str) -> float | None:
+    value = values[name]
+    if value is not None and not is_seconds(value):
+        raise TypeError(f"{name} is not a number of seconds")
+    return None if value is None else float(value)
 
 
 def optional_flag(values: Mapping[str, Any], name: str) -> bool | None:

@@ -53,6 +53,10 @@ class LaunchMethods(JobMethods):
         name: str = "",
         workdir: str | None = None,
         from_job: str = "",
+        max_duration: float | str | None = None,
+        stop_if_idle: float | str | None = None,
+        retries: int | None = None,
+        retry_on: Sequence[str] | None = None,
     ) -> RunningJob:
         """Send changed files and start a job on one server.
 
@@ -75,6 +79,10 @@ class LaunchMethods(JobMethods):
             name: Name of the jobs, for lists; empty: none.
             workdir: The working folder, relative to the project; None: as configured, else the project folder.
             from_job: Key of a job whose artifacts are sent to the server first.
+            max_duration: Stop the job after this many seconds, or text such as 12h; 0: never; None: as configured.
+            stop_if_idle: Stop the job after its GPUs were idle for this long; 0: never; None: as configured.
+            retries: How many times a failed command is run again; None: as configured.
+            retry_on: Exit codes and signals after which it is; empty: any failure; None: as configured.
 
         Raises:
             SyncError: The project could not be sent; nothing was started.
@@ -100,6 +108,10 @@ class LaunchMethods(JobMethods):
             name=name,
             workdir=workdir,
             from_job=from_job,
+            max_duration=max_duration,
+            stop_if_idle=stop_if_idle,
+            retries=retries,
+            retry_on=None if retry_on is None else tuple(retry_on),
         )
         return RunningJob(self, self.start_jobs(request).jobs[0])
 
@@ -194,6 +206,8 @@ class LaunchMethods(JobMethods):
         lost_after: float | None = None,
         workdir: str | None = None,
         from_job: str = "",
+        max_duration: float | str | None = None,
+        stop_if_idle: float | str | None = None,
     ) -> list[RunningJob]:
         """Send changed files and start one torchrun per server; return the jobs by node rank.
 
@@ -217,6 +231,9 @@ class LaunchMethods(JobMethods):
             lost_after: Stop the launch when a server is silent for this many seconds; None: as configured.
             workdir: The working folder, relative to the project; None: as configured, else the project folder.
             from_job: Key of a job whose artifacts are sent to every server first, to resume from its checkpoint.
+            max_duration: Stop the launch after this many seconds, or text such as 12h; 0: never; None: as configured.
+            stop_if_idle: Stop the launch after the GPUs of a node were idle for this long; 0: never; None: as
+                configured.
         """
         from remote_tool.launchers.request import LaunchRequest  # noqa: PLC0415 - only a launch needs it
 
@@ -240,6 +257,8 @@ class LaunchMethods(JobMethods):
             lost_after=lost_after,
             workdir=workdir,
             from_job=from_job,
+            max_duration=max_duration,
+            stop_if_idle=stop_if_idle,
         )
         return [RunningJob(self, job) for job in self.launch(request).jobs]
 

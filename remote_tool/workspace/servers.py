@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from remote_tool.workflows.prepare.prepare import PreparedServer
     from remote_tool.workflows.servers.bandwidth import BandwidthAnswer
     from remote_tool.workflows.servers.check import CheckAnswer
+    from remote_tool.workflows.servers.gpus import GpusAnswer
     from remote_tool.workflows.servers.install_keys import KeyOnServer, KeysRequest
     from remote_tool.workflows.servers.kept_logins import KeptLogin
     from remote_tool.workflows.servers.top import OnTopEvent, TopAnswer
@@ -46,6 +47,17 @@ class ServerMethods(Project):
     def measure_bandwidth(self, servers: Sequence[str] = (), *, seconds: float = 2.0) -> BandwidthAnswer:
         """Measure network bandwidth between each pair of servers, for this many seconds in each direction."""
         return self._work(lambda context: workflows.servers.bandwidth.measure_bandwidth(context, servers, seconds))
+
+    def list_gpus(self, servers: Sequence[str] = ()) -> GpusAnswer:
+        """Return who has each GPU of servers now, and how many jobs wait for some; raise for no server."""
+        return self._work(lambda context: workflows.servers.gpus.list_gpus(context, servers))
+
+    def wait_for_gpus(self, count: int, servers: Sequence[str] = ()) -> GpusAnswer:
+        """Wait until one of the servers has this many free GPUs; ``with_free(count)`` of the answer names it.
+
+        They are not reserved: a job that waits for GPUs is started with ``gpus`` of its request.
+        """
+        return self._work(lambda context: workflows.servers.gpus.wait_for_gpus(context, servers, count))
 
     def take_samples(self, servers: Sequence[str] = ()) -> TopAnswer:
         """Return the use of GPUs, processors, memory and disks of servers now, and their running jobs."""

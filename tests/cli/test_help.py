@@ -21,7 +21,7 @@ from tests.sshd import free_port
 REPOSITORY = Path(__file__).parent.parent.parent
 INTERFACE = [
     *("init", "keys", "check", "prepare", "setup", "rsync", "data-sync", "update-packages", "bandwidth"),
-    *("ssh-config", "connections", "disconnect"),
+    *("gpus", "ssh-config", "connections", "disconnect"),
     *("run", "shell", "forward", "jupyter", "job-run"),
     *("helper-torch-launch", "helper-launch", "helper-mpi-launch", "helper-fan-out", "helper-sweep"),
     *("job-list", "sweep-show", "top", "job-tail", "job-stacks", "job-attach", "job-kill", "job-wait"),
@@ -36,6 +36,7 @@ WITH_JSON = [
     "data-sync",
     "disconnect",
     "forward",
+    "gpus",
     "helper-fan-out",
     "helper-launch",
     "helper-mpi-launch",

@@ -24,6 +24,7 @@ from remote_tool.config.model import (
     EnvironmentKind,
     HostKeyPolicy,
     Installer,
+    OnEmpty,
     OnEnd,
     Server,
     Snapshots,
@@ -67,6 +68,11 @@ host_keys: strict
 keep_connections: 2h
 on_end: {{run: ./tell.sh, secrets: [TOKEN]}}
 snapshots: always
+on_empty: {{run: ./stop.sh, after: 90s}}
+max_duration: 2d
+stop_if_idle: 0
+retries: 2
+retry_on: [75, SIGKILL]
 servers:
   gpu-1.lab_a:
     hostname: fd00::5
@@ -103,6 +109,10 @@ servers:
         keep_connections=7200,
         on_end=OnEnd("./tell.sh", ("TOKEN",)),
         snapshots=Snapshots.ALWAYS,
+        on_empty=OnEmpty("./stop.sh", (), 90.0),
+        max_duration=172_800.0,
+        retries=2,
+        retry_on=("75", "SIGKILL"),
     )
 
 
@@ -270,6 +280,16 @@ WRONG = [
         "on_end: {run: a, secrets: TOKEN}",
         "1: on_end.secrets: must be a list of variables, such as [NTFY_TOKEN], found 'TOKEN'",
     ),
+    ("on_empty: {after: 5m}", "1: on_empty: requires run: the command"),
+    (
+        "on_empty: {run: a, after: soon}",
+        "1: on_empty.after: must be a duration such as 45s, 90m, 12h or 2d, or 0, found 'soon'",
+    ),
+    ("max_duration: 12", "1: max_duration: must be a duration such as 45s, 90m, 12h or 2d, or 0, found '12'"),
+    ("stop_if_idle: 400d", "1: stop_if_idle: must be a duration such as 45s, 90m, 12h or 2d, or 0, found '400d'"),
+    ("retries: -1", "1: retries: must be a whole number from 0 to 100, found '-1'"),
+    ("retry_on: 75", "1: retry_on: must be a list of exit codes and signals, such as [75, SIGKILL], found '75'"),
+    ("retry_on: [0]", "1: retry_on[0]: must be an exit code such as 75, or a signal such as SIGKILL, found '0'"),
     ("keep_connections: 30s", "1: keep_connections: must be 0, or a time such as 10m or 2h, found '30s'"),
     ("keep_connections: true", "1: keep_connections: must be 0, or a time such as 10m or 2h, found 'true'"),
     ("artifacts: '*.pt'", "1: artifacts: must be a list of globs, such as [checkpoints/*.pt], found '*.pt'"),

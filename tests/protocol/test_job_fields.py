@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ID = "20261121-053000-0123456789abcdef0123456789abcdef"
 # They travel with a request and are written nowhere.
-NEVER_RECORDED = {"environment", "watch", "on_end", "waits", "changes"}
+NEVER_RECORDED = {"environment", "watch", "on_end", "on_empty", "waits", "changes"}
 KINDS: dict[Kind, Any] = {
     job_fields.TEXT: str,
     job_fields.LAUNCH_ID: str,

@@ -37,6 +37,8 @@ MAKING = [
     "creat",
     "mkdir",
     "mkdirat",
+    "mknod",
+    "mknodat",
     "symlink",
     "symlinkat",
     "link",

@@ -23,7 +23,7 @@ CONTROL, SUPERVISOR, COMMAND = 0, 1, 2
 PROJECT = "project"
 FOLDERS = {"project": PROJECT, "jobs_folder": f"{PROJECT}/.jobs", "scripts_folder": f"{PROJECT}/.remote-scripts"}
 _RECORDS = ("spec.json", "started.json", "stop.json", "ended.json")
-_FILES = {*_RECORDS, "command", "job.out", "job.err", "ranks", "reserve"}
+_FILES = {*_RECORDS, "command", "queued", "job.out", "job.err", "ranks", "reserve"}
 
 
 class Reality(NamedTuple):
@@ -37,7 +37,7 @@ class Reality(NamedTuple):
 class JobCase:
     """A home folder with one job in it."""
 
-    def __init__(self, zygote: Zygote, root: Path, command: str) -> None:
+    def __init__(self, zygote: Zygote, root: Path, command: str, **fields: object) -> None:
         self._zygote = zygote
         self.home = root / secrets.token_hex(4)
         self.project = self.home / PROJECT
@@ -56,7 +56,9 @@ class JobCase:
             "environment": {},
             "grace": 0.1,
             "created_at": time.time(),
+            **fields,
         }
+        self.environment = {"HOME": str(self.home)}
 
     def open(
         self, op: str, *, generation: int = CONTROL, fault: Fault | None = None, traced: bool = True, jobs: int = 1
@@ -70,7 +72,7 @@ class JobCase:
             arguments=("",),
             folder=self.home,
             stdin=json.dumps(request).encode() + b"\n",
-            environment={"HOME": str(self.home)},
+            environment=self.environment,
             generation=generation,
             fault=fault,
             traced=traced,

@@ -168,6 +168,7 @@ from remote_tool.paths import LocalPaths, RemotePaths
 from remote_tool.transport.pool import HostPool
 
 async def main():
+    asyncio.get_running_loop().slow_callback_duration = 100  # a busy machine is slow, of which asyncio would tell
     server = Server("first", "127.0.0.1", sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
     config = Config("project", {"first": server}, LocalPaths(Path(sys.argv[4])), RemotePaths("project"))
     async with HostPool(config) as pool:

@@ -27,10 +27,10 @@ from remote_tool.protocol.records import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Optional
+    from typing import Any, Dict, Optional, Tuple
 
     from remote_tool.agent.frozen.copies import Copies, Copy
-    from remote_tool.agent.supervisor.plan import OnEnd, QueueRequest
+    from remote_tool.agent.supervisor.plan import OnEmpty, OnEnd, QueueRequest
     from remote_tool.agent.wrapper.wrapper import CommandWrapper
     from remote_tool.protocol.records import Record
 
@@ -52,6 +52,7 @@ class JobRequest(NamedTuple):
         script: What the shell inside reads.
         setup: The script that the shell sources first; empty without one.
         on_end: What to run when the job has ended; None: nothing.
+        on_empty: What to run when the job has ended and none is left; None: nothing.
         queue: What it waits for before the command starts; None: nothing.
         copy: The copy of the project that it runs in; None: it runs in the project.
     """
@@ -65,6 +66,7 @@ class JobRequest(NamedTuple):
     script: bytes = b""
     setup: str = ""
     on_end: "Optional[OnEnd]" = None
+    on_empty: "Optional[OnEmpty]" = None
     queue: "Optional[QueueRequest]" = None
     copy: "Optional[Copy]" = None
 
@@ -101,19 +103,36 @@ def check_job(job: object, active: Activation, folders: Folders, copies: "Option
         raise RequestError(f"Job {job['id']}: {error}") from error
     begins_in = _launch_environment(job.get("entry"), active, user, origin, folders, record)
     log_limit = _read_log_limit(job)
-    setup = job.get("setup") or ""
-    if not is_text(setup):
-        raise RequestError(f"Job {job['id']}: its setup script is not text")
+    setup = _read_setup(job)
     membership = _read_membership(job.get("watch"), record)
     wrapped = (begins_in.command_wrapper, begins_in.script)
     if record["terminal"] == limits.SHELL:
         from remote_tool.agent.terminal.shell import LOGIN_SHELL  # noqa: PLC0415 - few jobs are shells
 
         command = LOGIN_SHELL
-    on_end = _read_on_end(job.get("on_end"), record)
+    ends = _read_ends(job, record)
     queue = _read_queue(job, record)
     environment = begins_in.environment
-    return JobRequest(record, command, environment, membership, log_limit, *wrapped, setup, on_end, queue, copy)
+    return JobRequest(record, command, environment, membership, log_limit, *wrapped, setup, *ends, queue, copy)
+
+
+def _read_ends(job: "Dict[str, Any]", spec: Record) -> "Tuple[Optional[OnEnd], Optional[OnEmpty]]":
+    """Return the commands for the end; load what the supervisor needs then: its files may have been removed."""
+    if spec["retries"]:
+        if job.get("watch") is not None or spec["terminal"]:
+            raise RequestError(f"Job {spec['id']}: a node of a launch, or a job on a terminal, has no retries")
+        from remote_tool.agent.supervisor.limits import attempts  # noqa: F401, PLC0415 - few jobs have retries
+    if spec["max_duration"] is not None or spec["stop_if_idle"] is not None:
+        from remote_tool.agent.supervisor.limits import early_end  # noqa: F401, PLC0415 - few jobs have such a limit
+    return _read_on_end(job.get("on_end"), spec), _read_on_empty(job.get("on_empty"))
+
+
+def _read_on_empty(value: Any) -> "Optional[OnEmpty]":  # noqa: ANN401 - from the request, checked here
+    if value is None:
+        return None
+    from remote_tool.agent.supervisor.limits.on_empty import read_on_empty  # noqa: PLC0415 - few jobs have such a command
+
+    return read_on_empty(value)
 
 
 def _read_queue(job: "Dict[str, Any]", spec: Record) -> "Optional[QueueRequest]":
@@ -122,6 +141,13 @@ def _read_queue(job: "Dict[str, Any]", spec: Record) -> "Optional[QueueRequest]"
     from remote_tool.agent.supervisor.queue import read_queue  # noqa: PLC0415 - few jobs wait
 
     return read_queue(job, spec)
+
+
+def _read_setup(job: "Dict[str, Any]") -> str:
+    setup = job.get("setup") or ""
+    if not is_text(setup):
+        raise RequestError(f"Job {job['id']}: its setup script is not text")
+    return str(setup)
 
 
 def _read_log_limit(job: Dict[str, Any]) -> int:

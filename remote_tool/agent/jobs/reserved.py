@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from remote_tool.agent.leases.folders import LeaseError
 from remote_tool.agent.leases.free import ask_gpus
 from remote_tool.agent.leases.listing import Listing
 from remote_tool.agent.leases.standing import describe_leases
@@ -45,8 +44,5 @@ def _uuids(names: "Set[str]") -> "Set[str]":
     numbers = {name for name in names if name.isdigit()}
     if not numbers:
         return names
-    try:
-        known = ask_gpus().gpus
-    except LeaseError:
-        known = []
+    known = ask_gpus().gpus
     return names - numbers | {gpu["uuid"] for gpu in known if str(gpu["index"]) in numbers}

@@ -104,7 +104,9 @@ def start(request: Request) -> None:
         from remote_tool.agent.cleaning import clean  # noqa: PLC0415 - few starts have something to remove
 
         answer["cleaned"] = clean.remove_some(call.jobs, call.folders, spent, _CLEAN_SECONDS, call.copies)
-    answer["reserved"] = _describe_reserved(job_requests)
+    reserved = _describe_reserved(job_requests)
+    if reserved:
+        answer["reserved"] = reserved
     request.answer({**answer, **_low_room(request, call.folders)})
     if _has_other_versions(call.folders):
         from remote_tool.agent.cleaning import leftovers  # noqa: PLC0415 - only after an update
@@ -266,6 +268,12 @@ def _plan(call: Call, job: JobRequest) -> Optional[Plan]:
         nice=job.spec["nice"],
         on_end=job.on_end,
         terminal=job.spec["terminal"] or "",
+        max_duration=job.spec["max_duration"],
+        stop_if_idle=job.spec["stop_if_idle"],
+        gpus=tuple(job.spec["gpus"] or ()),
+        retries=job.spec["retries"] or 0,
+        retry_on=tuple(job.spec["retry_on"] or ()),
+        on_empty=job.on_empty,
         queue=job.queue,
         copy=job.copy,
     )

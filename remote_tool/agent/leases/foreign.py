@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _IDLE_MEMORY = 512
 _IDLE_LOAD = 5
 # The load is an average of the last second: that of a process which has ended just now is still in it.
-_LOAD_SECONDS = 1.5
+LOAD_SECONDS = 1.5
 _SHOWN_PROCESSES = 3
 
 
@@ -131,6 +131,11 @@ def _parse(gpus: "List[str]", processes: "List[str]") -> GpuAnswer:
     return GpuAnswer(known, [each for each in map(parse_process, processes) if each is not None])
 
 
+def is_idle(gpu: "Dict[str, Any]") -> bool:
+    """Return whether a GPU without visible processes is not used by others."""
+    return (gpu["load"] or 0) <= _IDLE_LOAD and (gpu["used"] or 0) <= _IDLE_MEMORY
+
+
 class ForeignUse:
     """Which GPUs somebody uses without a lease, or may still use: from one answer to the next."""
 
@@ -219,7 +224,7 @@ class ForeignUse:
             return ", ".join([*shown, *(["others"] if len(users) > _SHOWN_PROCESSES else [])])
         if used > _IDLE_MEMORY:
             return f"a process that is not visible here ({used:,.0f} MiB)"
-        if load > _IDLE_LOAD and now - self._loaded_since.setdefault(uuid, now) >= _LOAD_SECONDS:
+        if load > _IDLE_LOAD and now - self._loaded_since.setdefault(uuid, now) >= LOAD_SECONDS:
             return f"a process that is not visible here ({load:.0f} % load)"
         return ""
 

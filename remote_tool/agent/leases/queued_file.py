@@ -17,8 +17,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Optional
 
-    from remote_tool.agent.proc.processes import Process
-
 
 class Queued(NamedTuple):
     """What a waiting job says.
@@ -65,9 +63,3 @@ def read_queued(folder: int) -> "Optional[Queued]":
     supervisor = found["supervisor"]
     is_known = is_count(supervisor.get("pid")) and is_count(supervisor.get("start_time"))
     return Queued(supervisor if is_known else {}, found["why"])
-
-
-def find_supervisor(folder: int) -> "Optional[Process]":
-    """Return the living supervisor of a waiting job on this machine; None if it is not known."""
-    queued = read_queued(folder)
-    return processes.find_alive(queued.supervisor) if queued is not None and queued.supervisor else None

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from remote_tool.agent.leases.listing import Listing
-from remote_tool.agent.leases.queued_file import read_queued
+from remote_tool.agent.leases.queued_file import Queued, read_queued
+from remote_tool.agent.proc.processes import find_alive
 from remote_tool.protocol.lean.suppress import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, List
+    from typing import Dict, List, Optional, Tuple
 
     from remote_tool.agent.leases.listing import Lease, Ticket
+    from remote_tool.agent.proc.processes import Process
 
 _MOST_SHOWN = 3
 _TEENS = (11, 12, 13)
@@ -30,15 +32,18 @@ class Standing:
         self._places = {ticket.job_id: place for place, ticket in enumerate(self._tickets)}
         self._leased = describe_leases(self._leases)
 
-    def explain(self, folder: int, job_id: str) -> str:
-        """Return what a job waits for.
+    def explain(self, folder: int, job_id: str) -> "Tuple[Optional[Process], str]":
+        """Return the supervisor of a job that waits, and what it waits for.
 
         Args:
             folder: Descriptor of the job's folder.
             job_id: The job.
         """
-        queued = read_queued(folder)
-        why = "" if queued is None else queued.why
+        queued = read_queued(folder) or Queued({}, "")
+        supervisor = find_alive(queued.supervisor) if queued.supervisor else None
+        return supervisor, self._explain_wait(job_id, queued.why)
+
+    def _explain_wait(self, job_id: str, why: str) -> str:
         place = self._places.get(job_id)
         if place is None:
             return why

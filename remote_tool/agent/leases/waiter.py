@@ -12,7 +12,7 @@ import time
 from remote_tool.agent.leases import fifo, folders
 from remote_tool.agent.leases.claim import UNDECIDED_NANOSECONDS, Claim, TakenTicket, remove_lease
 from remote_tool.agent.leases.folders import LeaseError
-from remote_tool.agent.leases.foreign import ForeignUse, GpuAnswer, GpuQuestion
+from remote_tool.agent.leases.foreign import LOAD_SECONDS, ForeignUse, GpuAnswer, GpuQuestion
 from remote_tool.agent.leases.listing import Listing, Ticket, now_stamp
 from remote_tool.agent.proc.processes import Snapshot
 from remote_tool.protocol import job_folder
@@ -30,6 +30,8 @@ DEFAULT_IDLE_AFTER = 60.0
 _LONG_SECONDS = 300.0
 _LOOK_SECONDS = 10.0
 _SHORTEST_LOOK = 0.2
+# While processes of a job are left whose supervisor died.
+_LEFTOVER_SECONDS = 3.0
 _SOON = 0.02
 _RETRY_SECONDS = 1.0
 _FAILED_SECONDS = 5.0
@@ -85,6 +87,7 @@ class Waiter:
         self._use = ForeignUse(request.idle_after)
         self._gpus: "Optional[List[Dict[str, Any]]]" = None
         self._leased_at_question: "Set[str]" = set()
+        self._has_leftovers = False
         self._undecided: "Dict[Tuple[int, str], int]" = {}
         self._refreshed_at = time.monotonic()
 
@@ -200,8 +203,9 @@ class Waiter:
         self._use.forget(leased)
         unleased = [gpu for gpu in self._gpus or [] if gpu["uuid"] not in leased]
         if self._gpus is not None and len(unleased) < self._request.gpus:
-            self._watch(listing, live)
-            self.seconds, self.why = _LONG_SECONDS, ""
+            # One that ended after it was listed ends no wait any more.
+            are_watched = self._watch(listing, live)
+            self.seconds, self.why = _LONG_SECONDS if are_watched else 0.0, ""
             return None
         if answer is None:
             self._ask_and_wait(listing)
@@ -217,12 +221,15 @@ class Waiter:
             # Some were given back while nvidia-smi was asked.
             self._ask_and_wait(listing)
             return None
-        self._watch(listing, live)
-        self.seconds = 1.5 if self._use.is_unsure else self._look_seconds()
+        are_watched = self._watch(listing, live)
+        self.seconds = self._look_seconds() if are_watched else 0.0
         return None
 
     def _look_seconds(self) -> float:
-        return max(_SHORTEST_LOOK, min(_LOOK_SECONDS, self._request.idle_after / 6, self._use.seconds_left()))
+        if self._use.is_unsure:
+            return LOAD_SECONDS
+        usual = _LEFTOVER_SECONDS if self._has_leftovers else _LOOK_SECONDS
+        return max(_SHORTEST_LOOK, min(usual, self._request.idle_after / 6, self._use.seconds_left()))
 
     def _ask_and_wait(self, listing: Listing) -> None:
         problem = ""
@@ -243,6 +250,7 @@ class Waiter:
                 # Whatever used them is gone: the next answer counts like the first.
                 self._use.forget(lease.gpus)
                 dead.remove(lease)
+        self._has_leftovers = any(lease in dead for lease in own)
         return {uuid for lease in dead for uuid in lease.gpus}
 
     def _claim_gpus(self, gpus: "Tuple[str, ...]") -> "Optional[Claim]":
@@ -272,9 +280,11 @@ class Waiter:
         self._undecided = {each: self._undecided.get(each, now) for each in others}
         return any(now - since < UNDECIDED_NANOSECONDS for since in self._undecided.values())
 
-    def _watch(self, listing: Listing, leases: "List[Lease]") -> None:
-        found = (listing.watch_lease(lease) for lease in leases)
+    def _watch(self, listing: Listing, leases: "List[Lease]") -> bool:
+        """Watch leases; return whether all of them are still held."""
+        found = [listing.watch_lease(lease) for lease in leases]
         self._watched += [pipe for pipe in found if pipe is not None]
+        return None not in found
 
     def _stop_watching(self) -> None:
         for pipe in self._watched:

@@ -47,7 +47,12 @@ class Program:
             ]
             words = ["nvidia-smi", *options]
             # Its own loop ends with SIGPIPE, should this process be killed.
-            self.pid = os.posix_spawnp(words[0], words, os.environ, file_actions=actions, setsigdef=(signal.SIGPIPE,))
+            pid = os.posix_spawnp(
+                words[0], words, os.environ, file_actions=actions, setsigmask=(), setsigdef=(signal.SIGPIPE,)
+            )
+            # A supervisor reaps all its children.
+            self._process = processes.read_process(pid)
+            self.pid = pid
         except OSError:
             os.close(self.output)
             raise
@@ -71,9 +76,10 @@ class Program:
     def end(self) -> None:
         """End it; one that hangs in the kernel is left to the system."""
         os.close(self.output)
-        with suppress(OSError):
-            os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0 if self.has_ended else os.WNOHANG)
+        if self._process is not None:
+            processes.send_signal(self._process, signal.SIGKILL)
+            with suppress(OSError):
+                os.waitpid(self._process.pid, 0 if self.has_ended else os.WNOHANG)
 
 
 class GpuProcess(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import time
 
 from remote_tool.agent import states
 from remote_tool.agent.cleaning import removed_jobs
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 _MOST_SHOWN = 3
 # A supervisor may live on after the end of its job.
 _LOOK_SECONDS, _BLIND_SECONDS = 10.0, 1.0
+# Jobs of one request get their folders in any order: a missing one may still come, for this long.
+_NEW_SECONDS = 60.0
+_MISSING = "does not exist on this server"
 
 
 class Watched:
@@ -45,13 +49,15 @@ class EarlierJobs:
         seconds: For how long to wait until the next look, unless a supervisor ends first.
     """
 
-    def __init__(self, jobs: str, ids: "Tuple[str, ...]") -> None:
+    def __init__(self, jobs: str, ids: "Tuple[str, ...]", *, may_be_new: bool = False) -> None:
         """Initialize.
 
         Args:
             jobs: The folder of all jobs.
             ids: The jobs.
+            may_be_new: Whether some may be started by the same request.
         """
+        self._missing_until = time.monotonic() + _NEW_SECONDS if may_be_new else 0.0
         self.seconds = _LOOK_SECONDS
         self._jobs = jobs
         self._left = list(ids)
@@ -84,7 +90,10 @@ class EarlierJobs:
         try:
             folder = job_folder.open_job(jobs, job_id)
             if folder is None:
-                self._note(job_id, _recall(jobs, job_id))
+                state = _recall(jobs, job_id)
+                if state == _MISSING and time.monotonic() < self._missing_until:
+                    return False
+                self._note(job_id, state)
                 return True
             try:
                 state = self._state(folder, job_id)
@@ -127,7 +136,7 @@ def _recall(jobs: "Optional[int]", job_id: str) -> str:
         known = removed_jobs.recall(jobs).get(job_id)
         if known is not None:
             return _describe(known.state)
-    return "does not exist on this server"
+    return _MISSING
 
 
 def _supervisor_of(folder: int, job_id: str) -> "Dict[str, Any]":

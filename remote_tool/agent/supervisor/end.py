@@ -46,8 +46,9 @@ class Ending:
     def stop(self, request: Mapping[str, Any]) -> None:
         """Carry out a stop request."""
         self._outcome.killed = True
-        by_signal = "by_signal" in request
-        how = "stopped by a signal to its supervisor" if by_signal else f"stopped with {request['signal']}"
+        how = "stopped by a signal to its supervisor" if "by_signal" in request else f"stopped with {request['signal']}"
+        if "why" in request:
+            how = f"stopped because it {request['why']}"
         self._outcome.notes.append(how)
         self.end_tree(request["signal"], request["grace"])
 

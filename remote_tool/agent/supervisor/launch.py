@@ -60,8 +60,10 @@ class NodeOfLaunch:
             self._rendezvous.check_if_due()
 
     def report_stop(self, request: Mapping[str, Any]) -> None:
-        """Report to the other nodes that the user ends this one."""
-        self._report(KILLED, "was killed by the user", signal=request["signal"], grace=request["grace"])
+        """Report to the other nodes that the user, or a limit, ends this one."""
+        self._report(
+            KILLED, request.get("why", "was killed by the user"), signal=request["signal"], grace=request["grace"]
+        )
 
     def find_cause(self, outcome: Outcome, *, is_explained: bool) -> Optional[str]:
         """Agree with the other nodes on the first failure; return it if it was another node's."""

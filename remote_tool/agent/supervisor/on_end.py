@@ -41,21 +41,24 @@ def read_on_end(value: Any, name: str) -> OnEnd:  # noqa: ANN401 - from the requ
 def run(plan: Plan, ended: Record) -> None:
     """Run the command with its output in the job's folder; stop waiting after a minute."""
     assert plan.on_end is not None
-    try:
+    # A full disk, or too many processes: the job's end is recorded all the same.
+    with suppress(OSError):
         log = job_folder.create_file(plan.folder, job_folder.ON_END)
-        output, writer = os.pipe()
-        script = open_script(plan.on_end.command.encode("utf-8", "surrogateescape"))
-        pid = os.fork()
-    except OSError:
-        # A full disk, or too many processes: the job's end is recorded all the same.
-        return
+        run_logged(plan, plan.on_end.command, _environment(plan, plan.on_end, ended), log, "on_end")
+
+
+def run_logged(plan: Plan, command: str, environment: Mapping[bytes, bytes], log: int, name: str) -> None:
+    """Run a command of the user's in the working folder, bounded; OSError when it cannot start."""
+    output, writer = os.pipe()
+    script = open_script(command.encode("utf-8", "surrogateescape"))
+    pid = os.fork()
     if pid == 0:
-        _become_command(plan, script, writer, _environment(plan, plan.on_end, ended))
+        _become_command(plan, script, writer, environment)
     os.close(script)
     os.close(writer)
     how = _watch(pid, output, log)
     with suppress(OSError):
-        job_folder.write_all(log, f"remote-tool: the on_end command {how}\n".encode())
+        job_folder.write_all(log, f"remote-tool: the {name} command {how}\n".encode())
 
 
 def _become_command(plan: Plan, script: int, output: int, environment: Mapping[bytes, bytes]) -> NoReturn:
@@ -82,7 +85,11 @@ def _environment(plan: Plan, on_end: OnEnd, ended: Record) -> Dict[bytes, bytes]
         "DURATION": f"{ended['duration']:.0f}",
         "LAST_LINES": "\n".join(lines),
     }
-    variables = {**{f"{_PREFIX}{name}": value for name, value in described.items()}, **on_end.secrets}
+    return with_variables(plan, {**{f"{_PREFIX}{name}": value for name, value in described.items()}, **on_end.secrets})
+
+
+def with_variables(plan: Plan, variables: Mapping[str, str]) -> Dict[bytes, bytes]:
+    """Return the environment of a command of the user's: the job's, and more variables."""
     as_bytes = {name.encode(): value.encode("utf-8", "surrogateescape") for name, value in variables.items()}
     return {**plan.environment, **as_bytes}
 

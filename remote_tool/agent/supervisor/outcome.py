@@ -47,6 +47,13 @@ class Outcome:
         self.taken_port: Optional[int] = None
         self._memory = memory.count_kills()
 
+    def begin_again(self, note: str) -> None:
+        """Forget how an attempt ended, before the next one."""
+        self.notes = [note]
+        self.command = self.status = self.ended = None
+        self.had_to_end = self.never_began = self.setup_failed = False
+        self.leftovers = 0
+
     @property
     def end(self) -> End:
         """Return how the command ended; without a command, an exit code of 0 means nothing."""

@@ -29,6 +29,20 @@ class OnEnd(NamedTuple):
     name: str
 
 
+class OnEmpty(NamedTuple):
+    """What to run when a job has ended and nothing of this user is left here.
+
+    Attributes:
+        command: For the shell.
+        secrets: Variables of this command alone, held in the supervisor's memory.
+        after: Seconds to wait for another job first.
+    """
+
+    command: str
+    secrets: Dict[str, str]
+    after: float
+
+
 class QueueRequest(NamedTuple):
     """What a job waits for.
 
@@ -64,6 +78,12 @@ class Plan(NamedTuple):
         script: What the shell inside reads.
         on_end: What to run when the job has ended; None: nothing.
         terminal: The program on a terminal: the command, or the user's shell; empty without one.
+        max_duration: Seconds after which it is stopped; None: never.
+        stop_if_idle: Seconds after which it is stopped if its GPUs are idle for so long; None: never.
+        gpus: Its GPUs, by number or UUID; empty: all.
+        retries: How many times its command is run again after a failure.
+        retry_on: Exit codes and signals after which it is; empty: any failure.
+        on_empty: What to run when the job has ended and none is left; None: nothing.
         queue: What it waits for before the command starts; None: nothing.
         copy: The copy of the project that it runs in; None: it runs in the project.
         nice: Added to the command's niceness; behind a launch command, by the script.
@@ -85,5 +105,11 @@ class Plan(NamedTuple):
     nice: Optional[int] = None
     on_end: Optional[OnEnd] = None
     terminal: str = ""
+    max_duration: Optional[float] = None
+    stop_if_idle: Optional[float] = None
+    gpus: "Tuple[str, ...]" = ()
+    retries: int = 0
+    retry_on: "Tuple[str, ...]" = ()
+    on_empty: Optional[OnEmpty] = None
     queue: "Optional[QueueRequest]" = None
     copy: "Optional[Copy]" = None

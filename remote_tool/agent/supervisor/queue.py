@@ -136,10 +136,11 @@ class JobQueue:
             self._claim.refresh()
 
     def _wait_for_jobs(self, wakeup: int) -> bool:
-        jobs = after.EarlierJobs(os.path.dirname(self._plan.path), self._request.after)
+        ids, after_any = self._request.after, self._request.after_any
+        jobs = after.EarlierJobs(os.path.dirname(self._plan.path), ids, may_be_new=after_any)
         while True:
             left, failed = jobs.look()
-            if failed and not self._request.after_any:
+            if failed and not after_any:
                 self._outcome.notes.append(f"{NOT_STARTED}: {failed}")
                 return False
             if not left:

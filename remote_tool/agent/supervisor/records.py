@@ -12,7 +12,7 @@ from remote_tool.protocol.records import ENDED, STARTED, encode_record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Mapping, Optional
+    from typing import Any, Dict, List, Mapping, Optional, Sequence
 
     from remote_tool.agent.proc.processes import Process
     from remote_tool.agent.supervisor.outcome import Outcome
@@ -35,20 +35,26 @@ class Records:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self.started = time.monotonic()
+        self._started_at: Optional[float] = None
         self.leased_gpus: Optional[List[str]] = None
 
-    def write_start(self, command: Process, supervisor: Process, *, is_subreaper: bool) -> None:
-        """Write started.json; OSError when it cannot be written."""
+    def write_start(
+        self, command: Process, supervisor: Process, *, is_subreaper: bool, failed_attempts: Sequence[str] = ()
+    ) -> None:
+        """Write started.json, before each attempt; OSError when it cannot be written."""
+        if self._started_at is None:
+            self._started_at, self.started = time.time(), time.monotonic()
         record = {
             "id": self._plan.job_id,
             "pid": command.pid,
             "command": command.as_record(),
             "supervisor": supervisor.as_record(),
             "place": self._plan.place,
-            "started_at": time.time(),
+            "started_at": self._started_at,
             "monotonic": self.started,
             "subreaper": is_subreaper,
             "locked": self._plan.locked,
+            "failed_attempts": list(failed_attempts),
             "leased_gpus": self.leased_gpus,
         }
         job_folder.write_record(self._plan.folder, STARTED, record, replace=True)

@@ -22,12 +22,14 @@ from remote_tool.protocol.records import STARTED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import NoReturn, Optional
+    from typing import Any, Mapping, NoReturn, Optional
 
     from remote_tool.agent.frozen.copies import Copy
     from remote_tool.agent.launch.cause import Cause
     from remote_tool.agent.proc.processes import Process
     from remote_tool.agent.supervisor.launch import NodeOfLaunch
+    from remote_tool.agent.supervisor.limits.attempts import Attempts
+    from remote_tool.agent.supervisor.limits.early_end import EarlyEnd
     from remote_tool.agent.supervisor.plan import Plan
     from remote_tool.agent.supervisor.queue import JobQueue
     from remote_tool.agent.supervisor.terminal import JobTerminal
@@ -75,6 +77,22 @@ def _note_crash(plan: Plan) -> None:
         job_folder.write_file(plan.folder, "supervisor.log", traceback.format_exc().encode("utf-8", "replace"))
 
 
+def _attempts_of(plan: Plan) -> Optional[Attempts]:
+    if not plan.retries:
+        return None
+    from remote_tool.agent.supervisor.limits.attempts import Attempts  # noqa: PLC0415 - few jobs have retries
+
+    return Attempts()
+
+
+def _early_end_of(plan: Plan, records: Records) -> Optional[EarlyEnd]:
+    if plan.max_duration is None and plan.stop_if_idle is None:
+        return None
+    from remote_tool.agent.supervisor.limits.early_end import EarlyEnd  # noqa: PLC0415 - few jobs have such a limit
+
+    return EarlyEnd(plan, records)
+
+
 class Supervisor:
     """Supervises one command from its start to its final record."""
 
@@ -88,6 +106,8 @@ class Supervisor:
         self._events = Events(plan, self._outcome)
         self._ending = Ending(plan, self._events, self._outcome, is_subreaper=self._subreaper)
         self._launch: Optional[NodeOfLaunch] = None
+        self._attempts = _attempts_of(plan)
+        self._early_end: Optional[EarlyEnd] = None
         self._terminal: Optional[JobTerminal] = None
         self._queue: Optional[JobQueue] = None
 
@@ -97,10 +117,9 @@ class Supervisor:
         if self._wait_in_queue() and self._join_launch() and self._open_terminal() and self._start_command():
             self._watch_launch()
             self._report_started()
-            self._wait_for_command()
-            self._ending.end_leftovers()
-            self._ending.leave_wrapper()
-            causes.note_failed_setup(self._plan, self._outcome)
+            self._finish_command()
+            while self._prepare_next_attempt() and self._start_command():
+                self._finish_command()
         else:
             self._watch_launch()
         if self._queue is not None:
@@ -114,16 +133,49 @@ class Supervisor:
             self._terminal.finish(self._outcome)
         if self._launch is not None:
             self._launch.leave()
+        self._run_commands_for_the_end(ended)
+
+    def _run_commands_for_the_end(self, ended: Record) -> None:
+        # Loaded by the start, which read the commands.
+        waiter = None
+        if self._plan.on_empty is not None:
+            from remote_tool.agent.supervisor.limits import on_empty  # noqa: PLC0415 - few jobs have such a command
+
+            waiter = on_empty.prepare(self._plan, self._events)
         if self._plan.on_end is not None:
-            self._run_on_end(ended)
+            from remote_tool.agent.supervisor import on_end  # noqa: PLC0415 - few jobs have such a command
 
-    def _run_on_end(self, ended: Record) -> None:
-        # Loaded by the start, which read the command.
-        from remote_tool.agent.supervisor import on_end  # noqa: PLC0415 - few jobs have such a command
+            on_end.run(self._plan, ended)
+            self._end_what_it_left()
+        if waiter is not None and waiter.run():
+            self._end_what_it_left()
 
-        on_end.run(self._plan, ended)
+    def _end_what_it_left(self) -> None:
         if self._events.reap() or not self._subreaper:
             self._ending.end_tree("SIGKILL", 0.0)
+
+    def _finish_command(self) -> None:
+        if self._early_end is None:
+            # Its GPUs are known only now.
+            self._early_end = _early_end_of(self._plan, self._records)
+        self._wait_for_command()
+        if self._early_end is not None:
+            self._early_end.pause()
+        self._ending.end_leftovers()
+        self._ending.leave_wrapper()
+        causes.note_failed_setup(self._plan, self._outcome)
+
+    def _prepare_next_attempt(self) -> bool:
+        if self._attempts is None:
+            return False
+        return self._attempts.prepare_next(self._plan, self._outcome, is_stopping=self._events.read_stop() is not None)
+
+    def _find_stop(self) -> Optional[Mapping[str, Any]]:
+        """Return the request to stop: a user's, or by a limit of the job's own."""
+        stop = self._events.read_stop()
+        if stop is None and self._early_end is not None:
+            stop = self._early_end.request()
+        return stop
 
     def _report_started(self) -> None:
         if self._started >= 0:
@@ -170,7 +222,8 @@ class Supervisor:
     def _start_command(self) -> bool:
         if self._plan.copy is not None and self._has_changed(self._plan.copy):
             return False
-        started = command.start(self._plan, self._umask, self._outcome, self._record_start, self._terminal)
+        plan = self._plan if self._attempts is None else self._attempts.plan_for(self._plan)
+        started = command.start(plan, self._umask, self._outcome, self._record_start, self._terminal)
         # Only now: the command's process was forked without the terminal's thread.
         if self._terminal is not None:
             self._terminal.start()
@@ -202,7 +255,8 @@ class Supervisor:
         """Write started.json before the command runs; return whether it may run."""
         notes = self._outcome.notes
         try:
-            self._records.write_start(process, supervisor, is_subreaper=self._subreaper)
+            failed = [] if self._attempts is None else self._attempts.failed
+            self._records.write_start(process, supervisor, is_subreaper=self._subreaper, failed_attempts=failed)
         except OSError as error:
             why = job_folder.explain(f"{self._plan.path}/{STARTED}", error)
             notes.append(f"{command.NOT_STARTED}: {why}")
@@ -216,7 +270,7 @@ class Supervisor:
 
     def _wait_for_command(self) -> None:
         while self._outcome.status is None:
-            stop = self._events.read_stop()
+            stop = self._find_stop()
             if stop is not None:
                 if self._launch is not None:
                     self._launch.report_stop(stop)

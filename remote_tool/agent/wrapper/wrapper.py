@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from remote_tool.agent.requests import Folders
 
 NOT_INSIDE = 126
+# Begins the last line but one of the script of a job.
+ECHO_BEGUN = "echo begun >"
 _SHELL = ("/bin/sh", "-s")
 _PROJECT = "{project}"
 _HOME = "home"
@@ -145,7 +147,7 @@ def job_script(
     file = _quoted(f"{path}/{job_folder.COMMAND}")
     # The first process of a container ignores termination signals by default, and must reap orphans.
     run = f"$shell {file}; exit" if command_wrapper.end else f"exec $shell {file}"
-    begun = f"echo begun >{_quoted(f'{path}/{job_folder.BEGUN}')} || exit {NOT_INSIDE}"
+    begun = f"{ECHO_BEGUN}{_quoted(f'{path}/{job_folder.BEGUN}')} || exit {NOT_INSIDE}"
     return inner_script(settings, [*_gpu_lines(gpus), *_nice_lines(nice), begun, run], on_terminal=on_terminal)
 
 

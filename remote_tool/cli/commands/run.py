@@ -69,17 +69,31 @@ def run(  # noqa: PLR0913 - one parameter per option
     leave_unless_ok(failed or max(results.values.values(), default=0))
 
 
-def job_run(
+def job_run(  # noqa: PLR0913 - one parameter per option
     words: Words = None,
     *,
     cmd: Command = None,
     start: QueueOptions,
     tty: Annotated[bool, typer.Option("--tty", help="Give the job a terminal, for job-attach.")] = False,
+    retries: Annotated[
+        int | None,
+        typer.Option("--retries", min=0, metavar="N", help="Run the command again up to N times when it fails."),
+    ] = None,
+    retry_on: Annotated[
+        str | None,
+        typer.Option("--retry-on", metavar="LIST", help="Retry only after these exit codes and signals: 75,SIGKILL."),
+    ] = None,
     shown: Shown,
     connection: Connection,
 ) -> None:
     """Start a job on each server and return; the jobs keep running after this command ends."""
-    request = start.request(remote_tool.StartRequest, command=read_command(cmd, words), terminal=COMMAND if tty else "")
+    request = start.request(
+        remote_tool.StartRequest,
+        command=read_command(cmd, words),
+        terminal=COMMAND if tty else "",
+        retries=retries,
+        retry_on=None if retry_on is None else tuple(word.strip() for word in retry_on.split(",") if word.strip()),
+    )
     with connection.console("starting") as console:
         workspace = start.find_workspace(console)
         answer = workspace.start_jobs(request, check=False)

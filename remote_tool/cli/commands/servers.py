@@ -12,6 +12,7 @@ from remote_tool.cli.options import AsJson
 from remote_tool.cli.output.console import inform, leave_unless_ok, print_data, show_failures
 from remote_tool.cli.output.json_output import errors_as_json, print_json, servers_document
 from remote_tool.cli.tables.bandwidth import matrix, remarks
+from remote_tool.cli.tables.gpus import gpus_document, print_gpus
 from remote_tool.errors import JobError, SomeServersFailedError
 
 if TYPE_CHECKING:
@@ -77,6 +78,32 @@ def bandwidth(
     show_failures(answer.errors)
     show_failures(_unmeasured(answer))
     leave_unless_ok(answer.exit_code)
+
+
+def gpus(
+    *,
+    targets: Targets,
+    wait: Annotated[
+        int | None, typer.Option("--wait", min=1, metavar="N", help="Wait until a server has N free GPUs.")
+    ] = None,
+    json: AsJson = False,
+    connection: Connection,
+) -> None:
+    """Show which GPUs are free, leased by jobs, or used by others, and how many jobs wait for some."""
+    with connection.console("asking servers" if wait is None else "waiting for GPUs") as console:
+        workspace = targets.find_workspace(console)
+        if wait is None:
+            answer = workspace.list_gpus(targets.servers)
+        else:
+            answer = workspace.wait_for_gpus(wait, targets.servers)
+    if json:
+        print_json(gpus_document(answer))
+    elif wait is None:
+        print_gpus(answer)
+    else:
+        print_data("\n".join(answer.with_free(wait)))
+    show_failures(answer.errors)
+    leave_unless_ok(answer.exit_code if wait is None or not answer.with_free(wait) else 0)
 
 
 def _unmeasured(answer: BandwidthAnswer) -> dict[str, JobError]:

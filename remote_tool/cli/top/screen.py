@@ -138,6 +138,8 @@ class TopApp(App[None]):
 
     def refresh_tables(self) -> None:
         """Draw what has changed."""
+        if not self.is_running:
+            return  # the widgets are being removed; Textual stops timers and events only after that
         if self._board.has_ended:
             self.exit()
             return
@@ -250,6 +252,8 @@ class TopApp(App[None]):
         return job
 
     def _show_details(self) -> None:
+        if not self.is_running:
+            return
         width = max(20, self._width - 4)
         if self._focused_table == SERVERS:
             lines = self._board.server_details(self._selected(SERVERS), width)

@@ -19,9 +19,10 @@ from remote_tool.workflows.fan_out_records import find_record
 from remote_tool.workflows.home_groups import Groups
 from remote_tool.workflows.jobs.listing import ask_about_jobs, refresh
 from remote_tool.workflows.selection import JobSelection, choose_jobs, choose_servers
+from remote_tool.workflows.sweep_records import find_sweep
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from remote_tool.jobs.job import Job
@@ -97,26 +98,36 @@ def choose_spent(
 
 
 def _resumable(context: Context, jobs: Sequence[Job]) -> set[str]:
-    """Return the fan-outs that are followed or may be resumed: their jobs record what is done."""
-    folder = context.config.local.fan_outs
-    launches: dict[str, list[Job]] = defaultdict(list)
+    """Return the fan-outs and sweeps that are followed or may be resumed: their jobs record what is done."""
+    local = context.config.local
+    launches: dict[tuple[Path, str], list[Job]] = defaultdict(list)
     for job in jobs:
-        if job.launch_id and (folder / f"{job.launch_id}.json").exists():
-            launches[job.launch_id].append(job)
+        for folder in (local.fan_outs, local.sweeps) if job.launch_id else ():
+            if (folder / f"{job.launch_id}.json").exists():
+                launches[folder, job.launch_id].append(job)
     found = set()
-    for launch_id, own in launches.items():
+    for (folder, launch_id), own in launches.items():
         is_young = time.time() - max(job.ended_at or job.created_at for job in own) < RESUMED_SECONDS
-        if is_followed(folder / f"{launch_id}.json") or (is_young and not _is_done(folder, launch_id, own)):
+        size_of = _shards if folder == local.fan_outs else _combinations
+        if is_followed(folder / f"{launch_id}.json") or (is_young and not _is_done(size_of, folder, launch_id, own)):
             found.add(launch_id)
     return found
 
 
-def _is_done(folder: Path, launch_id: str, jobs: Sequence[Job]) -> bool:
+def _is_done(size_of: Callable[[Path, str], int], folder: Path, launch_id: str, jobs: Sequence[Job]) -> bool:
     try:
-        shards = find_record(folder, launch_id).shards
+        size = size_of(folder, launch_id)
     except RemoteToolError:
         return True
-    return len({job.node_rank for job in jobs if job.state is JobState.SUCCEEDED}) >= shards
+    return len({job.node_rank for job in jobs if job.state is JobState.SUCCEEDED}) >= size
+
+
+def _shards(folder: Path, launch_id: str) -> int:
+    return find_record(folder, launch_id).shards
+
+
+def _combinations(folder: Path, launch_id: str) -> int:
+    return len(find_sweep(folder, launch_id).request.made)
 
 
 def _waits_for_artifacts(job: Job) -> bool:

@@ -49,8 +49,9 @@ def clean_here(
         local, before = context.config.local, time.time() - max(request.older or 0.0, YOUNG_SECONDS)
         logs = [path for path in _files(local.logs) if path.name.endswith(".log")]
         items.append(_remove(LOGS, logs, [path for path in logs if _changed(path) < before], dry_run=dry_run))
-        notes = [*_files(local.fan_outs), *_notes_about_servers(local.logs)]
-        spent = [*_spent_fan_outs(context, local.fan_outs, before), *_spent_notes(context, local.logs, left)]
+        work = [*_files(local.fan_outs), *_files(local.sweeps)]
+        notes = [*work, *_notes_about_servers(local.logs)]
+        spent = [*_spent_work(context, work, before), *_spent_notes(context, local.logs, left)]
         items.append(_remove(NOTES, notes, spent, dry_run=dry_run))
         items.append(_forget_host_keys(context, left, dry_run=dry_run))
     return items
@@ -119,14 +120,10 @@ def _spent_notes(context: Context, logs: Path, left: Collection[str]) -> list[Pa
     return [path for path in _notes_about_servers(logs) if path.name.rpartition(".")[0] not in known]
 
 
-def _spent_fan_outs(context: Context, folder: Path, before: float) -> list[Path]:
-    """Return the records of fan-outs that are not followed and have no jobs known here."""
+def _spent_work(context: Context, files: Sequence[Path], before: float) -> list[Path]:
+    """Return those records of fan-outs and sweeps that are not followed and have no jobs known here."""
     launches = {job.launch_id for job in context.registry.load()[0]}
-    return [
-        path
-        for path in _files(folder)
-        if path.stem not in launches and _changed(path) < before and not is_followed(path)
-    ]
+    return [path for path in files if path.stem not in launches and _changed(path) < before and not is_followed(path)]
 
 
 def is_followed(path: Path) -> bool:

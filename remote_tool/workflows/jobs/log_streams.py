@@ -295,7 +295,9 @@ def _take_queued(context: Context, job: Job, why: object) -> None:
     text = "" if why is None else str(why)[:LONGEST_REASON]
     state = JobState.RUNNING if why is None else JobState.QUEUED
     context.registry.revise([(job.id, lambda known: replace(known, state=state, reason=text))])
-    context.report(Notice(job.server, f"job {job.key} has started" if why is None else f"job {job.key} waits: {text}"))
+    context.report(
+        Notice(job.server, f"job {job.key} has started" if why is None else f"job {job.key} is queued: {text}")
+    )
 
 
 def _take_trouble(context: Context, copy: _Copy, why: str) -> None:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from remote_tool.workflows.servers import (
         bandwidth,
         check,
+        gpus,
         install_keys,
         install_ssh_config,
         kept_logins,
@@ -17,6 +18,6 @@ if TYPE_CHECKING:
         top,
     )
 
-__all__ = ["bandwidth", "check", "install_keys", "install_ssh_config", "kept_logins", "ssh_config", "top"]
+__all__ = ["bandwidth", "check", "gpus", "install_keys", "install_ssh_config", "kept_logins", "ssh_config", "top"]
 
 __getattr__ = submodules(__name__, __all__)

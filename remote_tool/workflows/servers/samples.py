@@ -127,58 +127,58 @@ def parse_sample(header: Mapping[str, Any]) -> Sample:
     machine = header.get("machine")
     fields: Mapping[str, Any] = machine if isinstance(machine, dict) else {}
     return Sample(
-        cpu=_number(fields.get("cpu")),
-        cores=_size(fields.get("cores")),
-        load=_number(fields.get("load")),
-        memory_total=_size(fields.get("memory_total")),
-        memory_available=_size(fields.get("memory_available")),
-        disk_total=_size(fields.get("disk_total")),
-        disk_free=_size(fields.get("disk_free")),
-        gpus=tuple(sorted(map(_gpu, _entries(header.get("gpus"), MOST_GPUS)), key=lambda gpu: gpu.index)),
-        gpu_problem=_text(header.get("gpu_problem")),
-        disk_problem=_text(header.get("disk_problem")),
-        ranks=tuple(map(_ranks, _entries(header.get("ranks"), MOST_JOBS))),
+        cpu=number_of(fields.get("cpu")),
+        cores=size_of(fields.get("cores")),
+        load=number_of(fields.get("load")),
+        memory_total=size_of(fields.get("memory_total")),
+        memory_available=size_of(fields.get("memory_available")),
+        disk_total=size_of(fields.get("disk_total")),
+        disk_free=size_of(fields.get("disk_free")),
+        gpus=tuple(sorted(map(_gpu, entries_of(header.get("gpus"), MOST_GPUS)), key=lambda gpu: gpu.index)),
+        gpu_problem=text_of(header.get("gpu_problem")),
+        disk_problem=text_of(header.get("disk_problem")),
+        ranks=tuple(map(_ranks, entries_of(header.get("ranks"), MOST_JOBS))),
     )
 
 
 def _gpu(entry: Mapping[str, Any]) -> GpuSample:
     return GpuSample(
-        index=round(_number(entry.get("index")) or 0),
-        name=_text(entry.get("name")),
-        load=_number(entry.get("load")),
-        memory_used=_size(entry.get("used"), MEBIBYTE),
-        memory_total=_size(entry.get("memory"), MEBIBYTE),
-        temperature=_number(entry.get("temperature")),
-        power=_number(entry.get("power")),
-        power_limit=_number(entry.get("power_limit")),
-        processes=tuple(map(_process, _entries(entry.get("processes"), MOST_PROCESSES))),
+        index=round(number_of(entry.get("index")) or 0),
+        name=text_of(entry.get("name")),
+        load=number_of(entry.get("load")),
+        memory_used=size_of(entry.get("used"), MEBIBYTE),
+        memory_total=size_of(entry.get("memory"), MEBIBYTE),
+        temperature=number_of(entry.get("temperature")),
+        power=number_of(entry.get("power")),
+        power_limit=number_of(entry.get("power_limit")),
+        processes=tuple(map(parse_gpu_process, entries_of(entry.get("processes"), MOST_PROCESSES))),
     )
 
 
-def _process(entry: Mapping[str, Any]) -> GpuProcess:
+def parse_gpu_process(entry: Mapping[str, Any]) -> GpuProcess:
     return GpuProcess(
-        pid=round(_number(entry.get("pid")) or 0),
-        memory=_size(entry.get("used"), MEBIBYTE),
-        user=_text(entry.get("user")),
-        job=_text(entry.get("job")),
+        pid=round(number_of(entry.get("pid")) or 0),
+        memory=size_of(entry.get("used"), MEBIBYTE),
+        user=text_of(entry.get("user")),
+        job=text_of(entry.get("job")),
     )
 
 
 def _ranks(entry: Mapping[str, Any]) -> JobRanks:
     alive, ended = _counts(entry.get("alive")), _counts(entry.get("ended"))
-    return JobRanks(_text(entry.get("job")), alive, ended, _text(entry.get("problem")))
+    return JobRanks(text_of(entry.get("job")), alive, ended, text_of(entry.get("problem")))
 
 
 def _counts(value: object) -> tuple[int, ...]:
-    sizes = map(_size, value[:MOST_RANKS] if isinstance(value, list) else ())
+    sizes = map(size_of, value[:MOST_RANKS] if isinstance(value, list) else ())
     return tuple(size for size in sizes if size is not None)
 
 
-def _entries(value: object, most: int) -> Iterator[Mapping[str, Any]]:
+def entries_of(value: object, most: int) -> Iterator[Mapping[str, Any]]:
     return (entry for entry in (value[:most] if isinstance(value, list) else ()) if isinstance(entry, dict))
 
 
-def _number(value: object) -> float | None:
+def number_of(value: object) -> float | None:
     """Return a number that is not negative."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
@@ -189,10 +189,10 @@ def _number(value: object) -> float | None:
     return number if math.isfinite(number) and number >= 0 else None
 
 
-def _size(value: object, unit: int = 1) -> int | None:
-    number = _number(value)
+def size_of(value: object, unit: int = 1) -> int | None:
+    number = number_of(value)
     return None if number is None else round(number * unit)
 
 
-def _text(value: object) -> str:
+def text_of(value: object) -> str:
     return value[:LONGEST_TEXT] if isinstance(value, str) else ""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from remote_tool import workflows
-from remote_tool.config.limits import on_end_of
+from remote_tool.config.limits import on_empty_of, on_end_of
 from remote_tool.config.model import Snapshots
 from remote_tool.protocol.limits import NAMES_OF_VARIABLES, NEW_COPY
 from remote_tool.protocol.marks import DATA_PREFIX, RESERVED_NAMES
@@ -101,6 +101,9 @@ def complete(spec: JobSpec, config: Config, request: JobRequest, sent: Sent, *, 
         variables=names_for_record(request.environment),
         configured_variables=names_for_record(config.variables_of(spec.server)),
         on_end=on_end_of(config, request.on_end) if runs_on_end else None,
+        on_empty=on_empty_of(config),
+        max_duration=_limit(request.max_duration, config.max_duration),
+        stop_if_idle=_limit(request.stop_if_idle, config.stop_if_idle),
     )
     code = request.code
     kept = GitState(code.git_commit, code.git_branch, code.git_dirty) if code and code.git_commit else None
@@ -118,6 +121,11 @@ def names_for_record(variables: Iterable[str]) -> tuple[str, ...] | None:
     names = tuple(sorted(name for name in variables if name not in RESERVED_NAMES and not name.startswith(DATA_PREFIX)))
     most, longest = NAMES_OF_VARIABLES
     return names if len(names) <= most and all(len(name) <= longest for name in names) else None
+
+
+def _limit(asked_for: float | str | None, configured: float | None) -> float | None:
+    """Return the seconds of a limit; None for none."""
+    return (configured if asked_for is None else float(asked_for)) or None
 
 
 async def bring_files(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from remote_tool.config.artifacts import wanted_artifacts
 from remote_tool.config.devices import command_environment, devices_of
-from remote_tool.config.limits import check_request
+from remote_tool.config.limits import check_request, check_retries
 from remote_tool.errors import UsageError
 from remote_tool.jobs.job import JobSpec, new_job_id
 from remote_tool.launchers.job_request import JobRequest
@@ -34,11 +34,15 @@ class StartRequest(JobRequest):
         any_server: Start one job, on the server where its GPUs are free first.
         terminal: ``command``: the command runs on a terminal, which :meth:`Workspace.attach` shows; ``shell``: the
             user's own shell does, and the command is its name in lists.
+        retries: Run the command again up to N times when it fails; None: as configured, but never on a terminal.
+        retry_on: Only after these exit codes and signals, such as 75 and SIGKILL; None: as configured; empty: any.
     """
 
     from_job: str = field(default="", kw_only=True)
     any_server: bool = field(default=False, kw_only=True)
     terminal: str = field(default="", kw_only=True)
+    retries: int | None = field(default=None, kw_only=True)
+    retry_on: tuple[str, ...] | None = field(default=None, kw_only=True)
 
     def __post_init__(self, env: Mapping[str, str] | None) -> None:
         """Refuse an invalid request."""
@@ -48,12 +52,22 @@ class StartRequest(JobRequest):
             raise UsageError(f"--any-server {problem}", hint="--any-server --gpus 1")
         if self.terminal not in TERMINALS:
             raise UsageError(f"terminal cannot be {self.terminal!r}", hint=f"{COMMAND}, {SHELL}, or empty for none")
+        check_retries(self.retries, self.retry_on)
+        if self.retries and self.terminal:
+            raise UsageError("--retries and --tty cannot be combined", hint="Keep one of them")
 
     def check_on(self, servers: Sequence[str], config: Config) -> None:
         """Refuse values that exceed limits together with the configuration, before anything is sent."""
         wanted_artifacts(config, self.artifacts)
         for server in servers:
             check_request(self.command, self.tags, self.environment_on(server, config))
+
+    def retries_in(self, config: Config) -> dict[str, Any]:
+        """Return the job's settings about retries."""
+        retries = config.retries if self.retries is None else self.retries
+        if not retries or self.terminal:
+            return {}
+        return {"retries": retries, "retry_on": config.retry_on if self.retry_on is None else self.retry_on}
 
     def environment_on(self, server: str, config: Config) -> dict[str, str]:
         """Return the variables of the job on a server, which itself chooses the GPUs of a job that waits for them."""
@@ -95,6 +109,7 @@ async def start_jobs(context: Context, requests: Sequence[StartRequest]) -> Jobs
                 artifacts=wanted_artifacts(context.config, request.artifacts),
                 gpus=request.devices_on(server, context.config) or None,
                 terminal=request.terminal,
+                **request.retries_in(context.config),
             ),
             context.config,
             request,

@@ -244,7 +244,17 @@ def _as_request(spec: JobSpec, created_at: float) -> dict[str, Any]:
     values = {field.name: getattr(spec, field.name, created_at) for field in REQUEST_FIELDS}
     watch = asdict(spec.watch) if spec.watch else None
     on_end = None if spec.on_end is None else {"command": spec.on_end[0], "secrets": dict(spec.on_end[1])}
-    return {**values, "environment": dict(spec.environment), "watch": watch, "on_end": on_end, "waits": spec.waits}
+    on_empty = None
+    if spec.on_empty is not None:
+        on_empty = {"command": spec.on_empty[0], "secrets": dict(spec.on_empty[1]), "after": spec.on_empty[2]}
+    return {
+        **values,
+        "environment": dict(spec.environment),
+        "watch": watch,
+        "on_end": on_end,
+        "on_empty": on_empty,
+        "waits": spec.waits,
+    }
 
 
 def _read_entry(entry: Mapping[str, Any], server: str, folder_id: str) -> Job:

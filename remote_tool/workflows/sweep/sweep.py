@@ -250,9 +250,7 @@ def _as_spec(context: Context, request: SweepRequest, launch_id: str, job: Sweep
         artifacts=wanted_artifacts(config, request.artifacts),
         gpus=devices or None,
     )
-    spec = complete(spec, config, request, sent, may_run_on_end=False)
-    after = (job.after,) if job.after else ()
-    return replace(spec, gpu_count=job.gpus or None, after=after, after_any=bool(after))
+    return complete(spec, config, request.of_job(job), sent, may_run_on_end=False)
 
 
 async def _repeat_unconfirmed(

@@ -91,6 +91,30 @@ def test_everything_that_leads_to_the_project_leads_into_the_copy(frozen: Preten
 
 
 @pytest.mark.row(340)
+def test_a_launch_command_gets_the_project_and_its_command_runs_in_the_copy(frozen: PretendServer) -> None:
+    """The copy is inside the project, so what mounts that has both."""
+    words = ["env", "OUTSIDE={project}", "sh", "-c", 'exec "$@"', "sh"]
+    job_id = ended(
+        frozen,
+        'pwd -P; sh train.sh; echo "$OUTSIDE"',
+        copy=NEW_COPY,
+        entry={"launch": words, "activate": False},
+    )
+    assert frozen.output(job_id).splitlines() == [str(copy_of(frozen, job_id)), "old", str(frozen.project)]
+
+
+@pytest.mark.row(340)
+def test_the_oldest_python_makes_copies_too(oldest: PretendServer) -> None:
+    send(oldest, {"train.sh": "echo old", "large.bin": LARGE})
+    assert run(oldest, "sh train.sh; head -c 3 large.bin") == "old\nxxx"
+    assert len(copies_of(oldest)) == 1
+    assert run(oldest, "echo A >out.txt; cat out.txt", artifacts=[["out.txt", None]]) == "A\n"
+    assert listing(oldest, oldest.ids[-1])[0] == ["out.txt"]
+    clean(oldest, *oldest.ids)
+    assert copies_of(oldest) == []
+
+
+@pytest.mark.row(340)
 def test_the_environment_is_recorded_by_its_hash(frozen: PretendServer) -> None:
     def hash_of(job_id: str) -> str:
         return str(frozen.record(job_id, "spec")["environment_hash"])

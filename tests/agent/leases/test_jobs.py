@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pwd
+import signal
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.agent.conftest import wait_until
-from tests.stand_in_gpus import gpu_line, put_nvidia_smi
+from tests.processes import parents
+from tests.stand_in_gpus import gpu_line, process_line, put_nvidia_smi, set_gpus
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
     from tests.agent.conftest import PretendServer
 
@@ -28,9 +34,12 @@ class GpuServer:
     def put_gpus(self, *lines: str, **how: str) -> None:
         put_nvidia_smi(self.programs, *lines, **how)
 
-    def start(self, command: str, gpus: int | None = 1, **fields: Any) -> tuple[str, str]:
+    def set_gpus(self, *lines: str, processes: str = "") -> None:
+        set_gpus(self.programs, *lines, processes=processes)
+
+    def start(self, command: str, count: int | None = 1, **fields: Any) -> tuple[str, str]:
         """Start a job that waits; return its id and the state in the answer."""
-        job = self.server.new_job(command, gpu_count=gpus, **fields)
+        job = self.server.new_job(command, gpu_count=count, **fields)
         login = {"PATH": f"{self.programs}:{os.environ['PATH']}"}
         with self.server.open("start", jobs=[job], login=login) as call:
             (frame,) = call.rest()
@@ -47,14 +56,42 @@ class GpuServer:
     def leases(self) -> list[Path]:
         return list(self.server.leases.glob("*/*.lease"))
 
+    def tickets(self) -> list[Path]:
+        return list(self.server.leases.glob("*/*.ticket"))
 
-@pytest.fixture
-def gpus(server: PretendServer) -> GpuServer:
-    found = GpuServer(server)
-    found.put_gpus(gpu_line(0, load=0, used=1))
+    def queued_supervisor(self, job_id: str) -> int:
+        """Return the pid of the supervisor of a job that waits."""
+        return int(json.loads((self.server.jobs / job_id / "queued").read_text())["supervisor"]["pid"])
+
+    def clean(self) -> None:
+        """Stop the jobs that still wait: their commands are not there yet."""
+        if self.server.ids:
+            self.server.call("stop", ids=self.server.ids, signal="SIGKILL")
+
+
+def children_of(pid: int) -> list[int]:
+    return [child for child, parent in parents().items() if parent == pid]
+
+
+def opened_by(pid: int) -> set[str]:
+    """Return the paths that a process has open; none if it has ended."""
+    found = set()
+    with suppress(OSError):
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                found.add(str(entry.readlink()))
     return found
 
 
+@pytest.fixture
+def gpus(server: PretendServer) -> Iterator[GpuServer]:
+    found = GpuServer(server)
+    found.put_gpus(gpu_line(0, load=0, used=1))
+    yield found
+    found.clean()
+
+
+@pytest.mark.row(300, 311)
 def test_of_two_jobs_for_one_gpu_the_second_waits_for_the_end_of_the_first(gpus: GpuServer) -> None:
     first, state = gpus.start(WAITS)
     assert state == "None"
@@ -69,3 +106,161 @@ def test_of_two_jobs_for_one_gpu_the_second_waits_for_the_end_of_the_first(gpus:
     assert [ended[job]["exit_code"] for job in (first, second)] == [0, 0]
     assert gpus.server.output(first) == gpus.server.output(second) == "GPU-0\n"
     wait_until(lambda: not gpus.leases(), "the end of the leases")
+
+
+def test_a_job_that_waits_is_killed_before_its_command_starts(gpus: GpuServer) -> None:
+    gpus.start(WAITS)
+    second, _ = gpus.start("touch ran")
+    stopped = gpus.server.stop(second)
+    assert stopped["state"] == "killed"
+    assert stopped["ended"]["reason"] == "it was killed before its command started"
+    assert not gpus.tickets()
+    assert not (gpus.server.project / "ran").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+def test_a_signal_to_the_supervisor_ends_a_job_that_waits(gpus: GpuServer, number: int) -> None:
+    gpus.start(WAITS)
+    second, _ = gpus.start("true")
+    os.kill(gpus.queued_supervisor(second), number)
+    assert gpus.server.wait(second)[second]["killed"]
+
+
+@pytest.mark.row(309)
+def test_a_supervisor_that_is_killed_while_it_waits_is_lost_and_holds_nobody_up(gpus: GpuServer) -> None:
+    first, _ = gpus.start(WAITS)
+    second, _ = gpus.start("true")
+    third, _ = gpus.start("true")
+    os.kill(gpus.queued_supervisor(second), signal.SIGKILL)
+    gpus.wait_for_state(second, "lost")
+    assert (
+        gpus.server.status(second)["reason"] == "its supervisor was killed while it waited, and its command never ran"
+    )
+    (gpus.server.project / "go").touch()
+    assert gpus.server.wait(first, third)[third]["exit_code"] == 0
+    assert not gpus.tickets()
+
+
+@pytest.mark.row(304)
+def test_the_gpu_of_a_killed_supervisor_is_free_once_the_processes_of_its_job_are_gone(gpus: GpuServer) -> None:
+    first, _ = gpus.start("sleep 600")
+    second, _ = gpus.start("true", idle_after=3600)
+    os.kill(gpus.server.supervisor(first), signal.SIGKILL)
+    wait_until(lambda: "must be idle for 3600 s" in gpus.server.status(second)["reason"], "the doubt about the GPU")
+    gpus.server.stop(first, signal="SIGKILL")
+    assert gpus.server.wait(second)[second]["exit_code"] == 0
+
+
+@pytest.mark.row(305)
+def test_a_job_waits_until_nobody_uses_the_gpu_and_says_who_does(gpus: GpuServer) -> None:
+    gpus.set_gpus(gpu_line(0, load=0, used=900), processes=process_line(0, os.getpid(), used=900))
+    job, state = gpus.start("true", idle_after=0.5)
+    assert state == "queued"
+    user = pwd.getpwuid(os.getuid()).pw_name
+    assert gpus.server.status(job)["reason"] == f"1st of 1 for 1 GPU; GPU 0 is used by {user} (pid {os.getpid()})"
+    gpus.set_gpus(gpu_line(0, load=0, used=900))
+    wait_until(lambda: "a process that is not visible here (900 MiB)" in gpus.server.status(job)["reason"], "memory")
+    gpus.set_gpus(gpu_line(0, load=0, used=1))
+    assert gpus.server.wait(job)[job]["exit_code"] == 0
+
+
+@pytest.mark.row(306)
+def test_without_an_answer_of_nvidia_smi_a_job_waits_and_says_so(gpus: GpuServer) -> None:
+    gpus.put_gpus("NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver")
+    job, state = gpus.start("true")
+    assert state == "queued"
+    assert "nvidia-smi: NVIDIA-SMI has failed" in gpus.server.status(job)["reason"]
+    assert gpus.server.stop(job)["state"] == "killed"
+
+
+@pytest.mark.row(306)
+def test_a_job_that_waits_for_an_nvidia_smi_that_hangs_is_killed_at_once(gpus: GpuServer) -> None:
+    gpus.put_gpus(otherwise="exec sleep 600")
+    job, state = gpus.start("true")
+    assert state == "queued"
+    assert gpus.server.stop(job)["state"] == "killed"
+
+
+@pytest.mark.row(306)
+def test_a_job_that_wants_more_gpus_than_the_server_has_fails_at_once(gpus: GpuServer) -> None:
+    gpus.start(WAITS)
+    job, _ = gpus.start("true", 2)
+    ended = gpus.server.wait(job)[job]
+    assert ended["reason"] == "the command could not be started: it needs 2 GPUs, and this server has 1"
+
+
+def test_a_job_that_may_not_wait_fails_when_its_gpus_are_not_free(gpus: GpuServer) -> None:
+    gpus.start(WAITS)
+    job, state = gpus.start("true", waits=False)
+    assert state == "failed"
+    assert gpus.server.wait(job)[job]["reason"].startswith("the command could not be started: it needs 1 free GPU now")
+    assert not gpus.tickets()
+
+
+@pytest.mark.row(306)
+def test_without_nvidia_smi_a_job_fails_at_once(server: PretendServer) -> None:
+    job = server.new_job("true", gpu_count=1)
+    with server.open("start", jobs=[job], login={"PATH": str(server.home / "nothing")}) as call:
+        call.rest()
+    assert "this server has no nvidia-smi" in server.wait(job["id"])[job["id"]]["reason"]
+
+
+@pytest.mark.row(312)
+def test_the_lease_is_given_up_when_the_job_has_ended_though_its_terminal_has_a_process_of_ours(
+    gpus: GpuServer,
+) -> None:
+    job, _ = gpus.start("exec sleep 600", terminal="command")
+    supervisor = gpus.server.supervisor(job)
+    pipe = next(gpus.server.leases.glob("*/*.held"))
+    holders = [pid for pid in children_of(supervisor) if str(pipe) in opened_by(pid)]
+    assert str(pipe) in opened_by(supervisor)
+    assert holders == []
+    gpus.server.stop(job, signal="SIGKILL")
+
+
+@pytest.mark.row(310)
+@pytest.mark.parametrize(
+    ("first", "after_any", "expected"), [("true", False, 0), ("false", False, None), ("false", True, 0)]
+)
+def test_a_job_begins_after_another_one_if_that_succeeded(
+    gpus: GpuServer, first: str, expected: int | None, *, after_any: bool
+) -> None:
+    before, _ = gpus.start(f"until [ -e go ]; do sleep 0.05; done; {first}", None)
+    job, state = gpus.start("true", None, after=[before], after_any=after_any)
+    assert state == "queued"
+    status = gpus.server.status(job)
+    assert (status["state"], status["reason"]) == ("queued", f"waits for the end of job {before}")
+    (gpus.server.project / "go").touch()
+    ended = gpus.server.wait(before, job)[job]
+    assert ended["exit_code"] == expected
+    if expected is None:
+        assert ended["reason"] == (
+            f"the command could not be started: it begins only if job {before} succeeds, which failed"
+        )
+
+
+@pytest.mark.row(310)
+def test_a_job_waits_for_one_that_waits_itself_and_then_for_its_gpu(gpus: GpuServer) -> None:
+    first, _ = gpus.start(WAITS)
+    second, _ = gpus.start("true")
+    third, _ = gpus.start("true", after=[second])
+    assert gpus.state(third) == "queued"
+    (gpus.server.project / "go").touch()
+    ended = gpus.server.wait(first, second, third)
+    assert [ended[job]["exit_code"] for job in (first, second, third)] == [0, 0, 0]
+    assert ended[second]["ended_at"] <= gpus.server.record(third, "started")["started_at"]
+
+
+@pytest.mark.row(310)
+def test_a_job_after_one_that_does_not_exist_fails(gpus: GpuServer) -> None:
+    job, _ = gpus.start("true", None, after=["20261121-053000-nothing"])
+    assert "which does not exist on this server" in gpus.server.wait(job)[job]["reason"]
+
+
+@pytest.mark.row(311)
+def test_behind_a_launch_command_only_the_leased_gpu_is_visible(gpus: GpuServer) -> None:
+    gpus.put_gpus(gpu_line(0, load=0, used=1), gpu_line(1, load=0, used=1))
+    entry = {"launch": ["env", "CUDA_VISIBLE_DEVICES=0,1"], "activate": True}
+    job, _ = gpus.start("echo $CUDA_VISIBLE_DEVICES", entry=entry, gpus=["1"])
+    assert gpus.server.wait(job)[job]["exit_code"] == 0, gpus.server.output(job, "err")
+    assert gpus.server.output(job) == "GPU-1\n"

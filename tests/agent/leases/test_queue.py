@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import tempfile
 from itertools import count
 from pathlib import Path
@@ -17,7 +18,7 @@ from remote_tool.agent.leases import fifo, folders, foreign, waiter
 from remote_tool.agent.leases.claim import Claim
 from remote_tool.agent.leases.folders import BASE_VARIABLE, LeaseError
 from remote_tool.agent.leases.foreign import GpuAnswer
-from remote_tool.agent.leases.listing import Listing, Ticket, name_ticket, now_stamp, parse_ticket
+from remote_tool.agent.leases.listing import Lease, Listing, Ticket, name_ticket, parse_ticket
 from remote_tool.agent.leases.waiter import LeaseRequest, Waiter
 from remote_tool.agent.machine.gpu_use import GpuProcess
 
@@ -112,9 +113,16 @@ class Job:
             self.waiter = None
         return self.claim is not None
 
+    def is_due(self) -> bool:
+        """Return whether something wakes it soon: an event, or a time of seconds."""
+        assert self.waiter is not None
+        poll = select.poll()
+        self.waiter.register(poll)
+        return self.waiter.seconds <= IDLE_AFTER or bool(poll.poll(0))
+
     def settle(self) -> bool:
         """Do the steps that need no event; return whether the GPUs are this job's."""
-        return any([self.step() for _ in range(4)])
+        return sum(self.step() for _ in range(4)) > 0
 
     def end(self) -> None:
         assert self.claim is not None
@@ -146,14 +154,16 @@ class Job:
 
 @pytest.fixture
 def jobs(machine: Machine) -> Iterator[list[Job]]:
-    assert machine
+    del machine
     found: list[Job] = []
     yield found
     for job in found:
         job.close()
 
 
-def test_a_job_gets_all_its_gpus_or_none(machine: Machine, jobs: list[Job]) -> None:
+@pytest.mark.row(300)
+@pytest.mark.usefixtures("machine")
+def test_a_job_gets_all_its_gpus_or_none(jobs: list[Job]) -> None:
     jobs += [Job(1), Job(2)]
     assert jobs[0].settle()
     assert not jobs[1].settle()
@@ -165,7 +175,9 @@ def test_a_job_gets_all_its_gpus_or_none(machine: Machine, jobs: list[Job]) -> N
     assert jobs[1].claim.lease.gpus == ("GPU-0", "GPU-1")
 
 
-def test_a_large_job_is_not_passed_by_small_ones_unless_they_may(machine: Machine, jobs: list[Job]) -> None:
+@pytest.mark.row(301)
+@pytest.mark.usefixtures("machine")
+def test_a_large_job_is_not_passed_by_small_ones_unless_they_may(jobs: list[Job]) -> None:
     jobs += [Job(1), Job(2), Job(1), Job(1, backfill=True)]
     assert [job.settle() for job in jobs] == [True, False, False, True]
     jobs[3].end()
@@ -173,7 +185,9 @@ def test_a_large_job_is_not_passed_by_small_ones_unless_they_may(machine: Machin
     assert [job.settle() for job in jobs] == [False, True, False, False]
 
 
-def test_a_job_that_may_pass_does_not_take_what_the_first_is_about_to_take(machine: Machine, jobs: list[Job]) -> None:
+@pytest.mark.row(301)
+@pytest.mark.usefixtures("machine")
+def test_a_job_that_may_pass_does_not_take_what_the_first_is_about_to_take(jobs: list[Job]) -> None:
     jobs += [Job(2), Job(2), Job(1, backfill=True)]
     assert jobs[0].settle()
     assert not any(job.settle() for job in jobs[1:])
@@ -182,13 +196,16 @@ def test_a_job_that_may_pass_does_not_take_what_the_first_is_about_to_take(machi
     assert jobs[1].settle()
 
 
-def test_a_higher_priority_goes_first_also_before_one_that_is_already_first(machine: Machine, jobs: list[Job]) -> None:
+@pytest.mark.row(301)
+@pytest.mark.usefixtures("machine")
+def test_a_higher_priority_goes_first_also_before_one_that_is_already_first(jobs: list[Job]) -> None:
     jobs += [Job(2), Job(1), Job(2, 5), Job(2, 7)]
     assert [job.settle() for job in jobs] == [True, False, False, False]
     jobs[0].end()
     assert [job.settle() for job in jobs] == [False, False, False, True]
 
 
+@pytest.mark.row(305)
 def test_gpus_that_somebody_uses_are_taken_until_they_were_idle_for_long_enough(
     machine: Machine, jobs: list[Job]
 ) -> None:
@@ -211,7 +228,9 @@ def test_gpus_that_somebody_uses_are_taken_until_they_were_idle_for_long_enough(
     assert jobs[0].settle()
 
 
-def test_a_job_that_wants_more_gpus_than_there_are_fails_at_once(machine: Machine, jobs: list[Job]) -> None:
+@pytest.mark.row(306)
+@pytest.mark.usefixtures("machine")
+def test_a_job_that_wants_more_gpus_than_there_are_fails_at_once(jobs: list[Job]) -> None:
     jobs += [Job(2), Job(3), Job(2, devices=("1",))]
     assert jobs[0].settle()
     with pytest.raises(LeaseError, match="it needs 3 GPUs, and this server has 2"):
@@ -220,6 +239,7 @@ def test_a_job_that_wants_more_gpus_than_there_are_fails_at_once(machine: Machin
         jobs[2].settle()
 
 
+@pytest.mark.row(304)
 def test_the_gpus_of_a_job_that_was_killed_are_free_once_its_processes_are_gone(
     machine: Machine, jobs: list[Job]
 ) -> None:
@@ -234,6 +254,7 @@ def test_the_gpus_of_a_job_that_was_killed_are_free_once_its_processes_are_gone(
         assert [lease.job_id for lease in listing.leases] == [jobs[1].id]
 
 
+@pytest.mark.row(304)
 def test_the_gpus_of_a_job_that_was_killed_are_free_after_they_were_idle(machine: Machine, jobs: list[Job]) -> None:
     jobs += [Job(2), Job(2)]
     assert jobs[0].settle()
@@ -244,7 +265,9 @@ def test_the_gpus_of_a_job_that_was_killed_are_free_after_they_were_idle(machine
     assert jobs[1].settle()
 
 
-def test_the_ticket_of_a_job_that_was_killed_holds_nobody_up_and_is_removed(machine: Machine, jobs: list[Job]) -> None:
+@pytest.mark.row(309)
+@pytest.mark.usefixtures("machine")
+def test_the_ticket_of_a_job_that_was_killed_holds_nobody_up_and_is_removed(jobs: list[Job]) -> None:
     jobs += [Job(2), Job(1), Job(1)]
     assert [job.settle() for job in jobs] == [True, False, False]
     jobs[1].die()
@@ -254,9 +277,9 @@ def test_the_ticket_of_a_job_that_was_killed_holds_nobody_up_and_is_removed(mach
         assert listing.tickets == []
 
 
-def test_of_two_leases_of_a_gpu_the_older_is_kept_and_an_undecided_one_is_waited_for(
-    machine: Machine, jobs: list[Job]
-) -> None:
+@pytest.mark.row(300)
+@pytest.mark.usefixtures("machine")
+def test_of_two_leases_of_a_gpu_the_older_is_kept_and_an_undecided_one_is_waited_for(jobs: list[Job]) -> None:
     folder = folders.open_own()
     older = Claim(folder, "older", "", ("GPU-0", "GPU-1"))
     younger = Claim(folder, "younger", "", ("GPU-1",))
@@ -273,7 +296,30 @@ def test_of_two_leases_of_a_gpu_the_older_is_kept_and_an_undecided_one_is_waited
     os.close(folder)
 
 
-def test_a_lease_that_took_long_to_publish_is_withdrawn(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.row(300)
+@pytest.mark.usefixtures("machine")
+def test_a_lease_that_ends_while_it_is_looked_at_ends_the_wait_for_it(
+    jobs: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs += [Job(2), Job(2)]
+    assert jobs[0].settle()
+    assert not jobs[1].settle()
+    assert not jobs[1].is_due()
+    listed = Listing.live_leases
+
+    def end_after_listing(listing: Listing) -> list[Lease]:
+        found = listed(listing)
+        jobs[0].close()
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Listing, "live_leases", end_after_listing)
+        assert not jobs[1].step()
+    assert jobs[1].is_due()
+    assert jobs[1].settle()
+
+
+def test_a_lease_that_took_long_to_publish_is_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folders.open_own()
     moments = iter([0, 1, 6 * 10**9])
     monkeypatch.setattr("remote_tool.agent.leases.claim.now_stamp", lambda: next(moments))
@@ -404,7 +450,8 @@ class Queue(RuleBasedStateMachine):
                 for _ in range(4 * len(self.jobs)):
                     for job in self.waiting:
                         for _ in range(3):
-                            self.step(job)
+                            if job.waiter is not None and job.is_due():
+                                self.step(job)
                     self.machine.now += IDLE_AFTER
                     for job in self.holding:
                         job.end()
@@ -416,7 +463,11 @@ class Queue(RuleBasedStateMachine):
             self.folder.cleanup()
 
 
-TestQueue = Queue.TestCase
+@pytest.mark.row(300, 301, 304, 305)
+class TestQueue(Queue.TestCase):  # type: ignore[misc, valid-type]
+    """Every sequence keeps the promises."""
+
+
 TestQueue.settings = settings(
     max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )

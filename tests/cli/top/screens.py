@@ -51,14 +51,16 @@ def text_of(app: TopApp) -> str:
     return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in lines)
 
 
-async def drawn(width: int) -> str:
-    """Draw the screen."""
+async def drawn(width: int, wanted: str | None = None) -> str:
+    """Draw the screen, for a while, or until it is as wanted: Textual draws the footer after the rest."""
     from remote_tool.cli.top.screen import TopApp  # noqa: PLC0415 - Textual may be missing
 
     app = TopApp(_board(), NoActions())
+    deadline = time.monotonic() + (3 if wanted is None else 60)
     async with app.run_test(size=(width, HEIGHT)) as pilot:
-        await pilot.pause()
-        return f"{text_of(app).rstrip()}\n"
+        while (text := f"{text_of(app).rstrip()}\n") != wanted and time.monotonic() < deadline:
+            await pilot.pause(0.05)
+    return text
 
 
 def _board() -> Board:

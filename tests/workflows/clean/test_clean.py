@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from remote_tool import JobState, StartRequest, Workspace
+from remote_tool import JobSelection, JobState, StartRequest, Workspace
 from remote_tool.errors import UsageError
 from remote_tool.jobs.job import Job, JobSpec, new_job_id
 from remote_tool.jobs.registry import Registry
@@ -376,16 +376,25 @@ def test_prepare_and_rsync_warn_of_a_disk_that_is_nearly_full(desk: Workspace, s
 
 
 @pytest.mark.slow
-@pytest.mark.row(173)
-def test_a_fan_out_that_is_not_finished_keeps_the_jobs_that_say_what_is_done(desk: Workspace) -> None:
-    split = ("--total", "2", "--per-server", "2", "--retries", "0")
-    words = ("helper-fan-out", "--cmd", "test -e $HOME/go || exit {shard}", *split, "--no-sync", "--follow")
-    assert remote_tool(*words, cwd=desk.root).returncode != 0
+@pytest.mark.row(173, 367)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("helper-fan-out", "--cmd", "test -e $HOME/go || exit {shard}", "--total", "2", "--retries", "0"),
+        ("helper-sweep", "--cmd", "test -e $HOME/go || exit {code}", "--grid", "code=0,1"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_work_that_is_not_finished_keeps_the_jobs_that_say_what_is_done(
+    desk: Workspace, words: tuple[str, ...]
+) -> None:
+    assert remote_tool(*words, "--per-server", "2", "--no-sync", cwd=desk.root).returncode == 0
+    desk.wait_jobs(JobSelection(stopped=True), timeout=60)
     before = listed(desk)
     assert {state for _, state in before} == {JobState.SUCCEEDED, JobState.FAILED}
     clean(desk)
     assert listed(desk) == before
-    (record,) = desk.config.local.fan_outs.iterdir()
+    (record,) = [*desk.config.local.fan_outs.glob("*"), *desk.config.local.sweeps.glob("*")]
     long_ago = time.time() - 31 * 86400
     for path in desk.config.local.jobs.glob("*/job.yaml"):
         lines = path.read_text().splitlines(keepends=True)

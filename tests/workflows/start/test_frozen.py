@@ -183,6 +183,17 @@ def test_the_patch_has_nothing_that_is_never_sent(repository: Path) -> None:
 
 @pytest.mark.row(349)
 @pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
+def test_a_file_that_is_not_sent_is_not_in_the_patch(repository: Path) -> None:
+    (repository / "train.py").write_text("print(3)\n")
+    (repository / ".env").write_text("TOKEN=present-secret\n")
+    (repository / "src" / "a b.py").write_text("excluded\n")
+    patch = patch_of(repository, b".env", b"src/a b.py")
+    assert "+print(3)" in patch
+    assert ("secret" in patch, "excluded" in patch) == (False, False)
+
+
+@pytest.mark.row(349)
+@pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
 def test_the_patch_hides_secret_values_and_ends_at_its_limit(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from remote_tool.redaction import hide  # noqa: PLC0415 - what it hides is forgotten after each test
 

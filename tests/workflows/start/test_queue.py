@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -111,6 +111,7 @@ def test_a_job_waits_until_another_gives_its_gpu_back(queues: Queues) -> None:
     assert queues.output(second) == "GPU-0\n"
 
 
+@pytest.mark.row(320)
 def test_a_queued_job_that_is_stopped_leaves_the_queue(queues: Queues) -> None:
     first, second = queues.hold("first"), queues.start("first", "touch began", gpus=1)
     third = queues.start("first", "true", gpus=1)
@@ -123,6 +124,7 @@ def test_a_queued_job_that_is_stopped_leaves_the_queue(queues: Queues) -> None:
     assert queues.wait(first, second, third) == [JobState.SUCCEEDED, JobState.KILLED, JobState.SUCCEEDED]
 
 
+@pytest.mark.row(321)
 def test_following_a_queued_job_says_what_it_waits_for_and_when_it_starts(queues: Queues) -> None:
     first, second = queues.hold("first"), queues.start("first", "true", gpus=1)
     third = queues.start("first", "echo done", gpus=1)
@@ -134,9 +136,12 @@ def test_following_a_queued_job_says_what_it_waits_for_and_when_it_starts(queues
     )
     follower.start()
     try:
-        until(lambda: any(f"job {third.key} waits: 2nd of 2" in text for text in queues.notices()), "its place is told")
+        until(
+            lambda: any(f"job {third.key} is queued: 2nd of 2" in text for text in queues.notices()),
+            "its place is told",
+        )
         queues.workspace.stop_jobs(JobSelection(jobs=(second.id,)))
-        until(lambda: any(f"job {third.key} waits: 1st of 1" in text for text in queues.notices()), "its new place")
+        until(lambda: any(f"job {third.key} is queued: 1st of 1" in text for text in queues.notices()), "its new place")
     finally:
         queues.go.touch()
         follower.join(SECONDS)
@@ -145,6 +150,7 @@ def test_following_a_queued_job_says_what_it_waits_for_and_when_it_starts(queues
     assert queues.wait(first, third) == [JobState.SUCCEEDED] * 2
 
 
+@pytest.mark.row(325)
 def test_a_job_waits_for_the_end_of_another_on_its_server(queues: Queues) -> None:
     first = queues.start("second", queues.holds)
     then, anyhow = (
@@ -158,6 +164,7 @@ def test_a_job_waits_for_the_end_of_another_on_its_server(queues: Queues) -> Non
         queues.start("first", "true", after=(first.id,))
 
 
+@pytest.mark.row(324)
 def test_a_job_for_any_server_gets_the_one_with_free_gpus(queues: Queues) -> None:
     queues.put_gpus(first=2, second=1)
     queues.hold("first", 2)
@@ -175,6 +182,7 @@ def test_a_job_for_any_server_gets_the_one_with_free_gpus(queues: Queues) -> Non
         queues.workspace.start_jobs(StartRequest("true", sync=False, gpus=3, any_server=True))
 
 
+@pytest.mark.row(322)
 def test_a_launch_starts_nothing_unless_all_its_gpus_are_free(queues: Queues) -> None:
     held = queues.hold("second")
     request = LaunchRequest(SHOW, launcher="shell", sync=False, gpus=1)
@@ -191,6 +199,7 @@ def test_a_launch_starts_nothing_unless_all_its_gpus_are_free(queues: Queues) ->
     assert [queues.output(job) for job in jobs] == ["GPU-0\n"] * 2
 
 
+@pytest.mark.row(323)
 def test_a_launch_that_waits_starts_when_all_its_gpus_are_free(queues: Queues) -> None:
     queues.hold("second")
     request = LaunchRequest("true", launcher="shell", sync=False, gpus=1, wait=True)
@@ -215,6 +224,7 @@ def test_a_launch_that_wants_more_gpus_than_there_are_does_not_wait(queues: Queu
     ]
 
 
+@pytest.mark.row(327)
 def test_the_jobs_of_a_fan_out_reserve_their_gpus(queues: Queues) -> None:
     queues.put_gpus(first=2, second=1)
     request = FanOutRequest(SHOW, total=4, sync=False, gpus=1)
@@ -229,6 +239,7 @@ def test_the_jobs_of_a_fan_out_reserve_their_gpus(queues: Queues) -> None:
     assert all(text in {"GPU-0\n", "GPU-1\n"} for _, text in shown)
 
 
+@pytest.mark.row(326)
 def test_a_job_that_reserves_no_gpus_starts_with_a_warning_where_others_have(queues: Queues) -> None:
     held = queues.hold("first")
     for number, options in enumerate(({"devices": ("GPU-0",)}, {"devices": (0,)})):
@@ -245,3 +256,34 @@ def test_a_job_that_reserves_no_gpus_starts_with_a_warning_where_others_have(que
     assert [server for server, _ in queues.workspace.launch(launch).warnings] == ["first"]
     queues.go.touch()
     assert queues.wait(held) == [JobState.SUCCEEDED]
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"gpus": -1}, "--gpus must be a whole number from 0 to 1024, found -1"),
+        ({"gpus": True}, "--gpus must be a whole number from 0 to 1024, found True"),
+        ({"gpus": 1, "priority": 101}, "--priority must be a whole number from 0 to 100, found 101"),
+        ({"gpus": 1, "devices": (0,)}, "--gpus and --devices cannot be combined"),
+        ({"gpus": 1, "env": {"CUDA_VISIBLE_DEVICES": "0"}}, "--gpus and --env CUDA_VISIBLE_DEVICES cannot be combined"),
+        ({"priority": 3}, "--priority is for jobs that wait for GPUs"),
+        ({"after": ("1",), "backfill": True}, "--backfill is for jobs that wait for GPUs"),
+        ({"after": ("1",) * 101}, "--after is given 101 times; at most 100 are possible"),
+        ({"any_server": True}, "--any-server needs --gpus"),
+        ({"any_server": True, "gpus": 1, "after": ("1",)}, "--any-server cannot be combined with --after"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        StartRequest("true", **options)
+    assert raised.value.message == problem
+
+
+@pytest.mark.parametrize("option", ["priority", "after", "backfill"])
+def test_launches_and_fan_outs_have_no_place_in_a_queue_of_their_own(option: str) -> None:
+    value: Any = {"priority": 1, "after": ("1",), "backfill": True}[option]
+    for kind in (LaunchRequest, FanOutRequest):
+        with pytest.raises(UsageError, match=f"--{option} is only for job-run"):
+            kind("true", gpus=1, **{option: value})
+    with pytest.raises(UsageError, match="--wait is for launches that reserve GPUs"):
+        LaunchRequest("true", wait=True)

@@ -1,0 +1,1 @@
+"""What ends a job early, runs it again, or follows when a machine has none left; few jobs need any of it."""

@@ -1,0 +1,162 @@
+"""Stop a job before its command ends: after its max_duration, or when its GPUs have been idle for long."""
+
+from __future__ import annotations
+
+import time
+
+from remote_tool.agent.machine.gpu_use import FORMAT, SILENCE, Program
+from remote_tool.agent.supervisor.limits.attempts import say
+from remote_tool.protocol import job_folder
+from remote_tool.protocol.lean.suppress import suppress
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional
+
+    from remote_tool.agent.supervisor.plan import Plan
+    from remote_tool.agent.supervisor.records import Records
+
+_QUERY = "--query-gpu=index,uuid,utilization.gpu"
+_QUERY_FIELDS = 3
+# In percent of a GPU's time; displays and monitoring use less.
+_IDLE_BELOW = 5.0
+# Seconds between two looks at the GPUs, and from the notice to the stop: at most these, and these parts of the time.
+_LOOK_SECONDS, _LOOK_PART = 30.0, 10
+_NOTICE_SECONDS, _NOTICE_PART = 300.0, 2
+_UNITS = (("d", 86400), ("h", 3600), ("m", 60))
+
+
+class EarlyEnd:
+    """Decides whether a running job is to be stopped by its own limits."""
+
+    def __init__(self, plan: Plan, records: Records) -> None:
+        self._plan = plan
+        self._records = records
+        self._idle = IdleGpus(plan, plan.stop_if_idle) if plan.stop_if_idle else None
+
+    def request(self) -> Optional[Dict[str, Any]]:
+        """Return a stop request, if it is to be stopped now."""
+        why = ""
+        limit = self._plan.max_duration
+        if limit is not None and time.monotonic() - self._records.started >= limit:
+            why = f"ran for {spell(limit)}, its max_duration"
+        elif self._idle is not None:
+            why = self._idle.look(time.monotonic())
+        return {"signal": "SIGTERM", "grace": self._plan.grace, "why": why} if why else None
+
+    def pause(self) -> None:
+        """End what looks at the GPUs: no command is running."""
+        if self._idle is not None:
+            self._idle.pause()
+
+
+class IdleGpus:
+    """Watches a job's GPUs; one of which nothing is known counts as used."""
+
+    def __init__(self, plan: Plan, limit: float) -> None:
+        self._plan = plan
+        self._limit = limit
+        self._notice = min(_NOTICE_SECONDS, limit / _NOTICE_PART)
+        self._program: Optional[Program] = None
+        self._lines: List[str] = []
+        self._asked_at = float("-inf")
+        self._idle_since: Optional[float] = None
+        self._told_at: Optional[float] = None
+        self._is_missing = False
+
+    @property
+    def is_asking(self) -> bool:
+        """Return whether an answer is still to come."""
+        return self._program is not None
+
+    def look(self, now: float) -> str:
+        """Take the answer of nvidia-smi, ask again when due, and return why the job is stopped; never waits."""
+        if self._program is not None:
+            self._read(now)
+        elif now - self._asked_at >= min(_LOOK_SECONDS, self._limit / _LOOK_PART):
+            self._ask(now)
+        idle = 0.0 if self._idle_since is None else now - self._idle_since
+        self._tell(now, is_near=idle >= self._limit - self._notice)
+        if self._told_at is None or now - self._told_at < self._notice:
+            return ""
+        return f"used its GPUs for less than {_IDLE_BELOW:.0f} % in the last {spell(self._limit)}: stop_if_idle"
+
+    def pause(self) -> None:
+        """End nvidia-smi, and forget what it said."""
+        if self._program is not None:
+            self._program.end()
+        self._program = self._idle_since = self._told_at = None
+        self._note("")
+
+    def _ask(self, now: float) -> None:
+        self._asked_at, self._lines = now, []
+        try:
+            self._program = Program(_QUERY, FORMAT)
+        except OSError as error:
+            self._idle_since = None
+            if isinstance(error, FileNotFoundError) and not self._is_missing:
+                self._is_missing = True
+                say(self._plan, f"stop_if_idle has no effect: nvidia-smi: {error.strerror}")
+
+    def _read(self, now: float) -> None:
+        assert self._program is not None
+        self._lines += self._program.read()
+        if not self._program.has_ended and now - self._asked_at < SILENCE:
+            return
+        is_idle = self._program.has_ended and self._all_idle()
+        self._program.end()
+        self._program = None
+        if not is_idle:
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = self._asked_at
+
+    def _all_idle(self) -> bool:
+        """Return whether every GPU of the job is known to be idle."""
+        loads = {}
+        for line in self._lines:
+            fields = [field.strip() for field in line.split(",")]
+            if len(fields) != _QUERY_FIELDS or not fields[2].isdigit():
+                # Also of an error, and of a GPU that does not say.
+                loads[tuple(fields)] = _IDLE_BELOW
+            else:
+                loads[tuple(fields[:2])] = float(fields[2])
+        wanted = [name.strip() for name in gpus_of(self._plan).split(",") if name.strip()]
+        chosen = [[load for gpu, load in loads.items() if _is_called(gpu, name)] for name in wanted]
+        found = chosen if wanted else [list(loads.values())]
+        return all(found) and all(load < _IDLE_BELOW for each in found for load in each)
+
+    def _tell(self, now: float, *, is_near: bool) -> None:
+        """Say in the job's output, and to those who ask for its status, that it is about to be stopped."""
+        if is_near == (self._told_at is not None):
+            return
+        self._told_at = now if is_near else None
+        note = f"its GPUs are idle; stop_if_idle stops it in {spell(self._notice)} if they stay so"
+        say(self._plan, note if is_near else "its GPUs are used again, so it is not stopped")
+        self._note(note if is_near else "")
+
+    def _note(self, text: str) -> None:
+        with suppress(OSError):
+            job_folder.remove(self._plan.folder, job_folder.NOTICE)
+            if text:
+                job_folder.write_file(self._plan.folder, job_folder.NOTICE, text.encode())
+
+
+def gpus_of(plan: Plan) -> str:
+    """Return the GPUs of a job as ``CUDA_VISIBLE_DEVICES`` names them; empty for all."""
+    # A job from the queue has some of those that it may use.
+    given = "" if plan.queue is not None else ",".join(plan.gpus)
+    return given or plan.environment.get(b"CUDA_VISIBLE_DEVICES", b"").decode("utf-8", "replace")
+
+
+def _is_called(gpu: Any, name: str) -> bool:  # noqa: ANN401 - the fields of an answer
+    """Return whether this is the name of a GPU: its number, or the beginning of its UUID."""
+    return len(gpu) > 1 and (gpu[0] == name or (not name.isdigit() and gpu[1].startswith(name)))
+
+
+def spell(seconds: float) -> str:
+    """Return a duration as it is configured: 12h, 90m, 45s."""
+    for unit, size in _UNITS:
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds // size:.0f}{unit}"
+    return f"{seconds:g}s"

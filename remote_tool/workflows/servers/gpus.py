@@ -1,0 +1,214 @@
+"""Who has which GPU of which server, and waiting for free ones; what a server says is not trusted."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from remote_tool.errors import ConnectError, HostKeyError, JobError, LoginError, SomeServersFailedError, UsageError
+from remote_tool.transport.pool import on_every
+from remote_tool.workflows.agent_client import NotPreparedError, call_until_answered
+from remote_tool.workflows.selection import choose_servers
+from remote_tool.workflows.servers.samples import (
+    MOST_GPUS,
+    GpuProcess,
+    entries_of,
+    number_of,
+    parse_gpu_process,
+    size_of,
+    text_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from remote_tool.config.model import Config
+    from remote_tool.errors import RemoteToolError
+    from remote_tool.workflows.context import Context
+
+FREE, LEASED, USED = "free", "leased", "used"
+MOST_PROCESSES, MOST_QUEUED, MOST_NOTES = 16, 4096, 16
+# Seconds between two questions of a command that waits.
+INTERVAL = 5.0
+MEBIBYTE = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class GpuLease:
+    """A lease of GPUs.
+
+    Attributes:
+        user: The account on the server.
+        job: The id of the job.
+        name: The job's name; empty without one.
+        since: Seconds since the epoch.
+    """
+
+    user: str
+    job: str
+    name: str
+    since: float | None
+
+
+@dataclass(frozen=True)
+class QueuedJob:
+    """A job that waits for GPUs, of any user."""
+
+    job: str
+    user: str
+    gpus: int
+
+
+@dataclass(frozen=True)
+class GpuState:
+    """Who has a GPU.
+
+    Attributes:
+        index: As in nvidia-smi.
+        uuid: As CUDA_VISIBLE_DEVICES takes it.
+        name: Its model.
+        state: ``free``, ``leased``, or ``used`` by processes without a lease.
+        memory_used: Bytes; None if not reported, like the next two.
+        memory_total: Bytes.
+        load: Percent.
+        lease: Of a GPU that is leased.
+        processes: Those on it that the server shows.
+        is_ours: Whether ``devices`` of the server allows it.
+    """
+
+    index: int
+    uuid: str
+    name: str
+    state: str
+    memory_used: int | None = None
+    memory_total: int | None = None
+    load: float | None = None
+    lease: GpuLease | None = None
+    processes: tuple[GpuProcess, ...] = ()
+    is_ours: bool = True
+
+
+@dataclass(frozen=True)
+class ServerGpus:
+    """The GPUs of a server.
+
+    Attributes:
+        gpus: By number.
+        queue: The jobs that wait, of all users, in the order of the queue.
+        problem: Why nothing is known of its GPUs; else empty.
+        notes: What limits the answer, such as a private /var/tmp.
+    """
+
+    gpus: tuple[GpuState, ...] = ()
+    queue: tuple[QueuedJob, ...] = ()
+    problem: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def free(self) -> int:
+        """The number of free GPUs that may be used."""
+        return sum(gpu.state == FREE and gpu.is_ours for gpu in self.gpus)
+
+
+@dataclass(frozen=True)
+class GpusAnswer:
+    """The GPUs of servers, and the errors of the other servers.
+
+    Attributes:
+        servers: By name.
+        errors: By name.
+    """
+
+    servers: Mapping[str, ServerGpus]
+    errors: Mapping[str, RemoteToolError] = field(default_factory=dict)
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of ``gpus``."""
+        return SomeServersFailedError(dict(self.errors), list(self.servers)).exit_code if self.errors else 0
+
+    def with_free(self, count: int) -> list[str]:
+        """Return the servers with at least this many free GPUs for which no job waits."""
+        return [name for name, server in self.servers.items() if server.free >= count and not server.queue]
+
+
+async def list_gpus(context: Context, servers: Sequence[str] = ()) -> GpusAnswer:
+    """Ask every server."""
+
+    async def ask(server: str) -> ServerGpus:
+        answer = await call_until_answered(context.pool, context.config, server, "gpus", {})
+        return parse_gpus(answer, context.config, server)
+
+    results = await on_every(choose_servers(context.config, servers), ask)
+    return GpusAnswer(results.values, results.errors)
+
+
+async def wait_for_gpus(context: Context, servers: Sequence[str], count: int) -> GpusAnswer:
+    """Ask until a server has this many free GPUs; servers that cannot be reached now are asked again.
+
+    Raises:
+        UsageError: No server can ever have as many.
+    """
+    if count < 1:
+        raise UsageError(f"--wait must be at least 1, found {count}")
+    while True:
+        answer = await list_gpus(context, servers)
+        if answer.with_free(count):
+            return answer
+        may_have = [each for each in answer.servers.values() if each.problem or _allowed(each) >= count]
+        if not may_have and not any(_may_come_back(error) for error in answer.errors.values()):
+            if answer.errors:
+                return answer
+            most = max((_allowed(each) for each in answer.servers.values()), default=0)
+            raise UsageError(f"No server has {count} GPUs; the most that one has is {most}", hint="remote-tool gpus")
+        await asyncio.sleep(INTERVAL)
+
+
+def _may_come_back(error: RemoteToolError) -> bool:
+    is_final = isinstance(error, NotPreparedError | LoginError | HostKeyError)
+    return isinstance(error, ConnectError | JobError) and not is_final
+
+
+def _allowed(server: ServerGpus) -> int:
+    return sum(gpu.is_ours for gpu in server.gpus)
+
+
+def parse_gpus(answer: Mapping[str, Any], config: Config, server: str) -> ServerGpus:
+    """Read a server's answer, without its malformed entries."""
+    devices = config.servers[server].devices
+    ignored = answer.get("ignored")
+    notes = [answer.get("note"), *(ignored[:MOST_NOTES] if isinstance(ignored, list) else ())]
+    return ServerGpus(
+        gpus=tuple(_gpu(entry, devices) for entry in entries_of(answer.get("gpus"), MOST_GPUS)),
+        queue=tuple(
+            QueuedJob(text_of(each.get("job")), text_of(each.get("user")), round(number_of(each.get("gpus")) or 0))
+            for each in entries_of(answer.get("queue"), MOST_QUEUED)
+        ),
+        problem=text_of(answer.get("problem")),
+        notes=tuple(text for note in notes if (text := text_of(note))),
+    )
+
+
+def _gpu(entry: Mapping[str, Any], devices: tuple[str, ...]) -> GpuState:
+    lease = entry.get("lease")
+    index, uuid = round(number_of(entry.get("index")) or 0), text_of(entry.get("uuid"))
+    state = text_of(entry.get("state"))
+    return GpuState(
+        index=index,
+        uuid=uuid,
+        name=text_of(entry.get("name")),
+        state=state if state in {FREE, LEASED} else USED,
+        memory_used=size_of(entry.get("used"), MEBIBYTE),
+        memory_total=size_of(entry.get("memory"), MEBIBYTE),
+        load=number_of(entry.get("load")),
+        lease=_lease(lease) if isinstance(lease, dict) else None,
+        processes=tuple(map(parse_gpu_process, entries_of(entry.get("processes"), MOST_PROCESSES))),
+        is_ours=not devices or any(name == str(index) or (name in uuid and "-" in name) for name in devices),
+    )
+
+
+def _lease(entry: Mapping[str, Any]) -> GpuLease:
+    return GpuLease(
+        text_of(entry.get("user")), text_of(entry.get("job")), text_of(entry.get("name")), number_of(entry.get("since"))
+    )
