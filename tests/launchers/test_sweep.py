@@ -45,21 +45,21 @@ def test_each_parameter_is_a_quoted_word_and_other_braces_stay(command: str, fil
     assert command_of(request.command, 3, request.made[0]) == filled
 
 
-@pytest.mark.row(364)
+@pytest.mark.row(312)
 @given(VALUES, VALUES)
 def test_any_value_is_one_word_for_the_shell(first: str, second: str) -> None:
     command = command_of("x {a} y{b.c}z", 0, {"a": first, "b.c": second})
     assert shlex.split(command) == ["x", first, "y" + second + "z"]
 
 
-@pytest.mark.row(364)
+@pytest.mark.row(312)
 def test_a_value_reaches_the_program_as_it_is() -> None:
     value = """it's $HOME `id` "q" \\ {x} *\n"""
     command = command_of("printf %s {a}", 0, {"a": value})
     assert subprocess.run(command, shell=True, capture_output=True, text=True, check=True).stdout == value
 
 
-@pytest.mark.row(364)
+@pytest.mark.row(312)
 @pytest.mark.parametrize(
     ("command", "message"),
     [
@@ -112,7 +112,7 @@ def test_no_server_ends_more_than_one_job_later_than_it_could_elsewhere(
         assert all(end <= one_more + 1e-6 for end in ends.values())
 
 
-@pytest.mark.row(362)
+@pytest.mark.row(310)
 def test_without_gpus_each_job_follows_the_one_that_many_places_before_it() -> None:
     queue = ServerQueue("a", 0, 2)
     assert planned([queue]) == [("a", 0, after) for after in ("", "", "a", "b", "c", "d")]

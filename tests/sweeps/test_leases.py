@@ -64,7 +64,7 @@ def calls_of_life(zygote: Zygote, folder: Path) -> list[Call]:
 
 
 @pytest.mark.slow
-@pytest.mark.row(303)
+@pytest.mark.row(262)
 def test_a_supervisor_that_is_killed_anywhere_leaves_its_gpu_to_the_next_job(zygote: Zygote, tmp_path: Path) -> None:
     def run(fault: Fault) -> bool:
         case = GpuCase(zygote, tmp_path, ENDS)

@@ -62,7 +62,7 @@ def frozen(server: PretendServer) -> PretendServer:
     return server
 
 
-@pytest.mark.row(340)
+@pytest.mark.row(291)
 def test_a_job_runs_from_the_code_as_it_was_given(frozen: PretendServer, tmp_path: Path) -> None:
     go = tmp_path / "go"
     command = f"while [ ! -e {go} ]; do sleep 0.01; done; sh train.sh; cat src/part.txt"
@@ -77,7 +77,7 @@ def test_a_job_runs_from_the_code_as_it_was_given(frozen: PretendServer, tmp_pat
     assert frozen.record(in_project, "spec")["copy"] == ""
 
 
-@pytest.mark.row(340)
+@pytest.mark.row(291)
 def test_everything_that_leads_to_the_project_leads_into_the_copy(frozen: PretendServer) -> None:
     own = 'cd "$REMOTE_TOOL_PROJECT" && pwd -P && cat ".jobs/$REMOTE_TOOL_JOB_ID/command"'
     show = f'pwd -P; echo "$PYTHONPATH"; {own}'
@@ -90,7 +90,7 @@ def test_everything_that_leads_to_the_project_leads_into_the_copy(frozen: Preten
     assert frozen.record(job_id, "ended")["exit_code"] == 0
 
 
-@pytest.mark.row(340)
+@pytest.mark.row(291)
 def test_a_launch_command_gets_the_project_and_its_command_runs_in_the_copy(frozen: PretendServer) -> None:
     """The copy is inside the project, so what mounts that has both."""
     words = ["env", "OUTSIDE={project}", "sh", "-c", 'exec "$@"', "sh"]
@@ -103,7 +103,7 @@ def test_a_launch_command_gets_the_project_and_its_command_runs_in_the_copy(froz
     assert frozen.output(job_id).splitlines() == [str(copy_of(frozen, job_id)), "old", str(frozen.project)]
 
 
-@pytest.mark.row(340)
+@pytest.mark.row(291)
 def test_the_oldest_python_makes_copies_too(oldest: PretendServer) -> None:
     send(oldest, {"train.sh": "echo old", "large.bin": LARGE})
     assert run(oldest, "sh train.sh; head -c 3 large.bin") == "old\nxxx"
@@ -114,7 +114,7 @@ def test_the_oldest_python_makes_copies_too(oldest: PretendServer) -> None:
     assert copies_of(oldest) == []
 
 
-@pytest.mark.row(340)
+@pytest.mark.row(291)
 def test_the_environment_is_recorded_by_its_hash(frozen: PretendServer) -> None:
     def hash_of(job_id: str) -> str:
         return str(frozen.record(job_id, "spec")["environment_hash"])
@@ -127,7 +127,7 @@ def test_the_environment_is_recorded_by_its_hash(frozen: PretendServer) -> None:
     assert hash_of(ended(frozen, "true")) == ""
 
 
-@pytest.mark.row(340)
+@pytest.mark.row(291)
 def test_modes_links_and_empty_folders_are_copied(frozen: PretendServer) -> None:
     (frozen.project / "empty").mkdir()
     (frozen.project / "link.sh").symlink_to("train.sh")
@@ -140,7 +140,7 @@ def test_modes_links_and_empty_folders_are_copied(frozen: PretendServer) -> None
     assert output == "empty\nlinked\na"
 
 
-@pytest.mark.row(340)
+@pytest.mark.row(291)
 def test_a_project_that_was_never_sent_is_not_copied(server: PretendServer) -> None:
     """It is the user's own folder: remote-tool does not know which files are code."""
     job_id = ended(server, "pwd -P", copy=NEW_COPY)
@@ -148,7 +148,7 @@ def test_a_project_that_was_never_sent_is_not_copied(server: PretendServer) -> N
     assert server.record(job_id, "spec")["copy"] == ""
 
 
-@pytest.mark.row(340)
+@pytest.mark.row(291)
 def test_jobs_of_one_state_share_a_copy(frozen: PretendServer) -> None:
     send(frozen, {f"src/{number}.py": "x" for number in range(50)})
     jobs = [frozen.new_job("true", copy=NEW_COPY) for _ in range(12)]
@@ -162,7 +162,7 @@ def test_jobs_of_one_state_share_a_copy(frozen: PretendServer) -> None:
     frozen.wait(*(str(job["id"]) for job in jobs))
 
 
-@pytest.mark.row(341)
+@pytest.mark.row(292)
 @pytest.mark.parametrize(
     "place",
     [
@@ -190,7 +190,7 @@ def test_a_start_killed_while_it_copies_leaves_nothing_that_is_taken_for_a_copy(
     assert [path.name.startswith(".new-") for path in copies_of(frozen)] == [False]
 
 
-@pytest.mark.row(341)
+@pytest.mark.row(292)
 def test_a_full_disk_refuses_the_start_and_leaves_no_part_of_a_copy(tmp_path: Path, installed: Path) -> None:
     with small_disk(tmp_path / "home", "size=4m"):
         server = PretendServer(tmp_path / "home", installed)
@@ -202,7 +202,7 @@ def test_a_full_disk_refuses_the_start_and_leaves_no_part_of_a_copy(tmp_path: Pa
         server.clean()
 
 
-@pytest.mark.row(342)
+@pytest.mark.row(293)
 def test_a_copy_is_of_the_state_after_a_running_sync(frozen: PretendServer) -> None:
     with (frozen.scripts / "sync-lock").open("a") as lock, ThreadPoolExecutor(1) as pool:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -215,7 +215,7 @@ def test_a_copy_is_of_the_state_after_a_running_sync(frozen: PretendServer) -> N
         assert starting.result(60) == "new\nnew\n"
 
 
-@pytest.mark.row(342)
+@pytest.mark.row(293)
 def test_a_sync_that_takes_long_refuses_the_start(tmp_path: Path, installed: Path) -> None:
     changes = {"agent/frozen/copies.py": {"_PATIENCE = 15.0": "_PATIENCE = 0.1"}}
     server = PretendServer(tmp_path / "home", changed_copy(installed, tmp_path / "impatient", changes))
@@ -227,7 +227,7 @@ def test_a_sync_that_takes_long_refuses_the_start(tmp_path: Path, installed: Pat
     assert answer["begun"] is False
 
 
-@pytest.mark.row(342)
+@pytest.mark.row(293)
 def test_half_a_project_is_not_copied(frozen: PretendServer) -> None:
     (frozen.scripts / "sync").write_text("incomplete abc def\n")
     answer = frozen.call("start", jobs=[frozen.new_job("true", copy=NEW_COPY)])
@@ -245,7 +245,7 @@ def with_large(frozen: PretendServer) -> PretendServer:
     return frozen
 
 
-@pytest.mark.row(343)
+@pytest.mark.row(294)
 def test_a_large_file_is_shared_until_a_sync_replaces_it(with_large: PretendServer, tmp_path: Path) -> None:
     go = tmp_path / "go"
     job_id = with_large.start(f"while [ ! -e {go} ]; do sleep 0.01; done; head -c 3 large.bin", copy=NEW_COPY)
@@ -255,7 +255,7 @@ def test_a_large_file_is_shared_until_a_sync_replaces_it(with_large: PretendServ
     assert with_large.output(job_id) == "xxx"
 
 
-@pytest.mark.row(343)
+@pytest.mark.row(294)
 def test_a_shared_file_that_was_changed_in_place_is_noticed(
     with_large: PretendServer, installed: Path, tmp_path: Path
 ) -> None:
@@ -281,7 +281,7 @@ def test_a_shared_file_that_was_changed_in_place_is_noticed(
     assert run(with_large, "head -c 2 large.bin") == "yx"
 
 
-@pytest.mark.row(343)
+@pytest.mark.row(294)
 def test_another_mode_or_name_of_a_shared_file_changes_nothing(with_large: PretendServer) -> None:
     before = copies_of(with_large)
     code = before[0] / "code"
@@ -290,7 +290,7 @@ def test_another_mode_or_name_of_a_shared_file_changes_nothing(with_large: Prete
     assert (code / "large.bin").stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.row(344)
+@pytest.mark.row(295)
 def test_a_copy_goes_with_the_last_job_that_needs_it(frozen: PretendServer) -> None:
     first = ended(frozen, "true", copy=NEW_COPY)
     running = frozen.start("exec sleep 60", copy=NEW_COPY)
@@ -304,7 +304,7 @@ def test_a_copy_goes_with_the_last_job_that_needs_it(frozen: PretendServer) -> N
     assert copies_of(frozen) == []
 
 
-@pytest.mark.row(344)
+@pytest.mark.row(295)
 def test_a_copy_stays_while_a_start_may_need_it_or_a_record_cannot_be_read(frozen: PretendServer) -> None:
     job_id = ended(frozen, "true", copy=NEW_COPY)
     folder = frozen.scripts / "copies"
@@ -325,7 +325,7 @@ def test_a_copy_stays_while_a_start_may_need_it_or_a_record_cannot_be_read(froze
     assert copies_of(frozen) == []
 
 
-@pytest.mark.row(344)
+@pytest.mark.row(295)
 def test_a_start_that_removes_old_jobs_removes_their_copy(frozen: PretendServer) -> None:
     old = ended(frozen, "true", copy=NEW_COPY)
     before = copies_of(frozen)
@@ -338,7 +338,7 @@ def test_a_start_that_removes_old_jobs_removes_their_copy(frozen: PretendServer)
     frozen.wait(str(job["id"]))
 
 
-@pytest.mark.row(345)
+@pytest.mark.row(296)
 def test_what_a_job_writes_stays_in_its_copy_and_is_listed_and_sent_from_there(frozen: PretendServer) -> None:
     (frozen.project / "data").mkdir()
     (frozen.project / "data" / "in.txt").write_text("in")
@@ -361,7 +361,7 @@ def test_what_a_job_writes_stays_in_its_copy_and_is_listed_and_sent_from_there(f
     ]
 
 
-@pytest.mark.row(345)
+@pytest.mark.row(296)
 def test_jobs_in_different_copies_write_different_files_of_one_name(frozen: PretendServer, tmp_path: Path) -> None:
     go = tmp_path / "go"
     command = f"sleep 0.05; echo $REMOTE_TOOL_JOB_ID >out.txt; while [ ! -e {go} ]; do sleep 0.01; done"
@@ -383,7 +383,7 @@ def test_jobs_in_different_copies_write_different_files_of_one_name(frozen: Pret
     assert listing(frozen, second)[1]["shared"] == 1
 
 
-@pytest.mark.row(345)
+@pytest.mark.row(296)
 def test_the_files_of_a_job_whose_copy_is_gone_are_not_asked_for_again(frozen: PretendServer) -> None:
     job_id = ended(frozen, "echo A >out.txt", copy=NEW_COPY, artifacts=[["out.txt", None]])
     shutil.rmtree(frozen.scripts / "copies")
@@ -392,7 +392,7 @@ def test_the_files_of_a_job_whose_copy_is_gone_are_not_asked_for_again(frozen: P
     assert (header["error"], header["gone"]) == ("the copy of the project that it ran in is gone", True)
 
 
-@pytest.mark.row(346)
+@pytest.mark.row(297)
 def test_a_job_that_changed_its_code_leaves_the_next_one_a_copy_as_given(frozen: PretendServer) -> None:
     first = ended(frozen, "echo 'echo hacked' >train.sh; rm src/part.txt", copy=NEW_COPY)
     second = ended(frozen, "sh train.sh; cat src/part.txt", copy=NEW_COPY)
@@ -402,7 +402,7 @@ def test_a_job_that_changed_its_code_leaves_the_next_one_a_copy_as_given(frozen:
     assert names == [names[0], f"{names[0]}-2", f"{names[0]}-2"]
 
 
-@pytest.mark.row(346)
+@pytest.mark.row(297)
 def test_unsent_names_follow_the_project(frozen: PretendServer) -> None:
     """Data that arrives later is there for the next job, and what is removed does not stand in its way."""
     (frozen.project / "data").mkdir()
@@ -415,7 +415,7 @@ def test_unsent_names_follow_the_project(frozen: PretendServer) -> None:
     assert run(frozen, "cat data/a") == "own\n"
 
 
-@pytest.mark.row(347)
+@pytest.mark.row(298)
 def test_orphans_of_a_job_in_a_copy_are_of_the_project(frozen: PretendServer, tmp_path: Path) -> None:
     note = tmp_path / "pid"
     job_id = frozen.start(f"setsid sleep 60 & echo $! >{note}; wait", copy=NEW_COPY)
@@ -430,7 +430,7 @@ def test_orphans_of_a_job_in_a_copy_are_of_the_project(frozen: PretendServer, tm
     wait_until(lambda: not frozen.members(job_id), "their end")
 
 
-@pytest.mark.row(348)
+@pytest.mark.row(299)
 def test_a_named_copy_is_used_as_long_as_it_is_whole(frozen: PretendServer) -> None:
     first = ended(frozen, "true", copy=NEW_COPY)
     name = frozen.record(first, "spec")["copy"]
@@ -447,14 +447,14 @@ def test_a_named_copy_is_used_as_long_as_it_is_whole(frozen: PretendServer) -> N
     assert not (frozen.jobs / str(job["id"])).exists()
 
 
-@pytest.mark.row(348)
+@pytest.mark.row(299)
 @pytest.mark.parametrize("name", ["../..", "..", "/etc", "0123456789abcdef/..", "0123456789abcdef-", "x" * 16, 7, True])
 def test_a_copy_has_a_name_of_ours(frozen: PretendServer, name: object) -> None:
     answer = frozen.call("start", jobs=[frozen.new_job("true", copy=name)])
     assert "of the project is not on this server any longer" in answer["error"]
 
 
-@pytest.mark.row(341)
+@pytest.mark.row(292)
 def test_a_start_that_is_asked_for_again_makes_no_other_copy(frozen: PretendServer) -> None:
     job = frozen.new_job("true", copy=NEW_COPY)
     first = frozen.call("start", jobs=[job])

@@ -91,7 +91,7 @@ def gpus(server: PretendServer) -> Iterator[GpuServer]:
     found.clean()
 
 
-@pytest.mark.row(300, 311)
+@pytest.mark.row(259, 270)
 def test_of_two_jobs_for_one_gpu_the_second_waits_for_the_end_of_the_first(gpus: GpuServer) -> None:
     first, state = gpus.start(WAITS)
     assert state == "None"
@@ -126,7 +126,7 @@ def test_a_signal_to_the_supervisor_ends_a_job_that_waits(gpus: GpuServer, numbe
     assert gpus.server.wait(second)[second]["killed"]
 
 
-@pytest.mark.row(309)
+@pytest.mark.row(268)
 def test_a_supervisor_that_is_killed_while_it_waits_is_lost_and_holds_nobody_up(gpus: GpuServer) -> None:
     first, _ = gpus.start(WAITS)
     second, _ = gpus.start("true")
@@ -141,7 +141,7 @@ def test_a_supervisor_that_is_killed_while_it_waits_is_lost_and_holds_nobody_up(
     assert not gpus.tickets()
 
 
-@pytest.mark.row(304)
+@pytest.mark.row(263)
 def test_the_gpu_of_a_killed_supervisor_is_free_once_the_processes_of_its_job_are_gone(gpus: GpuServer) -> None:
     first, _ = gpus.start("sleep 600")
     second, _ = gpus.start("true", idle_after=3600)
@@ -151,7 +151,7 @@ def test_the_gpu_of_a_killed_supervisor_is_free_once_the_processes_of_its_job_ar
     assert gpus.server.wait(second)[second]["exit_code"] == 0
 
 
-@pytest.mark.row(305)
+@pytest.mark.row(264)
 def test_a_job_waits_until_nobody_uses_the_gpu_and_says_who_does(gpus: GpuServer) -> None:
     gpus.set_gpus(gpu_line(0, load=0, used=900), processes=process_line(0, os.getpid(), used=900))
     job, state = gpus.start("true", idle_after=0.5)
@@ -164,7 +164,7 @@ def test_a_job_waits_until_nobody_uses_the_gpu_and_says_who_does(gpus: GpuServer
     assert gpus.server.wait(job)[job]["exit_code"] == 0
 
 
-@pytest.mark.row(306)
+@pytest.mark.row(265)
 def test_without_an_answer_of_nvidia_smi_a_job_waits_and_says_so(gpus: GpuServer) -> None:
     gpus.put_gpus("NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver")
     job, state = gpus.start("true")
@@ -173,7 +173,7 @@ def test_without_an_answer_of_nvidia_smi_a_job_waits_and_says_so(gpus: GpuServer
     assert gpus.server.stop(job)["state"] == "killed"
 
 
-@pytest.mark.row(306)
+@pytest.mark.row(265)
 def test_a_job_that_waits_for_an_nvidia_smi_that_hangs_is_killed_at_once(gpus: GpuServer) -> None:
     gpus.put_gpus(otherwise="exec sleep 600")
     job, state = gpus.start("true")
@@ -181,7 +181,7 @@ def test_a_job_that_waits_for_an_nvidia_smi_that_hangs_is_killed_at_once(gpus: G
     assert gpus.server.stop(job)["state"] == "killed"
 
 
-@pytest.mark.row(306)
+@pytest.mark.row(265)
 def test_a_job_that_wants_more_gpus_than_the_server_has_fails_at_once(gpus: GpuServer) -> None:
     gpus.start(WAITS)
     job, _ = gpus.start("true", 2)
@@ -198,7 +198,7 @@ def test_a_job_that_may_not_wait_fails_when_its_gpus_are_not_free(gpus: GpuServe
     assert not gpus.tickets()
 
 
-@pytest.mark.row(306)
+@pytest.mark.row(265)
 def test_without_nvidia_smi_a_job_fails_at_once(server: PretendServer) -> None:
     job = server.new_job("true", gpu_count=1)
     with server.open("start", jobs=[job], login={"PATH": str(server.home / "nothing")}) as call:
@@ -206,7 +206,7 @@ def test_without_nvidia_smi_a_job_fails_at_once(server: PretendServer) -> None:
     assert "this server has no nvidia-smi" in server.wait(job["id"])[job["id"]]["reason"]
 
 
-@pytest.mark.row(312)
+@pytest.mark.row(271)
 def test_the_lease_is_given_up_when_the_job_has_ended_though_its_terminal_has_a_process_of_ours(
     gpus: GpuServer,
 ) -> None:
@@ -219,7 +219,7 @@ def test_the_lease_is_given_up_when_the_job_has_ended_though_its_terminal_has_a_
     gpus.server.stop(job, signal="SIGKILL")
 
 
-@pytest.mark.row(310)
+@pytest.mark.row(269)
 @pytest.mark.parametrize(
     ("first", "after_any", "expected"), [("true", False, 0), ("false", False, None), ("false", True, 0)]
 )
@@ -240,7 +240,7 @@ def test_a_job_begins_after_another_one_if_that_succeeded(
         )
 
 
-@pytest.mark.row(310)
+@pytest.mark.row(269)
 def test_a_job_waits_for_one_that_waits_itself_and_then_for_its_gpu(gpus: GpuServer) -> None:
     first, _ = gpus.start(WAITS)
     second, _ = gpus.start("true")
@@ -252,13 +252,13 @@ def test_a_job_waits_for_one_that_waits_itself_and_then_for_its_gpu(gpus: GpuSer
     assert ended[second]["ended_at"] <= gpus.server.record(third, "started")["started_at"]
 
 
-@pytest.mark.row(310)
+@pytest.mark.row(269)
 def test_a_job_after_one_that_does_not_exist_fails(gpus: GpuServer) -> None:
     job, _ = gpus.start("true", None, after=["20261121-053000-nothing"])
     assert "which does not exist on this server" in gpus.server.wait(job)[job]["reason"]
 
 
-@pytest.mark.row(311)
+@pytest.mark.row(270)
 def test_behind_a_launch_command_only_the_leased_gpu_is_visible(gpus: GpuServer) -> None:
     gpus.put_gpus(gpu_line(0, load=0, used=1), gpu_line(1, load=0, used=1))
     entry = {"launch": ["env", "CUDA_VISIBLE_DEVICES=0,1"], "activate": True}

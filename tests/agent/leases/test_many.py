@@ -23,7 +23,7 @@ COMMAND = 'echo "begin $CUDA_VISIBLE_DEVICES" >> log; sleep 0.1; echo "end $CUDA
 
 
 @pytest.mark.slow
-@pytest.mark.row(302)
+@pytest.mark.row(261)
 @pytest.mark.timeout(600)
 def test_200_jobs_share_8_gpus_though_supervisors_are_killed(server: PretendServer) -> None:
     gpus = GpuServer(server)

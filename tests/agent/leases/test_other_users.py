@@ -108,7 +108,7 @@ def forge_oldest(folder: Path) -> None:
     fifo.hold(os.open(folder, os.O_RDONLY), name)
 
 
-@pytest.mark.row(304)
+@pytest.mark.row(263)
 def test_the_lease_of_another_user_is_respected_until_it_is_given_up(
     machine: Machine, job: Job, strangers: list[Stranger]
 ) -> None:
@@ -124,7 +124,7 @@ def test_the_lease_of_another_user_is_respected_until_it_is_given_up(
     assert job.settle()
 
 
-@pytest.mark.row(307)
+@pytest.mark.row(266)
 def test_a_forged_place_before_all_others_only_delays_until_its_process_ends(
     job: Job, strangers: list[Stranger], base: Path
 ) -> None:
@@ -136,7 +136,7 @@ def test_a_forged_place_before_all_others_only_delays_until_its_process_ends(
     assert list((base / f"remote-tool-{STRANGER}").glob("*.ticket"))
 
 
-@pytest.mark.row(307)
+@pytest.mark.row(266)
 def test_a_lease_that_forges_an_older_time_is_waited_for(
     job: Job, strangers: list[Stranger], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,7 +160,7 @@ def test_a_lease_that_forges_an_older_time_is_waited_for(
     assert not job.settle()
 
 
-@pytest.mark.row(307)
+@pytest.mark.row(266)
 def test_what_is_not_a_lease_or_a_pipe_is_ignored_and_named(
     job: Job, strangers: list[Stranger], tmp_path: Path
 ) -> None:
@@ -191,7 +191,7 @@ def test_what_is_not_a_lease_or_a_pipe_is_ignored_and_named(
     assert ignored == {f"{name}{LEASE}" for name in ("huge", "deep", "text", "linked", "hidden")}
 
 
-@pytest.mark.row(307)
+@pytest.mark.row(266)
 def test_a_process_that_never_publishes_its_lease_is_not_waited_for_long(
     job: Job, strangers: list[Stranger], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,7 +204,7 @@ def test_a_process_that_never_publishes_its_lease_is_not_waited_for_long(
     assert job.settle()
 
 
-@pytest.mark.row(307)
+@pytest.mark.row(266)
 def test_a_folder_with_too_many_files_is_read_in_part_and_named(
     job: Job, strangers: list[Stranger], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,7 +220,7 @@ def test_a_folder_with_too_many_files_is_read_in_part_and_named(
         assert [(each.uid, each.why) for each in listing.ignored] == [(STRANGER, "has more files than jobs can have")]
 
 
-@pytest.mark.row(308)
+@pytest.mark.row(267)
 def test_a_folder_in_the_name_of_another_user_is_ignored_by_others_and_named_to_its_user(
     machine: Machine, strangers: list[Stranger], base: Path
 ) -> None:
@@ -257,7 +257,7 @@ def test_another_user_sees_leases_of_root(machine: Machine, job: Job, strangers:
     os.close(tell)
 
 
-@pytest.mark.row(313)
+@pytest.mark.row(272)
 def test_a_private_folder_of_a_service_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     private = tmp_path / "systemd-private-0123-service" / "tmp"
     private.mkdir(parents=True)

@@ -161,7 +161,7 @@ def jobs(machine: Machine) -> Iterator[list[Job]]:
         job.close()
 
 
-@pytest.mark.row(300)
+@pytest.mark.row(259)
 @pytest.mark.usefixtures("machine")
 def test_a_job_gets_all_its_gpus_or_none(jobs: list[Job]) -> None:
     jobs += [Job(1), Job(2)]
@@ -175,7 +175,7 @@ def test_a_job_gets_all_its_gpus_or_none(jobs: list[Job]) -> None:
     assert jobs[1].claim.lease.gpus == ("GPU-0", "GPU-1")
 
 
-@pytest.mark.row(301)
+@pytest.mark.row(260)
 @pytest.mark.usefixtures("machine")
 def test_a_large_job_is_not_passed_by_small_ones_unless_they_may(jobs: list[Job]) -> None:
     jobs += [Job(1), Job(2), Job(1), Job(1, backfill=True)]
@@ -185,7 +185,7 @@ def test_a_large_job_is_not_passed_by_small_ones_unless_they_may(jobs: list[Job]
     assert [job.settle() for job in jobs] == [False, True, False, False]
 
 
-@pytest.mark.row(301)
+@pytest.mark.row(260)
 @pytest.mark.usefixtures("machine")
 def test_a_job_that_may_pass_does_not_take_what_the_first_is_about_to_take(jobs: list[Job]) -> None:
     jobs += [Job(2), Job(2), Job(1, backfill=True)]
@@ -196,7 +196,7 @@ def test_a_job_that_may_pass_does_not_take_what_the_first_is_about_to_take(jobs:
     assert jobs[1].settle()
 
 
-@pytest.mark.row(301)
+@pytest.mark.row(260)
 @pytest.mark.usefixtures("machine")
 def test_a_higher_priority_goes_first_also_before_one_that_is_already_first(jobs: list[Job]) -> None:
     jobs += [Job(2), Job(1), Job(2, 5), Job(2, 7)]
@@ -205,7 +205,7 @@ def test_a_higher_priority_goes_first_also_before_one_that_is_already_first(jobs
     assert [job.settle() for job in jobs] == [False, False, False, True]
 
 
-@pytest.mark.row(305)
+@pytest.mark.row(264)
 def test_gpus_that_somebody_uses_are_taken_until_they_were_idle_for_long_enough(
     machine: Machine, jobs: list[Job]
 ) -> None:
@@ -228,7 +228,7 @@ def test_gpus_that_somebody_uses_are_taken_until_they_were_idle_for_long_enough(
     assert jobs[0].settle()
 
 
-@pytest.mark.row(306)
+@pytest.mark.row(265)
 @pytest.mark.usefixtures("machine")
 def test_a_job_that_wants_more_gpus_than_there_are_fails_at_once(jobs: list[Job]) -> None:
     jobs += [Job(2), Job(3), Job(2, devices=("1",))]
@@ -239,7 +239,7 @@ def test_a_job_that_wants_more_gpus_than_there_are_fails_at_once(jobs: list[Job]
         jobs[2].settle()
 
 
-@pytest.mark.row(304)
+@pytest.mark.row(263)
 def test_the_gpus_of_a_job_that_was_killed_are_free_once_its_processes_are_gone(
     machine: Machine, jobs: list[Job]
 ) -> None:
@@ -254,7 +254,7 @@ def test_the_gpus_of_a_job_that_was_killed_are_free_once_its_processes_are_gone(
         assert [lease.job_id for lease in listing.leases] == [jobs[1].id]
 
 
-@pytest.mark.row(304)
+@pytest.mark.row(263)
 def test_the_gpus_of_a_job_that_was_killed_are_free_after_they_were_idle(machine: Machine, jobs: list[Job]) -> None:
     jobs += [Job(2), Job(2)]
     assert jobs[0].settle()
@@ -265,7 +265,7 @@ def test_the_gpus_of_a_job_that_was_killed_are_free_after_they_were_idle(machine
     assert jobs[1].settle()
 
 
-@pytest.mark.row(309)
+@pytest.mark.row(268)
 @pytest.mark.usefixtures("machine")
 def test_the_ticket_of_a_job_that_was_killed_holds_nobody_up_and_is_removed(jobs: list[Job]) -> None:
     jobs += [Job(2), Job(1), Job(1)]
@@ -277,7 +277,7 @@ def test_the_ticket_of_a_job_that_was_killed_holds_nobody_up_and_is_removed(jobs
         assert listing.tickets == []
 
 
-@pytest.mark.row(300)
+@pytest.mark.row(259)
 @pytest.mark.usefixtures("machine")
 def test_of_two_leases_of_a_gpu_the_older_is_kept_and_an_undecided_one_is_waited_for(jobs: list[Job]) -> None:
     folder = folders.open_own()
@@ -296,7 +296,7 @@ def test_of_two_leases_of_a_gpu_the_older_is_kept_and_an_undecided_one_is_waited
     os.close(folder)
 
 
-@pytest.mark.row(300)
+@pytest.mark.row(259)
 @pytest.mark.usefixtures("machine")
 def test_a_lease_that_ends_while_it_is_looked_at_ends_the_wait_for_it(
     jobs: list[Job], monkeypatch: pytest.MonkeyPatch
@@ -463,7 +463,7 @@ class Queue(RuleBasedStateMachine):
             self.folder.cleanup()
 
 
-@pytest.mark.row(300, 301, 304, 305)
+@pytest.mark.row(259, 260, 263, 264)
 class TestQueue(Queue.TestCase):  # type: ignore[misc, valid-type]
     """Every sequence keeps the promises."""
 

@@ -376,7 +376,7 @@ def test_prepare_and_rsync_warn_of_a_disk_that_is_nearly_full(desk: Workspace, s
 
 
 @pytest.mark.slow
-@pytest.mark.row(173, 367)
+@pytest.mark.row(173, 315)
 @pytest.mark.parametrize(
     "words",
     [

@@ -34,7 +34,7 @@ def prepared(make_server: MakeServer, root: Path, *names: str) -> tuple[Workspac
 
 
 @pytest.mark.slow
-@pytest.mark.row(339)
+@pytest.mark.row(290)
 def test_gpus_are_free_leased_or_used(make_server: MakeServer, tmp_path: Path) -> None:
     workspace, (first,) = prepared(make_server, tmp_path / "project", "first")
     lines = [gpu_line(0, **IDLE), gpu_line(1, **IDLE), gpu_line(2, load=0, used=900), gpu_line(3, **IDLE)]
@@ -65,7 +65,7 @@ def test_gpus_are_free_leased_or_used(make_server: MakeServer, tmp_path: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.row(339)
+@pytest.mark.row(290)
 def test_a_server_that_cannot_say_is_unknown_and_never_free(make_server: MakeServer, tmp_path: Path) -> None:
     workspace, (broken, gone) = prepared(make_server, tmp_path / "project", "broken", "gone")
     put_nvidia_smi(broken.programs, "Failed to initialize NVML: Driver/library version mismatch")

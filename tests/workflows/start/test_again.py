@@ -81,7 +81,7 @@ def rerun_unsent(workspace: Workspace, *jobs: str, **changes: object) -> JobsAns
     return workspace.start_requests([replace(request, sync=False, env=None) for request in requests])
 
 
-@pytest.mark.row(350)
+@pytest.mark.row(301)
 def test_a_job_is_started_again_with_everything_that_its_record_has(project: Path) -> None:
     workspace = Workspace.find(project)
     request = StartRequest(
@@ -107,7 +107,7 @@ def test_a_job_is_started_again_with_everything_that_its_record_has(project: Pat
     assert {each.field for each in workspace.diff(str(first.key), repeat.id).differences} <= {"duration"}
 
 
-@pytest.mark.row(351)
+@pytest.mark.row(302)
 def test_a_variable_without_a_value_is_named_and_nothing_starts(
     project: Path, monkeypatch: pytest.MonkeyPatch, notices: tuple[Workspace, list[str]]
 ) -> None:
@@ -131,7 +131,7 @@ def test_a_variable_without_a_value_is_named_and_nothing_starts(
     assert not any("then" in text for text in said)
 
 
-@pytest.mark.row(351)
+@pytest.mark.row(302)
 def test_variables_of_the_configuration_have_its_present_values_and_are_missed_when_they_are_gone(
     project: Path, shared_servers: tuple[TestServer, TestServer]
 ) -> None:
@@ -169,7 +169,7 @@ def test_names_of_variables_are_asked_of_the_server_for_a_record_of_an_older_ver
     assert any("the names of its variables are not known" in text for text in said)
 
 
-@pytest.mark.row(352)
+@pytest.mark.row(303)
 @pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
 def test_a_changed_project_is_reported_before_its_code_runs_again(
     tmp_path: Path, shared_servers: tuple[TestServer, TestServer], monkeypatch: pytest.MonkeyPatch
@@ -205,7 +205,7 @@ def test_a_changed_project_is_reported_before_its_code_runs_again(
     assert compared.stderr == f"for the code: git diff {old[:12]} {new[:12]}\n"
 
 
-@pytest.mark.row(353)
+@pytest.mark.row(304)
 def test_a_job_starts_again_on_another_server_with_another_command(project: Path) -> None:
     workspace = Workspace.find(project)
     (job,) = workspace.start_jobs(StartRequest("exit 1", ("first",), sync=False, devices=("GPU-1234",))).jobs
@@ -224,7 +224,7 @@ def test_a_job_starts_again_on_another_server_with_another_command(project: Path
     }
 
 
-@pytest.mark.row(354)
+@pytest.mark.row(305)
 def test_a_launch_is_started_again_as_a_whole_whichever_node_is_named(project: Path) -> None:
     workspace = Workspace.find(project)
     request = LaunchRequest(
@@ -254,7 +254,7 @@ def test_a_launch_is_started_again_as_a_whole_whichever_node_is_named(project: P
     assert compared <= {"duration"}
 
 
-@pytest.mark.row(354)
+@pytest.mark.row(305)
 def test_a_part_of_a_launch_is_not_taken_for_the_whole(project: Path) -> None:
     workspace = Workspace.find(project)
     request = LaunchRequest("true", ("first", "second"), launcher="shell", sync=False)
@@ -284,7 +284,7 @@ def recorded(workspace: Workspace, *jobs: Job) -> list[Job]:
     return Registry(workspace.config.local.jobs).adopt(jobs)
 
 
-@pytest.mark.row(355)
+@pytest.mark.row(306)
 def test_only_a_job_that_never_began_is_put_back_with_its_settings(project: Path) -> None:
     workspace = Workspace.find(project)
     queued = Job(
@@ -317,7 +317,7 @@ def test_only_a_job_that_never_began_is_put_back_with_its_settings(project: Path
     ]
 
 
-@pytest.mark.row(355)
+@pytest.mark.row(306)
 def test_a_job_waits_for_the_newest_repetition_of_the_one_that_it_waited_for(
     notices: tuple[Workspace, list[str]],
 ) -> None:
@@ -337,7 +337,7 @@ def test_a_job_waits_for_the_newest_repetition_of_the_one_that_it_waited_for(
     assert f"job {known.key} does not wait for 1 job that second does not have" in said
 
 
-@pytest.mark.row(356)
+@pytest.mark.row(307)
 def test_a_job_runs_again_in_the_copy_of_its_code_as_long_as_its_server_has_it(
     tmp_path: Path, shared_servers: tuple[TestServer, TestServer]
 ) -> None:
@@ -382,7 +382,7 @@ def kill_supervisor(workspace: Workspace, job: Job) -> None:
                     os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.row(355)
+@pytest.mark.row(306)
 def test_a_job_that_lost_its_place_with_its_supervisor_is_put_back_once(project: Path, tmp_path: Path) -> None:
     workspace = Workspace.find(project)
     go = tmp_path / "go"

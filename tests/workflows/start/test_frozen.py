@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\n" + "b3BlbnNzaC1rZXktdjEA" * 5 + "\n-----END OPENSSH PRIVATE KEY-----\n"
 
 
-@pytest.mark.row(340)
+@pytest.mark.row(291)
 @pytest.mark.parametrize(
     ("configured", "request_options", "frozen"),
     [
@@ -71,7 +71,7 @@ def place(make_server: MakeServer, tmp_path: Path) -> tuple[Workspace, Path]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.row(340, 345)
+@pytest.mark.row(291, 296)
 @pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
 def test_a_frozen_job_runs_the_code_of_its_start_and_its_files_come_home(place: tuple[Workspace, Path]) -> None:
     workspace, there = place
@@ -96,7 +96,7 @@ def test_a_frozen_job_runs_the_code_of_its_start_and_its_files_come_home(place: 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.row(340, 349)
+@pytest.mark.row(291, 300)
 @pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
 def test_a_frozen_job_is_recorded_with_its_copy_and_changes_and_others_are_not(place: tuple[Workspace, Path]) -> None:
     workspace, _ = place
@@ -136,7 +136,7 @@ def repository(tmp_path: Path) -> Path:
     return root
 
 
-@pytest.mark.row(349)
+@pytest.mark.row(300)
 @pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
 def test_the_patch_makes_the_code_again(repository: Path, tmp_path: Path) -> None:
     (repository / "train.py").write_text("print(1)\nprint(3)\n")
@@ -152,7 +152,7 @@ def test_the_patch_makes_the_code_again(repository: Path, tmp_path: Path) -> Non
         assert (clone / name).read_bytes() == (repository / name).read_bytes()
 
 
-@pytest.mark.row(349)
+@pytest.mark.row(300)
 @pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
 def test_the_patch_has_nothing_that_is_never_sent(repository: Path) -> None:
     (repository / "train.py").write_text("print(3)\n")
@@ -181,7 +181,7 @@ def test_the_patch_has_nothing_that_is_never_sent(repository: Path) -> None:
         assert secret not in patch
 
 
-@pytest.mark.row(349)
+@pytest.mark.row(300)
 @pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
 def test_a_file_that_is_not_sent_is_not_in_the_patch(repository: Path) -> None:
     (repository / "train.py").write_text("print(3)\n")
@@ -192,7 +192,7 @@ def test_a_file_that_is_not_sent_is_not_in_the_patch(repository: Path) -> None:
     assert ("secret" in patch, "excluded" in patch) == (False, False)
 
 
-@pytest.mark.row(349)
+@pytest.mark.row(300)
 @pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
 def test_the_patch_hides_secret_values_and_ends_at_its_limit(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from remote_tool.redaction import hide  # noqa: PLC0415 - what it hides is forgotten after each test

@@ -57,7 +57,7 @@ def test_options_take_precedence_over_the_configuration(
 
 
 @pytest.mark.slow
-@pytest.mark.row(334)
+@pytest.mark.row(285)
 def test_a_limit_of_one_node_ends_the_launch(tmp_path: Path, shared_servers: tuple[TestServer, TestServer]) -> None:
     workspace = configured(tmp_path, shared_servers)
     request = LaunchRequest("exec sleep 600", ("first", "second"), launcher="shell", sync=False, max_duration=2)

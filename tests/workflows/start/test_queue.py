@@ -116,7 +116,7 @@ def test_a_job_waits_until_another_gives_its_gpu_back(queues: Queues) -> None:
     assert queues.output(second) == "GPU-0\n"
 
 
-@pytest.mark.row(320)
+@pytest.mark.row(273)
 def test_a_queued_job_that_is_stopped_leaves_the_queue(queues: Queues) -> None:
     first, second = queues.hold("first"), queues.start("first", "touch began", gpus=1)
     third = queues.start("first", "true", gpus=1)
@@ -129,7 +129,7 @@ def test_a_queued_job_that_is_stopped_leaves_the_queue(queues: Queues) -> None:
     assert queues.wait(first, second, third) == [JobState.SUCCEEDED, JobState.KILLED, JobState.SUCCEEDED]
 
 
-@pytest.mark.row(321)
+@pytest.mark.row(274)
 def test_following_a_queued_job_says_what_it_waits_for_and_when_it_starts(queues: Queues) -> None:
     first, second = queues.hold("first"), queues.start("first", "true", gpus=1)
     third = queues.start("first", "echo done", gpus=1)
@@ -155,7 +155,7 @@ def test_following_a_queued_job_says_what_it_waits_for_and_when_it_starts(queues
     assert queues.wait(first, third) == [JobState.SUCCEEDED] * 2
 
 
-@pytest.mark.row(325)
+@pytest.mark.row(278)
 def test_a_job_waits_for_the_end_of_another_on_its_server(queues: Queues) -> None:
     first = queues.start("second", queues.holds)
     then, anyhow = (
@@ -171,7 +171,7 @@ def test_a_job_waits_for_the_end_of_another_on_its_server(queues: Queues) -> Non
         queues.start("first", "true", after=(first.id,))
 
 
-@pytest.mark.row(324)
+@pytest.mark.row(277)
 def test_a_job_for_any_server_gets_the_one_with_free_gpus(queues: Queues) -> None:
     queues.put_gpus(first=2, second=1)
     queues.hold("first", 2)
@@ -190,7 +190,7 @@ def test_a_job_for_any_server_gets_the_one_with_free_gpus(queues: Queues) -> Non
         queues.workspace.start_jobs(StartRequest("true", sync=False, gpus=3, any_server=True))
 
 
-@pytest.mark.row(322)
+@pytest.mark.row(275)
 def test_a_launch_starts_nothing_unless_all_its_gpus_are_free(queues: Queues) -> None:
     held = queues.hold("second")
     request = LaunchRequest(SHOW, launcher="shell", sync=False, gpus=1)
@@ -207,7 +207,7 @@ def test_a_launch_starts_nothing_unless_all_its_gpus_are_free(queues: Queues) ->
     assert [queues.output(job) for job in jobs] == ["GPU-0\n"] * 2
 
 
-@pytest.mark.row(323)
+@pytest.mark.row(276)
 def test_a_launch_that_waits_starts_when_all_its_gpus_are_free(queues: Queues) -> None:
     queues.hold("second")
     request = LaunchRequest("true", launcher="shell", sync=False, gpus=1, wait=True)
@@ -232,7 +232,7 @@ def test_a_launch_that_wants_more_gpus_than_there_are_does_not_wait(queues: Queu
     ]
 
 
-@pytest.mark.row(327)
+@pytest.mark.row(280)
 def test_the_jobs_of_a_fan_out_reserve_their_gpus(queues: Queues) -> None:
     queues.put_gpus(first=2, second=1)
     request = FanOutRequest(SHOW, total=4, sync=False, gpus=1)
@@ -247,7 +247,7 @@ def test_the_jobs_of_a_fan_out_reserve_their_gpus(queues: Queues) -> None:
     assert all(text in {"GPU-0\n", "GPU-1\n"} for _, text in shown)
 
 
-@pytest.mark.row(326)
+@pytest.mark.row(279)
 def test_a_job_that_reserves_no_gpus_starts_with_a_warning_where_others_have(queues: Queues) -> None:
     held = queues.hold("first")
     for number, options in enumerate(({"devices": ("GPU-0",)}, {"devices": (0,)})):

@@ -88,7 +88,7 @@ def put_gpus(server: TestServer, count: int) -> None:
     put_nvidia_smi(server.programs, *(gpu_line(index, load=0, used=1) for index in range(count)))
 
 
-@pytest.mark.row(363)
+@pytest.mark.row(311)
 def test_combinations_wait_for_gpus_and_are_placed_by_how_many_are_free(sweeps: Sweeps) -> None:
     first, second = sweeps.servers
     put_gpus(first, 1)
@@ -110,7 +110,7 @@ def test_combinations_wait_for_gpus_and_are_placed_by_how_many_are_free(sweeps: 
     assert sweeps.wait(later) == {JobState.SUCCEEDED: 4}
 
 
-@pytest.mark.row(362)
+@pytest.mark.row(310)
 def test_without_gpus_no_more_than_the_given_number_run_at_once_on_a_server(sweeps: Sweeps, tmp_path: Path) -> None:
     running = tmp_path / "running"
     running.mkdir()
@@ -126,7 +126,7 @@ def test_without_gpus_no_more_than_the_given_number_run_at_once_on_a_server(swee
         assert int((sweeps.workspace.config.local.job(job.id) / "job.out").read_text()) <= 2
 
 
-@pytest.mark.row(360)
+@pytest.mark.row(308)
 def test_resuming_does_what_failed_and_what_is_new_and_nothing_twice(sweeps: Sweeps, tmp_path: Path) -> None:
     ran = tmp_path / "ran"
     command = f"echo {{n}}{{x}} >> {ran}; test {{n}} != 2 || test -e {sweeps.go}"
@@ -152,7 +152,7 @@ def test_resuming_does_what_failed_and_what_is_new_and_nothing_twice(sweeps: Swe
     assert b"secret" not in (sweeps.workspace.config.local.sweeps / f"{answer.launch_id}.json").read_bytes()
 
 
-@pytest.mark.row(360)
+@pytest.mark.row(308)
 def test_resuming_leaves_what_waits_or_runs(sweeps: Sweeps) -> None:
     answer = sweeps.start(f"{sweeps.holds}; echo {{n}}", grid={"n": "1..3"}, servers=("first",), per_server=1)
     again = sweeps.workspace.resume_sweep(answer.name, SweepSpec(grid={"n": "1..4"}), sync=False)
@@ -164,7 +164,7 @@ def test_resuming_leaves_what_waits_or_runs(sweeps: Sweeps) -> None:
     assert sweeps.wait(answer) == {JobState.SUCCEEDED: 4}
 
 
-@pytest.mark.row(365)
+@pytest.mark.row(313)
 def test_a_seed_draws_the_same_and_more_draws_are_new_combinations(sweeps: Sweeps) -> None:
     ways = {"lr": "log:1e-5..1e-1"}
     answer = sweeps.start("echo {lr}", random=Random(2, ways))
@@ -174,7 +174,7 @@ def test_a_seed_draws_the_same_and_more_draws_are_new_combinations(sweeps: Sweep
     assert (more.combinations, len(more.jobs)) == (3, 1)
 
 
-@pytest.mark.row(366)
+@pytest.mark.row(314)
 def test_only_one_program_starts_jobs_of_a_sweep_at_a_time(sweeps: Sweeps) -> None:
     answer = sweeps.start("exit {n}", grid={"n": [1]})
     files = sweep_files(sweeps.workspace.config.local.sweeps)
@@ -183,7 +183,7 @@ def test_only_one_program_starts_jobs_of_a_sweep_at_a_time(sweeps: Sweeps) -> No
         sweeps.workspace.resume_sweep(answer.name, sync=False)
 
 
-@pytest.mark.row(366)
+@pytest.mark.row(314)
 def test_a_record_that_was_changed_by_hand_is_named(sweeps: Sweeps) -> None:
     answer = sweeps.start("exit {n}", grid={"n": [1, 2]})
     folder = sweeps.workspace.config.local.sweeps
@@ -212,7 +212,7 @@ def test_a_record_that_was_changed_by_hand_is_named(sweeps: Sweeps) -> None:
         find_sweep(folder, answer.name)
 
 
-@pytest.mark.row(360)
+@pytest.mark.row(308)
 def test_a_program_that_is_killed_while_it_starts_a_sweep_leaves_one_that_can_be_resumed(
     sweeps: Sweeps, tmp_path: Path
 ) -> None:
@@ -247,7 +247,7 @@ def switch_off(server: TestServer) -> None:
     until(kill, SECONDS)
 
 
-@pytest.mark.row(361)
+@pytest.mark.row(309)
 def test_a_server_that_goes_away_and_comes_back_is_waited_for_and_its_combinations_are_resumed(
     two_servers: tuple[TestServer, TestServer], tmp_path: Path
 ) -> None:
@@ -281,7 +281,7 @@ def test_a_server_that_goes_away_and_comes_back_is_waited_for_and_its_combinatio
     assert set(sweeps.states(answer).values()) == {"succeeded"}
 
 
-@pytest.mark.row(363)
+@pytest.mark.row(311)
 def test_a_server_that_is_away_at_the_start_is_named_and_the_others_get_its_part(
     two_servers: tuple[TestServer, TestServer], tmp_path: Path
 ) -> None:

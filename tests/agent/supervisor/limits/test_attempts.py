@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 FAIL_TWICE = 'echo "attempt $REMOTE_TOOL_ATTEMPT" >> attempts; test $REMOTE_TOOL_ATTEMPT = 3 || exit 75'
 
 
-@pytest.mark.row(330)
+@pytest.mark.row(281)
 def test_a_failed_command_runs_again_in_the_same_folder(server: PretendServer) -> None:
     job = server.start(FAIL_TWICE, retries=2)
     ended = server.wait(job)[job]
@@ -26,7 +26,7 @@ def test_a_failed_command_runs_again_in_the_same_folder(server: PretendServer) -
     )
 
 
-@pytest.mark.row(330)
+@pytest.mark.row(281)
 def test_the_last_attempts_end_is_the_jobs(server: PretendServer) -> None:
     job = server.start("exit $((10 + REMOTE_TOOL_ATTEMPT))", retries=1)
     ended = server.wait(job)[job]
@@ -34,7 +34,7 @@ def test_the_last_attempts_end_is_the_jobs(server: PretendServer) -> None:
     assert server.status(job)["state"] == "failed"
 
 
-@pytest.mark.row(331)
+@pytest.mark.row(282)
 @pytest.mark.parametrize(
     ("retry_on", "command", "attempts"),
     [
@@ -54,7 +54,7 @@ def test_only_what_is_listed_runs_again(
     assert (server.project / "attempts").read_text() == "x\n" * attempts
 
 
-@pytest.mark.row(332)
+@pytest.mark.row(283)
 def test_nothing_of_an_attempt_is_left_when_the_next_begins(server: PretendServer) -> None:
     """The next attempt finds none of the processes of the one before, even of those that ignore SIGTERM."""
     first = "(trap '' TERM; echo $BASHPID > left; exec sleep 600) & until test -s left; do sleep 0.01; done; exit 1"
@@ -63,7 +63,7 @@ def test_nothing_of_an_attempt_is_left_when_the_next_begins(server: PretendServe
     assert server.wait(job)[job]["exit_code"] == 0
 
 
-@pytest.mark.row(333)
+@pytest.mark.row(284)
 def test_a_stop_is_no_failure(server: PretendServer) -> None:
     job = server.start("echo x >> attempts; exec sleep 600", retries=5)
     wait_until((server.project / "attempts").exists, "the command")
@@ -72,7 +72,7 @@ def test_a_stop_is_no_failure(server: PretendServer) -> None:
     assert (server.project / "attempts").read_text() == "x\n"
 
 
-@pytest.mark.row(333)
+@pytest.mark.row(284)
 def test_a_stop_during_a_later_attempt_stops_the_job(server: PretendServer) -> None:
     job = server.start("echo x >> attempts; test $REMOTE_TOOL_ATTEMPT = 2 || exit 1; exec sleep 600", retries=5)
     wait_until(lambda: _lines(server.project / "attempts") == 2, "the second attempt")

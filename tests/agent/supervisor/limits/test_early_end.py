@@ -41,7 +41,7 @@ def looks(folder: Path) -> int:
     return len(asked.read_text().splitlines()) if asked.exists() else 0
 
 
-@pytest.mark.row(334)
+@pytest.mark.row(285)
 def test_a_job_is_stopped_after_its_max_duration(server: PretendServer) -> None:
     job = server.start("exec sleep 600", max_duration=0.2)
     ended = server.wait(job)[job]
@@ -50,7 +50,7 @@ def test_a_job_is_stopped_after_its_max_duration(server: PretendServer) -> None:
     assert server.status(job)["state"] == "killed"
 
 
-@pytest.mark.row(334)
+@pytest.mark.row(285)
 def test_all_attempts_together_have_one_max_duration(server: PretendServer) -> None:
     job = server.start("sleep 0.1; exit 1", retries=100, max_duration=1.5)
     ended = server.wait(job)[job]
@@ -64,7 +64,7 @@ def test_a_command_that_ends_in_time_is_left_alone(server: PretendServer) -> Non
     assert (ended["exit_code"], ended["killed"], ended["reason"]) == (3, False, "")
 
 
-@pytest.mark.row(335)
+@pytest.mark.row(286)
 def test_idle_gpus_stop_a_job_after_a_notice(server: PretendServer, tmp_path: Path) -> None:
     folder = tmp_path / "bin"
     put_nvidia_smi(folder, line(0, 2), line(1, 0))
@@ -101,7 +101,7 @@ def _has_answer(idle: IdleGpus, now: float) -> bool:
     return not idle.is_asking
 
 
-@pytest.mark.row(335)
+@pytest.mark.row(286)
 @pytest.mark.parametrize(
     "gpus",
     [
@@ -119,7 +119,7 @@ def test_gpus_that_may_be_used_stop_nothing(
     assert looks(tmp_path) > 10
 
 
-@pytest.mark.row(335)
+@pytest.mark.row(286)
 def test_idle_gpus_stop_it_not_before_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_nvidia_smi(tmp_path, line(0, 4))
     assert watch(tmp_path, monkeypatch, 100) == []
@@ -137,7 +137,7 @@ def test_only_the_gpus_of_the_job_count(
     assert bool(watch(tmp_path, monkeypatch, 110, gpus=gpus)) is is_idle
 
 
-@pytest.mark.row(335)
+@pytest.mark.row(286)
 def test_an_nvidia_smi_that_hangs_stops_nothing_and_holds_up_no_stop(server: PretendServer, tmp_path: Path) -> None:
     folder = tmp_path / "bin"
     put_nvidia_smi(folder, otherwise="exec sleep 600")

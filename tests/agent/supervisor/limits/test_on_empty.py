@@ -39,7 +39,7 @@ def leave(server: PretendServer, *jobs: str) -> None:
         wait_until(partial(_has_gone, pid), f"the end of the supervisor of {job}")
 
 
-@pytest.mark.row(336)
+@pytest.mark.row(287)
 def test_the_last_job_of_a_server_runs_it(server: PretendServer) -> None:
     job = server.start("true", on_empty=on_empty(secrets={"TOKEN": "very secret token"}, command='echo "$TOKEN"'))
     wait_until(lambda: "the on_empty command ended" in log_of(server, job), "the command")
@@ -52,7 +52,7 @@ def test_the_last_job_of_a_server_runs_it(server: PretendServer) -> None:
     leave(server, job)
 
 
-@pytest.mark.row(336)
+@pytest.mark.row(287)
 def test_it_waits_for_jobs_without_it(server: PretendServer) -> None:
     other = server.start("exec sleep 600")
     job = server.start("true", on_empty=on_empty())
@@ -64,7 +64,7 @@ def test_it_waits_for_jobs_without_it(server: PretendServer) -> None:
     leave(server, job)
 
 
-@pytest.mark.row(337)
+@pytest.mark.row(288)
 def test_a_job_that_comes_meanwhile_decides_itself(server: PretendServer) -> None:
     first = server.start("true", on_empty=on_empty(after=600))
     wait_until(lambda: "no job is left" in log_of(server, first), "the wait")
@@ -77,7 +77,7 @@ def test_a_job_that_comes_meanwhile_decides_itself(server: PretendServer) -> Non
     assert ran(server) == []
 
 
-@pytest.mark.row(338)
+@pytest.mark.row(289)
 def test_of_several_that_end_together_one_runs_it(server: PretendServer) -> None:
     jobs = [server.new_job("until test -e go; do sleep 0.01; done", on_empty=on_empty()) for _ in range(8)]
     server.call("start", jobs=jobs)
