@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from remote_tool.config.sweep_values import MOST_COMBINATIONS, Random
 from remote_tool.errors import UsageError
 from remote_tool.launchers.sweep import TAG, SweepRequest
-from remote_tool.workflows.work_files import WorkFiles, count, flag, number, text, texts
+from remote_tool.workflows.work_files import WorkFiles, count, flag, number, optional_flag, seconds, text, texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -103,4 +103,7 @@ _OF_REQUEST: dict[str, Callable[[Mapping[str, Any], str], Any]] = {
     "gpus": count,
     "priority": count,
     "backfill": flag,
+    "max_duration": seconds,
+    "stop_if_idle": seconds,
+    "frozen": optional_flag,
 }

@@ -210,6 +210,16 @@ class Copies:
                 os.symlink(f"{project}/{name}", f"{code}/{name}")
 
 
+def link_new(copy: Copy) -> None:
+    """Link what has appeared at the top of the project since, such as the output of a job that this one waited for."""
+    scripts = os.path.dirname(os.path.dirname(copy.path))
+    project = os.path.dirname(scripts)
+    sent = {os.fsdecode(name.split(b"/", 1)[0]) for name in _sent_names(os.path.join(scripts, "sent"))}
+    for name in {*os.listdir(project)} - sent - {os.path.basename(scripts), *copying.NEVER_LINKED}:
+        with suppress(FileExistsError):
+            os.symlink(f"{project}/{name}", f"{copy.code}/{name}")
+
+
 def lock_alone(folder: int) -> bool:
     """Lock the folder of the copies exclusively; return whether that succeeded."""
     try:

@@ -234,6 +234,9 @@ class Supervisor:
         # Loaded by the start, which made the copy.
         from remote_tool.agent.frozen import copies  # noqa: PLC0415 - few projects have copies
 
+        # The job can run without.
+        with suppress(OSError):
+            copies.link_new(copy)
         changed = copies.changed_link(copy)
         if changed:
             why = "changed since the job was given; the job's copy of the project shares it with the project"

@@ -71,11 +71,11 @@ def never_sent(local: LocalPaths) -> tuple[str, ...]:
     return (local.jobs_folder, local.logs_folder, *local.artifacts_in_project)
 
 
-def is_frozen(config: Config, request: JobRequest) -> bool:
-    """Return whether the jobs of a request run in a copy of the project."""
+def is_frozen(config: Config, request: JobRequest, *, waits: bool = False) -> bool:
+    """Return whether the jobs of a request, which may wait anyway, run in a copy of the project."""
     if request.frozen is not None:
         return request.frozen
-    is_queued = bool(request.gpus or request.after)
+    is_queued = waits or bool(request.gpus or request.after)
     return config.snapshots is Snapshots.ALWAYS or (is_queued and config.snapshots is Snapshots.QUEUED)
 
 

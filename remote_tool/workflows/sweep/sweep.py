@@ -17,7 +17,7 @@ from remote_tool.workflows.fan_out.work import ask_slots, find_command_script
 from remote_tool.workflows.jobs.listing import refresh
 from remote_tool.workflows.selection import choose_servers
 from remote_tool.workflows.start.free_gpus import FreeGpus, ask_free_gpus
-from remote_tool.workflows.start.send import Sent, complete, send_project
+from remote_tool.workflows.start.send import Sent, complete, is_frozen, send_project
 from remote_tool.workflows.start.start_specs import start_specs
 from remote_tool.workflows.sweep_records import SweepRecord, find_sweep, listing, sweep_files, write_sweep
 
@@ -155,7 +155,8 @@ async def _make_ready(
 ) -> tuple[Sent, list[ServerQueue], dict[str, RemoteToolError]]:
     """Send the project, and ask the servers what they have to do already."""
     find_command_script(context, request)
-    sent = await send_project(context, servers, wanted=request.sync, overwrite=request.overwrite)
+    frozen = is_frozen(context.config, request, waits=True)
+    sent = await send_project(context, servers, wanted=request.sync, overwrite=request.overwrite, frozen=frozen)
     errors = {**(failed or {}), **sent.errors}
     asked = [server for server in servers if server not in errors]
     if failed is None:
@@ -250,7 +251,9 @@ def _as_spec(context: Context, request: SweepRequest, launch_id: str, job: Sweep
         artifacts=wanted_artifacts(config, request.artifacts),
         gpus=devices or None,
     )
-    return complete(spec, config, request.of_job(job), sent, may_run_on_end=False)
+    # All of a sweep wait: if not for GPUs, then for each other.
+    settings = replace(request.of_job(job), frozen=is_frozen(config, request, waits=True))
+    return complete(spec, config, settings, sent, may_run_on_end=False)
 
 
 async def _repeat_unconfirmed(

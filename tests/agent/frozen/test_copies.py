@@ -415,6 +415,23 @@ def test_unsent_names_follow_the_project(frozen: PretendServer) -> None:
     assert run(frozen, "cat data/a") == "own\n"
 
 
+@pytest.mark.row(297)
+def test_what_appears_while_a_job_waits_is_there_when_it_begins_but_no_new_code(
+    frozen: PretendServer, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    first = frozen.start(f"while [ ! -e {go} ]; do sleep 0.01; done; echo 0.5 >features")
+    job = frozen.new_job("cat features; ls", copy=NEW_COPY, after=[first])
+    second = str(job["id"])
+    assert "error" not in frozen.call("start", jobs=[job])["jobs"][0]
+    send(frozen, {"train.sh": "echo old", "src/part.txt": "old\n", "later.sh": "echo later"})
+    go.touch()
+    frozen.wait(first, second)
+    output = frozen.output(second)
+    assert output.startswith("0.5\n"), frozen.output(second, "err")
+    assert "later.sh" not in output
+
+
 @pytest.mark.row(298)
 def test_orphans_of_a_job_in_a_copy_are_of_the_project(frozen: PretendServer, tmp_path: Path) -> None:
     note = tmp_path / "pid"
