@@ -240,12 +240,14 @@ def _lost_reason(members: List[Process]) -> str:
 
 def _starting(folder: int, spec: Record, host: HostSnapshot) -> JobStatus:
     held = _lock_is_held(folder)
+    is_queued = job_folder.exists(folder, job_folder.QUEUED)
+    if held is not False and is_queued:
+        supervisor, reason = host.queue.explain(folder, spec["id"])
+        # Without file locks, it waits as long as its supervisor lives.
+        if held or supervisor is not None:
+            return JobStatus(spec, None, None, "queued", reason, supervisor)
     if held is None:
         held = host.now - spec["received_at"] < _START_SECONDS
-    is_queued = job_folder.exists(folder, job_folder.QUEUED)
-    if held and is_queued:
-        supervisor, reason = host.queue.explain(folder, spec["id"])
-        return JobStatus(spec, None, None, "queued", reason, supervisor)
     if held:
         return JobStatus(spec, None, None, "starting", "")
     what = "its supervisor was killed while it waited" if is_queued else "its start was interrupted"

@@ -27,7 +27,7 @@ def metric_pattern(name: str, patterns: Mapping[str, str]) -> re.Pattern[str]:
     if not (name.isprintable() and name.strip() and len(name) <= LONGEST_METRIC):
         raise UsageError(f"--metric must be a name of at most {LONGEST_METRIC} characters, found {name!r:.100}")
     known = {**PATTERNS, **patterns}.get(name)
-    return re.compile(known or rf"(?<![\w.]){re.escape(name)}\W{{0,5}}({NUMBER})", re.IGNORECASE)
+    return re.compile(known or rf"(?<![\w.]){re.escape(name)}\W{{0,5}}?({NUMBER})", re.IGNORECASE)
 
 
 def best_value(logs: LogFolder, pattern: re.Pattern[str], mode: str) -> float | None:

@@ -26,7 +26,7 @@ PATTERNS = {
     "step": r"(?:\b(?:global_)?(?:step|iter|iteration|batch)s?\W{0,4}|\|\s?(?=\d+/\d+ \[)|\]\[\s*(?=\d+/\d+\]))"
     rf"(\d+{_OF})",
     "loss": r"(?<![\w.])(?<!val )(?<!eval )(?<!test )(?<!valid )(?<!validation )"
-    rf"(?:train(?:ing)?[ _/.-])?loss\W{{0,5}}({NUMBER})",
+    rf"(?:train(?:ing)?[ _/.-])?loss\W{{0,5}}?({NUMBER})",
     "lr": rf"\b(?:lr|learning[_ ]rate)\W{{0,4}}({NUMBER})",
     "rate": r"(\d[\d,.]*\s?(?:it|iters?|steps?|batch(?:es)?|samples?|imgs?|images?|tok|tokens?|examples?)/s"
     r"|\d[\d,.]*\s?s/(?:it|iter|step|batch))\b",

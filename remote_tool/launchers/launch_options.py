@@ -84,5 +84,6 @@ _OF_REQUEST: dict[str, Callable[[object], bool]] = {
     "processes": lambda value: _is_count_or_none(value) or value in ("auto", "cpu", "gpu"),
     "max_restarts": _is_count,
     "master_port": _is_count_or_none,
+    "wait": lambda value: isinstance(value, bool),
     "lost_after": lambda value: _is_count_or_none(value) or isinstance(value, float),
 }

@@ -142,7 +142,7 @@ class PretendServer:
         self.scripts = self.project / ".remote-scripts"
         self.folder_names = {"jobs_folder": ".jobs", "scripts_folder": ".remote-scripts"}
         # In place of /var/tmp: each server has GPUs of its own.
-        self.leases = home / "leases"
+        self.leases = home.parent / f"{home.name}-leases"
         self.leases.mkdir(parents=True)
         self.scripts.mkdir(parents=True)
         self.ids: list[str] = []

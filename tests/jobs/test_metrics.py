@@ -26,6 +26,8 @@ def test_the_best_value_is_in_any_line_also_the_last_without_an_end(tmp_path: Pa
     assert best(tmp_path, b"loss: 3\nloss: 1\nloss=7.5", mode="max") == 7.5
     assert best(tmp_path, b"train_loss 5 val_loss 0.1\n") == 5
     assert best(tmp_path, b'{"loss": 1,234.5}\nloss: nan\n') == 1234.5
+    assert best(tmp_path, b"loss: -0.5\nloss=-0.25\n") == -0.5
+    assert best(tmp_path, b"reward=-5.2\nreward: -7\n", "reward", "max") == -5.2
     assert best(tmp_path, b"nothing\nloss: nan\n") is None
 
 

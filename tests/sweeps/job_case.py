@@ -58,7 +58,7 @@ class JobCase:
             "created_at": time.time(),
             **fields,
         }
-        self.environment = {"HOME": str(self.home)}
+        self.environment = {"HOME": str(self.home), "REMOTE_TOOL_TEST_LEASES": str(self.home / "leases")}
 
     def open(
         self, op: str, *, generation: int = CONTROL, fault: Fault | None = None, traced: bool = True, jobs: int = 1

@@ -103,7 +103,9 @@ def start(request: Request) -> None:
     if spent:
         from remote_tool.agent.cleaning import clean  # noqa: PLC0415 - few starts have something to remove
 
-        answer["cleaned"] = clean.remove_some(call.jobs, call.folders, spent, _CLEAN_SECONDS, call.copies)
+        # A job that is still being started has no folder yet that would keep its copy.
+        copies = -1 if any(each.get("state") == "starting" for each in answers) else call.copies
+        answer["cleaned"] = clean.remove_some(call.jobs, call.folders, spent, _CLEAN_SECONDS, copies)
     reserved = _describe_reserved(job_requests)
     if reserved:
         answer["reserved"] = reserved

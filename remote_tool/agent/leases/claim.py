@@ -63,10 +63,10 @@ class Claim:
 
     def __init__(self, folder: int, job_id: str, name: str, gpus: "Tuple[str, ...]") -> None:
         """Publish it; OSError when that is impossible."""
-        # Whoever made the claim may close its own.
-        self._folder = os.dup(folder)
         before = now_stamp()
         self._pipe = fifo.hold(folder, f"{job_id}{HELD}")
+        # Whoever made the claim may close its own.
+        self._folder = os.dup(folder)
         # Not before the pipe is visible.
         self.lease = Lease(os.geteuid(), job_id, name, gpus, time.time(), now_stamp(), is_alive=True)
         try:

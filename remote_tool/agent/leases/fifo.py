@@ -32,6 +32,7 @@ def hold(folder: int, name: str) -> int:
     """Make a pipe that lives as long as this process has the descriptor that is returned."""
     temporary = f"{TEMPORARY}{os.urandom(8).hex()}"
     os.mkfifo(temporary, 0o644, dir_fd=folder)
+    descriptor = -1
     try:
         descriptor = os.open(temporary, _HOLD, dir_fd=folder)
         _held.add(descriptor)
@@ -42,6 +43,8 @@ def hold(folder: int, name: str) -> int:
         os.fchmod(descriptor, 0o644)
         os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except OSError:
+        if descriptor >= 0:
+            let_go(descriptor)
         job_folder.remove(folder, temporary)
         raise
     return descriptor

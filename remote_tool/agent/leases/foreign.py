@@ -19,7 +19,7 @@ from remote_tool.protocol.lean.namedtuple import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Iterable, List, Optional
+    from typing import Any, Dict, Iterable, List, Optional, Sequence
 
     from remote_tool.agent.machine.gpu_use import GpuProcess
 
@@ -129,6 +129,12 @@ def _parse(gpus: "List[str]", processes: "List[str]") -> GpuAnswer:
         return GpuAnswer([], [], f"nvidia-smi: {gpus[0] if gpus else 'no answer'}")
     known = sorted((gpu for gpu in found if gpu is not None), key=_index)
     return GpuAnswer(known, [each for each in map(parse_process, processes) if each is not None])
+
+
+def is_one_of(gpu: "Dict[str, Any]", devices: "Sequence[str]") -> bool:
+    """Return whether a GPU is among devices, each a number or the beginning of a UUID; without any, all are."""
+    numbers = {str(gpu["index"])} & {*devices}
+    return not devices or bool(numbers) or any(gpu["uuid"].startswith(each) for each in devices if not each.isdigit())
 
 
 def is_idle(gpu: "Dict[str, Any]") -> bool:

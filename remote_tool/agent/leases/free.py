@@ -7,7 +7,7 @@ import select
 import time
 
 from remote_tool.agent.leases.folders import LeaseError
-from remote_tool.agent.leases.foreign import ForeignUse, GpuAnswer, GpuQuestion
+from remote_tool.agent.leases.foreign import ForeignUse, GpuAnswer, GpuQuestion, is_one_of
 from remote_tool.agent.leases.listing import Listing
 from remote_tool.agent.proc.processes import Snapshot
 from remote_tool.protocol.job_fields import is_texts
@@ -35,7 +35,7 @@ def free_gpus(request: Request) -> None:
             leased = {uuid for lease in listing.live_leases() for uuid in lease.gpus}
             suspects = {uuid for lease in listing.leases if _may_be_used(lease) for uuid in lease.gpus} - leased
             waiting = [ticket.gpus for ticket in listing.tickets if listing.is_alive(ticket)]
-        gpus = [gpu for gpu in answer.gpus if not devices or {str(gpu["index"]), gpu["uuid"]} & {*devices}]
+        gpus = [gpu for gpu in answer.gpus if is_one_of(gpu, devices)]
         others = [gpu for gpu in gpus if gpu["uuid"] not in leased]
         use.update(answer, [gpu["uuid"] for gpu in others], ())
         if answer.problem or not use.is_unsure:

@@ -12,7 +12,7 @@ import time
 from remote_tool.agent.leases import fifo, folders
 from remote_tool.agent.leases.claim import UNDECIDED_NANOSECONDS, Claim, TakenTicket, remove_lease
 from remote_tool.agent.leases.folders import LeaseError
-from remote_tool.agent.leases.foreign import LOAD_SECONDS, ForeignUse, GpuAnswer, GpuQuestion
+from remote_tool.agent.leases.foreign import LOAD_SECONDS, ForeignUse, GpuAnswer, GpuQuestion, is_one_of
 from remote_tool.agent.leases.listing import Listing, Ticket, now_stamp
 from remote_tool.agent.leases.standing import describe_leases
 from remote_tool.agent.proc.processes import Snapshot
@@ -159,7 +159,7 @@ class Waiter:
         if answer.problem:
             return
         devices = self._request.devices
-        self._gpus = [gpu for gpu in answer.gpus if not devices or {str(gpu["index"]), gpu["uuid"]} & set(devices)]
+        self._gpus = [gpu for gpu in answer.gpus if is_one_of(gpu, devices)]
         count = len(self._gpus)
         if count < self._request.gpus:
             has = (

@@ -69,7 +69,10 @@ class EarlierJobs:
         self._supervisors = []
         left = []
         if self._left:
-            jobs = job_folder.open_jobs_folder(self._jobs)
+            try:
+                jobs = job_folder.open_jobs_folder(self._jobs)
+            except (OSError, job_folder.FolderError):
+                return "jobs that cannot be read now", ""
             try:
                 left = [job_id for job_id in self._left if not self._has_ended(jobs, job_id)]
             finally:

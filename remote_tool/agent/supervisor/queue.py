@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from remote_tool.protocol.records import Record
 
 VISIBLE = b"CUDA_VISIBLE_DEVICES"
+# A job that may not wait bears this: another one may be about to get its GPUs, and leave enough.
+_GIVE_UP_SECONDS = 2.0
 # The start answers that the job waits, at the latest after this time.
 _TELL_SECONDS = 3.0
 # A request to stop comes with a signal; this is for one whose sender died in between.
@@ -73,7 +75,8 @@ def with_gpus(plan: Plan, gpus: "Tuple[str, ...]") -> Plan:
 
 def _filled(script: bytes, names: bytes) -> "Tuple[bytes, bytes, int]":
     """Return the placeholder in a script, and what takes its place in the same number of bytes."""
-    start = script.index(GPUS_LINE)
+    # Variables of the user come before it.
+    start = script.rindex(GPUS_LINE)
     placeholder = script[start : script.index(b"\n", start)]
     line = b"export %s='%s' #" % (VISIBLE, names.replace(b"'", b""))
     return placeholder, line.ljust(len(placeholder), b"#"), 1
@@ -101,7 +104,8 @@ class JobQueue:
         self._events = events
         self._outcome = outcome
         self._report = report
-        self._tell_at: Optional[float] = time.monotonic() + _TELL_SECONDS
+        # One that may not wait is decided soon, and the start answers that.
+        self._tell_at: Optional[float] = time.monotonic() + _TELL_SECONDS if plan.queue.may_wait else None
         self._said: Optional[str] = None
         self._privacy = "" if plan.queue.lease is None else folders.find_privacy()
         self._claim: Optional[Claim] = None
@@ -111,7 +115,8 @@ class JobQueue:
 
     def wait(self) -> bool:
         """Wait until the command may start; return False, with the reason recorded, if it never may."""
-        self._say("")
+        with suppress(OSError):
+            self._say("")
         wakeup = self._events.listen()
         try:
             return self._wait_for_jobs(wakeup) and (self._request.lease is None or self._wait_for_gpus(wakeup))
@@ -158,13 +163,14 @@ class JobQueue:
         assert self._request.lease is not None
         lease = self._request.lease
         waiter = Waiter(lease)
+        give_up = time.monotonic() + _GIVE_UP_SECONDS
         try:
             while not self._is_stopped():
                 self._claim = waiter.step()
                 if self._claim is not None:
                     self.gpus = self._claim.lease.gpus
                     return True
-                if waiter.is_waiting and not self._request.may_wait:
+                if waiter.is_waiting and not self._request.may_wait and time.monotonic() > give_up:
                     raise LeaseError(f"it needs {lease.gpus} free GPU{'s' * (lease.gpus > 1)} now{waiter.blocked_by()}")
                 if waiter.is_waiting:
                     self._tell(waiter.why)
@@ -176,7 +182,8 @@ class JobQueue:
     def _poll_waiter(self, wakeup: int, waiter: Waiter) -> None:
         poll = select.poll()
         waiter.register(poll)
-        due = time.monotonic() + waiter.seconds
+        seconds = waiter.seconds if self._request.may_wait else min(waiter.seconds, _QUICK_SECONDS)
+        due = time.monotonic() + seconds
         while not self._poll(wakeup, poll, min(_STOP_SECONDS, max(0.0, due - time.monotonic()))):
             # Another step would read the whole queue.
             if time.monotonic() >= due or self._events.read_stop() is not None:

@@ -220,7 +220,9 @@ class Supervisor:
         return self._terminal is not None
 
     def _start_command(self) -> bool:
-        if self._plan.copy is not None and self._has_changed(self._plan.copy):
+        # An earlier attempt may have changed it itself, as a checkpoint.
+        is_first = self._attempts is None or not self._attempts.failed
+        if is_first and self._plan.copy is not None and self._has_changed(self._plan.copy):
             return False
         plan = self._plan if self._attempts is None else self._attempts.plan_for(self._plan)
         started = command.start(plan, self._umask, self._outcome, self._record_start, self._terminal)
@@ -237,7 +239,11 @@ class Supervisor:
         # The job can run without.
         with suppress(OSError):
             copies.link_new(copy)
-        changed = copies.changed_link(copy)
+        try:
+            changed = copies.changed_link(copy)
+        except OSError as error:
+            self._outcome.notes.append(f"{command.NOT_STARTED}: {job_folder.explain(copy.path, error)}")
+            return True
         if changed:
             why = "changed since the job was given; the job's copy of the project shares it with the project"
             self._outcome.notes.append(f"{command.NOT_STARTED}: {changed} {why}")

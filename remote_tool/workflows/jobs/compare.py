@@ -39,7 +39,19 @@ class JobDiff(JobsAnswer):
 # Settings and results; ids, keys and moments always differ.
 _SETTINGS = (
     *("name", "server", "workdir", "git_commit", "git_branch", "git_dirty", "variables", "configured_variables"),
-    *("gpus", "nice", "terminal", "tags", "started_by"),
+    *(
+        "copy",
+        "environment_hash",
+        "gpus",
+        "gpu_count",
+        "priority",
+        "after",
+        "after_any",
+        "backfill",
+        "nice",
+        "terminal",
+    ),
+    *("max_duration", "stop_if_idle", "retries", "retry_on", "tags", "started_by"),
 )
 _RESULTS = ("state", "exit_code", "signal", "reason")
 

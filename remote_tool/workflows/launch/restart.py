@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from remote_tool.errors import ConnectError, JobError, SomeServersFailedError
 from remote_tool.jobs.job import JobState
+from remote_tool.launchers.job_request import KeptCode
 from remote_tool.launchers.plan import Launcher
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.jobs.follow import FollowAnswer, FollowOptions, OnChunk, follow_jobs
@@ -90,12 +91,16 @@ def _find_without_port(answer: FollowAnswer) -> Job | None:
 async def _start_again(context: Context, request: LaunchRequest, ended: Sequence[Job], before: Job) -> tuple[Job, ...]:
     """Restart all nodes once nothing of the launch runs and they reach each other; the project is up to date."""
     git = git_of(before)
+    copies = {job.server: job.copy for job in ended if job.copy}
+    # Later syncs may have changed the project, and what the launch wrote is in its copies.
+    code = KeptCode(copies, before.git_commit, before.git_branch, before.git_dirty) if copies else request.code
+    again = replace(request, sync=False, from_job="", code=code)
     deadline = time.monotonic() + GIVE_UP_AFTER
     while True:
         try:
             # A job without a supervisor may have processes left, which would hold the GPUs.
             (await stop_on_servers(context, ended)).raise_if_any_failed()
-            answer = await launch(context, replace(request, sync=False, from_job=""), git)
+            answer = await launch(context, again, git)
             answer.raise_if_any_failed()
         except (ConnectError, JobError, SomeServersFailedError) as error:
             if time.monotonic() > deadline:

@@ -41,7 +41,7 @@ OF_THIS_MACHINE = frozenset(
 # We set variables with these beginnings.
 _OURS = ("REMOTE_TOOL_", "CUDA_")
 # A request has them in another form.
-_OTHER_SETTINGS = {"gpus", "after", "rerun_of"}
+_OTHER_SETTINGS = {"gpus", "after", "rerun_of", "max_duration", "stop_if_idle", "retries"}
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,8 @@ async def requests_to_requeue(context: Context, words: Sequence[str], changes: R
         answer.raise_if_any_failed()
     for job in context.registry.find(ids).values():
         hint = f"remote-tool job-rerun {job.key} starts it again"
+        if tag := _sweep_tag(job):
+            raise UsageError(f"Job {job.key} is a part of a sweep", hint=f"remote-tool helper-sweep --resume {tag}")
         if not (job.gpu_count or job.after):
             raise UsageError(f"Job {job.key} was not queued", hint=hint)
         if job.started_at is not None:
@@ -117,8 +119,9 @@ async def start_requests(context: Context, requests: Sequence[Request]) -> JobsA
     together = [request for request in starts if not request.after]
     answers = [await start_jobs(context, together)] if together else []
     answers += [
-        await start_jobs(context, [replace(request, after=_latest(context, request.after))])
-        for request in starts
+        await start_jobs(context, [replace(request, after=_latest(context, request))])
+        # By age: one may wait for another of them.
+        for request in sorted(starts, key=lambda each: each.rerun_of)
         if request.after
     ]
     answers += [
@@ -135,11 +138,12 @@ async def start_requests(context: Context, requests: Sequence[Request]) -> JobsA
     )
 
 
-def _latest(context: Context, ids: Sequence[str]) -> tuple[str, ...]:
-    """Return the jobs to wait for: in place of one that was started again, the newest of these."""
-    repeats = {job.rerun_of: job.id for job in context.registry.load()[0] if job.rerun_of}
+def _latest(context: Context, request: StartRequest) -> tuple[str, ...]:
+    """Return the jobs to wait for: in place of one that was started again on this server, the newest of these."""
+    recorded = context.registry.load()[0]
+    repeats = {job.rerun_of: job.id for job in recorded if job.rerun_of and job.server in request.servers}
     found = []
-    for job_id in ids:
+    for job_id in request.after:
         latest, seen = job_id, {job_id}
         while (newer := repeats.get(latest)) is not None and newer not in seen:
             latest = newer
@@ -183,12 +187,15 @@ async def _request_again(context: Context, nodes: Sequence[Job], changes: RerunC
         "gpus": job.gpu_count or 0,
         "rerun_of": job.id,
         "code": code,
-        "frozen": True if job.copy else None,
+        "frozen": bool(job.copy),
         "sync": code is None,
+        # A limit that was turned off stays off, whatever is configured now.
+        "max_duration": job.max_duration or 0,
+        "stop_if_idle": job.stop_if_idle or 0,
     }
     if options is None:
         after = () if _sweep_tag(job) else _earlier(context, job, servers)
-        return StartRequest(after=after, **_settings(job, StartRequest), **common)
+        return StartRequest(after=after, retries=job.retries or 0, **_settings(job, StartRequest), **common)
     of_launch = {**options.of_request}
     if of_launch["processes"] is None and options.listed:
         of_launch["processes"] = _listed_processes(nodes, options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import defaultdict
 from contextlib import suppress
@@ -39,6 +40,7 @@ from remote_tool.workflows.selection import JobsAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from remote_tool.jobs.job import Job
     from remote_tool.workflows.context import Context
@@ -90,10 +92,16 @@ async def start_specs(context: Context, specs: Sequence[JobSpec], *, again: bool
 
 def _record_changes(context: Context, specs: Sequence[JobSpec]) -> None:
     """Write the uncommitted changes beside each record, as far as the disk allows."""
+    written: dict[bytes, Path] = {}
     for spec in specs:
         if spec.changes:
+            path = context.registry.folder / spec.id / CHANGES
             with suppress(OSError):
-                write_atomically(context.registry.folder / spec.id / CHANGES, spec.changes)
+                if spec.changes in written:
+                    os.link(written[spec.changes], path)
+                else:
+                    write_atomically(path, spec.changes)
+                    written[spec.changes] = path
 
 
 async def _start_on(

@@ -85,7 +85,8 @@ async def resume(
         _refuse_missing_variables(record, environment)
         record = replace(record, request=_extended(record, more or SweepSpec()))
         request = replace(record.request, environment=environment, sync=sync, overwrite=overwrite)
-        servers = choose_servers(context.config, request.servers)
+        there = [server for server in request.servers if server in context.config.servers]
+        servers = choose_servers(context.config, there)
         failed = await refresh(context, servers)
         done, waiting = _standing(jobs_of(context.registry.load()[0], record))
         usable = [server for server in servers if server not in failed]
@@ -95,8 +96,10 @@ async def resume(
         planned = _plan(request, missing, queues, record.launch_id)
         record = replace(record, request=request)
         write_sweep(local.sweeps, record)
-        await _repeat_unconfirmed(context, record, begun, {queue.server for queue in queues}, sent)
-        answer = await _start(context, request, planned, sent, _with_open(errors, begun, planned.name))
+        # The lock is of the file that was replaced.
+        with sweep_files(local.sweeps).locked(record.launch_id, "starting"):
+            await _repeat_unconfirmed(context, record, begun, {queue.server for queue in queues}, sent)
+            answer = await _start(context, request, planned, sent, _with_open(errors, begun, planned.name))
         return replace(answer, done=done, waiting=frozenset(waiting))
 
 

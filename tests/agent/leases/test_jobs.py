@@ -47,6 +47,12 @@ class GpuServer:
         assert "error" not in answer, answer
         return job["id"], str(answer.get("state"))
 
+    def hold(self, command: str = WAITS, **fields: Any) -> str:
+        """Start a job, and wait until it has its GPU: a slow machine answers before."""
+        job, _ = self.start(command, **fields)
+        wait_until((self.server.jobs / job / "started.json").exists, "the start")
+        return job
+
     def state(self, job_id: str) -> str:
         return str(self.server.status(job_id)["state"])
 
@@ -93,8 +99,7 @@ def gpus(server: PretendServer) -> Iterator[GpuServer]:
 
 @pytest.mark.row(259, 270)
 def test_of_two_jobs_for_one_gpu_the_second_waits_for_the_end_of_the_first(gpus: GpuServer) -> None:
-    first, state = gpus.start(WAITS)
-    assert state == "None"
+    first = gpus.hold()
     assert gpus.server.record(first, "started")["leased_gpus"] == ["GPU-0"]
     second, state = gpus.start("echo $CUDA_VISIBLE_DEVICES")
     assert state == "queued"
@@ -109,7 +114,7 @@ def test_of_two_jobs_for_one_gpu_the_second_waits_for_the_end_of_the_first(gpus:
 
 
 def test_a_job_that_waits_is_killed_before_its_command_starts(gpus: GpuServer) -> None:
-    gpus.start(WAITS)
+    gpus.hold()
     second, _ = gpus.start("touch ran")
     stopped = gpus.server.stop(second)
     assert stopped["state"] == "killed"
@@ -120,7 +125,7 @@ def test_a_job_that_waits_is_killed_before_its_command_starts(gpus: GpuServer) -
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
 def test_a_signal_to_the_supervisor_ends_a_job_that_waits(gpus: GpuServer, number: int) -> None:
-    gpus.start(WAITS)
+    gpus.hold()
     second, _ = gpus.start("true")
     os.kill(gpus.queued_supervisor(second), number)
     assert gpus.server.wait(second)[second]["killed"]
@@ -128,7 +133,7 @@ def test_a_signal_to_the_supervisor_ends_a_job_that_waits(gpus: GpuServer, numbe
 
 @pytest.mark.row(268)
 def test_a_supervisor_that_is_killed_while_it_waits_is_lost_and_holds_nobody_up(gpus: GpuServer) -> None:
-    first, _ = gpus.start(WAITS)
+    first = gpus.hold()
     second, _ = gpus.start("true")
     third, _ = gpus.start("true")
     os.kill(gpus.queued_supervisor(second), signal.SIGKILL)
@@ -143,7 +148,7 @@ def test_a_supervisor_that_is_killed_while_it_waits_is_lost_and_holds_nobody_up(
 
 @pytest.mark.row(263)
 def test_the_gpu_of_a_killed_supervisor_is_free_once_the_processes_of_its_job_are_gone(gpus: GpuServer) -> None:
-    first, _ = gpus.start("sleep 600")
+    first = gpus.hold("sleep 600")
     second, _ = gpus.start("true", idle_after=3600)
     os.kill(gpus.server.supervisor(first), signal.SIGKILL)
     wait_until(lambda: "must be idle for 3600 s" in gpus.server.status(second)["reason"], "the doubt about the GPU")
@@ -157,7 +162,8 @@ def test_a_job_waits_until_nobody_uses_the_gpu_and_says_who_does(gpus: GpuServer
     job, state = gpus.start("true", idle_after=0.5)
     assert state == "queued"
     user = pwd.getpwuid(os.getuid()).pw_name
-    assert gpus.server.status(job)["reason"] == f"1st of 1 for 1 GPU; GPU 0 is used by {user} (pid {os.getpid()})"
+    reason = f"1st of 1 for 1 GPU; GPU 0 is used by {user} (pid {os.getpid()})"
+    wait_until(lambda: gpus.server.status(job)["reason"] == reason, "the reason")
     gpus.set_gpus(gpu_line(0, load=0, used=900))
     wait_until(lambda: "a process that is not visible here (900 MiB)" in gpus.server.status(job)["reason"], "memory")
     gpus.set_gpus(gpu_line(0, load=0, used=1))
@@ -169,7 +175,7 @@ def test_without_an_answer_of_nvidia_smi_a_job_waits_and_says_so(gpus: GpuServer
     gpus.put_gpus("NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver")
     job, state = gpus.start("true")
     assert state == "queued"
-    assert "nvidia-smi: NVIDIA-SMI has failed" in gpus.server.status(job)["reason"]
+    wait_until(lambda: "nvidia-smi: NVIDIA-SMI has failed" in gpus.server.status(job)["reason"], "the reason")
     assert gpus.server.stop(job)["state"] == "killed"
 
 
@@ -183,16 +189,15 @@ def test_a_job_that_waits_for_an_nvidia_smi_that_hangs_is_killed_at_once(gpus: G
 
 @pytest.mark.row(265)
 def test_a_job_that_wants_more_gpus_than_the_server_has_fails_at_once(gpus: GpuServer) -> None:
-    gpus.start(WAITS)
+    gpus.hold()
     job, _ = gpus.start("true", 2)
     ended = gpus.server.wait(job)[job]
     assert ended["reason"] == "the command could not be started: it needs 2 GPUs, and this server has 1"
 
 
 def test_a_job_that_may_not_wait_fails_when_its_gpus_are_not_free(gpus: GpuServer) -> None:
-    gpus.start(WAITS)
-    job, state = gpus.start("true", waits=False)
-    assert state == "failed"
+    gpus.hold()
+    job, _ = gpus.start("true", waits=False)
     reason = gpus.server.wait(job)[job]["reason"]
     assert reason.startswith("the command could not be started: it needs 1 free GPU now: 1 is leased by ")
     assert not gpus.tickets()
@@ -210,7 +215,7 @@ def test_without_nvidia_smi_a_job_fails_at_once(server: PretendServer) -> None:
 def test_the_lease_is_given_up_when_the_job_has_ended_though_its_terminal_has_a_process_of_ours(
     gpus: GpuServer,
 ) -> None:
-    job, _ = gpus.start("exec sleep 600", terminal="command")
+    job = gpus.hold("exec sleep 600", terminal="command")
     supervisor = gpus.server.supervisor(job)
     pipe = next(gpus.server.leases.glob("*/*.held"))
     holders = [pid for pid in children_of(supervisor) if str(pipe) in opened_by(pid)]
@@ -242,7 +247,7 @@ def test_a_job_begins_after_another_one_if_that_succeeded(
 
 @pytest.mark.row(269)
 def test_a_job_waits_for_one_that_waits_itself_and_then_for_its_gpu(gpus: GpuServer) -> None:
-    first, _ = gpus.start(WAITS)
+    first = gpus.hold()
     second, _ = gpus.start("true")
     third, _ = gpus.start("true", after=[second])
     assert gpus.state(third) == "queued"

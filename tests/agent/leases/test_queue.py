@@ -231,7 +231,7 @@ def test_gpus_that_somebody_uses_are_taken_until_they_were_idle_for_long_enough(
 @pytest.mark.row(265)
 @pytest.mark.usefixtures("machine")
 def test_a_job_that_wants_more_gpus_than_there_are_fails_at_once(jobs: list[Job]) -> None:
-    jobs += [Job(2), Job(3), Job(2, devices=("1",))]
+    jobs += [Job(2, devices=("0", "GPU-")), Job(3), Job(2, devices=("1",))]
     assert jobs[0].settle()
     with pytest.raises(LeaseError, match="it needs 3 GPUs, and this server has 2"):
         jobs[1].settle()
@@ -319,6 +319,7 @@ def test_a_lease_that_ends_while_it_is_looked_at_ends_the_wait_for_it(
     assert jobs[1].settle()
 
 
+@pytest.mark.usefixtures("machine")
 def test_a_lease_that_took_long_to_publish_is_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folders.open_own()
     moments = iter([0, 1, 6 * 10**9])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import signal
 import time
@@ -241,7 +242,8 @@ def test_a_launch_is_started_again_as_a_whole_whichever_node_is_named(project: P
     nodes = ended(workspace, workspace.launch(request).jobs)
     (plan,) = workspace.plan_rerun(nodes[1].id, nodes[0].id, env={"A": "2"})
     assert isinstance(plan, LaunchRequest)
-    assert plan == replace(request, environment={"A": "2"}, env=None, rerun_of=nodes[0].id, sync=True, workdir="")
+    off = replace(request, env=None, frozen=False, max_duration=0, stop_if_idle=0)
+    assert plan == replace(off, environment={"A": "2"}, env=None, rerun_of=nodes[0].id, sync=True, workdir="")
     repeats = ended(workspace, workspace.start_requests([replace(plan, sync=False, env=None)]).jobs)
     assert [(job.server, job.node_rank, job.tags, job.rerun_of) for job in repeats] == [
         ("second", 0, ("pair", "master"), nodes[0].id),
@@ -295,6 +297,7 @@ def test_only_a_job_that_never_began_is_put_back_with_its_settings(project: Path
         variables=("LR",),
         gpus=("0", "1"),
     )
+    of_sweep = replace(queued, id=new_job_id(), launch_id=secrets.token_hex(16), node_rank=0, tags=("sweep-1a2b3c",))
     begun = replace(queued, id=new_job_id(), started_at=5.0)
     plain = replace(queued, id=new_job_id(), gpu_count=None)
     for job, problem in ((begun, "because it began"), (plain, "was not queued")):
@@ -302,6 +305,10 @@ def test_only_a_job_that_never_began_is_put_back_with_its_settings(project: Path
         with pytest.raises(UsageError, match=f"Job {known.key} .*{problem}") as refused:
             workspace.requeue(job.id, env={"LR": "1"})
         assert refused.value.hint.startswith(f"remote-tool job-rerun {known.key}")
+    (known,) = recorded(workspace, of_sweep)
+    with pytest.raises(UsageError, match=f"Job {known.key} is a part of a sweep") as refused:
+        workspace.requeue(of_sweep.id, env={"LR": "1"})
+    assert refused.value.hint == "remote-tool helper-sweep --resume sweep-1a2b3c"
     (known,) = recorded(workspace, queued)
     with pytest.raises(UsageError, match=r"not known here: LR$"):
         workspace.requeue(queued.id)
@@ -313,6 +320,12 @@ def test_only_a_job_that_never_began_is_put_back_with_its_settings(project: Path
             backfill=True,
             workdir="",
             rerun_of=queued.id,
+            # What the record does not have was off, whatever is configured now.
+            frozen=False,
+            max_duration=0,
+            stop_if_idle=0,
+            retries=0,
+            retry_on=(),
         )
     ]
 
@@ -370,6 +383,13 @@ def test_every_setting_of_a_job_is_repeated_or_left_out_on_purpose() -> None:
     assert repeated == repeated & {field.name for field in fields(StartRequest)}
 
 
+def wait_until_queued(workspace: Workspace, job: Job) -> None:
+    """Wait for the answer of a server that was slow to start a job."""
+    deadline = time.monotonic() + 60
+    while workspace.list_jobs(JobSelection((job.id,))).jobs[0].state is not JobState.QUEUED:
+        assert time.monotonic() < deadline, "the job is not queued"
+
+
 def kill_supervisor(workspace: Workspace, job: Job) -> None:
     """Kill the supervisor of a job that has not begun, which holds the job's reserve open, until its server knows."""
     deadline = time.monotonic() + 60
@@ -389,13 +409,14 @@ def test_a_job_that_lost_its_place_with_its_supervisor_is_put_back_once(project:
     earlier = workspace.start("first", f"until test -e {go}; do sleep 0.05; done", sync=False).job
     waiting = StartRequest("echo $A", ("first",), {"A": "1"}, sync=False, after=(earlier.id,), frozen=False)
     (job,) = workspace.start_jobs(waiting).jobs
-    assert job.state is JobState.QUEUED
+    wait_until_queued(workspace, job)
     with pytest.raises(UsageError, match=f"Job {job.key} is still in the queue"):
         workspace.requeue(job.id, env={"A": "2"})
     kill_supervisor(workspace, job)
     (request,) = workspace.plan_requeue(job.id, env={"A": "2"})
     (back,) = workspace.start_requests([replace(request, sync=False, env=None)]).jobs
-    assert (back.state, back.after, back.rerun_of) == (JobState.QUEUED, (earlier.id,), job.id)
+    wait_until_queued(workspace, back)
+    assert (back.after, back.rerun_of) == ((earlier.id,), job.id)
     with pytest.raises(UsageError, match=f"Job {job.key} has been put back already, as job {back.key}"):
         workspace.requeue(job.id, env={"A": "2"})
     go.touch()

@@ -248,6 +248,7 @@ def switch_off(server: TestServer) -> None:
 
 
 @pytest.mark.row(309)
+@pytest.mark.timeout(300)
 def test_a_server_that_goes_away_and_comes_back_is_waited_for_and_its_combinations_are_resumed(
     two_servers: tuple[TestServer, TestServer], tmp_path: Path
 ) -> None:
@@ -260,6 +261,7 @@ def test_a_server_that_goes_away_and_comes_back_is_waited_for_and_its_combinatio
     answer = sweeps.start(f"test {{n}} -lt 3 || {{ {sweeps.holds}; }}; echo {{n}} >> {done}", grid={"n": "1..20"})
     assert Counter(job.server for job in answer.jobs) == {"first": 10, "second": 10}
     until(lambda: done.exists() and len(done.read_text().split()) == 2, SECONDS)
+    until(lambda: any((second.home / "project" / ".jobs").glob("*/ended.json")), SECONDS)
     switch_off(second)
 
     with pytest.raises(SomeServersFailedError) as failed:

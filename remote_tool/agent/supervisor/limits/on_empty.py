@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 # The name of an open file in memory marks a waiter for the others; the moment at which its job ended follows.
 _MARK = "remote-tool-on-empty-"
-_LINK = f"/memfd:{_MARK}"
 # Seconds between two looks at all processes: at most these, and this part of the wait.
 _LOOK_SECONDS, _LOOK_PART = 5.0, 4
 # What another program of ours means for a waiter.
@@ -71,8 +70,10 @@ class Waiter:
         self._home = os.environb.get(b"HOME", b"")
         self._stop = events.read_stop()
         self._known = self._jobs()
-        # Others see its name; its contents are empty.
-        self._memory = os.memfd_create(f"{_MARK}{self._ended}")
+        # Others see its name; its contents are empty. Some builds of Python cannot make a file in memory.
+        name = f"{_MARK}{self._ended}"
+        has_memory = hasattr(os, "memfd_create")
+        self._memory = os.memfd_create(name) if has_memory else job_folder.create_file(plan.folder, name)
 
     def run(self) -> bool:
         """Wait, and run the command; return False if another job has come, which decides then."""
@@ -128,12 +129,13 @@ class Waiter:
         if job_id == self._plan.job_id or not (is_supervisor or job_id):
             return _NOTHING
         if not is_supervisor:
-            return self._of_job(process)
+            # Its supervisor shows whether the job is a later one.
+            return _BUSY
         try:
             names = list(processes.descriptors(process.pid).values())
         except OSError:
             return _BUSY
-        moments = [name[len(_LINK) :].partition(" ")[0] for name in names if name.startswith(_LINK)]
+        moments = [name.partition(_MARK)[2].partition(" ")[0] for name in names if _MARK in name]
         if moments:
             # It decides, or leaves as soon as it looks.
             return _TAKES_OVER if (int(moments[0]), process.pid) > (self._ended, os.getpid()) else _NOTHING

@@ -66,7 +66,8 @@ def test_nothing_of_an_attempt_is_left_when_the_next_begins(server: PretendServe
 @pytest.mark.row(284)
 def test_a_stop_is_no_failure(server: PretendServer) -> None:
     job = server.start("echo x >> attempts; exec sleep 600", retries=5)
-    wait_until((server.project / "attempts").exists, "the command")
+    path = server.project / "attempts"
+    wait_until(lambda: path.exists() and path.read_text() == "x\n", "the command")
     server.stop(job)
     assert server.wait(job)[job]["killed"] is True
     assert (server.project / "attempts").read_text() == "x\n"
