@@ -97,8 +97,12 @@ def test_a_job_that_prints_300_megabytes_a_second_fills_no_small_disk_and_is_not
 @pytest.mark.row(26)
 @pytest.mark.slow
 def test_yes_fills_no_small_disk_and_no_memory(small_disk: PretendServer) -> None:
-    """It runs when nobody else does, so that other tests do not hold up the supervisor more than it."""
-    job = small_disk.start(f"exec chrt --idle 0 timeout {YES_SECONDS} yes")
+    """On one CPU with its supervisor, and only when nobody else runs there: what delays the supervisor delays it too."""
+    cpu = min(os.sched_getaffinity(0))
+    wait = "until test -e go; do sleep 0.01; done"
+    job = small_disk.start(f"{wait}; exec chrt --idle 0 taskset --cpu-list {cpu} timeout {YES_SECONDS} yes")
+    os.sched_setaffinity(small_disk.supervisor(job), {cpu})
+    (small_disk.project / "go").touch()
     memory, disk = watch(small_disk, job)
     end = small_disk.record(job, "ended")
     assert end["exit_code"] == 124, (small_disk.jobs / job / "job.err").read_text()
