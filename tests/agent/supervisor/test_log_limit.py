@@ -97,7 +97,7 @@ def test_a_job_that_prints_300_megabytes_a_second_fills_no_small_disk_and_is_not
 @pytest.mark.row(26)
 @pytest.mark.slow
 def test_yes_fills_no_small_disk_and_no_memory(small_disk: PretendServer) -> None:
-    """On one CPU with its supervisor, and only when nobody else runs there: what delays the supervisor delays it too."""
+    """On one CPU with its supervisor, when nobody else runs there: what delays the supervisor delays it too."""
     cpu = min(os.sched_getaffinity(0))
     wait = "until test -e go; do sleep 0.01; done"
     job = small_disk.start(f"{wait}; exec chrt --idle 0 taskset --cpu-list {cpu} timeout {YES_SECONDS} yes")

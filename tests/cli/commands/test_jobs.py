@@ -62,7 +62,9 @@ def test_a_job_as_json_has_the_fields_of_the_interface(project: Path) -> None:
     waited = remote_tool("job-wait", "--job", str(job["key"]), "--json", cwd=project)
     (ended,) = json.loads(waited.stdout)["jobs"]
     assert (waited.returncode, ended["state"], ended["exit_code"], ended["signal"]) == (3, "failed", 3, None)
-    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", ended[name]) for name in KEYS if name.endswith("_at"))
+    assert all(
+        re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", ended[name]) for name in KEYS if name.endswith("_at")
+    )
     assert ended["log"] == str(project / ".remote" / "jobs" / job["id"])
 
 
