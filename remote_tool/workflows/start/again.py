@@ -120,7 +120,7 @@ async def start_requests(context: Context, requests: Sequence[Request]) -> JobsA
     answers = [await start_jobs(context, together)] if together else []
     answers += [
         await start_jobs(context, [replace(request, after=_latest(context, request))])
-        # By age: one may wait for another of them.
+        # By age: a job may wait for an earlier one.
         for request in sorted(starts, key=lambda each: each.rerun_of)
         if request.after
     ]
