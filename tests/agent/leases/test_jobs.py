@@ -270,3 +270,20 @@ def test_behind_a_launch_command_only_the_leased_gpu_is_visible(gpus: GpuServer)
     job, _ = gpus.start("echo $CUDA_VISIBLE_DEVICES", entry=entry, gpus=["1"])
     assert gpus.server.wait(job)[job]["exit_code"] == 0, gpus.server.output(job, "err")
     assert gpus.server.output(job) == "GPU-1\n"
+
+
+@pytest.mark.row(259)
+def test_jobs_wait_for_gpus_and_each_other_with_the_oldest_python(oldest: PretendServer) -> None:
+    gpus = GpuServer(oldest)
+    gpus.put_gpus(gpu_line(0, load=0, used=1))
+    try:
+        first = gpus.hold()
+        second, _ = gpus.start("echo $CUDA_VISIBLE_DEVICES")
+        third, _ = gpus.start("true", None, after=[second])
+        gpus.wait_for_state(third, "queued")
+        (oldest.project / "go").touch()
+        ended = oldest.wait(first, second, third)
+        assert [ended[job]["exit_code"] for job in (first, second, third)] == [0, 0, 0]
+        assert oldest.output(second) == "GPU-0\n"
+    finally:
+        gpus.clean()
