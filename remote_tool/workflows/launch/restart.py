@@ -91,9 +91,9 @@ def _find_without_port(answer: FollowAnswer) -> Job | None:
 async def _start_again(context: Context, request: LaunchRequest, ended: Sequence[Job], before: Job) -> tuple[Job, ...]:
     """Restart all nodes once nothing of the launch runs and they reach each other; the project is up to date."""
     git = git_of(before)
-    copies = {job.server: job.copy for job in ended if job.copy}
+    copies = {job.server: job.copy for job in ended}
     # Later syncs may have changed the project, and what the launch wrote is in its copies.
-    code = KeptCode(copies, before.git_commit, before.git_branch, before.git_dirty) if copies else request.code
+    code = KeptCode(copies, before.git_commit, before.git_branch, before.git_dirty) if all(copies.values()) else request.code
     again = replace(request, sync=False, from_job="", code=code)
     deadline = time.monotonic() + GIVE_UP_AFTER
     while True:
