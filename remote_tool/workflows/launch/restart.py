@@ -93,7 +93,8 @@ async def _start_again(context: Context, request: LaunchRequest, ended: Sequence
     git = git_of(before)
     copies = {job.server: job.copy for job in ended}
     # Later syncs may have changed the project, and what the launch wrote is in its copies.
-    code = KeptCode(copies, before.git_commit, before.git_branch, before.git_dirty) if all(copies.values()) else request.code
+    kept = KeptCode(copies, before.git_commit, before.git_branch, before.git_dirty)
+    code = kept if all(copies.values()) else request.code
     again = replace(request, sync=False, from_job="", code=code)
     deadline = time.monotonic() + GIVE_UP_AFTER
     while True:
