@@ -197,7 +197,9 @@ class Copies:
         """Link what the project has beside the sent files: excluded data, outputs, our folder of jobs."""
         project = self._folders.project
         own = {os.path.basename(self._folders.scripts), *copying.NEVER_LINKED}
-        sent = {os.fsdecode(each.name.split(b"/", 1)[0]) for each in found}
+        # Code that a later sync has sent is not part of this state.
+        names = [*_sent_names(self._folders.sent_files), *(each.name for each in found)]
+        sent = {os.fsdecode(name.split(b"/", 1)[0]) for name in names}
         # Programs find the job's own folder there, even the project's first one.
         others = {*os.listdir(project), os.path.basename(self._folders.jobs)} - sent - own
         for name in os.listdir(code):

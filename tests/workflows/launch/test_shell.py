@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import stat
@@ -171,6 +172,29 @@ def test_a_launch_is_not_restarted_before_all_its_nodes_are_stopped(
     followed = trainer.follow_launch(request, jobs, lambda _chunk: None)
     assert newest == [jobs[0].key] * 2
     assert followed.jobs[0].key == jobs[0].key + 1
+
+
+def test_a_frozen_launch_restarts_in_its_copy_though_the_project_has_changed(
+    trainer: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = trainer.root / "later.txt"
+
+    async def change_project(context: Context, ended: Sequence[Job]) -> JobsAnswer:
+        later.touch()
+        sent = await asyncio.to_thread(remote_tool, "rsync", "--server", "first", cwd=trainer.root)
+        assert sent.returncode == 0, sent.stderr
+        return await stop_on_servers(context, ended)
+
+    monkeypatch.setattr(restart, "stop_on_servers", change_project)
+    command = "test -e tried || { touch tried; exit 4; }; test ! -e later.txt"
+    request = shell(command, servers=("first",), max_restarts=1, frozen=True)
+    try:
+        jobs = trainer.launch(request).jobs
+        followed = trainer.follow_launch(request, jobs, lambda _chunk: None)
+    finally:
+        later.unlink(missing_ok=True)
+    assert followed.exit_code == 0
+    assert followed.jobs[0].copy == jobs[0].copy != ""
 
 
 @pytest.mark.row(93)
