@@ -1,0 +1,138 @@
+"""Two servers that the tests of one process share, and a project of its own for each test."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from tests.project import make_project, remote_tool
+from tests.sshd import TestServer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+PATIENCE = 120.0
+
+
+class Desk:
+    """A project on this machine, and the servers of its configuration.
+
+    Attributes:
+        root: The folder of the project.
+        servers: By name.
+    """
+
+    def __init__(self, root: Path, servers: Mapping[str, TestServer]) -> None:
+        self.root = root
+        self.servers = servers
+
+    def there(self, server: str = "first") -> Path:
+        """Return the folder of the project on a server."""
+        return self.servers[server].home / str(self.settings()["name"])
+
+    def settings(self) -> dict[str, Any]:
+        """Return what configs.yaml says."""
+        values: dict[str, Any] = yaml.safe_load((self.root / ".remote" / "configs.yaml").read_text())
+        return values
+
+    def configure(self, **settings: object) -> None:
+        """Set keys of configs.yaml; None removes one."""
+        values = {key: value for key, value in (self.settings() | settings).items() if value is not None}
+        (self.root / ".remote" / "configs.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+
+    def tries(self, *words: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        """Run the program."""
+        return remote_tool(*words, cwd=self.root, timeout=PATIENCE, environment=environment)
+
+    def does(self, *words: str, environment: dict[str, str] | None = None) -> str:
+        """Run the program, which has to succeed, and return its standard output."""
+        ran = self.tries(*words, environment=environment)
+        assert ran.returncode == 0, f"{words}: {ran.returncode}\n{ran.stdout}\n{ran.stderr}"
+        return ran.stdout
+
+    def refuses(self, *words: str, status: int | None = None) -> str:
+        """Run the program, which has to fail without a traceback, and return what it says on standard error."""
+        ran = self.tries(*words)
+        assert ran.returncode != 0, f"{words}\n{ran.stdout}\n{ran.stderr}"
+        assert status is None or ran.returncode == status, f"{words}: {ran.returncode}\n{ran.stderr}"
+        assert "Traceback" not in ran.stderr, ran.stderr
+        return ran.stderr
+
+    def runs_meanwhile(self, *words: str) -> subprocess.Popen[str]:
+        """Start the program; the test ends it."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "remote_tool", *words],
+            cwd=self.root,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=dict(os.environ),
+        )
+
+    def jobs(self, *words: str) -> list[dict[str, Any]]:
+        """Return the jobs of job-list, by default all, with their states as the servers know them."""
+        listed: list[dict[str, Any]] = json.loads(self.does("job-list", "--json", *words))["jobs"]
+        if not words:  # without more, the list has only jobs that have not ended
+            listed += json.loads(self.does("job-list", "--json", "--stopped"))["jobs"]
+        return listed
+
+    def job(self, key: int | str) -> dict[str, Any]:
+        """Return one job of job-list by its key."""
+        (found,) = [job for job in self.jobs() if str(job["key"]) == str(key)]
+        return found
+
+    def waits_for(self, key: int | str, *states: str) -> dict[str, Any]:
+        """Wait until a job has one of these states, and return it."""
+        found: list[dict[str, Any]] = []
+
+        def has_it() -> bool:
+            found[:] = [self.job(key)]
+            return found[0]["state"] in states
+
+        until(has_it, f"job {key} is {' or '.join(states)}")
+        return found[0]
+
+
+def until(condition: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:
+    """Wait for what must come true; fail when it does not."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds:.0f} seconds: {what}"
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="session")
+def two_machines(tmp_path_factory: pytest.TempPathFactory, ssh_key: Path) -> Iterator[dict[str, TestServer]]:
+    """Two servers that live as long as the test process, ``first`` and ``second``."""
+    folder = tmp_path_factory.mktemp("machines")
+    with ExitStack() as stack:
+        yield {name: stack.enter_context(TestServer(name, folder / name, ssh_key)) for name in ("first", "second")}
+
+
+@pytest.fixture
+def desk(two_machines: dict[str, TestServer], tmp_path: Path) -> Desk:
+    """A project with a name of its own that is prepared on ``first``."""
+    return _prepared(tmp_path, {"first": two_machines["first"]})
+
+
+@pytest.fixture
+def desk_of_two(two_machines: dict[str, TestServer], tmp_path: Path) -> Desk:
+    """A project with a name of its own that is prepared on both servers."""
+    return _prepared(tmp_path, two_machines)
+
+
+def _prepared(folder: Path, servers: dict[str, TestServer]) -> Desk:
+    name = f"p-{os.urandom(4).hex()}"
+    found = Desk(make_project(folder / name, servers.values(), name=name), servers)
+    found.does("prepare")
+    return found

@@ -1,0 +1,16 @@
+"""The first steps of everybody: send, run, start, list."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.promises.conftest import Desk
+
+
+def test_a_job_runs_from_the_files_that_were_sent_and_its_output_stays_there(desk: Desk) -> None:
+    (desk.root / "train.py").write_text("open('made.txt', 'w').write('42')\n")
+    desk.does("job-run", "--follow", "--cmd", "python train.py")
+    assert desk.job(1)["exit_code"] == 0
+    desk.does("rsync")
+    assert (desk.there() / "made.txt").read_text() == "42"
