@@ -43,6 +43,10 @@ class TakenTicket:
         self.ticket = ticket._replace(name=name_ticket(ticket))
         self._pipe = fifo.hold(folder, self.ticket.name)
 
+    def is_there(self) -> bool:
+        """Return whether others see it: an administrator may have removed it."""
+        return folders.is_own(self.ticket.name, self._pipe)
+
     def refresh(self) -> None:
         """Keep the file from being removed as old."""
         folders.refresh(self._folder, [self.ticket.name])
@@ -80,6 +84,22 @@ class Claim:
     def refresh(self) -> None:
         """Keep the files from being removed as old."""
         folders.refresh(self._folder, [f"{self.lease.job_id}{HELD}", f"{self.lease.job_id}{LEASE}"])
+
+    def publish_again_if_removed(self) -> None:
+        """Let others see it again, should an administrator have removed it; OSError when that is impossible now."""
+        is_held = folders.is_own(f"{self.lease.job_id}{HELD}", self._pipe)
+        if is_held and job_folder.exists(self._folder, f"{self.lease.job_id}{LEASE}"):
+            return
+        if not is_held:
+            folder = folders.open_own()
+            try:
+                pipe = fifo.hold(folder, f"{self.lease.job_id}{HELD}")
+            except OSError:
+                os.close(folder)
+                raise
+            self.let_die()
+            self._folder, self._pipe = folder, pipe
+        self._publish()
 
     def find_rivals(self, listing: Listing) -> "List[Lease]":
         """Return the leases, in a listing made after this one was published, that are kept in its place."""

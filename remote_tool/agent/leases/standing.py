@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from remote_tool.agent.leases.folders import name_of
 from remote_tool.agent.leases.listing import Listing
 from remote_tool.agent.leases.queued_file import Queued, read_queued
 from remote_tool.agent.proc.processes import find_alive
@@ -66,16 +67,6 @@ def _describe(uid: int, leases: "List[Lease]") -> str:
     more = [f"{len(leases) - _MOST_SHOWN} more"] if len(leases) > _MOST_SHOWN else []
     verb = "is" if len(gpus) == 1 else "are"
     return f"{len(gpus)} {verb} leased by {name_of(uid)} ({', '.join(jobs + more)})"
-
-
-def name_of(uid: int) -> str:
-    """Return the name of a user; the number without one."""
-    import pwd  # noqa: PLC0415 - few answers name a user
-
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 def ordinal(number: int) -> str:

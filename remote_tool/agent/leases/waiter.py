@@ -37,6 +37,9 @@ _LEFTOVER_SECONDS = 3.0
 _SOON = 0.02
 _RETRY_SECONDS = 1.0
 _FAILED_SECONDS = 5.0
+# Those whose places were removed notice it after CHECK_SECONDS, and are back before one of them gets GPUs.
+CHECK_SECONDS = 10.0
+_RETURN_SECONDS = 20.0
 
 
 class LeaseRequest(NamedTuple):
@@ -72,16 +75,14 @@ class Waiter:
     """
 
     def __init__(self, request: LeaseRequest) -> None:
-        """Enter the queue.
-
-        Raises:
-            LeaseError: It can never get its GPUs here.
-            OSError: The files cannot be written.
-        """
+        """Prepare; the first step enters the queue."""
         self.seconds = 0.0
         self.why = ""
         self._request = request
-        self._folder = folders.open_own()
+        self._folder = -1
+        since = request.since or now_stamp()
+        self._place = Ticket("", os.geteuid(), request.priority, since, request.gpus, request.job_id)
+        self._returned_at = float("-inf")
         self._ticket: Optional[TakenTicket] = None
         self._claim: Optional[Claim] = None
         self._watched: "List[int]" = []
@@ -128,12 +129,15 @@ class Waiter:
         self._stop_watching()
         self._refresh_if_due()
         try:
-            self._ticket = self._ticket or self._take_ticket()
+            self._enter_queue()
             answer = self._question.take() if self._question.is_open else None
             with Listing() as listing:
                 claim = self._step(listing, answer)
+        except folders.TakenError as error:
+            self.why, self.seconds = str(error.strerror), _FAILED_SECONDS
+            return None
         except OSError as error:
-            self.why = job_folder.explain("the queue cannot be read now", error)
+            self.why = job_folder.explain(f"the queue in {folders.base()} cannot be used now", error)
             self.seconds = _FAILED_SECONDS
             return None
         if claim is not None:
@@ -146,14 +150,33 @@ class Waiter:
         self._question.close()
         self._withdraw()
         self._leave_queue()
+        self._close_folder()
+
+    def is_in_queue(self) -> bool:
+        """Return whether others see its place, or it has none yet."""
+        return self._ticket is None or self._ticket.is_there()
+
+    def _enter_queue(self) -> None:
+        """Take the place in the queue, or take it again where it was removed."""
+        if self._ticket is not None:
+            if self._ticket.is_there():
+                return
+            self._question.close()
+            self._withdraw()
+            self._leave_queue()
+            self._returned_at = time.monotonic()
+        self._close_folder()
+        is_new = not os.path.lexists(folders.path_of(os.geteuid()))
+        self._folder = folders.open_own()
+        if is_new and fifo.find_removed(folders.path_of(os.geteuid())):
+            # Others were here before, and are about to return.
+            self._returned_at = time.monotonic()
+        self._ticket = TakenTicket(self._folder, self._place)
+
+    def _close_folder(self) -> None:
         if self._folder >= 0:
             os.close(self._folder)
             self._folder = -1
-
-    def _take_ticket(self) -> TakenTicket:
-        wanted = self._request
-        since = wanted.since or now_stamp()
-        return TakenTicket(self._folder, Ticket("", os.geteuid(), wanted.priority, since, wanted.gpus, wanted.job_id))
 
     def _take_gpus(self, answer: GpuAnswer) -> None:
         if answer.problem:
@@ -170,6 +193,11 @@ class Waiter:
     def _step(self, listing: Listing, answer: "Optional[GpuAnswer]") -> "Optional[Claim]":
         if self._claim is not None:
             return self._settle(listing)
+        left = self._returned_at + _RETURN_SECONDS - time.monotonic()
+        if left > 0:
+            self.seconds = left
+            self.why = f"{folders.path_of(os.geteuid())} was removed, and those who waited take their places again"
+            return None
         if answer is not None:
             self._take_gpus(answer)
         elif self._gpus is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import shlex
 import shutil
@@ -19,9 +21,7 @@ import pytest
 
 from remote_tool.agent.leases import fifo, folders
 from remote_tool.agent.leases.claim import Claim
-from remote_tool.agent.leases.folders import LeaseError
 from remote_tool.agent.leases.listing import HELD, LEASE, Lease, Listing, Ticket, boot_id, lease_as_json, name_ticket
-from remote_tool.agent.leases.standing import name_of
 
 from .test_queue import Job, Machine, replace_surroundings
 
@@ -222,10 +222,8 @@ def test_a_folder_with_too_many_files_is_read_in_part_and_named(
 
 @pytest.mark.row(267)
 def test_a_folder_in_the_name_of_another_user_is_ignored_by_others_and_named_to_its_user(
-    machine: Machine, strangers: list[Stranger], base: Path
+    job: Job, strangers: list[Stranger], base: Path
 ) -> None:
-    del machine
-
     def take_name(_folder: Path) -> None:
         forged = base / "remote-tool-0"
         forged.mkdir(mode=0o755)
@@ -234,12 +232,67 @@ def test_a_folder_in_the_name_of_another_user_is_ignored_by_others_and_named_to_
     strangers.append(Stranger(take_name))
     with Listing() as listing:
         assert listing.tickets == []
-    with pytest.raises(LeaseError, match=f"belongs to user {STRANGER}"):
-        Job(1)
+    assert not job.settle()
+    assert job.why == f"{base}/remote-tool-0 belongs to {STRANGER}, who or an administrator has to remove it"
+    shutil.rmtree(base / "remote-tool-0")
+    assert job.settle()
+
+
+@pytest.mark.row(267)
+@pytest.mark.parametrize("kind", ["link", "file"])
+def test_what_is_not_a_folder_but_has_its_name_is_waited_for(job: Job, base: Path, kind: str) -> None:
+    path = base / "remote-tool-0"
+    if kind == "link":
+        (base / "elsewhere").mkdir()
+        path.symlink_to("elsewhere")
+    else:
+        path.touch()
+    assert not job.settle()
+    assert job.why == f"{path} is not a folder: remove it"
+    path.unlink()
+    assert job.settle()
+
+
+@pytest.mark.row(266)
+def test_a_lease_of_the_kernel_on_the_file_of_another_user_is_no_error(job: Job, strangers: list[Stranger]) -> None:
+    def lease_file(folder: Path) -> None:
+        fifo.hold(os.open(folder, os.O_RDONLY), f"locked{HELD}")
+        file = (folder / f"locked{LEASE}").open("w")
+        file.write("{}")
+        file.flush()
+        Path(file.name).chmod(0o644)
+        # Its holder is told to give way, and does not.
+        signal.signal(signal.SIGIO, signal.SIG_IGN)
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        held.append(file)
+
+    held: list[object] = []
+    strangers.append(Stranger(lease_file))
+    with Listing() as listing:
+        assert [(each.uid, each.name) for each in listing.ignored] == [(STRANGER, f"locked{LEASE}")]
+    assert job.settle()
+
+
+@pytest.mark.row(266)
+def test_a_folder_of_another_user_that_cannot_be_read_is_no_error(
+    job: Job, base: Path, strangers: list[Stranger]
+) -> None:
+    strangers.append(Stranger(forge_oldest))
+    real = os.scandir
+
+    def fail(folder: int) -> object:
+        if os.fstat(folder).st_uid == STRANGER:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(folder)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("remote_tool.agent.leases.folders.os.scandir", fail)
+        assert job.settle()
+    assert (base / f"remote-tool-{STRANGER}").is_dir()
 
 
 def test_a_user_without_a_name_is_shown_by_number() -> None:
-    assert name_of(STRANGER) == str(STRANGER)
+    assert folders.name_of(STRANGER) == str(STRANGER)
 
 
 def test_another_user_sees_leases_of_root(machine: Machine, job: Job, strangers: list[Stranger]) -> None:
