@@ -83,7 +83,9 @@ class Desk:
         """Return the jobs of job-list, by default all, with their states as the servers know them."""
         listed: list[dict[str, Any]] = json.loads(self.does("job-list", "--json", *words))["jobs"]
         if not words:  # without more, the list has only jobs that have not ended
-            listed += json.loads(self.does("job-list", "--json", "--stopped"))["jobs"]
+            ended = json.loads(self.does("job-list", "--json", "--stopped"))["jobs"]
+            # One may have ended in between.
+            listed = [*{job["id"]: job for job in (*listed, *ended)}.values()]
         return listed
 
     def job(self, key: int | str) -> dict[str, Any]:
