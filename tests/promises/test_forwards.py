@@ -11,6 +11,8 @@ import pytest
 from tests.promises.conftest import until
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.promises.conftest import Desk
 
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 def test_a_reverse_forward_replaces_nothing_but_a_socket(desk: Desk, kind: str) -> None:
     place, kept = desk.there() / "results", desk.there() / "kept.csv"
     kept.write_text("a day's work\n")
-    made = {
+    made: dict[str, Callable[[], object]] = {
         "file": lambda: place.write_text("a day's work\n"),
         "empty": place.touch,
         "folder": place.mkdir,
