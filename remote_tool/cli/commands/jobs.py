@@ -13,10 +13,10 @@ from remote_tool.cli.commands.orphans import end_orphans
 from remote_tool.cli.following import follow, show_problems
 from remote_tool.cli.groups import ChosenJobs, Connection, NamedJobs, Targets
 from remote_tool.cli.options import AsJson, Servers, ShowOutput, TagsToFind, Yes, complete
-from remote_tool.cli.output import streams
-from remote_tool.cli.output.console import ask, can_ask, confirm, inform, leave_unless_ok, show_failures
+from remote_tool.cli.output.console import inform, leave_unless_ok, show_failures
 from remote_tool.cli.output.json_output import jobs_document, print_json
-from remote_tool.cli.tables.jobs import print_jobs, short_command
+from remote_tool.cli.stopping import ALL, choose_jobs_to_stop, read_keys
+from remote_tool.cli.tables.jobs import print_jobs
 from remote_tool.errors import RemoteToolError, UsageError
 from remote_tool.jobs.job import JobState
 from remote_tool.protocol.limits import LONGEST_GRACE
@@ -127,14 +127,15 @@ def job_kill(  # noqa: PLR0913 - one parameter per option
         bool, typer.Option("--stacks", help="Show and save the stacks of the Python processes first, like job-stacks.")
     ] = False,
     strays: Annotated[bool, typer.Option("--strays", hidden=True, help="Same as --orphans.")] = False,
+    all_jobs: Annotated[bool, typer.Option("--all", help="Stop all running jobs of job-list; asks first.")] = False,
     yes: Yes = False,
     json: AsJson = False,
     connection: Connection,
 ) -> None:
     """Stop jobs and all their processes: SIGTERM, then SIGKILL after a grace period. Asks if no job is selected."""
-    name = signal_name(signal)
+    name, keys = signal_name(signal), read_keys(jobs.names)
     if orphans or strays:
-        if jobs.names or tag:
+        if keys or tag or all_jobs:
             raise UsageError("--orphans cannot be combined with jobs or tags", hint="Choose servers with --server NAME")
         end_orphans(targets, connection, signal=name, grace=grace, yes=yes, json=json)
         return
@@ -142,9 +143,12 @@ def job_kill(  # noqa: PLR0913 - one parameter per option
         raise UsageError(
             "--hosts and --hostfile of job-kill need --orphans", hint="--server NAME, the name of the host"
         )
-    selection = JobSelection(jobs.names, tuple(tag or ()), targets.servers)
+    everything = all_jobs or keys == (ALL,)
+    if all_jobs and keys not in {(), (ALL,)}:
+        raise UsageError(f"--all and job {keys[0]} cannot be combined", hint="Keep one of them")
+    selection = JobSelection(() if everything else keys, tuple(tag or ()), targets.servers)
     if not selection.is_explicit:
-        selection = _ask_which(connection, yes=yes)
+        selection = choose_jobs_to_stop(connection, everything=everything, yes=yes)
     if stacks:
         _show_stacks(connection, selection)
     with connection.console("stopping") as console:
@@ -250,33 +254,6 @@ def signal_name(text: str) -> str:
         if upper in {each.name, each.name.removeprefix("SIG"), str(each.value)}:
             return each.name
     raise UsageError(f"--signal {text!r} is not a signal", hint="--signal SIGTERM or --signal SIGKILL")
-
-
-def _ask_which(connection: Connection, *, yes: bool) -> JobSelection:
-    """Show the running jobs and ask which to stop.
-
-    Raises:
-        UsageError: Nobody can answer, or no job is running.
-    """
-    if yes or not can_ask():
-        raise UsageError("No job is selected, so none was stopped", hint="--job KEY, --tag TAG or --server NAME")
-    with connection.console(ASKING) as console:
-        workspace = console.find_workspace()
-        answer = workspace.list_jobs()
-    show_problems(answer)
-    jobs = answer.jobs
-    if not jobs:
-        leave_unless_ok(answer.exit_code)
-        raise UsageError("No job is running", hint="remote-tool job-list --stopped")
-    print_jobs(jobs, streams.ERR)
-    words = ask("Jobs to stop (keys, or all)").replace(",", " ").split()
-    names = tuple(job.id for job in jobs) if words == ["all"] else tuple(words)
-    chosen = workspace.select_local(JobSelection(jobs=names)) if names else []
-    shown = ", ".join(f"{job.key} ({short_command(job)})" for job in chosen)
-    if not chosen or not confirm(f"Stop {shown}?"):
-        inform("nothing was stopped")
-        raise typer.Exit(1)
-    return JobSelection(jobs=tuple(job.id for job in chosen))
 
 
 def _show_stacks(connection: Connection, selection: JobSelection) -> None:
