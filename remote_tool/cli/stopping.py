@@ -108,7 +108,7 @@ class _Piped:
 def _next_line() -> str | None:
     """Return the next line of standard input; None at its end, or when none comes soon."""
     line = b""
-    # One byte at a time: what is in a buffer could not be waited for.
+    # One byte at a time: there is no waiting for bytes that are in a buffer already.
     while select.select([sys.stdin], [], [], ANSWER_SECONDS)[0]:
         byte = os.read(sys.stdin.fileno(), 1)
         if byte in {b"", b"\n"}:

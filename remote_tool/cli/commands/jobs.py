@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from remote_tool import Workspace
 
 ASKING = "asking servers"
+# An unreachable one may run.
+BEGUN = (JobState.STARTING, JobState.RUNNING, JobState.UNREACHABLE)
 # Seconds.
 LONGEST_DELAY = 86400
 Sort = Annotated[
@@ -51,9 +53,11 @@ Grace = Annotated[
 
 def job_list(  # noqa: PLR0913 - one parameter per option
     *,
+    jobs: NamedJobs,
     server: Servers = None,
     rsync: Annotated[bool, typer.Option("--rsync", help="Also fetch logs and artifacts.")] = False,
-    stopped: Annotated[bool, typer.Option("--stopped", help="Include jobs that have ended.")] = False,
+    stopped: Annotated[bool, typer.Option("--stopped", "--all", help="Include jobs that have ended.")] = False,
+    running: Annotated[bool, typer.Option("--running", help="List only jobs that have begun and not ended.")] = False,
     hidden: Annotated[bool, typer.Option("--hidden", help="Include jobs with the tag hidden or __hidden__.")] = False,
     tag: TagsToFind = None,
     state: Annotated[
@@ -63,18 +67,24 @@ def job_list(  # noqa: PLR0913 - one parameter per option
         int | None, typer.Option("--last", min=1, metavar="N", help="List the N newest jobs, running or ended.")
     ] = None,
     sort: Sort = None,
+    wide: Annotated[
+        bool, typer.Option("--wide", help="Show id and PID too, and all columns in full on a terminal.")
+    ] = False,
     json: AsJson = False,
     connection: Connection,
 ) -> None:
     """List running jobs with their current state."""
     order = sort or "key"
     sort_jobs((), order)
+    if running and (stopped or state):
+        raise UsageError("--running cannot be combined with --stopped, --all or --state", hint="Keep one of them")
     selection = JobSelection(
+        jobs.names,
         tags=tuple(tag or ()),
         servers=tuple(server or ()),
         stopped=stopped,
         hidden=hidden,
-        states=read_states(state or ()),
+        states=BEGUN if running else read_states(state or ()),
         last=last,
     )
     with connection.console(ASKING) as console:
@@ -82,17 +92,19 @@ def job_list(  # noqa: PLR0913 - one parameter per option
         answer = workspace.list_jobs(selection, logs=rsync)
     others = "" if selection.states or stopped else "; --stopped lists the others"
     empty = ("no jobs", "") if selection.may_have_ended else ("no running jobs", others)
-    _show(workspace, replace(answer, jobs=tuple(sort_jobs(answer.jobs, order))), json=json, empty=empty)
+    answer = replace(answer, jobs=tuple(sort_jobs(answer.jobs, order)))
+    _show(workspace, answer, json=json, empty=empty, wide=wide)
     leave_unless_ok(answer.exit_code)
 
 
-def job_tail(
+def job_tail(  # noqa: PLR0913 - one parameter per option
     *,
     jobs: ChosenJobs,
     lines: Annotated[
         int | None, typer.Option("--lines", min=0, metavar="N", help="Start with the last N lines.")
     ] = None,
     no_follow: Annotated[bool, typer.Option("--no-follow", help="Show the output so far and exit.")] = False,
+    follow_too: Annotated[bool, typer.Option("--follow", "-f", help="Follow it, which is the default.")] = False,
     delay: Annotated[
         float | None,
         typer.Option(
@@ -107,6 +119,8 @@ def job_tail(
     connection: Connection,
 ) -> None:
     """Follow the output of jobs until they end; Ctrl-C does not stop the jobs."""
+    if follow_too and no_follow:
+        raise UsageError("--follow and --no-follow cannot be combined", hint="Keep one of them")
     with connection.console() as console:
         options = remote_tool.FollowOptions(lines=lines, wait=not no_follow and delay != 0, rank=rank)
         follow(console.find_workspace(), jobs.selection(stopped=True), options)
@@ -274,11 +288,11 @@ def _show_stacks(connection: Connection, selection: JobSelection) -> None:
     show_failures(answer.errors)
 
 
-def _show(workspace: Workspace, answer: JobsAnswer, *, json: bool, empty: tuple[str, str]) -> None:
+def _show(workspace: Workspace, answer: JobsAnswer, *, json: bool, empty: tuple[str, str], wide: bool = False) -> None:
     if json:
         print_json(jobs_document(answer.jobs, answer.errors, workspace.config.local.jobs))
     elif answer.jobs:
-        print_jobs(answer.jobs, errors=answer.errors)
+        print_jobs(answer.jobs, errors=answer.errors, wide=wide)
     else:
         _show_that_there_are_none(answer, *empty)
     show_problems(answer)
