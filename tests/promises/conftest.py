@@ -81,11 +81,8 @@ class Desk:
 
     def jobs(self, *words: str) -> list[dict[str, Any]]:
         """Return the jobs of job-list, by default all, with their states as the servers know them."""
-        listed: list[dict[str, Any]] = json.loads(self.does("job-list", "--json", *words))["jobs"]
-        if not words:  # without more, the list has only jobs that have not ended
-            ended = json.loads(self.does("job-list", "--json", "--stopped"))["jobs"]
-            # One may have ended in between.
-            listed = [*{job["id"]: job for job in (*listed, *ended)}.values()]
+        # Without more, the list has only jobs that have not ended; with --stopped it has all.
+        listed: list[dict[str, Any]] = json.loads(self.does("job-list", "--json", *(words or ["--stopped"])))["jobs"]
         return listed
 
     def job(self, key: int | str) -> dict[str, Any]:
