@@ -10,7 +10,7 @@ import select
 import time
 
 from remote_tool.agent.leases import fifo, folders
-from remote_tool.agent.leases.claim import UNDECIDED_NANOSECONDS, Claim, TakenTicket, remove_lease
+from remote_tool.agent.leases.claim import Claim, TakenTicket, remove_lease
 from remote_tool.agent.leases.folders import LeaseError
 from remote_tool.agent.leases.foreign import LOAD_SECONDS, ForeignUse, GpuAnswer, GpuQuestion, is_one_of
 from remote_tool.agent.leases.listing import Listing, Ticket, now_stamp
@@ -35,6 +35,8 @@ _SHORTEST_LOOK = 0.2
 # While processes of a job are left whose supervisor died.
 _LEFTOVER_SECONDS = 3.0
 _SOON = 0.02
+# From the moment when its pipe is visible; who takes longer is named.
+_PUBLISHED_SOON_NANOSECONDS = 10**9
 _RETRY_SECONDS = 1.0
 _FAILED_SECONDS = 5.0
 # Those whose places were removed notice it after CHECK_SECONDS, and are back before one of them gets GPUs.
@@ -91,7 +93,6 @@ class Waiter:
         self._gpus: "Optional[List[Dict[str, Any]]]" = None
         self._leased_at_question: "Set[str]" = set()
         self._has_leftovers = False
-        self._undecided: "Dict[Tuple[int, str], int]" = {}
         self._refreshed_at = time.monotonic()
 
     @property
@@ -102,14 +103,14 @@ class Waiter:
     @property
     def is_waiting(self) -> bool:
         """Return whether it waits for others, not for an answer that comes soon."""
-        is_soon = self._question.is_open or self._claim is not None or self._use.is_unsure
+        is_soon = self._question.is_open or (self._claim is not None and not self.why) or self._use.is_unsure
         return not is_soon
 
     def blocked_by(self) -> str:
         """Return why it waits, to continue a sentence."""
         why = self.why
         with suppress(OSError), Listing() as listing:
-            why = why or describe_leases(listing.live_leases())
+            why = why or describe_leases(listing.live_leases(), but=self._request.job_id)
         return f": {why}" if why else ""
 
     def register(self, poll: "select.poll") -> None:
@@ -299,19 +300,17 @@ class Waiter:
             self._withdraw()
             self._watch(listing, rivals)
             self.seconds = _RETRY_SECONDS
+            self.why = f"gave way to a lease that {folders.name_of(rivals[0].uid)} took before"
             return None
-        if self._is_undecided(listing):
-            self.seconds = _SOON
+        other, waited = self._claim.find_undecided(listing)
+        if other is not None:
+            is_usual = waited < _PUBLISHED_SOON_NANOSECONDS
+            self.seconds = _SOON if is_usual else _SHORTEST_LOOK
+            about = f"waits for {folders.name_of(other[0])}, whose job {other[1]} is about to lease GPUs"
+            self.why = "" if is_usual else about
             return None
         claim, self._claim = self._claim, None
         return claim
-
-    def _is_undecided(self, listing: Listing) -> bool:
-        """Return whether another process is about to publish a lease that may be older."""
-        now = now_stamp()
-        others = [each for each in listing.undecided if each != (os.geteuid(), self._request.job_id)]
-        self._undecided = {each: self._undecided.get(each, now) for each in others}
-        return any(now - since < UNDECIDED_NANOSECONDS for since in self._undecided.values())
 
     def _watch(self, listing: Listing, leases: "List[Lease]") -> bool:
         """Watch leases; return whether all of them are still held."""

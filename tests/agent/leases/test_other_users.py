@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from contextlib import suppress
@@ -22,6 +24,7 @@ import pytest
 from remote_tool.agent.leases import fifo, folders
 from remote_tool.agent.leases.claim import Claim
 from remote_tool.agent.leases.listing import HELD, LEASE, Lease, Listing, Ticket, boot_id, lease_as_json, name_ticket
+from remote_tool.agent.leases.standing import Standing
 
 from .test_queue import Job, Machine, replace_surroundings
 
@@ -108,6 +111,15 @@ def forge_oldest(folder: Path) -> None:
     fifo.hold(os.open(folder, os.O_RDONLY), name)
 
 
+def forge_lease(folder: Path) -> None:
+    """Lease the GPU, and say that this was before everybody else."""
+    opened = os.open(folder, os.O_RDONLY)
+    fifo.hold(opened, f"forged{HELD}")
+    lease = Lease(STRANGER, "forged", "", ("GPU-0",), 0.0, 0, is_alive=True)
+    (folder / f"forged{LEASE}").write_bytes(lease_as_json(lease))
+    (folder / f"forged{LEASE}").chmod(0o644)
+
+
 @pytest.mark.row(263)
 def test_the_lease_of_another_user_is_respected_until_it_is_given_up(
     machine: Machine, job: Job, strangers: list[Stranger]
@@ -140,18 +152,11 @@ def test_a_forged_place_before_all_others_only_delays_until_its_process_ends(
 def test_a_lease_that_forges_an_older_time_is_waited_for(
     job: Job, strangers: list[Stranger], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def forge(folder: Path) -> None:
-        opened = os.open(folder, os.O_RDONLY)
-        fifo.hold(opened, f"forged{HELD}")
-        lease = Lease(STRANGER, "forged", "", ("GPU-0",), 0.0, 0, is_alive=True)
-        (folder / f"forged{LEASE}").write_bytes(lease_as_json(lease))
-        (folder / f"forged{LEASE}").chmod(0o644)
-
     real = Claim.__init__
 
     def publish_then_see_forgery(self: Claim, *arguments: object) -> None:
         real(self, *arguments)  # type: ignore[arg-type]
-        strangers.append(Stranger(forge))
+        strangers.append(Stranger(forge_lease))
 
     with monkeypatch.context() as patch:
         patch.setattr(Claim, "__init__", publish_then_see_forgery)
@@ -200,7 +205,52 @@ def test_a_process_that_never_publishes_its_lease_is_not_waited_for_long(
 
     strangers.append(Stranger(hold_only))
     assert not job.settle()
-    monkeypatch.setattr("remote_tool.agent.leases.waiter.UNDECIDED_NANOSECONDS", 0)
+    monkeypatch.setattr("remote_tool.agent.leases.claim.UNDECIDED_NANOSECONDS", 0)
+    assert job.settle()
+
+
+@pytest.mark.row(266)
+def test_a_flood_of_processes_that_never_publish_has_a_bound_and_names_their_user(
+    job: Job, strangers: list[Stranger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remote_tool.agent.leases.claim.UNDECIDED_NANOSECONDS", 3 * 10**9)
+
+    def flood(folder: Path) -> None:
+        opened = os.open(folder, os.O_RDONLY)
+        fifo.hold(opened, f"fresh-0{HELD}")
+
+        def go_on() -> None:
+            for number in range(1, 600):
+                fifo.hold(opened, f"fresh-{number}{HELD}")
+                time.sleep(0.5)
+
+        threading.Thread(target=go_on, daemon=True).start()
+
+    strangers.append(Stranger(flood))
+    began = time.monotonic()
+    said = set()
+    standings = set()
+    while not job.step():
+        # Of a machine that has much else to do.
+        assert time.monotonic() < began + 60
+        said.add(job.why)
+        standings.add(Standing()._explain_wait(job.id, ""))
+        time.sleep(0.05)
+    why = re.compile(f"waits for {STRANGER}, whose job fresh-[0-9]+ is about to lease GPUs")
+    assert {""} < said
+    assert all(why.fullmatch(text) for text in said - {""})
+    assert standings == {"", "1st of 1 for 1 GPU"}
+
+
+@pytest.mark.row(266)
+def test_who_forges_an_older_lease_after_ours_was_listed_is_not_waited_for(job: Job, strangers: list[Stranger]) -> None:
+    def hold_only(folder: Path) -> None:
+        fifo.hold(os.open(folder, os.O_RDONLY), f"never{HELD}")
+
+    strangers.append(Stranger(hold_only))
+    assert not job.settle()
+    strangers.append(Stranger(forge_lease))
+    strangers[0].kill()
     assert job.settle()
 
 
