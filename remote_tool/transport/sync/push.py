@@ -225,8 +225,10 @@ class _Push:
         if self._plan.leftovers.blocking and not self._options.dry_run:
             records = server_state.stale_records(self._plan.state, self._plan.leftovers.stale)
             script = server_script.remove_script(self._remote)
-            self._removed += server_finish.parse_finish(await self._run(script, records, "remove stale files"))[0]
-            self._plan.leftovers = Leftovers(kept=self._plan.leftovers.kept)
+            removed = server_finish.parse_finish(await self._run(script, records, "remove stale files"))[0]
+            stay = tuple(name for name in gone if os.fsdecode(name) not in removed)
+            self._removed += removed
+            self._plan.leftovers = Leftovers(kept=self._plan.leftovers.kept + stay)
 
     async def _ask(self, bridge: Bridge, words: bytes, on_data: Callable[[bytes], None] = lambda _data: None) -> bytes:
         answer = await bridge.ask(words, on_data)

@@ -88,7 +88,7 @@ def running_script(remote: RemotePaths) -> str:
 def remove_script(remote: RemotePaths) -> str:
     """Return the script that removes the files in its stdin's records, and prints their names."""
     variables = _assign(PROJECT=remote.project, REMOVE_EACH=script_text("remove_each"))
-    return f'{variables}cd "$HOME/$PROJECT" || exit 1\nxargs -0 -n 500 sh -c "$REMOVE_EACH" sh\n'
+    return f'{variables}cd "$HOME/$PROJECT" || exit 1\nxargs -0 -n 500 sh -c "$REMOVE_EACH" sh 3>/dev/null\n'
 
 
 def relay_words(version: str, request: bytes) -> bytes:
