@@ -55,6 +55,8 @@ def receive_script(remote: RemotePaths, attempt: Attempt, known: Sequence[KnownC
         JOBS_NAME=remote.jobs_name,
         LOCK=remote.sync_lock,
         OWNER=attempt.owner,
+        WORKSPACE=attempt.workspace,
+        WORKSPACES=remote.workspaces,
         PATIENCE=PATIENCE,
         PLACES=" ".join(PLACES),
         STREAMS=STREAMS,
@@ -78,6 +80,20 @@ def finish_script(remote: RemotePaths, attempt: Attempt) -> str:
 def _commit(remote: RemotePaths) -> str:
     variables = _assign(PARTIAL_FOLDER=PARTIAL_FOLDER, REMOVE_EACH=script_text("remove_each"))
     return f"{variables}{script_text('commit')}{running_script(remote)}"
+
+
+def workspaces_script(remote: RemotePaths) -> str:
+    """Return the script that prints the record of the last sync, then which workspaces have sent the project."""
+    state, owner, workspaces = map(shlex.quote, (remote.sync_state, remote.sync_owner, remote.workspaces))
+    return f"""\
+cd "$HOME" || exit 1
+[ -e {state} ] || exit 0
+IFS= read -r state < {state}
+printf '%s\\n' "$state"
+[ ! -e {workspaces} ] || exec cat {workspaces}
+{{ read -r since who < {owner}; }} 2>/dev/null
+printf 'unknown %s\\n' "$who"
+"""
 
 
 def running_script(remote: RemotePaths) -> str:
