@@ -21,6 +21,7 @@ from remote_tool.workflows.home_groups import Groups
 from remote_tool.workflows.jobs.listing import ask_about_jobs, refresh
 from remote_tool.workflows.selection import JobSelection, choose_jobs, choose_servers
 from remote_tool.workflows.sweep_records import find_sweep
+from remote_tool.workflows.sync.adoption import find_folders_of_others
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,6 +45,8 @@ async def survey(context: Context, request: CleanRequest) -> CleanAnswer:
     named = choose_jobs(context.registry.load()[0], JobSelection(jobs=request.jobs)) if request.jobs else []
     servers = _servers(context, request, named)
     errors = await refresh(context, servers) if servers else {}
+    if not request.jobs:
+        errors = {**errors, **(await find_folders_of_others(context.pool, context.config, servers))}
     jobs = context.registry.load()[0]
     forgotten: dict[str, str] = {}
     kept: dict[str, str] = {}
