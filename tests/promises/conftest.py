@@ -81,7 +81,7 @@ class Desk:
 
     def jobs(self, *words: str) -> list[dict[str, Any]]:
         """Return the jobs of job-list, by default all, with their states as the servers know them."""
-        # Without more, the list has only jobs that have not ended.
+        # Without more, the list has only jobs that have not ended; with --stopped it has all.
         listed: list[dict[str, Any]] = json.loads(self.does("job-list", "--json", *(words or ["--stopped"])))["jobs"]
         return listed
 
