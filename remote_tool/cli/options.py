@@ -57,6 +57,10 @@ Hostfile = Annotated[
         help="Use the hosts in this MPI or DeepSpeed hostfile instead of configured servers.",
     ),
 ]
+PrivateKey = Annotated[
+    str | None,
+    typer.Option("--private-key", metavar="FILE", help="With --hosts or --hostfile: log in with this key."),
+]
 Command = Annotated[
     str | None,
     typer.Option(

@@ -133,6 +133,8 @@ ALSO_KNOWN_AS = {
     "mpiexec": "helper-mpi-launch",
     "mpirun": "helper-mpi-launch",
 }
+# torchrun spells these with underscores too.
+OF_TORCHRUN = ("nproc-per-node", "max-restarts", "master-port", "use-env")
 RESUMED = {"prepare", "setup", "rsync", "update-packages", "keys", "data-sync", "job-rsync", "job-pull"}
 # What to do next after Ctrl-C; a command that follows jobs says it itself.
 AFTER_CTRL_C = {
@@ -196,7 +198,11 @@ class Command(TyperCommand):
     def make_parser(self, ctx: Any) -> Any:  # noqa: ANN401
         """Return the parser; Typer has no option that may be repeated and takes two words."""
         parser: Any = super().make_parser(ctx)
-        if option := parser._long_opt.get("--env"):  # noqa: SLF001 - public in click until its version 9
+        names = parser._long_opt  # noqa: SLF001 - public in click until its version 9
+        names.update(
+            {f"--{name.replace('-', '_')}": names[f"--{name}"] for name in OF_TORCHRUN if f"--{name}" in names}
+        )
+        if option := names.get("--env"):
             option.process = _taking_pairs(option.process)
         # As with ssh, the options after a program are the program's.
         parser.allow_interspersed_args = all(each.name != "words" for each in self.params)
