@@ -174,12 +174,12 @@ async def _ask_whether_gone(context: Context, job: Job) -> str:
         return f"{job.server} is not prepared"
     there = seen.jobs.get(job.id)
     if there is not None and not there.job.is_over:
-        raise UsageError(f"Job {job.key} is {there.job.state}", hint=f"remote-tool job-kill --job {job.key}")
+        raise UsageError(f"Job {job.key} is {there.job.state}", hint=f"remote-tool job-kill {job.key}")
     why = seen.unread.get(job.id, NO_SUCH_JOB)
     if there is None and why != NO_SUCH_JOB:
         raise UsageError(f"{job.server} cannot tell whether it has job {job.key}: {why}", hint="try again later")
     if seen.left[job.id]:
-        raise UsageError(f"Processes of job {job.key} are still running", hint=f"remote-tool job-kill --job {job.key}")
+        raise UsageError(f"Processes of job {job.key} are still running", hint=f"remote-tool job-kill {job.key}")
     return f"{job.server} does not have it"
 
 
