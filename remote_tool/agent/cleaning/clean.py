@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import time
 
 from remote_tool.agent.cleaning import leftovers, unused_copies
@@ -35,6 +36,8 @@ def clean(request: Request) -> None:
     if scripts is not None and not dry_run:
         _lock_cleaning(scripts)
     removal = Removal(folders, dry_run=dry_run, deadline=deadline)
+    if not dry_run:
+        _bring_home(folders)
     if request.get("everything", is_flag, default=False):
         from remote_tool.agent.cleaning import clean_all  # noqa: PLC0415 - seldom wanted
 
@@ -45,7 +48,7 @@ def clean(request: Request) -> None:
         if not request.get("jobs_only", is_flag, default=False):
             others = leftovers.clean(folders, scripts, request, dry_run=dry_run, deadline=deadline)
         # Measuring many jobs may take all the remaining time.
-        items = [removal.jobs_item(), unused_copies.clean(removal), *others]
+        items = [removal.jobs_item(), *unused_copies.clean(removal), *others]
     request.answer({**removal.as_answer(), "items": items})
 
 
@@ -56,12 +59,21 @@ def remove_some(jobs: int, folders: Folders, ids: List[Any], seconds: float, cop
     """
     removal = Removal(folders, dry_run=False, deadline=time.monotonic() + seconds, jobs=jobs)
     try:
+        _bring_home(folders)
         removal.remove_jobs([name for name in ids if is_job_id(name)], sized=False)
         if removal.removed:
             unused_copies.clean(removal, copies, sized=False)
     except OSError as error:
         removal.kept.append({"id": "", "why": str(error.strerror)})
     return removal.as_answer()
+
+
+def _bring_home(folders: Folders) -> None:
+    """Bring output from copies into the project while the jobs that wrote it are known."""
+    if os.path.isdir(folders.copies):
+        from remote_tool.agent.frozen import home  # noqa: PLC0415 - few projects have copies
+
+        home.bring_pending(folders)
 
 
 def _lock_cleaning(scripts: int) -> None:
