@@ -83,13 +83,13 @@ def _bring_home(removal: Removal, going: List[str]) -> str:
 
 def _list_beside(removal: Removal) -> List[Dict[str, Any]]:
     """Return a row for what jobs wrote under names that were taken in the project."""
-    from remote_tool.agent.frozen import copies, home  # noqa: PLC0415 - few projects have copies
+    from remote_tool.agent.frozen import copies, way  # noqa: PLC0415 - few projects have copies
 
-    found = [name for copy in copies.copies_in(removal.folders) for name in home.kept_beside(copy)]
+    found = [name for copy in copies.copies_in(removal.folders) for name in way.kept_beside(copy)]
     if not found:
         return []
     size = sum(os.lstat(f"{removal.folders.project}/{name}").st_size for name in found)
-    return [{**item(BESIDE, len(found), size, 0, 0), "why": home.listed(found)[:_LONGEST_WHY]}]
+    return [{**item(BESIDE, len(found), size, 0, 0), "why": way.listed(found)[:_LONGEST_WHY]}]
 
 
 def _lock(folder: int) -> bool:
