@@ -87,6 +87,10 @@ class LocalPaths:
     def job(self, job_id: str) -> Path:
         return self.jobs / job_id
 
+    def changes(self, job_id: str) -> Path:
+        """The changes that were not committed when a job with frozen code was started."""
+        return self.job(job_id) / "changes.patch"
+
     def artifacts(self, job_id: str) -> Path:
         """The folder of the artifacts of a job."""
         # The user's own folder may be a link; below it none is followed.
@@ -103,6 +107,11 @@ class LocalPaths:
         return tuple(
             str(path.relative_to(root)) for path, root in (as_written, behind_links) if path.is_relative_to(root)
         )
+
+    @property
+    def workspace_id(self) -> Path:
+        """The random id by which servers know this workspace; with the logs, as it is not for a repository."""
+        return self.logs / "workspace"
 
     def begun_sync(self, server: str) -> Path:
         """Files that an interrupted sync to a server may have sent."""
@@ -180,6 +189,11 @@ class RemotePaths:
     def sync_owner(self) -> str:
         """Who is sending, and since when: ``<seconds since the epoch> <user>@<host>``."""
         return f"{self.scripts}/sync-owner"
+
+    @property
+    def workspaces(self) -> str:
+        """Which workspaces have sent the project here."""
+        return f"{self.scripts}/workspaces"
 
     @property
     def sent_files(self) -> str:

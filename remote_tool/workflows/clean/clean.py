@@ -15,11 +15,13 @@ from remote_tool.transport.sync import interrupted_sync
 from remote_tool.workflows.agent_client import NotPreparedError, call_until_answered
 from remote_tool.workflows.clean.local import clean_here, is_followed
 from remote_tool.workflows.clean.request import CleanAnswer, CleanRequest, Item, read_items
+from remote_tool.workflows.clean.work_done import note_done
 from remote_tool.workflows.fan_out_records import find_record
 from remote_tool.workflows.home_groups import Groups
 from remote_tool.workflows.jobs.listing import ask_about_jobs, refresh
 from remote_tool.workflows.selection import JobSelection, choose_jobs, choose_servers
 from remote_tool.workflows.sweep_records import find_sweep
+from remote_tool.workflows.sync.adoption import find_folders_of_others
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -43,6 +45,8 @@ async def survey(context: Context, request: CleanRequest) -> CleanAnswer:
     named = choose_jobs(context.registry.load()[0], JobSelection(jobs=request.jobs)) if request.jobs else []
     servers = _servers(context, request, named)
     errors = await refresh(context, servers) if servers else {}
+    if not request.jobs:
+        errors = {**errors, **(await find_folders_of_others(context.pool, context.config, servers))}
     jobs = context.registry.load()[0]
     forgotten: dict[str, str] = {}
     kept: dict[str, str] = {}
@@ -58,7 +62,9 @@ async def survey(context: Context, request: CleanRequest) -> CleanAnswer:
 
 async def carry_out(context: Context, found: CleanAnswer) -> CleanAnswer:
     """Remove what a survey found; servers check again whether a job uses it."""
-    return await _answer(context, found, dry_run=False)
+    stay = note_done(context, [job for own in found.spent.values() for job in own])
+    spent = {server: [job for job in own if job.id not in stay] for server, own in found.spent.items()}
+    return await _answer(context, replace(found, spent=spent, kept={**found.kept, **stay}), dry_run=False)
 
 
 def _servers(context: Context, request: CleanRequest, named: Sequence[Job]) -> tuple[str, ...]:
@@ -76,7 +82,6 @@ def choose_spent(
     """Return the jobs to remove from servers that answer or are no longer configured, and why others are kept."""
     here_only = {job.server for job in jobs} - context.config.servers.keys() if not request.servers else set()
     busy = {job.launch_id for job in jobs if job.launch_id and not job.is_over} | _resumable(context, jobs)
-    before = time.time() - (request.older or 0.0)
     spent: dict[str, list[Job]] = {}
     kept: dict[str, str] = {}
     for server, own in _by_server(jobs).items():
@@ -88,13 +93,20 @@ def choose_spent(
             continue
         newest_first = sorted((job for job in own if job.is_over), key=lambda job: (-job.created_at, -job.key))
         for job in newest_first[request.keep or 0 :]:
-            if (job.ended_at or job.created_at) > before or job.launch_id in busy:
+            # The server knows how long ago a job ended; without it, this is known from when its end was seen here.
+            is_judged_here = job.cleaned or server in here_only
+            if job.launch_id in busy or (is_judged_here and _seen_for(job) < (request.older or 0.0)):
                 continue
             if _waits_for_artifacts(job):
                 kept[job.id] = KEEPS_ARTIFACTS
                 continue
             spent.setdefault(server, []).append(job)
     return spent, kept
+
+
+def _seen_for(job: Job) -> float:
+    """Return for how many seconds a job's end has been known here, by this computer's clock alone."""
+    return time.time() - (job.seen_at or job.created_at)
 
 
 def _resumable(context: Context, jobs: Sequence[Job]) -> set[str]:
@@ -107,27 +119,31 @@ def _resumable(context: Context, jobs: Sequence[Job]) -> set[str]:
                 launches[folder, job.launch_id].append(job)
     found = set()
     for (folder, launch_id), own in launches.items():
-        is_young = time.time() - max(job.ended_at or job.created_at for job in own) < RESUMED_SECONDS
+        is_young = min(map(_seen_for, own)) < RESUMED_SECONDS
         size_of = _shards if folder == local.fan_outs else _combinations
         if is_followed(folder / f"{launch_id}.json") or (is_young and not _is_done(size_of, folder, launch_id, own)):
             found.add(launch_id)
     return found
 
 
-def _is_done(size_of: Callable[[Path, str], int], folder: Path, launch_id: str, jobs: Sequence[Job]) -> bool:
+def _is_done(
+    size_of: Callable[[Path, str], tuple[int, frozenset[int]]], folder: Path, launch_id: str, jobs: Sequence[Job]
+) -> bool:
     try:
-        size = size_of(folder, launch_id)
+        size, recorded = size_of(folder, launch_id)
     except RemoteToolError:
         return True
-    return len({job.node_rank for job in jobs if job.state is JobState.SUCCEEDED}) >= size
+    return len(recorded | {job.node_rank for job in jobs if job.state is JobState.SUCCEEDED}) >= size
 
 
-def _shards(folder: Path, launch_id: str) -> int:
-    return find_record(folder, launch_id).shards
+def _shards(folder: Path, launch_id: str) -> tuple[int, frozenset[int]]:
+    record = find_record(folder, launch_id)
+    return record.shards, record.done
 
 
-def _combinations(folder: Path, launch_id: str) -> int:
-    return len(find_sweep(folder, launch_id).request.made)
+def _combinations(folder: Path, launch_id: str) -> tuple[int, frozenset[int]]:
+    record = find_sweep(folder, launch_id)
+    return len(record.request.made), record.done
 
 
 def _waits_for_artifacts(job: Job) -> bool:
@@ -161,12 +177,12 @@ async def _ask_whether_gone(context: Context, job: Job) -> str:
         return f"{job.server} is not prepared"
     there = seen.jobs.get(job.id)
     if there is not None and not there.job.is_over:
-        raise UsageError(f"Job {job.key} is {there.job.state}", hint=f"remote-tool job-kill --job {job.key}")
+        raise UsageError(f"Job {job.key} is {there.job.state}", hint=f"remote-tool job-kill {job.key}")
     why = seen.unread.get(job.id, NO_SUCH_JOB)
     if there is None and why != NO_SUCH_JOB:
         raise UsageError(f"{job.server} cannot tell whether it has job {job.key}: {why}", hint="try again later")
     if seen.left[job.id]:
-        raise UsageError(f"Processes of job {job.key} are still running", hint=f"remote-tool job-kill --job {job.key}")
+        raise UsageError(f"Processes of job {job.key} are still running", hint=f"remote-tool job-kill {job.key}")
     return f"{job.server} does not have it"
 
 
@@ -191,7 +207,10 @@ async def _answer(context: Context, found: CleanAnswer, *, dry_run: bool) -> Cle
     here = clean_here(context, (*ready, *forgotten), request, left=left, dry_run=dry_run)
     items = [item for name in answering if name in leaders.values() and name in told for item in told[name].items]
     kept = {**found.kept, **{job_id: why for each in told.values() for job_id, why in each.kept.items()}}
-    return replace(found, items=(*items, *here), errors=errors, kept=kept)
+    young = {job_id for each in told.values() for job_id in each.young}
+    old = {server: [job for job in own if job.id not in young] for server, own in found.spent.items()}
+    spent = {server: own for server, own in old.items() if own}
+    return replace(found, items=(*items, *here), errors=errors, kept=kept, spent=spent)
 
 
 def _may_go_here(found: CleanAnswer, told: Mapping[str, _Answer], job: Job) -> bool:
@@ -206,6 +225,7 @@ class _Answer:
     items: list[Item] = field(default_factory=list)
     gone: set[str] = field(default_factory=set)
     kept: dict[str, str] = field(default_factory=dict)
+    young: set[str] = field(default_factory=set)
     is_away: bool = False
 
 
@@ -229,9 +249,10 @@ async def _clean_server(
         told.items = _sum(told.items, read_items(server, answer.get("items")), is_first=is_first)
         told.gone |= {name for key in ("removed", "gone") for name in _texts(answer.get(key))} & set(portion)
         told.kept |= _reasons(answer.get("kept"))
+        told.young |= set(_texts(answer.get("young"))) & set(portion)
         if request.all:
             told.gone = set(ids)
-        waiting = [name for name in waiting if name not in told.gone and name not in told.kept]
+        waiting = [name for name in waiting if name not in {*told.gone, *told.kept, *told.young}]
         if answer.get("more") is not True and len(waiting) == before and not is_first:
             raise JobError(f"{server}: did not say what happened to {len(waiting)} jobs", server=server)
         is_first = False
@@ -249,6 +270,7 @@ async def _ask(
     question = {
         "ids": list(ids),
         "dry_run": dry_run,
+        "older": request.older,
         "everything": request.all,
         "jobs_only": jobs_only or bool(request.jobs),
         "begun": sorted(folders)[:PORTION],

@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from remote_tool.jobs.job import Job
     from remote_tool.workflows.context import Context
 
-# Beside the record of a job.
-CHANGES = "changes.patch"
 LONGEST_PROBLEM = 2000
 SHOWN_PROBLEMS = 3
 # Per request: this many jobs start in time for its answer, and this many bytes fit into one.
@@ -95,7 +93,7 @@ def _record_changes(context: Context, specs: Sequence[JobSpec]) -> None:
     written: dict[bytes, Path] = {}
     for spec in specs:
         if spec.changes:
-            path = context.registry.folder / spec.id / CHANGES
+            path = context.config.local.changes(spec.id)
             with suppress(OSError):
                 if spec.changes in written:
                     os.link(written[spec.changes], path)
@@ -200,7 +198,13 @@ async def _ask_to_start(
     """Ask a server to start jobs, and query uncertain ones once by their ids."""
     asked_at = time.time()
     ids = [str(request["id"]) for request in requests]
-    request = {"jobs": requests, "again": again, "clean": list(spent), "min_free": least_free(context.config)}
+    request = {
+        "jobs": requests,
+        "again": again,
+        "clean": list(spent),
+        "older": context.config.keep_jobs.seconds if context.config.keep_jobs else None,
+        "min_free": least_free(context.config),
+    }
     try:
         answer = await call_until_answered(context.pool, context.config, server, "start", request)
     except JobError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import shutil
 import signal
 from contextlib import suppress
 from pathlib import Path
@@ -12,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.agent.conftest import wait_until
+from tests.agent.conftest import PretendServer, changed_copy, wait_until
 from tests.processes import parents
+from tests.small_disks import small_disk
 from tests.stand_in_gpus import gpu_line, process_line, put_nvidia_smi, set_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.agent.conftest import PretendServer
 
 WAITS = "until [ -e go ]; do sleep 0.05; done; echo $CUDA_VISIBLE_DEVICES"
 
@@ -179,6 +180,58 @@ def test_without_an_answer_of_nvidia_smi_a_job_waits_and_says_so(gpus: GpuServer
     assert gpus.server.stop(job)["state"] == "killed"
 
 
+@pytest.mark.row(264, 265)
+@pytest.mark.parametrize(
+    ("answers", "reason"),
+    [
+        ("echo 'Unable to determine the device handle'; exit 1", "nvidia-smi: Unable to determine the device handle"),
+        ("echo 'Insufficient Permissions'; exit 0", "nvidia-smi: Insufficient Permissions"),
+        ("exit 9", "nvidia-smi: it ended with exit code 9"),
+        ("kill -SEGV $$", "nvidia-smi: it ended with signal 11"),
+    ],
+)
+def test_if_nvidia_smi_cannot_list_processes_a_job_waits_and_says_so(
+    gpus: GpuServer, answers: str, reason: str
+) -> None:
+    gpus.put_gpus(gpu_line(0, load=0, used=1), otherwise=f'case "$1" in --query-compute-apps=*) {answers} ;; esac')
+    job, state = gpus.start("true", idle_after=1)
+    assert state == "queued"
+    wait_until(lambda: reason in gpus.server.status(job)["reason"], "the reason")
+    gpus.put_gpus(gpu_line(0, load=0, used=1))
+    assert gpus.server.wait(job)[job]["exit_code"] == 0
+
+
+@pytest.mark.row(264, 265)
+def test_a_gpu_that_tells_neither_load_nor_memory_is_not_taken(gpus: GpuServer) -> None:
+    gpus.put_gpus(gpu_line(0, load="[N/A]", used="[N/A]"))
+    job, state = gpus.start("true", idle_after=0)
+    assert state == "queued"
+    reason = "1st of 1 for 1 GPU; GPU 0 may be in use: nvidia-smi tells neither its load nor its memory"
+    wait_until(lambda: gpus.server.status(job)["reason"] == reason, "the reason")
+    assert gpus.server.call("free_gpus")["free"] == 0
+    gpus.set_gpus(gpu_line(0, load=0, used=1))
+    assert gpus.server.wait(job)[job]["exit_code"] == 0
+
+
+@pytest.mark.row(264, 265)
+@pytest.mark.parametrize("numbers", [{"load": "[N/A]", "used": 1}, {"load": 0, "used": "[N/A]"}])
+def test_a_gpu_that_tells_only_one_of_load_and_memory_must_be_idle_for_long_enough(
+    gpus: GpuServer, numbers: dict[str, Any]
+) -> None:
+    gpus.put_gpus(gpu_line(0, **numbers))
+    job, state = gpus.start(WAITS, idle_after=3600)
+    assert state == "queued"
+    reason = "GPU 0 must be idle for 3600 s: nvidia-smi does not tell its "
+    wait_until(lambda: reason in gpus.server.status(job)["reason"], "the reason")
+    gpus.server.stop(job)
+    # Whoever waits for the end of a lease knows who had it.
+    holder = gpus.hold(idle_after=0.2)
+    waiting, _ = gpus.start("true", idle_after=3600)
+    wait_until(lambda: "1 is leased by" in gpus.server.status(waiting)["reason"], "the wait for the lease")
+    (gpus.server.project / "go").touch()
+    assert gpus.server.wait(holder, waiting)[waiting]["exit_code"] == 0
+
+
 @pytest.mark.row(265)
 def test_a_job_that_waits_for_an_nvidia_smi_that_hangs_is_killed_at_once(gpus: GpuServer) -> None:
     gpus.put_gpus(otherwise="exec sleep 600")
@@ -193,6 +246,37 @@ def test_a_job_that_wants_more_gpus_than_the_server_has_fails_at_once(gpus: GpuS
     job, _ = gpus.start("true", 2)
     ended = gpus.server.wait(job)[job]
     assert ended["reason"] == "the command could not be started: it needs 2 GPUs, and this server has 1"
+
+
+@pytest.mark.row(259)
+def test_a_new_job_takes_no_gpu_whose_lease_was_removed(tmp_path: Path, installed: Path) -> None:
+    times = {"CHECK_SECONDS = 10.0": "CHECK_SECONDS = 1.0", "_RETURN_SECONDS = 20.0": "_RETURN_SECONDS = 5.0"}
+    changes = {"agent/leases/waiter.py": times, "agent/supervisor/events.py": {"_SECONDS = 10.0": "_SECONDS = 0.5"}}
+    server = PretendServer(tmp_path / "home", changed_copy(installed, tmp_path / "changed", changes))
+    gpus = GpuServer(server)
+    gpus.put_gpus(gpu_line(0, load=0, used=1))
+    first = gpus.hold()
+    shutil.rmtree(server.leases / f"remote-tool-{os.geteuid()}")
+    second, state = gpus.start("true")
+    assert state == "queued"
+    wait_until(lambda: "1 is leased by" in server.status(second)["reason"], "the lease")
+    (server.project / "go").touch()
+    assert server.wait(first, second)[second]["exit_code"] == 0
+    gpus.clean()
+    server.clean()
+
+
+@pytest.mark.parametrize("options", ["size=4k,nr_inodes=1", "ro"])
+def test_a_job_waits_and_says_so_while_the_disk_of_the_queue_is_full_or_read_only(
+    gpus: GpuServer, options: str
+) -> None:
+    with small_disk(gpus.server.leases, options):
+        job, state = gpus.start("true")
+        assert state == "queued"
+        errors = ("No space left on device (errno 28)", "Read-only file system (errno 30)")
+        reasons = [f"the queue in {gpus.server.leases} cannot be used now: {error}" for error in errors]
+        wait_until(lambda: gpus.server.status(job)["reason"] in reasons, "the reason")
+    assert gpus.server.wait(job)[job]["exit_code"] == 0
 
 
 def test_a_job_that_may_not_wait_fails_when_its_gpus_are_not_free(gpus: GpuServer) -> None:
