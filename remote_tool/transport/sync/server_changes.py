@@ -220,7 +220,7 @@ def _judge(entry: Entry, found: Mapping[bytes, Found], state: SyncState, here: M
         and stat.S_ISREG(there.mode)
         and (there.size, there.modified) == (before.size, before.modified)
     ):
-        return _Verdict.SEND  # as it was here at the last sync, though the list of what was sent does not say so
+        return _Verdict.SEND  # as it was here at the last sync, though the list of sent files does not say so
     if entry.is_folder:
         return _Verdict.REFUSE
     if before is not None:
