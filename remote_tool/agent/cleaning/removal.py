@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 
 from remote_tool.agent import states
 from remote_tool.agent.cleaning import leftovers, removed_jobs
 from remote_tool.agent.cleaning.removed_jobs import RemovedJob
 from remote_tool.protocol import job_folder, removing
-from remote_tool.protocol.records import RecordError, is_job_id
+from remote_tool.protocol.lean.suppress import suppress
+from remote_tool.protocol.records import SPEC, STARTED, RecordError, is_job_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,17 +31,28 @@ class Removal:
         removed: Jobs that were removed, or would be.
         gone: Jobs that did not exist.
         kept: Jobs that remain, and why.
+        young: Jobs that remain because they ended a shorter time ago than ``older`` seconds, if that is given.
         more: Whether time ran out.
     """
 
-    def __init__(self, folders: Folders, *, dry_run: bool, deadline: float, jobs: Optional[int] = None) -> None:
+    def __init__(
+        self,
+        folders: Folders,
+        *,
+        dry_run: bool,
+        deadline: float,
+        jobs: Optional[int] = None,
+        older: Optional[float] = None,
+    ) -> None:
         self.folders = folders
         self.dry_run = dry_run
         self.deadline = deadline
+        self.older = older
         self.jobs = job_folder.open_jobs_folder(folders.jobs) if jobs is None else jobs
         self.removed: List[str] = []
         self.gone: List[str] = []
         self.kept: List[Dict[str, str]] = []
+        self.young: List[str] = []
         self.more = False
         self._bytes = 0
 
@@ -92,6 +105,7 @@ class Removal:
             try:
                 job_status = states.judge(folder, job_id, host)
                 why = why_it_stays(folder, job_status)
+                is_young = self.older is not None and _age(folder, job_status, host) < self.older
             finally:
                 os.close(folder)
         except (RecordError, OSError) as error:
@@ -99,6 +113,9 @@ class Removal:
             return None
         if why:
             self.kept.append({"id": job_id, "why": why})
+            return None
+        if is_young:
+            self.young.append(job_id)
             return None
         ended = job_status.ended or {}
         moment = ended.get("ended_at") or host.now
@@ -116,7 +133,33 @@ class Removal:
         return leftovers.item(JOBS, count, size, len(self.removed), self._bytes)
 
     def as_answer(self) -> Dict[str, Any]:
-        return {"removed": self.removed, "gone": self.gone, "kept": self.kept, "more": self.more}
+        return {
+            "removed": self.removed,
+            "gone": self.gone,
+            "kept": self.kept,
+            "young": self.young,
+            "more": self.more,
+        }
+
+
+def _age(folder: int, job_status: JobStatus, host: HostSnapshot) -> float:
+    """Return how many seconds ago a job ended, by this machine's clock alone: that of a laptop may be wrong."""
+    moment = (job_status.ended or {}).get("ended_at") or _last_sign(folder)
+    age = host.now - moment
+    record = job_status.started or job_status.spec
+    if record["place"]["boot_id"] == host.place["boot_id"]:
+        # The clock may have been wrong then, and set since.
+        age = min(age, time.clock_gettime(time.CLOCK_BOOTTIME))
+    return float(age)
+
+
+def _last_sign(folder: int) -> float:
+    """Return when a job without a recorded end wrote something last."""
+    moments = []
+    for name in (SPEC, STARTED, job_folder.OUT, job_folder.ERR):
+        with suppress(OSError):
+            moments.append(os.stat(name, dir_fd=folder).st_mtime)
+    return max(moments, default=0.0)
 
 
 def _remove_all_but_records(jobs: int, name: str, deadline: float) -> None:
