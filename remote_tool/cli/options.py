@@ -210,6 +210,10 @@ StopIfIdle = Annotated[
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Also replace files that were changed on the server or never sent.")
 ]
+Adopt = Annotated[
+    bool,
+    typer.Option("--adopt", help="Share the folder on the server although only another workspace has sent it so far."),
+]
 Workdir = Annotated[
     str | None,
     typer.Option(

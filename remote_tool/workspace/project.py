@@ -41,12 +41,15 @@ class Hooks:
         ask_password: Asks the user for a password; returns None when nobody can answer.
         confirm: Shows the user new host keys and returns whether to trust them. Without it, no password is sent to a
             host whose key is new.
+        adopt: Asks the user whether to share a server's folder that another workspace has sent; without it, nothing is
+            sent there.
     """
 
     report: Report = ignore
     trace: Callable[[str, str, float], None] | None = None
     ask_password: Callable[[str], str | None] | None = None
     confirm: Callable[[str], bool] | None = None
+    adopt: Callable[[str], bool] | None = None
 
 
 class Project:
@@ -142,7 +145,12 @@ class Project:
 
         hooks = self.hooks
         return HostPool(
-            self.config, report=notice, trace=hooks.trace, ask_password=hooks.ask_password, confirm=hooks.confirm
+            self.config,
+            report=notice,
+            trace=hooks.trace,
+            ask_password=hooks.ask_password,
+            confirm=hooks.confirm,
+            adopt=hooks.adopt,
         )
 
 

@@ -115,7 +115,7 @@ def test_help_of_a_command_does_not_load_the_ssh_library(tmp_path: Path, module:
             ("prepare",),
             {"step_logs", "home_groups"}
             | {"prepare.server", "prepare.steps", "prepare.shared_home", "transfer_pace"}
-            | {"sync.sync", "sync.options", "sync.project", "sync.first_sync"},
+            | {"sync.sync", "sync.options", "sync.project", "sync.first_sync", "sync.adoption"},
         ),
     ],
 )
