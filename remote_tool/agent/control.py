@@ -27,6 +27,7 @@ _OPS = {
     "shell": "jobs.run",
     "attach": "terminal.attach",
     "facts": "facts",
+    "freeze": "frozen.freeze",
     "free_gpus": "leases.free",
     "top": "machine.top",
     "gpus": "leases.report",
