@@ -31,7 +31,7 @@ from remote_tool.protocol.records import RecordError, encode_record, is_job_id, 
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Mapping
+    from typing import Any, Mapping, Union
 
     from remote_tool.protocol.records import Record
 
@@ -187,6 +187,16 @@ def read_record(folder: int, name: str, job_id: str) -> Record | None:
     """
     text = read_bytes(folder, name)
     return None if text is None else parse_record(name, text, job_id)
+
+
+def is_full(folder: "Union[int, str]") -> bool:
+    """Return whether the disk of a folder has no space left for us."""
+    try:
+        room = os.statvfs(folder)
+    except OSError:
+        return False
+    # Some file systems allocate inodes on demand and report none.
+    return room.f_bavail == 0 or (room.f_files > 0 and room.f_favail == 0)
 
 
 def exists(folder: int, name: str) -> bool:

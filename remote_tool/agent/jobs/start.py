@@ -105,7 +105,7 @@ def start(request: Request) -> None:
 
         # A job that is still being started has no folder yet that would keep its copy.
         copies = -1 if any(each.get("state") == "starting" for each in answers) else call.copies
-        answer["cleaned"] = clean.remove_some(call.jobs, call.folders, spent, _CLEAN_SECONDS, copies)
+        answer["cleaned"] = clean.remove_some(call.jobs, request, _CLEAN_SECONDS, copies)
     reserved = _describe_reserved(job_requests)
     if reserved:
         answer["reserved"] = reserved

@@ -128,6 +128,7 @@ class Supervisor:
         self._bring_home()
         causes.note_taken_port(self._plan, self._outcome)
         self._note_cause()
+        causes.note_full_disk(self._plan, self._outcome)
         self._drain_terminal()
         ended = self._record_end()
         self._report_started()
