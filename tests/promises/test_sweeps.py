@@ -27,6 +27,23 @@ def begin(desk: Desk, kind: str, ran: Path) -> str:
     return str(launch_id)
 
 
+WORDS = "keeps them apart"
+
+
+def test_combinations_that_write_the_same_file_are_warned_of_once(desk: Desk) -> None:
+    sweep = ("helper-sweep", "--no-sync", "--per-server", "2", "--grid", "n=1..3", "--cmd")
+    said = desk.tries(*sweep, "echo {n} > out/best.txt", "--dry-run").stderr
+    assert said.splitlines() == [
+        "all 3 combinations write out/best.txt; a name such as out/best-{number}.txt keeps them apart"
+    ]
+    assert WORDS not in desk.tries(*sweep, "echo {n} > out/{number}.txt", "--dry-run").stderr
+    started = desk.tries(*sweep, "sh -c 'echo $0 > best.txt' {n}", "--artifact", "best.txt")
+    assert started.stderr.count(WORDS) == 1
+    until(lambda: all(job["state"] == "succeeded" for job in desk.jobs()), "all have ended")
+    resumed = desk.tries("helper-sweep", "--no-sync", "--resume", str(desk.job(1)["launch_id"]))
+    assert WORDS not in resumed.stderr
+
+
 @pytest.mark.parametrize("kind", ["sweep", "fan-out"])
 @pytest.mark.parametrize("removing", ["clean", "one job", "keep_jobs"])
 def test_what_is_done_is_not_done_again_after_its_jobs_were_removed(

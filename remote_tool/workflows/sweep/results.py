@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from remote_tool.errors import UsageError
+from remote_tool.jobs.artifacts import ArtifactFolder
 from remote_tool.jobs.job import JobState
 from remote_tool.jobs.logs import LogFolder
 from remote_tool.jobs.metrics import best_value, metric_pattern
-from remote_tool.launchers.sweep import TAG, sweep_name
+from remote_tool.launchers.sweep import MISSING, TAG, sweep_name
 from remote_tool.workflows.jobs.listing import list_jobs
 from remote_tool.workflows.selection import JobsAnswer, JobSelection
 from remote_tool.workflows.sweep.sweep import jobs_of
@@ -20,13 +22,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any
 
+    from remote_tool.config.model import Config
     from remote_tool.errors import RemoteToolError
     from remote_tool.jobs.job import Job
     from remote_tool.workflows.context import Context
 
 MODES = ("min", "max")
-# The state of a combination without a job.
-MISSING = "missing"
 # The columns beside parameters and values.
 NUMBER, STATE, SERVER, JOB, DURATION, BEST = "number", "state", "server", "job", "duration", "best"
 
@@ -76,6 +77,7 @@ class SweepResults:
         rows: One for each combination.
         errors: The error of each server that could not be asked.
         incomplete: The number of jobs whose output is not all here.
+        shared: Files that several combinations wrote on one server, as far as they were fetched: the last one is there.
     """
 
     launch_id: str
@@ -85,6 +87,7 @@ class SweepResults:
     rows: tuple[SweepRow, ...]
     errors: Mapping[str, RemoteToolError] = field(default_factory=dict)
     incomplete: int = 0
+    shared: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -133,8 +136,19 @@ async def results(
         mode=mode,
         rows=tuple(sort_rows(rows, sort or (BEST if metric else NUMBER), record, mode)),
         errors=answer.errors,
+        shared=_shared(context.config, chosen.values()),
         incomplete=sum(1 for job in chosen.values() if job.started_at is not None and not job.logs_complete),
     )
+
+
+def _shared(config: Config, jobs: Iterable[Job]) -> tuple[str, ...]:
+    counts = Counter(
+        (job.server, name)
+        for job in jobs
+        if job.artifacts
+        for name in ArtifactFolder.at(config.local.artifacts(job.id)).sizes()
+    )
+    return tuple(dict.fromkeys(name for (_, name), count in counts.items() if count > 1))
 
 
 async def _ask(context: Context, record: SweepRecord, *, logs: bool) -> JobsAnswer:
