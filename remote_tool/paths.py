@@ -84,6 +84,11 @@ class LocalPaths:
         """Which files were reported as not sent."""
         return self.logs / "held-back"
 
+    @property
+    def chosen_server(self) -> Path:
+        """Where job-run starts jobs without ``--server``, as answered on a terminal."""
+        return self.logs / "chosen-server"
+
     def job(self, job_id: str) -> Path:
         return self.jobs / job_id
 
@@ -107,6 +112,11 @@ class LocalPaths:
         return tuple(
             str(path.relative_to(root)) for path, root in (as_written, behind_links) if path.is_relative_to(root)
         )
+
+    @property
+    def workspace_id(self) -> Path:
+        """The random id by which servers know this workspace; with the logs, as it is not for a repository."""
+        return self.logs / "workspace"
 
     def begun_sync(self, server: str) -> Path:
         """Files that an interrupted sync to a server may have sent."""
@@ -184,6 +194,11 @@ class RemotePaths:
     def sync_owner(self) -> str:
         """Who is sending, and since when: ``<seconds since the epoch> <user>@<host>``."""
         return f"{self.scripts}/sync-owner"
+
+    @property
+    def workspaces(self) -> str:
+        """Which workspaces have sent the project here."""
+        return f"{self.scripts}/workspaces"
 
     @property
     def sent_files(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from remote_tool.agent.states import HostSnapshot, JobStatus
 
 JOBS = "jobs"
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 
 
 class Removal:
@@ -66,14 +68,32 @@ class Removal:
             if found is not None:
                 spent.append(found)
                 self._bytes += removing.size_of(self.jobs or 0, job_id, self.deadline) if sized else 0
+        if self.jobs is not None and not self.dry_run and spent:
+            spent = self._remember(self.jobs, spent)
         self.removed = [each.job_id for each in spent]
         if self.jobs is None or self.dry_run:
             return
-        if spent:
-            removed_jobs.remember(self.jobs, spent)
         for each in spent:
             removing.set_aside(self.jobs, each.job_id)
         self.more = not removing.remove_marked(self.jobs, self.deadline) or self.more
+
+    def _remember(self, jobs: int, spent: List[RemovedJob]) -> List[RemovedJob]:
+        """Record how jobs ended, on a full disk in the space that they free; return those that may be removed."""
+        try:
+            removed_jobs.remember(jobs, spent)
+        except OSError as error:
+            if error.errno not in _NO_SPACE:
+                raise
+            removing.remove_marked(jobs, self.deadline)
+            for each in spent:
+                _remove_all_but_records(jobs, each.job_id, self.deadline)
+            try:
+                removed_jobs.remember(jobs, spent)
+            except OSError as still:
+                self.kept += [{"id": each.job_id, "why": f"{still.strerror}, to record its end"} for each in spent]
+                self._bytes = 0
+                return []
+        return spent
 
     def _examine(self, job_id: str, host: HostSnapshot) -> Optional[RemovedJob]:
         """Return how a job ended, if it may be removed."""
@@ -140,6 +160,20 @@ def _last_sign(folder: int) -> float:
         with suppress(OSError):
             moments.append(os.stat(name, dir_fd=folder).st_mtime)
     return max(moments, default=0.0)
+
+
+def _remove_all_but_records(jobs: int, name: str, deadline: float) -> None:
+    """Remove the output of a job that is about to go; its records still say how it ended."""
+    try:
+        folder = job_folder.open_folder(name, jobs)
+    except OSError:
+        return
+    try:
+        for each in removing.names_in(folder):
+            if not each.endswith(".json"):
+                removing.remove(folder, each, deadline)
+    finally:
+        os.close(folder)
 
 
 def why_it_stays(folder: int, job_status: JobStatus) -> str:

@@ -21,6 +21,7 @@ from remote_tool.workflows.home_groups import Groups
 from remote_tool.workflows.jobs.listing import ask_about_jobs, refresh
 from remote_tool.workflows.selection import JobSelection, choose_jobs, choose_servers
 from remote_tool.workflows.sweep_records import find_sweep
+from remote_tool.workflows.sync.adoption import find_folders_of_others
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,6 +45,8 @@ async def survey(context: Context, request: CleanRequest) -> CleanAnswer:
     named = choose_jobs(context.registry.load()[0], JobSelection(jobs=request.jobs)) if request.jobs else []
     servers = _servers(context, request, named)
     errors = await refresh(context, servers) if servers else {}
+    if not request.jobs:
+        errors = {**errors, **(await find_folders_of_others(context.pool, context.config, servers))}
     jobs = context.registry.load()[0]
     forgotten: dict[str, str] = {}
     kept: dict[str, str] = {}
@@ -144,7 +147,7 @@ def _combinations(folder: Path, launch_id: str) -> tuple[int, frozenset[int]]:
 
 
 def _waits_for_artifacts(job: Job) -> bool:
-    return bool(job.artifacts) and job.state is not JobState.LOST and not job.artifacts_complete
+    return bool(job.artifacts) and not job.artifacts_complete
 
 
 async def _examine(context: Context, jobs: Sequence[Job], errors: Mapping[str, RemoteToolError]) -> dict[str, str]:
