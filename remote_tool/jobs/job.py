@@ -109,6 +109,7 @@ class JobSettings:
         after: The ids of jobs on its server that must have ended before it begins.
         after_any: Whether it begins however those ended; otherwise, all must have succeeded.
         backfill: Whether it may begin before an earlier job that waits for more GPUs.
+        slots: How many jobs of its sweep may run at once on its server; None: as many as there are.
         name: As the user named it; empty without a name.
         terminal: The program on its terminal: its ``command``, or the user's ``shell``; empty without one.
         variables: Names of the variables that were given with its command; None when they are not known.
@@ -139,6 +140,7 @@ class JobSettings:
     after: tuple[str, ...] = ()
     after_any: bool = False
     backfill: bool = False
+    slots: int | None = None
     name: str = ""
     terminal: str = ""
     variables: tuple[str, ...] | None = None

@@ -89,6 +89,36 @@ def open_own() -> int:
     return folder
 
 
+def open_pool(pool: str) -> int:
+    """Open a folder below this user's, for leases of something that is not a GPU, and create it if needed.
+
+    Raises:
+        LeaseError: As for :func:`open_own`.
+    """
+    own = open_own()
+    try:
+        with suppress(FileExistsError):
+            os.mkdir(pool, 0o755, dir_fd=own)
+        return os.open(pool, _OPEN, dir_fd=own)
+    finally:
+        os.close(own)
+
+
+def remove_pool(pool: str) -> None:
+    """Remove the folder of a pool once nothing is in it."""
+    with suppress(OSError):
+        os.rmdir(f"{path_of(os.geteuid())}/{pool}")
+
+
+def list_pool(pool: str) -> "List[FolderOfUser]":
+    """Open the folder of a pool of this user for reading, if there is one."""
+    try:
+        folder = os.open(f"{path_of(os.geteuid())}/{pool}", _OPEN)
+    except FileNotFoundError:
+        return []
+    return [FolderOfUser(os.geteuid(), folder, *_names(folder))]
+
+
 def open_all(only: "Optional[int]" = None) -> "List[FolderOfUser]":
     """Open the folders of all users, or of one, whose name and owner agree."""
     found: List[FolderOfUser] = []

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 DEFAULT_IDLE_AFTER = 60.0
 # An event ends a wait at once; this is for files that must not get old, and for what nobody has thought of. Those
 # behind the first one are many, and each reads all tickets.
-_LONG_SECONDS, _BEHIND_SECONDS = 300.0, 6 * 3600.0
+LONG_SECONDS, _BEHIND_SECONDS = 300.0, 6 * 3600.0
 _LOOK_SECONDS = 10.0
 _SHORTEST_LOOK = 0.2
 # While processes of a job are left whose supervisor died.
-_LEFTOVER_SECONDS = 3.0
+LEFTOVER_SECONDS = 3.0
 _SOON = 0.02
 _RETRY_SECONDS = 1.0
 _FAILED_SECONDS = 5.0
@@ -81,7 +81,7 @@ class Waiter:
         self.seconds = 0.0
         self.why = ""
         self._request = request
-        self._folder = folders.open_own()
+        self._folder = self._open_folder()
         self._ticket: Optional[TakenTicket] = None
         self._claim: Optional[Claim] = None
         self._watched: "List[int]" = []
@@ -130,7 +130,7 @@ class Waiter:
         try:
             self._ticket = self._ticket or self._take_ticket()
             answer = self._question.take() if self._question.is_open else None
-            with Listing() as listing:
+            with self._look() as listing:
                 claim = self._step(listing, answer)
         except OSError as error:
             self.why = job_folder.explain("the queue cannot be read now", error)
@@ -149,6 +149,12 @@ class Waiter:
         if self._folder >= 0:
             os.close(self._folder)
             self._folder = -1
+
+    def _open_folder(self) -> int:
+        return folders.open_own()
+
+    def _look(self) -> Listing:
+        return Listing()
 
     def _take_ticket(self) -> TakenTicket:
         wanted = self._request
@@ -210,7 +216,7 @@ class Waiter:
         if self._gpus is not None and len(unleased) < self._request.gpus:
             # One that ended after it was listed ends no wait any more.
             are_watched = self._watch(listing, live)
-            self.seconds, self.why = _LONG_SECONDS if are_watched else 0.0, ""
+            self.seconds, self.why = LONG_SECONDS if are_watched else 0.0, ""
             return None
         if answer is None:
             self._ask_and_wait(listing)
@@ -233,7 +239,7 @@ class Waiter:
     def _look_seconds(self) -> float:
         if self._use.is_unsure:
             return LOAD_SECONDS
-        usual = _LEFTOVER_SECONDS if self._has_leftovers else _LOOK_SECONDS
+        usual = LEFTOVER_SECONDS if self._has_leftovers else _LOOK_SECONDS
         return max(_SHORTEST_LOOK, min(usual, self._request.idle_after / 6, self._use.seconds_left()))
 
     def _ask_and_wait(self, listing: Listing) -> None:
@@ -244,6 +250,9 @@ class Waiter:
         self.seconds = _LOOK_SECONDS if problem else self._question.seconds
         self.why = problem or self.why
 
+    def _remove_lease(self, job_id: str) -> None:
+        remove_lease(self._folder, job_id)
+
     def _find_suspects(self, listing: Listing) -> "Set[str]":
         """Return the GPUs of leases whose holders died; remove this user's that nothing uses any more."""
         dead = [lease for lease in listing.leases if not lease.is_alive]
@@ -251,7 +260,7 @@ class Waiter:
         snapshot = Snapshot() if own else None
         for lease in own:
             if snapshot is not None and not snapshot.members(lease.job_id, ""):
-                remove_lease(self._folder, lease.job_id)
+                self._remove_lease(lease.job_id)
                 # Whatever used them is gone: the next answer counts like the first.
                 self._use.forget(lease.gpus)
                 dead.remove(lease)
@@ -260,7 +269,7 @@ class Waiter:
 
     def _claim_gpus(self, gpus: "Tuple[str, ...]") -> "Optional[Claim]":
         self._claim = Claim(self._folder, self._request.job_id, self._request.name, gpus)
-        with Listing() as listing:
+        with self._look() as listing:
             return self._settle(listing)
 
     def _settle(self, listing: Listing) -> "Optional[Claim]":

@@ -1,0 +1,104 @@
+"""A job's way to one of the slots of its sweep: as many of its jobs run at once on this machine as there are slots.
+
+Slots are leased as GPUs are, in a folder for each sweep. Nobody else uses them, so nvidia-smi is not asked.
+"""
+
+from __future__ import annotations
+
+import os
+from itertools import count, islice
+
+from remote_tool.agent.leases import folders
+from remote_tool.agent.leases.listing import Listing
+from remote_tool.agent.leases.waiter import LEFTOVER_SECONDS, LONG_SECONDS, LeaseRequest, Waiter
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Iterable, List, Optional
+
+    from remote_tool.agent.leases.claim import Claim, TakenTicket
+    from remote_tool.agent.leases.foreign import GpuAnswer
+    from remote_tool.agent.leases.listing import Ticket
+
+    FindLeft = Callable[[Iterable[str]], List[str]]
+
+_FOLDER = "sweep-"
+_MOST_SHOWN = 3
+
+
+def pool_of(sweep: str) -> str:
+    """Return the name of the folder with the leases of a sweep."""
+    return f"{_FOLDER}{sweep}"
+
+
+class SlotWaiter(Waiter):
+    """A job that waits for a slot of its sweep."""
+
+    def __init__(self, request: LeaseRequest, sweep: str, slots: int, find_left: FindLeft) -> None:
+        """Enter the queue.
+
+        Args:
+            request: The job.
+            sweep: The id of the sweep.
+            slots: How many of its jobs may run at once.
+            find_left: Returns those of some jobs, whose supervisors died, that may still have processes.
+
+        Raises:
+            LeaseError: It can never get a slot here.
+            OSError: The files cannot be written.
+        """
+        self._pool = pool_of(sweep)
+        self._slots = slots
+        self._find_left = find_left
+        super().__init__(request)
+        # They are known without asking.
+        self._gpus = []
+
+    def _open_folder(self) -> int:
+        return folders.open_pool(self._pool)
+
+    def _take_ticket(self) -> TakenTicket:
+        while True:
+            try:
+                return super()._take_ticket()
+            except FileNotFoundError:
+                # Whoever left it last has removed it just now.
+                os.close(self._folder)
+                self._folder = self._open_folder()
+
+    def close(self) -> None:
+        """Leave the queue without a slot, or after it was given to somebody."""
+        super().close()
+        folders.remove_pool(self._pool)
+
+    def _look(self) -> Listing:
+        return Listing(pool=self._pool)
+
+    def _step(self, listing: Listing, answer: "Optional[GpuAnswer]") -> "Optional[Claim]":
+        claim = super()._step(listing, answer)
+        run = "1 runs" if self._slots == 1 else f"{self._slots} run"
+        self.why = self.why or f"waits for the end of another job of its sweep, of which {run} at once"
+        return claim
+
+    def _try(self, listing: Listing, answer: "Optional[GpuAnswer]", first: "Optional[Ticket]") -> "Optional[Claim]":
+        del answer, first
+        live = listing.live_leases()
+        dead = [lease.job_id for lease in listing.leases if not lease.is_alive]
+        left = self._find_left(dead) if dead else []
+        for job_id in set(dead).difference(left):
+            self._remove_lease(job_id)
+        taken = {slot for lease in listing.leases if lease.is_alive or lease.job_id in left for slot in lease.gpus}
+        free = next((slot for slot in islice(map(str, count()), self._slots) if slot not in taken), None)
+        self.why = self._describe(left)
+        if free is not None:
+            return self._claim_gpus((free,))
+        are_watched = self._watch(listing, live)
+        self.seconds = 0.0 if not are_watched else LEFTOVER_SECONDS if left else LONG_SECONDS
+        return None
+
+    @staticmethod
+    def _describe(left: "List[str]") -> str:
+        shown = [f"job {job_id}" for job_id in left[:_MOST_SHOWN]]
+        more = [f"{len(left) - _MOST_SHOWN} more"] if len(left) > _MOST_SHOWN else []
+        verb = "have" if len(left) > 1 else "has"
+        return f"{', '.join(shown + more)} of its sweep was lost and still {verb} processes" if left else ""
