@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import json
 import os
 import signal as signals
 import socket
@@ -297,6 +298,14 @@ def new_job_id() -> str:
     moment = datetime.fromtimestamp(time.time(), UTC).strftime("%Y%m%d-%H%M%S")
     # The module secrets loads OpenSSL, which takes 4 ms of every command.
     return f"{moment}-{os.urandom(16).hex()}"
+
+
+def job_id_of(moment: float | None, *facts: str) -> str:
+    """Return the id that every program gives to the job which follows from the same facts, so that it starts once."""
+    from hashlib import sha256  # noqa: PLC0415 - it loads OpenSSL, which few commands need
+
+    day = datetime.fromtimestamp(moment or 0.0, UTC).strftime("%Y%m%d-%H%M%S")
+    return f"{day}-{sha256(json.dumps(facts).encode()).hexdigest()[:32]}"
 
 
 def as_iso(moment: float | None) -> str | None:

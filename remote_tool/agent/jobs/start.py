@@ -98,13 +98,13 @@ def start(request: Request) -> None:
     except OSError as error:
         raise RequestError(job_folder.explain(str(error.filename or "The folder of the jobs"), error)) from error
     request.said_with_errors["begun"] = True
-    answers = _start_all(call, job_requests)
+    answers, are_starting = _start_all(call, job_requests)
     answer = {"jobs": answers, "folder_id": job_folder.make_folder_id(call.jobs), "now": time.time()}
     if spent:
         from remote_tool.agent.cleaning import clean  # noqa: PLC0415 - few starts have something to remove
 
         # A job that is still being started has no folder yet that would keep its copy.
-        copies = -1 if any(each.get("state") == "starting" for each in answers) else call.copies
+        copies = -1 if are_starting else call.copies
         answer["cleaned"] = clean.remove_some(call.jobs, call.folders, spent, _CLEAN_SECONDS, copies)
     reserved = _describe_reserved(job_requests)
     if reserved:
@@ -183,20 +183,24 @@ def _open_jobs(folders: Folders) -> int:
     return jobs
 
 
-def _start_all(call: Call, job_requests: List[JobRequest]) -> List[Dict[str, Any]]:
-    """Start as many jobs at once as the limit of open files allows; return their answers, up to a maximum length."""
+def _start_all(call: Call, job_requests: List[JobRequest]) -> Tuple[List[Dict[str, Any]], bool]:
+    """Start as many jobs at once as the limit of open files allows.
+
+    Return their answers, up to a maximum length, and whether any of all jobs is still being started.
+    """
     deadline = time.monotonic() + _START_SECONDS
     at_once = job_folder.allow_open_files(len(job_requests))
     answers: List[Dict[str, Any]] = []
-    size = 0
+    size, are_starting = 0, False
     for first in range(0, len(job_requests), at_once):
         pending = [_begin(call, job) for job in job_requests[first : first + at_once]]
         for job in pending:
             answer = _finish(call, job, deadline)
+            are_starting = are_starting or answer.get("state") == "starting"
             size += len(json.dumps(answer))
             if size <= _ANSWER_LIMIT:
                 answers.append(answer)
-    return answers
+    return answers, are_starting
 
 
 def _refuse_half_a_project(jobs: int, folders: Folders, job_requests: List[JobRequest]) -> None:

@@ -38,7 +38,7 @@ _GIVE_UP_SECONDS = 2.0
 # The start answers that the job waits, at the latest after this time.
 _TELL_SECONDS = 3.0
 # A request to stop comes with a signal; this is for one whose sender died in between.
-_STOP_SECONDS = 600.0
+_STOP_SECONDS = 60.0
 # Others may make and remove files as fast as they like; this process looks no faster.
 _QUICK_STEPS, _QUICK_SECONDS = 20, 0.5
 

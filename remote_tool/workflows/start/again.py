@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from remote_tool import workflows
 from remote_tool.errors import RemoteToolError, UsageError
-from remote_tool.jobs.job import JUPYTER_MARK, MASTER_TAG, Job, JobSettings
+from remote_tool.jobs.job import JUPYTER_MARK, MASTER_TAG, Job, JobSettings, job_id_of
 from remote_tool.launchers.fan_out import TAG, fan_out_name
 from remote_tool.launchers.launch_options import read_options
 from remote_tool.launchers.request import LaunchRequest
@@ -89,7 +89,17 @@ async def requests_to_requeue(context: Context, words: Sequence[str], changes: R
             )
         if job.id in back:
             raise UsageError(f"Job {job.key} has been put back already, as job {back[job.id]}", hint=hint)
-    return await requests_again(context, words, changes)
+    requests = await requests_again(context, words, changes)
+    return [_once(request, recorded) for request in requests]
+
+
+def _once(request: Request, recorded: Sequence[Job]) -> Request:
+    """Return a request with the id that any other program gives to the same job at the same time."""
+    if not isinstance(request, StartRequest):
+        return request
+    job = next(each for each in recorded if each.id == request.rerun_of)
+    earlier = sorted(each.id for each in recorded if each.rerun_of == job.id)
+    return replace(request, job_id=job_id_of(job.ended_at or job.created_at, "job-requeue", job.id, *earlier))
 
 
 async def requests_again(context: Context, words: Sequence[str], changes: RerunChanges) -> list[Request]:
