@@ -11,6 +11,7 @@ PYTEST_OPTIONS ?=
 TORCH := torch==2.13.0
 
 FRAMEWORKS := .cache/frameworks
+RSYNCS := .cache/rsyncs
 BENCH := .cache/bench
 WORKS ?=
 
@@ -19,17 +20,17 @@ WORKS ?=
 demo: system-demo $(VENV)/stamp-demo
 	$(BIN)/remote-tool demo
 
-test: system-test $(VENV)/stamp-test $(WHEELS)/stamp $(FRAMEWORKS)/stamp
+test: system-test $(VENV)/stamp-test $(WHEELS)/stamp $(FRAMEWORKS)/stamp $(RSYNCS)/stamp
 	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_OPTIONS)
 
 # The quick tests as an ordinary user: root makes one for it, and removes it after.
-test-user: system-test $(VENV)/stamp-test
+test-user: system-test $(VENV)/stamp-test $(RSYNCS)/stamp
 	$(BIN)/python tools/test_as_user.py -n $(WORKERS) -m 'not slow' $(PYTEST_OPTIONS)
 
 check: $(VENV)/stamp-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/shellcheck $$(find remote_tool -name '*.sh') tools/need
+	$(BIN)/shellcheck $$(find remote_tool -name '*.sh') tools/need tools/rsyncs
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.house
@@ -95,6 +96,11 @@ $(FRAMEWORKS)/stamp: pyproject.toml $(VENV)/stamp-test
 	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["frameworks"], sep="\n")' | \
 		while read -r each; do $(FRAMEWORKS)/bin/pip install -q --disable-pip-version-check "$$each" \
 			|| echo "not installed, so its tests are skipped: $$each"; done
+	@touch $@
+
+# Tests of syncs run with every rsync that the machine can have, here and on the server.
+$(RSYNCS)/stamp: tools/rsyncs
+	@tools/rsyncs $(RSYNCS)
 	@touch $@
 
 # The journey test installs the sample's packages on its servers from these files, without the network.

@@ -87,6 +87,10 @@ class LocalPaths:
     def job(self, job_id: str) -> Path:
         return self.jobs / job_id
 
+    def changes(self, job_id: str) -> Path:
+        """The changes that were not committed when a job with frozen code was started."""
+        return self.job(job_id) / "changes.patch"
+
     def artifacts(self, job_id: str) -> Path:
         """The folder of the artifacts of a job."""
         # The user's own folder may be a link; below it none is followed.

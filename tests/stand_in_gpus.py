@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 GPU = "{index}, GPU-{index}, NVIDIA H100 80GB HBM3, {load}, {used}, 81559, {temperature}, 312.50, 700.00"
 
 
-def gpu_line(index: int, *, load: int | str = 97, used: int = 40000, temperature: int = 61) -> str:
+def gpu_line(index: int, *, load: int | str = 97, used: int | str = 40000, temperature: int = 61) -> str:
     """Return what nvidia-smi says about a GPU."""
     return GPU.format(index=index, load=load, used=used, temperature=temperature)
 
@@ -33,7 +33,9 @@ def put_nvidia_smi(folder: Path, *gpus: str, processes: str = "", otherwise: str
     folder.mkdir(parents=True, exist_ok=True)
     set_gpus(folder, *gpus, processes=processes)
     program = folder / "nvidia-smi"
-    program.write_text(
+    # An earlier one may be running.
+    new = folder / "nvidia-smi.new"
+    new.write_text(
         f"""#!/bin/sh
 here=${{0%/*}}
 echo "$$ $*" >> "$here/asked"
@@ -45,5 +47,5 @@ case "$1" in
 esac
 """
     )
-    program.chmod(0o755)
-    return program
+    new.chmod(0o755)
+    return new.rename(program)

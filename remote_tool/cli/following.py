@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing, nullcontext
+from dataclasses import replace
 from textwrap import indent
 from typing import TYPE_CHECKING
 
@@ -43,7 +44,8 @@ def show_problems(answer: JobsAnswer) -> None:
 def follow(workspace: Workspace, selection: JobSelection, options: FollowOptions, *, pass_on: bool = False) -> None:
     """Print the output of jobs; with pass_on, exit with the jobs' own status."""
     status = workspace.config.status if options.wait else None
-    answer = show_until_end(lambda show: workspace.follow_jobs(selection, show, options), selection, status=status)
+    named = _with_keys(workspace, selection)
+    answer = show_until_end(lambda show: workspace.follow_jobs(selection, show, options), named, status=status)
     pulled = bring_artifacts(workspace, answer) if options.wait else 0
     leave_unless_ok((answer.exit_code if pass_on else answer.own_exit_code) or pulled)
 
@@ -56,8 +58,9 @@ def follow_started(workspace: Workspace, request: StartRequest | LaunchRequest, 
     if not isinstance(request, LaunchRequest) or request.launcher == "mpi":
         follow(workspace, selection, FollowOptions(started=not answer.errors), pass_on=True)
         return
+    named = _with_keys(workspace, selection)
     followed = show_until_end(
-        lambda show: workspace.follow_launch(request, answer.jobs, show), selection, status=workspace.config.status
+        lambda show: workspace.follow_launch(request, answer.jobs, show), named, status=workspace.config.status
     )
     pulled = bring_artifacts(workspace, followed)
     leave_unless_ok(followed.exit_code or pulled)
@@ -121,8 +124,8 @@ class Output:
 
     @property
     def selected(self) -> str:
-        """The options that select what was shown."""
-        return "".join(f" --job {key}" for key in sorted(self._keys))
+        """The words that select what was shown."""
+        return "".join(f" {key}" for key in sorted(self._keys))
 
     def show(self, chunk: Chunk) -> None:
         """Print a chunk: as it is when it has no label."""
@@ -180,5 +183,11 @@ def _how_it_failed(failure: RankFailure) -> str:
     return failure.message if is_known else f"{failure.message} ({code})"
 
 
+def _with_keys(workspace: Workspace, selection: JobSelection) -> JobSelection:
+    """Return a selection with keys in place of ids, as people type it."""
+    keys = {job.id: str(job.key) for job in workspace.known_jobs(selection.jobs)}
+    return replace(selection, jobs=tuple(keys.get(word, word) for word in selection.jobs))
+
+
 def _selected(selection: JobSelection) -> str:
-    return "".join(f" --job {word}" for word in selection.jobs) + "".join(f" --tag {tag}" for tag in selection.tags)
+    return "".join(f" {word}" for word in selection.jobs) + "".join(f" --tag {tag}" for tag in selection.tags)

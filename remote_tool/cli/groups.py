@@ -224,9 +224,7 @@ class Shown:
     def __post_init__(self) -> None:
         """Refuse two uses of stdout."""
         if self.json and self.follow:
-            raise UsageError(
-                "--json and --follow both write to stdout", hint="--json, then remote-tool job-tail --job KEY"
-            )
+            raise UsageError("--json and --follow both write to stdout", hint="--json, then remote-tool job-tail KEY")
 
 
 @dataclass(frozen=True, eq=False, repr=False)

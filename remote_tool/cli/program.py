@@ -86,6 +86,7 @@ GROUPS = {
     },
     "Jobs": {
         "job-list": ("commands.jobs", "List jobs.", "--stopped --tag sweep"),
+        "job-show": ("commands.show", "Show everything about one job.", "3"),
         "sweep-show": ("commands.helpers.sweep", "Show the results of a sweep.", "--metric loss --mode min"),
         "top": ("commands.top", "Watch servers, GPUs and jobs.", "--once"),
         "job-tail": ("commands.jobs", "Follow the output of jobs until they end.", "3 --lines 20"),

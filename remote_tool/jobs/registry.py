@@ -76,7 +76,7 @@ class Registry:
                     recorded.append(read_record(path))
                 except FileNotFoundError:
                     key += 1
-                    new.append(replace(job, key=key))
+                    new.append(self._with_keys(replace(job, key=key)))
                 except DamagedRecordError:
                     if not path.is_file():
                         raise
@@ -116,7 +116,7 @@ class Registry:
                 except (JobError, FileNotFoundError):
                     # Its record is damaged or was removed meanwhile; load reports it, the others are updated.
                     continue
-                new = change(known)
+                new = self._with_keys(change(known))
                 if new != known:
                     changed[job_id] = new
                 revised.append(new)
@@ -124,6 +124,14 @@ class Registry:
             for job in revised:
                 self._note_end(job)
         return revised
+
+    def _with_keys(self, job: Job) -> Job:
+        """Return a job whose reason names other jobs as people do; a server knows only their ids."""
+        ids = set(JOB_ID.findall(job.reason))
+        for other in self.find(ids).values() if ids else ():
+            name = f" ({other.name})" if other.name else ""
+            job = replace(job, reason=job.reason.replace(other.id, f"{other.key}{name}"))
+        return job
 
     def forget(self, ids: Iterable[str], seconds: float = LOCK_TIMEOUT) -> None:
         """Remove the records and logs of jobs; each disappears at once, but freeing its space takes time.

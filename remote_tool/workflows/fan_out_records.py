@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from remote_tool.launchers.fan_out import MOST_SHARDS, TAG, FanOutRequest
-from remote_tool.workflows.work_files import WorkFiles, count, number, optional_flag, seconds, text, texts
+from remote_tool.workflows.work_files import WorkFiles, count, done_of, number, optional_flag, seconds, text, texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -24,6 +24,7 @@ class FanOutRecord:
         request: The request, without the variables.
         variables: Names of the variables.
         listed: Processes per server from a host list.
+        done: Numbers of the shards that succeeded, as far as their jobs were removed since.
     """
 
     launch_id: str
@@ -31,6 +32,11 @@ class FanOutRecord:
     request: FanOutRequest
     variables: tuple[str, ...] = ()
     listed: Mapping[str, int | None] = field(default_factory=dict)
+    done: frozenset[int] = frozenset()
+
+
+def fan_out_files(folder: Path) -> WorkFiles:
+    return WorkFiles(folder, "fan-out", TAG)
 
 
 def write_record(folder: Path, record: FanOutRecord) -> None:
@@ -46,7 +52,7 @@ def write_record(folder: Path, record: FanOutRecord) -> None:
         **{name: getattr(record.request, name) for name in _OF_REQUEST},
         "devices": [str(device) for device in record.request.devices],
     }
-    _files(folder).write(record.launch_id, values)
+    fan_out_files(folder).write(record.launch_id, values)
 
 
 def followed(folder: Path, launch_id: str) -> AbstractContextManager[None]:
@@ -55,7 +61,7 @@ def followed(folder: Path, launch_id: str) -> AbstractContextManager[None]:
     Raises:
         JobError: Another program does.
     """
-    return _files(folder).locked(launch_id, "following")
+    return fan_out_files(folder).locked(launch_id, "following")
 
 
 def find_record(folder: Path, word: str) -> FanOutRecord:
@@ -65,11 +71,7 @@ def find_record(folder: Path, word: str) -> FanOutRecord:
         UsageError: None matches, or several do.
         JobError: Its record cannot be read.
     """
-    return _files(folder).find(word, _read)
-
-
-def _files(folder: Path) -> WorkFiles:
-    return WorkFiles(folder, "fan-out", TAG)
+    return fan_out_files(folder).find(word, _read)
 
 
 def _read(values: Mapping[str, Any], launch_id: str) -> FanOutRecord:
@@ -80,7 +82,12 @@ def _read(values: Mapping[str, Any], launch_id: str) -> FanOutRecord:
         raise ValueError(f"{shards} shards")
     listed = values["listed"]
     return FanOutRecord(
-        launch_id, shards, request, texts(values, "variables"), {name: number(listed, name) for name in listed}
+        launch_id,
+        shards,
+        request,
+        texts(values, "variables"),
+        {name: number(listed, name) for name in listed},
+        done_of(values),
     )
 
 

@@ -224,7 +224,7 @@ def _most_likely(jobs: Sequence[Job]) -> Job:
     if len(masters) == 1:
         return masters[0]
     if len(running) > 1:
-        raise UsageError(f"{len(running)} jobs are running: {listed(running)}", hint="remote-tool job-tail --job KEY")
+        raise UsageError(f"{len(running)} jobs are running: {listed(running)}", hint="remote-tool job-tail KEY")
     return running[0] if running else _newest([job for job in jobs if job.is_master] or jobs)
 
 

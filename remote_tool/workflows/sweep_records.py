@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any
 from remote_tool.config.sweep_values import MOST_COMBINATIONS, Random
 from remote_tool.errors import UsageError
 from remote_tool.launchers.sweep import TAG, SweepRequest
-from remote_tool.workflows.work_files import WorkFiles, count, flag, number, optional_flag, seconds, text, texts
+from remote_tool.workflows.work_files import (
+    WorkFiles,
+    count,
+    done_of,
+    flag,
+    number,
+    optional_flag,
+    seconds,
+    text,
+    texts,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -24,12 +34,14 @@ class SweepRecord:
         request: The request, with all its combinations in the order of their numbers, without the variables.
         variables: Names of the variables.
         listed: Processes per server from a host list.
+        done: Numbers of the combinations that succeeded, as far as their jobs were removed since.
     """
 
     launch_id: str
     request: SweepRequest
     variables: tuple[str, ...] = ()
     listed: Mapping[str, int | None] = field(default_factory=dict)
+    done: frozenset[int] = frozenset()
 
 
 def sweep_files(folder: Path) -> WorkFiles:
@@ -51,6 +63,7 @@ def write_sweep(folder: Path, record: SweepRecord) -> None:
         "random_seed": request.random.seed,
         "parameters": names,
         "combinations": [[each[name] for name in names] for each in request.made],
+        "done": sorted(record.done),
     }
     sweep_files(folder).write(record.launch_id, values)
 
@@ -86,7 +99,13 @@ def _read(values: Mapping[str, Any], launch_id: str) -> SweepRecord:
         **{name: read(values, name) for name, read in _OF_REQUEST.items()},
     )
     listed = values["listed"]
-    return SweepRecord(launch_id, request, texts(values, "variables"), {name: number(listed, name) for name in listed})
+    return SweepRecord(
+        launch_id,
+        request,
+        texts(values, "variables"),
+        {name: number(listed, name) for name in listed},
+        done_of(values),
+    )
 
 
 # The recorded fields of a request, and how each is read.

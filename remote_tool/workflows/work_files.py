@@ -16,7 +16,7 @@ from remote_tool.system.files import read_bounded, write_atomically
 from remote_tool.system.locks import lock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
 T = TypeVar("T")
@@ -68,13 +68,17 @@ class WorkFiles:
             lock(descriptor)
             yield
         except BlockingIOError:
-            name = launch_id[-NAME_LENGTH:]
+            name = self.name_of(launch_id)
             raise JobError(
                 f"Another remote-tool is {doing} {self.noun} {name}",
                 hint=f"remote-tool job-tail --tag {self.tag}{name}",
             ) from None
         finally:
             os.close(descriptor)
+
+    def name_of(self, launch_id: str) -> str:
+        """Return the short name of work, as people give it."""
+        return launch_id[-NAME_LENGTH:]
 
     def names(self) -> Sequence[str]:
         """Return the ids of all work, oldest first."""
@@ -94,11 +98,26 @@ class WorkFiles:
             raise UsageError(f"No {self.noun} {word!r} was started here" + (f"; the last are {known}" if known else ""))
         if len(found) > 1:
             raise UsageError(f"{word!r} matches {len(found)} {self.noun}s: {', '.join(found[:5])}")
-        path = self.folder / f"{found[0]}.json"
+        return self._read(found[0], read)
+
+    def note_done(self, launch_id: str, numbers: Collection[int]) -> None:
+        """Record that parts of work are done, so that this is known without the records of their jobs.
+
+        Raises:
+            JobError: Its record cannot be read or written, or another program is handing the work out.
+        """
+        with self.locked(launch_id, "changing"):
+            values = self._read(launch_id, lambda read, _: dict(read))
+            done = done_of(values)
+            if not done.issuperset(numbers):
+                self.write(launch_id, {**values, "done": sorted(done | set(numbers))})
+
+    def _read(self, launch_id: str, read: Callable[[Mapping[str, Any], str], T]) -> T:
+        path = self.folder / f"{launch_id}.json"
         try:
             values = strict_json.parse(read_bounded(path, LARGEST)[0])
-            self._check(values, found[0])
-            return read(values, found[0])
+            self._check(values, launch_id)
+            return read(values, launch_id)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise JobError(f"{path}: not the record of a {self.noun} ({error})", hint=f"rm {path}") from error
 
@@ -107,6 +126,14 @@ class WorkFiles:
             raise ValueError(f"written by a newer version of remote-tool: schema {values['schema']!r}")
         if values["launch_id"] != launch_id:
             raise ValueError(f"of another {self.noun}")
+
+
+def done_of(values: Mapping[str, Any]) -> frozenset[int]:
+    """Return the numbers of the parts that are recorded as done; earlier versions recorded none."""
+    found = values.get("done", [])
+    if not isinstance(found, list) or not all(type(each) is int for each in found):
+        raise TypeError("done is not a list of numbers")
+    return frozenset(found)
 
 
 def text(values: Mapping[str, Any], name: str) -> str:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from remote_tool.workflows.jobs.compare import JobDiff
     from remote_tool.workflows.jobs.follow import Chunk, FollowAnswer, FollowOptions, OnChunk
     from remote_tool.workflows.jobs.orphans import OrphansAnswer
+    from remote_tool.workflows.jobs.show import JobDetails
     from remote_tool.workflows.jobs.stacks import StacksAnswer
     from remote_tool.workflows.jobs.tensorboard import TensorboardRequest
     from remote_tool.workflows.terminal.attach import Attached
@@ -36,6 +37,14 @@ class JobMethods(Project):
         """Return jobs as their servers see them; with ``logs``, also fetch their logs."""
         selection = selection or JobSelection()
         return self._work(lambda context: workflows.jobs.listing.list_jobs(context, selection, logs=logs))
+
+    def show_job(self, job: str) -> JobDetails:
+        """Return everything about one job, by key or id; what its server does not say is listed as unknown.
+
+        Raises:
+            UsageError: There is no such job.
+        """
+        return self._work(lambda context: workflows.jobs.show.show_job(context, job))
 
     def known_jobs(self, ids: Sequence[str]) -> list[Job]:
         """Return the locally recorded jobs among these ids."""

@@ -93,7 +93,7 @@ def test_ctrl_c_at_a_tail_leaves_the_job_alone_and_says_how_to_come_back(project
     assert process.stdout.readline() == b"up\n"
     process.send_signal(signal.SIGINT)
     out, err = leaves_within(process, 1)
-    again = f"still running; to follow again: remote-tool job-tail --job {job.key}"
+    again = f"still running; to follow again: remote-tool job-tail {job.key}"
     assert (process.returncode, out, err.decode().strip()) == (130, b"", again)
     assert len(processes_of(job.id)) >= 1
     kill(project, job)

@@ -24,7 +24,7 @@ INTERFACE = [
     *("gpus", "ssh-config", "connections", "disconnect"),
     *("run", "shell", "forward", "jupyter", "job-run"),
     *("helper-torch-launch", "helper-launch", "helper-mpi-launch", "helper-fan-out", "helper-sweep"),
-    *("job-list", "sweep-show", "top", "job-tail", "job-stacks", "job-attach", "job-kill", "job-wait"),
+    *("job-list", "job-show", "sweep-show", "top", "job-tail", "job-stacks", "job-attach", "job-kill", "job-wait"),
     *("job-rerun", "job-requeue", "job-diff", "job-note", "job-rsync"),
     *("job-pull", "tensorboard", "clean", "demo"),
 ]
@@ -50,6 +50,7 @@ WITH_JSON = [
     "job-requeue",
     "job-rerun",
     "job-run",
+    "job-show",
     "job-stacks",
     "job-wait",
     "keys",

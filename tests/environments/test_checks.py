@@ -74,7 +74,7 @@ def test_a_fit_server_has_nothing_to_mend(tmp_path: Path) -> None:
     ("name", "facts", "status", "value", "hint"),
     [
         ("rsync", {"rsync": ""}, "fail", "not installed", "sudo apt-get install rsync"),
-        ("rsync", {"rsync_version": "openrsync: protocol version 29"}, "ok", "openrsync", ""),
+        ("rsync", {"rsync_version": "openrsync: protocol version 29"}, "ok", "openrsync, none here", ""),
         ("environment", {"activation": None, "pythons": (Interpreter("/usr/bin/python3.11", "3.11.2", True),)},
             "fail", "not prepared", "remote-tool prepare --server gpu1"),
         ("environment", {"activation": None}, "fail", "has no Python", "sudo apt-get install python3"),

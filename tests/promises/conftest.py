@@ -81,9 +81,8 @@ class Desk:
 
     def jobs(self, *words: str) -> list[dict[str, Any]]:
         """Return the jobs of job-list, by default all, with their states as the servers know them."""
-        listed: list[dict[str, Any]] = json.loads(self.does("job-list", "--json", *words))["jobs"]
-        if not words:  # without more, the list has only jobs that have not ended
-            listed += json.loads(self.does("job-list", "--json", "--stopped"))["jobs"]
+        # Without more, the list has only jobs that have not ended; with --stopped it has all.
+        listed: list[dict[str, Any]] = json.loads(self.does("job-list", "--json", *(words or ["--stopped"])))["jobs"]
         return listed
 
     def job(self, key: int | str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from remote_tool.protocol.lean.namedtuple import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Iterable, List, Optional, Sequence
+    from typing import Any, Dict, Iterable, List, Optional, Sequence, Set
 
     from remote_tool.agent.machine.gpu_use import GpuProcess
 
@@ -101,11 +101,12 @@ class GpuQuestion:
         is_silent = self.seconds <= 0
         if not is_silent and not all(program.has_ended for program in self._programs):
             return None
-        said = self._lines
+        programs, said = self._programs, self._lines
         self.close()
         if is_silent:
             return GpuAnswer([], [], "nvidia-smi does not answer")
-        return _parse(*said)
+        gpus, processes = said
+        return _parse(gpus, processes, next((program.failure for program in programs if program.failure), ""))
 
     def close(self) -> None:
         """End what was started."""
@@ -123,12 +124,16 @@ def _has_ended(pid: int) -> bool:
         return True
 
 
-def _parse(gpus: "List[str]", processes: "List[str]") -> GpuAnswer:
-    found = [parse_gpu(line) for line in gpus]
-    if not found or None in found:
-        return GpuAnswer([], [], f"nvidia-smi: {gpus[0] if gpus else 'no answer'}")
-    known = sorted((gpu for gpu in found if gpu is not None), key=_index)
-    return GpuAnswer(known, [each for each in map(parse_process, processes) if each is not None])
+def _parse(gpus: "List[str]", processes: "List[str]", failure: str) -> GpuAnswer:
+    known = {line: parse_gpu(line) for line in gpus}
+    users = {line: parse_process(line) for line in processes}
+    # A program that failed has not said that there are none.
+    strange = [line for found in (known, users) for line, each in found.items() if each is None]
+    problem = strange[0] if strange else failure or ("" if known else "no answer")
+    if problem:
+        return GpuAnswer([], [], f"nvidia-smi: {problem}")
+    of_gpus = sorted((gpu for gpu in known.values() if gpu is not None), key=_index)
+    return GpuAnswer(of_gpus, [each for each in users.values() if each is not None])
 
 
 def is_one_of(gpu: "Dict[str, Any]", devices: "Sequence[str]") -> bool:
@@ -138,8 +143,9 @@ def is_one_of(gpu: "Dict[str, Any]", devices: "Sequence[str]") -> bool:
 
 
 def is_idle(gpu: "Dict[str, Any]") -> bool:
-    """Return whether a GPU without visible processes is not used by others."""
-    return (gpu["load"] or 0) <= _IDLE_LOAD and (gpu["used"] or 0) <= _IDLE_MEMORY
+    """Return whether a GPU without visible processes is not used by others, as far as it tells anything."""
+    is_known = gpu["load"] is not None or gpu["used"] is not None
+    return is_known and (gpu["load"] or 0) <= _IDLE_LOAD and (gpu["used"] or 0) <= _IDLE_MEMORY
 
 
 class ForeignUse:
@@ -156,10 +162,13 @@ class ForeignUse:
         self._idle_since: "Dict[str, Optional[float]]" = {}
         self._loaded_since: "Dict[str, float]" = {}
         self._why: "Dict[str, str]" = {}
+        # Those that were leased a moment ago: no answer is needed to know who had them.
+        self._were_leased: "Set[str]" = set()
 
     def forget(self, uuids: "Iterable[str]") -> None:
         """Forget GPUs that are leased: whoever uses them may."""
         for uuid in uuids:
+            self._were_leased.add(uuid)
             self._idle_since.pop(uuid, None)
             self._loaded_since.pop(uuid, None)
             self._why.pop(uuid, None)
@@ -182,7 +191,10 @@ class ForeignUse:
             self._why[uuid] = self._find_use(gpu, answer, now)
             if self._why[uuid]:
                 self._idle_since[uuid] = None
-            elif uuid not in self._loaded_since and (uuid in self._idle_since or uuid in doubtful):
+                self._were_leased.discard(uuid)
+            elif uuid in self._loaded_since:
+                continue
+            elif uuid in self._idle_since or uuid in doubtful or (_unsaid(gpu) and uuid not in self._were_leased):
                 since = self._idle_since.get(uuid)
                 self._idle_since[uuid] = now if since is None else since
 
@@ -210,7 +222,10 @@ class ForeignUse:
         for gpu in gpus:
             uuid = gpu["uuid"]
             if self._why.get(uuid):
-                notes.append(f"GPU {gpu['index']} is used by {self._why[uuid]}")
+                notes.append(f"GPU {gpu['index']} {self._why[uuid]}")
+            elif not self.is_free(uuid) and _unsaid(gpu):
+                why = f"nvidia-smi does not tell its {_unsaid(gpu)}"
+                notes.append(f"GPU {gpu['index']} must be idle for {self._idle_after:g} s: {why}")
             elif not self.is_free(uuid):
                 notes.append(f"GPU {gpu['index']} was in use, and must be idle for {self._idle_after:g} s")
         return "; ".join(notes)
@@ -227,12 +242,19 @@ class ForeignUse:
             self._loaded_since.pop(uuid, None)
         if users:
             shown = [f"{each.user or 'a process outside'} (pid {each.pid})" for each in users[:_SHOWN_PROCESSES]]
-            return ", ".join([*shown, *(["others"] if len(users) > _SHOWN_PROCESSES else [])])
+            return "is used by " + ", ".join([*shown, *(["others"] if len(users) > _SHOWN_PROCESSES else [])])
         if used > _IDLE_MEMORY:
-            return f"a process that is not visible here ({used:,.0f} MiB)"
+            return f"is used by a process that is not visible here ({used:,.0f} MiB)"
         if load > _IDLE_LOAD and now - self._loaded_since.setdefault(uuid, now) >= LOAD_SECONDS:
-            return f"a process that is not visible here ({load:.0f} % load)"
+            return f"is used by a process that is not visible here ({load:.0f} % load)"
+        if gpu["load"] is None and gpu["used"] is None:
+            return "may be in use: nvidia-smi tells neither its load nor its memory"
         return ""
+
+
+def _unsaid(gpu: "Dict[str, Any]") -> str:
+    """Return which of the two numbers that show a use a GPU does not tell; the other one has to show more."""
+    return "load" if gpu["load"] is None else "memory" if gpu["used"] is None else ""
 
 
 def _index(gpu: "Dict[str, Any]") -> int:

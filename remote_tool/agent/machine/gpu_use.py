@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 from remote_tool.agent.machine.gpus import count_gpus, count_nvidia
 from remote_tool.agent.proc import processes
@@ -23,6 +24,8 @@ _PROCESS_FIELDS = 3
 SILENCE = 15.0
 # Starting nvidia-smi takes up to half a second of a core.
 _PROCESSES_SECONDS = 30.0
+# From the end of its output to its own.
+_END_SECONDS, _SOON = 1.0, 0.005
 _MOST_LINES = 1024
 _LONGEST_TEXT = 200
 
@@ -34,10 +37,12 @@ class Program:
         pid: Its process.
         output: A descriptor, to wait for.
         has_ended: Whether its output has.
+        failure: After :meth:`end`, how it failed, as far as that is known; empty if it did not.
     """
 
     def __init__(self, *options: str) -> None:
         self._rest = b""
+        self.failure = ""
         self.output, write = os.pipe()
         try:
             actions = [
@@ -76,10 +81,24 @@ class Program:
     def end(self) -> None:
         """End it; one that hangs in the kernel is left to the system."""
         os.close(self.output)
-        if self._process is not None:
+        if self._process is None:
+            return
+        # Who has closed its output is about to end by itself.
+        deadline = time.monotonic() + (_END_SECONDS if self.has_ended else 0.0)
+        with suppress(OSError):
+            while not self._reap(os.WNOHANG) and time.monotonic() < deadline:
+                time.sleep(_SOON)
             processes.send_signal(self._process, signal.SIGKILL)
-            with suppress(OSError):
-                os.waitpid(self._process.pid, 0 if self.has_ended else os.WNOHANG)
+            self._reap(0 if self.has_ended else os.WNOHANG)
+
+    def _reap(self, options: int) -> bool:
+        """Take its exit status; OSError once that was taken."""
+        pid, status = os.waitpid(self.pid, options)
+        if os.WIFSIGNALED(status):
+            self.failure = f"it ended with signal {os.WTERMSIG(status)}"
+        elif status:
+            self.failure = f"it ended with exit code {os.WEXITSTATUS(status)}"
+        return pid != 0
 
 
 class GpuProcess(NamedTuple):

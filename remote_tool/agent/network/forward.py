@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import socket
+import stat
 from functools import partial
 
 from remote_tool.agent.network.listeners import find_listeners
@@ -18,7 +19,7 @@ from remote_tool.protocol.tunnel import CHUNK, StreamResetError, Tunnel, connect
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, List, Optional, Set
+    from typing import Any, Dict, List, Optional, Set, Tuple
 
     from remote_tool.protocol.tunnel import Connection
 
@@ -80,7 +81,7 @@ class _Session:
     def __init__(self, tunnel: Tunnel) -> None:
         self._tunnel = tunnel
         self._listeners: List[asyncio.AbstractServer] = []
-        self._paths: List[str] = []
+        self._sockets: "Dict[str, Tuple[int, int]]" = {}
         self._tasks: Set[asyncio.Future[None]] = set()
 
     def start(self, work: Any) -> None:  # noqa: ANN401 - a coroutine
@@ -95,15 +96,16 @@ class _Session:
             if "path" in place:
                 path = _path_of(place)
                 self._listeners.append(await _listen_at_path(path, accept))
-                self._paths.append(path)
+                self._sockets[path] = _identity(path)
             else:
                 self._listeners += await _listen_at_port(place["hosts"], int(place["port"]), accept)
 
     async def close(self) -> None:
         # The path first: once nothing listens there, another forward may take it.
-        for path in self._paths:
+        for path, ours in self._sockets.items():
             with suppress(OSError):
-                os.unlink(path)
+                if _identity(path) == ours:
+                    os.unlink(path)
         for listener in self._listeners:
             listener.close()
         await self._tunnel.close()
@@ -173,7 +175,7 @@ async def _listen_at_path(path: str, accept: Any) -> asyncio.AbstractServer:  # 
         with _ShortPath(path) as short:
             sock = socket.socket(socket.AF_UNIX)
             try:
-                _bind(sock, short)
+                _bind(sock, short, path)
                 return await asyncio.start_unix_server(accept, sock=sock, limit=CHUNK)
             except BaseException:
                 sock.close()
@@ -184,14 +186,26 @@ async def _listen_at_path(path: str, accept: Any) -> asyncio.AbstractServer:  # 
         os.umask(before)
 
 
-def _bind(sock: socket.socket, path: str) -> None:
+def _bind(sock: socket.socket, short: str, path: str) -> None:
     try:
-        sock.bind(path)
+        sock.bind(short)
     except OSError as error:
-        if error.errno != errno.EADDRINUSE or not _is_left_over(path):
+        if error.errno != errno.EADDRINUSE:
             raise
-        os.unlink(path)
-        sock.bind(path)
+        _refuse_other_files(path)
+        if not _is_left_over(short):
+            raise
+        os.unlink(short)
+        sock.bind(short)
+
+
+def _refuse_other_files(path: str) -> None:
+    """Refuse a path where something other than a socket is: connecting to it fails as to a stale socket."""
+    mode = os.lstat(path).st_mode
+    if not stat.S_ISSOCK(mode):
+        kinds = ((stat.S_ISREG, "file"), (stat.S_ISDIR, "folder"), (stat.S_ISLNK, "link"), (stat.S_ISFIFO, "FIFO"))
+        kind = next((name for is_kind, name in kinds if is_kind(mode)), "device")
+        raise RequestError(f"{path} is a {kind} on the server", hint=f"Choose another path, e.g. {path}.sock")
 
 
 def _is_left_over(path: str) -> bool:
@@ -204,6 +218,11 @@ def _is_left_over(path: str) -> bool:
         except OSError:
             return False
     return False
+
+
+def _identity(path: str) -> "Tuple[int, int]":
+    found = os.lstat(path)
+    return found.st_dev, found.st_ino
 
 
 def _refusal(place: str, error: OSError) -> RequestError:

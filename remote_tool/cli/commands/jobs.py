@@ -13,10 +13,10 @@ from remote_tool.cli.commands.orphans import end_orphans
 from remote_tool.cli.following import follow, show_problems
 from remote_tool.cli.groups import ChosenJobs, Connection, NamedJobs, Targets
 from remote_tool.cli.options import AsJson, Servers, ShowOutput, TagsToFind, Yes, complete
-from remote_tool.cli.output import streams
-from remote_tool.cli.output.console import ask, can_ask, confirm, inform, leave_unless_ok, show_failures
+from remote_tool.cli.output.console import inform, leave_unless_ok, show_failures
 from remote_tool.cli.output.json_output import jobs_document, print_json
-from remote_tool.cli.tables.jobs import print_jobs, short_command
+from remote_tool.cli.stopping import ALL, choose_jobs_to_stop, read_keys
+from remote_tool.cli.tables.jobs import print_jobs
 from remote_tool.errors import RemoteToolError, UsageError
 from remote_tool.jobs.job import JobState
 from remote_tool.protocol.limits import LONGEST_GRACE
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from remote_tool import Workspace
 
 ASKING = "asking servers"
+# An unreachable one may run.
+BEGUN = (JobState.STARTING, JobState.RUNNING, JobState.UNREACHABLE)
 # Seconds.
 LONGEST_DELAY = 86400
 Sort = Annotated[
@@ -51,9 +53,11 @@ Grace = Annotated[
 
 def job_list(  # noqa: PLR0913 - one parameter per option
     *,
+    jobs: NamedJobs,
     server: Servers = None,
     rsync: Annotated[bool, typer.Option("--rsync", help="Also fetch logs and artifacts.")] = False,
-    stopped: Annotated[bool, typer.Option("--stopped", help="Include jobs that have ended.")] = False,
+    stopped: Annotated[bool, typer.Option("--stopped", "--all", help="Include jobs that have ended.")] = False,
+    running: Annotated[bool, typer.Option("--running", help="List only jobs that have begun and not ended.")] = False,
     hidden: Annotated[bool, typer.Option("--hidden", help="Include jobs with the tag hidden or __hidden__.")] = False,
     tag: TagsToFind = None,
     state: Annotated[
@@ -63,18 +67,24 @@ def job_list(  # noqa: PLR0913 - one parameter per option
         int | None, typer.Option("--last", min=1, metavar="N", help="List the N newest jobs, running or ended.")
     ] = None,
     sort: Sort = None,
+    wide: Annotated[
+        bool, typer.Option("--wide", help="Show id and PID too, and all columns in full on a terminal.")
+    ] = False,
     json: AsJson = False,
     connection: Connection,
 ) -> None:
     """List running jobs with their current state."""
     order = sort or "key"
     sort_jobs((), order)
+    if running and (stopped or state):
+        raise UsageError("--running cannot be combined with --stopped, --all or --state", hint="Keep one of them")
     selection = JobSelection(
+        jobs.names,
         tags=tuple(tag or ()),
         servers=tuple(server or ()),
         stopped=stopped,
         hidden=hidden,
-        states=read_states(state or ()),
+        states=BEGUN if running else read_states(state or ()),
         last=last,
     )
     with connection.console(ASKING) as console:
@@ -82,17 +92,19 @@ def job_list(  # noqa: PLR0913 - one parameter per option
         answer = workspace.list_jobs(selection, logs=rsync)
     others = "" if selection.states or stopped else "; --stopped lists the others"
     empty = ("no jobs", "") if selection.may_have_ended else ("no running jobs", others)
-    _show(workspace, replace(answer, jobs=tuple(sort_jobs(answer.jobs, order))), json=json, empty=empty)
+    answer = replace(answer, jobs=tuple(sort_jobs(answer.jobs, order)))
+    _show(workspace, answer, json=json, empty=empty, wide=wide)
     leave_unless_ok(answer.exit_code)
 
 
-def job_tail(
+def job_tail(  # noqa: PLR0913 - one parameter per option
     *,
     jobs: ChosenJobs,
     lines: Annotated[
         int | None, typer.Option("--lines", min=0, metavar="N", help="Start with the last N lines.")
     ] = None,
     no_follow: Annotated[bool, typer.Option("--no-follow", help="Show the output so far and exit.")] = False,
+    follow_too: Annotated[bool, typer.Option("--follow", "-f", help="Follow it, which is the default.")] = False,
     delay: Annotated[
         float | None,
         typer.Option(
@@ -107,6 +119,8 @@ def job_tail(
     connection: Connection,
 ) -> None:
     """Follow the output of jobs until they end; Ctrl-C does not stop the jobs."""
+    if follow_too and no_follow:
+        raise UsageError("--follow and --no-follow cannot be combined", hint="Keep one of them")
     with connection.console() as console:
         options = remote_tool.FollowOptions(lines=lines, wait=not no_follow and delay != 0, rank=rank)
         follow(console.find_workspace(), jobs.selection(stopped=True), options)
@@ -127,14 +141,15 @@ def job_kill(  # noqa: PLR0913 - one parameter per option
         bool, typer.Option("--stacks", help="Show and save the stacks of the Python processes first, like job-stacks.")
     ] = False,
     strays: Annotated[bool, typer.Option("--strays", hidden=True, help="Same as --orphans.")] = False,
+    all_jobs: Annotated[bool, typer.Option("--all", help="Stop all running jobs of job-list; asks first.")] = False,
     yes: Yes = False,
     json: AsJson = False,
     connection: Connection,
 ) -> None:
     """Stop jobs and all their processes: SIGTERM, then SIGKILL after a grace period. Asks if no job is selected."""
-    name = signal_name(signal)
+    name, keys = signal_name(signal), read_keys(jobs.names)
     if orphans or strays:
-        if jobs.names or tag:
+        if keys or tag or all_jobs:
             raise UsageError("--orphans cannot be combined with jobs or tags", hint="Choose servers with --server NAME")
         end_orphans(targets, connection, signal=name, grace=grace, yes=yes, json=json)
         return
@@ -142,9 +157,12 @@ def job_kill(  # noqa: PLR0913 - one parameter per option
         raise UsageError(
             "--hosts and --hostfile of job-kill need --orphans", hint="--server NAME, the name of the host"
         )
-    selection = JobSelection(jobs.names, tuple(tag or ()), targets.servers)
+    everything = all_jobs or keys == (ALL,)
+    if all_jobs and keys not in {(), (ALL,)}:
+        raise UsageError(f"--all and job {keys[0]} cannot be combined", hint="Keep one of them")
+    selection = JobSelection(() if everything else keys, tuple(tag or ()), targets.servers)
     if not selection.is_explicit:
-        selection = _ask_which(connection, yes=yes)
+        selection = choose_jobs_to_stop(connection, everything=everything, yes=yes)
     if stacks:
         _show_stacks(connection, selection)
     with connection.console("stopping") as console:
@@ -252,33 +270,6 @@ def signal_name(text: str) -> str:
     raise UsageError(f"--signal {text!r} is not a signal", hint="--signal SIGTERM or --signal SIGKILL")
 
 
-def _ask_which(connection: Connection, *, yes: bool) -> JobSelection:
-    """Show the running jobs and ask which to stop.
-
-    Raises:
-        UsageError: Nobody can answer, or no job is running.
-    """
-    if yes or not can_ask():
-        raise UsageError("No job is selected, so none was stopped", hint="--job KEY, --tag TAG or --server NAME")
-    with connection.console(ASKING) as console:
-        workspace = console.find_workspace()
-        answer = workspace.list_jobs()
-    show_problems(answer)
-    jobs = answer.jobs
-    if not jobs:
-        leave_unless_ok(answer.exit_code)
-        raise UsageError("No job is running", hint="remote-tool job-list --stopped")
-    print_jobs(jobs, streams.ERR)
-    words = ask("Jobs to stop (keys, or all)").replace(",", " ").split()
-    names = tuple(job.id for job in jobs) if words == ["all"] else tuple(words)
-    chosen = workspace.select_local(JobSelection(jobs=names)) if names else []
-    shown = ", ".join(f"{job.key} ({short_command(job)})" for job in chosen)
-    if not chosen or not confirm(f"Stop {shown}?"):
-        inform("nothing was stopped")
-        raise typer.Exit(1)
-    return JobSelection(jobs=tuple(job.id for job in chosen))
-
-
 def _show_stacks(connection: Connection, selection: JobSelection) -> None:
     """Show the stacks on stderr, and keep them on the servers; whatever fails, the jobs are stopped."""
     from remote_tool.cli.tables.stacks import stack_lines  # noqa: PLC0415 - few stops ask for them
@@ -297,11 +288,11 @@ def _show_stacks(connection: Connection, selection: JobSelection) -> None:
     show_failures(answer.errors)
 
 
-def _show(workspace: Workspace, answer: JobsAnswer, *, json: bool, empty: tuple[str, str]) -> None:
+def _show(workspace: Workspace, answer: JobsAnswer, *, json: bool, empty: tuple[str, str], wide: bool = False) -> None:
     if json:
         print_json(jobs_document(answer.jobs, answer.errors, workspace.config.local.jobs))
     elif answer.jobs:
-        print_jobs(answer.jobs, errors=answer.errors)
+        print_jobs(answer.jobs, errors=answer.errors, wide=wide)
     else:
         _show_that_there_are_none(answer, *empty)
     show_problems(answer)

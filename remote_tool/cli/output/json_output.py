@@ -12,13 +12,14 @@ from remote_tool.jobs.job import Job, as_iso
 from remote_tool.protocol.job_fields import JOB_FIELDS, MOMENT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from remote_tool.errors import RemoteToolError
     from remote_tool.protocol.job_fields import Field
     from remote_tool.workflows.jobs.compare import JobDiff
     from remote_tool.workflows.jobs.orphans import OrphansAnswer
+    from remote_tool.workflows.jobs.show import JobDetails
     from remote_tool.workflows.selection import JobsAnswer
 
 
@@ -84,6 +85,41 @@ def diff_document(diff: JobDiff, jobs_folder: Path) -> dict[str, list[dict[str, 
     differences = [{"field": each.field, "values": list(each.values)} for each in diff.differences]
     document = jobs_document(diff.jobs, diff.errors, jobs_folder)
     return {"jobs": document["jobs"], "differences": differences, "errors": document["errors"]}
+
+
+def details_document(
+    details: JobDetails, jobs_folder: Path, commands: Sequence[str]
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the document of ``job-show``: that of a list of one job, which has more keys."""
+    document = jobs_document([details.job], details.errors, jobs_folder)
+    failure = details.failure
+    document["jobs"][0].update(
+        {
+            "folder": details.remote_folder,
+            "runs_in": details.runs_in,
+            "copy_is_kept": details.copy_is_kept,
+            "changes": None if details.changes is None else str(details.changes),
+            "related": [
+                {"id": job.id, "key": job.key, "server": job.server, "state": job.state} for job in details.related
+            ],
+            "error": None
+            if failure is None
+            else {
+                "server": failure.server,
+                "rank": failure.rank,
+                "message": failure.message,
+                "output": failure.traceback,
+            },
+            "output": dict(details.output),
+            "artifacts_folder": str(details.artifacts_folder),
+            "artifacts": [
+                {"name": file.name, "size": file.size, "is_here": file.is_here} for file in details.artifacts
+            ],
+            "unknown": dict(details.unknown),
+            "next": list(commands),
+        }
+    )
+    return document
 
 
 def servers_document(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from remote_tool.cli.output import streams
 from remote_tool.cli.output.sanitize import one_line
 from remote_tool.cli.tables.plain import plain_rows
-from remote_tool.jobs.job import JUPYTER_MARK
+from remote_tool.jobs.job import JUPYTER_MARK, JobState
 from remote_tool.readable import readable_size
 
 if TYPE_CHECKING:
@@ -33,9 +33,16 @@ NEEDED_COLUMNS = 4
 
 
 def print_jobs(
-    jobs: Sequence[Job], descriptor: int = streams.OUT, *, errors: Mapping[str, RemoteToolError] | None = None
+    jobs: Sequence[Job],
+    descriptor: int = streams.OUT,
+    *,
+    errors: Mapping[str, RemoteToolError] | None = None,
+    wide: bool = False,
 ) -> None:
-    """Print jobs, one row each; a reason that repeats one of the errors, which are shown too, is left out."""
+    """Print jobs, one row each; a reason that repeats one of the errors, which are shown too, is left out.
+
+    With ``wide``, rows have more columns, and are not cut at the width of a terminal.
+    """
     is_terminal = streams.is_terminal(descriptor)
     show_start = readable_moment if is_terminal else as_minute
     rows = [_row(job, show_start, errors or {}) for job in jobs]
@@ -43,11 +50,16 @@ def print_jobs(
         for row in rows:
             del row["WHO"]
     # A script relies on the positions of the others.
-    for name in ("NAME", "GPUS", "VALUES", "NOTE"):
+    for name in ("NAME", "QUEUED", "GPUS", "VALUES", "NOTE"):
         if not any(row[name] for row in rows):
             for row in rows:
                 del row[name]
-    if is_terminal:
+    if wide:
+        rows = [
+            {"KEY": row["KEY"], "ID": job.id, "PID": str(job.pid or ""), **row}
+            for job, row in zip(jobs, rows, strict=True)
+        ]
+    if is_terminal and not wide:
         from remote_tool.cli.tables.jobs_rich import draw  # noqa: PLC0415 - in a pipe Rich need not load
 
         draw(jobs, rows, descriptor)
@@ -156,6 +168,8 @@ def _gpus(job: Job) -> Sequence[str]:
 
 def _row(job: Job, show_start: Callable[[float], str], errors: Mapping[str, RemoteToolError]) -> dict[str, str]:
     duration = job.duration(time.time())
+    may_have_waited = job.gpu_count is not None or bool(job.after) or job.state is JobState.QUEUED
+    began = job.started_at if may_have_waited else job.started_at or job.created_at
     return {
         "KEY": str(job.key),
         "SERVER": one_line(job.server),
@@ -163,7 +177,8 @@ def _row(job: Job, show_start: Callable[[float], str], errors: Mapping[str, Remo
         "EXIT": one_line(job.signal or "") or ("" if job.exit_code is None else str(job.exit_code)),
         "NAME": one_line(job.name),
         "LAUNCH": f"{one_line(job.launch_id)[-4:]}/{job.node_rank}" if job.launch_id else "",
-        "STARTED": show_start(job.started_at or job.created_at),
+        "STARTED": "" if began is None else show_start(began),
+        "QUEUED": show_start(job.created_at) if job.state is JobState.QUEUED else "",
         "DURATION": "" if duration is None else readable_duration(duration),
         "WHO": one_line(job.started_by),
         "TAGS": one_line(",".join(job.tags)),

@@ -114,5 +114,11 @@ def _line(cells: Sequence[tuple[Text, str]], widths: dict[str, int], room: int) 
 
 def _explanation(reason: str, keys: Sequence[str], indent: int) -> RenderableType:
     """Show the reason for the state of jobs, once for neighbors with the same reason."""
-    whose = "" if len(keys) == 1 else f"{keys[0]} to {keys[-1]}: "
+    whose = "" if len(keys) == 1 else f"{_ranges([int(key) for key in keys])}: "
     return Padding(Text(whose + reason, style="dim italic"), (0, 0, 0, indent + GAP))
+
+
+def _ranges(keys: Sequence[int]) -> str:
+    """``31, 33, 40 to 44``: only keys without a gap are a range."""
+    runs = [[key for _, key in run] for _, run in groupby(enumerate(sorted(keys)), lambda each: each[1] - each[0])]
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)  # noqa: PLR2004

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from remote_tool.workflows.sweep.results import SweepResults, SweepRow
 
 LONGEST_CELL = 40
-MISSING = "missing"
 
 
 def sweep_table(found: SweepResults) -> str:
@@ -29,7 +28,7 @@ def _cells(found: SweepResults, row: SweepRow) -> dict[str, str]:
     job, duration = row.job, row.duration
     cells = {
         "NUMBER": str(row.number),
-        "STATE": MISSING if job is None else job.state.value,
+        "STATE": row.state,
         "SERVER": "" if job is None else job.server,
         "JOB": "" if job is None else str(job.key),
         "DURATION": "" if duration is None else readable_duration(duration),
@@ -62,7 +61,7 @@ def sweep_csv(found: SweepResults) -> str:
 def _values(found: SweepResults, row: SweepRow) -> dict[str, object]:
     job, duration = row.job, row.duration
     rest: dict[str, object] = {
-        "state": MISSING if job is None else job.state.value,
+        "state": row.state,
         "exit_code": "" if job is None or job.exit_code is None else job.exit_code,
         "server": "" if job is None else job.server,
         "job": "" if job is None else job.key,
@@ -87,7 +86,7 @@ def sweep_document(found: SweepResults, jobs_folder: Path) -> dict[str, Any]:
                 {
                     "number": row.number,
                     "parameters": dict(row.parameters),
-                    "state": MISSING if row.job is None else row.job.state.value,
+                    "state": row.state,
                     "duration": row.duration,
                     "values": dict(row.values),
                     "best": row.best,

@@ -70,12 +70,14 @@ class ServerInspection:
         facts: The facts that prepare collects.
         machine: The hardware and settings that matter for training.
         addresses: The host names under which servers are configured to reach each other.
+        rsync_here: The version of this machine's rsync; empty if there is none.
     """
 
     config: Config
     facts: ServerFacts
     machine: Machine
     addresses: Sequence[str] = ()
+    rsync_here: str = ""
 
     @property
     def name(self) -> str:
@@ -111,12 +113,11 @@ def _rsync(server: ServerInspection) -> Check:
     if not facts.rsync:
         return Check("rsync", Status.FAIL, "not installed", _typed_there(server, install_command(facts, "rsync")))
     words = facts.rsync_version.split()
-    if words[:1] == ["openrsync:"]:
-        return Check("rsync", Status.OK, "openrsync")
     version = words[2] if len(words) > 2 and words[1] == "version" else ""  # noqa: PLR2004 - "rsync  version 3.2.7 …"
+    version = "openrsync" if words[:1] == ["openrsync:"] else version
     if not version:
         return Check("rsync", Status.FAIL, "reports no version", "rsync --version")
-    return Check("rsync", Status.OK, version)
+    return Check("rsync", Status.OK, f"{version}, {server.rsync_here or 'none'} here")
 
 
 def _environment(server: ServerInspection) -> Check:

@@ -146,7 +146,7 @@ class Bridge:
         Args:
             connection: To the stand-in.
             words: Returns the line for the script, given the arguments for the remote rsync.
-            ended_well: Waits for the end of the local rsync; returns whether it succeeded.
+            ended_well: Waits for the end of the local rsync; returns whether it took all of its steps.
         """
         connection.setblocking(False)
         arguments, descriptors = await _receive(connection)
@@ -206,7 +206,7 @@ class Bridge:
         await self._splice_up(source)
         while data := await source.read(CHUNK):
             await self._send(data)
-        # After a success, rsync knows that it is at the end, and the script still has to read the final message.
+        # rsync knows then that it is at the end, and the script still has to read the final message.
         if not await ended_well():
             await self._channel.write_eof()
 

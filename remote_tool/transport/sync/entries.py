@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SECOND = 1_000_000_000
 # setuid, setgid and sticky are not transferred.
-_ARRIVING = 0o777
+ARRIVING = 0o777
 _LINK = stat.S_IFLNK | 0o777
 
 
@@ -83,10 +83,10 @@ class Entry(NamedTuple):
     def look(self) -> bytes:
         """The line that the server prints for an unchanged copy, ended by NUL; see :mod:`last_sync`."""
         if self.is_folder:
-            return b"%x ./%b\0" % (stat.S_IFDIR | stat.S_IRWXU | self.mode & _ARRIVING, self.name)
+            return b"%x ./%b\0" % (stat.S_IFDIR | stat.S_IRWXU | self.mode & ARRIVING, self.name)
         if self.target:
             return b"%x %d %d ./%b -> %b\0" % (_LINK, self.size, self.modified, self.name, self.target)
-        return b"%x %d %d ./%b\0" % (stat.S_IFREG | self.mode & _ARRIVING, self.size, self.modified, self.name)
+        return b"%x %d %d ./%b\0" % (stat.S_IFREG | self.mode & ARRIVING, self.size, self.modified, self.name)
 
     @property
     def columns(self) -> Columns:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 SOME_NOT_SENT = 23
 SOME_VANISHED = 24
 STREAM_BROKE = 12
+# Since rsync 3.5, also for a link that another user owns.
+REFUSED_LINK = b"Too many levels of symbolic links"
 SHOWN_LINES = 8
 # The connection between the two broke, which may not happen again; any other cause would persist.
 WORTH_ANOTHER_TRY = frozenset({10, STREAM_BROKE, 30, 35})
@@ -100,6 +102,9 @@ class Ending:
         return CAUSES.get(self.status, f"rsync ended with status {self.status}")
 
     def _hint(self) -> str:
+        if REFUSED_LINK in self.errors + self.remote_errors:
+            command = f"remote-tool run --server {self.server} --cmd 'find . -type l -ls'"
+            return f"rsync follows only links of your own account and of root: {command}"
         special = {
             NO_RSYNC: f"On {self.server}: sudo apt-get install rsync  (or: conda install -c conda-forge rsync)",
             CANNOT_WRITE: f"remote-tool run --server {self.server} --cmd 'df -h .'",

@@ -15,7 +15,7 @@ from remote_tool.system.programs import Question, ask_program
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_VERSION = re.compile(rb"rsync +version v?(\d+)\.(\d+)")
+_VERSION = re.compile(rb"rsync +version v?((\d+)\.(\d+)\S*)")
 # The format "%i %n": the change, the kind, and letters that vary between versions; then the name.
 _ITEM = re.compile(rb"([<>ch.])([fdLDS])\S+ (.+)", re.DOTALL)
 _ESCAPED = re.compile(rb"\\#([0-7]{3})")
@@ -34,10 +34,12 @@ class LocalRsync:
     Attributes:
         program: Its path.
         version: Such as ``(3, 2)``; empty for openrsync, which macOS has and which supports fewer options.
+        release: Such as ``3.2.7``, or ``openrsync``.
     """
 
     program: str
     version: tuple[int, ...]
+    release: str = ""
 
     @property
     def is_original(self) -> bool:
@@ -106,7 +108,7 @@ async def find_local_rsync() -> LocalRsync:
         hint = "brew install rsync" if os.uname().sysname == "Darwin" else "sudo apt-get install rsync"
         raise SyncError("rsync is not installed on this machine", hint=hint)
     if program not in _found:
-        _found[program] = LocalRsync(program, _parse_version(await _ask_version(program)))
+        _found[program] = LocalRsync(program, *_parse_version(await _ask_version(program)))
     return _found[program]
 
 
@@ -138,6 +140,6 @@ async def _ask_version(program: str) -> bytes:
         raise SyncError(f"{program} --version gave no answer for {VERSION_SECONDS:.0f} s") from None
 
 
-def _parse_version(output: bytes) -> tuple[int, ...]:
+def _parse_version(output: bytes) -> tuple[tuple[int, ...], str]:
     found = _VERSION.match(output)
-    return (int(found[1]), int(found[2])) if found else ()
+    return ((int(found[2]), int(found[3])), os.fsdecode(found[1])) if found else ((), "openrsync")

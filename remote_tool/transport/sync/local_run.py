@@ -9,12 +9,13 @@ import socket
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from remote_tool.transport.sync import server_script
 from remote_tool.transport.sync import shell as rsync_shell
-from remote_tool.transport.sync.failures import SOME_VANISHED
+from remote_tool.transport.sync.failures import SOME_NOT_SENT, SOME_VANISHED
 from remote_tool.transport.sync.local_rsync import environment, scratch_file
 from remote_tool.transport.sync.server_finish import PARTIAL_FOLDER
 
@@ -39,12 +40,16 @@ class Selection:
         names: The files to send; None: every file that rsync finds to differ.
         left_out: Files to exclude when rsync selects.
         trusts_times: Whether rsync may compare the named files by size and time in seconds.
+        inside: The folder to which the names are relative, ended by a slash; the project if empty.
+        inside_mode: The permissions to give to that folder; None: leave them.
     """
 
     snapshot: Snapshot
     names: Sequence[bytes] | None
     left_out: Collection[bytes] = ()
     trusts_times: bool = False
+    inside: bytes = b""
+    inside_mode: int | None = None
 
 
 @dataclass
@@ -87,11 +92,13 @@ class LocalRun:
                 # ``process.wait()`` would also wait for the streams, which the ssh stand-in still holds open.
                 while process.returncode is None:  # noqa: ASYNC110 - another process sets it
                     await asyncio.sleep(MOMENT)
-                return process.returncode in {0, SOME_VANISHED}
+                return process.returncode in {0, SOME_NOT_SENT, SOME_VANISHED}
 
             try:
                 async with asyncio.TaskGroup() as group:
-                    group.create_task(bridge.serve(ours, server_script.receive_words, ended_well))
+                    place = self.selection.inside, self.selection.inside_mode
+                    words = partial(server_script.receive_words, into=place[0], mode=place[1])
+                    group.create_task(bridge.serve(ours, words, ended_well))
                     errors = group.create_task(self._attend(process, items.fileno()))
             except BaseExceptionGroup as problems:
                 raise problems.exceptions[0] from None
@@ -117,7 +124,7 @@ class LocalRun:
             *rsync.plain_arguments,
             *(["-n"] if self.options.dry_run else []),
             *(["-c"] if self.options.checksum else []),
-            f"{self.selection.snapshot.root}/",
+            f"{self.selection.snapshot.root}/{os.fsdecode(self.selection.inside)}",
             "server:.",
         ]
 
@@ -167,7 +174,8 @@ class LocalRun:
     def _take_items(self, lines: Sequence[bytes]) -> None:
         items = [line for line in lines if not line.startswith(b"\r")]
         found = filter(None, map(self.rsync.parse_item, items))
-        self.sent += [os.fsdecode(item.name) for item in found if not item.is_folder]
+        inside = self.selection.inside
+        self.sent += [os.fsdecode(inside + item.name) for item in found if not item.is_folder]
         self.on_items(b"".join(line + b"\n" for line in items))
 
 

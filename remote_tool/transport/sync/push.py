@@ -27,9 +27,9 @@ from remote_tool.transport.sync import (
     server_state,
 )
 from remote_tool.transport.sync.bridge import Bridge
-from remote_tool.transport.sync.failures import SOME_VANISHED, STREAM_BROKE, Ending
+from remote_tool.transport.sync.failures import SOME_NOT_SENT, SOME_VANISHED, STREAM_BROKE, Ending
 from remote_tool.transport.sync.local_rsync import find_local_rsync
-from remote_tool.transport.sync.local_run import LocalRun, Selection
+from remote_tool.transport.sync.local_run import LocalRun
 from remote_tool.transport.sync.relayed import Asking, Relayed
 from remote_tool.transport.sync.server_changes import kept_warning
 from remote_tool.transport.sync.server_state import Attempt, Leftovers
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from remote_tool.paths import RemotePaths
     from remote_tool.transport.host import Exit, Host
     from remote_tool.transport.sync.last_sync import KnownCopy
+    from remote_tool.transport.sync.local_rsync import LocalRsync
+    from remote_tool.transport.sync.local_run import Selection
     from remote_tool.transport.sync.project.contents import Snapshot
     from remote_tool.transport.sync.push_options import PushOptions
 
@@ -271,11 +273,34 @@ class _Push:
         if not rsync.is_original:
             plan.wanted = None
         self._total = plan.bytes_to_send(relayed=bool(self._relayed.names))
-        selection = Selection(self._snapshot, plan.wanted, plan.left_out, plan.trusts_times)
+        ending = await self._run_once(bridge, rsync, plan.selection)
+        if ending.status == SOME_NOT_SENT and bridge.stdin_shared and rsync.is_original:
+            ending = await self._send_behind_links(bridge, rsync) or ending
+        self._raise_at(bridge, ending)
+
+    async def _run_once(self, bridge: Bridge, rsync: LocalRsync, selection: Selection) -> Ending:
         self._local_run = LocalRun(rsync, selection, self._options, self._take_items, self._sent)
         status, errors = await self._local_run.run(bridge)
         self._on_output(errors + bridge.errors)
-        self._raise_if_failed(bridge, status, bridge.exit, errors)
+        return Ending(self._host.name, status, bridge.exit, errors, bridge.errors)
+
+    async def _send_behind_links(self, bridge: Bridge, rsync: LocalRsync) -> Ending | None:
+        """Run rsync again for each link in the place of a folder, which releases since 3.5 do not follow otherwise.
+
+        Returns:
+            How the last run ended; None if there is no such link.
+        """
+        ending = None
+        for selection in await self._plan.around_links(partial(self._ask_again, bridge), self._sent):
+            if ending is not None:
+                self._raise_at(bridge, ending)
+                await bridge.tell(server_script.again_words(self._attempt))
+            ending = await self._run_once(bridge, rsync, selection)
+        return ending
+
+    async def _ask_again(self, bridge: Bridge, words: bytes) -> bytes:
+        bridge.errors = b""
+        return await self._ask(bridge, server_script.again_words(self._attempt) + words)
 
     def _take_items(self, lines: bytes) -> None:
         self._on_output(lines)
@@ -283,7 +308,9 @@ class _Push:
 
     def _raise_if_failed(self, bridge: Bridge, local: int, remote: Exit | None, errors: bytes) -> None:
         """Raise an error if the sync failed."""
-        ending = Ending(self._host.name, local, remote, errors, bridge.errors)
+        self._raise_at(bridge, Ending(self._host.name, local, remote, errors, bridge.errors))
+
+    def _raise_at(self, bridge: Bridge, ending: Ending) -> None:
         failure = bridge.error or ending.failure()
         if failure is not None:
             raise failure

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shlex
+import stat
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from remote_tool.transport.sync.entries import ARRIVING
 from remote_tool.transport.sync.server_finish import PARTIAL_FOLDER
 
 if TYPE_CHECKING:
@@ -38,8 +40,9 @@ def receive_script(remote: RemotePaths, attempt: Attempt, known: Sequence[KnownC
     It first prints the state, and exits if the copy is up to date. If the attempt has no snapshot id yet, it compares
     the copy and then waits for :func:`snapshot_words` before it locks anything. Then it answers requests, see
     :mod:`server_questions` and :func:`relay_words`, and reads one line: the options of rsync, see
-    :func:`receive_words`, or an empty one. It prints the exit status of rsync and, after a success, reads another line,
-    see :func:`commit_words`: only then is the copy complete, which the start of a job relies on.
+    :func:`receive_words`, or an empty one. It prints the exit status of rsync and reads another line: after
+    :func:`again_words` it answers requests and runs rsync once more; after :func:`commit_words`, following a success,
+    the copy is complete, which the start of a job relies on.
 
     Args:
         remote: The folders.
@@ -72,7 +75,7 @@ def receive_script(remote: RemotePaths, attempt: Attempt, known: Sequence[KnownC
 
 def finish_script(remote: RemotePaths, attempt: Attempt) -> str:
     """Return the script that finishes a sync if the script of :func:`receive_script` could not read its stdin."""
-    return f"state=\n{_common(remote, attempt)}{_commit(remote)}"
+    return f"state= word=\n{_common(remote, attempt)}{_commit(remote)}"
 
 
 def _commit(remote: RemotePaths) -> str:
@@ -111,13 +114,23 @@ def _words_of(copy: KnownCopy) -> str:
     return f"{copy.snapshot_id} {copy.sent_size} {copy.digest}"
 
 
-def receive_words(arguments: Sequence[str]) -> bytes:
+def receive_words(arguments: Sequence[str], into: bytes = b"", mode: int | None = None) -> bytes:
     """Return the line that starts rsync.
 
     Args:
         arguments: From the local rsync: --server, options, a period, the destination; empty: do not run rsync.
+        into: A folder of the project, to receive into it; the whole project if empty.
+        mode: Permissions to give to that folder.
     """
-    return shlex.join(arguments[:-1]).encode() + b"\n"
+    permissions = "-" if mode is None else f"{stat.S_IRWXU | mode & ARRIVING:o}"
+    place = b"into %b %d\n%b" % (permissions.encode(), len(into), into) if into else b""
+    return place + shlex.join(arguments[:-1]).encode() + b"\n"
+
+
+def again_words(attempt: Attempt) -> bytes:
+    """Return the line after which the script answers requests again, once rsync has ended."""
+    # The newline ends what rsync may have left unread.
+    return f"\nagain {attempt.mark}\n".encode()
 
 
 def _common(remote: RemotePaths, attempt: Attempt) -> str:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import stat
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import cached_property
@@ -10,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from remote_tool.errors import SyncError
 from remote_tool.transport.sync import interrupted_files, interrupted_sync, server_questions, server_state
+from remote_tool.transport.sync.local_run import Selection
 from remote_tool.transport.sync.relayed import hash_entries
 from remote_tool.transport.sync.server_changes import ServerChanges, find_changes, find_lacking
 from remote_tool.transport.sync.server_state import Leftovers, SyncState
@@ -91,6 +95,46 @@ class TransferPlan:
         """Files to exclude when rsync selects."""
         return self.changes.names | self._carried
 
+    @property
+    def selection(self) -> Selection:
+        """The files for rsync to send."""
+        return Selection(self._snapshot, self.wanted, self.left_out, self.trusts_times)
+
+    async def around_links(self, ask: Ask, sent: Collection[str]) -> list[Selection]:
+        """Return what rsync has to send if it does not follow links of the server in the place of folders.
+
+        Args:
+            ask: Asks the server.
+            sent: Names that rsync has sent.
+
+        Returns:
+            The other files that rsync has not sent, if any, and those behind each link; nothing if there is no link.
+        """
+        names = self._names_to_send()
+        folders = sorted({name[: at.end()] for name in names for at in re.finditer(b"/", name)})
+        found = await self._look_there(ask, b"".join(b"0 0 %b\0" % folder for folder in folders))
+        places = (folder for folder in folders if folder in found)
+        linked = frozenset(folder for folder in places if stat.S_ISLNK(found[folder[:-1]].mode))
+        if not linked:
+            return []
+        parts: dict[bytes, list[bytes]] = {}
+        done = frozenset(map(os.fsencode, sent))
+        for name in names:
+            if name not in done:
+                parts.setdefault(name if name in linked else _innermost(linked, name), []).append(name)
+        others = parts.pop(b"", [])
+        rest = replace(
+            self.selection, names=others if self.wanted is not None else None, left_out=self.left_out | linked
+        )
+        return ([rest] if others else []) + [self._behind(place, inside) for place, inside in parts.items()]
+
+    def _behind(self, place: bytes, names: Sequence[bytes]) -> Selection:
+        """Return what to send to where a link leads; with ``place`` itself, its permissions."""
+        mode = next((entry.mode for entry in self._snapshot.entries_named([place] if place in names else [])), None)
+        inside = [name[len(place) :] for name in names if name != place]
+        trusts_times = self.trusts_times or self.wanted is None
+        return Selection(self._snapshot, inside, trusts_times=trusts_times, inside=place, inside_mode=mode)
+
     def drop_relayed(self, names: Collection[bytes]) -> None:
         """Drop the files that another server has sent."""
         if self.wanted is not None:
@@ -112,7 +156,7 @@ class TransferPlan:
             self.wanted = [name for name in self.wanted if name not in self._carried]
         unsure = self._unsure()
         if self.wanted is None or unsure:
-            found = await self._look_there(ask, unsure)
+            found = await self._look_there(ask, _records(unsure))
             entries = tuple(self._snapshot.entries) if self.wanted is None else unsure
             self.changes = find_changes(entries, found, self.state, self._versions_here)
             await self._compare_contents(ask)
@@ -126,7 +170,7 @@ class TransferPlan:
 
     async def _select_after_interruption(self, ask: Ask) -> None:
         if self.wanted is None and self._interrupted_at is not None:
-            self._select_lacking(await self._look_there(ask, self._unsure()))
+            self._select_lacking(await self._look_there(ask, _records(self._unsure())))
 
     def _select_lacking(self, found: Mapping[bytes, Found]) -> None:
         """Select the files that the server lacks, also those that only rsync --checksum would find to differ."""
@@ -155,8 +199,7 @@ class TransferPlan:
         known = self._earlier.sent_among(self.wanted) - self._earlier.other_versions.keys()
         return [*self._snapshot.entries_named(name for name in self.wanted if name not in known)]
 
-    async def _look_there(self, ask: Ask, entries: Sequence[Entry]) -> Mapping[bytes, Found]:
-        records = b"".join(entry.record for entry in entries)
+    async def _look_there(self, ask: Ask, records: bytes) -> Mapping[bytes, Found]:
         for kind in (server_questions.LOOK, server_questions.LOOK_SLOWLY):
             words = server_questions.question(kind, records, of_all=self.wanted is None)
             found = server_questions.parse_found(await ask(words))
@@ -184,6 +227,12 @@ class TransferPlan:
         if self.is_done or self.changes.names or self._carried:
             return 0
         return sum(entry.size for entry in self._wanted_entries())
+
+    def _names_to_send(self) -> Sequence[bytes]:
+        if self.wanted is not None:
+            return self.wanted
+        names = (entry.name for entry in self._snapshot.entries)
+        return [name for name in names if name not in self.changes and name not in self._carried]
 
     def _wanted_entries(self) -> Iterable[Entry]:
         return self._snapshot.entries if self.wanted is None else self._snapshot.entries_named(self.wanted)
@@ -219,3 +268,16 @@ class TransferPlan:
         """Return the state of the server's copy after this sync."""
         changing = self._snapshot.changed_among(sent)
         return self.changes.copy_left(self._snapshot, self.state, self._earlier, self._carried, changing)
+
+
+def _records(entries: Iterable[Entry]) -> bytes:
+    return b"".join(entry.record for entry in entries)
+
+
+def _innermost(folders: Collection[bytes], name: bytes) -> bytes:
+    """Return the innermost of these folders that contains a file; empty if none does."""
+    end = len(name.rstrip(b"/"))
+    while (end := name.rfind(b"/", 0, end)) >= 0:
+        if name[: end + 1] in folders:
+            return name[: end + 1]
+    return b""

@@ -15,6 +15,7 @@ from remote_tool.transport.sync import interrupted_sync
 from remote_tool.workflows.agent_client import NotPreparedError, call_until_answered
 from remote_tool.workflows.clean.local import clean_here, is_followed
 from remote_tool.workflows.clean.request import CleanAnswer, CleanRequest, Item, read_items
+from remote_tool.workflows.clean.work_done import note_done
 from remote_tool.workflows.fan_out_records import find_record
 from remote_tool.workflows.home_groups import Groups
 from remote_tool.workflows.jobs.listing import ask_about_jobs, refresh
@@ -58,7 +59,9 @@ async def survey(context: Context, request: CleanRequest) -> CleanAnswer:
 
 async def carry_out(context: Context, found: CleanAnswer) -> CleanAnswer:
     """Remove what a survey found; servers check again whether a job uses it."""
-    return await _answer(context, found, dry_run=False)
+    stay = note_done(context, [job for own in found.spent.values() for job in own])
+    spent = {server: [job for job in own if job.id not in stay] for server, own in found.spent.items()}
+    return await _answer(context, replace(found, spent=spent, kept={**found.kept, **stay}), dry_run=False)
 
 
 def _servers(context: Context, request: CleanRequest, named: Sequence[Job]) -> tuple[str, ...]:
@@ -114,20 +117,24 @@ def _resumable(context: Context, jobs: Sequence[Job]) -> set[str]:
     return found
 
 
-def _is_done(size_of: Callable[[Path, str], int], folder: Path, launch_id: str, jobs: Sequence[Job]) -> bool:
+def _is_done(
+    size_of: Callable[[Path, str], tuple[int, frozenset[int]]], folder: Path, launch_id: str, jobs: Sequence[Job]
+) -> bool:
     try:
-        size = size_of(folder, launch_id)
+        size, recorded = size_of(folder, launch_id)
     except RemoteToolError:
         return True
-    return len({job.node_rank for job in jobs if job.state is JobState.SUCCEEDED}) >= size
+    return len(recorded | {job.node_rank for job in jobs if job.state is JobState.SUCCEEDED}) >= size
 
 
-def _shards(folder: Path, launch_id: str) -> int:
-    return find_record(folder, launch_id).shards
+def _shards(folder: Path, launch_id: str) -> tuple[int, frozenset[int]]:
+    record = find_record(folder, launch_id)
+    return record.shards, record.done
 
 
-def _combinations(folder: Path, launch_id: str) -> int:
-    return len(find_sweep(folder, launch_id).request.made)
+def _combinations(folder: Path, launch_id: str) -> tuple[int, frozenset[int]]:
+    record = find_sweep(folder, launch_id)
+    return len(record.request.made), record.done
 
 
 def _waits_for_artifacts(job: Job) -> bool:
@@ -161,12 +168,12 @@ async def _ask_whether_gone(context: Context, job: Job) -> str:
         return f"{job.server} is not prepared"
     there = seen.jobs.get(job.id)
     if there is not None and not there.job.is_over:
-        raise UsageError(f"Job {job.key} is {there.job.state}", hint=f"remote-tool job-kill --job {job.key}")
+        raise UsageError(f"Job {job.key} is {there.job.state}", hint=f"remote-tool job-kill {job.key}")
     why = seen.unread.get(job.id, NO_SUCH_JOB)
     if there is None and why != NO_SUCH_JOB:
         raise UsageError(f"{job.server} cannot tell whether it has job {job.key}: {why}", hint="try again later")
     if seen.left[job.id]:
-        raise UsageError(f"Processes of job {job.key} are still running", hint=f"remote-tool job-kill --job {job.key}")
+        raise UsageError(f"Processes of job {job.key} are still running", hint=f"remote-tool job-kill {job.key}")
     return f"{job.server} does not have it"
 
 

@@ -10,6 +10,7 @@ from remote_tool.jobs.records import JOB_ID, become_cleaned
 from remote_tool.jobs.registry import Registry
 from remote_tool.readable import counted, readable_size
 from remote_tool.workflows.clean.local import ARTIFACTS
+from remote_tool.workflows.clean.work_done import note_done
 from remote_tool.workflows.context import Context
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.home_groups import Groups
@@ -32,9 +33,11 @@ def spent_jobs(context: Context, servers: Sequence[str]) -> dict[str, list[str]]
         return {}
     request = workflows.clean.request.CleanRequest(servers=tuple(servers), older=kept.seconds, keep=kept.count)
     spent, _ = workflows.clean.clean.choose_spent(context, context.registry.load()[0], request, servers)
-    return {
-        server: [job.id for job in reversed(jobs) if not job.cleaned][:MOST_CLEANED] for server, jobs in spent.items()
+    oldest = {
+        server: [job for job in reversed(jobs) if not job.cleaned][:MOST_CLEANED] for server, jobs in spent.items()
     }
+    stay = note_done(context, [job for jobs in oldest.values() for job in jobs])
+    return {server: [job.id for job in jobs if job.id not in stay] for server, jobs in oldest.items()}
 
 
 def take_cleaned(context: Context, server: str, asked: Sequence[str], answer: Mapping[str, Any]) -> None:

@@ -133,7 +133,7 @@ class Dispatcher:
 def _add_remaining(error: RemoteToolError, left: Sequence[Attempt]) -> None:
     """Add the shards that may still run on a server to its error."""
     numbers = ", ".join(str(attempt.shard.number) for attempt in left)
-    jobs = " ".join(f"--job {attempt.job.key}" for attempt in left)
+    jobs = " ".join(str(attempt.job.key) for attempt in left)
     shards, are, them = (f"shard {numbers}", "is", "it") if len(left) == 1 else (f"shards {numbers}", "are", "them")
     error.message += f"; {shards} may still run there, and {are} not started elsewhere"
     error.hint = f"To have --resume start {them} elsewhere: remote-tool job-kill {jobs}"

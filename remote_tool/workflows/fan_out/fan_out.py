@@ -90,7 +90,10 @@ async def _begin(context: Context, request: FanOutRequest, observer: Observer) -
     return work
 
 
-async def finish(context: Context, work: Work, queue: WorkQueue, observer: Observer) -> FanOutAnswer:
+async def finish(
+    context: Context, work: Work, queue: WorkQueue, observer: Observer, recorded: frozenset[int] = frozenset()
+) -> FanOutAnswer:
+    """Do what is waiting; ``recorded`` are the shards that are known to be done without their jobs."""
     errors = await Dispatcher(context, queue, work.make_spec, observer).run()
     jobs = jobs_of(context, work, context.config.servers)
     home = [job for job in jobs if job.state.is_finished and job.server not in errors]
@@ -100,7 +103,7 @@ async def finish(context: Context, work: Work, queue: WorkQueue, observer: Obser
         launch_id=work.plan.launch_id,
         shards=len(work.plan.shards),
         jobs=tuple(jobs),
-        done=frozenset(queue.done),
+        done=recorded | queue.done.keys(),
         failed={number: attempt.job for number, attempt in queue.failed.items()},
         errors={**work.ready.errors, **errors},
         warnings=work.ready.warnings,

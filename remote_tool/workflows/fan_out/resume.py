@@ -64,7 +64,8 @@ async def resume(
         )
         observer.on_plan(work.plan)
         await _start_unconfirmed(context, work)
-        return await finish(context, work, _recall(work, jobs_of(context, work, servers)), observer)
+        queue = _recall(work, jobs_of(context, work, servers), record.done)
+        return await finish(context, work, queue, observer, record.done)
 
 
 def _refuse_missing_variables(record: FanOutRecord, environment: Mapping[str, str]) -> None:
@@ -91,14 +92,14 @@ async def _start_unconfirmed(context: Context, work: Work) -> None:
     await start_specs(context, specs, again=True)
 
 
-def _recall(work: Work, jobs: Sequence[Job]) -> WorkQueue:
-    """Return the queue as given by the existing jobs."""
+def _recall(work: Work, jobs: Sequence[Job], recorded: frozenset[int]) -> WorkQueue:
+    """Return the queue as given by the existing jobs, and by what is recorded about removed ones."""
     known = _begun(work, jobs)
     done = {shard.number: Attempt(shard, _slot_of(job), job) for shard, job in known if job.state is JobState.SUCCEEDED}
     # A job with a pending stop was given up by the user; others may do its shard.
     running = [(shard, job) for shard, job in known if job.may_run and not job.stop_signal]
     attempts = {job.id: Attempt(shard, _slot_of(job), job) for shard, job in running if shard.number not in done}
-    begun = done.keys() | {attempt.shard.number for attempt in attempts.values()}
+    begun = recorded | done.keys() | {attempt.shard.number for attempt in attempts.values()}
     waiting = deque(shard for shard in work.plan.shards if shard.number not in begun)
     return WorkQueue(work.plan.slots, waiting, work.request.retries, attempts=attempts, done=done)
 

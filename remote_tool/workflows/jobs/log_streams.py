@@ -304,7 +304,7 @@ def _take_trouble(context: Context, copy: _Copy, why: str) -> None:
     """Handle a job that is unreadable on the server; the server retries unless it says that this is over."""
     server, text = copy.job.server, f"job {copy.job.key} cannot be read on the server: {why}"
     if copy.is_over:
-        copy.problem = JobError(f"{server}: {text}", hint=f"remote-tool job-tail --job {copy.job.key}", server=server)
+        copy.problem = JobError(f"{server}: {text}", hint=f"remote-tool job-tail {copy.job.key}", server=server)
     else:
         context.report(Notice(server, f"{text}; trying again"))
 

@@ -44,7 +44,7 @@ async def stop_jobs(
     """
     check_stop(signal, grace)
     if not selection.is_explicit:
-        raise UsageError("No job is selected; nothing was stopped", hint="remote-tool job-kill --job KEY")
+        raise UsageError("No job is selected; nothing was stopped", hint="remote-tool job-kill KEY")
     wished = _stopped_as_requested(context, selection)
     errors = await refresh(context, servers_of_jobs(context, selection))
     jobs = choose_jobs(load_matching(context, selection)[0], selection)
@@ -129,8 +129,9 @@ async def _stop_on(context: Context, server: str, jobs: Sequence[Job], signal: s
         context, [job for job in jobs if job.id in problems and job.state is JobState.STARTING], signal, grace
     )
     if problems:
+        keys = {job.id: f"job {job.key}" for job in jobs}
         raise JobError(
-            "; ".join(f"{job_id}: {problem}" for job_id, problem in list(problems.items())[:SHOWN_PROBLEMS]),
+            "; ".join(f"{keys[job_id]}: {problem}" for job_id, problem in list(problems.items())[:SHOWN_PROBLEMS]),
             server=server,
             hint=f"remote-tool run --server {server} --cmd 'ps aux'",
         )

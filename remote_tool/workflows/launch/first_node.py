@@ -51,6 +51,6 @@ async def _ask_first_node(context: Context, first_node: FirstNode, plan: LaunchP
     how = f"ended with exit code {job.exit_code}" if job.exit_code is not None else job.reason or "did not start"
     raise JobError(
         f"{server}: {first_node.program} {how} before it listed the commands for the other servers",
-        hint=f"remote-tool job-tail --job {job.key}; {first_node.hint}",
+        hint=f"remote-tool job-tail {job.key}; {first_node.hint}",
         server=server,
     )

@@ -12,8 +12,9 @@ from remote_tool.environments.checks.agreement import Clock, check_clocks, compa
 from remote_tool.environments.checks.checks import Check, ServerInspection, Status, check_server
 from remote_tool.environments.checks.machine import GPU_SECONDS, Machine, machine_script, parse_machine, split_answer
 from remote_tool.environments.facts import facts_script, parse_facts
-from remote_tool.errors import HostKeyError, LoginError, RemoteToolError, SomeServersFailedError
+from remote_tool.errors import HostKeyError, LoginError, RemoteToolError, SomeServersFailedError, SyncError
 from remote_tool.transport.pool import on_every
+from remote_tool.transport.sync.local_rsync import find_local_rsync
 from remote_tool.workflows.agent_sources import source_archive
 from remote_tool.workflows.selection import choose_servers
 from remote_tool.workflows.sync.data_sets import check_data_sets
@@ -128,6 +129,13 @@ def _is_number(address: str) -> bool:
     return True
 
 
+async def _rsync_here() -> str:
+    try:
+        return (await find_local_rsync()).release
+    except SyncError:
+        return ""
+
+
 async def _ask(host: Host, config: Config, others: Sequence[str], gpu_seconds: float) -> _Answered:
     facts = facts_script(config, source_archive()[0], look_only=True)
     script = machine_script(config, facts, others, gpu_seconds=gpu_seconds)
@@ -144,7 +152,8 @@ async def _ask(host: Host, config: Config, others: Sequence[str], gpu_seconds: f
             hint=f"remote-tool run --server {host.name} --cmd 'df -h; uptime'",
             server=host.name,
         )
-    server = ServerInspection(config, parse_facts(host.name, of_facts), machine, others)
+    facts_there, here = parse_facts(host.name, of_facts), await _rsync_here()
+    server = ServerInspection(config, facts_there, machine, others, here)
     return _Answered(host.login, check_server(server), _clock_of(machine, asked_at, heard_at))
 
 

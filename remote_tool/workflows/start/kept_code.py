@@ -8,9 +8,9 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from remote_tool.launchers.job_request import KeptCode
-from remote_tool.transport.pool import on_every
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.git_state import GitState, changed_since, while_asking_git
+from remote_tool.workflows.jobs.copies import ask_for_copies
 from remote_tool.workflows.start.send import never_sent
 
 if TYPE_CHECKING:
@@ -38,14 +38,7 @@ async def find_kept_code(context: Context, nodes: Sequence[Job], servers: Sequen
     if not set(servers) <= copies.keys():
         context.report(Notice("", f"job {job.key}: the copy of its code is on {', '.join(copies)} only"))
         return None
-    config = context.config
-
-    async def has_copy(server: str) -> bool:
-        place = f"{config.remote.copies}/{copies[server]}"
-        host = await context.pool.host(server)
-        return (await host.run(f'cd "$HOME" && test -d {shlex.quote(place)}', check=False, label="kept code")).ok
-
-    found = await on_every(servers, has_copy)
+    found = await ask_for_copies(context, {server: copies[server] for server in servers})
     found.raise_if_any_failed()
     gone = [server for server, is_kept in found.values.items() if not is_kept]
     if gone:

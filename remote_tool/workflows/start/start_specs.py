@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from remote_tool.jobs.job import Job
     from remote_tool.workflows.context import Context
 
-# Beside the record of a job.
-CHANGES = "changes.patch"
 LONGEST_PROBLEM = 2000
 SHOWN_PROBLEMS = 3
 # Per request: this many jobs start in time for its answer, and this many bytes fit into one.
@@ -95,7 +93,7 @@ def _record_changes(context: Context, specs: Sequence[JobSpec]) -> None:
     written: dict[bytes, Path] = {}
     for spec in specs:
         if spec.changes:
-            path = context.registry.folder / spec.id / CHANGES
+            path = context.config.local.changes(spec.id)
             with suppress(OSError):
                 if spec.changes in written:
                     os.link(written[spec.changes], path)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from remote_tool.workflows.context import Context
 
 MODES = ("min", "max")
+# The state of a combination without a job.
+MISSING = "missing"
 # The columns beside parameters and values.
 NUMBER, STATE, SERVER, JOB, DURATION, BEST = "number", "state", "server", "job", "duration", "best"
 
@@ -37,6 +39,7 @@ class SweepRow:
         number: From 0.
         parameters: Its values by name.
         job: The job that succeeded, else the last one; None if none was started, or its record was removed.
+        is_done: It succeeded, also if the record of its job was removed.
         values: The last values in its output, by name.
         best: The best value of the metric in its output, as far as that is here; None without one.
     """
@@ -46,6 +49,14 @@ class SweepRow:
     job: Job | None = None
     values: Mapping[str, str] = field(default_factory=dict)
     best: float | None = None
+    is_done: bool = False
+
+    @property
+    def state(self) -> str:
+        """Return the state of its job, also if that was removed."""
+        if self.job is None:
+            return JobState.SUCCEEDED.value if self.is_done else MISSING
+        return self.job.state.value
 
     @property
     def duration(self) -> float | None:
@@ -112,7 +123,7 @@ async def results(
     rows = [
         SweepRow(number, parameters, job, _values_of(job), best_of(job))
         if (job := chosen.get(number))
-        else SweepRow(number, parameters)
+        else SweepRow(number, parameters, is_done=number in record.done)
         for number, parameters in enumerate(record.request.made)
     ]
     return SweepResults(
@@ -161,7 +172,7 @@ def _cell(row: SweepRow, column: str) -> Any:  # noqa: ANN401 - numbers and text
         return row.parameters[column]
     own: dict[str, Callable[[], Any]] = {
         NUMBER: lambda: row.number,
-        STATE: lambda: row.job and row.job.state.value,
+        STATE: lambda: None if row.job is None and not row.is_done else row.state,
         SERVER: lambda: row.job and row.job.server,
         JOB: lambda: row.job and row.job.key,
         DURATION: lambda: row.duration,

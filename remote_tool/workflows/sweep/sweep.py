@@ -88,7 +88,7 @@ async def resume(
         there = [server for server in request.servers if server in context.config.servers]
         servers = choose_servers(context.config, there)
         failed = await refresh(context, servers)
-        done, waiting = _standing(jobs_of(context.registry.load()[0], record))
+        done, waiting = _standing(jobs_of(context.registry.load()[0], record), record.done)
         usable = [server for server in servers if server not in failed]
         listed, begun = {**record.listed, **context.config.listed}, list(waiting.values())
         sent, queues, errors = await _make_ready(context, request, listed, usable, begun, failed)
@@ -109,9 +109,9 @@ def jobs_of(jobs: Iterable[Job], record: SweepRecord) -> list[Job]:
     return [job for job in jobs if job.launch_id == record.launch_id and job.node_rank in numbers]
 
 
-def _standing(jobs: Sequence[Job]) -> tuple[frozenset[int], dict[int, Job]]:
+def _standing(jobs: Sequence[Job], recorded: frozenset[int]) -> tuple[frozenset[int], dict[int, Job]]:
     """Return the numbers of the combinations that succeeded, and the jobs that may still run, by number."""
-    done = frozenset(job.node_rank or 0 for job in jobs if job.state is JobState.SUCCEEDED)
+    done = recorded | {job.node_rank or 0 for job in jobs if job.state is JobState.SUCCEEDED}
     # A job with a pending stop was given up by the user.
     may_run = {job.node_rank or 0: job for job in jobs if job.may_run and not job.stop_signal}
     return done, {number: job for number, job in may_run.items() if number not in done}

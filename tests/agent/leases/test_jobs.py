@@ -179,6 +179,58 @@ def test_without_an_answer_of_nvidia_smi_a_job_waits_and_says_so(gpus: GpuServer
     assert gpus.server.stop(job)["state"] == "killed"
 
 
+@pytest.mark.row(264, 265)
+@pytest.mark.parametrize(
+    ("answers", "reason"),
+    [
+        ("echo 'Unable to determine the device handle'; exit 1", "nvidia-smi: Unable to determine the device handle"),
+        ("echo 'Insufficient Permissions'; exit 0", "nvidia-smi: Insufficient Permissions"),
+        ("exit 9", "nvidia-smi: it ended with exit code 9"),
+        ("kill -SEGV $$", "nvidia-smi: it ended with signal 11"),
+    ],
+)
+def test_if_nvidia_smi_cannot_list_processes_a_job_waits_and_says_so(
+    gpus: GpuServer, answers: str, reason: str
+) -> None:
+    gpus.put_gpus(gpu_line(0, load=0, used=1), otherwise=f'case "$1" in --query-compute-apps=*) {answers} ;; esac')
+    job, state = gpus.start("true", idle_after=1)
+    assert state == "queued"
+    wait_until(lambda: reason in gpus.server.status(job)["reason"], "the reason")
+    gpus.put_gpus(gpu_line(0, load=0, used=1))
+    assert gpus.server.wait(job)[job]["exit_code"] == 0
+
+
+@pytest.mark.row(264, 265)
+def test_a_gpu_that_tells_neither_load_nor_memory_is_not_taken(gpus: GpuServer) -> None:
+    gpus.put_gpus(gpu_line(0, load="[N/A]", used="[N/A]"))
+    job, state = gpus.start("true", idle_after=0)
+    assert state == "queued"
+    reason = "1st of 1 for 1 GPU; GPU 0 may be in use: nvidia-smi tells neither its load nor its memory"
+    wait_until(lambda: gpus.server.status(job)["reason"] == reason, "the reason")
+    assert gpus.server.call("free_gpus")["free"] == 0
+    gpus.set_gpus(gpu_line(0, load=0, used=1))
+    assert gpus.server.wait(job)[job]["exit_code"] == 0
+
+
+@pytest.mark.row(264, 265)
+@pytest.mark.parametrize("numbers", [{"load": "[N/A]", "used": 1}, {"load": 0, "used": "[N/A]"}])
+def test_a_gpu_that_tells_only_one_of_load_and_memory_must_be_idle_for_long_enough(
+    gpus: GpuServer, numbers: dict[str, Any]
+) -> None:
+    gpus.put_gpus(gpu_line(0, **numbers))
+    job, state = gpus.start(WAITS, idle_after=3600)
+    assert state == "queued"
+    reason = "GPU 0 must be idle for 3600 s: nvidia-smi does not tell its "
+    wait_until(lambda: reason in gpus.server.status(job)["reason"], "the reason")
+    gpus.server.stop(job)
+    # Whoever waits for the end of a lease knows who had it.
+    holder = gpus.hold(idle_after=0.2)
+    waiting, _ = gpus.start("true", idle_after=3600)
+    wait_until(lambda: "1 is leased by" in gpus.server.status(waiting)["reason"], "the wait for the lease")
+    (gpus.server.project / "go").touch()
+    assert gpus.server.wait(holder, waiting)[waiting]["exit_code"] == 0
+
+
 @pytest.mark.row(265)
 def test_a_job_that_waits_for_an_nvidia_smi_that_hangs_is_killed_at_once(gpus: GpuServer) -> None:
     gpus.put_gpus(otherwise="exec sleep 600")

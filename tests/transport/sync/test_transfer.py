@@ -569,14 +569,14 @@ async def test_nothing_rests_on_the_version_of_rsync(desk: Desk, monkeypatch: py
 @pytest.mark.parametrize(
     ("banner", "expected"),
     [
-        (b"rsync  version 3.2.7  protocol version 31\n", (3, 2)),
-        (b"rsync  version v3.4.1  protocol version 32\n", (3, 4)),
-        (b"rsync  version 2.6.9  protocol version 29\n", (2, 6)),
-        (b"openrsync: protocol version 29\nrsync version 2.6.9 compatible\n", ()),
-        (b"", ()),
+        (b"rsync  version 3.2.7  protocol version 31\n", ((3, 2), "3.2.7")),
+        (b"rsync  version v3.4.1  protocol version 32\n", ((3, 4), "3.4.1")),
+        (b"rsync  version 2.6.9  protocol version 29\n", ((2, 6), "2.6.9")),
+        (b"openrsync: protocol version 29\nrsync version 2.6.9 compatible\n", ((), "openrsync")),
+        (b"", ((), "openrsync")),
     ],
 )
-def test_versions(banner: bytes, expected: tuple[int, ...]) -> None:
+def test_versions(banner: bytes, expected: tuple[tuple[int, ...], str]) -> None:
     assert local_rsync._parse_version(banner) == expected
 
 

@@ -193,7 +193,7 @@ def test_what_may_run_on_a_server_that_is_given_up_is_named_and_not_started_else
     assert (answer.exit_code, answer.undone, list(answer.errors)) == (3, 1, ["second"])
     error = answer.errors["second"]
     assert "shard 1 may still run there, and is not started elsewhere" in str(error)
-    assert f"remote-tool job-kill --job {left.key}" in error.hint
+    assert f"remote-tool job-kill {left.key}" in error.hint
     assert sorted(seen.read_text().splitlines()) == ["a first", "b second", "c first"]
     workspace.stop_jobs(JobSelection(jobs=(left.id,)))
     resumed = workspace.resume_fan_out(heard.name, check=False)

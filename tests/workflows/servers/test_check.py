@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from typing import TYPE_CHECKING
 
@@ -64,6 +65,8 @@ def test_a_prepared_server_is_fit(workspace: Workspace) -> None:
     assert {name: found[name].status for name in ("environment", "python", "rsync", "torch")} == dict.fromkeys(
         ("environment", "python", "rsync", "torch"), Status.OK
     )
+    version = subprocess.run(["rsync", "--version"], capture_output=True, text=True, check=True).stdout.split()[2]
+    assert found["rsync"].value == f"{version}, {version} here"
 
 
 def test_servers_are_compared(two_servers: tuple[TestServer, TestServer], tmp_path: Path) -> None:

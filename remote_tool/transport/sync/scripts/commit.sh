@@ -2,13 +2,12 @@
 # Remove stale files, record the sent files, and mark the copy as complete, once the local rsync has succeeded.
 # Then print the ids of running jobs, see running_jobs.sh.
 #
-# Runs after receive.sh, or in a session of its own where that could not read its stdin after rsync; see there.
+# Runs after receive.sh, which has read the line of this request, or in a session of its own where that could not read
+# its stdin after rsync; see there.
 # shellcheck disable=SC2153 # a variable in capitals is no misspelling of the one in small letters
 
-word=
-until [ "$word" = "commit $MARK" ]; do
+until [ "$word $mark" = "commit $MARK" ]; do
   read -r word mark sent_size stale_size all_sent || exit 1
-  word="$word $mark"
 done
 umask 077
 cd "$HOME/$SCRIPTS" || exit 1

@@ -101,9 +101,9 @@ records() {
 # folder costs a rename between folders for each file, which takes as long as everything else. If the project is
 # empty, all files are received there and moved at once.
 receive() {
-  there=$project beside=
+  there=$project${into:+/$into} beside=
   if [ -z "$DRY_RUN" ]; then
-    see_whether_bare
+    if [ -n "$into" ]; then bare=; else see_whether_bare; fi
     if [ -n "$bare" ]; then
       there=$arriving
       (umask 077; mkdir -- "$arriving") || exit "$CANNOT_WRITE"
@@ -128,6 +128,26 @@ receive() {
     status=$CANNOT_WRITE
   fi
   [ -z "$beside" ] || rmdir "$partial" 2>/dev/null
+}
+
+# Run rsync if words has its arguments, report its end, and set word to what the client wants then: again or commit.
+receive_once() {
+  mark_incomplete
+  # rsync makes its streams nonblocking, which a shell cannot read: it gets open files of its own.
+  if (: < "$STREAMS/0" && : > "$STREAMS/1") 2>/dev/null; then stdin_shared=1; else stdin_shared=; fi
+  status=0
+  [ -z "$words" ] || receive
+  printf '\000\000%s %s %s\n' "$MARK" "$status" "$stdin_shared"
+  [ -n "$stdin_shared" ] || exit "$status"
+  # 23: some files were not sent, and the client may know another way; 24: some vanished before they were sent.
+  case $status in 0 | 23 | 24) ;; *) exit "$status" ;; esac
+  word=
+  until [ "$word $mark" = "again $MARK" ] || [ "$word $mark" = "commit $MARK" ]; do
+    # shellcheck disable=SC2034 # the sizes are for commit.sh
+    read -r word mark sent_size stale_size all_sent && continue
+    [ -n "$DRY_RUN" ] || [ "$status" -ne 0 ] || status=1
+    exit "$status"
+  done
 }
 
 # While the client lists its project, nothing is locked: its list may take minutes, or never come.
@@ -158,7 +178,9 @@ if [ "$same" = 1 ]; then tail -c "+$((size + 1))" "$HOME/$SENT"; else cat "$HOME
 end_answer
 [ "$same $state" != "1 complete $SNAPSHOT" ] || exit 0
 
-# Answer requests until a line arrives that is none: the arguments of rsync, or an empty line.
+# Answer requests; a line that is none has the arguments of rsync, or is empty, and ends them unless the client asks
+# again.
+into=
 while IFS= read -r words || exit 1; do
   case $words in
     # A folder is looked up both with its slash, which follows a link, and without it.
@@ -184,17 +206,18 @@ while IFS= read -r words || exit 1; do
       else
         IFS= read -r _ || exit 1
       fi ;;
-    *) break ;;
+    # A folder that is a link here: rsync gets it as its destination, and so follows it.
+    'into '*)
+      into=$(head -c "${words#* * }" && printf .)
+      into=${into%.} mode=${words#* }
+      mode=${mode%% *}
+      if [ -z "$DRY_RUN" ] && [ "$mode" != - ]; then chmod "$mode" "$project/$into" 2>/dev/null; fi
+      continue ;;
+    *)
+      receive_once
+      [ "$word" = again ] || break
+      into=
+      continue ;;
   esac
   end_answer
 done
-
-mark_incomplete
-# rsync makes its streams nonblocking, which a shell cannot read: it gets open files of its own.
-if (: < "$STREAMS/0" && : > "$STREAMS/1") 2>/dev/null; then stdin_shared=1; else stdin_shared=; fi
-status=0
-[ -z "$words" ] || receive
-printf '\000\000%s %s %s\n' "$MARK" "$status" "$stdin_shared"
-if [ -n "$DRY_RUN" ] || [ -z "$stdin_shared" ]; then exit "$status"; fi
-# 24: some files vanished before they were sent.
-[ "$status" -eq 0 ] || [ "$status" -eq 24 ] || exit "$status"

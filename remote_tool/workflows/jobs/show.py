@@ -1,0 +1,176 @@
+"""job-show: everything about one job, as its server and this machine have it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from remote_tool.errors import JobError, RemoteToolError, UsageError
+from remote_tool.jobs.artifacts import ArtifactFolder
+from remote_tool.jobs.job import Job, JobState
+from remote_tool.jobs.logs import LogFolder
+from remote_tool.workflows.artifacts.listing import list_files
+from remote_tool.workflows.jobs.copies import ask_for_copies
+from remote_tool.workflows.jobs.failures import RankFailure, first_failure
+from remote_tool.workflows.jobs.listing import list_jobs
+from remote_tool.workflows.jobs.log_streams import bring_logs_home
+from remote_tool.workflows.selection import JobsAnswer, JobSelection, find_job
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from remote_tool.workflows.context import Context
+
+_FAILED = {JobState.FAILED, JobState.LOST}
+
+
+@dataclass(frozen=True)
+class JobFile:
+    """An artifact of a job.
+
+    Attributes:
+        name: Relative to the project.
+        size: In bytes, here if it is here.
+        is_here: Whether it has been fetched.
+    """
+
+    name: str
+    size: int
+    is_here: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobDetails(JobsAnswer):
+    """Everything about one job.
+
+    Attributes:
+        job: The job.
+        related: The other jobs of its launch, those that it waits for, and the one that it repeats.
+        folder: Its folder here, with its output.
+        remote_folder: Its folder on the server, relative to the home folder.
+        runs_in: Where it runs on the server, relative to the home folder.
+        copy_is_kept: Whether its copy of the project is on the server; None: not known, or it runs in none.
+        changes: What was not committed when it was started; None without that.
+        failure: The first error of the job, or of its launch; None without one.
+        output: The size of each stream of its output that is here.
+        artifacts_folder: Where its artifacts are here.
+        artifacts: Its files, here and on the server.
+        unknown: What is not known, and why: ``copy``, ``artifacts``.
+    """
+
+    job: Job
+    related: tuple[Job, ...]
+    folder: Path
+    remote_folder: str
+    runs_in: str
+    copy_is_kept: bool | None
+    changes: Path | None
+    failure: RankFailure | None
+    output: Mapping[str, int]
+    artifacts_folder: Path
+    artifacts: tuple[JobFile, ...]
+    unknown: Mapping[str, str]
+
+
+async def show_job(context: Context, word: str) -> JobDetails:
+    """Return everything about a job, by key or id; what its server does not say is listed as unknown.
+
+    Raises:
+        UsageError: There is no such job.
+    """
+    answer = await _ask(context, word)
+    (job,) = answer.jobs
+    nodes = _nodes(context, job)
+    problem = f"it has been removed from {job.server}" if job.cleaned else str(answer.errors.get(job.server, ""))
+    if job.state in _FAILED and not problem:
+        # The first error of a launch may be in the output of another node.
+        pulled = await bring_logs_home(context, nodes)
+        problem = str(pulled.get(job.server, ""))
+        job = context.registry.find([job.id]).get(job.id, job)
+    local, remote = context.config.local, context.config.remote
+    unknown: dict[str, str] = {}
+    changes = local.changes(job.id)
+    place = f"{remote.copies}/{job.copy}" if job.copy else remote.project
+    return JobDetails(
+        jobs=(job,),
+        errors=answer.errors,
+        bad=answer.bad,
+        answered=answer.answered,
+        job=job,
+        related=_related(context, job, nodes),
+        folder=local.job(job.id),
+        remote_folder=f"{remote.jobs}/{job.id}",
+        runs_in=f"{place}/{job.workdir}" if job.workdir else place,
+        copy_is_kept=await _has_copy(context, job, problem, unknown),
+        changes=changes if changes.is_file() else None,
+        failure=_first_error(context, job, nodes),
+        output=LogFolder(context.registry.folder / job.id).sizes(),
+        artifacts_folder=local.artifacts(job.id),
+        artifacts=await _artifacts(context, job, problem, unknown),
+        unknown=unknown,
+    )
+
+
+async def _ask(context: Context, word: str) -> JobsAnswer:
+    """Return the job as its server has it, asking other servers only for one that is not known here."""
+    known = context.registry.load()[0]
+    with suppress(UsageError):
+        job = find_job(known, word)
+        if job.server not in context.config.servers:
+            problem = JobError(f"{job.server} is not in the configuration", server=job.server)
+            return JobsAnswer((job,), {job.server: problem})
+        word = job.id
+    return await list_jobs(context, JobSelection((word,), stopped=True, hidden=True))
+
+
+def _nodes(context: Context, job: Job) -> list[Job]:
+    """Return the job, or all nodes of its launch by rank; the jobs of a sweep or a fan-out are not nodes."""
+    known = [each if each.id != job.id else job for each in context.registry.load()[0]] if job.launch_id else []
+    nodes = [each for each in known if each.launch_id == job.launch_id]
+    is_launch = any(each.launch_options for each in nodes)
+    return sorted(nodes, key=lambda each: each.node_rank or 0) if is_launch else [job]
+
+
+def _first_error(context: Context, job: Job, nodes: list[Job]) -> RankFailure | None:
+    """Return the first error of a failed job or of its launch; that of a job without ranks is what it printed last."""
+    if job.state not in _FAILED:
+        return None
+    failure = first_failure(nodes, context.registry.folder)
+    lines = failure.traceback.strip().splitlines() if failure is not None else []
+    return replace(failure, message=lines[-1]) if failure is not None and lines and len(nodes) == 1 else failure
+
+
+def _related(context: Context, job: Job, nodes: list[Job]) -> tuple[Job, ...]:
+    named = context.registry.find([*job.after, *([job.rerun_of] if job.rerun_of else [])])
+    others = [each for each in nodes if each.id != job.id]
+    return tuple({each.id: each for each in (*others, *named.values())}.values())
+
+
+async def _has_copy(context: Context, job: Job, problem: str, unknown: dict[str, str]) -> bool | None:
+    if not job.copy or problem:
+        if job.copy:
+            unknown["copy"] = problem
+        return None
+    found = await ask_for_copies(context, {job.server: job.copy})
+    if found.errors:
+        unknown["copy"] = str(found.errors[job.server])
+    return found.values.get(job.server)
+
+
+async def _artifacts(context: Context, job: Job, problem: str, unknown: dict[str, str]) -> tuple[JobFile, ...]:
+    here = ArtifactFolder.at(context.config.local.artifacts(job.id)).sizes()
+    there: dict[str, int] = {}
+    if job.artifacts and not job.artifacts_complete and job.started_at is not None:
+        try:
+            if problem:
+                raise JobError(problem)
+            listing = (await list_files(context, job.server, {job.id: job.artifacts}))[job.id]
+            there = {file.path: file.stamp.size for file in listing.files}
+            problem = listing.error
+        except RemoteToolError as error:
+            problem = str(error)
+        if problem:
+            unknown["artifacts"] = problem
+    return tuple(JobFile(name, here.get(name, there.get(name, 0)), name in here) for name in sorted({*here, *there}))

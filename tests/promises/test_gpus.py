@@ -1,0 +1,58 @@
+"""GPUs that jobs reserve: nobody else's are taken, and what is not known is not taken for free."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.promises.conftest import until
+from tests.stand_in_gpus import gpu_line, put_nvidia_smi
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.promises.conftest import Desk
+
+FREE = gpu_line(0, load=0, used=1)
+
+
+@pytest.fixture
+def gpus(desk: Desk) -> Iterator[Path]:
+    """The folder of the server's nvidia-smi, which reports one free GPU."""
+    folder = desk.servers["first"].programs
+    put_nvidia_smi(folder, FREE)
+    # Questions follow each other in a sixth of this.
+    desk.configure(idle_after=1)
+    yield folder
+    desk.tries("job-kill", "--server", "first", "--yes", "--signal", "SIGKILL")
+    # The server is shared.
+    shutil.rmtree(folder)
+
+
+def has_said(desk: Desk, key: int, text: str) -> None:
+    until(lambda: text in desk.job(key)["reason"], f"job {key} says {text!r}")
+
+
+def test_a_list_of_processes_that_nvidia_smi_cannot_give_is_not_an_empty_one(desk: Desk, gpus: Path) -> None:
+    fails = 'case "$1" in --query-compute-apps=*) echo Unknown Error; exit 1 ;; esac'
+    put_nvidia_smi(gpus, FREE, otherwise=fails)
+    desk.does("job-run", "--gpus", "1", "--cmd", "true")
+    has_said(desk, 1, "nvidia-smi: Unknown Error")
+    assert desk.job(1)["state"] == "queued"
+    assert "its GPUs are unknown: nvidia-smi: Unknown Error" in desk.tries("gpus").stderr
+    put_nvidia_smi(gpus, FREE)
+    desk.waits_for(1, "succeeded")
+
+
+def test_a_gpu_of_which_nvidia_smi_says_nothing_is_not_free(desk: Desk, gpus: Path) -> None:
+    put_nvidia_smi(gpus, gpu_line(0, load="[N/A]", used="[N/A]"))
+    desk.does("job-run", "--gpus", "1", "--cmd", "true")
+    has_said(desk, 1, "GPU 0 may be in use: nvidia-smi tells neither its load nor its memory")
+    (server,) = json.loads(desk.does("gpus", "--json"))["servers"]
+    assert [gpu["state"] for gpu in server["gpus"]] == ["used"]
+    put_nvidia_smi(gpus, FREE)
+    desk.waits_for(1, "succeeded")
