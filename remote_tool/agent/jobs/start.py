@@ -193,7 +193,7 @@ def _start_all(call: Call, job_requests: List[JobRequest]) -> Tuple[List[Dict[st
     answers: List[Dict[str, Any]] = []
     size, are_starting = 0, False
     for first in range(0, len(job_requests), at_once):
-        pending = [_begin(call, job) for job in job_requests[first : first + at_once]]
+        pending = _begin_all(call, job_requests[first : first + at_once])
         for job in pending:
             answer = _finish(call, job, deadline)
             are_starting = are_starting or answer.get("state") == "starting"
@@ -208,6 +208,25 @@ def _refuse_half_a_project(jobs: int, folders: Folders, job_requests: List[JobRe
     here = [job for job in job_requests if job.copy is None]
     if not all(job_folder.exists(jobs, job.spec["id"]) for job in here):
         folders.refuse_half_a_project()
+
+
+def _begin_all(call: Call, job_requests: List[JobRequest]) -> List[PendingStart]:
+    arrivals: Tuple[int, ...] = ()
+    if any(job.queue is not None and job.queue.slots for job in job_requests):
+        with suppress(OSError):
+            arrivals = os.pipe()
+    try:
+        return [_begin(call, _with_arrivals(job, arrivals)) for job in job_requests]
+    finally:
+        for descriptor in arrivals:
+            os.close(descriptor)
+
+
+def _with_arrivals(job: JobRequest, arrivals: Tuple[int, ...]) -> JobRequest:
+    """Let a job for a slot know when the others of its request have their places: they begin in their order."""
+    if job.queue is None or not job.queue.slots:
+        return job
+    return job._replace(queue=job.queue._replace(arrivals=arrivals))
 
 
 def _begin(call: Call, job: JobRequest) -> PendingStart:
@@ -233,7 +252,8 @@ def _become_supervisor(call: Call, job: JobRequest, writer: int) -> NoReturn:
     """After the fork: create the job's folder and supervise the command."""
     what = f"{call.folders.jobs}/{job.spec['id']}"
     try:
-        umask = supervise.leave_client({*call.locks, writer})
+        arrivals = () if job.queue is None else job.queue.arrivals
+        umask = supervise.leave_client({*call.locks, writer, *arrivals})
         # The job's own programs may use select(), which takes no descriptor above 1023.
         resource.setrlimit(resource.RLIMIT_NOFILE, call.open_files)
         plan = _plan(call, job)

@@ -6,15 +6,18 @@ Slots are leased as GPUs are, in a folder for each sweep. Nobody else uses them,
 from __future__ import annotations
 
 import os
+import select
+import time
 from itertools import count, islice
 
 from remote_tool.agent.leases import folders
 from remote_tool.agent.leases.listing import Listing
 from remote_tool.agent.leases.waiter import LEFTOVER_SECONDS, LONG_SECONDS, LeaseRequest, Waiter
+from remote_tool.protocol.lean.namedtuple import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Iterable, List, Optional
+    from typing import Callable, Iterable, List, Optional, Tuple
 
     from remote_tool.agent.leases.claim import Claim, TakenTicket
     from remote_tool.agent.leases.foreign import GpuAnswer
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 
 _FOLDER = "sweep-"
 _MOST_SHOWN = 3
+# One that takes longer, on a slow disk, may be passed.
+_ARRIVAL_SECONDS = 10.0
 
 
 def pool_of(sweep: str) -> str:
@@ -31,25 +36,41 @@ def pool_of(sweep: str) -> str:
     return f"{_FOLDER}{sweep}"
 
 
+class Slots(NamedTuple):
+    """The slots of a sweep on this machine.
+
+    Attributes:
+        sweep: Its id.
+        at_once: How many of its jobs may run.
+        find_left: Returns those of some jobs, whose supervisors died, that may still have processes.
+    """
+
+    sweep: str
+    at_once: int
+    find_left: FindLeft
+
+
 class SlotWaiter(Waiter):
     """A job that waits for a slot of its sweep."""
 
-    def __init__(self, request: LeaseRequest, sweep: str, slots: int, find_left: FindLeft) -> None:
+    def __init__(self, request: LeaseRequest, slots: Slots, arrivals: "Tuple[int, ...]" = ()) -> None:
         """Enter the queue.
 
         Args:
             request: The job.
-            sweep: The id of the sweep.
-            slots: How many of its jobs may run at once.
-            find_left: Returns those of some jobs, whose supervisors died, that may still have processes.
+            slots: Those of its sweep.
+            arrivals: The ends of a pipe, for reading and writing, that others of the same request close when they
+                have their places; they are closed here.
 
         Raises:
             LeaseError: It can never get a slot here.
             OSError: The files cannot be written.
         """
-        self._pool = pool_of(sweep)
-        self._slots = slots
-        self._find_left = find_left
+        self._pool = pool_of(slots.sweep)
+        self._slots = slots.at_once
+        self._find_left = slots.find_left
+        self._arrivals = [*arrivals]
+        self._patient_until = time.monotonic() + _ARRIVAL_SECONDS
         super().__init__(request)
         # They are known without asking.
         self._gpus = []
@@ -69,12 +90,16 @@ class SlotWaiter(Waiter):
     def close(self) -> None:
         """Leave the queue without a slot, or after it was given to somebody."""
         super().close()
+        self._close_arrivals()
         folders.remove_pool(self._pool)
 
     def _look(self) -> Listing:
         return Listing(pool=self._pool)
 
     def _step(self, listing: Listing, answer: "Optional[GpuAnswer]") -> "Optional[Claim]":
+        if len(self._arrivals) > 1:
+            # Its place is taken.
+            os.close(self._arrivals.pop())
         claim = super()._step(listing, answer)
         run = "1 runs" if self._slots == 1 else f"{self._slots} run"
         self.why = self.why or f"waits for the end of another job of its sweep, of which {run} at once"
@@ -82,6 +107,8 @@ class SlotWaiter(Waiter):
 
     def _try(self, listing: Listing, answer: "Optional[GpuAnswer]", first: "Optional[Ticket]") -> "Optional[Claim]":
         del answer, first
+        if self._must_wait_for_arrivals():
+            return None
         live = listing.live_leases()
         dead = [lease.job_id for lease in listing.leases if not lease.is_alive]
         left = self._find_left(dead) if dead else []
@@ -95,6 +122,23 @@ class SlotWaiter(Waiter):
         are_watched = self._watch(listing, live)
         self.seconds = 0.0 if not are_watched else LEFTOVER_SECONDS if left else LONG_SECONDS
         return None
+
+    def _must_wait_for_arrivals(self) -> bool:
+        """Return whether another job of the same request, which may be earlier, has no place yet."""
+        if not self._arrivals:
+            return False
+        poll = select.poll()
+        poll.register(self._arrivals[0], 0)
+        self.seconds = self._patient_until - time.monotonic()
+        if self.seconds <= 0 or poll.poll(0):
+            self._close_arrivals()
+            return False
+        self._watched.append(os.dup(self._arrivals[0]))
+        return True
+
+    def _close_arrivals(self) -> None:
+        while self._arrivals:
+            os.close(self._arrivals.pop())
 
     @staticmethod
     def _describe(left: "List[str]") -> str:

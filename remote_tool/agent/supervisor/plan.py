@@ -53,6 +53,7 @@ class QueueRequest(NamedTuple):
         may_wait: Whether it waits for its GPUs; otherwise, it fails if they are not free.
         slots: Of its sweep on this server; 0: the lease is of GPUs.
         sweep: The id of its sweep.
+        arrivals: The ends of a pipe that each job of the same request closes when it has its place in the queue.
     """
 
     lease: Optional[LeaseRequest]
@@ -61,6 +62,7 @@ class QueueRequest(NamedTuple):
     may_wait: bool = True
     slots: int = 0
     sweep: str = ""
+    arrivals: "Tuple[int, ...]" = ()
 
 
 class Plan(NamedTuple):

@@ -10,7 +10,7 @@ from remote_tool.agent.leases import folders
 from remote_tool.agent.leases.folders import LeaseError
 from remote_tool.agent.leases.listing import now_stamp
 from remote_tool.agent.leases.queued_file import write_queued
-from remote_tool.agent.leases.slots import SlotWaiter, pool_of
+from remote_tool.agent.leases.slots import Slots, SlotWaiter, pool_of
 from remote_tool.agent.leases.waiter import DEFAULT_IDLE_AFTER, LeaseRequest, Waiter
 from remote_tool.agent.requests import is_flag
 from remote_tool.agent.supervisor import after
@@ -122,6 +122,10 @@ class JobQueue:
         """Wait until the command may start; return False, with the reason recorded, if it never may."""
         with suppress(OSError):
             self._say("")
+        if self._request.after:
+            # Others must not wait for the place that it has later.
+            for descriptor in self._request.arrivals:
+                os.close(descriptor)
         wakeup = self._events.listen()
         try:
             return self._wait_for_jobs(wakeup) and (self._request.lease is None or self._wait_for_lease(wakeup))
@@ -190,7 +194,8 @@ class JobQueue:
         if not self._request.slots:
             return Waiter(lease)
         jobs = os.path.dirname(self._plan.path)
-        return SlotWaiter(lease, self._request.sweep, self._request.slots, lambda ids: after.find_left(jobs, ids))
+        slots = Slots(self._request.sweep, self._request.slots, lambda ids: after.find_left(jobs, ids))
+        return SlotWaiter(lease, slots, () if self._request.after else self._request.arrivals)
 
     def _poll_waiter(self, wakeup: int, waiter: Waiter) -> None:
         poll = select.poll()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from remote_tool import workflows
 from remote_tool.errors import RemoteToolError, UsageError
-from remote_tool.jobs.job import JUPYTER_MARK, MASTER_TAG, Job, JobSettings, job_id_of
+from remote_tool.jobs.job import JUPYTER_MARK, MASTER_TAG, Job, JobSettings
 from remote_tool.launchers.fan_out import TAG, fan_out_name
 from remote_tool.launchers.launch_options import read_options
 from remote_tool.launchers.request import LaunchRequest
@@ -23,6 +23,7 @@ from remote_tool.readable import counted
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.selection import JobsAnswer, JobSelection, choose_servers, find_job
 from remote_tool.workflows.start.kept_code import find_kept_code, report_code
+from remote_tool.workflows.start.put_back import id_when_put_back
 from remote_tool.workflows.start.start import StartRequest, start_jobs
 
 if TYPE_CHECKING:
@@ -70,11 +71,12 @@ async def requests_to_requeue(context: Context, words: Sequence[str], changes: R
     recorded = context.registry.load()[0]
     jobs = [find_job(recorded, word) for word in words]
     ids = tuple(job.id for job in jobs)
-    back = {job.rerun_of: job.key for job in recorded if job.rerun_of and not job.state.is_finished}
     if not all(job.state.is_final for job in jobs):
         # The server may have lost them since.
         answer = await workflows.jobs.listing.list_jobs(context, JobSelection(ids, stopped=True, hidden=True))
         answer.raise_if_any_failed()
+        recorded = context.registry.load()[0]
+    back = {job.rerun_of: job.key for job in recorded if job.rerun_of and not job.state.is_finished}
     for job in context.registry.find(ids).values():
         hint = f"remote-tool job-rerun {job.key} starts it again"
         if tag := _sweep_tag(job):
@@ -98,8 +100,7 @@ def _once(request: Request, recorded: Sequence[Job]) -> Request:
     if not isinstance(request, StartRequest):
         return request
     job = next(each for each in recorded if each.id == request.rerun_of)
-    earlier = sorted(each.id for each in recorded if each.rerun_of == job.id)
-    return replace(request, job_id=job_id_of(job.ended_at or job.created_at, "job-requeue", job.id, *earlier))
+    return replace(request, job_id=id_when_put_back(job, [each for each in recorded if each.rerun_of == job.id]))
 
 
 async def requests_again(context: Context, words: Sequence[str], changes: RerunChanges) -> list[Request]:
