@@ -10,6 +10,7 @@
         ConnectionLostError       the connection was lost while it was in use
       RemoteCommandError          a command that remote-tool ran on a server failed
       SyncError                   rsync did not finish
+        AnotherWorkspaceError     the folder on the server belongs to another workspace
       EnvironmentSetupError       Python or packages could not be installed
       JobError                    a job could not be started, read or stopped
       SomeServersFailedError      at least one of several servers failed
@@ -137,6 +138,18 @@ class RemoteCommandError(RemoteToolError):
 
 class SyncError(RemoteToolError):
     """The project could not be copied to the server completely."""
+
+
+class AnotherWorkspaceError(SyncError):
+    """Only other workspaces have sent the project's folder on a server.
+
+    Attributes:
+        question: Whether to share it, for a terminal.
+    """
+
+    def __init__(self, message: str, *, hint: str, server: str, question: str) -> None:
+        super().__init__(message, hint=hint, server=server)
+        self.question = redact(question)
 
 
 class EnvironmentSetupError(RemoteToolError):

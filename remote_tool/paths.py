@@ -108,6 +108,11 @@ class LocalPaths:
             str(path.relative_to(root)) for path, root in (as_written, behind_links) if path.is_relative_to(root)
         )
 
+    @property
+    def workspace_id(self) -> Path:
+        """The random id by which servers know this workspace; with the logs, as it is not for a repository."""
+        return self.logs / "workspace"
+
     def begun_sync(self, server: str) -> Path:
         """Files that an interrupted sync to a server may have sent."""
         return self.logs / f"{server}.begun-sync"
@@ -184,6 +189,11 @@ class RemotePaths:
     def sync_owner(self) -> str:
         """Who is sending, and since when: ``<seconds since the epoch> <user>@<host>``."""
         return f"{self.scripts}/sync-owner"
+
+    @property
+    def workspaces(self) -> str:
+        """Which workspaces have sent the project here."""
+        return f"{self.scripts}/workspaces"
 
     @property
     def sent_files(self) -> str:

@@ -22,6 +22,7 @@ from tests import figures
 from tests.containers import Podman
 from tests.kept_logins import masters
 from tests.leftovers import new_name, remove_leftovers
+from tests.project import make_workspace_id
 from tests.secret_watch import watching
 from tests.sshd import TestServer, make_key
 
@@ -71,7 +72,7 @@ def make_configuration(
     servers: Iterable[Reachable], root: Path, *, host_keys: HostKeyPolicy = HostKeyPolicy.ACCEPT_NEW
 ) -> Config:
     """Configure servers as ``configs.yaml`` would, for the project folder root, which is made."""
-    (root / ".remote").mkdir(parents=True, exist_ok=True)
+    make_workspace_id(root)
     return Config(
         name="project",
         servers={

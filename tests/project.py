@@ -28,7 +28,7 @@ def make_project(root: Path, servers: Iterable[Reachable], **settings: object) -
 
 def write_configuration(root: Path, servers: Iterable[Reachable], **settings: object) -> None:
     """Write ``.remote/configs.yaml``."""
-    (root / ".remote").mkdir(exist_ok=True)
+    make_workspace_id(root)
     values: dict[str, object] = {
         "name": "project",
         "environment": THIS_PYTHON,
@@ -43,6 +43,13 @@ def write_configuration(root: Path, servers: Iterable[Reachable], **settings: ob
         },
     }
     (root / ".remote" / "configs.yaml").write_text(yaml.safe_dump(values | settings, sort_keys=False))
+
+
+def make_workspace_id(root: Path) -> None:
+    """Make a folder a checkout of the one workspace of all tests, which may share folders on servers."""
+    file = root / ".remote" / "logs" / "workspace"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"{0:032x}\n")
 
 
 def remote_tool(

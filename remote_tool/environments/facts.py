@@ -63,6 +63,7 @@ class ServerFacts:
         existing: The interpreter of the configured existing prefix.
         packages: The fingerprint of the installed packages.
         sync_state: The record of the last sync.
+        workspaces: Which workspaces have sent the project: lines of :mod:`transport.sync.project.workspace`.
         sent_sha256: Hash of our list of sent files; empty without one, or without ``compare``.
         has_supervisor: Whether this version's folder exists.
         folders: Facts for detecting a shared folder: inode, file system and boot of the
@@ -92,6 +93,7 @@ class ServerFacts:
     existing: Interpreter | None = None
     packages: str = ""
     sync_state: str = ""
+    workspaces: tuple[str, ...] = ()
     sent_sha256: str = ""
     has_supervisor: bool = False
     folders: tuple[str, ...] = ()
@@ -119,6 +121,8 @@ def facts_script(
         "packages": remote.packages_fingerprint,
         "sync": remote.sync_state,
         "sent": remote.sent_files,
+        "workspaces": remote.workspaces,
+        "owner": remote.sync_owner,
         "supervisor": f"{remote.scripts}/supervisor-{supervisor_version}",
         "existing": environment.prefix or "",
         "conda_first": environment.kind.value,
@@ -187,6 +191,7 @@ def _facts(server: str, records: Mapping[str, list[str]], single: Mapping[str, s
         existing=next(iter(_interpreters(records.get("existing", ()))), None),
         packages=single.get("packages", ""),
         sync_state=single.get("sync", ""),
+        workspaces=tuple(records.get("workspace", ())),
         sent_sha256=single.get("sent", ""),
         has_supervisor=single.get("supervisor") == "yes",
         folders=tuple(records.get("folder", ())),
@@ -343,6 +348,11 @@ running=$(interpreter "$python")
 tell environment_python "${running%% *}"
 line_of "$packages"; tell packages "$line"
 line_of "$sync"; tell sync "$line"
+if [ -e "$workspaces" ]; then
+    while IFS= read -r line; do tell workspace "$line"; done < "$workspaces"
+elif [ "$line" ]; then
+    line_of "$owner"; tell workspace "unknown ${line#* }"
+fi
 [ -z "$compare" ] || tell sent "$(hash_of "$sent")"
 [ -d "$supervisor" ] && tell supervisor yes
 

@@ -42,6 +42,7 @@ class HostPool:
         trace: Called for each remote command: ``trace(server, label, seconds)``.
         ask_password: Prompts for a secret; None without a terminal.
         confirm: Asks whether to trust new host keys; None without a terminal.
+        adopt: Asks whether to share a folder that another workspace has sent; None without a terminal.
     """
 
     def __init__(
@@ -52,12 +53,13 @@ class HostPool:
         trace: Callable[[str, str, float], None] | None = None,
         ask_password: Callable[[str], str | None] | None = None,
         confirm: Callable[[str], bool] | None = None,
+        adopt: Callable[[str], bool] | None = None,
     ) -> None:
         self._config = config
         self._report = report or _ignore_notice
         # Servers whose silence the caller reports.
         self.watched: set[str] = set()
-        self.prompter = Prompter(ask_password, confirm)
+        self.prompter = Prompter(ask_password, confirm, adopt)
         self._context = ConnectionContext(
             rules=HostKeyRules(
                 config.local.known_hosts,

@@ -18,9 +18,15 @@ T = TypeVar("T")
 class Prompter:
     """Asks one question at a time, for any number of servers."""
 
-    def __init__(self, ask: Callable[[str], str | None] | None, confirm: Callable[[str], bool] | None = None) -> None:
+    def __init__(
+        self,
+        ask: Callable[[str], str | None] | None,
+        confirm: Callable[[str], bool] | None = None,
+        adopt: Callable[[str], bool] | None = None,
+    ) -> None:
         self._ask = ask
         self._confirm = confirm
+        self._adopt = adopt
         self._one_at_a_time = asyncio.Lock()
 
     @property
@@ -39,8 +45,12 @@ class Prompter:
         return answer
 
     async def confirm(self, question: str) -> bool:
-        """Return whether the answer is yes."""
+        """Return whether new host keys are to be trusted."""
         return self._confirm is not None and bool(await self._answer(partial(self._confirm, question)))
+
+    async def adopt(self, question: str) -> bool:
+        """Return whether to share a folder that another workspace has sent."""
+        return self._adopt is not None and bool(await self._answer(partial(self._adopt, question)))
 
     async def _answer(self, ask: Callable[[], T]) -> T | None:
         async with self._one_at_a_time:

@@ -130,7 +130,7 @@ class ServerMethods(Project):
         options = workflows.prepare.prepare.PrepareOptions(force=force)
         return self._work_on_servers(workflows.prepare.prepare.update_packages, servers, options, check=check)
 
-    def rsync(
+    def rsync(  # noqa: PLR0913 - one parameter per option
         self,
         servers: Sequence[str] = (),
         *,
@@ -138,6 +138,7 @@ class ServerMethods(Project):
         checksum: bool = False,
         relay: bool = False,
         overwrite: bool = False,
+        adopt: bool = False,
         check: bool = True,
     ) -> Results[PushResult]:
         """Send changed project files.
@@ -148,13 +149,14 @@ class ServerMethods(Project):
             checksum: Compare contents, not sizes and times.
             relay: Send to one server, which forwards to the others.
             overwrite: Also replace files that were changed on the server or never sent; by default these are kept.
+            adopt: Share a folder that only another workspace has sent; its files that are not here stay.
             check: Raise if a server failed; otherwise the result holds its error.
 
         Raises:
             SyncError: Not everything could be sent, for example because a file changed both here and on the server.
         """
         options = workflows.sync.options.SyncOptions(
-            dry_run=dry_run, checksum=checksum, relay=relay, overwrite=overwrite
+            dry_run=dry_run, checksum=checksum, relay=relay, overwrite=overwrite, adopt=adopt
         )
         return self._work_on_servers(workflows.sync.sync.sync, servers, options, check=check)
 

@@ -115,7 +115,7 @@ def test_help_of_a_command_does_not_load_the_ssh_library(tmp_path: Path, module:
             ("prepare",),
             {"step_logs", "home_groups"}
             | {"prepare.server", "prepare.steps", "prepare.shared_home", "transfer_pace"}
-            | {"sync.sync", "sync.options", "sync.project", "sync.first_sync"},
+            | {"sync.sync", "sync.options", "sync.project", "sync.first_sync", "sync.adoption"},
         ),
     ],
 )
@@ -253,6 +253,66 @@ def test_a_command_is_given_once() -> None:
         read_command("true", ["true"])
     with pytest.raises(UsageError, match="No command to run"):
         read_command(None, None)
+
+
+@pytest.mark.parametrize(
+    ("cmd", "words", "command"),
+    [
+        ("train.py --lr 1", None, "python train.py --lr 1"),
+        (None, ["src/train.py", "a b"], "python src/train.py 'a b'"),
+        (None, ["my train.py"], "my train.py"),
+        (None, ["-m", "package.train"], "python -m package.train"),
+        ("  'my train.py' x", None, "python 'my train.py' x"),
+        ("python train.py", None, "python train.py"),
+        ("cat train.py", None, "cat train.py"),
+        ("\nset -e\ntrue\n", None, "\nset -e\ntrue\n"),
+        ("", None, ""),
+    ],
+)
+def test_a_script_runs_with_python(
+    cmd: str | None, words: list[str] | None, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my train.py").touch()
+    assert read_command(cmd, words) == (f"python '{command}'" if command == "my train.py" else command)
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        (
+            ("job-run", "python train.py"),
+            "'python train.py' is in quotes, so it would be the name of one program",
+            "Remove the quotes, or: --cmd 'python train.py'",
+        ),
+        (
+            ("job-run", "--cmd", "python", "train.py", "--lr", "0.1"),
+            "Both --cmd and 'train.py' give a command to run",
+            "Keep one of them, or put the whole command in quotes: --cmd 'python train.py --lr 0.1'",
+        ),
+        (
+            ("helper-torch-launch", "--cmd", "python", "train.py", "--dry-run"),
+            "Got unexpected extra argument(s) (train.py)",
+            "If that belongs to the command, put all of it in quotes: --cmd 'python train.py'",
+        ),
+        (
+            ("helper-sweep", "--cmd", "train.py", "--lr", "{lr}", "--grid", "lr=1,2"),
+            "No such option: --lr (Possible options: --file, --grid, --help)",
+            "If that belongs to the command, put all of it in quotes: --cmd 'train.py --lr {lr}'",
+        ),
+        (
+            ("helper-torch-launch", "--cmd", "train.py --lr 1", "--jsno"),
+            "No such option: --jsno (Possible options: --json)",
+            "remote-tool helper-torch-launch --help",
+        ),
+    ],
+)
+def test_missing_and_superfluous_quotes_are_named(
+    words: tuple[str, ...], message: str, hint: str, tmp_path: Path
+) -> None:
+    ran = remote_tool(*words, cwd=tmp_path)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr.splitlines() == [f"error: {message}", f"hint: {hint}"]
 
 
 def test_every_command_has_verbose_and_those_of_the_interface_have_json() -> None:

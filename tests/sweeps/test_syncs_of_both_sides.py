@@ -1,7 +1,7 @@
-"""Edits, touches, removals and syncs of two laptops and a server, drawn at random, against a model of the rule.
+"""Edits, touches, removals, branches and syncs of two laptops and a server, drawn at random, against the rule.
 
-The rule, in the model's words: what a sync has put there is replaced. Of what the server wrote nothing is lost, but
-what no sync has sent and is older, and not larger, than what is sent.
+The rule, in the model's words: what a sync has put there is replaced or removed. Of what the server wrote nothing is
+lost, whatever its time says, and whatever was removed and made again here.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ class File(NamedTuple):
 
 @dataclass
 class Laptop:
-    """A checkout, and what of it was there at its last sync."""
+    """A checkout, what of it was there at its last sync, and the branch that is not checked out."""
 
     desk: Desk
     base: dict[str, File] = field(default_factory=dict)
+    branch: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -81,6 +82,16 @@ class World:
             else:
                 put(path, File(path.read_text() + (self.text() if what == "append" else ""), self.time()))
 
+    def switch_branch(self, laptop: Laptop) -> None:
+        """Check out the other branch, as git does: what differs gets the present time."""
+        root, other = laptop.desk.project, laptop.branch
+        laptop.branch = {name: found.text for name in PATHS if (found := read(root / name)) is not None}
+        for name in PATHS:
+            if name not in other:
+                (root / name).unlink(missing_ok=True)
+            elif laptop.branch.get(name) != other[name]:
+                put(root / name, File(other[name], self.time()))
+
     def copy_home(self, laptop: Laptop) -> None:
         name = self.draw.choice(PATHS)
         if (found := read(self.server / name)) is not None:
@@ -93,9 +104,10 @@ class World:
         for name in PATHS:
             here, there = read(laptop.desk.project / name), read(self.server / name)
             if here is None:
-                # Gone here: it goes there when it is as it was sent.
+                # Gone here: it goes there when it is as it was sent, and is remembered as sent when it is not.
                 if there is not None and self.listed.get(name) != there:
                     after[name] = there
+                    listed.update({name: self.listed[name]} if name in self.listed else {})
                 continue
             verdict = "send" if overwrite else self._judge(laptop, name, here, there)
             if verdict != "send":
@@ -117,8 +129,7 @@ class World:
             return "keep" if laptop.base[name] == here else "refuse"
         if name in self.listed:
             return "keep" if self.listed[name] == here else "refuse"
-        is_newer_or_larger = there.modified > here.modified or len(there.text) > len(here.text)
-        return "keep" if is_newer_or_larger else "send"
+        return "keep"
 
 
 def put(path: Path, file: File) -> None:
@@ -177,13 +188,15 @@ async def test_nothing_that_the_server_wrote_is_lost_and_every_edit_arrives_or_i
         for _ in range(STEPS):
             number = world.draw.randrange(2)
             laptop = laptops[number]
-            what = world.draw.choices(("here", "there", "copy home", "sync"), weights=(3, 3, 1, 3))[0]
+            what = world.draw.choices(("here", "there", "copy home", "branch", "sync"), weights=(3, 3, 1, 1, 3))[0]
             if what == "here":
                 world.change(laptop.desk.project)
             elif what == "there":
                 world.change(world.server)
             elif what == "copy home":
                 world.copy_home(laptop)
+            elif what == "branch":
+                world.switch_branch(laptop)
             else:
                 await sync_and_compare(world, laptop, (first, second)[number])
     record_figure(f"syncs of two laptops and a server, run {run}: syncs that were as the rule says", world.syncs)

@@ -11,7 +11,6 @@ import time
 from itertools import count, islice
 
 from remote_tool.agent.leases import folders
-from remote_tool.agent.leases.listing import Listing
 from remote_tool.agent.leases.waiter import LEFTOVER_SECONDS, LONG_SECONDS, LeaseRequest, Waiter
 from remote_tool.protocol.lean.namedtuple import NamedTuple
 
@@ -19,9 +18,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, Iterable, List, Optional, Tuple
 
-    from remote_tool.agent.leases.claim import Claim, TakenTicket
+    from remote_tool.agent.leases.claim import Claim
     from remote_tool.agent.leases.foreign import GpuAnswer
-    from remote_tool.agent.leases.listing import Ticket
+    from remote_tool.agent.leases.listing import Listing, Ticket
 
     FindLeft = Callable[[Iterable[str]], List[str]]
 
@@ -54,47 +53,27 @@ class SlotWaiter(Waiter):
     """A job that waits for a slot of its sweep."""
 
     def __init__(self, request: LeaseRequest, slots: Slots, arrivals: "Tuple[int, ...]" = ()) -> None:
-        """Enter the queue.
+        """Prepare; the first step enters the queue.
 
         Args:
             request: The job.
             slots: Those of its sweep.
             arrivals: The ends of a pipe, for reading and writing, that others of the same request close when they
                 have their places; they are closed here.
-
-        Raises:
-            LeaseError: It can never get a slot here.
-            OSError: The files cannot be written.
         """
-        self._pool = pool_of(slots.sweep)
         self._slots = slots.at_once
         self._find_left = slots.find_left
         self._arrivals = [*arrivals]
         self._patient_until = time.monotonic() + _ARRIVAL_SECONDS
-        super().__init__(request)
+        super().__init__(request, pool_of(slots.sweep))
         # They are known without asking.
         self._gpus = []
-
-    def _open_folder(self) -> int:
-        return folders.open_pool(self._pool)
-
-    def _take_ticket(self) -> TakenTicket:
-        while True:
-            try:
-                return super()._take_ticket()
-            except FileNotFoundError:
-                # Whoever left it last has removed it just now.
-                os.close(self._folder)
-                self._folder = self._open_folder()
 
     def close(self) -> None:
         """Leave the queue without a slot, or after it was given to somebody."""
         super().close()
         self._close_arrivals()
         folders.remove_pool(self._pool)
-
-    def _look(self) -> Listing:
-        return Listing(pool=self._pool)
 
     def _step(self, listing: Listing, answer: "Optional[GpuAnswer]") -> "Optional[Claim]":
         if len(self._arrivals) > 1:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from remote_tool.cli.groups import Connection, SyncFlags, Targets
-from remote_tool.cli.options import AsJson, Force, Overwrite, Relay, ShowOutput
+from remote_tool.cli.options import Adopt, AsJson, Force, Overwrite, Relay, ShowOutput
 from remote_tool.cli.output.console import Console, inform, leave_unless_ok, print_data, show_failures
 from remote_tool.cli.output.json_output import errors_as_json, print_json, servers_document
 from remote_tool.errors import SomeServersFailedError
@@ -57,11 +57,13 @@ def update_packages(
     _show_results(results, console)
 
 
-def rsync(*, targets: Targets, flags: SyncFlags, json: AsJson = False, connection: Connection) -> None:
+def rsync(
+    *, targets: Targets, flags: SyncFlags, adopt: Adopt = False, json: AsJson = False, connection: Connection
+) -> None:
     """Send changed project files; removes on the server only files that were sent before and no longer exist here."""
     with connection.console(CONNECTING, show_output=flags.show_output) as console:
         workspace = targets.find_workspace(console)
-        results = workspace.rsync(targets.servers, **flags.options, check=False)
+        results = workspace.rsync(targets.servers, **flags.options, adopt=adopt, check=False)
     if flags.dry_run and not json:
         _list_changes("", results)
     _show_results(results, console, json=json, dry_run=flags.dry_run)

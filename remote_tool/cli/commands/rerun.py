@@ -14,6 +14,7 @@ from remote_tool.cli.output.console import inform, leave_unless_ok
 from remote_tool.cli.output.json_output import diff_document, print_json
 from remote_tool.cli.starting import select_started, show_started
 from remote_tool.cli.tables.job_diff import print_differences
+from remote_tool.launchers.command import with_interpreter
 
 NewServers = Annotated[
     list[str] | None,
@@ -49,7 +50,11 @@ def job_rerun(  # noqa: PLR0913 - one parameter per option
     with connection.console("starting") as console:
         workspace = console.find_workspace()
         requests = workspace.plan_rerun(
-            *jobs.names, command=cmd, env=variables, servers=server or (), current_code=current_code
+            *jobs.names,
+            command=None if cmd is None else with_interpreter(cmd),
+            env=variables,
+            servers=server or (),
+            current_code=current_code,
         )
         answer = workspace.start_requests(requests, check=False)
     show_started(workspace, answer, json=shown.json)

@@ -227,6 +227,7 @@ class Console:
             trace=self.trace if self._verbose else None,
             ask_password=self.ask_password if can_ask() else None,
             confirm=_trust if self._accepts_new_keys else self.confirm if can_ask() else None,
+            adopt=self.confirm if can_ask() else None,
         )
 
     @property

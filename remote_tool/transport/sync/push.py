@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import getpass
 import os
 import secrets
 import shlex
-import socket
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -30,6 +28,7 @@ from remote_tool.transport.sync.bridge import Bridge
 from remote_tool.transport.sync.failures import SOME_NOT_SENT, SOME_VANISHED, STREAM_BROKE, Ending
 from remote_tool.transport.sync.local_rsync import find_local_rsync
 from remote_tool.transport.sync.local_run import LocalRun
+from remote_tool.transport.sync.project.workspace import own_name
 from remote_tool.transport.sync.relayed import Asking, Relayed
 from remote_tool.transport.sync.server_changes import kept_warning
 from remote_tool.transport.sync.server_state import Attempt, Leftovers
@@ -147,7 +146,9 @@ class _Push:
         self._options = options
         self._on_progress = on_progress
         self._on_output = on_output
-        self._attempt = Attempt("", secrets.token_hex(16), _own_name())
+        self._attempt = Attempt(
+            "", secrets.token_hex(16), own_name(), options.workspace.line if options.workspace else ""
+        )
         self._sent: list[str] = []
         self._removed: list[str] = []
         self._bytes = 0
@@ -183,7 +184,7 @@ class _Push:
     def _begin(self, snapshot: Snapshot, earlier: KnownCopy | None) -> None:
         self._snapshot = snapshot
         self._attempt = replace(self._attempt, snapshot_id=snapshot.id)
-        self._plan = TransferPlan(self._host.name, snapshot, self._options, earlier)
+        self._plan = TransferPlan(self._host.name, self._remote, snapshot, self._options, earlier)
 
     async def _send_snapshot(self, get: GetSnapshot, earlier: KnownCopy | None, bridge: Bridge) -> None:
         began = time.monotonic()
@@ -227,8 +228,10 @@ class _Push:
         if self._plan.leftovers.blocking and not self._options.dry_run:
             records = server_state.stale_records(self._plan.state, self._plan.leftovers.stale)
             script = server_script.remove_script(self._remote)
-            self._removed += server_finish.parse_finish(await self._run(script, records, "remove stale files"))[0]
-            self._plan.leftovers = Leftovers(kept=self._plan.leftovers.kept)
+            removed = server_finish.parse_finish(await self._run(script, records, "remove stale files"))[0]
+            stay = tuple(name for name in gone if os.fsdecode(name) not in removed)
+            self._removed += removed
+            self._plan.leftovers = Leftovers(kept=self._plan.leftovers.kept + stay)
 
     async def _ask(self, bridge: Bridge, words: bytes, on_data: Callable[[bytes], None] = lambda _data: None) -> bytes:
         answer = await bridge.ask(words, on_data)
@@ -375,11 +378,6 @@ class _Push:
         name = self._sent[-1] if self._sent else ""
         done = (self._local_run.done if self._local_run else 0) or self._bytes
         self._on_progress(Progress(len(self._sent), self._snapshot.file_count, self._bytes, name, done, self._total))
-
-
-def _own_name() -> str:
-    """Return this user and computer, for others who have to wait."""
-    return printable(f"{getpass.getuser()}@{socket.gethostname()}")
 
 
 def _running_warning(ids: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from remote_tool.transport.sync.project.workspace import WorkspaceId
     from remote_tool.transport.sync.relayed import Relay
 
 
@@ -27,6 +28,8 @@ class PushOptions:
         overwrite: Also replace files that were changed on the server since they were sent, or were never sent.
         only_adds: For a command that removes nothing and fails if the server has another version of a file: the command
             as the user types it. Empty for a sync of the project.
+        workspace: Who sends; None: whoever has sent there does not matter.
+        adopt: Share a folder that only other workspaces have sent; nothing of theirs is removed.
     """
 
     dry_run: bool = False
@@ -38,3 +41,5 @@ class PushOptions:
     relay: Relay | None = None
     overwrite: bool = False
     only_adds: str = ""
+    workspace: WorkspaceId | None = None
+    adopt: bool = False

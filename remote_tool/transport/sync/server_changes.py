@@ -1,8 +1,8 @@
 """Files on the server that a sync must not overwrite, because something other than a sync has written them.
 
 A file that is still as any sync sent it is replaced. A file that was changed on the server since is kept while it is
-unchanged here, and so is a file that no sync sent and that is newer or larger than the local one. If both sides have
-changed, only the user can decide.
+unchanged here, and so is a file that no sync sent and that differs: its time comes from another clock, so nobody knows
+which of the two is newer. If both sides have changed, only the user can decide.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NEVER_SENT = (-1, -1)
 SHOWN = 10
 _REFUSED = (
     "changed both here and on the server since the last sync",
-    "the server has its own version, which is newer, larger or changed there",
+    "the server has its own version",
 )
 
 
@@ -146,7 +146,7 @@ class ServerChanges:
 
 def kept_warning(names: Collection[bytes]) -> str:
     """Return the message about files that keep the server's version."""
-    return f"kept the server's version, changed there or newer: {_listed(names)} (rsync --overwrite replaces it)"
+    return f"kept the server's version, changed or made there: {_listed(names)} (rsync --overwrite replaces it)"
 
 
 def _listed(names: Collection[bytes]) -> str:
@@ -221,7 +221,7 @@ def _judge(entry: Entry, found: Mapping[bytes, Found], state: SyncState, here: M
         return _Verdict.KEEP if before == entry.version else _Verdict.REFUSE
     if name in state.sent:
         return _Verdict.KEEP if state.sent[name] == (entry.size, entry.modified) else _Verdict.REFUSE
-    return _Verdict.KEEP if _is_newer_or_larger(there, entry) else _Verdict.SEND
+    return _Verdict.KEEP
 
 
 def _is_ours(entry: Entry, there: Found, found: Mapping[bytes, Found], state: SyncState) -> bool:
@@ -232,9 +232,3 @@ def _is_ours(entry: Entry, there: Found, found: Mapping[bytes, Found], state: Sy
     if entry.is_folder:
         return entry.name in found  # a link to a folder, which rsync follows
     return version == (entry.size, entry.modified) and stat.S_ISLNK(there.mode) == bool(entry.target)
-
-
-def _is_newer_or_larger(there: Found, entry: Entry) -> bool:
-    if stat.S_ISLNK(there.mode) or entry.target:
-        return there.modified > entry.modified or stat.S_ISLNK(there.mode) != bool(entry.target)
-    return there.modified > entry.modified or there.size > entry.size

@@ -58,6 +58,8 @@ def receive_script(remote: RemotePaths, attempt: Attempt, known: Sequence[KnownC
         JOBS_NAME=remote.jobs_name,
         LOCK=remote.sync_lock,
         OWNER=attempt.owner,
+        WORKSPACE=attempt.workspace,
+        WORKSPACES=remote.workspaces,
         PATIENCE=PATIENCE,
         PLACES=" ".join(PLACES),
         STREAMS=STREAMS,
@@ -83,6 +85,20 @@ def _commit(remote: RemotePaths) -> str:
     return f"{variables}{script_text('commit')}{running_script(remote)}"
 
 
+def workspaces_script(remote: RemotePaths) -> str:
+    """Return the script that prints the record of the last sync, then which workspaces have sent the project."""
+    state, owner, workspaces = map(shlex.quote, (remote.sync_state, remote.sync_owner, remote.workspaces))
+    return f"""\
+cd "$HOME" || exit 1
+[ -e {state} ] || exit 0
+IFS= read -r state < {state}
+printf '%s\\n' "$state"
+[ ! -e {workspaces} ] || exec cat {workspaces}
+{{ read -r since who < {owner}; }} 2>/dev/null
+printf 'unknown %s\\n' "$who"
+"""
+
+
 def running_script(remote: RemotePaths) -> str:
     """Return the script that prints the ids of running jobs."""
     return _assign(JOBS=remote.jobs) + script_text("running_jobs")
@@ -91,7 +107,7 @@ def running_script(remote: RemotePaths) -> str:
 def remove_script(remote: RemotePaths) -> str:
     """Return the script that removes the files in its stdin's records, and prints their names."""
     variables = _assign(PROJECT=remote.project, REMOVE_EACH=script_text("remove_each"))
-    return f'{variables}cd "$HOME/$PROJECT" || exit 1\nxargs -0 -n 500 sh -c "$REMOVE_EACH" sh\n'
+    return f'{variables}cd "$HOME/$PROJECT" || exit 1\nxargs -0 -n 500 sh -c "$REMOVE_EACH" sh 3>/dev/null\n'
 
 
 def relay_words(version: str, request: bytes) -> bytes:

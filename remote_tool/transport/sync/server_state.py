@@ -24,6 +24,7 @@ class SyncState:
         complete: The snapshot that it has completely; empty if the last sync did not finish or there was none.
         same: Whether all files are as that sync left them; false if nothing was compared.
         bare: Whether the project folder holds no files that a sync could overwrite.
+        workspaces: Lines of the server's record of workspaces; see :mod:`project.workspace`.
         sent: Size and time of sent files, by name, without those that are known here; empty for the wanted snapshot.
         begun: The same for an interrupted sync from here; which of these files arrived is unknown.
     """
@@ -31,6 +32,7 @@ class SyncState:
     complete: str = ""
     same: bool = False
     bare: bool = False
+    workspaces: tuple[str, ...] = ()
     sent: Mapping[bytes, tuple[int, int]] = field(default_factory=dict)
     begun: Mapping[bytes, tuple[int, int]] = field(default_factory=dict)
 
@@ -52,11 +54,13 @@ class Attempt:
         snapshot_id: The snapshot to send; empty while the project is being listed.
         mark: Random; ends the first answer, and distinguishes this sync from every other.
         owner: User and computer, shown to others who wait.
+        workspace: The line that the server records for the workspace; empty: none.
     """
 
     snapshot_id: str
     mark: str
     owner: str = ""
+    workspace: str = ""
 
 
 @dataclass(frozen=True)
@@ -105,9 +109,15 @@ def end_of_state(mark: str) -> bytes:
 def parse_state(answer: bytes) -> SyncState:
     """Parse the first answer of the script of a sync; malformed records are dropped."""
     first, _, rest = answer.partition(b"\n")
-    same, _, records = rest.partition(b"\n")
+    same, _, rest = rest.partition(b"\n")
+    workspaces = []
+    # An empty line ends them.
+    while (line := rest.partition(b"\n"))[0]:
+        workspaces.append(line[0].decode(errors="replace"))
+        rest = line[2]
     word, _, name = first.decode(errors="replace").partition(" ")
-    return SyncState(name if word == COMPLETE else "", same == b"1", same == b"-", parse_records(records))
+    complete = name if word == COMPLETE else ""
+    return SyncState(complete, same == b"1", same == b"-", tuple(workspaces), parse_records(rest[1:]))
 
 
 def parse_records(text: bytes) -> dict[bytes, tuple[int, int]]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from remote_tool.errors import SyncError
 from remote_tool.transport.sync import interrupted_files, interrupted_sync, server_questions, server_state
 from remote_tool.transport.sync.local_run import Selection
+from remote_tool.transport.sync.project import workspace
 from remote_tool.transport.sync.relayed import hash_entries
 from remote_tool.transport.sync.server_changes import ServerChanges, find_changes, find_lacking
 from remote_tool.transport.sync.server_state import Leftovers, SyncState
@@ -21,6 +22,7 @@ from remote_tool.transport.sync.server_state import Leftovers, SyncState
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from remote_tool.paths import RemotePaths
     from remote_tool.transport.sync.entries import Entry
     from remote_tool.transport.sync.last_sync import KnownCopy, Version
     from remote_tool.transport.sync.project.contents import Snapshot
@@ -48,8 +50,11 @@ class TransferPlan:
         trusts_times: Whether rsync may compare these by size and time in seconds.
     """
 
-    def __init__(self, server: str, snapshot: Snapshot, options: PushOptions, earlier: KnownCopy | None) -> None:
+    def __init__(
+        self, server: str, remote: RemotePaths, snapshot: Snapshot, options: PushOptions, earlier: KnownCopy | None
+    ) -> None:
         self._server = server
+        self._remote = remote
         self._snapshot = snapshot
         self._options = options
         self.state = SyncState()
@@ -65,7 +70,12 @@ class TransferPlan:
 
     @property
     def is_done(self) -> bool:
-        return self.state.same and self.state.complete == self._snapshot.id
+        return self._says_all(self.state)
+
+    def _says_all(self, state: SyncState) -> bool:
+        own = self._options.workspace
+        is_so = state.same and state.complete == self._snapshot.id
+        return is_so and (own is None or own.line in state.workspaces)
 
     @property
     def expected(self) -> dict[str, KnownCopy]:
@@ -74,11 +84,17 @@ class TransferPlan:
         return {} if self._options.checksum else {each.snapshot_id: each for each in (self._snapshot.copy, *known)}
 
     def compare(self, answer: bytes) -> None:
+        """Take the server's state.
+
+        Raises:
+            AnotherWorkspaceError: Only others have sent there.
+        """
         state, expected = server_state.parse_state(answer), self.expected
+        adopts = self._is_of_others(state)
         if state.same and state.complete in expected:
             self.wanted, gone = self._snapshot.changes_since(expected[state.complete])
-            is_so = state.complete == self._snapshot.id
-            state = replace(state, sent={} if is_so else {**state.sent, **server_state.parse_records(gone)})
+            sent = {} if self._says_all(state) else {**state.sent, **server_state.parse_records(gone)}
+            state = replace(state, sent=sent)
         self.state, file = state, self._options.begun
         if file is not None and not self.is_done:
             earlier = interrupted_sync.recall(file)
@@ -87,8 +103,20 @@ class TransferPlan:
             if not self._options.dry_run:
                 interrupted_sync.note(file, earlier or interrupted_sync.time_record(), self._snapshot.sent_list)
         self.leftovers = server_state.find_leftovers(self.state, self._snapshot)
-        if self._options.only_adds:
+        if adopts:
+            # What others have sent and is not here is theirs alone from now on.
+            self.leftovers = Leftovers()
+        elif self._options.only_adds:
             self.leftovers = Leftovers(kept=self.leftovers.stale + self.leftovers.kept)
+
+    def _is_of_others(self, state: SyncState) -> bool:
+        own, options = self._options.workspace, self._options
+        has_sent = workspace.has_sent(options.known, options.begun, state.complete)
+        if own is None or not workspace.are_others(own, state.workspaces, has_sent=has_sent):
+            return False
+        if not options.adopt:
+            raise workspace.refusal(self._server, self._remote, own, state.workspaces)
+        return True
 
     @property
     def left_out(self) -> frozenset[bytes]:
@@ -195,6 +223,8 @@ class TransferPlan:
         """Return the wanted files whose current version on the server cannot be inferred from its list."""
         if self.wanted is None:
             return [each for each in self._snapshot.entries if each.name not in self.state.sent]
+        if not self.wanted:
+            return []
         assert self._earlier is not None, "what changed since then"
         known = self._earlier.sent_among(self.wanted) - self._earlier.other_versions.keys()
         return [*self._snapshot.entries_named(name for name in self.wanted if name not in known)]

@@ -65,7 +65,7 @@ def git_of(job: Job) -> GitState | None:
 
 async def _launch_once(context: Context, request: LaunchRequest, git: GitState | None) -> JobsAnswer:
     launcher = Launcher.named(request.launcher)
-    servers = choose_servers(context.config, request.servers)
+    servers = _choose_nodes(context, request)
     request = _with_command_read(context, request, launcher)
     frozen = is_frozen(context.config, request)
     sent = await send_project(context, servers, wanted=request.sync, overwrite=request.overwrite, frozen=frozen)
@@ -106,11 +106,26 @@ async def plan_only(context: Context, request: LaunchRequest) -> LaunchPlan:
         SomeServersFailedError: Some servers could not be queried.
     """
     launcher = Launcher.named(request.launcher)
-    servers = choose_servers(context.config, request.servers)
+    servers = _choose_nodes(context, request)
     request = _with_command_read(context, request, launcher)
     facts = await ask_facts(context, request, servers, needs_python=launcher.needs_python)
     facts.raise_if_any_failed()
     return await make_plan(context, request, list(facts.values.values()), launcher)
+
+
+def _choose_nodes(context: Context, request: LaunchRequest) -> tuple[str, ...]:
+    """Return the servers of a launch by node rank: the first ones, if a number is given.
+
+    Raises:
+        UsageError: There are fewer.
+    """
+    servers = choose_servers(context.config, request.servers)
+    if request.nnodes is not None and request.nnodes > len(servers):
+        raise UsageError(
+            f"--nnodes {request.nnodes} needs as many servers, and there are {len(servers)}: {', '.join(servers)}",
+            hint=f"--nnodes {len(servers)}; each server is one node",
+        )
+    return servers[: request.nnodes]
 
 
 def _with_command_read(context: Context, request: LaunchRequest, launcher: Launcher) -> LaunchRequest:

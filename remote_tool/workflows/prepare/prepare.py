@@ -27,6 +27,7 @@ from remote_tool.workflows.prepare.shared_home import Sharing
 from remote_tool.workflows.prepare.steps import ServerWork, StepResult
 from remote_tool.workflows.selection import choose_servers
 from remote_tool.workflows.step_logs import forget_old_logs
+from remote_tool.workflows.sync.adoption import adopts_folder
 from remote_tool.workflows.sync.options import SyncOptions
 from remote_tool.workflows.sync.project import ProjectSnapshot, report_skipped
 
@@ -97,7 +98,7 @@ async def prepare(
         if any(step.outcome is not Outcome.UNCHANGED for step in work.results):
             # Time has passed, so the project may have changed.
             project.renew()
-        await send_project(work, project, SyncOptions(overwrite=options.overwrite), exchange)
+        await send_project(work, project, SyncOptions(overwrite=options.overwrite, adopt=work.adopts), exchange)
         await install_packages(work, force=options.force)
         await bring_supervisor(work)
 
@@ -176,12 +177,13 @@ async def _on_all(
         own_config = config.for_server(server)
         facts = await ask_facts(host, own_config)
         require_own_folders(facts)
+        adopts = await adopts_folder(pool, own_config, server, facts.workspaces, facts.sync_state)
         async with sharing.slot(host, facts) as slot:
             if slot.follows is not None:
                 facts = await _facts_of_follower(slot.follows, host, config)
             elif slot.has_waited:
                 facts = await ask_facts(host, own_config)
-            work = ServerWork(host, own_config, report, facts, one_download, said, follows=slot.leader)
+            work = ServerWork(host, own_config, report, facts, one_download, said, follows=slot.leader, adopts=adopts)
             await action(work)
         if afterwards is not None:
             await afterwards(work)

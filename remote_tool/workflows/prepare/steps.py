@@ -78,6 +78,7 @@ class ServerWork:
         warnings: Messages that are not failures.
         follows: The server that has done the work in their shared folder, or empty.
         said: Shared by all servers: messages about the project reported so far.
+        adopts: Whether the user shares a folder that only another workspace has sent.
     """
 
     host: Host
@@ -89,6 +90,7 @@ class ServerWork:
     results: list[StepResult] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     follows: str = ""
+    adopts: bool = False
     started: float = field(default_factory=time.monotonic)
 
     @property

@@ -18,7 +18,7 @@ from remote_tool.errors import (
 from remote_tool.jobs.status_values import last_values
 from remote_tool.protocol.limits import DEFAULT_INTERVAL, LONGEST_INTERVAL, SHORTEST_INTERVAL
 from remote_tool.transport.pool import on_every
-from remote_tool.workflows.agent_client import NoAnswerError, SupervisorMissingError, converse, install_supervisor
+from remote_tool.workflows.agent_client import NoAnswerError, SupervisorMissingError, converse, provide_supervisor
 from remote_tool.workflows.jobs.follow import Patience, is_interruption
 from remote_tool.workflows.jobs.link_news import LinkNews
 from remote_tool.workflows.jobs.listing import list_jobs, refresh
@@ -223,7 +223,7 @@ async def _take_answers(
     try:
         await _take_once(host, context.config, request, silence, take)
     except SupervisorMissingError:
-        await install_supervisor(host, context.config)
+        await provide_supervisor(host, context.config, "top")
         await _take_once(host, context.config, request, silence, take)
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from remote_tool.config.model import Config
     from remote_tool.transport.pool import HostPool
 
@@ -21,18 +23,22 @@ class SyncOptions:
         checksum: Compare contents: finds an edit that kept size and time.
         relay: Send to one server, and from there to the others, where there is enough to send.
         overwrite: Replace also what was changed on the server since it was sent, or was never sent.
+        adopt: Share a folder that only other workspaces have sent.
         only_adds: As in :class:`PushOptions`.
         step: The step's name in messages.
         tells_room: Whether to warn about low disk space; a start does so itself.
+        asks_to_adopt: Asks whether to share such a folder.
     """
 
     dry_run: bool = False
     checksum: bool = False
     relay: bool = False
     overwrite: bool = False
+    adopt: bool = False
     only_adds: str = ""
     step: str = STEP
     tells_room: bool = True
+    asks_to_adopt: Callable[[str], Awaitable[bool]] | None = None
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from remote_tool import workflows
-from remote_tool.errors import ConnectionLostError
+from remote_tool.errors import AnotherWorkspaceError, ConnectionLostError
 from remote_tool.readable import readable_size
 from remote_tool.transport.pool import on_every
 from remote_tool.transport.sync.failures import BrokenSyncError
+from remote_tool.transport.sync.project.workspace import own_workspace
 from remote_tool.transport.sync.push import Progress, PushResult, push
 from remote_tool.transport.sync.push_options import PushOptions
 from remote_tool.workflows.events import Notice, Outcome, StepEnded, StepOutput, StepProgress, StepStarted
@@ -47,6 +49,8 @@ async def sync(
     project = ProjectSnapshot(config)
     chosen = choose_servers(config, servers)
     turns = Groups.recall(config).turns()
+    if not options.only_adds:
+        options = replace(options, asks_to_adopt=pool.prompter.adopt)
 
     async def send(server: str, relay: Relay | None = None) -> PushResult:
         host = await pool.host(server)
@@ -115,12 +119,15 @@ async def send_project(
                 relay=relay,
                 overwrite=options.overwrite,
                 only_adds=options.only_adds,
+                # Only a sync of the project removes anything.
+                workspace=None if options.only_adds else own_workspace(config.local),
+                adopt=options.adopt,
             )
             try:
                 # The server compares its copy while the project is listed.
                 result = await push(host, config.remote, listed, wanted, on_progress, on_output)
-            except BrokenSyncError as error:
-                report(Notice(host.name, f"{_first_line(error)}; trying again"))
+            except (BrokenSyncError, AnotherWorkspaceError) as error:
+                wanted = await _second_attempt(error, wanted, options, report)
                 result = await push(host, config.remote, await project.get(), wanted, on_progress, on_output)
         except Exception as error:
             report(StepEnded(host.name, step, Outcome.FAILED, _first_line(error), time.monotonic() - began))
@@ -131,6 +138,18 @@ async def send_project(
     outcome = Outcome.DONE if result.changed else Outcome.UNCHANGED
     report(StepEnded(host.name, step, outcome, describe(result, options), time.monotonic() - began))
     return result
+
+
+async def _second_attempt(
+    error: BrokenSyncError | AnotherWorkspaceError, wanted: PushOptions, options: SyncOptions, report: Report
+) -> PushOptions:
+    """Return the options with which to try again; raise the error if the user does not want that."""
+    if isinstance(error, BrokenSyncError):
+        report(Notice(error.server, f"{_first_line(error)}; trying again"))
+        return wanted
+    if options.asks_to_adopt is None or not await options.asks_to_adopt(error.question):
+        raise error
+    return replace(wanted, adopt=True)
 
 
 def _progress_reporter(server: str, step: str, report: Report) -> Callable[[Progress], None]:

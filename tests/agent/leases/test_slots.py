@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -130,6 +131,23 @@ def test_jobs_of_another_sweep_have_slots_of_their_own(slots: SlotServer) -> Non
 def test_slots_without_a_sweep_or_with_gpus_are_refused(server: PretendServer, bad: dict[str, Any]) -> None:
     answer = server.call("start", jobs=[server.new_job("true", **{"launch_id": SWEEP, "node_rank": 0, **bad})])
     assert "slots" in answer["error"]
+
+
+@pytest.mark.slow
+@pytest.mark.row(310)
+def test_nothing_begins_beside_those_that_run_though_the_leases_were_removed(slots: SlotServer) -> None:
+    (running,) = slots.hold(1)
+    (waiting,) = slots.start(HOLDS, slots=1)
+    slots.wait_for_states([waiting], "queued")
+    (mine,) = slots.server.leases.iterdir()
+    shutil.rmtree(mine)
+    # Both are back before anybody gets a slot, also one that has come meanwhile.
+    (late,) = slots.start(HOLDS, slots=1)
+    wait_until(lambda: len(slots.left()) == 5, "the lease and both places are there again")
+    wait_until(lambda: "was removed" not in slots.server.status(waiting)["reason"], "the wait is over")
+    assert slots.states([running, waiting, late]) == ["running", "queued", "queued"]
+    slots.go()
+    assert [each["exit_code"] for each in slots.server.wait(running, waiting, late).values()] == [0, 0, 0]
 
 
 COUNT, AT_ONCE, KILLED = 40, 3, 15

@@ -86,16 +86,8 @@ async def test_what_a_job_appends_to_is_kept_and_named_once(desk: Desk) -> None:
     assert desk.notices.count("results.csv") == 1
 
 
-async def test_a_file_there_that_is_older_and_not_larger_is_replaced(desk: Desk) -> None:
-    await desk.sync()
-    there = put(desk.copy / "data.txt", "old", EARLY)
-    put(desk.project / "data.txt", "new", LATE)
-    assert (await desk.sync()).sent == ("data.txt",)
-    assert there.read_text() == "new"
-
-
 @pytest.mark.parametrize("has_synced", [False, True])
-async def test_of_a_copy_that_was_made_by_hand_only_what_is_newer_or_larger_is_kept(
+async def test_of_a_copy_that_was_made_by_hand_what_differs_is_kept_whatever_its_time(
     desk: Desk, *, has_synced: bool
 ) -> None:
     if has_synced:
@@ -111,9 +103,9 @@ async def test_of_a_copy_that_was_made_by_hand_only_what_is_newer_or_larger_is_k
         put(desk.project / name, "here", EARLY + 1)
     await desk.sync()
     texts = {path.name: path.read_text() for path in desk.copy.iterdir() if path.is_file()}
-    kept = {"larger": "longer than here", "newer": "bbb"}
-    assert texts == {"train.py": "text\n", "older": "here", "same text": "here", "same": "here", **kept}
-    assert "kept the server's version, changed there or newer: larger, newer " in desk.notices
+    kept = {"older": "aaa", "larger": "longer than here", "newer": "bbb"}
+    assert texts == {"train.py": "text\n", "same text": "here", "same": "here", **kept}
+    assert "kept the server's version, changed or made there: larger, newer, older " in desk.notices
     assert (await desk.sync()).sent == ()
 
 
@@ -175,6 +167,29 @@ async def test_a_kept_file_removed_on_the_server_is_sent(desk: Desk) -> None:
     there.unlink()
     assert (await desk.sync()).sent == ("results.csv",)
     assert there.read_text() == "step,loss\n"
+
+
+@pytest.mark.parametrize("is_in_the_way", [False, True])
+async def test_what_was_changed_there_is_remembered_as_sent_while_it_is_gone_here(
+    desk: Desk, *, is_in_the_way: bool
+) -> None:
+    desk.write("results", "step,loss\n")
+    await desk.sync()
+    there = put(desk.copy / "results", "a job's\n", LATE)
+    (desk.project / "results").unlink()
+    for number in range(2):
+        desk.write("results/mine.csv" if is_in_the_way else "mine.csv", "x" * number)
+        results = await desk.results()
+        assert (results.errors != {}) == is_in_the_way
+    if is_in_the_way:
+        (desk.project / "results" / "mine.csv").unlink()
+        (desk.project / "results").rmdir()
+    desk.write("results", "made again\n")
+    with pytest.raises(SyncError, match="changed both here and on the server since the last sync: results"):
+        await desk.sync()
+    assert there.read_text() == "a job's\n"
+    there.unlink()
+    assert (await desk.sync()).sent == ("results",)
 
 
 @pytest.mark.parametrize("was_sent", [False, True])

@@ -92,17 +92,6 @@ def test_a_watch_reports_jobs_values_and_a_cut_connection_and_goes_on(make_serve
     assert not workspace.list_jobs(JobSelection()).jobs
 
 
-def test_a_server_that_is_not_prepared_says_so(make_server: MakeServer, tmp_path: Path) -> None:
-    workspace = Workspace.find(make_project(tmp_path / "project", [make_server("first")]))
-    events = Events()
-    running = workspace.watch(events.take.put)
-    try:
-        missed = events.until(lambda event: isinstance(event, Missed))
-    finally:
-        running.stop()
-    assert (missed.error.message, missed.is_final) == ("first is not prepared", False)
-
-
 @pytest.mark.parametrize(("servers", "interval"), [(["nowhere"], 2.0), ([], 0.0), ([], math.inf)])
 def test_an_unknown_server_and_an_interval_out_of_bounds_are_refused(
     workspace: Workspace, servers: list[str], interval: float

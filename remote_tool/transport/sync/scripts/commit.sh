@@ -27,7 +27,8 @@ fi
 [ "$(wc -c < "$all")" -eq $((sent_size + stale_size)) ] || { echo "the transfer was cut off" >&2; exit 1; }
 if [ "$stale_size" -gt 0 ]; then
   head -c "$sent_size" "$all" > "$all.new" && tail -c "+$((sent_size + 1))" "$all" > "$all.stale" || exit 1
-  (cd "$HOME/$PROJECT" && xargs -0 -n 500 sh -c "$REMOVE_EACH" sh < "$all.stale")
+  # What stays because it was changed here was never the client's: its record tells a later sync.
+  (cd "$HOME/$PROJECT" && xargs -0 -n 500 sh -c "$REMOVE_EACH" sh < "$all.stale") 3>> "$all.new"
   rm -f "$all.stale"
   mv -f "$all.new" "$all" || exit 1
 fi

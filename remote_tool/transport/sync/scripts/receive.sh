@@ -19,6 +19,31 @@ for place in $PLACES "$HOME/$ENVIRONMENT/bin"; do
 done
 [ -n "$rsync" ] || exit "$NO_RSYNC"
 
+# Read which workspaces have sent here, and set claimed if this one is among them. Before servers recorded it, only the
+# user and the machine of the last sync are known.
+see_workspaces() {
+  workspaces='' claimed=
+  [ -n "$WORKSPACE" ] || { claimed=1; return; }
+  if [ -e "$HOME/$WORKSPACES" ]; then
+    while IFS= read -r each; do
+      [ "$each" != "$WORKSPACE" ] || claimed=1
+      workspaces="$workspaces$each
+"
+    done < "$HOME/$WORKSPACES"
+  elif [ -e "$HOME/$STATE" ]; then
+    who=
+    { read -r _ who < "$HOME/$OWNER_FILE"; } 2>/dev/null
+    workspaces="unknown $who
+"
+    [ -n "$DRY_RUN" ] || record_workspaces ''
+  fi
+}
+
+record_workspaces() {
+  printf '%s%s' "$workspaces" "$1" > "$HOME/$WORKSPACES.$$" && mv -f "$HOME/$WORKSPACES.$$" "$HOME/$WORKSPACES" ||
+    exit "$CANNOT_WRITE"
+}
+
 # Lock the copy, or name the sync to wait for. rsync inherits the lock, and keeps it if it outlives its client.
 lock() {
   { (umask 077; : >> "$HOME/$LOCK") && exec 9>>"$HOME/$LOCK"; } || exit "$CANNOT_WRITE"
@@ -33,6 +58,7 @@ lock() {
     done
     began=$(date +%s)
   fi
+  see_workspaces
   echo "$began $OWNER" > "$HOME/$OWNER_FILE"
 }
 
@@ -87,6 +113,9 @@ compare() {
 end_answer() { printf '\000\000%s \n' "$MARK"; }
 
 mark_incomplete() {
+  [ -n "$DRY_RUN$claimed" ] || record_workspaces "$WORKSPACE
+"
+  claimed=1
   [ -n "$DRY_RUN" ] || echo "incomplete $SNAPSHOT $MARK" > "$HOME/$STATE" || exit "$CANNOT_WRITE"
 }
 
@@ -158,7 +187,9 @@ if [ -z "$SNAPSHOT" ]; then
   [ "$again" = 0 ] || compared=
 fi
 
-if [ -z "$DRY_RUN" ]; then
+if [ -n "$DRY_RUN" ]; then
+  see_workspaces
+else
   # Each program that is not started saves a millisecond on the server.
   [ -d "$scripts" ] || { mkdir -p -- "$project" && (umask 077; mkdir -p -- "$scripts"); } || exit "$CANNOT_USE"
   lock
@@ -173,10 +204,10 @@ fi
 compare ${sent_digest:+"$SNAPSHOT" "$sent_size" "$sent_digest"} "$@"
 see_whether_bare
 [ -z "$bare" ] || same=-
-printf '%s\n%s\n' "$state" "$same"
+printf '%s\n%s\n%s\n' "$state" "$same" "$workspaces"
 if [ "$same" = 1 ]; then tail -c "+$((size + 1))" "$HOME/$SENT"; else cat "$HOME/$SENT"; fi 2>/dev/null
 end_answer
-[ "$same $state" != "1 complete $SNAPSHOT" ] || exit 0
+[ "$same $state $claimed" != "1 complete $SNAPSHOT 1" ] || exit 0
 
 # Answer requests; a line that is none has the arguments of rsync, or is empty, and ends them unless the client asks
 # again.

@@ -1,0 +1,164 @@
+"""What a sync leaves alone on a server, and says."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cli.terminal import Terminal
+from tests.project import make_project
+from tests.promises.conftest import Desk
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.row(146)
+@pytest.mark.parametrize("comes_back", ["as new", "as it was"])
+def test_what_a_job_made_of_a_file_outlives_its_removal_and_its_return_here(desk: Desk, comes_back: str) -> None:
+    here, there, aside = desk.root / "notes.csv", desk.there() / "notes.csv", desk.root.parent / "aside"
+    here.write_text("step,loss\n1,0.50\n")
+    desk.does("rsync")
+    desk.does("run", "--cmd", "printf 'step\\n1\\n' > notes.csv")
+    shutil.move(here, aside)
+    desk.does("rsync")
+    assert there.read_text() == "step\n1\n"
+    if comes_back == "as new":
+        here.write_text("step,loss\n1,0.50\n")
+        os.utime(here, (time.time() + 60, time.time() + 60))
+        said = desk.refuses("rsync", status=1)
+        assert "notes.csv" in said
+        assert "--overwrite" in said
+    else:
+        shutil.move(aside, here)
+        assert "notes.csv" in desk.tries("rsync").stderr
+    assert there.read_text() == "step\n1\n"
+    desk.does("rsync", "--overwrite")
+    assert there.read_text() == here.read_text()
+
+
+@pytest.mark.row(146)
+def test_what_no_sync_has_sent_is_kept_and_named_whatever_the_clocks_say(desk: Desk) -> None:
+    there = desk.there() / "result.txt"
+    there.write_text("a result of a slow clock")
+    os.utime(there, (time.time() - 3600, time.time() - 3600))
+    (desk.root / "result.txt").write_text("an older result, of a clock that is right")
+    ran = desk.tries("rsync")
+    assert ran.returncode == 0
+    assert "result.txt" in ran.stderr
+    assert "--overwrite" in ran.stderr
+    assert there.read_text() == "a result of a slow clock"
+
+
+def _other_project(desk: Desk, folder: Path, *files: str) -> Desk:
+    """Return a project of the same name that knows nothing of the first."""
+    root = make_project(folder / desk.root.name, desk.servers.values(), name=desk.settings()["name"])
+    (root / ".remote" / "logs" / "workspace").unlink()
+    for name in files:
+        (root / name).write_text(f"{name} of the other project")
+    return Desk(root, desk.servers)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["rsync"],
+        ["rsync", "--dry-run"],
+        ["prepare"],
+        ["setup"],
+        ["update-packages"],
+        ["clean", "--yes"],
+        ["job-run", "--cmd", "true"],
+        ["helper-launch", "--cmd", "true"],
+        ["clean", "--all", "--server", "first", "--yes"],
+    ],
+    ids="_".join,
+)
+def test_a_project_of_the_same_name_is_refused_with_both_named_and_the_way_out(
+    desk: Desk, tmp_path: Path, command: list[str]
+) -> None:
+    other = _other_project(desk, tmp_path / "elsewhere", "hello.py", "other.py")
+    before = {path.name: path.read_bytes() for path in desk.there().iterdir() if path.is_file()}
+    for _ in range(2):
+        said = other.refuses(*command)
+        assert str(desk.root) in said
+        assert str(other.root) in said
+        assert "remote-tool rsync --adopt --server first" in said
+        assert "name:" in said
+    assert {path.name: path.read_bytes() for path in desk.there().iterdir() if path.is_file()} == before
+    assert "nothing to send" in desk.tries("rsync").stderr
+
+
+@pytest.mark.parametrize("way", ["rsync --adopt", "yes to rsync", "yes to prepare"])
+def test_a_folder_that_is_taken_over_keeps_what_only_the_other_has(desk: Desk, tmp_path: Path, way: str) -> None:
+    (desk.root / "theirs.py").write_text("only there")
+    desk.does("rsync")
+    other = _other_project(desk, tmp_path / "elsewhere", "hello.py", "other.py")
+    if way == "rsync --adopt":
+        other.does("rsync", "--adopt")
+    else:
+        command = way.rsplit(maxsplit=1)[-1]
+        with Terminal(command, cwd=other.root) as terminal:
+            terminal.until("[y/N]: ")
+            terminal.type("y\n")
+            assert terminal.end() == 0
+    there = {path.name: path.read_text() for path in desk.there().iterdir() if path.is_file()}
+    assert there["theirs.py"] == "only there"
+    assert there["hello.py"] == "hello.py of the other project"
+    assert there["other.py"] == "other.py of the other project"
+    (other.root / "other.py").unlink()
+    other.does("rsync")
+    assert (desk.there() / "theirs.py").exists()
+    assert not (desk.there() / "other.py").exists()
+    # The first one shares it as before.
+    (desk.root / "new.py").write_text("")
+    desk.does("rsync")
+    assert (desk.there() / "new.py").exists()
+
+
+def test_who_says_no_or_nothing_changes_nothing(desk: Desk, tmp_path: Path) -> None:
+    other = _other_project(desk, tmp_path / "elsewhere", "hello.py")
+    with Terminal("rsync", "--accept-new-keys", cwd=other.root) as terminal:
+        terminal.until("[y/N]: ")
+        terminal.type("\n")
+        assert terminal.end() == 1
+    assert (desk.there() / "hello.py").read_text() == (desk.root / "hello.py").read_text()
+    assert "--adopt" in other.refuses("rsync", "--accept-new-keys")
+
+
+def test_a_copy_of_a_project_with_its_settings_is_a_second_laptop_of_it(desk: Desk, tmp_path: Path) -> None:
+    copied = Desk(shutil.copytree(desk.root, tmp_path / "copied"), desk.servers)
+    (copied.root / "hello.py").write_text("of the copy")
+    copied.does("rsync")
+    assert (desk.there() / "hello.py").read_text() == "of the copy"
+    (desk.root / "hello.py").write_text("of the first")
+    desk.does("rsync")
+    assert (desk.there() / "hello.py").read_text() == "of the first"
+
+
+@pytest.mark.parametrize("last", ["sent", "cut off"])
+def test_a_server_of_before_knows_who_has_sent_there_by_what_is_here(desk: Desk, tmp_path: Path, last: str) -> None:
+    other = _other_project(desk, tmp_path / "elsewhere", "hello.py")
+    ours = desk.there() / ".remote-scripts"
+    (ours / "workspaces").unlink()
+    if last == "cut off":
+        (ours / "sync").write_text(f"incomplete {'0' * 32} {'1' * 32}\n")
+    (ours / "sync-owner").write_text("1700000000 somebody@before\n")
+    for _ in range(2):
+        assert "was sent from somebody@before;" in other.refuses("rsync")
+        assert "was sent from somebody@before;" in other.refuses("prepare")
+    (desk.root / "hello.py").write_text("edited")
+    desk.does("rsync")
+    assert (desk.there() / "hello.py").read_text() == "edited"
+    assert str(desk.root) in other.refuses("rsync")
+
+
+def test_a_workspace_that_lost_its_records_shares_its_folder_again_though_nothing_differs(desk: Desk) -> None:
+    shutil.rmtree(desk.root / ".remote" / "logs")
+    assert "--adopt" in desk.refuses("rsync")
+    desk.does("rsync", "--adopt")
+    desk.does("rsync")
