@@ -6,7 +6,7 @@ import os
 import select
 import time
 
-from remote_tool.agent.leases import folders
+from remote_tool.agent.leases import fifo, folders
 from remote_tool.agent.leases.folders import LeaseError
 from remote_tool.agent.leases.listing import now_stamp
 from remote_tool.agent.leases.queued_file import write_queued
@@ -125,6 +125,7 @@ class JobQueue:
             for descriptor in self._request.arrivals:
                 os.close(descriptor)
         wakeup = self._events.listen()
+        fifo.shrink(wakeup)
         try:
             return self._wait_for_jobs(wakeup) and (self._request.lease is None or self._wait_for_lease(wakeup))
         except LeaseError as error:

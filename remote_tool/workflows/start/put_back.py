@@ -74,7 +74,7 @@ async def _put_back_on(context: Context, server: str, jobs: Sequence[Job]) -> No
         context.registry.adopt(replace(each.job, server=server) for each in seen.jobs.values() if not each.elsewhere)
     done: list[tuple[Job, Job]] = []
     while new:
-        # One that waits for another of them is requested when that one is there.
+        # One that waits for another is requested when that one is there.
         ready = [job for job in new if not {*job.after} & {each.id for each in new}] or new
         answer = await start_specs(context, [_spec(context, job, ids) for job in ready])
         started = {job.id: job for job in answer.jobs}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
 import shutil
 import signal
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -191,3 +193,18 @@ def test_slots_are_leased_with_the_oldest_python(oldest: PretendServer) -> None:
         wait_until(lambda: not list(oldest.leases.glob("*/**/*")), "the end of the leases")
     finally:
         oldest.call("stop", ids=oldest.ids, signal="SIGKILL")
+
+
+def test_a_job_that_waits_takes_two_pages_of_pipes(slots: SlotServer) -> None:
+    slots.hold(1)
+    (waiting,) = slots.start("true", slots=1)
+    slots.wait_for_states([waiting], "queued")
+    folder = Path(f"/proc/{slots.queued_supervisor(waiting)}/fd")
+    sizes = {}
+    for each in folder.iterdir():
+        if each.is_fifo():
+            with suppress(OSError):
+                descriptor = os.open(each, os.O_RDONLY | os.O_NONBLOCK)
+                sizes[os.fstat(descriptor).st_ino] = fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ)
+                os.close(descriptor)
+    assert set(sizes.values()) == {4096}
