@@ -29,6 +29,8 @@ TAG = "sweep-"
 NAME_LENGTH = 6
 MOST_PER_SERVER = MOST_SLOTS
 SHOWN_JOBS = 20
+# The state of a combination without a job.
+MISSING = "missing"
 # Braces around a word, unless a $ makes them the shell's; two braces on each side stand for one.
 _PLACEHOLDER = re.compile(rf"(?<!\$)(?:\{{\{{({NAME.pattern})\}}\}}|\{{({NAME.pattern})\}})")
 

@@ -120,8 +120,9 @@ def test_a_name_that_is_taken_is_kept_beside_it_and_named(desk: Desk) -> None:
     (early,) = set(jobs) - {late}
     assert (desk.there() / "out" / "model.pt").read_text() == f"{jobs[early]}\n"
     named = f"kept beside the project's own: out/{beside.name}"
-    assert named in desk.does("job-list", "--stopped")
-    key = next(job["key"] for job in desk.jobs() if job["id"] == late)
+    assert named[: named.index(late)] in desk.does("job-list", "--stopped")
+    key, reason = next((job["key"], job["reason"]) for job in desk.jobs() if job["id"] == late)
+    assert named in reason
     assert named in desk.tries("job-tail", str(key), "--no-follow").stderr
     assert beside.name[:30] in desk.tries("clean", "--dry-run").stderr
     desk.does("job-pull")
