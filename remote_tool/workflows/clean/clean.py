@@ -147,7 +147,7 @@ def _combinations(folder: Path, launch_id: str) -> tuple[int, frozenset[int]]:
 
 
 def _waits_for_artifacts(job: Job) -> bool:
-    return bool(job.artifacts) and job.state is not JobState.LOST and not job.artifacts_complete
+    return bool(job.artifacts) and not job.artifacts_complete
 
 
 async def _examine(context: Context, jobs: Sequence[Job], errors: Mapping[str, RemoteToolError]) -> dict[str, str]:
