@@ -24,7 +24,9 @@ def joined(lines: list[bytes]) -> bytes:
 
 def own_rules(folders: Iterable[str]) -> list[bytes]:
     """Return the rules that come first, because the first match wins."""
-    own = [name.encode() for name in OWN_FOLDERS]
+    # A file in a subfolder that is named as a folder of ours is selected, and then left out with a message; not one
+    # named .git, which every worktree of Git has.
+    own = [b".git"] + [each for name in OWN_FOLDERS for each in (b"/" + name.encode(), name.encode() + b"/")]
     return own + [b"/" + literal(os.fsencode(name).strip(b"/")) for name in folders]
 
 
