@@ -38,6 +38,11 @@ for found in distributions():
 """
 
 
+def own_addresses(request: Request) -> None:
+    """Answer op ``own_addresses``: where other servers may reach this one; needs no environment."""
+    request.answer({"addresses": addresses.list_addresses(), "ssh_server_address": _ssh_server_address()})
+
+
 def facts(request: Request) -> None:
     """Answer op ``facts``; ``launch`` adds the slow facts."""
     folders = request.folders()

@@ -205,7 +205,7 @@ def _judge_unended(folder: int, records: Records, host: HostSnapshot) -> JobStat
 
 def _ending_reason(folder: int) -> str:
     reason = "its command has ended, and its end is being recorded"
-    return f"{reason}, but the disk is full" if _is_full(folder) else reason
+    return f"{reason}, but the disk is full" if job_folder.is_full(folder) else reason
 
 
 def _running_reason(folder: int, spec: Record, started: Record) -> str:
@@ -220,15 +220,6 @@ def _running_reason(folder: int, spec: Record, started: Record) -> str:
 def describe_attempt(failed: List[str], retries: int) -> str:
     """Return which attempt it is after these failed."""
     return f"attempt {len(failed) + 1} of {retries + 1}, after {failed[-1]}"
-
-
-def _is_full(folder: int) -> bool:
-    try:
-        room = os.fstatvfs(folder)
-    except OSError:
-        return False
-    # Some file systems allocate inodes on demand and report none.
-    return room.f_bavail == 0 or (room.f_files > 0 and room.f_favail == 0)
 
 
 def _lost_reason(members: List[Process]) -> str:

@@ -170,6 +170,8 @@ def _show_failure(failure: RankFailure) -> None:
     if failure.traceback:
         # Indented: none of its lines looks like a line of ours.
         inform(indent(escape_controls(failure.traceback), "  "))
+    if failure.hint:
+        inform(f"hint: {failure.hint}")
 
 
 def _how_it_failed(failure: RankFailure) -> str:

@@ -37,6 +37,7 @@ from remote_tool.cli.options import (
     Overwrite,
     PlanOnly,
     Priority,
+    PrivateKey,
     Relay,
     Servers,
     ShowOutput,
@@ -61,7 +62,20 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 # Options that a request has in another form, or by another name.
-_READ = {"server", "hosts", "hostfile", "env", "devices", "tag", "artifact", "workdir", "no_sync", "after", "after_any"}
+_READ = {
+    "server",
+    "hosts",
+    "hostfile",
+    "private_key",
+    "env",
+    "devices",
+    "tag",
+    "artifact",
+    "workdir",
+    "no_sync",
+    "after",
+    "after_any",
+}
 
 
 # Groups are not compared or shown: making these methods would take a few milliseconds of each command's start.
@@ -94,9 +108,15 @@ class Targets:
     server: Servers = None
     hosts: Hosts = None
     hostfile: Hostfile = None
+    private_key: PrivateKey = None
 
     def __post_init__(self) -> None:
-        """Refuse two ways to name servers."""
+        """Refuse two ways to name servers, and a key without a list."""
+        if self.private_key is not None and not self.is_list:
+            raise UsageError(
+                "--private-key is for --hosts and --hostfile",
+                hint="Set private_key: in .remote/configs.yaml for the servers there",
+            )
         options = {"--server": self.server or None, "--hosts": self.hosts, "--hostfile": self.hostfile}
         given = [name for name, value in options.items() if value is not None]
         if len(given) > 1:
@@ -116,15 +136,16 @@ class Targets:
     def words(self) -> str:
         """The options as typed, with a space before each; empty without any."""
         given = [*(("--server", name) for name in self.servers), ("--hosts", self.hosts), ("--hostfile", self.hostfile)]
+        given.append(("--private-key", self.private_key))
         return "".join(f" {option} {shlex.quote(value)}" for option, value in given if value is not None)
 
     def find_workspace(self, console: Console) -> Workspace:
         """Find the workspace here or above, with the hosts of a list when one is given."""
         workspace = console.find_workspace()
         if self.hosts is not None:
-            return workspace.with_hosts(self.hosts)
+            return workspace.with_hosts(self.hosts, private_key=self.private_key)
         if self.hostfile is not None:
-            return workspace.with_hostfile(self.hostfile)
+            return workspace.with_hostfile(self.hostfile, private_key=self.private_key)
         return workspace
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from remote_tool.errors import UsageError
+from remote_tool.launchers.command import with_interpreter
 from remote_tool.paths import current_folder, find_root, inside_project
 
 if TYPE_CHECKING:
@@ -56,12 +57,17 @@ Hostfile = Annotated[
         help="Use the hosts in this MPI or DeepSpeed hostfile instead of configured servers.",
     ),
 ]
+PrivateKey = Annotated[
+    str | None,
+    typer.Option("--private-key", metavar="FILE", help="With --hosts or --hostfile: log in with this key."),
+]
 Command = Annotated[
     str | None,
     typer.Option(
         "--cmd",
         metavar="COMMAND",
-        help="Command for the shell. Alternatively, pass a program and its arguments after --.",
+        help="Command for the shell; a .py file runs with python. Alternatively, pass a program and its arguments "
+        "after --.",
     ),
 ]
 Words = Annotated[
@@ -289,13 +295,25 @@ def read_workdir(given: str | None) -> str | None:
 
 
 def read_command(cmd: str | None, words: list[str] | None) -> str:
-    """Return the command as text for a shell: ``--cmd`` as it is, or words with their quotes.
+    """Return the command as text for a shell: ``--cmd`` as it is, or words with their quotes; python runs a .py file.
 
     Raises:
-        UsageError: Both are given, or neither.
+        UsageError: Both are given, or neither, or the quotes are wrong.
     """
     if cmd is not None and words:
-        raise UsageError(f"Both --cmd and {words[0]!r:.100} give a command to run", hint="Keep one of them")
-    if cmd is None and not words:
+        whole = " ".join([cmd, *words])
+        raise UsageError(
+            f"Both --cmd and {words[0]!r:.100} give a command to run",
+            hint=f"Keep one of them, or put the whole command in quotes: --cmd {shlex.quote(whole)}",
+        )
+    if cmd is not None:
+        python = with_interpreter(cmd)
+        return cmd if python == cmd.strip() else python
+    if not words:
         raise UsageError("No command to run", hint="--cmd 'COMMAND | OTHER', or -- PROGRAM ARGUMENT...")
-    return shlex.join(words or ()) if cmd is None else cmd
+    if len(words[0].split()) > 1 and not (current_folder() / words[0]).exists():
+        raise UsageError(
+            f"{words[0]!r:.100} is in quotes, so it would be the name of one program",
+            hint=f"Remove the quotes, or: --cmd {shlex.quote(' '.join(words))}",
+        )
+    return with_interpreter(shlex.join(words))

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import importlib
+import shlex
 import signal
 from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PROGRAM = "remote-tool"
+# Typer has its own copy of click, whose place is private.
+_CommandLineError: Any = typer.BadParameter.__base__
 
 # group: name: (module, summary, example of its arguments)
 GROUPS = {
@@ -107,6 +111,14 @@ GROUPS = {
 }
 COMMANDS = {name: entry for commands in GROUPS.values() for name, entry in commands.items()}
 
+# The commands of the first week, by task; with them, the program without arguments fits a terminal of 24 rows.
+FIRST = {
+    "Set up servers": ("init", "check", "prepare"),
+    "Start": ("run", "job-run", "helper-torch-launch"),
+    "Follow and stop": ("job-list", "job-tail", "top", "job-kill"),
+    "Fetch and clean up": ("job-pull", "clean"),
+}
+
 # Names that other tools have for our commands.
 ALSO_KNOWN_AS = {
     "ps": "job-list",
@@ -129,6 +141,8 @@ ALSO_KNOWN_AS = {
     "mpiexec": "helper-mpi-launch",
     "mpirun": "helper-mpi-launch",
 }
+# torchrun spells these with underscores too.
+OF_TORCHRUN = ("nproc-per-node", "max-restarts", "master-port", "use-env")
 RESUMED = {"prepare", "setup", "rsync", "update-packages", "keys", "data-sync", "job-rsync", "job-pull"}
 # What to do next after Ctrl-C; a command that follows jobs says it itself.
 AFTER_CTRL_C = {
@@ -192,7 +206,11 @@ class Command(TyperCommand):
     def make_parser(self, ctx: Any) -> Any:  # noqa: ANN401
         """Return the parser; Typer has no option that may be repeated and takes two words."""
         parser: Any = super().make_parser(ctx)
-        if option := parser._long_opt.get("--env"):  # noqa: SLF001 - public in click until its version 9
+        names = parser._long_opt  # noqa: SLF001 - public in click until its version 9
+        names.update(
+            {f"--{name.replace('-', '_')}": names[f"--{name}"] for name in OF_TORCHRUN if f"--{name}" in names}
+        )
+        if option := names.get("--env"):
             option.process = _taking_pairs(option.process)
         # As with ssh, the options after a program are the program's.
         parser.allow_interspersed_args = all(each.name != "words" for each in self.params)
@@ -202,14 +220,28 @@ class Command(TyperCommand):
         """Parse the arguments.
 
         Raises:
-            UsageError: After a program comes an option that this command has too.
+            UsageError: After a program comes an option that this command has too, or --cmd lacks its quotes.
         """
         given = list(args)
-        rest: list[str] = super().parse_args(ctx, args)
+        try:
+            rest: list[str] = super().parse_args(ctx, args)
+        except _CommandLineError as problem:
+            if whole := self._unquoted(given):
+                hint = f"If that belongs to the command, put all of it in quotes: --cmd {shlex.quote(whole)}"
+                raise UsageError(problem.format_message().removesuffix("."), hint=hint) from None
+            raise
         words = ctx.params.get("words") or []
         if not ctx.resilient_parsing and given[-len(words) - 1 : -len(words)] != ["--"]:
             self._refuse_own_options(words, ctx.command_path)
         return rest
+
+    def _unquoted(self, args: list[str]) -> str:
+        """Return --cmd with the words up to our next option, if it has lost its quotes; else empty."""
+        ours = {name for each in self.params for name in (*each.opts, *each.secondary_opts)}
+        place = next((index for index, word in enumerate(args) if word in {"--cmd", "--python-cmd"}), len(args))
+        first, *rest = args[place + 1 :] or [""]
+        words = [*takewhile(lambda word: word.partition("=")[0] not in ours, rest)]
+        return " ".join([first, *words]) if words and first.split() == [first] else ""
 
     def _refuse_own_options(self, words: list[str], command: str) -> None:
         every = {name for each in self.params for name in (*each.opts, *each.secondary_opts)}
@@ -265,6 +297,17 @@ class TableOfContents(TyperGroup):
             ctx.fail(f"No such command '{args[0]}'. Did you mean '{ALSO_KNOWN_AS[args[0]]}'?")
         name, command, rest = super().resolve_command(ctx, args)
         return name, command and load_command(command.name or ""), rest
+
+
+def first_steps() -> str:
+    """Return what the program shows without arguments."""
+    width = max(len(name) for names in FIRST.values() for name in names)
+    tasks = [
+        "\n".join([task, *(f"  {name.ljust(width)}  {COMMANDS[name][1]}" for name in names)])
+        for task, names in FIRST.items()
+    ]
+    last = f"{PROGRAM} --help shows all; {PROGRAM} COMMAND --help the options of one."
+    return "\n\n".join([f"Usage: {PROGRAM} COMMAND [OPTIONS]...", *tasks, last])
 
 
 def load_command(name: str) -> TyperCommand:

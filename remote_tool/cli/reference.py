@@ -62,21 +62,22 @@ an unknown option, prints only `{"errors": [{"server": "", "message"}]}`.
   `stop_if_idle` are in seconds, or null without such a limit. `failed_attempts` says how the attempts before the last
   one ended, such as `"exit code 75"`. `values` has the last values in its output by name, such as `{"loss": "0.25"}`.
 - `job-show`: the job also has `"folder"` and `"runs_in"` on its server, relative to the home folder; `"copy_is_kept"`,
-  null if unknown; `"changes"`, the local file of the changes that were not committed; `"related": [{"id", "key", "server",
-  "state"}]`, of its launch, and those that it waits for or repeats; `"error": {"server", "rank", "message",
+  null if unknown; `"changes"`, the local file of the changes that were not committed; `"related": [{"id", "key",
+  "server", "state"}]`, of its launch, and those that it waits for or repeats; `"error": {"server", "rank", "message",
   "output"}`, the first error; `"output"`, the local size of each stream; `"artifacts_folder"` and `"artifacts":
   [{"name", "size", "is_here"}]`; `"unknown"`, why `copy` or `artifacts` are not known; and `"next"`, commands.
-- `job-diff`: in addition to the two jobs, `"differences": [{"field", "values"}]`, with the value of each job.
+- `job-diff`: in addition to the two jobs, `"differences": [{"field", "values"}]`, with the value of each job, and
+  `"code": {"source", "diff", "notes"}`: a unified diff of `"copies"` or `"commits"`, and notes about missing parts.
 - `job-stacks`: `{"groups": [{"label", "where", "processes"}], "kept": [{"job", "server", "text"}], "errors": [...]}`. A
   process: `"job", "server", "pid", "rank", "is_child", "command", "threads", "why"`; a thread is a list of `{"file",
   "line", "function"}`, the innermost call first, and the main thread is the last one. `kept` is of ended jobs.
 - `top`, for each server: `"server", "cpu", "cores", "load", "memory_total", "memory_available", "disk_total",
-  "disk_free", "gpu_problem", "disk_problem", "gpus", "ranks"`; then `"jobs"` and `"errors"` as above. A GPU: `"index",
-  "name", "load", "memory_used", "memory_total", "temperature", "power", "power_limit", "processes"`; a process on it:
-  `"pid", "memory", "user", "job"`. The ranks of a running job: `"job", "alive", "ended", "problem"`, the last one with
-  the error of the rank that failed first, if torch recorded it. Sizes are in bytes, loads in percent, temperatures in
-  degrees Celsius, powers in watts; values that a server does not report are null. `gpu_problem` and `disk_problem` say
-  why the GPUs or the disk could not be asked.
+  "disk_free", "disk_kind", "gpu_problem", "disk_problem", "gpus", "ranks"`; then `"jobs"` and `"errors"` as above. A
+  GPU: `"index", "name", "load", "memory_used", "memory_total", "temperature", "power", "power_limit", "processes"`; a
+  process on it: `"pid", "memory", "user", "job"`. The ranks of a running job: `"job", "alive", "ended", "problem"`, the
+  last one with the error of the rank that failed first, if torch recorded it. Sizes are in bytes, loads in percent,
+  temperatures in degrees Celsius, powers in watts; values that a server does not report are null. `gpu_problem` and
+  `disk_problem` say why the GPUs or the disk could not be asked.
 - `job-pull`: each job also has `"files": [{"name", "path", "size", "new"}]` and `"left_out": [{"name", "reason"}]`.
 - `helper-fan-out`: in addition to the jobs, `"fan_out": {"launch_id", "name", "shards", "done", "failed", "gathered"}`:
   the number of shards, the numbers of finished and failed shards, and the paths of gathered files.

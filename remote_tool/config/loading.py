@@ -6,6 +6,7 @@ import re
 import shlex
 import stat
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from remote_tool.config import data_sets, ends, fields, forms, servers
 from remote_tool.config.artifacts import artifact_limit, artifact_patterns, problem_with_folder
@@ -26,6 +27,9 @@ from remote_tool.errors import ConfigError
 from remote_tool.paths import LocalPaths, RemotePaths
 from remote_tool.protocol.limits import DEFAULT_IDLE_AFTER, DEFAULT_LOG_LIMIT, DEFAULT_LOST_AFTER
 from remote_tool.readable import readable_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 TOP_KEYS = (
     "name",
@@ -59,6 +63,7 @@ TOP_KEYS = (
     "on_end",
     "snapshots",
     "on_empty",
+    "default_server",
     "max_duration",
     "stop_if_idle",
     "retries",
@@ -85,12 +90,12 @@ def load(root: Path) -> Config:
 
 def remarks(config: Config) -> list[str]:
     """Return warnings about settings that are accepted but should be changed."""
-    return [text for text in (_readable_passwords(config), _terminals(config)) if text]
+    return [text for text in (_readable_passwords(config),) if text]
 
 
-def _terminals(config: Config) -> str:
-    """Return a warning about launch commands that request a terminal, or an empty string."""
-    names = [name for name, server in config.servers.items() if wants_terminal(server.launch or ())]
+def remark_on_terminals(config: Config, servers: Iterable[str]) -> str:
+    """Return a warning about launch commands of servers that request a terminal, or an empty string."""
+    names = [name for name in servers if wants_terminal(config.servers[name].launch or ())]
     if not names:
         return ""
     return f"{', '.join(names)}: ignoring -t in launch: jobs have no terminal; docker exec -i NAME is enough"
@@ -133,9 +138,10 @@ def _config(top: ConfigNode, root: Path) -> Config:
     only_of_servers = [key for key in servers.KEYS if key not in TOP_KEYS]
     values = top.entries(TOP_KEYS, inner=only_of_servers, owner="a server (servers: NAME: ...)")
     name = _name(top, values, root)
+    every = servers.read_servers(values["servers"], root) if "servers" in values else {}
     return Config(
         name=name,
-        servers=servers.read_servers(values["servers"], root) if "servers" in values else {},
+        servers=every,
         local=_local(values, root),
         remote=_remote(values, name),
         python=fields.text_of(values, "python", forms.PYTHON),
@@ -162,6 +168,7 @@ def _config(top: ConfigNode, root: Path) -> Config:
         snapshots=Snapshots(fields.text_of(values, "snapshots", forms.one_of(tuple(Snapshots))) or Snapshots.QUEUED),
         on_end=ends.read_on_end(values["on_end"]) if "on_end" in values else None,
         on_empty=ends.read_on_empty(values["on_empty"]) if "on_empty" in values else None,
+        default_server=servers.read_default(values["default_server"], every) if "default_server" in values else None,
         max_duration=ends.read_duration(values, "max_duration") or None,
         stop_if_idle=ends.read_duration(values, "stop_if_idle") or None,
         retries=int(fields.text_of(values, "retries", forms.RETRIES) or 0),
@@ -200,7 +207,13 @@ def _name(top: ConfigNode, values: dict[str, ConfigNode], root: Path) -> str:
             line=1,
             key="name",
         )
-    return fields.text_of(values, "name", forms.PROJECT_NAME) or root.name
+    written = values["name"].text(forms.NAME_AS_WRITTEN) if "name" in values else None
+    if written is not None and written.startswith("/"):
+        values["name"].refuse(
+            "cannot be absolute: the project's folder is below the home folder of each server;"
+            f" for another disk, make a link there: ln -s {shlex.quote(written)} ~/{shlex.quote(Path(written).name)}"
+        )
+    return (written or root.name).removeprefix("~/")
 
 
 def _local(values: dict[str, ConfigNode], root: Path) -> LocalPaths:

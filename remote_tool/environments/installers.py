@@ -90,7 +90,8 @@ def choose_installer(environment: Environment, facts: ServerFacts) -> ChosenInst
     if digest is None or facts.libc != "glibc":
         raise EnvironmentSetupError(
             f"{facts.server}: {environment.kind} has no installer for {platform} with {facts.libc}",
-            hint=f"set environment to venv or uv, or {key} to an installer of your own",
+            hint=f"set environment to venv, uv or {{existing: PREFIX}}, or {key} to an installer of your own:"
+            " {url: URL, sha256: HASH} or {file: PATH, sha256: HASH}",
             server=facts.server,
         )
     folder, name = _SOURCES[environment.kind]

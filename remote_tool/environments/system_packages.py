@@ -109,7 +109,10 @@ def hint_from_output(facts: ServerFacts, output: bytes, *, version: str = "3", k
 def _hint_without_index(facts: ServerFacts, output: bytes) -> str:
     """Return advice if no package index can be reached, or an empty string."""
     variable, value = ("UV_NO_BUILD_ISOLATION", 1) if facts.uv else ("PIP_NO_BUILD_ISOLATION", 0)
-    index = f"set {'UV_DEFAULT_INDEX' if facts.uv else 'PIP_INDEX_URL'} under env: to an index that it can reach"
+    index = (
+        f"set {'UV_DEFAULT_INDEX' if facts.uv else 'PIP_INDEX_URL'} under env: to an index that it can reach, "
+        "or environment: {existing: PREFIX} to an environment that has the packages"
+    )
     if _NO_BUILD_ENVIRONMENT.search(output) and (_NO_INDEX.search(output) or b"(from versions: none)" in output):
         return (
             "the server cannot reach the package index, and a build installs setuptools from it into an environment "

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from remote_tool.config import forms
-from remote_tool.config.listed import with_listed, with_remembered
+from remote_tool.config.listed import nobody, with_listed, with_remembered
 from remote_tool.config.model import Server
 from remote_tool.errors import JobError
 from remote_tool.protocol import strict_json
@@ -14,7 +15,6 @@ from remote_tool.system.files import read_bounded, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from remote_tool.config.hosts import ListedHost
     from remote_tool.config.model import Config
@@ -37,8 +37,15 @@ def recall_hosts(config: Config, registry: Registry, tell: Callable[[str], None]
     return with_remembered(config, known)
 
 
-def remember_hosts(config: Config, registry: Registry, hosts: Sequence[ListedHost]) -> Config:
-    """Return a configuration that selects the hosts of a list, and record new hosts.
+def remember_hosts(
+    config: Config,
+    registry: Registry,
+    hosts: Sequence[ListedHost],
+    *,
+    private_key: Path | None = None,
+    usual_user: Callable[[Server], str] = nobody,
+) -> Config:
+    """Return a configuration that selects the hosts of a list, and record new hosts, and new keys for them.
 
     Raises:
         UsageError: A host in the list is ambiguous.
@@ -47,25 +54,29 @@ def remember_hosts(config: Config, registry: Registry, hosts: Sequence[ListedHos
     path = registry.folder / FILE
     with registry.locked():
         known, bad = _read(path)
-        listed = with_listed(with_remembered(config, known), hosts)
-        names = {server.name for server in known}
-        new = [listed.servers[name] for name in listed.listed if listed.servers[name].is_listed and name not in names]
+        before = with_remembered(config, known)
+        listed = with_listed(before, hosts, private_key=private_key, usual_user=usual_user)
+        chosen = {name: listed.servers[name] for name in listed.listed if listed.servers[name].is_listed}
+        new = {name: server for name, server in chosen.items() if before.servers.get(name) != server}
         if new and bad:
             raise bad[0]
         if new:
-            write_atomically(path, _format([*known, *new][-MOST_HOSTS:]))
+            together = {**{server.name: server for server in known}, **new}
+            write_atomically(path, _format([*together.values()][-MOST_HOSTS:]))
     return listed
 
 
 def _format(servers: Sequence[Server]) -> bytes:
     """Return YAML with a name and a JSON value per line, readable for people and programs."""
-    lines = [
-        f"{json.dumps(each.name)}: {json.dumps({'hostname': each.hostname, 'username': each.username})}\n"
-        for each in servers
-    ]
+    lines = [f"{json.dumps(each.name)}: {json.dumps(_as_record(each))}\n" for each in servers]
     return "".join(
         ["# Servers that --hosts or --hostfile named; a line without jobs may be removed.\n", *lines]
     ).encode()
+
+
+def _as_record(server: Server) -> dict[str, str | None]:
+    key = {} if server.private_key is None else {"private_key": str(server.private_key)}
+    return {"hostname": server.hostname, "username": server.username, **key}
 
 
 def _read(path: Path) -> tuple[list[Server], list[JobError]]:
@@ -90,10 +101,11 @@ def _read(path: Path) -> tuple[list[Server], list[JobError]]:
 def _read_line(line: bytes) -> Server:
     ((name, values),) = strict_json.parse(b"{%s}" % line).items()
     hostname, username = values["hostname"], values["username"]
-    if not isinstance(hostname, str) or not isinstance(username, str | None):
+    key = values.get("private_key")
+    if not isinstance(hostname, str) or not isinstance(username, str | None) or not isinstance(key, str | None):
         raise TypeError("not the types of a host")
     if not (forms.SERVER_NAME.accepts(name) and forms.HOSTNAME.accepts(hostname)):
         raise ValueError("no server has such a name")
     if username is not None and not forms.USERNAME.accepts(username):
         raise ValueError("no user has such a name")
-    return Server(name, hostname, username, is_listed=True)
+    return Server(name, hostname, username, private_key=None if key is None else Path(key), is_listed=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 
 from remote_tool.errors import UsageError
 
 # They start the ranks on several machines themselves.
 MPI_LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "horovodrun", "srun")
+_FIRST_WORD = re.compile(r"""\s*((?:[^\s'"]|'[^']*'|"[^"]*")+)""")
 
 
 def script_file(command: str) -> str | None:
@@ -24,6 +26,6 @@ def script_file(command: str) -> str | None:
 
 def with_interpreter(command: str) -> str:
     """Return a shell command for one that may begin with a ``.py`` file, or with ``-m`` and a module."""
-    words = command.strip()
-    first = words.split(maxsplit=1)[0]
-    return f"python {words}" if first.endswith(".py") or first == "-m" else words
+    found = _FIRST_WORD.match(command)
+    first = re.sub("['\"]", "", found[1]) if found else ""
+    return f"python {command.strip()}" if first.endswith(".py") or first == "-m" else command.strip()

@@ -48,6 +48,7 @@ class LaunchRequest(JobRequest, _Positions):
         launcher: A name of :data:`~remote_tool.launchers.registry.LAUNCHERS`.
         from_job: Key of a job whose artifacts are brought to every server first; empty: of none.
         wait: With ``gpus``: wait until they are free on all servers; otherwise, nothing is started then.
+        nnodes: Use only the first N of the servers; None: all.
     """
 
     _: KW_ONLY
@@ -56,6 +57,7 @@ class LaunchRequest(JobRequest, _Positions):
     launcher: str = "torchrun"
     from_job: str = ""
     wait: bool = False
+    nnodes: int | None = None
 
     def __post_init__(
         self, env: Mapping[str, str] | None, nproc_per_node: int | Literal["auto", "cpu", "gpu"] | None
@@ -68,6 +70,8 @@ class LaunchRequest(JobRequest, _Positions):
         self._check_options(env, LAUNCHERS[self.launcher].example, tags_besides=1)
         if self.processes not in {"auto", "cpu", "gpu", None} and int(self.processes or 0) < 1:
             raise UsageError(f"--nproc-per-node must be at least 1, or auto, gpu or cpu, found {self.processes}")
+        if self.nnodes is not None and self.nnodes < 1:
+            raise UsageError(f"--nnodes must be at least 1, found {self.nnodes}")
         check_lost_after(self.lost_after)
         if self.wait and not self.gpus:
             raise UsageError("--wait is for launches that reserve GPUs", hint="--gpus 1 --wait")

@@ -29,6 +29,8 @@ NAME_LENGTH = 6
 # Jobs of one sweep that may wait on one server: each has a supervisor there.
 MOST_PER_SERVER = 1000
 SHOWN_JOBS = 20
+# The state of a combination without a job.
+MISSING = "missing"
 # Braces around a word, unless a $ makes them the shell's; two braces on each side stand for one.
 _PLACEHOLDER = re.compile(rf"(?<!\$)(?:\{{\{{({NAME.pattern})\}}\}}|\{{({NAME.pattern})\}})")
 

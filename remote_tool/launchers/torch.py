@@ -74,7 +74,11 @@ def plan_launch(
                 # torchrun's elastic rendezvous assigns ranks itself, again at each restart.
                 rank_offset=None if request.max_restarts else offset,
                 command=f"{torchrun} {request.command.strip()}",
-                environment=launch_environment(request, node, rendezvous.routes[node.server], names.launch_id),
+                environment={
+                    # Beside torchrun's own GROUP_RANK; its elastic rendezvous decides that itself.
+                    **({} if request.max_restarts else {"NODE_RANK": str(rank)}),
+                    **launch_environment(request, node, rendezvous.routes[node.server], names.launch_id),
+                },
                 defaults=_flight_recorder(node.torch, folder),
             )
         )

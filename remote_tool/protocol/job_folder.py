@@ -31,7 +31,7 @@ from remote_tool.protocol.records import RecordError, encode_record, is_job_id, 
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Mapping
+    from typing import Any, Mapping, Union
 
     from remote_tool.protocol.records import Record
 
@@ -130,11 +130,16 @@ def open_file_beneath(folder: int, path: str, *, for_writing: bool = False) -> i
         for part in parts[:-1]:
             folder = open_folder(part, folder)
             opened.append(folder)
-        access = os.O_RDWR if for_writing else os.O_RDONLY
-        file = os.open(parts[-1], access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        return open_plain(parts[-1], folder, for_writing=for_writing)
     finally:
         for descriptor in opened:
             os.close(descriptor)
+
+
+def open_plain(path: str, folder: int | None = None, *, for_writing: bool = False) -> int:
+    """Open a regular file; OSError if it is none."""
+    access = os.O_RDWR if for_writing else os.O_RDONLY
+    file = os.open(path, access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     is_plain = False
     try:
         is_plain = stat.S_ISREG(os.fstat(file).st_mode)
@@ -182,6 +187,16 @@ def read_record(folder: int, name: str, job_id: str) -> Record | None:
     """
     text = read_bytes(folder, name)
     return None if text is None else parse_record(name, text, job_id)
+
+
+def is_full(folder: "Union[int, str]") -> bool:
+    """Return whether the disk of a folder has no space left for us."""
+    try:
+        room = os.statvfs(folder)
+    except OSError:
+        return False
+    # Some file systems allocate inodes on demand and report none.
+    return room.f_bavail == 0 or (room.f_files > 0 and room.f_favail == 0)
 
 
 def exists(folder: int, name: str) -> bool:

@@ -6,15 +6,25 @@ import asyncio
 import errno
 import json
 import secrets
-import shlex
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from remote_tool.errors import ConnectError, ConnectionLostError, JobError, RemoteCommandError, RemoteToolError
 from remote_tool.protocol.framing import Frame, FrameReader, FramingError
 from remote_tool.redaction import redact
 from remote_tool.transport.host import Stream
-from remote_tool.workflows.agent_sources import source_archive
+from remote_tool.workflows.agent_scripts import (
+    ANYWHERE,
+    NO_PROJECT,
+    NO_PYTHON,
+    NO_PYTHON_AT_ALL,
+    NO_SPACE,
+    NO_SUPERVISOR,
+    control_script,
+    install_script,
+)
+from remote_tool.workflows.agent_sources import carried_files, source_archive
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping
@@ -23,9 +33,8 @@ if TYPE_CHECKING:
     from remote_tool.transport.host import Channel, Host
     from remote_tool.transport.pool import HostPool
 
-NO_PROJECT, NO_SUPERVISOR, NO_PYTHON, NO_PYTHON_AT_ALL = 96, 97, 98, 95
-# These operations run with any Python of the server if ours is missing, as in an unfinished environment.
-ANY_PYTHON = "clean"
+# What this operation starts outlasts it, so the agent needs its folder.
+STARTING = {"start"}
 # Seconds of silence after which a connected server is given up.
 LONGEST_SILENCE = 60.0
 CHUNK = 256 * 1024
@@ -36,27 +45,16 @@ _SHELL_SYNTAX = {ord(letter): f"\\u{ord(letter):04x}" for letter in " !#$%&'()*+
 # Pauses before retries after a lost connection, in seconds.
 PAUSES = (0.2, 0.4, 0.8)
 
-# Reads {"name": "text"} from stdin, writes the files into the folder in its first argument, and renames that folder
-# to its second: servers with a shared home may do so at the same time, and an existing non-empty folder is kept.
-_UNPACK = """
-import json, os, sys
-os.umask(0o077)
-new, folder = sys.argv[1:]
-for name, text in json.load(sys.stdin).items():
-    path = os.path.join(new, name)
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, "w") as file:
-        file.write(text)
-try:
-    os.rename(new, folder)
-except OSError:
-    if not os.path.isdir(folder):
-        raise
-"""
+# Connections to servers that have no place for the agent: it is sent with each request.
+_carrying: WeakSet[Host] = WeakSet()
 
 
 class NotPreparedError(JobError):
     """The server lacks the project folder or the prepared Python."""
+
+
+class NoPythonError(JobError):
+    """The server has no Python that could run the agent."""
 
 
 class SupervisorMissingError(JobError):
@@ -69,6 +67,10 @@ class ServerTroubleError(JobError):
 
 class NotBegunError(JobError):
     """The server refused, and nothing requested has begun."""
+
+
+class NoSpaceError(NotBegunError):
+    """The disk of the project has no space for the agent, or cannot be written."""
 
 
 class NoAnswerError(JobError):
@@ -173,34 +175,25 @@ def raise_for_status(server: str, status: int | None) -> None:
             f"{server} is not prepared", hint=f"remote-tool prepare --server {server}", server=server
         )
     if status == NO_PYTHON_AT_ALL:
-        raise JobError(f"{server} has no Python 3.8 or newer that could look", server=server)
+        hint = f"remote-tool check --server {server}, or remote-tool run --server {server} --cmd COMMAND"
+        raise NoPythonError(f"{server} has no Python 3.8 or newer that could look", hint=hint, server=server)
     if status == NO_SUPERVISOR:
         raise SupervisorMissingError(f"{server} has no supervisor of this version", server=server)
 
 
-def control_script(config: Config, operation: str = "") -> str:
-    """Return the shell script that starts the agent's control program."""
-    version = source_archive()[0]
-    return (
-        f"{_enter(config, operation)}"
-        f"[ -d supervisor-{version} ] || exit {NO_SUPERVISOR}\n"
-        f'REMOTE_TOOL_SUPERVISOR=1 exec "$python" -I -S supervisor-{version}/run_control.py\n'
-    )
-
-
-def _enter(config: Config, operation: str) -> str:
-    """Return the lines that change to our folder and find our Python, or any Python if the operation allows."""
-    begin = f'cd "$HOME"/{shlex.quote(config.remote.scripts)} || exit {NO_PROJECT}\npython=./python\n'
-    if operation != ANY_PYTHON:
-        return f'{begin}[ -x "$python" ] || exit {NO_PYTHON}\n'
-    others = '"$(command -v python3)" "$HOME"/miniconda3/bin/python "$HOME"/miniforge3/bin/python'
-    is_new = "import sys; sys.exit(sys.version_info < (3, 8))"
-    return (
-        f"{begin}for other in ./python {others}; do\n"
-        f'  [ -x "$other" ] && "$other" -I -S -c {shlex.quote(is_new)} </dev/null 2>&1 && python=$other && break\n'
-        f"done\n"
-        f'[ -x "$python" ] || exit {NO_PYTHON_AT_ALL}\n'
-    )
+@asynccontextmanager
+async def open_agent(
+    host: Host, config: Config, operation: str, request: Mapping[str, Any], nonce: str, *, label: str
+) -> AsyncIterator[Channel]:
+    """Start the agent's control program with a request; leaving the context closes its stdin."""
+    is_carried = host in _carrying
+    async with host.open(control_script(config, operation, is_carried=is_carried), label=label) as channel:
+        with _no_answer():
+            if is_carried:
+                await channel.write(carried_files())
+            await channel.write(request_line(config, operation, request, nonce))
+            await channel.start()
+        yield channel
 
 
 def request_line(config: Config, operation: str, request: Mapping[str, Any], nonce: str) -> bytes:
@@ -247,10 +240,7 @@ async def open_conversation(
 ) -> AsyncIterator[Conversation]:
     """Request an operation that both sides send frames for; leaving the context ends it on the server."""
     nonce = secrets.token_hex(16)
-    async with host.open(control_script(config, operation), label=f"supervisor: {operation}") as channel:
-        with _no_answer():
-            await channel.write(request_line(config, operation, request, nonce))
-            await channel.start()
+    async with open_agent(host, config, operation, request, nonce, label=f"supervisor: {operation}") as channel:
         yield Conversation(host, channel, nonce)
 
 
@@ -277,7 +267,7 @@ async def call(
             try:
                 return await _call_once(host, config, operation, request)
             except SupervisorMissingError:
-                await install_supervisor(host, config, operation)
+                await provide_supervisor(host, config, operation)
                 return await _call_once(host, config, operation, request)
     except TimeoutError:
         message = f"{host.name}: no answer to {operation!r} within {within:.0f} s"
@@ -326,22 +316,36 @@ def _unanswered(server: str, operation: str, error: RemoteToolError) -> Connecti
     return ConnectionLostError(message, hint="remote-tool job-list", server=server)
 
 
+async def provide_supervisor(host: Host, config: Config, operation: str = "") -> None:
+    """Send this version of the agent; without a place for it, it will run from memory, if the operation can.
+
+    Raises:
+        NoSpaceError: The operation starts what outlasts it.
+        NotPreparedError: The operation needs the project's folder.
+    """
+    try:
+        await install_supervisor(host, config, operation)
+    except NoSpaceError:
+        if operation in STARTING:
+            raise
+        _carrying.add(host)
+    except NotPreparedError:
+        if operation not in ANYWHERE:
+            raise
+        _carrying.add(host)
+
+
 async def install_supervisor(host: Host, config: Config, operation: str = "") -> None:
     """Send this version of the agent atomically; older versions are kept for their running jobs."""
-    version, files = source_archive()
-    folder = f"supervisor-{version}"
-    script = (
-        f"{_enter(config, operation)}"
-        "umask 077\n"
-        f"new={folder}.new.{secrets.token_hex(8)}\n"
-        f"trap 'rm -rf \"$new\"' EXIT\n"
-        f'"$python" -I -S -c {shlex.quote(_UNPACK)} "$new" {folder} || exit 1\n'
-    )
-    contents = json.dumps({name: data.decode() for name, data in files}).encode()
+    contents = json.dumps({name: data.decode() for name, data in source_archive()[1]}).encode()
     try:
-        await host.run(script, stdin=contents, label="send the supervisor")
+        await host.run(install_script(config, operation), stdin=contents, label="send the supervisor")
     except RemoteCommandError as error:
         raise_for_status(host.name, error.exit_status)
+        if error.exit_status == NO_SPACE:
+            why = error.stderr_tail.strip()
+            message = f"{host.name}: the project's disk cannot be written: {why}"
+            raise NoSpaceError(message, hint=f"remote-tool clean --server {host.name}", server=host.name) from error
         raise
 
 

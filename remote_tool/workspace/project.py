@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from remote_tool.config.loading import load, remarks
+from remote_tool.errors import ConnectError, UsageError
 from remote_tool.jobs.listed_hosts import recall_hosts, remember_hosts
 from remote_tool.jobs.registry import Registry
 from remote_tool.paths import current_folder, find_root
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from remote_tool.config.hosts import ListedHost
-    from remote_tool.config.model import Config
+    from remote_tool.config.model import Config, Server
     from remote_tool.workflows.artifacts.answer import PullAnswer
     from remote_tool.workflows.fan_out.answer import FanOutAnswer
     from remote_tool.workflows.sweep.answer import SweepAnswer
@@ -80,8 +81,10 @@ class Project:
             return self
         return type(self)(replace(self.config, workdir=workdir), self.hooks)
 
-    def with_hosts(self, hosts: str | Sequence[ListedHost]) -> Self:
+    def with_hosts(self, hosts: str | Sequence[ListedHost], *, private_key: Path | str | None = None) -> Self:
         """Return this workspace with the hosts of a list, such as ``10.0.0.1:2,10.0.0.2:2``, instead of its servers.
+
+        ``private_key`` is the file of the key for all of them, also in later commands.
 
         Raises:
             UsageError: The list is invalid, or a host has the name of another configured server.
@@ -89,9 +92,11 @@ class Project:
         from remote_tool.config.hosts import parse_hosts  # noqa: PLC0415 - seldom needed
 
         listed = parse_hosts(hosts) if isinstance(hosts, str) else hosts
-        return type(self)(remember_hosts(self.config, self._registry, listed), self.hooks)
+        key = None if private_key is None else _find_key(private_key)
+        config = remember_hosts(self.config, self._registry, listed, private_key=key, usual_user=_usual_user)
+        return type(self)(config, self.hooks)
 
-    def with_hostfile(self, file: Path | str) -> Self:
+    def with_hostfile(self, file: Path | str, *, private_key: Path | str | None = None) -> Self:
         """Return this workspace with the hosts of an MPI, DeepSpeed or Horovod hostfile instead of its servers.
 
         Raises:
@@ -102,7 +107,7 @@ class Project:
 
         from remote_tool.config.hosts import load_hostfile  # noqa: PLC0415 - seldom needed
 
-        return self.with_hosts(load_hostfile(Path(file)))
+        return self.with_hosts(load_hostfile(Path(file)), private_key=private_key)
 
     @property
     def root(self) -> Path:
@@ -147,6 +152,26 @@ class Project:
             confirm=hooks.confirm,
             adopt=hooks.adopt,
         )
+
+
+def _usual_user(server: Server) -> str:
+    """Return who logs in to a server that has no user: as ~/.ssh/config says, else the default."""
+    from remote_tool.transport.ssh.ssh_config import resolve_way  # noqa: PLC0415 - loads the SSH library
+
+    try:
+        return resolve_way(server)[-1].username
+    except ConnectError:
+        # The login says what is wrong with that file.
+        return ""
+
+
+def _find_key(file: Path | str) -> Path:
+    from pathlib import Path  # noqa: PLC0415 - only annotations need it otherwise
+
+    path = Path.cwd() / Path(file).expanduser()
+    if not path.is_file():
+        raise UsageError(f"--private-key {file}: no such file", hint="ls ~/.ssh")
+    return path
 
 
 def checked(answer: C, *, check: bool) -> C:

@@ -255,6 +255,66 @@ def test_a_command_is_given_once() -> None:
         read_command(None, None)
 
 
+@pytest.mark.parametrize(
+    ("cmd", "words", "command"),
+    [
+        ("train.py --lr 1", None, "python train.py --lr 1"),
+        (None, ["src/train.py", "a b"], "python src/train.py 'a b'"),
+        (None, ["my train.py"], "my train.py"),
+        (None, ["-m", "package.train"], "python -m package.train"),
+        ("  'my train.py' x", None, "python 'my train.py' x"),
+        ("python train.py", None, "python train.py"),
+        ("cat train.py", None, "cat train.py"),
+        ("\nset -e\ntrue\n", None, "\nset -e\ntrue\n"),
+        ("", None, ""),
+    ],
+)
+def test_a_script_runs_with_python(
+    cmd: str | None, words: list[str] | None, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my train.py").touch()
+    assert read_command(cmd, words) == (f"python '{command}'" if command == "my train.py" else command)
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        (
+            ("job-run", "python train.py"),
+            "'python train.py' is in quotes, so it would be the name of one program",
+            "Remove the quotes, or: --cmd 'python train.py'",
+        ),
+        (
+            ("job-run", "--cmd", "python", "train.py", "--lr", "0.1"),
+            "Both --cmd and 'train.py' give a command to run",
+            "Keep one of them, or put the whole command in quotes: --cmd 'python train.py --lr 0.1'",
+        ),
+        (
+            ("helper-torch-launch", "--cmd", "python", "train.py", "--dry-run"),
+            "Got unexpected extra argument(s) (train.py)",
+            "If that belongs to the command, put all of it in quotes: --cmd 'python train.py'",
+        ),
+        (
+            ("helper-sweep", "--cmd", "train.py", "--lr", "{lr}", "--grid", "lr=1,2"),
+            "No such option: --lr (Possible options: --file, --grid, --help)",
+            "If that belongs to the command, put all of it in quotes: --cmd 'train.py --lr {lr}'",
+        ),
+        (
+            ("helper-torch-launch", "--cmd", "train.py --lr 1", "--jsno"),
+            "No such option: --jsno (Possible options: --json)",
+            "remote-tool helper-torch-launch --help",
+        ),
+    ],
+)
+def test_missing_and_superfluous_quotes_are_named(
+    words: tuple[str, ...], message: str, hint: str, tmp_path: Path
+) -> None:
+    ran = remote_tool(*words, cwd=tmp_path)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr.splitlines() == [f"error: {message}", f"hint: {hint}"]
+
+
 def test_every_command_has_verbose_and_those_of_the_interface_have_json() -> None:
     options = {name: {word for each in load_command(name).params for word in each.opts} for name in COMMANDS}
     assert [name for name, words in options.items() if not {"-v", "--verbose"} <= words] == []
@@ -340,3 +400,13 @@ def test_a_value_that_no_process_can_have_is_refused_without_showing_it() -> Non
         read_environment(["A=secret\0"])
     with pytest.raises(UsageError, match=r"^--env takes two words, a name and a value$"):
         read_environment(["secret"])
+
+
+def test_without_arguments_the_first_commands_fit_a_small_terminal() -> None:
+    shown = remote_tool(cwd=Path.cwd())
+    assert shown.returncode == 2
+    lines = shown.stderr.splitlines()
+    assert len(lines) < 24
+    assert max(map(len, lines)) <= 80
+    assert [len([line for line in lines if line.startswith(f"  {name} ")]) for name in COMMANDS].count(1) == 12
+    assert lines[-1].startswith("remote-tool --help shows all")

@@ -55,6 +55,7 @@ def test_the_nearest_family_decides() -> None:
         (b"CondaToSNonInteractiveError: Terms of Service", "channels"),
         (b"No matching distribution found for nosuch", ""),
         (b"WARNING: Retrying after connection broken by 'NewConnectionError(...)': /simple/x/", "PIP_INDEX_URL"),
+        (b"WARNING: Retrying after connection broken by 'NewConnectionError(...)': /simple/x/", "{existing: PREFIX}"),
         (
             b"install build dependencies did not run successfully.\nrequirement setuptools (from versions: none)",
             "PIP_NO_BUILD_ISOLATION: 0",

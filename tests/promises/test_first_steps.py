@@ -14,3 +14,13 @@ def test_a_job_runs_from_the_files_that_were_sent_and_its_output_stays_there(des
     assert desk.job(1)["exit_code"] == 0
     desk.does("rsync")
     assert (desk.there() / "made.txt").read_text() == "42"
+
+
+def test_a_script_without_its_interpreter_runs_with_python(desk: Desk) -> None:
+    (desk.root / "train.py").write_text("import sys; print(sys.argv[1:])\n")
+    assert desk.does("run", "--cmd", "python hello.py") == "hello\n"
+    desk.does("job-run", "train.py", "--lr", "a b")
+    desk.waits_for(1, "succeeded")
+    assert desk.job(1)["command"] == "python train.py --lr 'a b'"
+    assert desk.does("job-tail", "1") == "['--lr', 'a b']\n"
+    assert desk.does("run", "--cmd", "train.py 2") == "['2']\n"

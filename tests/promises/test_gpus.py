@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from typing import TYPE_CHECKING
 
@@ -56,3 +57,22 @@ def test_a_gpu_of_which_nvidia_smi_says_nothing_is_not_free(desk: Desk, gpus: Pa
     assert [gpu["state"] for gpu in server["gpus"]] == ["used"]
     put_nvidia_smi(gpus, FREE)
     desk.waits_for(1, "succeeded")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("gpus")
+def test_jobs_that_wait_keep_their_places_though_the_folder_of_the_queue_is_removed(desk: Desk) -> None:
+    folder = desk.servers["first"].leases / f"remote-tool-{os.getuid()}"
+    desk.does("job-run", "--gpus", "1", "--cmd", f"until [ -e {desk.root}/go ]; do sleep 0.1; done")
+    desk.waits_for(1, "running")
+    for number in (2, 3, 4):
+        # Of these, the last one comes first.
+        words = ["--priority", "5"] if number == 4 else []
+        desk.does("job-run", "--gpus", "1", *words, "--cmd", f"echo {number} >> {desk.root}/order")
+    shutil.rmtree(folder)
+    until(lambda: len([*folder.glob("*.ticket")]) == 3, "all have their places again")
+    until(lambda: len([*folder.glob("*.lease")]) == 1, "the running job has its lease again")
+    assert [desk.job(number)["state"] for number in (1, 2, 3, 4)] == ["running", *["queued"] * 3]
+    (desk.root / "go").touch()
+    desk.waits_for(3, "succeeded")
+    assert (desk.root / "order").read_text().split() == ["4", "2", "3"]

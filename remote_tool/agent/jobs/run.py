@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     Begin = Callable[[], int]
 _CANNOT_START = 127
+# The command may be the one that frees the project's disk.
+_OTHER_PLACES = ("/dev/shm", "/tmp", "/var/tmp")  # noqa: S108 - a random name, which is gone at once
 _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
@@ -45,6 +47,23 @@ def shell(request: Request) -> int:
     from remote_tool.agent.terminal.shell import open_shell  # noqa: PLC0415 - its modules are for terminals
 
     return _carry_out(request, open_shell(request))
+
+
+def bare_shell(request: Request) -> int:
+    """Answer op ``bare_shell``: ``shell`` without an environment, in the project's folder if there is one."""
+    from remote_tool.agent.terminal.shell import open_shell  # noqa: PLC0415 - its modules are for terminals
+
+    folders = request.folders()
+    workdir = request.get("workdir", is_text, default="")
+    places = (f"{folders.project}/{workdir}", folders.project, os.environ["HOME"])
+    place = next((place for place in places if os.path.isdir(place)), "/")
+    job_id = f"run-{os.urandom(16).hex()}"
+    user = activation.with_home(request.get("environment", lambda value: isinstance(value, dict), default={}))
+    ends = open_shell(request)
+    origin = Origin(place.rstrip("/"), job_id, request.get("server", is_text, default=""))
+    begin = _host(request, Activation("", "", "", {}, [], []), user, origin, ends)
+    os.chdir(place)
+    return _Attached(job_id, None, ends).run(begin)
 
 
 def _carry_out(request: Request, ends: "Optional[ShellEnds]") -> int:
@@ -125,10 +144,26 @@ def _behind_wrapper(
 
 def _hide_script(folder: str, command: str) -> int:
     """Return a descriptor of an unlinked file with the command: it may be long, and ``ps`` must not show secrets."""
+    script = f"{command}\n".encode("utf-8", "surrogateescape")
+    problem: Optional[OSError] = None
+    for place in (folder, *_OTHER_PLACES):
+        try:
+            return _hide_in(place, script)
+        except OSError as error:
+            problem = problem or error
+    assert problem is not None
+    raise problem
+
+
+def _hide_in(folder: str, script: bytes) -> int:
     name = os.path.join(folder, f".run-{os.urandom(8).hex()}")
     file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     os.unlink(name)
-    job_folder.write_all(file, f"{command}\n".encode("utf-8", "surrogateescape"))
+    try:
+        job_folder.write_all(file, script)
+    except OSError:
+        os.close(file)
+        raise
     os.lseek(file, 0, os.SEEK_SET)
     return file
 

@@ -105,7 +105,7 @@ def start(request: Request) -> None:
 
         # A job that is still being started has no folder yet that would keep its copy.
         copies = -1 if any(each.get("state") == "starting" for each in answers) else call.copies
-        answer["cleaned"] = clean.remove_some(call.jobs, call.folders, spent, _CLEAN_SECONDS, copies)
+        answer["cleaned"] = clean.remove_some(call.jobs, request, _CLEAN_SECONDS, copies)
     reserved = _describe_reserved(job_requests)
     if reserved:
         answer["reserved"] = reserved
@@ -145,6 +145,7 @@ def _has_other_versions(folders: Folders) -> bool:
 def _read_call(request: Request, *, again: bool) -> Tuple[Call, List[JobRequest]]:
     """Validate the whole request; if refused here, nothing has started."""
     folders = request.folders()
+    _bring_home(folders)
     asked = request.get("jobs", is_list)
     try:
         active = activation.load_activation(folders.activation)
@@ -159,13 +160,22 @@ def _read_call(request: Request, *, again: bool) -> Tuple[Call, List[JobRequest]
     return Call(jobs, folders, again, limits_now, -1 if copies is None else copies.folder), job_requests
 
 
+def _bring_home(folders: Folders) -> None:
+    """Bring the output of lost jobs from their copies into the project."""
+    if os.path.isdir(folders.copies):
+        from remote_tool.agent.frozen import home  # noqa: PLC0415 - few projects have copies
+
+        home.bring_pending(folders)
+
+
 def _lock_copies(asked: List[Any], folders: Folders) -> Optional[Copies]:
     """Return the copies of the project, if a job runs in one."""
     if not any(isinstance(job, dict) and job.get("copy") for job in asked):
         return None
-    from remote_tool.agent.frozen.copies import Copies  # noqa: PLC0415 - few projects have copies
+    # The supervisors need the others.
+    from remote_tool.agent.frozen import copies, guests, home  # noqa: F401, PLC0415 - few projects have copies
 
-    return Copies(folders)
+    return copies.Copies(folders)
 
 
 def _open_jobs(folders: Folders) -> int:

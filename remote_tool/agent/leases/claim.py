@@ -4,6 +4,8 @@ Whoever wants GPUs makes its pipe visible, takes a time stamp, publishes its lea
 two that overlap, the one with the lower stamp is kept and the other withdraws. If one of them does not see the pipe of
 the other, that one became visible after the listing, so it has a higher stamp and does see the first. A pipe that is
 visible without a lease has a stamp that nobody knows yet, and is waited for.
+
+So only those whose pipes are in the first listing can be older. Whoever comes later and says so is wrong or hostile.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from remote_tool.protocol.lean.suppress import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import List, Tuple
+    from typing import List, Optional, Set, Tuple
 
 # A lease that took longer to publish is withdrawn; a pipe without a lease is waited for longer than that.
 _PUBLISH_NANOSECONDS = 5 * 10**9
@@ -42,6 +44,10 @@ class TakenTicket:
         self._folder = folder
         self.ticket = ticket._replace(name=name_ticket(ticket))
         self._pipe = fifo.hold(folder, self.ticket.name)
+
+    def is_there(self) -> bool:
+        """Return whether others see it: an administrator may have removed it."""
+        return folders.is_own(self.ticket.name, self._pipe)
 
     def refresh(self) -> None:
         """Keep the file from being removed as old."""
@@ -76,18 +82,47 @@ class Claim:
             raise
         # Those who saw the pipe alone for long have stopped waiting for this.
         self._is_late = now_stamp() - before > _PUBLISH_NANOSECONDS
+        self._present: "Optional[Set[Tuple[int, str]]]" = None
+        self._listed_at = 0
 
     def refresh(self) -> None:
         """Keep the files from being removed as old."""
         folders.refresh(self._folder, [f"{self.lease.job_id}{HELD}", f"{self.lease.job_id}{LEASE}"])
 
+    def publish_again_if_removed(self) -> None:
+        """Let others see it again, should an administrator have removed it; OSError when that is impossible now."""
+        is_held = folders.is_own(f"{self.lease.job_id}{HELD}", self._pipe)
+        if is_held and job_folder.exists(self._folder, f"{self.lease.job_id}{LEASE}"):
+            return
+        if not is_held:
+            folder = folders.open_own()
+            try:
+                pipe = fifo.hold(folder, f"{self.lease.job_id}{HELD}")
+            except OSError:
+                os.close(folder)
+                raise
+            self.let_die()
+            self._folder, self._pipe = folder, pipe
+        self._publish()
+
     def find_rivals(self, listing: Listing) -> "List[Lease]":
         """Return the leases, in a listing made after this one was published, that are kept in its place."""
         if self._is_late:
             return [self.lease]
+        live = listing.live_leases()
+        if self._present is None:
+            self._present = {*listing.undecided, *((lease.uid, lease.job_id) for lease in live)}
+            self._listed_at = now_stamp()
         mine = set(self.lease.gpus)
-        others = (lease for lease in listing.live_leases() if lease.key != self.lease.key)
+        others = [lease for lease in live if (lease.uid, lease.job_id) in self._present]
         return [lease for lease in others if lease.key < self.lease.key and mine.intersection(lease.gpus)]
+
+    def find_undecided(self, listing: Listing) -> "Tuple[Optional[Tuple[int, str]], int]":
+        """Return a process that is about to publish a lease which may be older, and for how long this has waited."""
+        waited = now_stamp() - self._listed_at
+        own = self.lease.uid, self.lease.job_id
+        others = [each for each in listing.undecided if each != own and each in (self._present or ())]
+        return others[0] if others and waited < UNDECIDED_NANOSECONDS else None, waited
 
     def release(self) -> None:
         """Give the GPUs back: nothing uses them any more."""

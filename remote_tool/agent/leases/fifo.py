@@ -7,10 +7,11 @@ has none any more. It gets its name only when it is open, so one that is visible
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 
+from remote_tool.agent.leases.folders import NO_MEANS
+from remote_tool.agent.proc import processes
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.lean.suppress import suppress
 
@@ -19,10 +20,10 @@ if TYPE_CHECKING:
     from typing import Optional, Set
 
 TEMPORARY = ".new-"
+# What the kernel adds to the path of a file that has no name any more.
+_REMOVED = " (deleted)"
 _HOLD = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOOK = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-# These errors mean that it cannot be read now.
-_NO_MEANS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 # Open in this process; a child that does not exec would keep them alive.
 _held: "Set[int]" = set()
 _registered: "Set[int]" = set()
@@ -61,7 +62,7 @@ def watch(folder: int, name: str, owner: int) -> "Optional[int]":
     try:
         descriptor = os.open(name, _LOOK, dir_fd=folder)
     except OSError as error:
-        if error.errno in _NO_MEANS:
+        if error.errno in NO_MEANS:
             raise
         return None
     is_alive = False
@@ -81,6 +82,22 @@ def is_held(folder: int, name: str, owner: int) -> bool:
         return False
     os.close(descriptor)
     return True
+
+
+def find_removed(path: str) -> bool:
+    """Return whether another process of this user holds a pipe whose name in this folder was removed."""
+    with suppress(OSError):
+        others = [name for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
+        return any(_holds_removed(name, path) for name in others)
+    return False
+
+
+def _holds_removed(pid: str, path: str) -> bool:
+    with suppress(OSError):
+        if os.stat(f"/proc/{pid}").st_uid == os.geteuid():
+            found = processes.descriptors(int(pid)).values()
+            return any(each.startswith(f"{path}/") and each.endswith(_REMOVED) for each in found)
+    return False
 
 
 def _has_writer(descriptor: int) -> bool:

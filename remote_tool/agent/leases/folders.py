@@ -6,6 +6,7 @@ it could rename the folders of all others.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import time
@@ -27,6 +28,8 @@ MOST_NAMES = 20_000
 # systemd-tmpfiles removes what nobody has touched for 30 days.
 REFRESH_SECONDS = 86400.0
 _ABANDONED_SECONDS = 3600.0
+# These errors are about this process, not about what it reads.
+NO_MEANS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 
 class FolderOfUser(NamedTuple):
@@ -47,6 +50,10 @@ class FolderOfUser(NamedTuple):
 
 class LeaseError(Exception):
     """A job can never get its GPUs here; the message says why."""
+
+
+class TakenError(OSError):
+    """Something else has the name of this user's folder."""
 
 
 def base() -> str:
@@ -70,23 +77,47 @@ def open_own() -> int:
     """Open this user's folder, and create it if needed.
 
     Raises:
-        LeaseError: Somebody else has made something of this name.
+        OSError: This is impossible now: a disk that is full or read-only, or something of somebody else's is there.
     """
     uid = os.geteuid()
     path = path_of(uid)
     with suppress(FileExistsError):
         os.mkdir(path, 0o755)
-    try:
-        folder = os.open(path, _OPEN)
-    except NotADirectoryError:
-        raise LeaseError(f"{path} is a symbolic link or no folder, and leases of GPUs need it") from None
+    there = os.lstat(path)
+    if there.st_uid != uid:
+        why = f"{path} belongs to {name_of(there.st_uid)}, who or an administrator has to remove it"
+        raise TakenError(errno.EEXIST, why)
+    if not stat.S_ISDIR(there.st_mode):
+        raise TakenError(errno.EEXIST, f"{path} is not a folder: remove it")
+    folder = os.open(path, _OPEN)
+    # Whatever has come between, a folder of somebody else's is not used.
     found = os.fstat(folder)
-    if found.st_uid != uid:
+    if (found.st_dev, found.st_ino) != (there.st_dev, there.st_ino):
         os.close(folder)
-        raise LeaseError(f"{path} belongs to user {found.st_uid}, and this is user {uid}, whose leases of GPUs need it")
+        raise TakenError(errno.EAGAIN, f"{path} changes")
     if stat.S_IMODE(found.st_mode) != 0o755:  # noqa: PLR2004 - for others to read
         os.fchmod(folder, 0o755)
     return folder
+
+
+def is_own(name: str, descriptor: int) -> bool:
+    """Return whether a name in this user's folder, as others find it, is that of an open file."""
+    try:
+        there = os.stat(f"{path_of(os.geteuid())}/{name}", follow_symlinks=False)
+    except OSError:
+        return False
+    held = os.fstat(descriptor)
+    return (there.st_dev, there.st_ino) == (held.st_dev, held.st_ino)
+
+
+def name_of(uid: int) -> str:
+    """Return the name of a user; the number without one."""
+    import pwd  # noqa: PLC0415 - few answers name a user
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def open_all(only: "Optional[int]" = None) -> "List[FolderOfUser]":
@@ -111,17 +142,23 @@ def _open(name: str, device: int) -> "Optional[FolderOfUser]":
     uid = name[len(_PREFIX) :]
     if not (uid.isascii() and uid.isdigit()) or str(int(uid)) != uid:
         return None
+    folder = -1
+    found = None
     try:
         folder = os.open(f"{base()}/{name}", _OPEN)
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
-        return None
-    status = os.fstat(folder)
-    # A file system that a user has mounted there may never answer.
-    if status.st_uid != int(uid) or status.st_dev != device:
-        os.close(folder)
-        return None
-    names, is_cut = _names(folder)
-    return FolderOfUser(int(uid), folder, names, is_cut)
+        status = os.fstat(folder)
+        # A file system that a user has mounted there may never answer.
+        if status.st_uid == int(uid) and status.st_dev == device:
+            names, is_cut = _names(folder)
+            found = FolderOfUser(int(uid), folder, names, is_cut)
+    except OSError as error:
+        # Whatever is wrong with the folder of one user is not for all others to bear.
+        if error.errno in NO_MEANS:
+            raise
+    finally:
+        if found is None and folder >= 0:
+            os.close(folder)
+    return found
 
 
 def _names(folder: int) -> "tuple[List[str], bool]":

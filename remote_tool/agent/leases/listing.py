@@ -173,7 +173,10 @@ class Listing:
         except RecordError as error:
             self.ignored.append(Ignored(folder.uid, f"{job_id}{LEASE}", str(error)))
             return
-        except PermissionError as error:
+        except OSError as error:
+            # Its owner can do much to it: set a mode, or a lease of the kernel (F_SETLEASE).
+            if error.errno in folders.NO_MEANS:
+                raise
             self.ignored.append(Ignored(folder.uid, f"{job_id}{LEASE}", str(error.strerror)))
             return
         if lease is not None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import select
 
-from remote_tool.agent.leases.folders import LeaseError, find_privacy
+from remote_tool.agent.leases.folders import LeaseError, find_privacy, name_of
 from remote_tool.agent.leases.foreign import GpuAnswer, GpuQuestion, is_idle
 from remote_tool.agent.leases.listing import Listing
-from remote_tool.agent.leases.standing import name_of
 from remote_tool.agent.machine.gpus import count_gpus
 
 TYPE_CHECKING = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from remote_tool.agent.leases.folders import name_of
 from remote_tool.agent.leases.listing import Listing
 from remote_tool.agent.leases.queued_file import Queued, read_queued
 from remote_tool.agent.proc.processes import find_alive
@@ -31,6 +32,7 @@ class Standing:
             self._leases = listing.live_leases()
         self._places = {ticket.job_id: place for place, ticket in enumerate(self._tickets)}
         self._leased = describe_leases(self._leases)
+        self._holders = {lease.job_id for lease in self._leases}
 
     def explain(self, folder: int, job_id: str) -> "Tuple[Optional[Process], str]":
         """Return the supervisor of a job that waits, and what it waits for.
@@ -49,14 +51,17 @@ class Standing:
             return why
         wanted = self._tickets[place].gpus
         position = f"{ordinal(place + 1)} of {len(self._tickets)} for {wanted} GPU{'s' * (wanted > 1)}"
-        return "; ".join(part for part in (position, self._leased, why) if part)
+        # It has published its lease, and waits until nobody can have an older one.
+        leased = describe_leases(self._leases, but=job_id) if job_id in self._holders else self._leased
+        return "; ".join(part for part in (position, leased, why) if part)
 
 
-def describe_leases(leases: "List[Lease]") -> str:
-    """Return how many GPUs each user has leased, for which jobs; empty without leases."""
+def describe_leases(leases: "List[Lease]", but: str = "") -> str:
+    """Return how many GPUs each user has leased, for which jobs but one; empty without leases."""
     users: "Dict[int, List[Lease]]" = {}
     for lease in leases:
-        users.setdefault(lease.uid, []).append(lease)
+        if lease.job_id != but:
+            users.setdefault(lease.uid, []).append(lease)
     return ", ".join(_describe(uid, of_user) for uid, of_user in users.items())
 
 
@@ -66,16 +71,6 @@ def _describe(uid: int, leases: "List[Lease]") -> str:
     more = [f"{len(leases) - _MOST_SHOWN} more"] if len(leases) > _MOST_SHOWN else []
     verb = "is" if len(gpus) == 1 else "are"
     return f"{len(gpus)} {verb} leased by {name_of(uid)} ({', '.join(jobs + more)})"
-
-
-def name_of(uid: int) -> str:
-    """Return the name of a user; the number without one."""
-    import pwd  # noqa: PLC0415 - few answers name a user
-
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 def ordinal(number: int) -> str:

@@ -10,7 +10,7 @@ import select
 import time
 
 from remote_tool.agent.leases import fifo, folders
-from remote_tool.agent.leases.claim import UNDECIDED_NANOSECONDS, Claim, TakenTicket, remove_lease
+from remote_tool.agent.leases.claim import Claim, TakenTicket, remove_lease
 from remote_tool.agent.leases.folders import LeaseError
 from remote_tool.agent.leases.foreign import LOAD_SECONDS, ForeignUse, GpuAnswer, GpuQuestion, is_one_of
 from remote_tool.agent.leases.listing import Listing, Ticket, now_stamp
@@ -35,8 +35,13 @@ _SHORTEST_LOOK = 0.2
 # While processes of a job are left whose supervisor died.
 _LEFTOVER_SECONDS = 3.0
 _SOON = 0.02
+# From the moment when its pipe is visible; who takes longer is named.
+_PUBLISHED_SOON_NANOSECONDS = 10**9
 _RETRY_SECONDS = 1.0
 _FAILED_SECONDS = 5.0
+# Those whose places were removed notice it after CHECK_SECONDS, and are back before one of them gets GPUs.
+CHECK_SECONDS = 10.0
+_RETURN_SECONDS = 20.0
 
 
 class LeaseRequest(NamedTuple):
@@ -72,16 +77,14 @@ class Waiter:
     """
 
     def __init__(self, request: LeaseRequest) -> None:
-        """Enter the queue.
-
-        Raises:
-            LeaseError: It can never get its GPUs here.
-            OSError: The files cannot be written.
-        """
+        """Prepare; the first step enters the queue."""
         self.seconds = 0.0
         self.why = ""
         self._request = request
-        self._folder = folders.open_own()
+        self._folder = -1
+        since = request.since or now_stamp()
+        self._place = Ticket("", os.geteuid(), request.priority, since, request.gpus, request.job_id)
+        self._returned_at = float("-inf")
         self._ticket: Optional[TakenTicket] = None
         self._claim: Optional[Claim] = None
         self._watched: "List[int]" = []
@@ -90,7 +93,6 @@ class Waiter:
         self._gpus: "Optional[List[Dict[str, Any]]]" = None
         self._leased_at_question: "Set[str]" = set()
         self._has_leftovers = False
-        self._undecided: "Dict[Tuple[int, str], int]" = {}
         self._refreshed_at = time.monotonic()
 
     @property
@@ -101,14 +103,14 @@ class Waiter:
     @property
     def is_waiting(self) -> bool:
         """Return whether it waits for others, not for an answer that comes soon."""
-        is_soon = self._question.is_open or self._claim is not None or self._use.is_unsure
+        is_soon = self._question.is_open or (self._claim is not None and not self.why) or self._use.is_unsure
         return not is_soon
 
     def blocked_by(self) -> str:
         """Return why it waits, to continue a sentence."""
         why = self.why
         with suppress(OSError), Listing() as listing:
-            why = why or describe_leases(listing.live_leases())
+            why = why or describe_leases(listing.live_leases(), but=self._request.job_id)
         return f": {why}" if why else ""
 
     def register(self, poll: "select.poll") -> None:
@@ -128,12 +130,15 @@ class Waiter:
         self._stop_watching()
         self._refresh_if_due()
         try:
-            self._ticket = self._ticket or self._take_ticket()
+            self._enter_queue()
             answer = self._question.take() if self._question.is_open else None
             with Listing() as listing:
                 claim = self._step(listing, answer)
+        except folders.TakenError as error:
+            self.why, self.seconds = str(error.strerror), _FAILED_SECONDS
+            return None
         except OSError as error:
-            self.why = job_folder.explain("the queue cannot be read now", error)
+            self.why = job_folder.explain(f"the queue in {folders.base()} cannot be used now", error)
             self.seconds = _FAILED_SECONDS
             return None
         if claim is not None:
@@ -146,14 +151,33 @@ class Waiter:
         self._question.close()
         self._withdraw()
         self._leave_queue()
+        self._close_folder()
+
+    def is_in_queue(self) -> bool:
+        """Return whether others see its place, or it has none yet."""
+        return self._ticket is None or self._ticket.is_there()
+
+    def _enter_queue(self) -> None:
+        """Take the place in the queue, or take it again where it was removed."""
+        if self._ticket is not None:
+            if self._ticket.is_there():
+                return
+            self._question.close()
+            self._withdraw()
+            self._leave_queue()
+            self._returned_at = time.monotonic()
+        self._close_folder()
+        is_new = not os.path.lexists(folders.path_of(os.geteuid()))
+        self._folder = folders.open_own()
+        if is_new and fifo.find_removed(folders.path_of(os.geteuid())):
+            # Others were here before, and are about to return.
+            self._returned_at = time.monotonic()
+        self._ticket = TakenTicket(self._folder, self._place)
+
+    def _close_folder(self) -> None:
         if self._folder >= 0:
             os.close(self._folder)
             self._folder = -1
-
-    def _take_ticket(self) -> TakenTicket:
-        wanted = self._request
-        since = wanted.since or now_stamp()
-        return TakenTicket(self._folder, Ticket("", os.geteuid(), wanted.priority, since, wanted.gpus, wanted.job_id))
 
     def _take_gpus(self, answer: GpuAnswer) -> None:
         if answer.problem:
@@ -170,6 +194,11 @@ class Waiter:
     def _step(self, listing: Listing, answer: "Optional[GpuAnswer]") -> "Optional[Claim]":
         if self._claim is not None:
             return self._settle(listing)
+        left = self._returned_at + _RETURN_SECONDS - time.monotonic()
+        if left > 0:
+            self.seconds = left
+            self.why = f"{folders.path_of(os.geteuid())} was removed, and those who waited take their places again"
+            return None
         if answer is not None:
             self._take_gpus(answer)
         elif self._gpus is None:
@@ -271,19 +300,17 @@ class Waiter:
             self._withdraw()
             self._watch(listing, rivals)
             self.seconds = _RETRY_SECONDS
+            self.why = f"gave way to a lease that {folders.name_of(rivals[0].uid)} took before"
             return None
-        if self._is_undecided(listing):
-            self.seconds = _SOON
+        other, waited = self._claim.find_undecided(listing)
+        if other is not None:
+            is_usual = waited < _PUBLISHED_SOON_NANOSECONDS
+            self.seconds = _SOON if is_usual else _SHORTEST_LOOK
+            about = f"waits for {folders.name_of(other[0])}, whose job {other[1]} is about to lease GPUs"
+            self.why = "" if is_usual else about
             return None
         claim, self._claim = self._claim, None
         return claim
-
-    def _is_undecided(self, listing: Listing) -> bool:
-        """Return whether another process is about to publish a lease that may be older."""
-        now = now_stamp()
-        others = [each for each in listing.undecided if each != (os.geteuid(), self._request.job_id)]
-        self._undecided = {each: self._undecided.get(each, now) for each in others}
-        return any(now - since < UNDECIDED_NANOSECONDS for since in self._undecided.values())
 
     def _watch(self, listing: Listing, leases: "List[Lease]") -> bool:
         """Watch leases; return whether all of them are still held."""

@@ -21,8 +21,11 @@ _FIRST_SECONDS = 0.5
 # A disk that takes longer is not waited for.
 _DISK_SECONDS = 2.0
 _KIBIBYTE = 1024
+_MOUNTS = 1024 * 1024
 _IDLE_FIELDS = slice(3, 5)
-_NO_ROOM = {"disk_total": None, "disk_free": None}
+_NO_ROOM = {"disk_total": None, "disk_free": None, "disk_kind": ""}
+# The type of a file system is the word after this one: proc_pid_mountinfo(5).
+_END_OF_OPTIONAL = "-"
 _NO_ANSWER: "Dict[str, Any]" = {"disk": _NO_ROOM, "disk_problem": "the project's disk does not answer", "tails": ()}
 
 
@@ -108,17 +111,30 @@ def _memory() -> Dict[str, int]:
 
 
 def _disk(project: str) -> Dict[str, Any]:
+    # A server that is not prepared has none yet.
+    place = project if os.path.lexists(project) else os.environ["HOME"]
     try:
-        room = os.statvfs(project)
+        room, device = os.statvfs(place), os.stat(place).st_dev
     except OSError as error:
         return {"disk": _NO_ROOM, "disk_problem": f"the project's disk: {error.strerror}"}
-    return {"disk": {"disk_total": room.f_blocks * room.f_frsize, "disk_free": room.f_bavail * room.f_frsize}}
+    sizes = {"disk_total": room.f_blocks * room.f_frsize, "disk_free": room.f_bavail * room.f_frsize}
+    return {"disk": {**sizes, "disk_kind": _kind_of_disk(device)}}
 
 
-def _read(path: str) -> str:
+def _kind_of_disk(device: int) -> str:
+    """Return the type of the file system of a device, such as ``ext4``; empty if unknown."""
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for line in _read("/proc/self/mountinfo", _MOUNTS).splitlines():
+        words = line.split(" ")
+        if words[2:3] == [number] and _END_OF_OPTIONAL in words:
+            return words[words.index(_END_OF_OPTIONAL) + 1]
+    return ""
+
+
+def _read(path: str, most: int = 8192) -> str:
     try:
         with open(path, encoding="ascii", errors="replace") as stream:
-            return stream.read(8192)
+            return stream.read(most)
     except OSError:
         return ""
 

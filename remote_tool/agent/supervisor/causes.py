@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from remote_tool.agent.launch.cause import Membership, find_rank_error
 from remote_tool.agent.launch.port_in_use import find_taken_port
 from remote_tool.agent.supervisor.shell import decode_status, describe_end
@@ -13,6 +15,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from remote_tool.agent.supervisor.outcome import Outcome
     from remote_tool.agent.supervisor.plan import Plan
+
+_NO_SPACE = ("No space left on device", "Disk quota exceeded")
+_END = 16 * 1024
 
 
 def note_failed_setup(plan: Plan, outcome: Outcome) -> None:
@@ -36,6 +41,35 @@ def note_taken_port(plan: Plan, outcome: Outcome) -> None:
     if outcome.taken_port is not None:
         who = "the launch" if own else "torchrun"
         outcome.notes.append(f"another program took port {outcome.taken_port} before {who} could listen on it")
+
+
+def note_full_disk(plan: Plan, outcome: Outcome) -> None:
+    """Record that the disk is full, or that the output of a failed command says so."""
+    if outcome.was_stopped:
+        return
+    if job_folder.is_full(plan.folder) or job_folder.is_full(plan.workdir):
+        outcome.notes.append("the project's disk is full")
+        return
+    if outcome.end.exit_code in {None, 0} or any(said in note for said in _NO_SPACE for note in outcome.notes):
+        return
+    # The command may have removed what filled the disk.
+    for name in (job_folder.ERR, job_folder.OUT):
+        end = _end_of(plan.folder, name)
+        for said in _NO_SPACE:
+            if said.encode("ascii") in end:
+                outcome.notes.append(f"its output says: {said}")
+                return
+
+
+def _end_of(folder: int, name: str) -> bytes:
+    with suppress(OSError):
+        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            os.lseek(file, max(0, os.fstat(file).st_size - _END), os.SEEK_SET)
+            return os.read(file, _END)
+        finally:
+            os.close(file)
+    return b""
 
 
 def note_rank_error(plan: Plan, outcome: Outcome) -> None:

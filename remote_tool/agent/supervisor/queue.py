@@ -10,7 +10,7 @@ from remote_tool.agent.leases import folders
 from remote_tool.agent.leases.folders import LeaseError
 from remote_tool.agent.leases.listing import now_stamp
 from remote_tool.agent.leases.queued_file import write_queued
-from remote_tool.agent.leases.waiter import DEFAULT_IDLE_AFTER, LeaseRequest, Waiter
+from remote_tool.agent.leases.waiter import CHECK_SECONDS, DEFAULT_IDLE_AFTER, LeaseRequest, Waiter
 from remote_tool.agent.requests import is_flag
 from remote_tool.agent.supervisor import after
 from remote_tool.agent.supervisor.command import NOT_STARTED
@@ -36,8 +36,6 @@ VISIBLE = b"CUDA_VISIBLE_DEVICES"
 _GIVE_UP_SECONDS = 2.0
 # The start answers that the job waits, at the latest after this time.
 _TELL_SECONDS = 3.0
-# A request to stop comes with a signal; this is for one whose sender died in between.
-_STOP_SECONDS = 600.0
 # Others may make and remove files as fast as they like; this process looks no faster.
 _QUICK_STEPS, _QUICK_SECONDS = 20, 0.5
 
@@ -138,7 +136,10 @@ class JobQueue:
             claim.release()
 
     def refresh_if_due(self) -> None:
-        """Keep the files of the lease from being removed as old."""
+        """Keep the files of the lease from being removed as old, and make them again if somebody removed them."""
+        with suppress(OSError):
+            if self._claim is not None:
+                self._claim.publish_again_if_removed()
         if self._claim is not None and time.monotonic() - self._refreshed_at > folders.REFRESH_SECONDS:
             self._refreshed_at = time.monotonic()
             self._claim.refresh()
@@ -184,9 +185,9 @@ class JobQueue:
         waiter.register(poll)
         seconds = waiter.seconds if self._request.may_wait else min(waiter.seconds, _QUICK_SECONDS)
         due = time.monotonic() + seconds
-        while not self._poll(wakeup, poll, min(_STOP_SECONDS, max(0.0, due - time.monotonic()))):
+        while not self._poll(wakeup, poll, min(CHECK_SECONDS, max(0.0, due - time.monotonic()))):
             # Another step would read the whole queue.
-            if time.monotonic() >= due or self._events.read_stop() is not None:
+            if time.monotonic() >= due or not waiter.is_in_queue() or self._events.read_stop() is not None:
                 return
 
     def _poll(self, wakeup: int, poll: "select.poll", seconds: float) -> bool:

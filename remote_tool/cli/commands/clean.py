@@ -17,7 +17,7 @@ from remote_tool.readable import readable_size
 from remote_tool.workflows.clean.request import CleanAnswer, CleanRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from remote_tool.workflows.clean.request import Item
     from remote_tool.workspace import Workspace
@@ -57,14 +57,17 @@ def clean(  # noqa: PLR0913 - one parameter per option
         found = workspace.survey(request)
     if not json:
         _show(workspace, found)
+    planned = found
     is_confirmed = not dry_run and _is_removable(found) and (yes or (not json and _is_confirmed(found)))
     if is_confirmed:
-        planned = found
         with connection.console("removing") as console:
             found = console.rebind(workspace).clean(planned)
         if not json:
             _show_kept(item for item in found.items if item.why not in {each.why for each in planned.items})
-    _show_outcome(found, json=json, dry_run=dry_run, removed=is_confirmed)
+            _show_kept_jobs(
+                workspace, {job_id: why for job_id, why in found.kept.items() if job_id not in planned.kept}
+            )
+    _show_outcome(planned, found, json=json, dry_run=dry_run, is_confirmed=is_confirmed)
 
 
 def _read_age(text: str | None) -> float | None:
@@ -86,11 +89,8 @@ def _show(workspace: Workspace, found: CleanAnswer) -> None:
     _show_kept(found.items)
     if found.request.all and (data := workspace.config.data):
         inform(f"kept data sets: {', '.join(each.target for each in data.values())}")
-    keys = {job.id: job for job in workspace.known_jobs([*found.kept, *found.forgotten])}
-    for job_id, why in list(found.kept.items())[:SHOWN_JOBS]:
-        inform(f"kept job {keys[job_id].key if job_id in keys else job_id}: {why}")
-    if len(found.kept) > SHOWN_JOBS:
-        inform(f"{len(found.kept) - SHOWN_JOBS} more jobs were kept")
+    _show_kept_jobs(workspace, found.kept)
+    keys = {job.id: job for job in workspace.known_jobs([*found.forgotten])}
     for job_id, why in found.forgotten.items():
         state = keys[job_id].state if job_id in keys else "unknown"
         inform(f"job {keys[job_id].key if job_id in keys else job_id} ({state}) will be forgotten here: {why}")
@@ -102,6 +102,14 @@ def _show_kept(items: Iterable[Item]) -> None:
             inform(f"{item.server or 'here'}: kept {item.what}: {item.why}")
 
 
+def _show_kept_jobs(workspace: Workspace, kept: Mapping[str, str]) -> None:
+    keys = {job.id: job.key for job in workspace.known_jobs([*kept])}
+    for job_id, why in list(kept.items())[:SHOWN_JOBS]:
+        inform(f"kept job {keys.get(job_id, job_id)}: {why}")
+    if len(kept) > SHOWN_JOBS:
+        inform(f"{len(kept) - SHOWN_JOBS} more jobs were kept")
+
+
 def _is_confirmed(found: CleanAnswer) -> bool:
     if found.request.jobs:
         count = len(found.forgotten) + sum(map(len, found.spent.values()))
@@ -109,20 +117,21 @@ def _is_confirmed(found: CleanAnswer) -> bool:
     return can_ask() and confirm(f"Remove this ({readable_size(found.frees)})?")
 
 
-def _show_outcome(found: CleanAnswer, *, json: bool, dry_run: bool, removed: bool) -> None:
+def _show_outcome(planned: CleanAnswer, found: CleanAnswer, *, json: bool, dry_run: bool, is_confirmed: bool) -> None:
+    removed = is_confirmed and _is_removable(found)
     if json:
         print_json(_document(found, removed=removed))
     elif removed:
         inform(f"removed ({readable_size(found.frees)})")
-    elif not _is_removable(found):
+    elif not _is_removable(planned):
         inform("nothing to remove")
     else:
-        inform("nothing was removed" + ("" if dry_run else "; --yes removes it"))
+        inform("nothing was removed" + ("" if dry_run or is_confirmed else "; --yes removes it"))
     show_failures(found.errors)
     if found.errors:
         failed = SomeServersFailedError(found.errors, [name for name in found.servers if name not in found.errors])
         leave_unless_ok(failed.exit_code)
-    leave_unless_ok(NOT_REMOVED if _is_removable(found) and not removed and not dry_run else 0)
+    leave_unless_ok(NOT_REMOVED if _is_removable(planned) and not removed and not dry_run else 0)
 
 
 def _document(found: CleanAnswer, *, removed: bool) -> dict[str, Any]:

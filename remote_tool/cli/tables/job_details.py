@@ -109,7 +109,11 @@ def _error(details: JobDetails) -> list[str]:
     message = failure.message or failure.signal
     lines = _lines(failure.traceback)[-MOST_ERROR_LINES:] if failure.traceback.strip() != message.strip() else []
     first = [_plain(f"{where}: {message or 'reason unknown'}" if details.job.launch_id else message)]
-    return [*(each for each in first if each), *(f"  {line}" for line in lines)]
+    return [
+        *(each for each in first if each),
+        *(f"  {line}" for line in lines),
+        *([failure.hint] if failure.hint else []),
+    ]
 
 
 def _times(job: Job) -> Iterator[Row]:

@@ -95,7 +95,7 @@ def _pair(used: float | None, total: float | None) -> str:
 def _disk_free(sample: Sample) -> str:
     if sample.disk_free is None:
         return UNKNOWN if sample.disk_problem else ""
-    return readable_size(sample.disk_free, digits=0).replace("iB", "")
+    return one_line(f"{readable_size(sample.disk_free, digits=0).replace('iB', '')} {sample.disk_kind}").strip()
 
 
 def _total(values: Iterable[float | None]) -> float | None:

@@ -220,16 +220,21 @@ def _cuda(machine: Machine) -> Check:
 
 
 def _disk(server: ServerInspection) -> Check:
-    free, machine = server.facts.free_kilobytes, server.machine
+    machine, home = server.machine, server.facts.free_kilobytes
+    free = home if machine.disk_free_kilobytes is None else machine.disk_free_kilobytes
     turning = [disk.name for disk in machine.disks if disk.turns]
     where = ", ".join(disk.name for disk in machine.disks) or machine.disk_kind or "disk"
     what = f"hard disk {', '.join(turning)}" if turning else where
     if free is None:
         return Check("disk", Status.UNKNOWN, what)
     text = f"{readable_size(free * KIBIBYTE)} free, {what}"
-    if free < LITTLE_DISK:
-        status = Status.FAIL if free < LEAST_DISK else Status.WARN
-        return Check("disk", status, text, "du -xh ~ | sort -h | tail")
+    home = free if home is None else home
+    if min(free, home) < LITTLE_DISK:
+        status = Status.FAIL if min(free, home) < LEAST_DISK else Status.WARN
+        # If only one of them has little, they are on different disks.
+        text += f"; {readable_size(home * KIBIBYTE)} free in ~" if free >= LITTLE_DISK else ""
+        folder = f"~/{server.config.remote.project}/" if home >= LITTLE_DISK else "~"
+        return Check("disk", status, text, f"du -xh {folder} | sort -h | tail")
     if turning:
         return Check(
             "disk", Status.WARN, text, "reading data and writing checkpoints will be slow: use an SSD if there is one"

@@ -56,6 +56,7 @@ class Machine:
         free_memory_kilobytes: Available memory.
         shared_memory_kilobytes: Free in ``/dev/shm``.
         disk_kind: The file system of the project's folder, like ``ext2/ext3`` or ``nfs``.
+        disk_free_kilobytes: Space available to us there.
         disks: The disks below that folder.
         open_files: Soft limit of open files.
         most_open_files: Hard limit of open files.
@@ -74,6 +75,7 @@ class Machine:
     free_memory_kilobytes: int | None = None
     shared_memory_kilobytes: int | None = None
     disk_kind: str = ""
+    disk_free_kilobytes: int | None = None
     disks: tuple[Disk, ...] = ()
     open_files: int | None = None
     most_open_files: int | None = None
@@ -156,6 +158,7 @@ def parse_machine(answer: bytes) -> Machine:
         free_memory_kilobytes=memory.get("MemAvailable"),
         shared_memory_kilobytes=_number(single.get("shared_memory", "")),
         disk_kind=_short(single.get("disk_kind", "")),
+        disk_free_kilobytes=_number(single.get("disk_free", "")),
         disks=tuple(_disks(single.get("disks", ""))),
         open_files=_number(single.get("open_files", "")),
         most_open_files=_number(single.get("most_open_files", "")),
@@ -285,6 +288,7 @@ fi
 
 place=$project; [ -d "$place" ] || place=.
 tell disk_kind "$(stat -f -c %T "$place" 2>/dev/null)"
+tell disk_free "$(free_on "$place")"
 tell disks "$(find_disks "$place")"
 
 case $existing in '~') existing=$HOME ;; '~/'*) existing=$HOME/${existing#??} ;; esac

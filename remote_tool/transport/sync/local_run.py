@@ -152,7 +152,8 @@ class LocalRun:
             if selection.names is None:
                 stdin.write(selection.snapshot.rules_without(selection.left_out))
             else:
-                stdin.write(b"".join(name.rstrip(b"/") + b"\0" for name in selection.names))
+                # rsync takes names that begin with # or ; for comments.
+                stdin.write(b"".join(b"./" + name.rstrip(b"/") + b"\0" for name in selection.names))
             await stdin.drain()
         stdin.close()
 

@@ -82,7 +82,6 @@ def choose_spent(
     """Return the jobs to remove from servers that answer or are no longer configured, and why others are kept."""
     here_only = {job.server for job in jobs} - context.config.servers.keys() if not request.servers else set()
     busy = {job.launch_id for job in jobs if job.launch_id and not job.is_over} | _resumable(context, jobs)
-    before = time.time() - (request.older or 0.0)
     spent: dict[str, list[Job]] = {}
     kept: dict[str, str] = {}
     for server, own in _by_server(jobs).items():
@@ -94,13 +93,20 @@ def choose_spent(
             continue
         newest_first = sorted((job for job in own if job.is_over), key=lambda job: (-job.created_at, -job.key))
         for job in newest_first[request.keep or 0 :]:
-            if (job.ended_at or job.created_at) > before or job.launch_id in busy:
+            # The server knows how long ago a job ended; without it, this is known from when its end was seen here.
+            is_judged_here = job.cleaned or server in here_only
+            if job.launch_id in busy or (is_judged_here and _seen_for(job) < (request.older or 0.0)):
                 continue
             if _waits_for_artifacts(job):
                 kept[job.id] = KEEPS_ARTIFACTS
                 continue
             spent.setdefault(server, []).append(job)
     return spent, kept
+
+
+def _seen_for(job: Job) -> float:
+    """Return for how many seconds a job's end has been known here, by this computer's clock alone."""
+    return time.time() - (job.seen_at or job.created_at)
 
 
 def _resumable(context: Context, jobs: Sequence[Job]) -> set[str]:
@@ -113,7 +119,7 @@ def _resumable(context: Context, jobs: Sequence[Job]) -> set[str]:
                 launches[folder, job.launch_id].append(job)
     found = set()
     for (folder, launch_id), own in launches.items():
-        is_young = time.time() - max(job.ended_at or job.created_at for job in own) < RESUMED_SECONDS
+        is_young = min(map(_seen_for, own)) < RESUMED_SECONDS
         size_of = _shards if folder == local.fan_outs else _combinations
         if is_followed(folder / f"{launch_id}.json") or (is_young and not _is_done(size_of, folder, launch_id, own)):
             found.add(launch_id)
@@ -141,7 +147,7 @@ def _combinations(folder: Path, launch_id: str) -> tuple[int, frozenset[int]]:
 
 
 def _waits_for_artifacts(job: Job) -> bool:
-    return bool(job.artifacts) and job.state is not JobState.LOST and not job.artifacts_complete
+    return bool(job.artifacts) and not job.artifacts_complete
 
 
 async def _examine(context: Context, jobs: Sequence[Job], errors: Mapping[str, RemoteToolError]) -> dict[str, str]:
@@ -201,7 +207,10 @@ async def _answer(context: Context, found: CleanAnswer, *, dry_run: bool) -> Cle
     here = clean_here(context, (*ready, *forgotten), request, left=left, dry_run=dry_run)
     items = [item for name in answering if name in leaders.values() and name in told for item in told[name].items]
     kept = {**found.kept, **{job_id: why for each in told.values() for job_id, why in each.kept.items()}}
-    return replace(found, items=(*items, *here), errors=errors, kept=kept)
+    young = {job_id for each in told.values() for job_id in each.young}
+    old = {server: [job for job in own if job.id not in young] for server, own in found.spent.items()}
+    spent = {server: own for server, own in old.items() if own}
+    return replace(found, items=(*items, *here), errors=errors, kept=kept, spent=spent)
 
 
 def _may_go_here(found: CleanAnswer, told: Mapping[str, _Answer], job: Job) -> bool:
@@ -216,6 +225,7 @@ class _Answer:
     items: list[Item] = field(default_factory=list)
     gone: set[str] = field(default_factory=set)
     kept: dict[str, str] = field(default_factory=dict)
+    young: set[str] = field(default_factory=set)
     is_away: bool = False
 
 
@@ -239,9 +249,10 @@ async def _clean_server(
         told.items = _sum(told.items, read_items(server, answer.get("items")), is_first=is_first)
         told.gone |= {name for key in ("removed", "gone") for name in _texts(answer.get(key))} & set(portion)
         told.kept |= _reasons(answer.get("kept"))
+        told.young |= set(_texts(answer.get("young"))) & set(portion)
         if request.all:
             told.gone = set(ids)
-        waiting = [name for name in waiting if name not in told.gone and name not in told.kept]
+        waiting = [name for name in waiting if name not in {*told.gone, *told.kept, *told.young}]
         if answer.get("more") is not True and len(waiting) == before and not is_first:
             raise JobError(f"{server}: did not say what happened to {len(waiting)} jobs", server=server)
         is_first = False
@@ -259,6 +270,7 @@ async def _ask(
     question = {
         "ids": list(ids),
         "dry_run": dry_run,
+        "older": request.older,
         "everything": request.all,
         "jobs_only": jobs_only or bool(request.jobs),
         "begun": sorted(folders)[:PORTION],

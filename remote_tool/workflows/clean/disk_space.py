@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from remote_tool import workflows
 from remote_tool.errors import RemoteToolError
 from remote_tool.jobs.records import JOB_ID, become_cleaned
 from remote_tool.jobs.registry import Registry
-from remote_tool.readable import counted, readable_size
+from remote_tool.readable import readable_size
 from remote_tool.workflows.clean.local import ARTIFACTS
 from remote_tool.workflows.clean.work_done import note_done
 from remote_tool.workflows.context import Context
@@ -18,26 +19,37 @@ from remote_tool.workflows.home_groups import Groups
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from remote_tool.config.model import Config
+    from remote_tool.config.model import Config, KeptJobs
+    from remote_tool.jobs.job import Job
     from remote_tool.transport.pool import HostPool
     from remote_tool.workflows.events import Report
 
 # For one start, which waits for it.
 MOST_CLEANED = 200
+SHOWN_KEYS = 5
+_TWO_DAYS = 48
 
 
 def spent_jobs(context: Context, servers: Sequence[str]) -> dict[str, list[str]]:
-    """Return the jobs beyond ``keep_jobs`` by server, oldest first."""
+    """Return the jobs beyond ``keep_jobs`` by server, oldest first; a server keeps those that ended later than that."""
     kept = context.config.keep_jobs
     if kept is None:
         return {}
     request = workflows.clean.request.CleanRequest(servers=tuple(servers), older=kept.seconds, keep=kept.count)
     spent, _ = workflows.clean.clean.choose_spent(context, context.registry.load()[0], request, servers)
+    created_before = time.time() - (kept.seconds or 0.0)
     oldest = {
-        server: [job for job in reversed(jobs) if not job.cleaned][:MOST_CLEANED] for server, jobs in spent.items()
+        server: [job for job in reversed(jobs) if _may_go(job, created_before)][:MOST_CLEANED]
+        for server, jobs in spent.items()
     }
     stay = note_done(context, [job for jobs in oldest.values() for job in jobs])
     return {server: [job.id for job in jobs if job.id not in stay] for server, jobs in oldest.items()}
+
+
+def _may_go(job: Job, created_before: float) -> bool:
+    """Return whether nothing of a job is lost with its folder on the server, as far as is known here."""
+    is_here = not job.artifacts or job.artifacts_complete or job.started_at is None
+    return not job.cleaned and job.created_at <= created_before and is_here
 
 
 def take_cleaned(context: Context, server: str, asked: Sequence[str], answer: Mapping[str, Any]) -> None:
@@ -46,11 +58,27 @@ def take_cleaned(context: Context, server: str, asked: Sequence[str], answer: Ma
     if not asked or not isinstance(told, dict):
         return
     gone = {name for key in ("removed", "gone") for name in _ids(told.get(key))} & set(asked)
+    keys = sorted(job.key for job in context.registry.find(gone).values())
     rich = {name for name in gone if (context.registry.folder / name / ARTIFACTS).is_dir()}
     context.registry.revise((name, become_cleaned) for name in rich)
     context.registry.forget(gone - rich)
-    if gone:
-        context.report(Notice(server, f"removed {counted(len(gone), 'job')} that ended long ago (keep_jobs)"))
+    if keys:
+        context.report(Notice(server, f"removed {_described(keys)} {_why(context.config.keep_jobs)}"))
+
+
+def _described(keys: Sequence[int]) -> str:
+    """Return ``job 3``, ``jobs 3, 4 and 7``, or ``jobs 3, 4, 7, 8, 9 and 12 more``."""
+    more = len(keys) - SHOWN_KEYS
+    words = [str(key) for key in keys[:SHOWN_KEYS]] + ([f"{more} more"] if more > 0 else [])
+    return f"job {words[0]}" if len(words) == 1 else f"jobs {', '.join(words[:-1])} and {words[-1]}"
+
+
+def _why(kept: KeptJobs | None) -> str:
+    if kept is None or kept.seconds is None:
+        return f"beyond the newest {kept.count if kept else 0} (keep_jobs)"
+    hours = kept.seconds / 3600
+    age = f"{hours:g} h" if hours < _TWO_DAYS else f"{hours / 24:g} days"
+    return f"that ended more than {age} ago (keep_jobs)"
 
 
 def least_free(config: Config) -> list[float]:

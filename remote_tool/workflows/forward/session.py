@@ -14,8 +14,8 @@ from remote_tool.protocol.tunnel import CHUNK, REFUSED, StreamResetError, Tunnel
 from remote_tool.workflows.agent_client import (
     NoAnswerError,
     SupervisorMissingError,
-    install_supervisor,
     open_conversation,
+    provide_supervisor,
 )
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.forward.local_ports import bind_free_port
@@ -104,7 +104,7 @@ class Session:
         try:
             return await self._converse(host, on_open, on_answer)
         except SupervisorMissingError:
-            await install_supervisor(host, self._context.config)
+            await provide_supervisor(host, self._context.config)
             return await self._converse(host, on_open, on_answer)
 
     async def close(self) -> None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from remote_tool.protocol.rank_errors import RankEnd, Traceback
 
 LONGEST_ERROR_FILE = 4 * 1024 * 1024
+_WANTS_LOCAL_RANK = re.compile(r"error: the following arguments are required: .*?--(local[_-]rank)\b")
 _ERROR_STREAM = re.compile(r"ranks/([0-9]+)/([0-9]+)/error")
 _RANK_STREAM = re.compile(r"ranks/([0-9]+)/([0-9]+)/err")
 
@@ -51,6 +52,16 @@ class RankFailure:
     signal: str = ""
     message: str = ""
     traceback: str = ""
+
+    @property
+    def hint(self) -> str:
+        """Return the fix, if there is a known one; else empty."""
+        if found := _WANTS_LOCAL_RANK.search(f"{self.message}\n{self.traceback}"):
+            return (
+                "torchrun passes the local rank in LOCAL_RANK, not as an argument; in the script: "
+                f'parser.add_argument("--{found[1]}", type=int, default=int(os.environ["LOCAL_RANK"]))'
+            )
+        return ""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from remote_tool.workflows.agent_client import (
     NotPreparedError,
     ServerTroubleError,
     SupervisorMissingError,
-    install_supervisor,
+    provide_supervisor,
 )
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.jobs.failures import RankFailure, first_failure
@@ -321,7 +321,7 @@ async def _follow_once(context: Context, server: str, jobs: Sequence[Job], liste
     try:
         await stream_logs(context, server, jobs, listener, wait=True, logs=logs)
     except SupervisorMissingError:
-        await install_supervisor(await context.pool.host(server), context.config)
+        await provide_supervisor(await context.pool.host(server), context.config)
         await stream_logs(context, server, jobs, listener, wait=True, logs=logs)
 
 

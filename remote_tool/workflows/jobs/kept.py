@@ -10,7 +10,7 @@ from remote_tool.jobs.logs import LogFolder
 from remote_tool.protocol.job_folder import LARGEST_KEPT, MOST_KEPT, is_kept
 from remote_tool.readable import readable_size
 from remote_tool.transport.pool import on_every
-from remote_tool.workflows.agent_client import SupervisorMissingError, converse, install_supervisor
+from remote_tool.workflows.agent_client import SupervisorMissingError, converse, provide_supervisor
 from remote_tool.workflows.artifacts.answer import Artifact
 from remote_tool.workflows.events import Notice
 
@@ -38,7 +38,7 @@ async def fetch_kept(context: Context, jobs: Sequence[Job]) -> Results[dict[str,
         try:
             found = [await _fetch(context, server, portion) for portion in portions]
         except SupervisorMissingError:
-            await install_supervisor(await context.pool.host(server), context.config)
+            await provide_supervisor(await context.pool.host(server), context.config)
             found = [await _fetch(context, server, portion) for portion in portions]
         return {job_id: files for each in found for job_id, files in each.items()}
 

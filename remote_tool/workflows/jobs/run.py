@@ -17,12 +17,14 @@ from remote_tool.redaction import hide, redact
 from remote_tool.transport.host import Stream
 from remote_tool.transport.pool import Results, on_every
 from remote_tool.workflows.agent_client import (
+    NotPreparedError,
     SupervisorMissingError,
-    control_script,
-    install_supervisor,
+    open_agent,
+    provide_supervisor,
     raise_for_status,
-    request_line,
 )
+from remote_tool.workflows.events import Notice
+from remote_tool.workflows.jobs.bare_run import WHERE, run_bare
 from remote_tool.workflows.selection import choose_servers
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
     from remote_tool.config.model import Config
     from remote_tool.errors import RemoteToolError
-    from remote_tool.transport.host import Channel, Host
+    from remote_tool.transport.host import Channel, Exit, Host
     from remote_tool.workflows.context import Context
 
 OnOutput = Callable[[str, Stream, bytes], None]
@@ -113,8 +115,12 @@ async def run_command(context: Context, wanted: RunRequest, on_output: OnOutput 
         try:
             status = await _run_on(context, host, request, take)
         except SupervisorMissingError:
-            await install_supervisor(host, context.config)
+            await provide_supervisor(host, context.config)
             status = await _run_on(context, host, request, take)
+        except NotPreparedError as error:
+            context.report(Notice(server, f"{error.message}: the command runs {WHERE}"))
+            plain = {**request, "command": wanted.command}
+            status = _status_of(await run_bare(host, context.config, plain, take))
         return RunResult(status, *map(bytes, kept.values()))
 
     return await on_every(choose_servers(context.config, wanted.servers), run)
@@ -148,9 +154,7 @@ def _request(config: Config, server: str, wanted: RunRequest) -> dict[str, objec
 async def _run_on(context: Context, host: Host, request: Mapping[str, object], on_output: OnOutput) -> int:
     nonce = secrets.token_hex(16)
     # Leaving the context closes the command's stdin, which ends its process tree: so does Ctrl-C.
-    async with host.open(control_script(context.config), label=str(request["command"])) as channel:
-        await channel.write(request_line(context.config, "run", request, nonce))
-        await channel.start()
+    async with open_agent(host, context.config, "run", request, nonce, label=str(request["command"])) as channel:
         output = _Output(host.name, nonce, channel, on_output)
         # A TaskGroup would wrap a connection error; gather passes it on, and leaving ends the other task.
         began, _ = await asyncio.gather(output.copy(Stream.OUT), output.copy(Stream.ERR))
@@ -159,7 +163,11 @@ async def _run_on(context: Context, host: Host, request: Mapping[str, object], o
             raise_for_status(host.name, ended.status)
             said = redact(output.greeting[Stream.ERR].decode(errors="replace").strip())[-2000:]
             raise JobError(f"{host.name}: the command was not started: {said}", server=host.name)
-        return 128 + SIGNALS.get(ended.signal, 0) if ended.status is None else ended.status
+        return _status_of(ended)
+
+
+def _status_of(ended: Exit) -> int:
+    return 128 + SIGNALS.get(ended.signal, 0) if ended.status is None else ended.status
 
 
 class _Output:

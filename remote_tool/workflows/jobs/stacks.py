@@ -12,7 +12,7 @@ from remote_tool.jobs.stacks import ProcessStack, read_threads
 from remote_tool.protocol.job_folder import LARGEST_KEPT, STACKS
 from remote_tool.system.files import read_bounded
 from remote_tool.transport.pool import on_every
-from remote_tool.workflows.agent_client import SupervisorMissingError, converse, install_supervisor
+from remote_tool.workflows.agent_client import SupervisorMissingError, converse, provide_supervisor
 from remote_tool.workflows.jobs.kept import fetch_kept
 from remote_tool.workflows.jobs.listing import load_matching, named_jobs, refresh, servers_of_jobs
 from remote_tool.workflows.selection import choose_jobs
@@ -150,7 +150,7 @@ async def _ask(context: Context, server: str, jobs: Sequence[Job], how: Mapping[
     try:
         return await _ask_once(context, server, jobs, how)
     except SupervisorMissingError:
-        await install_supervisor(host, context.config)
+        await provide_supervisor(host, context.config)
         return await _ask_once(context, server, jobs, how)
 
 

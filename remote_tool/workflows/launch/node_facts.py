@@ -58,8 +58,6 @@ def read_facts(server: str, answer: Mapping[str, Any]) -> NodeFacts:
         JobError: They are invalid.
     """
     try:
-        pairs = [(_address(each["address"]), str(each["interface"])) for each in answer["addresses"]]
-        seen = _address(answer["ssh_server_address"]) if answer.get("ssh_server_address") else ""
         return NodeFacts(
             server=server,
             python=str(answer["python"]),
@@ -67,11 +65,28 @@ def read_facts(server: str, answer: Mapping[str, Any]) -> NodeFacts:
             nccl=str(answer.get("nccl") or ""),
             gpus=read_count(answer["gpus"], MOST_GPUS),
             cpus=read_count(answer.get("cpus", 1), MOST_CPUS, 1),
-            addresses=_likeliest_first(seen, [address for address, _ in pairs]),
+            addresses=_addresses(answer),
             place=json.dumps([answer.get("identity"), answer.get("project")]),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise JobError(f"{server}: cannot read its facts ({error!r})", server=server) from error
+
+
+def read_addresses(server: str, answer: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the addresses at which others may reach a server, the likeliest first.
+
+    Raises:
+        JobError: They are invalid.
+    """
+    try:
+        return _addresses(answer)
+    except (KeyError, TypeError, ValueError) as error:
+        raise JobError(f"{server}: cannot read its addresses ({error!r})", server=server) from error
+
+
+def _addresses(answer: Mapping[str, Any]) -> tuple[str, ...]:
+    seen = _address(answer["ssh_server_address"]) if answer.get("ssh_server_address") else ""
+    return _likeliest_first(seen, [_address(each["address"]) for each in answer["addresses"]])
 
 
 def chosen_devices(server: Server, request: JobRequest, answer: Mapping[str, Any]) -> tuple[str, ...]:

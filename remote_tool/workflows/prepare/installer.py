@@ -62,7 +62,9 @@ async def _fetch_here(work: ServerWork, installer: ChosenInstaller, reason: Step
         except (OSError, http.client.HTTPException) as error:
             raise EnvironmentSetupError(
                 f"neither {work.server} nor this machine can download {installer.name}: {error}",
-                hint=f"download {installer.url} yourself and set {installer.key}.file in configs.yaml",
+                hint=f"download {installer.url} yourself and set "
+                f"{installer.key}: {{file: PATH, sha256: {installer.sha256}}} in configs.yaml; "
+                "or environment: {existing: PREFIX}, if the servers have a Python of yours",
                 server=work.server,
             ) from reason
     return file

@@ -16,7 +16,7 @@ from remote_tool.transport.pool import on_every
 from remote_tool.transport.ssh.endpoint import printable
 from remote_tool.workflows.agent_client import call, converse
 from remote_tool.workflows.events import Outcome, StepEnded, StepStarted
-from remote_tool.workflows.launch.node_facts import read_facts
+from remote_tool.workflows.launch.node_facts import read_addresses
 from remote_tool.workflows.selection import choose_servers
 
 if TYPE_CHECKING:
@@ -142,9 +142,9 @@ def tournament(names: Sequence[str]) -> list[list[tuple[str, str]]]:
 async def _candidates(context: Context, server: str) -> tuple[str, ...]:
     """Return addresses at which others may reach a server, in the same order as for a launch."""
     host = await context.pool.host(server)
-    facts = read_facts(server, await call(host, context.config, "facts", {"launch": False}))
+    found = read_addresses(server, await call(host, context.config, "own_addresses", {}))
     configured = context.config.servers[server].address
-    return (configured,) if configured else facts.addresses
+    return (configured,) if configured else found
 
 
 async def _measure_pair(

@@ -90,6 +90,7 @@ class Sample:
         memory_available: For new programs.
         disk_total: Of the disk with the project's folder.
         disk_free: For this user.
+        disk_kind: Its file system, like ``ext4``; empty if unknown.
         gpus: By number.
         gpu_problem: Why GPUs could not be asked; empty when they answered, and when there are none.
         disk_problem: Why nothing is known of the disk now; else empty.
@@ -106,6 +107,7 @@ class Sample:
     gpus: tuple[GpuSample, ...] = ()
     gpu_problem: str = ""
     disk_problem: str = ""
+    disk_kind: str = ""
     ranks: tuple[JobRanks, ...] = ()
 
     @property
@@ -137,6 +139,7 @@ def parse_sample(header: Mapping[str, Any]) -> Sample:
         gpus=tuple(sorted(map(_gpu, entries_of(header.get("gpus"), MOST_GPUS)), key=lambda gpu: gpu.index)),
         gpu_problem=text_of(header.get("gpu_problem")),
         disk_problem=text_of(header.get("disk_problem")),
+        disk_kind=text_of(fields.get("disk_kind")),
         ranks=tuple(map(_ranks, entries_of(header.get("ranks"), MOST_JOBS))),
     )
 

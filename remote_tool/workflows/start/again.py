@@ -22,7 +22,7 @@ from remote_tool.protocol.records import COMMAND_LIMIT
 from remote_tool.readable import counted
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.selection import JobsAnswer, JobSelection, choose_servers, find_job
-from remote_tool.workflows.start.kept_code import find_kept_code, report_code
+from remote_tool.workflows.start.kept_code import find_kept_code, report_code, report_kept_code
 from remote_tool.workflows.start.start import StartRequest, start_jobs
 
 if TYPE_CHECKING:
@@ -53,12 +53,14 @@ class RerunChanges:
         servers: Instead of the recorded ones; empty: as recorded.
         environment: Values of variables, also of new ones.
         current_code: Run the current code, even if the servers have kept a copy of what the jobs ran.
+        kept_code: Run that copy, or start nothing.
     """
 
     command: str | None = None
     servers: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     current_code: bool = False
+    kept_code: bool = False
 
 
 async def requests_to_requeue(context: Context, words: Sequence[str], changes: RerunChanges) -> list[Request]:
@@ -109,6 +111,7 @@ async def requests_again(context: Context, words: Sequence[str], changes: RerunC
     found = [find_job(jobs, word) for word in words]
     together = {nodes[0].id: nodes for nodes in (_with_its_launch(job, jobs) for job in found)}
     pairs = [(nodes[0], await _request_again(context, nodes, changes)) for nodes in together.values()]
+    await report_kept_code(context, [job for job, request in pairs if request.code is not None])
     await report_code(context, [job for job, request in pairs if request.code is None])
     return [request for _, request in pairs]
 
@@ -178,6 +181,11 @@ async def _request_again(context: Context, nodes: Sequence[Job], changes: RerunC
     job, options = nodes[0], _options_of(nodes)
     servers = _servers(context.config, nodes, changes)
     code = None if changes.current_code else await find_kept_code(context, nodes, servers)
+    if changes.kept_code and code is None:
+        raise UsageError(
+            f"The code of job {job.key} is not kept: only jobs with --frozen, or that waited, run in a copy",
+            hint=f"remote-tool job-rerun {job.key} --current-code",
+        )
     common: dict[str, Any] = {
         "command": _command(job, options) if changes.command is None else changes.command,
         "servers": servers,

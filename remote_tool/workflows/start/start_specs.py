@@ -198,7 +198,13 @@ async def _ask_to_start(
     """Ask a server to start jobs, and query uncertain ones once by their ids."""
     asked_at = time.time()
     ids = [str(request["id"]) for request in requests]
-    request = {"jobs": requests, "again": again, "clean": list(spent), "min_free": least_free(context.config)}
+    request = {
+        "jobs": requests,
+        "again": again,
+        "clean": list(spent),
+        "older": context.config.keep_jobs.seconds if context.config.keep_jobs else None,
+        "min_free": least_free(context.config),
+    }
     try:
         answer = await call_until_answered(context.pool, context.config, server, "start", request)
     except JobError as error:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from remote_tool.config.artifacts import wanted_artifacts
 from remote_tool.config.devices import command_environment, devices_of
-from remote_tool.config.sweep_values import SweepSpec, identity_of
+from remote_tool.config.sweep_values import NUMBER, SweepSpec, identity_of
 from remote_tool.errors import JobError, SomeServersFailedError, UsageError
 from remote_tool.jobs.job import Job, JobSpec, JobState, new_job_id
+from remote_tool.launchers.shared_outputs import shared_outputs
 from remote_tool.launchers.sweep import TAG, ServerQueue, SweepJob, SweepPlan, SweepRequest, plan_sweep, sweep_name
 from remote_tool.transport.pool import Results
+from remote_tool.workflows.events import Notice
 from remote_tool.workflows.fan_out.work import ask_slots, find_command_script
 from remote_tool.workflows.jobs.listing import refresh
 from remote_tool.workflows.selection import choose_servers
@@ -42,6 +45,7 @@ async def plan(context: Context, request: SweepRequest) -> SweepPlan:
     queues, failed = await _ask_queues(context, request, context.config.listed, servers, ())
     if errors := {**errors, **failed}:
         raise SomeServersFailedError(errors, [each.server for each in queues])
+    _warn_of_shared_outputs(context, request)
     return _plan(request, range(len(request.made)), queues, new_job_id())
 
 
@@ -59,7 +63,8 @@ async def start(context: Context, request: SweepRequest) -> SweepAnswer:
     planned = _plan(named, range(len(named.made)), queues, record.launch_id)
     write_sweep(context.config.local.sweeps, record)
     with sweep_files(context.config.local.sweeps).locked(record.launch_id, "starting"):
-        return await _start(context, named, planned, sent, errors)
+        answer = await _start(context, named, planned, sent, errors)
+    return replace(answer, warnings=(*answer.warnings, *_warn_of_shared_outputs(context, request)))
 
 
 async def resume(
@@ -101,6 +106,20 @@ async def resume(
             await _repeat_unconfirmed(context, record, begun, {queue.server for queue in queues}, sent)
             answer = await _start(context, request, planned, sent, _with_open(errors, begun, planned.name))
         return replace(answer, done=done, waiting=frozenset(waiting))
+
+
+def _warn_of_shared_outputs(context: Context, request: SweepRequest) -> tuple[tuple[str, str], ...]:
+    """Warn, and return the warning, if every combination writes the same files, as far as the command says."""
+    artifacts = [pattern.glob for pattern in wanted_artifacts(context.config, request.artifacts)]
+    found = shared_outputs(request.command, artifacts) if len(request.made) > 1 else ()
+    if not found:
+        return ()
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    example = PurePosixPath(found[0])
+    kept_apart = f"{example.with_suffix('')}-{{{NUMBER}}}{example.suffix}"
+    text = f"all {len(request.made)} combinations write {found[0]}{more}; a name such as {kept_apart} keeps them apart"
+    context.report(Notice("", text))
+    return (("", text),)
 
 
 def jobs_of(jobs: Iterable[Job], record: SweepRecord) -> list[Job]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from remote_tool.errors import RemoteToolError
@@ -17,7 +19,7 @@ from remote_tool.workflows.events import Notice
 from remote_tool.workflows.sync.first_sync import advice
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable
+    from collections.abc import Coroutine, Iterable, Iterator
 
     from remote_tool.config.model import Config
     from remote_tool.transport.sync.project.contents import Snapshot
@@ -97,12 +99,22 @@ def selection_rules(config: Config) -> SelectionRules:
         own_folders=(
             *(local.jobs_folder, local.logs_folder, remote.scripts_name, remote.jobs_name),
             *local.artifacts_in_project,
+            *_installers_in_project(config),
         ),
         private_keys=tuple(key for key in keys if key is not None),
         send_anyway=config.send_anyway,
         looked=local.looked,
         listing=local.listing,
     )
+
+
+def _installers_in_project(config: Config) -> Iterator[str]:
+    """Yield the installers of conda that are files of the project: ``prepare`` sends them where they are needed."""
+    environments = (config.environment, *(server.environment for server in config.servers.values()))
+    for file in {each.installer.file for each in environments if each is not None and each.installer is not None}:
+        place = None if file is None else Path(os.path.normpath(file))
+        if place is not None and place.is_relative_to(config.local.root):
+            yield str(place.relative_to(config.local.root))
 
 
 async def report_skipped(project: ProjectSnapshot, report: Report, *, is_project: bool = True) -> None:

@@ -20,9 +20,8 @@ from remote_tool.workflows.agent_client import (
     Conversation,
     NoAnswerError,
     SupervisorMissingError,
-    control_script,
-    install_supervisor,
-    request_line,
+    open_agent,
+    provide_supervisor,
 )
 from remote_tool.workflows.jobs.follow import WORKED_SECONDS, Patience, is_interruption
 from remote_tool.workflows.jobs.link_news import LinkNews
@@ -167,16 +166,15 @@ async def _connect(session: _Session) -> End:
     try:
         return await _converse(session, host)
     except SupervisorMissingError:
-        await install_supervisor(host, session.context.config)
+        await provide_supervisor(host, session.context.config, session.operation)
         return await _converse(session, host)
 
 
 async def _converse(session: _Session, host: Host) -> End:
     config, nonce = session.context.config, secrets.token_hex(16)
     request = dict(session.request) if session.seen is None else {**session.request, "seen": session.seen}
-    async with host.open(control_script(config), label=f"terminal: {session.operation}") as channel:
-        await channel.write(request_line(config, session.operation, request, nonce))
-        await channel.start()
+    label = f"terminal: {session.operation}"
+    async with open_agent(host, config, session.operation, request, nonce, label=label) as channel:
         frames = Conversation(host, channel, nonce).frames()
         try:
             async with asyncio.timeout(BEGIN_SECONDS):

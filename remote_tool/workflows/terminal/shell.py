@@ -11,6 +11,9 @@ from remote_tool.config.limits import check_texts, check_workdir
 from remote_tool.errors import ConnectionLostError, JobError, UsageError
 from remote_tool.protocol.limits import COMMAND, SHELL
 from remote_tool.redaction import hide
+from remote_tool.workflows.agent_client import NotPreparedError
+from remote_tool.workflows.events import Notice
+from remote_tool.workflows.jobs.bare_run import WHERE
 from remote_tool.workflows.jobs.listing import list_jobs
 from remote_tool.workflows.selection import JobSelection, choose_one_server
 from remote_tool.workflows.start.start import StartRequest, start_jobs
@@ -85,7 +88,7 @@ async def open_shell(context: Context, request: ShellRequest, screen: Screen) ->
         attached = await _open_kept(context, server, request, screen)
         return ShellEnd(server, attached.end, attached.job, ended_unseen=attached.ended_unseen)
     try:
-        end = await hold(context, server, "shell", _as_request(context, server, request, screen), screen)
+        end = await _hold(context, server, request, screen)
     except ConnectionLostError as error:
         message = f"The connection to {server} was lost, and the program there has been hung up"
         hint = f"remote-tool shell --server {server} --keep NAME starts a shell that survives this"
@@ -93,6 +96,17 @@ async def open_shell(context: Context, request: ShellRequest, screen: Screen) ->
     if end.exit_code is None and not end.is_detached:
         raise JobError(f"{server} closed the session without an exit status", server=server)
     return ShellEnd(server, end)
+
+
+async def _hold(context: Context, server: str, request: ShellRequest, screen: Screen) -> End:
+    """Serve a shell until it ends; on a server that is not prepared, one without the environment."""
+    asked = _as_request(context, server, request, screen)
+    try:
+        return await hold(context, server, "shell", asked, screen)
+    except NotPreparedError as error:
+        what = "program" if request.command else "shell"
+        context.report(Notice(server, f"{error.message}: the {what} runs {WHERE}"))
+        return await hold(context, server, "bare_shell", {**asked, "setup": ""}, screen)
 
 
 def _as_request(context: Context, server: str, request: ShellRequest, screen: Screen) -> dict[str, object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import shutil
 import signal
 from contextlib import suppress
 from pathlib import Path
@@ -12,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.agent.conftest import wait_until
+from tests.agent.conftest import PretendServer, changed_copy, wait_until
 from tests.processes import parents
+from tests.small_disks import small_disk
 from tests.stand_in_gpus import gpu_line, process_line, put_nvidia_smi, set_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.agent.conftest import PretendServer
 
 WAITS = "until [ -e go ]; do sleep 0.05; done; echo $CUDA_VISIBLE_DEVICES"
 
@@ -245,6 +246,37 @@ def test_a_job_that_wants_more_gpus_than_the_server_has_fails_at_once(gpus: GpuS
     job, _ = gpus.start("true", 2)
     ended = gpus.server.wait(job)[job]
     assert ended["reason"] == "the command could not be started: it needs 2 GPUs, and this server has 1"
+
+
+@pytest.mark.row(259)
+def test_a_new_job_takes_no_gpu_whose_lease_was_removed(tmp_path: Path, installed: Path) -> None:
+    times = {"CHECK_SECONDS = 10.0": "CHECK_SECONDS = 1.0", "_RETURN_SECONDS = 20.0": "_RETURN_SECONDS = 5.0"}
+    changes = {"agent/leases/waiter.py": times, "agent/supervisor/events.py": {"_SECONDS = 10.0": "_SECONDS = 0.5"}}
+    server = PretendServer(tmp_path / "home", changed_copy(installed, tmp_path / "changed", changes))
+    gpus = GpuServer(server)
+    gpus.put_gpus(gpu_line(0, load=0, used=1))
+    first = gpus.hold()
+    shutil.rmtree(server.leases / f"remote-tool-{os.geteuid()}")
+    second, state = gpus.start("true")
+    assert state == "queued"
+    wait_until(lambda: "1 is leased by" in server.status(second)["reason"], "the lease")
+    (server.project / "go").touch()
+    assert server.wait(first, second)[second]["exit_code"] == 0
+    gpus.clean()
+    server.clean()
+
+
+@pytest.mark.parametrize("options", ["size=4k,nr_inodes=1", "ro"])
+def test_a_job_waits_and_says_so_while_the_disk_of_the_queue_is_full_or_read_only(
+    gpus: GpuServer, options: str
+) -> None:
+    with small_disk(gpus.server.leases, options):
+        job, state = gpus.start("true")
+        assert state == "queued"
+        errors = ("No space left on device (errno 28)", "Read-only file system (errno 30)")
+        reasons = [f"the queue in {gpus.server.leases} cannot be used now: {error}" for error in errors]
+        wait_until(lambda: gpus.server.status(job)["reason"] in reasons, "the reason")
+    assert gpus.server.wait(job)[job]["exit_code"] == 0
 
 
 def test_a_job_that_may_not_wait_fails_when_its_gpus_are_not_free(gpus: GpuServer) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import re
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from contextlib import suppress
@@ -19,9 +23,8 @@ import pytest
 
 from remote_tool.agent.leases import fifo, folders
 from remote_tool.agent.leases.claim import Claim
-from remote_tool.agent.leases.folders import LeaseError
 from remote_tool.agent.leases.listing import HELD, LEASE, Lease, Listing, Ticket, boot_id, lease_as_json, name_ticket
-from remote_tool.agent.leases.standing import name_of
+from remote_tool.agent.leases.standing import Standing
 
 from .test_queue import Job, Machine, replace_surroundings
 
@@ -108,6 +111,15 @@ def forge_oldest(folder: Path) -> None:
     fifo.hold(os.open(folder, os.O_RDONLY), name)
 
 
+def forge_lease(folder: Path) -> None:
+    """Lease the GPU, and say that this was before everybody else."""
+    opened = os.open(folder, os.O_RDONLY)
+    fifo.hold(opened, f"forged{HELD}")
+    lease = Lease(STRANGER, "forged", "", ("GPU-0",), 0.0, 0, is_alive=True)
+    (folder / f"forged{LEASE}").write_bytes(lease_as_json(lease))
+    (folder / f"forged{LEASE}").chmod(0o644)
+
+
 @pytest.mark.row(263)
 def test_the_lease_of_another_user_is_respected_until_it_is_given_up(
     machine: Machine, job: Job, strangers: list[Stranger]
@@ -140,18 +152,11 @@ def test_a_forged_place_before_all_others_only_delays_until_its_process_ends(
 def test_a_lease_that_forges_an_older_time_is_waited_for(
     job: Job, strangers: list[Stranger], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def forge(folder: Path) -> None:
-        opened = os.open(folder, os.O_RDONLY)
-        fifo.hold(opened, f"forged{HELD}")
-        lease = Lease(STRANGER, "forged", "", ("GPU-0",), 0.0, 0, is_alive=True)
-        (folder / f"forged{LEASE}").write_bytes(lease_as_json(lease))
-        (folder / f"forged{LEASE}").chmod(0o644)
-
     real = Claim.__init__
 
     def publish_then_see_forgery(self: Claim, *arguments: object) -> None:
         real(self, *arguments)  # type: ignore[arg-type]
-        strangers.append(Stranger(forge))
+        strangers.append(Stranger(forge_lease))
 
     with monkeypatch.context() as patch:
         patch.setattr(Claim, "__init__", publish_then_see_forgery)
@@ -200,7 +205,52 @@ def test_a_process_that_never_publishes_its_lease_is_not_waited_for_long(
 
     strangers.append(Stranger(hold_only))
     assert not job.settle()
-    monkeypatch.setattr("remote_tool.agent.leases.waiter.UNDECIDED_NANOSECONDS", 0)
+    monkeypatch.setattr("remote_tool.agent.leases.claim.UNDECIDED_NANOSECONDS", 0)
+    assert job.settle()
+
+
+@pytest.mark.row(266)
+def test_a_flood_of_processes_that_never_publish_has_a_bound_and_names_their_user(
+    job: Job, strangers: list[Stranger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remote_tool.agent.leases.claim.UNDECIDED_NANOSECONDS", 3 * 10**9)
+
+    def flood(folder: Path) -> None:
+        opened = os.open(folder, os.O_RDONLY)
+        fifo.hold(opened, f"fresh-0{HELD}")
+
+        def go_on() -> None:
+            for number in range(1, 600):
+                fifo.hold(opened, f"fresh-{number}{HELD}")
+                time.sleep(0.5)
+
+        threading.Thread(target=go_on, daemon=True).start()
+
+    strangers.append(Stranger(flood))
+    began = time.monotonic()
+    said = set()
+    standings = set()
+    while not job.step():
+        # Of a machine that has much else to do.
+        assert time.monotonic() < began + 60
+        said.add(job.why)
+        standings.add(Standing()._explain_wait(job.id, ""))
+        time.sleep(0.05)
+    why = re.compile(f"waits for {STRANGER}, whose job fresh-[0-9]+ is about to lease GPUs")
+    assert {""} < said
+    assert all(why.fullmatch(text) for text in said - {""})
+    assert standings == {"1st of 1 for 1 GPU"}
+
+
+@pytest.mark.row(266)
+def test_who_forges_an_older_lease_after_ours_was_listed_is_not_waited_for(job: Job, strangers: list[Stranger]) -> None:
+    def hold_only(folder: Path) -> None:
+        fifo.hold(os.open(folder, os.O_RDONLY), f"never{HELD}")
+
+    strangers.append(Stranger(hold_only))
+    assert not job.settle()
+    strangers.append(Stranger(forge_lease))
+    strangers[0].kill()
     assert job.settle()
 
 
@@ -222,10 +272,8 @@ def test_a_folder_with_too_many_files_is_read_in_part_and_named(
 
 @pytest.mark.row(267)
 def test_a_folder_in_the_name_of_another_user_is_ignored_by_others_and_named_to_its_user(
-    machine: Machine, strangers: list[Stranger], base: Path
+    job: Job, strangers: list[Stranger], base: Path
 ) -> None:
-    del machine
-
     def take_name(_folder: Path) -> None:
         forged = base / "remote-tool-0"
         forged.mkdir(mode=0o755)
@@ -234,12 +282,67 @@ def test_a_folder_in_the_name_of_another_user_is_ignored_by_others_and_named_to_
     strangers.append(Stranger(take_name))
     with Listing() as listing:
         assert listing.tickets == []
-    with pytest.raises(LeaseError, match=f"belongs to user {STRANGER}"):
-        Job(1)
+    assert not job.settle()
+    assert job.why == f"{base}/remote-tool-0 belongs to {STRANGER}, who or an administrator has to remove it"
+    shutil.rmtree(base / "remote-tool-0")
+    assert job.settle()
+
+
+@pytest.mark.row(267)
+@pytest.mark.parametrize("kind", ["link", "file"])
+def test_what_is_not_a_folder_but_has_its_name_is_waited_for(job: Job, base: Path, kind: str) -> None:
+    path = base / "remote-tool-0"
+    if kind == "link":
+        (base / "elsewhere").mkdir()
+        path.symlink_to("elsewhere")
+    else:
+        path.touch()
+    assert not job.settle()
+    assert job.why == f"{path} is not a folder: remove it"
+    path.unlink()
+    assert job.settle()
+
+
+@pytest.mark.row(266)
+def test_a_lease_of_the_kernel_on_the_file_of_another_user_is_no_error(job: Job, strangers: list[Stranger]) -> None:
+    def lease_file(folder: Path) -> None:
+        fifo.hold(os.open(folder, os.O_RDONLY), f"locked{HELD}")
+        file = (folder / f"locked{LEASE}").open("w")
+        file.write("{}")
+        file.flush()
+        Path(file.name).chmod(0o644)
+        # Its holder is told to give way, and does not.
+        signal.signal(signal.SIGIO, signal.SIG_IGN)
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        held.append(file)
+
+    held: list[object] = []
+    strangers.append(Stranger(lease_file))
+    with Listing() as listing:
+        assert [(each.uid, each.name) for each in listing.ignored] == [(STRANGER, f"locked{LEASE}")]
+    assert job.settle()
+
+
+@pytest.mark.row(266)
+def test_a_folder_of_another_user_that_cannot_be_read_is_no_error(
+    job: Job, base: Path, strangers: list[Stranger]
+) -> None:
+    strangers.append(Stranger(forge_oldest))
+    real = os.scandir
+
+    def fail(folder: int) -> object:
+        if os.fstat(folder).st_uid == STRANGER:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(folder)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("remote_tool.agent.leases.folders.os.scandir", fail)
+        assert job.settle()
+    assert (base / f"remote-tool-{STRANGER}").is_dir()
 
 
 def test_a_user_without_a_name_is_shown_by_number() -> None:
-    assert name_of(STRANGER) == str(STRANGER)
+    assert folders.name_of(STRANGER) == str(STRANGER)
 
 
 def test_another_user_sees_leases_of_root(machine: Machine, job: Job, strangers: list[Stranger]) -> None:

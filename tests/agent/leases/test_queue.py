@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import tempfile
 from itertools import count
 from pathlib import Path
@@ -137,7 +138,7 @@ class Job:
         if self.waiter is not None:
             taken = self.waiter._ticket
             self.waiter._stop_watching()
-            os.close(self.waiter._folder)
+            self.waiter._close_folder()
             if taken is not None:
                 fifo.let_go(taken._pipe)
             if self.waiter._claim is not None:
@@ -329,6 +330,45 @@ def test_a_lease_that_took_long_to_publish_is_withdrawn(monkeypatch: pytest.Monk
         assert [lease.job_id for lease in late.find_rivals(listing)] == ["late"]
     late.release()
     os.close(folder)
+
+
+@pytest.mark.row(259, 260)
+def test_jobs_whose_places_were_removed_return_to_them_before_anybody_goes_on(
+    jobs: list[Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Machine(0)
+    monkeypatch.setattr(waiter, "time", clock)
+    jobs += [Job(2), Job(2), Job(2, 5), Job(1)]
+    assert [job.settle() for job in jobs] == [True, False, False, False]
+    shutil.rmtree(tmp_path / f"remote-tool-{os.geteuid()}")
+    # The last one notices first, with the GPUs free as far as anybody can see.
+    assert not jobs[3].settle()
+    assert jobs[3].why.endswith("was removed, and those who waited take their places again")
+    assert not jobs[1].settle()
+    assert not jobs[2].settle()
+    assert jobs[0].claim is not None
+    jobs[0].claim.publish_again_if_removed()
+    with Listing() as listing:
+        assert [ticket.job_id for ticket in listing.tickets] == [jobs[2].id, jobs[1].id, jobs[3].id]
+        assert [lease.job_id for lease in listing.live_leases()] == [jobs[0].id]
+    clock.now += 20
+    assert not any(job.settle() for job in jobs)
+    jobs[0].end()
+    assert [job.settle() for job in jobs] == [False, False, True, False]
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_lease_of_which_one_file_was_removed_is_whole_again(jobs: list[Job], tmp_path: Path) -> None:
+    jobs.append(Job(1))
+    assert jobs[0].settle()
+    assert jobs[0].claim is not None
+    for kind in ("held", "lease"):
+        (tmp_path / f"remote-tool-{os.geteuid()}" / f"{jobs[0].id}.{kind}").unlink()
+        jobs[0].claim.publish_again_if_removed()
+        with Listing() as listing:
+            assert [lease.job_id for lease in listing.live_leases()] == [jobs[0].id]
+    jobs[0].end()
+    assert not [*(tmp_path / f"remote-tool-{os.geteuid()}").iterdir()]
 
 
 def test_tickets_sort_by_priority_and_then_by_time() -> None:

@@ -61,6 +61,49 @@ def test_a_launch_takes_its_processes_from_the_host_list_by_default(bare: Path) 
         ]
 
 
+def test_a_host_with_its_user_and_without_is_one_server(bare: Path) -> None:
+    user = getpass.getuser()
+    words = ("--cmd", "echo ready")
+    for hosts in ("10.0.0.1", f"{user}@10.0.0.1", f"10.0.0.1,{user}@10.0.0.1"):
+        ran = remote_tool("run", "--hosts", hosts, *words, cwd=bare)
+        assert (ran.returncode, ran.stdout) == (0, "ready\n"), ran.stderr
+    remembered = (bare / ".remote" / "jobs" / "hosts.yaml").read_text()
+    assert remembered.count("10.0.0.1") == 2, "a name and a hostname"
+    planned = remote_tool(
+        *(
+            "helper-torch-launch",
+            "--hosts",
+            f"10.0.0.1:2,{user}@10.0.0.1:1",
+            "--cmd",
+            "hello.py",
+            "--dry-run",
+            "--json",
+        ),
+        cwd=bare,
+    )
+    assert [node["processes"] for node in json.loads(planned.stdout)["nodes"]] == [3], planned.stderr
+
+
+def test_a_key_for_a_list_is_used_by_later_commands_too(
+    bare: Path, servers: tuple[TestServer, TestServer], own_home: Path
+) -> None:
+    server = servers[0]
+    (own_home / ".ssh" / "config").write_text(f"Host 10.0.0.1\nHostname 127.0.0.1\nPort {server.port}\n")
+    refused = remote_tool("run", "--hosts", "10.0.0.1", "--cmd", "true", cwd=bare)
+    assert refused.returncode == 4, "ssh knows no key"
+    words = ("--hosts", "10.0.0.1", "--private-key", str(server.key))
+    started = remote_tool("job-run", *words, "--cmd", "sleep 1000", cwd=bare)
+    assert started.returncode == 0, started.stderr
+    stopped = remote_tool("job-kill", "1", "--grace", "0", cwd=bare)
+    assert (stopped.returncode, "killed" in stopped.stdout) == (0, True), stopped.stderr
+    for wrong, text in (
+        (("--private-key", str(server.key)), "--private-key is for --hosts and --hostfile"),
+        (("--hosts", "10.0.0.1", "--private-key", "nope"), "--private-key nope: no such file"),
+    ):
+        refused = remote_tool("run", *wrong, "--cmd", "true", cwd=bare)
+        assert (refused.returncode, refused.stderr.startswith(f"error: {text}\n")) == (2, True), refused.stderr
+
+
 def test_servers_are_looked_after_by_a_list_too(bare: Path) -> None:
     let_in = remote_tool("keys", "--hosts", "10.0.0.1", "--dry-run", cwd=bare)
     assert (let_in.returncode, let_in.stdout) == (0, "10.0.0.1: key-based login already works\n"), let_in.stderr

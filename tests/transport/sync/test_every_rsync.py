@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 NAMES = {
-    *("train.py", "a b/deep/file", "new\nline", "-v", "'quoted' $(x)", "back\\slash", "[x]*?"),
+    *("train.py", "a b/deep/file", "new\nline", "-v", "'quoted' $(x)", "back\\slash", "[x]*?", "#a", ";b"),
     os.fsdecode(b"\xff"),
 }
 
@@ -55,10 +55,11 @@ async def test_what_arrives_and_what_is_removed(desk: Desk) -> None:
     assert (await desk.sync()).sent == ()
     desk.write("train.py", "edited\n")
     desk.write("new\nline", "edited\n")
+    desk.write("#a", "edited\n")
     (desk.project / "gone.py").unlink()
     (desk.copy / "output.pt").write_text("weights")
     result = await desk.sync()
-    assert ({*result.sent}, result.removed) == ({"train.py", "new\nline"}, ("gone.py",))
+    assert ({*result.sent}, result.removed) == ({"train.py", "new\nline", "#a"}, ("gone.py",))
     assert (desk.copy / "output.pt").read_text() == "weights"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from typing import TYPE_CHECKING
 
@@ -329,7 +330,7 @@ def test_keep_jobs_removes_with_each_start_what_is_older_and_says_so(desk: Works
     assert "keep_jobs" not in silent.stderr
     until(lambda: all(state is not JobState.RUNNING for _, state in listed(desk)))
     told = remote_tool("job-run", "--server", "first", "--no-sync", "--cmd", "true", cwd=desk.root)
-    assert "first: removed 1 job that ended long ago (keep_jobs)" in told.stderr
+    assert "first: removed job 1 beyond the newest 2 (keep_jobs)" in told.stderr
     assert not remote_folder(server, first.id).exists()
     assert [key for key, _ in listed(desk)] == [2, 3, 4]
 
@@ -397,8 +398,7 @@ def test_work_that_is_not_finished_keeps_the_jobs_that_say_what_is_done(
     (record,) = [*desk.config.local.fan_outs.glob("*"), *desk.config.local.sweeps.glob("*")]
     long_ago = time.time() - 31 * 86400
     for path in desk.config.local.jobs.glob("*/job.yaml"):
-        lines = path.read_text().splitlines(keepends=True)
-        path.write_text("".join(f"ended_at: {long_ago}\n" if line.startswith("ended_at") else line for line in lines))
+        path.write_text(re.sub(r"(?m)^(ended_at|seen_at): .*", rf"\1: {long_ago}", path.read_text()))
     os.utime(record, (long_ago, long_ago))
     clean(desk)
     assert listed(desk) == []

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from remote_tool.errors import JobError, RemoteCommandError, SomeServersFailedError, UsageError
+from remote_tool.errors import RemoteCommandError, SomeServersFailedError, UsageError
 from remote_tool.transport import pool
 from remote_tool.transport.host import Stream
 from remote_tool.workflows.events import Notice
@@ -103,13 +103,6 @@ def test_output_of_bashrc_is_not_mistaken_for_the_commands_output(make_server: M
     workspace.prepare()
     (server.home / ".bashrc").write_text("echo welcome; echo to the server >&2; printf 'no newline'\n")
     assert collect(workspace, "echo hello") == ({"noisy": 0}, {("noisy", Stream.OUT): b"hello\n"})
-
-
-def test_an_unprepared_server_says_what_to_type(make_server: MakeServer, tmp_path: Path) -> None:
-    workspace = Workspace.find(make_project(tmp_path / "project", [make_server("fresh")]))
-    with pytest.raises(JobError, match="fresh is not prepared") as caught:
-        workspace.run("true")
-    assert caught.value.hint == "remote-tool prepare --server fresh"
 
 
 @pytest.mark.parametrize("servers", ["first", [1], None])

@@ -198,12 +198,13 @@ def test_a_changed_project_is_reported_before_its_code_runs_again(
     new, old = git(project, "log", "--format=%H").split()
     (changed,) = ended(workspace, workspace.rerun(job.id).jobs)
     then, now = f"commit {old[:7]} of main", f"commit {new[:7]} of main with uncommitted changes"
-    files = "more.py, train.py differ from that commit"
+    files = "more.py, train.py differ from that commit; --kept-code is for jobs with --frozen"
     assert (printed(workspace, changed), said) == ("third\n", [f"job {job.key} ran {then}; now running {now}: {files}"])
     compared = remote_tool("job-diff", str(job.key), str(changed.key), cwd=project)
-    fields = {line.split()[0] for line in compared.stdout.splitlines()}
+    fields = {line.split()[0] for line in compared.stdout.partition("\n\n")[0].splitlines()}
     assert {"git.commit", "git.dirty"} <= fields <= {"FIELD", "git.commit", "git.dirty", "duration"}
-    assert compared.stderr == f"for the code: git diff {old[:12]} {new[:12]}\n"
+    assert "-print('first')\n+print('second')\n" in compared.stdout
+    assert compared.stderr.startswith(f"code: job {changed.key} also had changes that were not committed")
 
 
 @pytest.mark.row(304)

@@ -29,7 +29,9 @@ def helper_torch_launch(  # noqa: PLR0913 - one parameter per option
             "Default: as in the host list, else 1.",
         ),
     ] = None,
-    nnodes: Annotated[str | None, typer.Option("--nnodes", hidden=True)] = None,
+    nnodes: Annotated[
+        int | None, typer.Option("--nnodes", min=1, metavar="N", help="Use only the first N servers; default: all.")
+    ] = None,
     use_env: Annotated[
         bool, typer.Option("--use-env", help="For compatibility with labml_remote; torchrun always does this.")
     ] = False,
@@ -41,14 +43,13 @@ def helper_torch_launch(  # noqa: PLR0913 - one parameter per option
     connection: Connection,
 ) -> None:
     """Start torchrun on all servers at once, with the right variables set on each."""
-    if nnodes is not None:
-        raise UsageError("Each server is one node, so there is no --nnodes", hint="Choose servers with --server NAME")
     request = start.request(
         LaunchRequest,
         command=cmd,
         nproc_per_node=read_processes(nproc_per_node),
         use_env=use_env,
         max_restarts=max_restarts,
+        nnodes=nnodes,
     )
     _launch(request, start, shown, connection)
 

@@ -1,0 +1,109 @@
+"""What ``clean`` and ``keep_jobs`` remove, and what they never take."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.promises.conftest import until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.promises.conftest import Desk
+
+DAY = 86400
+CLOCK = """
+import time
+real = time.time
+time.time = lambda: real() + ({seconds})
+"""
+
+
+def with_clock(folder: Path, days: int) -> dict[str, str]:
+    """Return the environment of a program here whose clock is wrong by days."""
+    folder = folder / f"clock{days}"
+    folder.mkdir(exist_ok=True)
+    (folder / "sitecustomize.py").write_text(CLOCK.format(seconds=days * DAY))
+    return {"PYTHONPATH": str(folder)}
+
+
+def run(desk: Desk, command: str = "true", *words: str) -> str:
+    """Run a job to its end, and return its id."""
+    desk.does("job-run", "--no-sync", *words, "--follow", "--cmd", command)
+    return str(max(desk.jobs(), key=lambda job: job["key"])["id"])
+
+
+def age(desk: Desk, job_id: str, days: float) -> None:
+    """Let a job have ended days ago, as its server says."""
+    record = desk.there() / ".jobs" / job_id / "ended.json"
+    values = json.loads(record.read_text())
+    record.write_text(json.dumps(values | {"ended_at": time.time() - days * DAY}))
+    # As if its server had restarted since.
+    for path in (record.with_name("spec.json"), record.with_name("started.json")):
+        values = json.loads(path.read_text())
+        values["place"]["boot_id"] = "00000000-0000-0000-0000-000000000000"
+        path.write_text(json.dumps(values))
+
+
+def keys(desk: Desk) -> list[int]:
+    return sorted(job["key"] for job in desk.jobs())
+
+
+@pytest.mark.parametrize("days", [-400, 400])
+def test_the_clock_here_does_not_decide_what_clean_removes(desk: Desk, tmp_path: Path, days: int) -> None:
+    old, _ = run(desk), run(desk)
+    age(desk, old, 31)
+    clock = with_clock(tmp_path, days)
+    dry = json.loads(desk.does("clean", "--older", "30d", "--dry-run", "--json", environment=clock))
+    assert [each["goes"] for each in dry["items"] if each["server"] and each["what"] == "jobs"] == [1]
+    desk.does("clean", "--older", "30d", "--yes", environment=clock)
+    assert keys(desk) == [2]
+
+
+def test_an_end_from_before_its_server_set_its_clock_is_not_taken_for_old(desk: Desk) -> None:
+    """The clock of the server was years behind when the job ended, and the server has not restarted since."""
+    record = desk.there() / ".jobs" / run(desk) / "ended.json"
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"ended_at": 5.0}))
+    desk.does("clean", "--older", "1000w", "--yes")
+    assert keys(desk) == [1]
+
+
+def test_keep_jobs_says_what_it_removed_and_why(desk: Desk) -> None:
+    desk.configure(keep_jobs=1)
+    run(desk)
+    run(desk)
+    told = desk.tries("job-run", "--no-sync", "--cmd", "true").stderr
+    assert "first: removed job 1 beyond the newest 1 (keep_jobs)" in told
+    desk.waits_for(3, "succeeded")
+    age(desk, str(desk.job(2)["id"]), 31)
+    desk.configure(keep_jobs="30d")
+    told = desk.tries("job-run", "--no-sync", "--cmd", "true").stderr
+    assert "removed" not in told  # by the clock here, it was made seconds ago
+    assert keys(desk) == [2, 3, 4]
+
+
+@pytest.mark.parametrize("end", ["success", "loss"])
+def test_keep_jobs_never_takes_what_was_not_fetched(desk: Desk, end: str) -> None:
+    command = "echo weights > model.pt" + ("; exec sleep 600" if end == "loss" else "")
+    desk.does("job-run", "--no-sync", "--artifact", "*.pt", "--cmd", command)
+    until((desk.there() / "model.pt").exists, "the job has written its file")
+    if end == "loss":
+        lose(desk, str(desk.job(1)["id"]))
+    desk.waits_for(1, "lost" if end == "loss" else "succeeded")
+    desk.configure(keep_jobs=1)
+    said = "".join(desk.tries("job-run", "--no-sync", "--cmd", "true").stderr for _ in range(2))
+    assert "removed" not in said
+    assert 1 in keys(desk)
+
+
+def lose(desk: Desk, job_id: str) -> None:
+    """Kill the processes of a job so that no end is recorded, as the end of its server would."""
+    started = json.loads((desk.there() / ".jobs" / job_id / "started.json").read_text())
+    for process in (started["supervisor"], started["command"]):
+        os.kill(process["pid"], signal.SIGKILL)

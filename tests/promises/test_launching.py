@@ -1,0 +1,44 @@
+"""Launches as people know them from torchrun."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.promises.conftest import Desk
+
+LAUNCH = ("helper-torch-launch", "--follow")
+
+
+@pytest.mark.slow
+def test_the_first_servers_are_taken_and_torchruns_spellings_and_variables_are_there(desk_of_two: Desk) -> None:
+    desk = desk_of_two
+    (desk.root / "train.py").write_text(
+        "import os; print(os.environ['NODE_RANK'] == os.environ['GROUP_RANK'] == '0')\n"
+    )
+    shown = desk.does(*LAUNCH, "--nnodes", "1", "--nproc_per_node=1", "--cmd", "train.py")
+    assert shown.splitlines() == ["first:0 | True"]
+    assert [job["server"] for job in desk.jobs()] == ["first"]
+    refused = desk.refuses(*LAUNCH, "--nnodes", "3", "--cmd", "train.py", status=2)
+    assert "--nnodes 3 needs as many servers, and there are 2: first, second" in refused
+
+
+@pytest.mark.slow
+def test_a_script_that_wants_its_local_rank_as_an_argument_is_told_the_line_to_add(desk: Desk) -> None:
+    (desk.root / "train.py").write_text(
+        "import argparse, os\n"
+        "parser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--local_rank', type=int, required=True)\n"
+        "print(parser.parse_args().local_rank)\n"
+    )
+    line = 'parser.add_argument("--local_rank", type=int, default=int(os.environ["LOCAL_RANK"]))'
+    refused = desk.tries(*LAUNCH, "--cmd", "train.py")
+    assert (refused.returncode, line in refused.stderr) == (1, True)
+    assert line in desk.does("job-show", "1")
+    script = (desk.root / "train.py").read_text()
+    (desk.root / "train.py").write_text(
+        script.replace("parser.add_argument('--local_rank', type=int, required=True)", line)
+    )
+    assert desk.does(*LAUNCH, "--cmd", "train.py").endswith("| 0\n")
