@@ -367,6 +367,9 @@ class _Push:
         for line in data.decode(errors="replace").splitlines():
             if line.startswith(server_script.WAITING):
                 self._options.on_waiting(printable(line)[:LONGEST_NOTICE])
+            elif line.startswith(server_script.ELSEWHERE):
+                old = printable(line.removeprefix(server_script.ELSEWHERE))
+                self._options.on_waiting(_renamed_notice(self._host.name, old, self._remote.project))
 
     def _count_bytes(self, count: int) -> None:
         self._bytes += count
@@ -376,6 +379,16 @@ class _Push:
         name = self._sent[-1] if self._sent else ""
         done = (self._local_run.done if self._local_run else 0) or self._bytes
         self._on_progress(Progress(len(self._sent), self._snapshot.file_count, self._bytes, name, done, self._total))
+
+
+def _renamed_notice(server: str, old: str, new: str) -> str:
+    """Return the message of a first sync under another name; its command removes nothing."""
+    before, now, aside = (f"~/{shlex.quote(name)}" for name in (old, new, f"{new}.aside"))
+    command = shlex.quote(f"cd; mv {now} {aside}; mv {before} {now}")
+    return (
+        f"this workspace has sent {before} before, with its jobs and their files; to use it under the new name, when "
+        f"none of its jobs is running: remote-tool run --server {shlex.quote(server)} --cmd {command}"
+    )
 
 
 def _running_warning(ids: Sequence[str]) -> str:
