@@ -84,6 +84,11 @@ class LocalPaths:
         """Which files were reported as not sent."""
         return self.logs / "held-back"
 
+    @property
+    def chosen_server(self) -> Path:
+        """Where job-run starts jobs without ``--server``, as answered on a terminal."""
+        return self.logs / "chosen-server"
+
     def job(self, job_id: str) -> Path:
         return self.jobs / job_id
 

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import typer
 
 from remote_tool.cli.following import show_problems
-from remote_tool.cli.output.console import inform, leave_unless_ok, print_data
+from remote_tool.cli.output.console import ask, can_ask, inform, leave_unless_ok, print_data
 from remote_tool.cli.output.json_output import print_json, started_document
 from remote_tool.cli.tables.jobs import how_it_ended
+from remote_tool.config.servers import ALL_SERVERS
+from remote_tool.system.files import write_atomically
 from remote_tool.workflows.selection import JobsAnswer, JobSelection
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
 
-    from remote_tool import Workspace
+    from remote_tool import StartRequest, Workspace
     from remote_tool.cli.groups import PlannedOrShown, Targets
     from remote_tool.cli.output.console import Console
+    from remote_tool.config.model import Config
     from remote_tool.launchers.fan_out import FanOutPlan
     from remote_tool.launchers.plan import LaunchPlan
     from remote_tool.launchers.sweep import SweepPlan
@@ -52,6 +57,38 @@ def show_plan(console: Console, targets: Targets, make: Callable[[Workspace], Pl
         print_json(plan.as_json())
     else:
         print_data(plan.text())
+
+
+def choose_where_to_start(config: Config, request: StartRequest) -> tuple[str, ...]:
+    """Return the servers of a request that names none: as configured, else as answered on a terminal, else all."""
+    usual = config.usual_servers
+    is_decided = request.servers or request.after or request.any_server or config.listed
+    if is_decided or len(usual) < 2:  # noqa: PLR2004 - nothing to choose
+        return request.servers
+    chosen = config.default_server
+    if chosen is None and can_ask():
+        chosen = _ask_where(config.local.chosen_server, usual)
+    elif chosen is None:
+        inform(f"starting on all {len(usual)} servers; --server NAME or default_server: in configs.yaml chooses one")
+    return () if chosen in {None, ALL_SERVERS} else (chosen,)
+
+
+def _ask_where(answered: Path, servers: Sequence[str]) -> str:
+    """Ask once, and keep the answer; say how to change it."""
+    known = (*servers, ALL_SERVERS)
+    with suppress(OSError, ValueError):
+        before = answered.read_text(encoding="utf-8").strip()
+        if before in known:
+            inform(f"starting on {before}, as answered before; --server NAME or default_server: changes that")
+            return before
+    chosen = ""
+    while chosen not in known:
+        chosen = ask(f"Start on which server? ({', '.join(servers)} or {ALL_SERVERS})", ALL_SERVERS)
+    with suppress(OSError):
+        answered.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(answered, f"{chosen}\n".encode())
+    inform(f"not asked again; to choose for good: default_server: {chosen} in .remote/configs.yaml, or --server NAME")
+    return chosen
 
 
 def show_started(workspace: Workspace, answer: JobsAnswer, *, json: bool) -> None:

@@ -64,6 +64,7 @@ TOP_KEYS = (
     "on_end",
     "snapshots",
     "on_empty",
+    "default_server",
     "max_duration",
     "stop_if_idle",
     "retries",
@@ -138,9 +139,10 @@ def _config(top: ConfigNode, root: Path) -> Config:
     only_of_servers = [key for key in servers.KEYS if key not in TOP_KEYS]
     values = top.entries(TOP_KEYS, inner=only_of_servers, owner="a server (servers: NAME: ...)")
     name = _name(top, values, root)
+    every = servers.read_servers(values["servers"], root) if "servers" in values else {}
     return Config(
         name=name,
-        servers=servers.read_servers(values["servers"], root) if "servers" in values else {},
+        servers=every,
         local=_local(values, root),
         remote=_remote(values, name),
         python=fields.text_of(values, "python", forms.PYTHON),
@@ -167,6 +169,7 @@ def _config(top: ConfigNode, root: Path) -> Config:
         snapshots=Snapshots(fields.text_of(values, "snapshots", forms.one_of(tuple(Snapshots))) or Snapshots.QUEUED),
         on_end=ends.read_on_end(values["on_end"]) if "on_end" in values else None,
         on_empty=ends.read_on_empty(values["on_empty"]) if "on_empty" in values else None,
+        default_server=servers.read_default(values["default_server"], every) if "default_server" in values else None,
         max_duration=ends.read_duration(values, "max_duration") or None,
         stop_if_idle=ends.read_duration(values, "stop_if_idle") or None,
         retries=int(fields.text_of(values, "retries", forms.RETRIES) or 0),

@@ -219,6 +219,7 @@ class Config:
         on_empty: What servers run when a job has ended and none is left; None: nothing.
         max_duration: Seconds after which a job is stopped; None: never.
         stop_if_idle: Seconds after which a job is stopped if its GPUs are idle for so long; None: never.
+        default_server: Where ``job-run`` starts a job without ``--server``: a name, or ``all``; None: not configured.
         retries: How many times a failed command of ``job-run`` is run again.
         retry_on: Exit codes and signals after which it is; empty: any failure.
         data: Data sets outside the project, by name.
@@ -254,6 +255,7 @@ class Config:
     on_empty: OnEmpty | None = None
     max_duration: float | None = None
     stop_if_idle: float | None = None
+    default_server: str | None = None
     retries: int = 0
     retry_on: tuple[str, ...] = ()
 

@@ -11,6 +11,7 @@ from remote_tool.config.hosts import canonical_host
 from remote_tool.config.model import Server
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from remote_tool.config.document import ConfigNode
@@ -31,6 +32,7 @@ KEYS = (
     "env",
 )
 USUAL_PORT = 22
+ALL_SERVERS = "all"
 
 
 def read_servers(place: ConfigNode, root: Path) -> dict[str, Server]:
@@ -47,6 +49,11 @@ def read_servers(place: ConfigNode, root: Path) -> dict[str, Server]:
         if machines.setdefault(machine, name) != name:
             found.refuse(f"is the same machine as {machines[machine]} (same hostname, port and username)")
     return servers
+
+
+def read_default(place: ConfigNode, servers: Mapping[str, Server]) -> str | None:
+    """Read ``default_server``: the name of a server, or ``all``."""
+    return place.text(forms.one_of((*servers, ALL_SERVERS)))
 
 
 def _server(name: str, place: ConfigNode, root: Path) -> Server | None:

@@ -130,7 +130,8 @@ class Registry:
         ids = set(JOB_ID.findall(job.reason))
         for other in self.find(ids).values() if ids else ():
             name = f" ({other.name})" if other.name else ""
-            job = replace(job, reason=job.reason.replace(other.id, f"{other.key}{name}"))
+            # Without the space, it is a part of a file's name.
+            job = replace(job, reason=job.reason.replace(f" {other.id}", f" {other.key}{name}"))
         return job
 
     def forget(self, ids: Iterable[str], seconds: float = LOCK_TIMEOUT) -> None:

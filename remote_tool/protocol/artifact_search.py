@@ -1,4 +1,7 @@
-"""Find files by globs below a folder, within bounds, without following links or entering our own folders."""
+"""Find files by globs below a folder, within bounds, without entering our own folders.
+
+Of links, only those are followed that lead into certain folders: between a project and its copies.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,18 @@ import os
 import re
 import stat
 
-from remote_tool.protocol.job_folder import open_folder
+from remote_tool.protocol.job_folder import open_folder, open_plain
 from remote_tool.protocol.lean.namedtuple import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, FrozenSet, Iterator, List, Tuple
+    from typing import Dict, FrozenSet, Iterator, List, Optional, Tuple
 
 # A larger folder is not one of artifacts: use a narrower glob.
 MOST_ENTRIES = 200_000
 # Each level holds a descriptor and a stack frame.
 DEEPEST = 64
+_MOST_LINKS = 8
 _NEVER_ENTERED = frozenset([".git", ".remote", ".jobs", ".remote-scripts", ".remote-tool-partial"])
 # Errors for missing, non-folder, link and unreadable entries.
 _HIDDEN = frozenset([errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG])
@@ -55,9 +59,18 @@ class Search:
         is_cut: Whether the search stopped at its bound.
     """
 
-    def __init__(self, root: int, own: FrozenSet[Tuple[int, int]] = frozenset()) -> None:
-        """Start at an open folder; folders in ``own``, given by device and inode, are not entered."""
+    def __init__(
+        self, root: int, own: FrozenSet[Tuple[int, int]] = frozenset(), followed: Tuple[str, ...] = ()
+    ) -> None:
+        """Start at an open folder.
+
+        Args:
+            root: The folder.
+            own: Folders that are not entered, by device and inode.
+            followed: Beginnings of the texts of links that are followed.
+        """
         self.is_cut = False
+        self._followed = followed
         self._root = root
         self._own = own
         self._left = MOST_ENTRIES
@@ -68,6 +81,21 @@ class Search:
         # Consecutive ``**`` are the same as one, and would repeat the walk.
         parts = [part for index, part in enumerate(parts) if part != _ANY_FOLDERS or parts[index - 1 : index] != [part]]
         yield from self._walk(_Place(self._root, "", 0), parts, whole=glob.endswith("/"))
+
+    def open_file(self, path: str) -> int:
+        """Open a regular file by its path; OSError if it is none, or behind a link that is not followed."""
+        place = _Place(self._root, "", 0)
+        *folders, name = path.split("/")
+        opened: List[int] = []
+        try:
+            for part in folders:
+                opened.append(open_folder(*self._follow(place, part)))
+                place = _Place(opened[-1], "", 0)
+            path, folder = self._follow(place, name)
+            return open_plain(path, folder)
+        finally:
+            for each in opened:
+                os.close(each)
 
     def _walk(self, place: _Place, parts: List[str], *, whole: bool) -> Iterator[Found]:
         first, rest = parts[0], parts[1:]
@@ -91,7 +119,7 @@ class Search:
     def _everything(self, place: _Place, name: str, unit: str) -> Iterator[Found]:
         for inner in self._enter(place, name):
             for entry in self._entries(inner):
-                if entry.is_dir(follow_symlinks=False):
+                if self._is_folder(inner, entry):
                     yield from self._everything(inner, entry.name, unit)
                 else:
                     yield from self._file(inner, entry.name, unit)
@@ -104,7 +132,7 @@ class Search:
             self.is_cut = True
             return
         try:
-            folder = open_folder(name, place.folder)
+            folder = open_folder(*self._follow(place, name))
         except OSError as error:
             _require_hidden(error)
             return
@@ -125,7 +153,7 @@ class Search:
             for entry in self._entries(place)
             if matches(entry.name)
             and (part.startswith(".") or not entry.name.startswith("."))
-            and entry.is_dir(follow_symlinks=False) == folders
+            and self._is_folder(place, entry) == folders
         ]
 
     def _entries(self, place: _Place) -> List[os.DirEntry[str]]:
@@ -144,12 +172,32 @@ class Search:
 
     def _file(self, place: _Place, name: str, unit: str) -> Iterator[Found]:
         try:
-            status = os.stat(name, dir_fd=place.folder, follow_symlinks=False)
+            path, folder = self._follow(place, name)
+            status = os.stat(path, dir_fd=folder, follow_symlinks=False)
         except OSError as error:
             _require_hidden(error)
             return
         if stat.S_ISREG(status.st_mode):
             yield Found(place.path + name, unit, status)
+
+    def _is_folder(self, place: _Place, entry: os.DirEntry[str]) -> bool:
+        if not (self._followed and entry.is_symlink()):
+            return entry.is_dir(follow_symlinks=False)
+        path, folder = self._follow(place, entry.name)
+        return folder is None and os.path.isdir(path)
+
+    def _follow(self, place: _Place, name: str) -> Tuple[str, Optional[int]]:
+        """Return the path of an entry, and the folder that it begins at; None for that of a link that is followed."""
+        found: Tuple[str, Optional[int]] = (name, place.folder)
+        for _ in range(_MOST_LINKS if self._followed else 0):
+            try:
+                text = os.readlink(found[0], dir_fd=found[1])
+            except OSError:
+                break
+            if not text.startswith(self._followed):
+                break
+            found = (text, None)
+        return found
 
 
 def _require_hidden(error: OSError) -> None:

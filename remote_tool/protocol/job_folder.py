@@ -130,11 +130,16 @@ def open_file_beneath(folder: int, path: str, *, for_writing: bool = False) -> i
         for part in parts[:-1]:
             folder = open_folder(part, folder)
             opened.append(folder)
-        access = os.O_RDWR if for_writing else os.O_RDONLY
-        file = os.open(parts[-1], access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        return open_plain(parts[-1], folder, for_writing=for_writing)
     finally:
         for descriptor in opened:
             os.close(descriptor)
+
+
+def open_plain(path: str, folder: int | None = None, *, for_writing: bool = False) -> int:
+    """Open a regular file; OSError if it is none."""
+    access = os.O_RDWR if for_writing else os.O_RDONLY
+    file = os.open(path, access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     is_plain = False
     try:
         is_plain = stat.S_ISREG(os.fstat(file).st_mode)

@@ -35,7 +35,7 @@ def test_a_flat_command_gets_its_groups() -> None:
     def command(*, targets: Targets) -> None:
         seen.append(targets)
 
-    flatten(command)(server=["a"], hosts=None, hostfile=None)
+    flatten(command)(server=["a"], hosts=None, hostfile=None, private_key=None)
     assert [vars(each) for each in seen] == [vars(Targets(server=["a"]))]
     assert seen[0].servers == ("a",)
 

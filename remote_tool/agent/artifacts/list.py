@@ -12,7 +12,7 @@ import os
 import re
 import stat
 
-from remote_tool.agent.artifacts.places import CopyGoneError, Place, Places
+from remote_tool.agent.artifacts.places import Place, Places
 from remote_tool.agent.requests import Request, is_list
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.artifact_patterns import ArtifactPattern, PatternError, of_job, read_patterns
@@ -107,10 +107,10 @@ def _answer(request: Request, lister: _Lister, asked: Dict[str, Any]) -> None:
         folder_id = job_folder.read_folder_id(lister.jobs)
         request.answer({"job": job_id, "error": str(error), "gone": folder_id != "", "folder_id": folder_id})
         return
-    except (RecordError, PatternError, CopyGoneError, OSError) as error:
-        # Other errors may be temporary, and the client asks again; these two are permanent.
+    except (RecordError, PatternError, OSError) as error:
+        # Only that of a pattern is permanent: the client asks again.
         why = str(getattr(error, "strerror", None) or error)
-        request.answer({"job": job_id, "error": why, "gone": isinstance(error, (PatternError, CopyGoneError))})
+        request.answer({"job": job_id, "error": why, "gone": isinstance(error, PatternError)})
         return
     files = listing.as_answer()
     for start in range(0, len(files), _FILES_IN_FRAME):
@@ -215,7 +215,7 @@ class _Lister:
         for name in os.listdir(self.jobs) if self.jobs is not None else ():
             span = self._span(name) if is_job_id(name) and name != job.job_id else None
             if span is not None and job.span is not None and span.overlaps(job.span):
-                with suppress(RecordError, PatternError, CopyGoneError, OSError):
+                with suppress(RecordError, PatternError, OSError):
                     other = self._read(name)
                     if other is not None:
                         yield other

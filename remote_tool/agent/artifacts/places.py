@@ -1,4 +1,4 @@
-"""The folders in which jobs write their files: the project's, or the copy that a job runs in."""
+"""The folders in which jobs write their files: the project's, or the copy that a job runs in, with its links."""
 
 from __future__ import annotations
 
@@ -18,61 +18,32 @@ if TYPE_CHECKING:
 _LARGEST_LIST = 512 * 1024 * 1024
 
 
-class CopyGoneError(Exception):
-    """The copy of the project that a job ran in is gone."""
-
-
 class Place:
-    """A folder of files.
+    """A folder of files, in which links between a project and its copies are followed."""
 
-    Attributes:
-        folder: Descriptor of the folder.
-    """
-
-    def __init__(self, folder: int, own: FrozenSet[Tuple[int, int]], sent: Set[bytes]) -> None:
-        self.folder = folder
+    def __init__(self, folder: int, own: FrozenSet[Tuple[int, int]], sent: Set[bytes], followed: str) -> None:
+        self._folder = folder
         self._own = own
         self._sent = sent
+        self._followed = (f"{followed}/",)
         self._found: Dict[str, Tuple[List[Found], bool]] = {}
 
-    def holder(self, path: str) -> int:
-        """Return the descriptor of the folder that really has a file."""
-        del path
-        return self.folder
+    def open_file(self, path: str) -> int:
+        """Open a file below the folder."""
+        return Search(self._folder, followed=self._followed).open_file(path)
 
     def find(self, glob: str) -> Tuple[List[Found], bool]:
         """Return the files matching a glob that were not sent, and whether there are more."""
         if glob not in self._found:
-            self._found[glob] = self._search(glob)
+            search = Search(self._folder, self._own, self._followed)
+            found = [each for each in search.find(glob) if not self._is_as_sent(each)]
+            self._found[glob] = found, search.is_cut
         return self._found[glob]
-
-    def _search(self, glob: str) -> Tuple[List[Found], bool]:
-        search = Search(self.folder, self._own)
-        found = [each for each in search.find(glob) if not self._is_as_sent(each)]
-        return found, search.is_cut
 
     def _is_as_sent(self, found: Found) -> bool:
         """Return whether a file is unchanged since it was sent; a changed file belongs to the job."""
         seconds = found.status.st_mtime_ns // 1_000_000_000
         return b"%d %d %b" % (found.status.st_size, seconds, os.fsencode(found.path)) in self._sent
-
-
-class _CopyPlace(Place):
-    """A copy of the project, in which the project's unsent files and folders are links."""
-
-    def __init__(self, folder: int, sent: Set[bytes], links: FrozenSet[str], project: Place) -> None:
-        super().__init__(folder, frozenset(), sent)
-        self._links = links
-        self._project = project
-
-    def holder(self, path: str) -> int:
-        return self._project.folder if path.partition("/")[0] in self._links else self.folder
-
-    def _search(self, glob: str) -> Tuple[List[Found], bool]:
-        own, is_cut = super()._search(glob)
-        others, is_other_cut = self._project.find(glob) if self._links else ([], False)
-        linked = [each for each in others if each.path.partition("/")[0] in self._links]
-        return sorted([*own, *linked], key=lambda each: each.path), is_cut or is_other_cut
 
 
 class Places:
@@ -90,7 +61,8 @@ class Places:
             except FileNotFoundError:
                 continue
             own.add((status.st_dev, status.st_ino))
-        self._project = Place(folder, frozenset(own), _read_sent(folders.sent_files))
+        self._own = frozenset(own)
+        self._project = Place(folder, self._own, _read_sent(folders.sent_files), folders.copies)
         self._copies: Dict[str, Place] = {}
         self._of_jobs: Dict[object, Place] = {}
 
@@ -125,9 +97,9 @@ class Places:
 
         copy = copies.copy_of(self._folders, name)
         if copy is None or not os.path.isdir(copy.code):
-            raise CopyGoneError("the copy of the project that it ran in is gone")
+            return self._project  # what the job wrote has come home
         folder = job_folder.open_folder(copy.code)
-        return _CopyPlace(folder, set(copies.sent_records(copy)), frozenset(copies.links_into(copy)), self._project)
+        return Place(folder, self._own, set(copies.sent_records(copy)), self._folders.project)
 
 
 def _read_sent(path: str) -> Set[bytes]:

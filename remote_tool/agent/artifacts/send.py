@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 
-from remote_tool.agent.artifacts.places import CopyGoneError, Places
+from remote_tool.agent.artifacts.places import Places
 from remote_tool.agent.requests import Request, is_list
-from remote_tool.protocol.job_folder import open_file_beneath
 from remote_tool.protocol.sparse_files import read_stored
 
 TYPE_CHECKING = False
@@ -47,9 +46,9 @@ class _Sending:
             self._answer(end="is not a path in the project")
             return
         try:
-            file = open_file_beneath(places.of(self._asked.get("job")).holder(str(path)), str(path))
-        except (OSError, CopyGoneError) as error:
-            self._answer(end=getattr(error, "strerror", None) or str(error))
+            file = places.of(self._asked.get("job")).open_file(str(path))
+        except OSError as error:
+            self._answer(end=error.strerror)
             return
         try:
             self._send(file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import time
 
 from remote_tool.agent.cleaning import leftovers, unused_copies
@@ -16,6 +17,8 @@ from remote_tool.protocol.records import is_job_id
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, List, Optional
+
+    from remote_tool.agent.requests import Folders
 
 # The client waits a minute for an answer, and asks again while there is more.
 _SECONDS = 20.0
@@ -38,6 +41,8 @@ def clean(request: Request) -> None:
         _lock_cleaning(scripts)
     older = request.get("older", _is_age, default=None)
     removal = Removal(folders, dry_run=dry_run, deadline=deadline, older=older)
+    if not dry_run:
+        _bring_home(folders)
     if request.get("everything", is_flag, default=False):
         from remote_tool.agent.cleaning import clean_all  # noqa: PLC0415 - seldom wanted
 
@@ -48,7 +53,7 @@ def clean(request: Request) -> None:
         if not request.get("jobs_only", is_flag, default=False):
             others = leftovers.clean(folders, scripts, request, dry_run=dry_run, deadline=deadline)
         # Measuring many jobs may take all the remaining time.
-        items = [removal.jobs_item(), unused_copies.clean(removal), *others]
+        items = [removal.jobs_item(), *unused_copies.clean(removal), *others]
     request.answer({**removal.as_answer(), "items": items})
 
 
@@ -61,6 +66,7 @@ def remove_some(jobs: int, request: Request, seconds: float, copies: int = -1) -
     ids, older = request.get("clean", is_list), request.get("older", _is_age, default=None)
     removal = Removal(request.folders(), dry_run=False, deadline=time.monotonic() + seconds, jobs=jobs, older=older)
     try:
+        _bring_home(request.folders())
         removal.remove_jobs([name for name in ids if is_job_id(name)], sized=False)
         if removal.removed:
             unused_copies.clean(removal, copies, sized=False)
@@ -71,6 +77,14 @@ def remove_some(jobs: int, request: Request, seconds: float, copies: int = -1) -
 
 def _is_age(value: object) -> bool:
     return value is None or is_seconds(value)
+
+
+def _bring_home(folders: Folders) -> None:
+    """Bring output from copies into the project while the jobs that wrote it are known."""
+    if os.path.isdir(folders.copies):
+        from remote_tool.agent.frozen import home  # noqa: PLC0415 - few projects have copies
+
+        home.bring_pending(folders)
 
 
 def _lock_cleaning(scripts: int) -> None:

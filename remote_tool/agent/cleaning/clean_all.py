@@ -108,10 +108,30 @@ def _prevent_starts(removal: Removal, scripts: Optional[int], prefix: str) -> No
     aside = removing.set_aside(scripts, "activation.json") if scripts is not None else ""
     try:
         _refuse_while_used(removal, prefix)
+        _bring_home(removal.folders)
     except RequestError:
         if scripts is not None and aside:
             os.rename(aside, "activation.json", src_dir_fd=scripts, dst_dir_fd=scripts)
         raise
+
+
+def _bring_home(folders: Folders) -> None:
+    """Bring what jobs wrote in copies into the project, where it stays.
+
+    Raises:
+        RequestError: Some of it cannot be brought.
+    """
+    if not os.path.isdir(folders.copies):
+        return
+    from remote_tool.agent.frozen import copies, home  # noqa: PLC0415 - few projects have copies
+
+    for copy in copies.copies_in(folders):
+        why = home.bring_whole(copy, folders)
+        if why:
+            raise RequestError(
+                f"Cannot remove everything: output of a job cannot be brought into the project: {why}",
+                hint=f"Move it out of {copy.code} on the server, then again",
+            )
 
 
 def _remove_sent(folders: Folders, *, dry_run: bool) -> Dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Remove copies of the project that no job runs in or ran in."""
+"""Remove copies of the project that no job runs in or ran in, once all of their output is in the project."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 
     from remote_tool.agent.cleaning.removal import Removal
 
-COPIES = "copies of the project"
+COPIES, BESIDE = "copies of the project", "outputs under a job's id"
 _BLOCK = 512
+_LONGEST_WHY = 100
 
 
-def clean(removal: Removal, held: int = -1, *, sized: bool = True) -> Dict[str, Any]:
-    """Remove the copies that only removed jobs needed; return the row.
+def clean(removal: Removal, held: int = -1, *, sized: bool = True) -> List[Dict[str, Any]]:
+    """Remove the copies that only removed jobs needed; return the rows.
 
     Args:
         removal: The removal of jobs.
@@ -32,9 +33,10 @@ def clean(removal: Removal, held: int = -1, *, sized: bool = True) -> Dict[str, 
     try:
         folder = job_folder.open_folder(removal.folders.copies) if held < 0 else held
     except OSError:
-        return item(COPIES, 0, 0, 0, 0)
+        return [item(COPIES, 0, 0, 0, 0)]
     try:
-        return _clean(removal, folder, sized=sized)
+        beside = _list_beside(removal) if sized else []
+        return [_clean(removal, folder, sized=sized), *beside]
     finally:
         if held < 0:
             os.close(folder)
@@ -50,8 +52,11 @@ def _clean(removal: Removal, folder: int, *, sized: bool) -> Dict[str, Any]:
     is_locked = _lock(folder)
     needed = _needed(removal)
     gone: List[str] = []
+    stuck = ""
     if is_locked and needed is not None:
-        gone = [name for name in names if name not in needed]
+        gone = [name for name in names if name not in needed and not _is_wanted(removal, name)]
+        if not removal.dry_run:
+            stuck = _bring_home(removal, gone)
         for name in gone if not removal.dry_run else ():
             removing.set_aside(folder, name)
     row = item(COPIES, len(names), sum(sizes.values()), len(gone), sum(sizes[name] for name in gone))
@@ -60,7 +65,37 @@ def _clean(removal: Removal, folder: int, *, sized: bool) -> Dict[str, Any]:
     if needed is None:
         return {**row, "why": "a job's record cannot be read"}
     is_removed = removal.dry_run or removing.remove_marked(folder, removal.deadline)
-    return row if is_removed else {**row, "why": NOT_ALL}
+    return {**row, "why": stuck} if is_removed else {**row, "why": NOT_ALL}
+
+
+def _is_wanted(removal: Removal, name: str) -> bool:
+    from remote_tool.agent.frozen import copies  # noqa: PLC0415 - few projects have copies
+
+    return copies.is_wanted(f"{removal.folders.copies}/{name}")
+
+
+def _bring_home(removal: Removal, going: List[str]) -> str:
+    """Bring home what jobs wrote; keep the copies where that fails, and return why."""
+    from remote_tool.agent.frozen import copies, home  # noqa: PLC0415 - few cleans remove copies
+
+    why = ""
+    for copy in [each for each in copies.copies_in(removal.folders) if each.name in going]:
+        stuck = home.bring_whole(copy, removal.folders)
+        if stuck:
+            going.remove(copy.name)
+            why = stuck
+    return why[:_LONGEST_WHY]
+
+
+def _list_beside(removal: Removal) -> List[Dict[str, Any]]:
+    """Return a row for what jobs wrote under names that were taken in the project."""
+    from remote_tool.agent.frozen import copies, way  # noqa: PLC0415 - few projects have copies
+
+    found = [name for copy in copies.copies_in(removal.folders) for name in way.kept_beside(copy)]
+    if not found:
+        return []
+    size = sum(os.lstat(f"{removal.folders.project}/{name}").st_size for name in found)
+    return [{**item(BESIDE, len(found), size, 0, 0), "why": way.listed(found)[:_LONGEST_WHY]}]
 
 
 def _lock(folder: int) -> bool:

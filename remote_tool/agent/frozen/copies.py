@@ -3,7 +3,13 @@
     copies/<name>/code     the sent files, and links to the project's other files and folders
     copies/<name>/files    mode, size, nanoseconds and name of each of them, as copied
     copies/<name>/linked   the same of those that are hard links to the project's
+    copies/<name>/states   the ids of the syncs after which the project was in this state, one a line
+    copies/<name>/wanted   its time: when somebody asked for the copy who has not started a job yet
+    copies/<name>/guests/  the jobs that have begun in it, until their output has come home
+    copies/<name>/beside   what was kept beside the project's own, as pairs of names in the copy and the project
     copies/.new-…          a copy that is being made
+
+Copies are caches: what jobs write comes home into the project's folder, see :mod:`remote_tool.agent.frozen.home`.
 
 A copy appears complete, by a rename. A start locks the folder of the copies, shared, until its jobs have folders of
 their own; only the holder of the exclusive lock removes unfinished and unused copies.
@@ -16,7 +22,7 @@ import os
 import stat
 import time
 
-from remote_tool.agent.frozen import copying
+from remote_tool.agent.frozen import copying, guests, links
 from remote_tool.protocol import job_folder, removing
 from remote_tool.protocol.errors import RequestError
 from remote_tool.protocol.lean.namedtuple import NamedTuple
@@ -25,12 +31,16 @@ from remote_tool.protocol.limits import NEW_COPY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, List, Optional
+    from typing import Dict, List, Optional, Tuple
 
     from remote_tool.agent.requests import Folders
 
 CODE = "code"
 _FILES, _LINKED = "files", "linked"
+_STATES, _WANTED = "states", "wanted"
+# A launch that waits for GPUs for longer may find its copy removed.
+_WANTED_SECONDS = 7 * 86400.0
+_LONGEST_STATE = 1024
 NEW = ".new-"
 # Of a sync; the client waits longer for the answer.
 _PATIENCE = 15.0
@@ -58,6 +68,16 @@ class Copy(NamedTuple):
         """The folder in place of the project's."""
         return f"{self.path}/{CODE}"
 
+    @property
+    def scripts(self) -> str:
+        """Our own folder in the project."""
+        return os.path.dirname(os.path.dirname(self.path))
+
+    @property
+    def project(self) -> str:
+        """The project's folder."""
+        return os.path.dirname(self.scripts)
+
 
 def is_copy_name(value: object) -> bool:
     """Return whether this can be the name of a copy: hexadecimal digits, and a number after the first."""
@@ -73,6 +93,16 @@ def copy_of(folders: Folders, name: object) -> Optional[Copy]:
     return Copy(str(name), f"{folders.copies}/{name}") if is_copy_name(name) else None
 
 
+def copies_in(folders: Folders) -> List[Copy]:
+    """Return all copies of a project."""
+    try:
+        names = sorted(filter(is_copy_name, os.listdir(folders.copies)))
+    except FileNotFoundError:
+        return []
+    found = [Copy(name, f"{folders.copies}/{name}") for name in names]
+    return [copy for copy in found if os.path.isdir(copy.code)]
+
+
 class Copies:
     """The copies of a project, locked so that none is removed until this program exits."""
 
@@ -84,7 +114,7 @@ class Copies:
         """
         self._folders = folders
         self._path = folders.copies
-        self._known: Dict[str, Optional[Copy]] = {}
+        self._known: Dict[Tuple[str, str], Optional[Copy]] = {}
         with suppress(FileExistsError):
             os.mkdir(self._path, 0o700)
         self.folder = job_folder.open_folder(self._path)
@@ -103,8 +133,13 @@ class Copies:
                 texts.append(file.read(_LARGEST_LIST))
         return copying.digest_of(texts)
 
-    def copy_for(self, job_id: str, asked: object) -> Optional[Copy]:
+    def copy_for(self, job_id: str, asked: object, sent: object = "") -> Optional[Copy]:
         """Return the requested copy for a job; None for one that runs in the project, or has been started before.
+
+        Args:
+            job_id: The job.
+            asked: The copy's name, or ``new``.
+            sent: Id of the sync that sent the files of a new copy; empty to copy the present ones.
 
         Raises:
             RequestError: There is no such copy, or none can be made now.
@@ -112,19 +147,59 @@ class Copies:
         """
         if not asked or os.path.lexists(os.path.join(self._folders.jobs, job_id)):
             return None
-        name = str(asked)
-        if name not in self._known:
-            copy = self._take_new() if name == NEW_COPY else self._find(name)
-            self._known[name] = copy and copy._replace(environment_hash=self._environment_hash())
-        return self._known[name]
+        name, state = str(asked), str(sent or "")
+        if (name, state) not in self._known:
+            copy = self.take(state) if name == NEW_COPY else self._find(name)
+            if copy is not None:
+                copy = copy._replace(environment_hash=self._environment_hash())
+                # From here on, a job needs it, or this program does.
+                job_folder.remove(self.folder, f"{copy.name}/{_WANTED}")
+            self._known[name, state] = copy
+        return self._known[name, state]
 
-    def _take_new(self) -> Optional[Copy]:
+    def take(self, sent: str) -> Optional[Copy]:
+        """Return a copy of the files that a sync has sent, or of the present ones; None if nothing was sent.
+
+        Raises:
+            RequestError: Another sync has changed the project since, and no copy was made before.
+            OSError: It cannot be made.
+        """
         sync = _hold_sync(self._folders)
         try:
+            if sent and not self._is_as_sent(sent):
+                return self._find_of(sent)
             self._folders.refuse_half_a_project()
-            return self._take()
+            copy = self._take()
+            if copy is not None and sent and sent not in _states_of(copy):
+                with open(f"{copy.path}/{_STATES}", "a", encoding="utf-8") as file:
+                    file.write(f"{sent}\n")
+            return copy
         finally:
             os.close(sync)
+
+    def _is_as_sent(self, sent: str) -> bool:
+        """Return whether the last sync is the one with this id, and has finished."""
+        try:
+            with open(self._folders.sync_state, encoding="utf-8", errors="replace") as file:
+                return file.read(_LONGEST_STATE).split() == ["complete", sent]
+        except FileNotFoundError:
+            return True  # the user's own copy
+
+    def _find_of(self, sent: str) -> Copy:
+        """Return the copy that was made of the files of an earlier sync; RequestError if there is none."""
+        for copy in copies_in(self._folders):
+            if sent in _states_of(copy) and not _first_change(copy, _FILES):
+                self._link_others(copy.code, files_of(copy))
+                return copy
+        try:
+            with open(os.path.join(self._folders.scripts, "sync-owner"), encoding="utf-8", errors="replace") as file:
+                who = f" by {file.read(_LONGEST_STATE).partition(' ')[2].strip()}"
+        except OSError:
+            who = ""
+        raise RequestError(
+            f"Another sync{who} has changed {self._folders.project} since yours, so the job would run other code",
+            hint="Run the command again",
+        )
 
     def _find(self, name: str) -> Copy:
         """Return an existing copy; RequestError when it is gone, or its files have changed."""
@@ -134,7 +209,7 @@ class Copies:
         changed = _first_change(copy, _FILES)
         if changed:
             raise RequestError(f"{changed} in the copy {name} of the project has changed since it was made")
-        self._link_others(copy.code, _read_list(copy, _FILES))
+        self._link_others(copy.code, files_of(copy))
         return copy
 
     def _take(self) -> Optional[Copy]:
@@ -170,6 +245,7 @@ class Copies:
             os.mkdir(code, 0o700)
             os.chmod(code, stat.S_IMODE(os.stat(self._folders.project).st_mode) | stat.S_IRWXU)
             linked = copying.copy_all(found, self._folders.project, code)
+            guests.make_folder(temporary)
             self._link_others(code, found)
             for name, files in ((_FILES, found), (_LINKED, linked)):
                 with open(f"{temporary}/{name}", "xb") as file:
@@ -195,31 +271,43 @@ class Copies:
 
     def _link_others(self, code: str, found: List[copying.File]) -> None:
         """Link what the project has beside the sent files: excluded data, outputs, our folder of jobs."""
-        project = self._folders.project
-        own = {os.path.basename(self._folders.scripts), *copying.NEVER_LINKED}
         # Code that a later sync has sent is not part of this state.
-        names = [*_sent_names(self._folders.sent_files), *(each.name for each in found)]
-        sent = {os.fsdecode(name.split(b"/", 1)[0]) for name in names}
+        names = [*links.sent_names(self._folders.sent_files), *(each.name for each in found)]
         # Programs find the job's own folder there, even the project's first one.
-        others = {*os.listdir(project), os.path.basename(self._folders.jobs)} - sent - own
-        for name in os.listdir(code):
-            path = f"{code}/{name}"
-            # A program could not create its folder in the place of a link that leads nowhere.
-            if name not in others and os.path.islink(path) and os.readlink(path) == f"{project}/{name}":
-                os.unlink(path)
-        for name in others:
-            with suppress(FileExistsError):
-                os.symlink(f"{project}/{name}", f"{code}/{name}")
+        jobs = os.path.basename(self._folders.jobs)
+        links.link_others(code, self._folders.scripts, links.with_folders(names), jobs)
 
 
-def link_new(copy: Copy) -> None:
-    """Link what has appeared at the top of the project since, such as the output of a job that this one waited for."""
-    scripts = os.path.dirname(os.path.dirname(copy.path))
-    project = os.path.dirname(scripts)
-    sent = {os.fsdecode(name.split(b"/", 1)[0]) for name in _sent_names(os.path.join(scripts, "sent"))}
-    for name in {*os.listdir(project)} - sent - {os.path.basename(scripts), *copying.NEVER_LINKED}:
-        with suppress(FileExistsError):
-            os.symlink(f"{project}/{name}", f"{copy.code}/{name}")
+def link_new(copy: Copy) -> List[str]:
+    """Link what the project has by now, such as the output of a job that this one waited for; return these names."""
+    return links.link_others(copy.code, copy.scripts, links.with_folders(sent_to(copy)))
+
+
+def sent_to(copy: Copy) -> List[bytes]:
+    """Return the names that syncs have sent to a copy's project."""
+    return links.sent_names(f"{copy.scripts}/sent")
+
+
+def _states_of(copy: Copy) -> List[str]:
+    try:
+        with open(f"{copy.path}/{_STATES}", encoding="utf-8") as file:
+            return file.read().split("\n")
+    except FileNotFoundError:
+        return []
+
+
+def want(copy: Copy) -> None:
+    """Keep a copy for a job that will be started in it."""
+    with open(f"{copy.path}/{_WANTED}", "w", encoding="utf-8"):
+        pass
+
+
+def is_wanted(copy: str) -> bool:
+    """Return whether a job may still be started in a copy, as somebody asked for."""
+    try:
+        return time.time() - os.stat(f"{copy}/{_WANTED}").st_mtime < _WANTED_SECONDS
+    except OSError:
+        return False
 
 
 def lock_alone(folder: int) -> bool:
@@ -261,14 +349,14 @@ def changed_link(copy: Copy) -> str:
     return _first_change(copy, _LINKED)
 
 
-def links_into(copy: Copy) -> List[str]:
-    """Return the names in a copy that are the project's own."""
-    return [entry.name for entry in os.scandir(copy.code) if entry.is_symlink()]
-
-
 def sent_records(copy: Copy) -> List[bytes]:
     """Return ``size time name`` of each copied file, as in the list of sent files."""
-    return [each.sent_record for each in _read_list(copy, _FILES)]
+    return [each.sent_record for each in files_of(copy)]
+
+
+def files_of(copy: Copy) -> List[copying.File]:
+    """Return the files of a copy, as copied."""
+    return _read_list(copy, _FILES)
 
 
 def _first_change(copy: Copy, name: str) -> str:
@@ -294,18 +382,8 @@ def _read_list(copy: Copy, name: str) -> List[copying.File]:
 
 def _names(folders: Folders) -> List[bytes]:
     """Return the names that syncs have sent; of files from other jobs, those in folders that were sent."""
-    sent = _sent_names(folders.sent_files)
+    sent = links.sent_names(folders.sent_files)
     tops = {name.split(b"/", 1)[0] for name in sent}
-    of_jobs = _sent_names(os.path.join(folders.scripts, "from-job", "sent"))
+    of_jobs = links.sent_names(os.path.join(folders.scripts, "from-job", "sent"))
     beside: Dict[bytes, None] = dict.fromkeys(name for name in of_jobs if name.split(b"/", 1)[0] in tops)
     return list({**dict.fromkeys(sent), **beside})
-
-
-def _sent_names(path: str) -> List[bytes]:
-    try:
-        with open(path, "rb") as file:
-            records = file.read(_LARGEST_LIST).split(b"\0")
-    except FileNotFoundError:
-        return []
-    names = [record.split(b" ", 2)[2] for record in records if record.count(b" ") > 1]
-    return [name for name in names if not name.startswith(b"/") and b".." not in name.split(b"/")]

@@ -46,8 +46,12 @@ class File(NamedTuple):
         return b"%o %d %d %b" % self[:]
 
     @property
+    def is_folder(self) -> bool:
+        return stat.S_ISDIR(self.mode)
+
+    @property
     def sent_record(self) -> bytes:
-        slash = b"/" if stat.S_ISDIR(self.mode) else b""
+        slash = b"/" if self.is_folder else b""
         return b"%d %d %b%b" % (self.size, self.modified // 1_000_000_000, self.name, slash)
 
 
@@ -159,6 +163,19 @@ def _link(path: bytes, copied: bytes) -> bool:
     except OSError:
         return False
     return True
+
+
+def copy_file(path: str, copied: str, status: os.stat_result) -> None:
+    """Copy a file to a new name, onto the disk."""
+
+    def fill(old: int, new: int) -> None:
+        while data := os.read(old, _CHUNK):
+            job_folder.write_all(new, data)
+        os.fchmod(new, stat.S_IMODE(status.st_mode))
+        os.utime(new, ns=(status.st_atime_ns, status.st_mtime_ns))
+        os.fsync(new)
+
+    _copy_into(os.fsencode(path), os.fsencode(copied), fill)
 
 
 def _copy_bytes(path: bytes, copied: bytes, file: File, *, can_reflink: bool) -> None:

@@ -71,6 +71,11 @@ def status(request: Request) -> None:
             "more": size > _ANSWER_LIMIT,
         }
     )
+    left = {each["spec"].get("copy") for each in answers if each["state"] == "lost" and not each["alive"]} - {"", None}
+    if left:
+        from remote_tool.agent.frozen import home  # noqa: PLC0415 - few lost jobs ran in a copy
+
+        home.bring_pending(folders, left)
 
 
 def _leave_out_ended(

@@ -90,6 +90,17 @@ class Records:
             pause = min(pause * 2, 5.0)
         return record
 
+    def add_to_log(self, lines: Sequence[str]) -> None:
+        """Add lines of ours to the job's output; OSError when it cannot be written."""
+        name = job_folder.OUT if self._plan.terminal else job_folder.ERR
+        text = "".join(f"remote-tool: {line}\n" for line in lines).encode("utf-8", "replace")
+        if text:
+            file = os.open(name, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW, dir_fd=self._plan.folder)
+            try:
+                job_folder.write_all(file, text)
+            finally:
+                os.close(file)
+
     def _try_to_record(self, record: Mapping[str, Any]) -> bool:
         """Write ended.json into its reserved space; return True once written, or when it can never be read."""
         try:

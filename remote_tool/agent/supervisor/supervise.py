@@ -110,6 +110,7 @@ class Supervisor:
         self._early_end: Optional[EarlyEnd] = None
         self._terminal: Optional[JobTerminal] = None
         self._queue: Optional[JobQueue] = None
+        self._is_in_copy = False
 
     def run(self) -> None:
         """Do all steps; the final record is written when this returns."""
@@ -124,6 +125,7 @@ class Supervisor:
             self._watch_launch()
         if self._queue is not None:
             self._queue.release()
+        self._bring_home()
         causes.note_taken_port(self._plan, self._outcome)
         self._note_cause()
         causes.note_full_disk(self._plan, self._outcome)
@@ -235,11 +237,12 @@ class Supervisor:
     def _has_changed(self, copy: Copy) -> bool:
         """Return whether the job's copy of the project is not as it was when the job was given."""
         # Loaded by the start, which made the copy.
-        from remote_tool.agent.frozen import copies  # noqa: PLC0415 - few projects have copies
+        from remote_tool.agent.frozen import copies, home  # noqa: PLC0415 - few projects have copies
 
+        self._is_in_copy = True
         # The job can run without.
         with suppress(OSError):
-            copies.link_new(copy)
+            home.enter(copy, self._plan.job_id)
         try:
             changed = copies.changed_link(copy)
         except OSError as error:
@@ -249,6 +252,24 @@ class Supervisor:
             why = "changed since the job was given; the job's copy of the project shares it with the project"
             self._outcome.notes.append(f"{command.NOT_STARTED}: {changed} {why}")
         return bool(changed)
+
+    def _bring_home(self) -> None:
+        """Bring what the job wrote in its copy into the project, before the end of the job is known to others."""
+        copy = self._plan.copy
+        if copy is None or not self._is_in_copy:
+            return
+        # Loaded by the start, which made the copy.
+        from remote_tool.agent.frozen import guests, home  # noqa: PLC0415 - few projects have copies
+
+        try:
+            told = home.bring(copy, guests.Jobs(os.path.dirname(self._plan.path)), self._plan.job_id)
+            notes = told.describe(copy.name)
+        except OSError as error:
+            notes = [f"its output is still in the copy {copy.name}: {job_folder.explain(copy.path, error)}"]
+        self._outcome.notes += notes
+        # The notes are in the record too.
+        with suppress(OSError):
+            self._records.add_to_log(notes)
 
     def _drain_terminal(self) -> None:
         """Wait for the last output, which must be in the log before the final record is written."""

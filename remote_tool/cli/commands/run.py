@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -25,7 +26,7 @@ from remote_tool.cli.output import streams
 from remote_tool.cli.output.console import leave_unless_ok, show_failures
 from remote_tool.cli.output.json_output import print_json, servers_document
 from remote_tool.cli.output.log_lines import ExactOutput, LabelledOutput
-from remote_tool.cli.starting import select_started, show_started
+from remote_tool.cli.starting import choose_where_to_start, select_started, show_started
 from remote_tool.config.devices import parse_devices
 from remote_tool.errors import SomeServersFailedError
 from remote_tool.protocol.limits import COMMAND
@@ -94,8 +95,10 @@ def job_run(  # noqa: PLR0913 - one parameter per option
         retries=retries,
         retry_on=None if retry_on is None else tuple(word.strip() for word in retry_on.split(",") if word.strip()),
     )
-    with connection.console("starting") as console:
-        workspace = start.find_workspace(console)
+    console = connection.console("starting")
+    workspace = start.find_workspace(console)
+    request = replace(request, servers=choose_where_to_start(workspace.config, request))
+    with console:
         answer = workspace.start_jobs(request, check=False)
     show_started(workspace, answer, json=shown.json)
     if shown.follow and answer.jobs:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from remote_tool.jobs.job import Job
-    from remote_tool.workflows.servers.samples import Sample
+    from remote_tool.workflows.servers.samples import JobRanks, Sample
     from remote_tool.workflows.servers.top import TopEvent
 
 Row = dict[str, str]
@@ -31,6 +31,8 @@ SILENT_SECONDS = 10.0
 KEPT_SAMPLES, KEPT_POINTS = 240, 4000
 SPARK = 12
 CHART_HEIGHT = 6
+# Of a launch; a sweep may have thousands of jobs.
+MOST_NODES = 32
 SERVER_ORDERS = ("name", "use", "cpu")
 JOB_ORDERS = ("key", "server", "state", "duration", "loss")
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*(?:e[-+]?\d+)?|nan|inf)", re.IGNORECASE)
@@ -57,7 +59,9 @@ class Board:
         self._heard: dict[str, float] = {}
         self._errors: dict[str, RemoteToolError] = {}
         self._loads: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=KEPT_SAMPLES))
+        self._ranks_on: dict[str, dict[str, JobRanks]] = {}
         self._jobs: dict[str, Job] = {}
+        self._launches: dict[str, list[Job]] = {}
         self._values: dict[str, Mapping[str, str]] = {}
         self._series: dict[str, dict[str, deque[tuple[float, float]]]] = defaultdict(dict)
 
@@ -67,6 +71,7 @@ class Board:
             match event:
                 case Sampled(server, sample):
                     self._samples[server], self._heard[server] = sample, self._clock()
+                    self._ranks_on[server] = {each.job: each for each in sample.ranks}
                     self._errors.pop(server, None)
                     load = sample.gpu_load if sample.gpus else sample.cpu
                     if load is not None:
@@ -74,11 +79,7 @@ class Board:
                 case Missed(server, error):
                     self._errors[server] = error
                 case JobsChanged(jobs):
-                    self._jobs = {job.id: job for job in jobs}
-                    for job in jobs:
-                        # Recorded values may be hours old, so charts begin after them.
-                        if job.status_values and job.id not in self._values:
-                            self._values[job.id] = dict(each.split("=", 1) for each in job.status_values)
+                    self._note_jobs(jobs)
                 case Progressed(job_id, values):
                     self._note_values(job_id, values)
         self._has_changed.set()
@@ -139,7 +140,8 @@ class Board:
     def job_rows(self, text: str = "") -> list[tuple[str, Row]]:
         """Return the id and the row of each job that contains a text."""
         with self._lock:
-            rows = [(job.id, self._job_row(job)) for job in sorted(self._jobs.values(), key=self._job_rank)]
+            up = {launch: self._count_up(nodes) for launch, nodes in self._launches.items()}
+            rows = [(job.id, self._job_row(job, up)) for job in sorted(self._jobs.values(), key=self._job_rank)]
         return _filtered(rows, text)
 
     def server_details(self, name: str, width: int) -> list[str]:
@@ -176,6 +178,19 @@ class Board:
             lines.append(one_line(f"{label}{spark}".rstrip()))
         drawn = chart(series.get("loss", []), width, CHART_HEIGHT)
         return [*lines, "loss over step", *drawn] if drawn else lines
+
+    def _note_jobs(self, jobs: Sequence[Job]) -> None:
+        before, self._jobs = self._jobs, {job.id: job for job in jobs}
+        for job_id in before.keys() - self._jobs.keys():
+            self._values.pop(job_id, None)
+            self._series.pop(job_id, None)
+        self._launches = {}
+        for job in sorted(jobs, key=lambda job: job.node_rank or 0):
+            if job.launch_id:
+                self._launches.setdefault(job.launch_id, []).append(job)
+            # Recorded values may be hours old, so charts begin after them.
+            if job.status_values and job.id not in self._values:
+                self._values[job.id] = dict(each.split("=", 1) for each in job.status_values)
 
     def _note_values(self, job_id: str, values: Mapping[str, str]) -> None:
         self._values[job_id] = {**self._values.get(job_id, {}), **values}
@@ -215,7 +230,7 @@ class Board:
         value = sample.gpu_load if self.server_order == "use" else sample.cpu
         return (-(value or 0.0), name)
 
-    def _job_row(self, job: Job) -> Row:
+    def _job_row(self, job: Job, up: Mapping[str, str]) -> Row:
         values = self._values.get(job.id, {})
         losses = [number for _, number in self._series.get(job.id, {}).get("loss", ())]
         duration = job.duration(time.time())
@@ -223,7 +238,7 @@ class Board:
             "KEY": str(job.key),
             "SERVER": one_line(job.server),
             "STATE": self._state(job).value,
-            "LAUNCH": self._launch(job),
+            "LAUNCH": f"{one_line(job.launch_id)[-4:]}/{job.node_rank} {up[job.launch_id]}" if job.launch_id else "",
             "PROGRESS": _progress(values),
             "LOSS": one_line(values.get("loss", "")),
             "TREND": sparkline(losses, SPARK),
@@ -245,15 +260,9 @@ class Board:
                 return (float("inf") if loss is None or loss != loss else loss, job.key)  # noqa: PLR0124 - not a number
         return (0.0, job.key)
 
-    def _nodes(self, job: Job) -> list[Job]:
-        nodes = [each for each in self._jobs.values() if job.launch_id and each.launch_id == job.launch_id]
-        return sorted(nodes, key=lambda each: each.node_rank or 0)
-
-    def _launch(self, job: Job) -> str:
-        """Return the launch's name, and how many of its nodes run."""
-        nodes = self._nodes(job)
-        running = sum(self._state(each).is_running for each in nodes)
-        return f"{one_line(job.launch_id)[-4:]}/{job.node_rank} {running}/{len(nodes)} up" if nodes else ""
+    def _count_up(self, nodes: Sequence[Job]) -> str:
+        """Return how many nodes of a launch run."""
+        return f"{sum(self._state(each).is_running for each in nodes)}/{len(nodes)} up"
 
     def _state(self, job: Job) -> JobState:
         """Return the state of a job; a server that does not answer may have ended it."""
@@ -263,22 +272,23 @@ class Board:
     def _nodes_and_ranks(self, job: Job) -> list[str]:
         """Return the state of each node of the job's launch, with its progress and its ranks."""
         lines = []
-        for each in self._nodes(job):
+        nodes = self._launches.get(job.launch_id, [])
+        for each in nodes[:MOST_NODES]:
             shown = _progress(self._values.get(each.id, {}))
             state = f"  node {each.node_rank} {each.server}: {self._state(each)} {shown}".rstrip()
             lines.append(one_line(f"{state}  {self._ranks(each)}".rstrip()))
+        if more := len(nodes) - len(lines):
+            lines.append(f"  and {more} more")
         return lines or [f"  {ranks}" for ranks in [self._ranks(job)] if ranks]
 
     def _ranks(self, job: Job) -> str:
         """Return ``ranks 0-2 alive, rank 3 ended``; empty if the job has no ranks, or none are known now."""
-        sample = self._samples.get(job.server)
-        known = sample.ranks if sample is not None and self._state(job).is_running else ()
-        for each in known:
-            if each.job == job.id:
-                parts = [f"{name_ranks(each.alive)} alive"] if each.alive else []
-                parts += [f"{name_ranks(each.ended)} ended"] if each.ended else []
-                return one_line("; ".join(filter(None, (", ".join(parts), each.problem))))
-        return ""
+        known = self._ranks_on.get(job.server, {}).get(job.id)
+        if known is None or not self._state(job).is_running:
+            return ""
+        parts = [f"{name_ranks(known.alive)} alive"] if known.alive else []
+        parts += [f"{name_ranks(known.ended)} ended"] if known.ended else []
+        return one_line("; ".join(filter(None, (", ".join(parts), known.problem))))
 
 
 def _progress(values: Mapping[str, str]) -> str:

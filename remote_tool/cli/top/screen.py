@@ -110,7 +110,7 @@ class TopApp(App[None]):
         self._actions = actions
         self._filter = ""
         self._width = 0
-        self._drawn: dict[str, list[str]] = {}
+        self._drawn: dict[str, dict[str, Row]] = {}
 
     def compose(self) -> ComposeResult:
         """Make the widgets."""
@@ -242,8 +242,8 @@ class TopApp(App[None]):
         return SERVERS if self.focused is not None and self.focused.id == SERVERS else JOBS
 
     def _selected(self, table: str) -> str:
-        rows, cursor = self._drawn.get(table, []), self.query_one(f"#{table}", DataTable).cursor_row
-        return rows[cursor] if 0 <= cursor < len(rows) else ""
+        keys, cursor = [*self._drawn.get(table, ())], self.query_one(f"#{table}", DataTable).cursor_row
+        return keys[cursor] if 0 <= cursor < len(keys) else ""
 
     def _selected_job(self) -> Job | None:
         job = self._board.job(self._selected(JOBS))
@@ -276,25 +276,26 @@ class TopApp(App[None]):
                 widget.clear(columns=True)
                 for name in wanted:
                     widget.add_column(name, key=name)
-                self._drawn[table] = []
+                self._drawn[table] = {}
 
     def _fill(self, table: str, rows: Sequence[tuple[str, Row]]) -> None:
         """Update cells in place while the rows are the same, so that the cursor stays."""
         widget = self.query_one(f"#{table}", DataTable)
         names = [str(column.label) for column in widget.ordered_columns]
-        keys = [key for key, _ in rows]
-        if keys != self._drawn.get(table):
+        drawn = self._drawn.get(table, {})
+        new = dict(rows)
+        if [*new] != [*drawn]:
             selected = self._selected(table)
             widget.clear()
             for key, row in rows:
+                # Not as plain strings, in which Textual would look for markup.
                 widget.add_row(*(Text(row.get(name, "")) for name in names), key=key)
-            self._drawn[table] = keys
-            if selected in keys:
-                widget.move_cursor(row=keys.index(selected))
+            self._drawn[table] = new
+            if selected in new:
+                widget.move_cursor(row=[*new].index(selected))
             return
         for key, row in rows:
-            for name in names:
-                # Not as a plain string, in which Textual would look for markup.
-                cell = Text(row.get(name, ""))
-                if widget.get_cell(key, name) != cell:
-                    widget.update_cell(key, name, cell, update_width=True)
+            for name in names if row != drawn[key] else ():
+                if row.get(name) != drawn[key].get(name):
+                    widget.update_cell(key, name, Text(row.get(name, "")), update_width=True)
+        self._drawn[table] = new

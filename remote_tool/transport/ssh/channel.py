@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from remote_tool.errors import ConnectionLostError, RemoteCommandError
 from remote_tool.transport.host import MEBIBYTE, Exit, Stream
 from remote_tool.transport.ssh import login_shell
-from remote_tool.transport.ssh.script import NOT_OURS
+from remote_tool.transport.ssh.script import NO_OUTPUT, NOT_OURS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,6 +65,7 @@ class SshChannel:
         self._sent_blindly = b""
         self._timers: list[asyncio.TimerHandle] = []
         self._was_too_slow = False
+        self._was_redirected = False
         self._wire: Wire | None = None
         self._exit: Exit | None = None
         self._failure: Exception | None = None
@@ -209,6 +210,12 @@ class SshChannel:
             self._fail(self._error(f"printed more than {MAX_BYTES} bytes that were not read", 141))
         if self._has_started:
             self._note_start()
+        elif self._is_redirected and not self._was_redirected:
+            self._was_redirected = True
+            error = login_shell.redirected(self._server, has_run=True)
+            self._timers.append(
+                asyncio.get_running_loop().call_later(login_shell.NOTICE_SECONDS, lambda: self._fail(error))
+            )
         self._wake()
         self._balance()
 
@@ -264,6 +271,11 @@ class SshChannel:
     def _has_started(self) -> bool:
         return self._outputs[Stream.OUT].started
 
+    @property
+    def _is_redirected(self) -> bool:
+        """Return whether the script has begun, but its standard output has not come."""
+        return self._outputs[Stream.ERR].started and not self._has_started
+
     def _send_script(self) -> None:
         if self._is_open:
             self._send(self._script.lines)
@@ -318,6 +330,8 @@ class SshChannel:
     def _raise_not_run(self, ended: Exit) -> None:
         if ended.status == NOT_OURS:
             raise login_shell.swallowed(self._server)
+        if ended.status == NO_OUTPUT or self._is_redirected:
+            raise login_shell.redirected(self._server, has_run=ended.status != NO_OUTPUT)
         if self._was_too_slow:
             raise login_shell.too_slow(self._server)
         said = self._outputs[Stream.OUT].tail or self._outputs[Stream.ERR].tail

@@ -39,6 +39,13 @@ def swallowed(server: str) -> LoginShellError:
     return LoginShellError(text, hint=_hint(server), server=server)
 
 
+def redirected(server: str, *, has_run: bool) -> LoginShellError:
+    """Return the error for a login shell whose standard output does not arrive; its standard error does."""
+    text = f"a startup file of the login shell on {server} (such as ~/.bashrc) redirects standard output"
+    text += ": what the command did is unknown" if has_run else ""
+    return LoginShellError(text, hint=_hint(server), server=server)
+
+
 def not_run(server: str, ended: Exit, said: bytes, sent: bytes) -> RemoteCommandError:
     """Return the error for a login shell that ended without evidence that it ran the script.
 

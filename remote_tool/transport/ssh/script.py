@@ -10,6 +10,8 @@ from dataclasses import dataclass
 # stdin, so only a line after this session's own mark is a script. And it may have started another shell, which
 # reads our stdin as commands: each of our lines ends such a shell.
 NOT_OURS = 93
+# The same, because the script's output would be lost.
+NO_OUTPUT = 94
 _GUARD = f"exit {NOT_OURS};#"
 
 # Nothing that a login shell could misread: no "!", no assignment, no glob outside the quotes (tcsh, fish and zsh fail
@@ -19,6 +21,10 @@ _REMOTE_COMMAND = (
     f"""exec /bin/sh -c 'IFS= read -r _script && [ "$_script" = "{_GUARD}%s" ] && IFS= read -r _script """
     f"""|| exit {NOT_OURS}; eval "$(printf %%b "${{_script#*#}}")"'"""
 )
+
+# A startup file may have joined both outputs: then messages would be taken for data.
+_ONE_OUTPUT = "if [ /dev/fd/1 -ef /dev/fd/2 ]; then exec 2>/dev/null; fi"
+_NO_OUTPUT = f"if [ -f /dev/fd/1 ] || [ /dev/fd/1 -ef /dev/null ] 2>/dev/null; then exit {NO_OUTPUT}; fi"
 
 # Characters special to ``printf %b``, and those with a short escape.
 _SPECIAL = re.compile(rb"[^ -\[\]-~]")
@@ -53,7 +59,8 @@ def wrap(script: str) -> WrappedScript:
         raise ValueError("a script must not hold a NUL")
     mark = new_mark()
     name = mark.strip(b"\0 ").decode()
-    prologue = f"unset _script\n{ENOUGH_PATH}\nprintf '\\000%s %s\\n' {name} $$\nprintf '\\000%s %s\\n' {name} $$ >&2\n"
+    tell = f"printf '\\000%s %s\\n' {name} $$"
+    prologue = f"unset _script\n{ENOUGH_PATH}\n{tell}\n{_ONE_OUTPUT}\n{tell} >&2\n{_NO_OUTPUT}\n"
     escaped = _escape((prologue + script).encode("utf-8", "surrogateescape"))
     guard = _GUARD.encode()
     lines = guard + name.encode() + b"\n" + guard + escaped + b"\n"

@@ -215,6 +215,12 @@ def _judge(entry: Entry, found: Mapping[bytes, Found], state: SyncState, here: M
     there, before = found.get(name), here.get(name)
     if there is None or _is_ours(entry, there, found, state) or before == SENT_WHILE_CHANGING:
         return _Verdict.SEND
+    if (
+        before is not None
+        and stat.S_ISREG(there.mode)
+        and (there.size, there.modified) == (before.size, before.modified)
+    ):
+        return _Verdict.SEND  # as it was here at the last sync, though the list of sent files does not say so
     if entry.is_folder:
         return _Verdict.REFUSE
     if before is not None:

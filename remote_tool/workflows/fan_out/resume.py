@@ -93,7 +93,7 @@ async def _start_unconfirmed(context: Context, work: Work) -> None:
 
 
 def _recall(work: Work, jobs: Sequence[Job], recorded: frozenset[int]) -> WorkQueue:
-    """Return the queue as given by the existing jobs, and by what is recorded about removed ones."""
+    """Return the queue as given by the existing jobs, and by the records of removed ones."""
     known = _begun(work, jobs)
     done = {shard.number: Attempt(shard, _slot_of(job), job) for shard, job in known if job.state is JobState.SUCCEEDED}
     # A job with a pending stop was given up by the user; others may do its shard.

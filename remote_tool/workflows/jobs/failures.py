@@ -55,7 +55,7 @@ class RankFailure:
 
     @property
     def hint(self) -> str:
-        """Return what mends it, if that is known; else empty."""
+        """Return the fix, if there is a known one; else empty."""
         if found := _WANTS_LOCAL_RANK.search(f"{self.message}\n{self.traceback}"):
             return (
                 "torchrun passes the local rank in LOCAL_RANK, not as an argument; in the script: "

@@ -26,7 +26,7 @@ from remote_tool.workflows.selection import JobSelection, choose_servers
 from remote_tool.workflows.servers.samples import Sample, parse_sample
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from remote_tool.config.model import Config
     from remote_tool.jobs.job import Job
@@ -40,6 +40,8 @@ REFUSED_SECONDS = 10.0
 # Changes on several servers are recorded together.
 TOGETHER_SECONDS = 0.2
 MOST_TAILS = 8
+# Of the jobs that have ended, the last ones stay on the screen.
+MOST_ENDED = 20
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class Missed:
 
 @dataclass(frozen=True)
 class JobsChanged:
-    """The jobs as recorded now: those that may run, and those that have ended since the start."""
+    """The jobs as recorded now: those that may run, and those that have ended last since the start."""
 
     jobs: tuple[Job, ...]
 
@@ -150,7 +152,8 @@ class _JobBoard:
         self._on_event = on_event
         self._changed: set[str] = set()
         self._has_changed = asyncio.Event()
-        self._seen: dict[str, Job] = {}
+        self._running: Iterable[str] = ()
+        self._ended: list[str] = []
 
     def note(self, server: str) -> None:
         """Note that a server's jobs have changed."""
@@ -172,9 +175,12 @@ class _JobBoard:
     def _report(self) -> None:
         registry = self._context.registry
         jobs = {job.id: job for job in registry.load_unfinished()[0] if job.may_run and job.server in self._servers}
-        ended = registry.find([job_id for job_id in self._seen if job_id not in jobs])
-        self._seen |= {**jobs, **ended}
-        self._on_event(JobsChanged(tuple(sorted(self._seen.values(), key=lambda job: job.key))))
+        ended = registry.find(
+            [job_id for job_id in dict.fromkeys([*self._ended, *self._running]) if job_id not in jobs]
+        )
+        self._running, self._ended = jobs.keys(), [*ended][-MOST_ENDED:]
+        shown = [*jobs.values(), *(ended[job_id] for job_id in self._ended)]
+        self._on_event(JobsChanged(tuple(sorted(shown, key=lambda job: job.key))))
 
 
 class _Watched:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from remote_tool.errors import UsageError
+from remote_tool.jobs.artifacts import ArtifactFolder
 from remote_tool.jobs.job import JobState
 from remote_tool.jobs.logs import LogFolder
 from remote_tool.jobs.metrics import best_value, metric_pattern
-from remote_tool.launchers.sweep import TAG, sweep_name
+from remote_tool.launchers.sweep import MISSING, TAG, sweep_name
 from remote_tool.workflows.jobs.listing import list_jobs
+from remote_tool.workflows.jobs.log_streams import bring_logs_home
 from remote_tool.workflows.selection import JobsAnswer, JobSelection
 from remote_tool.workflows.sweep.sweep import jobs_of
 from remote_tool.workflows.sweep_records import SweepRecord, find_sweep
@@ -20,13 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any
 
+    from remote_tool.config.model import Config
     from remote_tool.errors import RemoteToolError
     from remote_tool.jobs.job import Job
     from remote_tool.workflows.context import Context
 
 MODES = ("min", "max")
-# The state of a combination without a job.
-MISSING = "missing"
 # The columns beside parameters and values.
 NUMBER, STATE, SERVER, JOB, DURATION, BEST = "number", "state", "server", "job", "duration", "best"
 
@@ -76,6 +78,7 @@ class SweepResults:
         rows: One for each combination.
         errors: The error of each server that could not be asked.
         incomplete: The number of jobs whose output is not all here.
+        shared: Files that several combinations wrote on one server, as far as they were fetched: the last one is there.
     """
 
     launch_id: str
@@ -85,6 +88,7 @@ class SweepResults:
     rows: tuple[SweepRow, ...]
     errors: Mapping[str, RemoteToolError] = field(default_factory=dict)
     incomplete: int = 0
+    shared: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -105,7 +109,9 @@ class SweepResults:
 async def results(
     context: Context, word: str = "", *, metric: str = "", mode: str = "min", sort: str = "", logs: bool = False
 ) -> SweepResults:
-    """Return the results of a sweep, of the newest without a name; ``logs`` fetches the output first.
+    """Return the results of a sweep, of the newest without a name; ``logs`` fetches output and artifacts first.
+
+    The best value of a metric needs all output, so that is fetched with a metric too.
 
     Raises:
         UsageError: There is no such sweep, or no such column to sort by.
@@ -115,6 +121,8 @@ async def results(
     record = find_sweep(context.config.local.sweeps, word)
     pattern = metric_pattern(metric, context.config.status) if metric else None
     answer = await _ask(context, record, logs=logs)
+    if metric and not logs:
+        answer = await _with_output(context, answer)
     chosen = _latest(jobs_of(answer.jobs, record))
 
     def best_of(job: Job) -> float | None:
@@ -133,8 +141,19 @@ async def results(
         mode=mode,
         rows=tuple(sort_rows(rows, sort or (BEST if metric else NUMBER), record, mode)),
         errors=answer.errors,
+        shared=_shared(context.config, chosen.values()),
         incomplete=sum(1 for job in chosen.values() if job.started_at is not None and not job.logs_complete),
     )
+
+
+def _shared(config: Config, jobs: Iterable[Job]) -> tuple[str, ...]:
+    counts = Counter(
+        (job.server, name)
+        for job in jobs
+        if job.artifacts
+        for name in ArtifactFolder.at(config.local.artifacts(job.id)).sizes()
+    )
+    return tuple(dict.fromkeys(name for (_, name), count in counts.items() if count > 1))
 
 
 async def _ask(context: Context, record: SweepRecord, *, logs: bool) -> JobsAnswer:
@@ -146,6 +165,14 @@ async def _ask(context: Context, record: SweepRecord, *, logs: bool) -> JobsAnsw
     tag = f"{TAG}{sweep_name(record.launch_id)}"
     answer = await list_jobs(context, JobSelection((), (tag,), servers, stopped=True, hidden=True), logs=logs)
     return replace(answer, jobs=(*answer.jobs, *(job for job in jobs if job.server not in servers)))
+
+
+async def _with_output(context: Context, answer: JobsAnswer) -> JobsAnswer:
+    """Fetch the output of jobs that have begun, from the servers that answer."""
+    begun = [job for job in answer.jobs if job.started_at is not None and job.server not in answer.errors]
+    errors = await bring_logs_home(context, begun)
+    now = context.registry.find([job.id for job in begun])
+    return replace(answer, jobs=tuple(now.get(job.id, job) for job in answer.jobs), errors={**answer.errors, **errors})
 
 
 def sort_rows(rows: Iterable[SweepRow], order: str, record: SweepRecord, mode: str = "min") -> list[SweepRow]:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from remote_tool.config.artifacts import wanted_artifacts
 from remote_tool.config.devices import command_environment, devices_of
-from remote_tool.config.sweep_values import SweepSpec, identity_of
+from remote_tool.config.sweep_values import NUMBER, SweepSpec, identity_of
 from remote_tool.errors import JobError, SomeServersFailedError, UsageError
 from remote_tool.jobs.job import Job, JobSpec, JobState, new_job_id
+from remote_tool.launchers.shared_outputs import shared_outputs
 from remote_tool.launchers.sweep import TAG, ServerQueue, SweepJob, SweepPlan, SweepRequest, plan_sweep, sweep_name
 from remote_tool.transport.pool import Results
+from remote_tool.workflows.events import Notice
 from remote_tool.workflows.fan_out.work import ask_slots, find_command_script
 from remote_tool.workflows.jobs.listing import refresh
 from remote_tool.workflows.selection import choose_servers
@@ -42,6 +45,7 @@ async def plan(context: Context, request: SweepRequest) -> SweepPlan:
     queues, failed = await _ask_queues(context, request, context.config.listed, servers, ())
     if errors := {**errors, **failed}:
         raise SomeServersFailedError(errors, [each.server for each in queues])
+    _warn_of_shared_outputs(context, request)
     return _plan(request, range(len(request.made)), queues, new_job_id())
 
 
@@ -59,7 +63,8 @@ async def start(context: Context, request: SweepRequest) -> SweepAnswer:
     planned = _plan(named, range(len(named.made)), queues, record.launch_id)
     write_sweep(context.config.local.sweeps, record)
     with sweep_files(context.config.local.sweeps).locked(record.launch_id, "starting"):
-        return await _start(context, named, planned, sent, errors)
+        answer = await _start(context, named, planned, sent, errors)
+    return replace(answer, warnings=(*answer.warnings, *_warn_of_shared_outputs(context, request)))
 
 
 async def resume(
@@ -101,6 +106,20 @@ async def resume(
             await _repeat_unconfirmed(context, record, begun, {queue.server for queue in queues}, sent)
             answer = await _start(context, request, planned, sent, _with_open(errors, begun, planned.name))
         return replace(answer, done=done, waiting=frozenset(waiting))
+
+
+def _warn_of_shared_outputs(context: Context, request: SweepRequest) -> tuple[tuple[str, str], ...]:
+    """Warn, and return the warning, if every combination writes the same files, as far as the command says."""
+    artifacts = [pattern.glob for pattern in wanted_artifacts(context.config, request.artifacts)]
+    found = shared_outputs(request.command, artifacts) if len(request.made) > 1 else ()
+    if not found:
+        return ()
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    example = PurePosixPath(found[0])
+    kept_apart = f"{example.with_suffix('')}-{{{NUMBER}}}{example.suffix}"
+    text = f"all {len(request.made)} combinations write {found[0]}{more}; a name such as {kept_apart} keeps them apart"
+    context.report(Notice("", text))
+    return (("", text),)
 
 
 def jobs_of(jobs: Iterable[Job], record: SweepRecord) -> list[Job]:
@@ -191,7 +210,7 @@ async def _ask_queues(
     for each in slots:
         before = sorted((job for job in begun if job.server == each.server), key=lambda job: (job.created_at, job.key))
         try:
-            queue = _queue_of(each, request, free.values.get(each.server), [job.id for job in before])
+            queue = _queue_of(each, request, free.values.get(each.server), before)
         except JobError as error:
             errors[each.server] = error
         else:
@@ -199,7 +218,7 @@ async def _ask_queues(
     return queues, errors
 
 
-def _queue_of(server: ServerSlots, request: SweepRequest, free: FreeGpus | None, before: Sequence[str]) -> ServerQueue:
+def _queue_of(server: ServerSlots, request: SweepRequest, free: FreeGpus | None, before: Sequence[Job]) -> ServerQueue:
     """Return what a server can do.
 
     Raises:
@@ -210,11 +229,13 @@ def _queue_of(server: ServerSlots, request: SweepRequest, free: FreeGpus | None,
     if total < wanted or (request.may_lease and server.gpus and not total):
         why = free.problem(max(1, wanted)) if free else ""
         raise JobError(f"{server.server}: {why}", hint="--per-server 1 waits for no GPUs", server=server.server)
+    ids = tuple(job.id for job in before)
     if free is None or not wanted:
         slots = request.per_server or server.listed or 1
-        return ServerQueue(server.server, 0, slots, len(before), server.place, tuple(before))
+        chained = tuple(job.id for job in before if job.slots is None and not job.gpu_count)
+        return ServerQueue(server.server, 0, slots, len(before), server.place, ids, chained)
     load = (total - free.free + sum(free.waiting)) / wanted
-    return ServerQueue(server.server, wanted, total // wanted, load, server.place, tuple(before))
+    return ServerQueue(server.server, wanted, total // wanted, load, server.place, ids)
 
 
 def _plan(request: SweepRequest, numbers: Sequence[int], queues: Sequence[ServerQueue], launch_id: str) -> SweepPlan:
@@ -253,8 +274,9 @@ def _as_spec(context: Context, request: SweepRequest, launch_id: str, job: Sweep
         node_rank=job.number,
         artifacts=wanted_artifacts(config, request.artifacts),
         gpus=devices or None,
+        slots=job.slots,
     )
-    # All of a sweep wait: if not for GPUs, then for each other.
+    # All of a sweep wait: if not for GPUs, then for slots.
     settings = replace(request.of_job(job), frozen=is_frozen(config, request, waits=True))
     return complete(spec, config, settings, sent, may_run_on_end=False)
 
@@ -272,7 +294,8 @@ async def _repeat_unconfirmed(
             server=job.server,
             gpus=job.gpu_count or 0,
             id=job.id,
-            after="".join(job.after[:1]),
+            slots=job.slots,
+            after=job.after,
         )
         for job in jobs
         if job.state is JobState.STARTING and job.server in servers

@@ -338,8 +338,26 @@ def test_a_start_that_removes_old_jobs_removes_their_copy(frozen: PretendServer)
     frozen.wait(str(job["id"]))
 
 
+@pytest.mark.row(295)
+def test_the_copy_of_a_job_that_is_being_started_stays_though_the_answer_has_no_room_for_the_job(
+    frozen: PretendServer, installed: Path, tmp_path: Path
+) -> None:
+    old = ended(frozen, "true", copy=NEW_COPY)
+    slow, go = "        plan = _plan(call, job)\n", tmp_path / "go"
+    held = f"        while not os.path.exists({str(go)!r}): time.sleep(0.01)\n"
+    changes = {"_START_SECONDS = 10.0": "_START_SECONDS = 0.0", slow: held + slow}
+    changes["_ANSWER_LIMIT = HEADER_LIMIT // 2"] = "_ANSWER_LIMIT = 0"
+    frozen.entry = changed_copy(installed, tmp_path / "slow", {"agent/jobs/start.py": changes}) / "run_control.py"
+    job = frozen.new_job("sh train.sh", copy=NEW_COPY)
+    answer = frozen.call("start", jobs=[job], clean=[old])
+    assert (answer["jobs"], answer["cleaned"]["removed"]) == ([], [old])
+    go.touch()
+    assert frozen.wait(str(job["id"]))[str(job["id"])]["exit_code"] == 0
+    assert frozen.output(str(job["id"])) == "old\n"
+
+
 @pytest.mark.row(296)
-def test_what_a_job_writes_stays_in_its_copy_and_is_listed_and_sent_from_there(frozen: PretendServer) -> None:
+def test_what_a_job_writes_comes_home_and_is_listed_and_sent_through_its_copy(frozen: PretendServer) -> None:
     (frozen.project / "data").mkdir()
     (frozen.project / "data" / "in.txt").write_text("in")
     sleep = "sleep 0.05; "  # the clock of the file system is coarse
@@ -348,8 +366,10 @@ def test_what_a_job_writes_stays_in_its_copy_and_is_listed_and_sent_from_there(f
     job_id = ended(frozen, command, copy=NEW_COPY, artifacts=patterns)
     assert frozen.output(job_id) == "in"
     assert listing(frozen, job_id)[0] == ["data/new.pt", "out/model.pt", "src/part.txt"]
-    assert not (frozen.project / "out").exists()
+    assert (frozen.project / "out" / "model.pt").read_text() == "A\n"
+    assert (copy_of(frozen, job_id) / "out").readlink() == frozen.project / "out"
     assert (frozen.project / "src" / "part.txt").read_text() == "old\n"
+    assert (frozen.project / "src" / f"part.txt.{job_id}").read_text() == "old\nC\n"
     assert (frozen.project / "data" / "new.pt").read_text() == "B\n"
     wanted = [{"path": path, "job": job_id} for path in ("out/model.pt", "data/new.pt", "src/part.txt", "missing")]
     with frozen.open("send", files=wanted) as call:
@@ -384,12 +404,12 @@ def test_jobs_in_different_copies_write_different_files_of_one_name(frozen: Pret
 
 
 @pytest.mark.row(296)
-def test_the_files_of_a_job_whose_copy_is_gone_are_not_asked_for_again(frozen: PretendServer) -> None:
-    job_id = ended(frozen, "echo A >out.txt", copy=NEW_COPY, artifacts=[["out.txt", None]])
+def test_the_files_of_a_job_whose_copy_is_gone_are_in_the_project(frozen: PretendServer) -> None:
+    job_id = ended(frozen, "sleep 0.05; echo A >out.txt", copy=NEW_COPY, artifacts=[["out.txt", None]])
     shutil.rmtree(frozen.scripts / "copies")
-    with frozen.open("artifacts", jobs=[{"id": job_id, "patterns": None}]) as call:
-        header = call.rest()[0].header
-    assert (header["error"], header["gone"]) == ("the copy of the project that it ran in is gone", True)
+    assert listing(frozen, job_id)[0] == ["out.txt"]
+    with frozen.open("send", files=[{"path": "out.txt", "job": job_id}]) as call:
+        assert b"".join(frame.body for frame in call.rest()) == b"A\n"
 
 
 @pytest.mark.row(297)
@@ -411,7 +431,7 @@ def test_unsent_names_follow_the_project(frozen: PretendServer) -> None:
     shutil.rmtree(frozen.project / "data")
     (frozen.project / "more").write_text("more")
     assert run(frozen, "cat more; mkdir data; echo own >data/a") == "more"
-    (frozen.project / "data").mkdir()
+    assert (frozen.project / "data" / "a").read_text() == "own\n"
     assert run(frozen, "cat data/a") == "own\n"
 
 

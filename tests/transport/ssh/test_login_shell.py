@@ -66,7 +66,9 @@ def test_a_script_that_was_cut_off_is_not_run(tmp_path: Path) -> None:
             ["sh", "-c", script.command], input=stdin, cwd=tmp_path, check=False, capture_output=True
         )
         assert (ended.returncode, ended.stdout) == (NOT_OURS, b"")
-    whole = subprocess.run(["sh", "-c", script.command], input=script.lines, cwd=tmp_path, check=True)
+    whole = subprocess.run(
+        ["sh", "-c", script.command], input=script.lines, cwd=tmp_path, check=True, capture_output=True
+    )
     assert whole.returncode == 0
     assert [path.name for path in tmp_path.iterdir()] == ["ran"]
 

@@ -28,6 +28,7 @@ from remote_tool.transport.sync import local_rsync, server_finish, server_script
 from remote_tool.transport.sync.failures import CAUSES, Ending
 from remote_tool.transport.sync.project import snapshot
 from remote_tool.transport.sync.project.snapshot import SelectionRules, take_snapshot
+from remote_tool.transport.sync.project.workspace import own_workspace
 from remote_tool.transport.sync.push import push
 from remote_tool.transport.sync.push_options import PushOptions
 from remote_tool.transport.sync.relayed import Relayed
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 
 RSYNC = shutil.which("rsync") or "rsync"
 # What a sync leaves in our folder on the server.
-OWN = {"sync", "sent", "sync-lock", "sync-owner"}
+OWN = {"sync", "sent", "sync-lock", "sync-owner", "workspaces"}
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ def turkish(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 async def push_of(desk: Desk, host: Host, on_progress: Callable[[Progress], None] = lambda _progress: None) -> None:
     wanted = await take_snapshot(desk.project, selection_rules(desk.config))
-    await push(host, desk.config.remote, wanted, PushOptions(), on_progress)
+    await push(host, desk.config.remote, wanted, PushOptions(workspace=own_workspace(desk.config.local)), on_progress)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -690,7 +691,8 @@ async def test_a_secret_that_appears_after_the_listing_stays_too(desk: Desk) -> 
         desk.write(name)
     (desk.project / "out").symlink_to("/")
     async with HostPool(desk.config) as pool:
-        await push(await pool.host("first"), desk.config.remote, wanted, PushOptions())
+        options = PushOptions(workspace=own_workspace(desk.config.local))
+        await push(await pool.host("first"), desk.config.remote, wanted, options)
     assert desk.names() == {"a.py", "sub", ".env.example"}
 
 
@@ -821,7 +823,7 @@ async def test_the_note_of_a_sync_that_was_cut_off_holds_only_names_in_the_proje
     outside.write_text("mine")
     found = outside.stat()
     file = desk.config.local.begun_sync("first")
-    file.parent.mkdir(parents=True)
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(b"%d %d ../outside.txt\0%d %d %b\0" % (*(found.st_size, int(found.st_mtime)) * 2, bytes(outside)))
     assert (await desk.sync()).removed == ()
     assert outside.exists()

@@ -356,6 +356,6 @@ def test_what_is_remembered_of_groups() -> None:
 def test_a_memory_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
     root = make_project(tmp_path / "project", [])
     config = Workspace.find(root).config
-    config.local.logs.mkdir(parents=True)
+    config.local.logs.mkdir(parents=True, exist_ok=True)
     config.local.sharing.write_text(text, encoding="latin-1")
     assert Groups.recall(config) == Groups()

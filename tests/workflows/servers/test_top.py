@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from remote_tool import JobSelection, Workspace
+from remote_tool import JobSelection, SweepRequest, Workspace
 from remote_tool.errors import UsageError
 from remote_tool.workflows.servers.samples import parse_sample
-from remote_tool.workflows.servers.top import JobsChanged, Missed, Progressed, Sampled
+from remote_tool.workflows.servers.top import MOST_ENDED, JobsChanged, Missed, Progressed, Sampled
 from tests.project import make_project
 from tests.stand_in_gpus import gpu_line, put_nvidia_smi
 
@@ -90,6 +90,32 @@ def test_a_watch_reports_jobs_values_and_a_cut_connection_and_goes_on(make_serve
     finally:
         running.stop()
     assert not workspace.list_jobs(JobSelection()).jobs
+
+
+@pytest.mark.slow
+def test_a_watch_forgets_jobs_that_ended_but_for_the_last_ones(make_server: MakeServer, tmp_path: Path) -> None:
+    workspace, _ = prepared(make_server, tmp_path / "project", "first")
+    numbers = range(MOST_ENDED + 5)
+    events = Events()
+    running = workspace.watch(events.take.put, interval=0.5)
+    try:
+        go = tmp_path / "go"
+        command = f"until test -e {go}; do sleep 0.1; done"
+        grid = {"n": f"{numbers.start}..{numbers[-1]}"}
+        workspace.sweep(SweepRequest(f"{command}; echo {{n}}", grid=grid, sync=False, per_server=len(numbers)))
+
+        def count(event: TopEvent, *, may_run: bool) -> int:
+            return sum(job.may_run is may_run for job in event.jobs) if isinstance(event, JobsChanged) else 0
+
+        events.until(lambda event: count(event, may_run=True) == len(numbers))
+        go.touch()
+        changes = [events.until(lambda event: isinstance(event, JobsChanged))]
+        while count(changes[-1], may_run=True):
+            changes.append(events.until(lambda event: isinstance(event, JobsChanged)))
+        assert len(changes[-1].jobs) == MOST_ENDED
+        assert max(count(each, may_run=False) for each in changes) == MOST_ENDED
+    finally:
+        running.stop()
 
 
 @pytest.mark.parametrize(("servers", "interval"), [(["nowhere"], 2.0), ([], 0.0), ([], math.inf)])

@@ -85,7 +85,7 @@ def test_a_frozen_job_runs_the_code_of_its_start_and_its_files_come_home(place: 
     assert job.wait(timeout=120) is JobState.SUCCEEDED
     assert list(job.tail()) == ["old"]
     assert [path.read_text() for path in job.pull()] == ["weights\n"]
-    assert not (there / "out").exists()
+    assert (there / "out" / "model.pt").read_text() == "weights\n"
     again = workspace.start("first", "python train.py; cat out/model.pt", frozen=True, from_job=str(job.job.key))
     assert again.wait(timeout=120) is JobState.SUCCEEDED
     assert list(again.tail()) == ["new", "weights"]

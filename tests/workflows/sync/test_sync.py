@@ -249,7 +249,7 @@ async def test_an_unknown_server_is_refused_before_anything_is_sent(config: Conf
     async with HostPool(config) as pool:
         with pytest.raises(UsageError, match="'thrid'"):
             await sync(pool, config, ("first", "thrid"), SyncOptions(), lambda _event: None)
-    assert not config.local.logs.exists()
+        assert [path.name for path in config.local.logs.iterdir()] == ["workspace"]
 
 
 @pytest.mark.parametrize("prepares", [False, True])

@@ -11,7 +11,7 @@ from remote_tool.protocol.lean.suppress import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional
+    from typing import Any, Dict, List, Optional, Tuple
 
     from remote_tool.agent.supervisor.plan import Plan
     from remote_tool.agent.supervisor.records import Records
@@ -20,7 +20,9 @@ _QUERY = "--query-gpu=index,uuid,utilization.gpu"
 _QUERY_FIELDS = 3
 # In percent of a GPU's time; displays and monitoring use less.
 _IDLE_BELOW = 5.0
-# Seconds between two looks at the GPUs, and from the notice to the stop: at most these, and these parts of the time.
+# Seconds between two answers of a running nvidia-smi; each is about that second or a part of it.
+_INTERVAL = 1
+# Seconds between two questions, and from the notice to the stop: at most these, and these parts of the time.
 _LOOK_SECONDS, _LOOK_PART = 30.0, 10
 _NOTICE_SECONDS, _NOTICE_PART = 300.0, 2
 _UNITS = (("d", 86400), ("h", 3600), ("m", 60))
@@ -51,80 +53,106 @@ class EarlyEnd:
 
 
 class IdleGpus:
-    """Watches a job's GPUs; one of which nothing is known counts as used."""
+    """Watches a job's GPUs without a gap; one of which nothing is known counts as used."""
 
     def __init__(self, plan: Plan, limit: float) -> None:
         self._plan = plan
         self._limit = limit
         self._notice = min(_NOTICE_SECONDS, limit / _NOTICE_PART)
         self._program: Optional[Program] = None
-        self._lines: List[str] = []
+        # One that keeps its answers until it ends is asked now and then.
+        self._is_running = True
         self._asked_at = float("-inf")
+        self._heard_at: Optional[float] = None
+        self._seen: Dict[Tuple[str, ...], float] = {}
         self._idle_since: Optional[float] = None
+        self._answers: Dict[Tuple[str, ...], int] = {}
         self._told_at: Optional[float] = None
         self._is_missing = False
 
     @property
-    def is_asking(self) -> bool:
-        """Return whether an answer is still to come."""
-        return self._program is not None
+    def answers(self) -> int:
+        """Return how many times every GPU of the job was measured since it is idle."""
+        return min(self._answers.values(), default=0)
 
     def look(self, now: float) -> str:
-        """Take the answer of nvidia-smi, ask again when due, and return why the job is stopped; never waits."""
+        """Take what nvidia-smi says, ask when due, and return why the job is stopped; never waits."""
+        if self._program is None and now - self._asked_at >= min(_LOOK_SECONDS, self._limit / _LOOK_PART):
+            self._ask(now)
         if self._program is not None:
             self._read(now)
-        elif now - self._asked_at >= min(_LOOK_SECONDS, self._limit / _LOOK_PART):
-            self._ask(now)
+        if not self._is_known(now):
+            self._idle_since = None
         idle = 0.0 if self._idle_since is None else now - self._idle_since
         self._tell(now, is_near=idle >= self._limit - self._notice)
         if self._told_at is None or now - self._told_at < self._notice:
             return ""
-        return f"used its GPUs for less than {_IDLE_BELOW:.0f} % in the last {spell(self._limit)}: stop_if_idle"
+        how = f"{self.answers:,} measurements by nvidia-smi"
+        return f"used its GPUs for less than {_IDLE_BELOW:.0f} % in the last {spell(self._limit)}: stop_if_idle, {how}"
 
     def pause(self) -> None:
         """End nvidia-smi, and forget what it said."""
-        if self._program is not None:
-            self._program.end()
-        self._program = self._idle_since = self._told_at = None
+        self._end()
+        self._asked_at, self._told_at = float("-inf"), None
+        self._seen, self._idle_since = {}, None
         self._note("")
 
+    def _end(self) -> None:
+        if self._program is not None:
+            self._program.end()
+        self._program = None
+
     def _ask(self, now: float) -> None:
-        self._asked_at, self._lines = now, []
+        self._asked_at, self._heard_at = now, None
+        if self._is_running:
+            self._seen = {}
+        loop = ["-l", str(_INTERVAL)] if self._is_running else []
         try:
-            self._program = Program(_QUERY, FORMAT)
+            self._program = Program(_QUERY, FORMAT, *loop)
         except OSError as error:
-            self._idle_since = None
             if isinstance(error, FileNotFoundError) and not self._is_missing:
                 self._is_missing = True
                 say(self._plan, f"stop_if_idle has no effect: nvidia-smi: {error.strerror}")
 
     def _read(self, now: float) -> None:
         assert self._program is not None
-        self._lines += self._program.read()
-        if not self._program.has_ended and now - self._asked_at < SILENCE:
+        for line in self._program.read():
+            self._take(line, now)
+        if self._program.has_ended:
+            # One that takes no -l answers once.
+            self._is_running = self._is_running and not (self._seen and now - self._asked_at < SILENCE)
+            self._end()
+        elif now - (self._asked_at if self._heard_at is None else self._heard_at) > SILENCE:
+            self._is_running = self._is_running and self._heard_at is not None
+            self._end()
+
+    def _take(self, line: str, now: float) -> None:
+        """Take what nvidia-smi says about one GPU; an error, or a GPU that does not say, counts as used."""
+        self._heard_at = now
+        *gpu, load = (field.strip() for field in line.split(","))
+        if len(gpu) != _QUERY_FIELDS - 1:
+            self._idle_since = None
             return
-        is_idle = self._program.has_ended and self._all_idle()
-        self._program.end()
-        self._program = None
-        if not is_idle:
+        wanted, name = self._wanted(), tuple(gpu)
+        if wanted and not any(_is_called(name, each) for each in wanted):
+            return
+        self._seen[name] = now
+        if not load.isdigit() or float(load) >= _IDLE_BELOW:
             self._idle_since = None
         elif self._idle_since is None:
-            self._idle_since = self._asked_at
+            self._idle_since, self._answers = now, {name: 1}
+        else:
+            self._answers[name] = self._answers.get(name, 0) + 1
 
-    def _all_idle(self) -> bool:
-        """Return whether every GPU of the job is known to be idle."""
-        loads = {}
-        for line in self._lines:
-            fields = [field.strip() for field in line.split(",")]
-            if len(fields) != _QUERY_FIELDS or not fields[2].isdigit():
-                # Also of an error, and of a GPU that does not say.
-                loads[tuple(fields)] = _IDLE_BELOW
-            else:
-                loads[tuple(fields[:2])] = float(fields[2])
-        wanted = [name.strip() for name in gpus_of(self._plan).split(",") if name.strip()]
-        chosen = [[load for gpu, load in loads.items() if _is_called(gpu, name)] for name in wanted]
-        found = chosen if wanted else [list(loads.values())]
-        return all(found) and all(load < _IDLE_BELOW for each in found for load in each)
+    def _is_known(self, now: float) -> bool:
+        """Return whether every GPU of the job has answered lately, and none has become silent."""
+        latest = now - SILENCE - (_INTERVAL if self._is_running else _LOOK_SECONDS)
+        names = self._wanted()
+        found = all(any(_is_called(gpu, name) for gpu in self._seen) for name in names) and bool(self._seen)
+        return found and all(seen >= latest for seen in self._seen.values())
+
+    def _wanted(self) -> List[str]:
+        return [name.strip() for name in gpus_of(self._plan).split(",") if name.strip()]
 
     def _tell(self, now: float, *, is_near: bool) -> None:
         """Say in the job's output, and to those who ask for its status, that it is about to be stopped."""
@@ -149,9 +177,9 @@ def gpus_of(plan: Plan) -> str:
     return given or plan.environment.get(b"CUDA_VISIBLE_DEVICES", b"").decode("utf-8", "replace")
 
 
-def _is_called(gpu: Any, name: str) -> bool:  # noqa: ANN401 - the fields of an answer
+def _is_called(gpu: "Tuple[str, ...]", name: str) -> bool:
     """Return whether this is the name of a GPU: its number, or the beginning of its UUID."""
-    return len(gpu) > 1 and (gpu[0] == name or (not name.isdigit() and gpu[1].startswith(name)))
+    return gpu[0] == name or (not name.isdigit() and gpu[1].startswith(name))
 
 
 def spell(seconds: float) -> str:

@@ -19,7 +19,7 @@ from remote_tool.config.sweep_file import load_sweep_file
 from remote_tool.config.sweep_values import Random, SweepSpec, assignments
 from remote_tool.errors import SomeServersFailedError, UsageError
 from remote_tool.jobs.job import JobState
-from remote_tool.launchers.sweep import SweepRequest
+from remote_tool.launchers.sweep import MISSING, SweepRequest
 from remote_tool.readable import counted
 from remote_tool.workflows.selection import JobsAnswer
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # What a resumed sweep takes from its command line, besides more combinations; the rest is as it was at the start.
 AT_RESUME = {"env", "no_sync", "overwrite"}
-_AGAIN = {JobState.FAILED, JobState.KILLED, JobState.LOST}
+_AGAIN = {MISSING, JobState.FAILED, JobState.KILLED, JobState.LOST}
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ def sweep_show(  # noqa: PLR0913 - one parameter per option
             help="Sort by a parameter, a value, number, state, server, job, duration or best; -lr: in reverse.",
         ),
     ] = "",
-    rsync: Annotated[bool, typer.Option("--rsync", help="Fetch the output of its jobs first.")] = False,
+    rsync: Annotated[bool, typer.Option("--rsync", help="Fetch the output and artifacts of its jobs first.")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     json: AsJson = False,
     connection: Connection,
@@ -248,7 +248,10 @@ def sweep_show(  # noqa: PLR0913 - one parameter per option
     elif csv:
         streams.write_text(streams.OUT, sweep_csv(found))
     else:
-        print_data(sweep_table(found).rstrip("\n"))
+        table, left_out = sweep_table(found, streams.width())
+        print_data(table.rstrip("\n"))
+        if left_out:
+            inform(f"no room for {counted(left_out, 'column')}; --csv has all")
     _remark(found)
     show_failures(found.errors)
     if found.errors:
@@ -260,5 +263,11 @@ def _remark(found: SweepResults) -> None:
     if found.metric and found.incomplete:
         some = "a job has" if found.incomplete == 1 else f"{found.incomplete} jobs have"
         inform(f"{some} output that is not here; to fetch it: remote-tool sweep-show {found.name} --rsync")
-    if missing := sum(1 for row in found.rows if row.job is None or row.job.state in _AGAIN):
+    if found.shared:
+        more = f" and {len(found.shared) - 1} more" if len(found.shared) > 1 else ""
+        inform(
+            f"several combinations wrote {found.shared[0]}{more}, so what is there is of the last one;"
+            " {number} in the names that --cmd passes keeps them apart"
+        )
+    if missing := sum(1 for row in found.rows if row.state in _AGAIN):
         inform(f"to start the {missing} that failed or are missing: remote-tool helper-sweep --resume {found.name}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from functools import partial
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +14,7 @@ from tests.agent.conftest import PretendServer, changed_copy, wait_until
 from tests.stand_in_gpus import put_nvidia_smi
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 # Seconds. The supervisor looks at least once per second.
@@ -70,35 +71,67 @@ def test_idle_gpus_stop_a_job_after_a_notice(server: PretendServer, tmp_path: Pa
     put_nvidia_smi(folder, line(0, 2), line(1, 0))
     job = start_on_gpus(server, folder, stop_if_idle=IDLE)
     ended = server.wait(job)[job]
-    reason = "stopped because it used its GPUs for less than 5 % in the last 2s: stop_if_idle"
-    assert (ended["killed"], ended["reason"]) == (True, reason)
+    reason = "stopped because it used its GPUs for less than 5 % in the last 2s: stop_if_idle, "
+    assert ended["killed"]
+    assert re.fullmatch(f"{reason}[0-9]+ measurements by nvidia-smi", ended["reason"])
     assert server.output(job, "err") == "remote-tool: its GPUs are idle; stop_if_idle stops it in 1s if they stay so\n"
 
 
-def watch(folder: Path, monkeypatch: pytest.MonkeyPatch, seconds: int, **of_plan: Any) -> list[str]:
-    """Return what a watch with a limit of 100 s says, asked once per second of its own clock."""
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    job = folder / "job"
-    job.mkdir(exist_ok=True)
-    (job / "job.err").touch()
-    descriptor = os.open(job, os.O_RDONLY)
-    plan = Plan("id", descriptor, str(job), -1, True, "/", {}, 10.0, {}, **of_plan)
+class Clock:
+    """Seconds of a test's own, and an nvidia-smi that answers once in each of them while it runs."""
+
+    def __init__(self) -> None:
+        self.answer: Callable[[], list[str]] = list
+        self.now = 0
+        self.questions = 0
+        self.keeps_answers = False
+        self.knows_loops = True
+
+    def ask(self, *words: str) -> Answers:
+        self.questions += 1
+        return Answers(self, is_running="-l" in words and self.knows_loops)
+
+
+class Answers:
+    """In place of a running nvidia-smi."""
+
+    def __init__(self, clock: Clock, *, is_running: bool) -> None:
+        self.clock = clock
+        self.is_running = is_running
+        self.read_at = -1
+        self.has_ended = False
+
+    def read(self) -> list[str]:
+        if self.read_at == self.clock.now or (self.is_running and self.clock.keeps_answers):
+            return []
+        self.read_at = self.clock.now
+        self.has_ended = not self.is_running
+        return self.clock.answer()
+
+    def end(self) -> None:
+        self.has_ended = True
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr("remote_tool.agent.supervisor.limits.early_end.Program", found.ask)
+    return found
+
+
+def watch(folder: Path, clock: Clock, seconds: int, **of_plan: Any) -> list[str]:
+    """Return what a watch with a limit of 100 s says, asked once per second of the clock."""
+    (folder / "job.err").touch()
+    descriptor = os.open(folder, os.O_RDONLY)
+    plan = Plan("id", descriptor, str(folder), -1, True, "/", {}, 10.0, {}, **of_plan)
     idle = IdleGpus(plan, 100.0)
     said = []
-    for second in range(seconds):
-        before = looks(folder)
-        said.append(idle.look(float(second)))
-        if looks(folder) > before or idle.is_asking:
-            # Its answer has come before the next second.
-            wait_until(partial(_has_answer, idle, float(second)), "its answer")
+    for _ in range(seconds):
+        said.append(idle.look(float(clock.now)))
+        clock.now += 1
     idle.pause()
     os.close(descriptor)
     return [text for text in said if text]
-
-
-def _has_answer(idle: IdleGpus, now: float) -> bool:
-    idle.look(now)
-    return not idle.is_asking
 
 
 @pytest.mark.row(286)
@@ -106,35 +139,56 @@ def _has_answer(idle: IdleGpus, now: float) -> bool:
     "gpus",
     [
         pytest.param((line(0, 0), line(1, 97)), id="one of them is used"),
+        pytest.param((line(1, 97), line(0, 0)), id="the first of them is used"),
         pytest.param((line(0, 0), line(1, "[N/A]")), id="one does not say"),
         pytest.param(("No devices were found",), id="it fails"),
         pytest.param((), id="it says nothing"),
     ],
 )
-def test_gpus_that_may_be_used_stop_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: tuple[str, ...]
-) -> None:
-    put_nvidia_smi(tmp_path, *gpus)
-    assert watch(tmp_path, monkeypatch, 150) == []
-    assert looks(tmp_path) > 10
+def test_gpus_that_may_be_used_stop_nothing(tmp_path: Path, clock: Clock, gpus: tuple[str, ...]) -> None:
+    clock.answer = lambda: [*gpus]
+    assert watch(tmp_path, clock, 150) == []
 
 
 @pytest.mark.row(286)
-def test_idle_gpus_stop_it_not_before_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put_nvidia_smi(tmp_path, line(0, 4))
-    assert watch(tmp_path, monkeypatch, 100) == []
-    assert len(set(watch(tmp_path, monkeypatch, 102))) == 1
+def test_idle_gpus_stop_it_not_before_the_time(tmp_path: Path, clock: Clock) -> None:
+    clock.answer = lambda: [line(0, 4)]
+    assert watch(tmp_path, clock, 100) == []
+    said = watch(tmp_path, clock, 101)
+    assert said == ["used its GPUs for less than 5 % in the last 100s: stop_if_idle, 101 measurements by nvidia-smi"]
+    assert clock.questions == 2
+
+
+@pytest.mark.row(286)
+def test_a_second_of_use_in_every_twenty_is_always_seen(tmp_path: Path, clock: Clock) -> None:
+    clock.answer = lambda: [line(0, 97 if clock.now % 20 == 7 else 0)]
+    assert watch(tmp_path, clock, 1000) == []
+
+
+@pytest.mark.row(286)
+def test_a_gpu_that_becomes_silent_stops_nothing(tmp_path: Path, clock: Clock) -> None:
+    clock.answer = lambda: [line(0, 0), line(1, 0)][: 2 if clock.now < 50 else 1]
+    assert watch(tmp_path, clock, 150) == []
+
+
+@pytest.mark.parametrize(("is_silent", "seconds"), [(True, 119), (False, 110)])
+def test_an_nvidia_smi_that_does_not_answer_in_a_loop_is_asked_now_and_then(
+    tmp_path: Path, clock: Clock, seconds: int, *, is_silent: bool
+) -> None:
+    clock.answer = lambda: [line(0, 0)]
+    clock.keeps_answers, clock.knows_loops = is_silent, is_silent
+    (said,) = set(watch(tmp_path, clock, seconds))
+    assert said.endswith("stop_if_idle, 11 measurements by nvidia-smi")
+    assert clock.questions == 12 - (not is_silent)
 
 
 @pytest.mark.parametrize(
     ("gpus", "is_idle"),
     [(("1", "2"), True), (("GPU-2",), True), (("0",), False), (("1", "0"), False), (("7",), False), ((), False)],
 )
-def test_only_the_gpus_of_the_job_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: tuple[str, ...], *, is_idle: bool
-) -> None:
-    put_nvidia_smi(tmp_path, line(0, 97), line(1, 0), line(2, 0))
-    assert bool(watch(tmp_path, monkeypatch, 110, gpus=gpus)) is is_idle
+def test_only_the_gpus_of_the_job_count(tmp_path: Path, clock: Clock, gpus: tuple[str, ...], *, is_idle: bool) -> None:
+    clock.answer = lambda: [line(0, 97), line(1, 0), line(2, 0), line(3, "[N/A]")]
+    assert bool(watch(tmp_path, clock, 110, gpus=gpus)) is is_idle
 
 
 @pytest.mark.row(286)
