@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING
@@ -79,7 +78,7 @@ def print_orphans(orphans: Sequence[Orphan], descriptor: int = streams.OUT) -> N
 def print_items(items: Sequence[Item]) -> None:
     """Print what remote-tool keeps, one row each; a narrow terminal leaves out the last columns, not half a number."""
     rows = [_item_row(item) for item in items]
-    width = get_terminal_size().columns if streams.is_terminal(streams.OUT) else math.inf
+    width = streams.width()
     while max(map(len, plain_rows(rows).splitlines())) > width and len(rows[0]) > NEEDED_COLUMNS:
         rows = [dict(list(row.items())[:-1]) for row in rows]
     streams.write_text(streams.OUT, plain_rows(rows))
