@@ -392,7 +392,9 @@ def _renamed_notice(server: str, old: str, new: str) -> str:
 
 
 def _running_warning(ids: Sequence[str]) -> str:
-    listed = ", ".join(sorted(ids)[:SHOWN_JOBS]) + (", …" if len(ids) > SHOWN_JOBS else "")
+    listed = ", ".join(f"job {job_id}" for job_id in sorted(ids)[:SHOWN_JOBS]) + (
+        ", …" if len(ids) > SHOWN_JOBS else ""
+    )
     jobs = "a job is" if len(ids) == 1 else f"{len(ids)} jobs are"
     return f"{jobs} running in the folder that was updated and will load the new files from now on ({listed})"
 
