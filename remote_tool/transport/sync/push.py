@@ -28,7 +28,7 @@ from remote_tool.transport.sync.bridge import Bridge
 from remote_tool.transport.sync.failures import SOME_NOT_SENT, SOME_VANISHED, STREAM_BROKE, Ending
 from remote_tool.transport.sync.local_rsync import find_local_rsync
 from remote_tool.transport.sync.local_run import LocalRun
-from remote_tool.transport.sync.project.workspace import own_name
+from remote_tool.transport.sync.project.workspace import own_name, renamed_notice
 from remote_tool.transport.sync.relayed import Asking, Relayed
 from remote_tool.transport.sync.server_changes import kept_warning
 from remote_tool.transport.sync.server_state import Attempt, Leftovers
@@ -369,7 +369,7 @@ class _Push:
                 self._options.on_waiting(printable(line)[:LONGEST_NOTICE])
             elif line.startswith(server_script.ELSEWHERE):
                 old = printable(line.removeprefix(server_script.ELSEWHERE))
-                self._options.on_waiting(_renamed_notice(self._host.name, old, self._remote.project))
+                self._options.on_waiting(renamed_notice(self._host.name, old, self._remote.project))
 
     def _count_bytes(self, count: int) -> None:
         self._bytes += count
@@ -379,16 +379,6 @@ class _Push:
         name = self._sent[-1] if self._sent else ""
         done = (self._local_run.done if self._local_run else 0) or self._bytes
         self._on_progress(Progress(len(self._sent), self._snapshot.file_count, self._bytes, name, done, self._total))
-
-
-def _renamed_notice(server: str, old: str, new: str) -> str:
-    """Return the message of a first sync under another name; its command removes nothing."""
-    before, now, aside = (f"~/{shlex.quote(name)}" for name in (old, new, f"{new}.aside"))
-    command = shlex.quote(f"cd; mv {now} {aside}; mv {before} {now}")
-    return (
-        f"this workspace has sent {before} before, with its jobs and their files; to use it under the new name, when "
-        f"none of its jobs is running: remote-tool run --server {shlex.quote(server)} --cmd {command}"
-    )
 
 
 def _running_warning(ids: Sequence[str]) -> str:

@@ -117,3 +117,13 @@ def refusal(server: str, remote: RemotePaths, own: WorkspaceId, lines: Sequence[
         question=f"{server}: {folder} was sent from {others}. Share it with this workspace, {own.place}? "
         "Its files of the same names are replaced, others stay",
     )
+
+
+def renamed_notice(server: str, old: str, new: str) -> str:
+    """Return the message of a first sync under another name; its command removes nothing."""
+    before, now, aside = (f"~/{shlex.quote(name)}" for name in (old, new, f"{new}.aside"))
+    command = shlex.quote(f"cd; mv {now} {aside}; mv {before} {now}")
+    return (
+        f"this workspace has sent {before} before, with its jobs and their files; to use it under the new name, when "
+        f"none of its jobs is running: remote-tool run --server {shlex.quote(server)} --cmd {command}"
+    )
