@@ -164,9 +164,17 @@ def _parse_key(words: list[bytes]) -> HostKey:
     except binascii.Error:
         raise ValueError(f"the {kind} key is damaged") from None
     length = int.from_bytes(blob[:4], "big")
-    if blob[4 : 4 + length] != kind.encode() or len(blob) <= 4 + length:
+    if blob[4 : 4 + length] != kind.encode() or len(blob) <= 4 + length or not _is_whole(blob):
         raise ValueError(f"the {kind} key is damaged")
     return HostKey(kind, blob)
+
+
+def _is_whole(blob: bytes) -> bool:
+    """Return whether a key is a sequence of strings, each behind its length (RFC 4253, 6.6), up to its end."""
+    at = 0
+    while at < len(blob):
+        at += 4 + int.from_bytes(blob[at : at + 4], "big")
+    return at == len(blob)
 
 
 def _ascii(word: bytes, what: str) -> str:
