@@ -154,13 +154,13 @@ async def refresh(context: Context, servers: Sequence[str], *, puts_back: bool =
             await _settle_unsure(context, server, answer, known, readable)
         news.resume()
         await context.may_write()
-        _record(context, server, unfinished[server], answer)
+        lost.extend(_record(context, server, unfinished[server], answer))
 
-    waited = {job.id for jobs in unfinished.values() for job in jobs if job.state is JobState.QUEUED}
+    lost: list[str] = []
     errors = dict((await on_every(servers, ask)).errors)
-    if puts_back and any(job.state is JobState.LOST for job in context.registry.find(waited).values()):
-        # Imported only if it may have rebooted.
-        await workflows.start.put_back.put_back(context, waited)
+    if puts_back and lost:
+        # Imported only if a server may have rebooted.
+        await workflows.start.put_back.put_back(context, lost)
     return errors
 
 
@@ -329,14 +329,16 @@ def _take_jobs(context: Context, server: str, answer: Mapping[str, Any], seen: S
         context.report(Notice(server, f"{refused} job records were refused"))
 
 
-def _record(context: Context, server: str, asked: Sequence[Job], answer: Seen) -> None:
-    """Adopt the jobs of other laptops, and record changes of the queried ones."""
+def _record(context: Context, server: str, asked: Sequence[Job], answer: Seen) -> list[str]:
+    """Adopt jobs of other laptops, and record changes of the queried ones; return those that waited and are lost."""
     here = {job_id: each.job for job_id, each in answer.jobs.items() if not each.elsewhere}
     foreign = {job_id for job_id, each in answer.jobs.items() if _is_of_another(context, server, each)}
     others = here.keys() - foreign - {job.id for job in asked} - context.registry.ended.keys()
     new = others - context.registry.find(others).keys()
     context.registry.adopt(replace(here[job_id], server=server) for job_id in here if job_id in new)
-    context.registry.revise((job.id, partial(_revise, asked=job, answer=answer)) for job in asked)
+    revised = context.registry.revise((job.id, partial(_revise, asked=job, answer=answer)) for job in asked)
+    waited = {job.id for job in asked if job.state is JobState.QUEUED}
+    return [job.id for job in revised if job.id in waited and job.state is JobState.LOST]
 
 
 def _revise(known: Job, asked: Job, answer: Seen) -> Job:
