@@ -16,13 +16,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
+from tests.machine_gpus import without_gpus
 from tests.processes import parents, read_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
-_START_SECONDS = 60.0
+_START_SECONDS = 300.0
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -120,7 +121,7 @@ class TestServer:
         variables = [
             self.options.get("SetEnv", ""),
             f"HOME={self.home}",
-            f"PATH={self.programs}:{_PATH}",
+            f"PATH={self.programs}:{without_gpus(_PATH)}",
             f"REMOTE_TOOL_TEST_SERVER={self.name}",
             # Each is a machine of its own, with GPUs of its own.
             f"REMOTE_TOOL_TEST_LEASES={self.leases}",
