@@ -20,6 +20,17 @@ def without_gpus(path: str) -> str:
     )
 
 
+def put_no_gpus(folder: Path, path: str) -> None:
+    """Let a server whose PATH begins with a folder have no GPUs, if an nvidia-smi of the machine comes later.
+
+    The program itself adds the folders of the system to the PATH of a server, so a link to all else would not do.
+    """
+    if shutil.which(PROGRAM, path=path) is not None and not (folder / PROGRAM).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / PROGRAM).write_text("#!/bin/sh\necho 'No devices were found'\nexit 6\n")
+        (folder / PROGRAM).chmod(0o755)
+
+
 def _mirror(folder: str) -> str:
     if folder not in _without:
         made = Path(tempfile.mkdtemp(prefix="remote-tool-programs-"))

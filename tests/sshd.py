@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
-from tests.machine_gpus import without_gpus
+from tests.machine_gpus import put_no_gpus
 from tests.processes import parents, read_of
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class TestServer:
         variables = [
             self.options.get("SetEnv", ""),
             f"HOME={self.home}",
-            f"PATH={self.programs}:{without_gpus(_PATH)}",
+            f"PATH={self.programs}:{_PATH}",
             f"REMOTE_TOOL_TEST_SERVER={self.name}",
             # Each is a machine of its own, with GPUs of its own.
             f"REMOTE_TOOL_TEST_LEASES={self.leases}",
@@ -151,6 +151,7 @@ class TestServer:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.home.mkdir(exist_ok=True)
         self.leases.mkdir(exist_ok=True)
+        put_no_gpus(self.programs, _PATH)
         if not self.host_key.exists():
             make_key(self.host_key)
         shutil.copy(self.key.with_name(self.key.name + ".pub"), self.folder / "authorized_keys")
