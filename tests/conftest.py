@@ -22,6 +22,7 @@ from tests import figures
 from tests.containers import Podman
 from tests.kept_logins import masters
 from tests.leftovers import new_name, remove_leftovers
+from tests.machine_gpus import without_gpus
 from tests.project import make_workspace_id
 from tests.secret_watch import watching
 from tests.sshd import TestServer, make_key
@@ -41,6 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # Whoever starts the tests in the background of a script, or with nohup, has all of them ignore these.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    os.environ["PATH"] = without_gpus(os.environ["PATH"])
     figures.open_figures(config)
 
 
@@ -127,7 +129,7 @@ def no_logins_kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("XDG_RUNTIME_DIR", str(folder))
         yield folder
     # A master ends with its server at the latest; it has the home of the test that started it.
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while (left := masters(tmp_path_factory.getbasetemp())) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert left == []

@@ -68,7 +68,7 @@ class Podman:
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run podman."""
         return subprocess.run(
-            [str(self.bin / "podman"), *words], check=False, capture_output=True, text=True, timeout=60
+            [str(self.bin / "podman"), *words], check=False, capture_output=True, text=True, timeout=300
         )
 
     def names(self) -> list[str]:

@@ -49,7 +49,7 @@ def traces(mark: str = "rt") -> list[str]:
 def try_to(*words: str) -> None:
     """Run a command that may have nothing to do."""
     with suppress(OSError, subprocess.TimeoutExpired):
-        subprocess.run(words, capture_output=True, check=False, stdin=subprocess.DEVNULL, timeout=60)
+        subprocess.run(words, capture_output=True, check=False, stdin=subprocess.DEVNULL, timeout=300)
 
 
 def _remove_namespace(name: str) -> None:

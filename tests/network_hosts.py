@@ -32,7 +32,7 @@ PROGRAMS = ("ip", "nft", "tc", "unshare", "nsenter", "setpriv", "mount", "ssh-ke
 _launcher = ThreadPoolExecutor(1, thread_name_prefix="hosts")
 HOME = "/mnt/home"
 _NEVER = "/run/never"
-_START_SECONDS = 60.0
+_START_SECONDS = 300.0
 _ALL = 100
 _KILL = 9
 _HANG_UP = 1
@@ -150,7 +150,7 @@ class NetworkHost:
 
     # As on its console
 
-    def run(self, *words: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    def run(self, *words: str, timeout: float = 300.0) -> subprocess.CompletedProcess[str]:
         """Run a command on it, without the network."""
         return subprocess.run(
             self._inside(words),
@@ -599,6 +599,6 @@ def _batch(namespace: str | None, *commands: str) -> None:
 
 
 def _command(*words: str, text: str = "") -> None:
-    result = subprocess.run(words, input=text, capture_output=True, text=True, check=False, timeout=60)
+    result = subprocess.run(words, input=text, capture_output=True, text=True, check=False, timeout=300)
     if result.returncode:
         raise RuntimeError(f"{' '.join(words)}: {result.stderr.strip()}\n{text}")

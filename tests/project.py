@@ -54,7 +54,7 @@ def make_workspace_id(root: Path, name: str = "project") -> None:
 
 
 def remote_tool(
-    *arguments: str, cwd: Path, timeout: float = 60, environment: dict[str, str] | None = None
+    *arguments: str, cwd: Path, timeout: float = 300.0, environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run the real program."""
     return subprocess.run(

@@ -42,13 +42,13 @@ def silent_disk(folder: Path) -> Iterator[None]:
     options = f"fd={device},rootmode=40000,user_id={os.getuid()},group_id={os.getgid()}"
     command = ["mount", "--internal-only", "-t", "fuse", "-o", options, new_name(), str(folder)]
     try:
-        made = subprocess.run(command, check=False, capture_output=True, text=True, pass_fds=(device,), timeout=60)
+        made = subprocess.run(command, check=False, capture_output=True, text=True, pass_fds=(device,), timeout=300)
         if made.returncode:
             pytest.skip(f"this system mounts nothing: {made.stderr.strip()}")
         try:
             yield
         finally:
-            subprocess.run(["umount", "--lazy", str(folder)], check=True, timeout=60)
+            subprocess.run(["umount", "--lazy", str(folder)], check=True, timeout=300)
     finally:
         # Who hangs gets an error.
         os.close(device)

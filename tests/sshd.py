@@ -16,13 +16,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
+from tests.machine_gpus import put_no_gpus
 from tests.processes import parents, read_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
-_START_SECONDS = 60.0
+_START_SECONDS = 300.0
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -150,6 +151,7 @@ class TestServer:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.home.mkdir(exist_ok=True)
         self.leases.mkdir(exist_ok=True)
+        put_no_gpus(self.programs, _PATH)
         if not self.host_key.exists():
             make_key(self.host_key)
         shutil.copy(self.key.with_name(self.key.name + ".pub"), self.folder / "authorized_keys")

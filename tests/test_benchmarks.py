@@ -246,7 +246,6 @@ def test_the_page_tells_of_works_that_are_measured_and_in_their_order() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_work_is_measured_on_real_servers(tmp_path: Path) -> None:
     output = tmp_path / "results.json"
     command = [sys.executable, "-m", "benchmarks", "--rounds", "1", "--output", str(output), "run-1"]
@@ -262,7 +261,6 @@ SMALL = sorted({key for key, plan in PLANS.items() if plan.servers == 1} - {"lau
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("key", SMALL)
 def test_a_small_work_is_done_by_us_and_by_hand(key: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(syncs, "SMALL_FILES", 20)
@@ -278,7 +276,6 @@ def test_a_small_work_is_done_by_us_and_by_hand(key: str, folder: Path, monkeypa
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_distance_is_measured_on_one_server_and_on_several(capsys: pytest.CaptureFixture[str]) -> None:
     measured = distance.measure(1, servers=2, delays=(0.02,))
     for name, seconds in measured["seconds"].items():
@@ -288,7 +285,6 @@ def test_distance_is_measured_on_one_server_and_on_several(capsys: pytest.Captur
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_syncs_are_measured_by_number_of_files_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sizes, "COUNTS", (150,))
     monkeypatch.setattr(sizes, "WITH_SUFFIX", (150,))

@@ -35,7 +35,6 @@ LAUNCH = ("helper-torch-launch", "--cmd", "train_digits.py", "--nproc-per-node",
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.skipif(not any(WHEELS.glob("torch-*.whl")), reason="no wheels in .cache/wheels: make test brings them")
 def test_from_an_empty_folder_to_a_trained_model(two_servers: tuple[TestServer, TestServer], tmp_path: Path) -> None:
     project = tmp_path / "digits"

@@ -73,7 +73,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (checkout / litter).write_text("litter")
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
     # Paths of this machine are no business of the package, so a warning about them is no business of this test.
-    subprocess.run([*pip, "--target", str(target), str(checkout)], check=True, timeout=100, capture_output=True)
+    subprocess.run([*pip, "--target", str(target), str(checkout)], check=True, timeout=300, capture_output=True)
     return target
 
 
@@ -102,7 +102,7 @@ def run(installed: Path, dependencies: Path, *words: str) -> subprocess.Complete
         check=False,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         cwd=installed,
         env=environment,
         stdin=subprocess.DEVNULL,

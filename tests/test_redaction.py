@@ -112,7 +112,7 @@ def test_a_shell_that_takes_the_request_for_a_command_tells_nobody_what_is_in_it
     assert remote_tool("prepare", cwd=root).returncode == 0
     (server.home / ".bashrc").write_text("read -r taken\n")
     value = f"x`{CORE}`"
-    ran = remote_tool(*words, "--cmd", "true", "--env", "TOKEN", value, "-v", cwd=root, timeout=100)
+    ran = remote_tool(*words, "--cmd", "true", "--env", "TOKEN", value, "-v", cwd=root, timeout=300)
     assert ran.returncode != 0
     assert CORE not in ran.stdout + ran.stderr
     records = [file for file in (root / ".remote").rglob("*") if file.is_file()]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # A folder may be called so, and then every path below has a space and a quote.
 PROJECT = "it's a project"
 # Of a machine that has much else to do; a test that passes waits for events, not this long.
-PATIENCE = 60.0
+PATIENCE = 300.0
 OLDEST = os.environ.get("REMOTE_TOOL_PYTHON38", "python3.8")
 
 

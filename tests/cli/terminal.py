@@ -25,7 +25,7 @@ TAKE_TERMINAL = (
     "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
 )
 # Of a machine that stands still for a while; what comes is waited for, not this long.
-PATIENCE = 60.0
+PATIENCE = 300.0
 END = b"\0nothing comes after this\0"
 STYLES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 

@@ -39,7 +39,7 @@ main()
 def patiently(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run the program, which also tells what it imports."""
     program = [sys.executable, "-X", "importtime", "-c", PATIENT]
-    return subprocess.run([*program, *words], cwd=project, check=False, capture_output=True, text=True, timeout=100)
+    return subprocess.run([*program, *words], cwd=project, check=False, capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_a_script_does_not_wait_for_the_master_that_its_command_starts(project: 
     remote_tool("disconnect", cwd=project)
     program = shlex.join([sys.executable, "-m", "remote_tool", "check"])
     hook = ["sh", "-c", f"exec 7>&1; {program}; {program}"]
-    ran = subprocess.run(hook, cwd=project, check=False, capture_output=True, text=True, timeout=100)
+    ran = subprocess.run(hook, cwd=project, check=False, capture_output=True, text=True, timeout=300)
     assert ran.stdout.count("SERVER") == 2
     wait_for_logins(Path(os.environ["XDG_RUNTIME_DIR"]), 1)
     (login,) = json.loads(remote_tool("connections", "--json", cwd=project).stdout)["connections"]
@@ -126,7 +126,7 @@ def test_a_job_is_followed_to_its_end_when_the_kept_login_is_killed(project: Pat
         assert following.stdout.readline() == "begun\n"
         os.kill(login["pid"], signal.SIGKILL)
         (server.home / "go").touch()
-        out, err = following.communicate(timeout=100)
+        out, err = following.communicate(timeout=300)
     assert (following.returncode, out) == (7, "end\n"), err
     assert "Traceback" not in err
     assert (server.home / "began").read_text() == "begun\n"

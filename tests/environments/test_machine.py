@@ -51,7 +51,7 @@ def ask(
         capture_output=True,
         env={"HOME": str(home), "PATH": f"{home}/stubs:{path}", "SHELL": "/bin/sh"},
         check=True,
-        timeout=100,
+        timeout=300,
     )
     told, facts = split_answer(done.stdout)
     assert parse_facts("first", facts).home == str(home)

@@ -54,7 +54,7 @@ def test_every_record_is_on_the_disk_before_it_has_its_name_and_its_name_soon_af
     log = tmp_path / "calls"
     command = [STRACE, "-f", "-y", "-s", "300", "-e", "trace=fsync,rename,renameat,renameat2", "-o", str(log)]
     # Python renames the files of its cache without this care.
-    subprocess.run([*command, sys.executable, "-B", "-c", PROGRAM, str(tmp_path)], check=True, timeout=60)
+    subprocess.run([*command, sys.executable, "-B", "-c", PROGRAM, str(tmp_path)], check=True, timeout=300)
     calls = [(found[1], found[2]) for found in map(CALL.search, log.read_text().splitlines()) if found]
     renamed: dict[str, int] = {}
     for position, (name, text) in enumerate(calls):

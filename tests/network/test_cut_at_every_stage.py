@@ -206,7 +206,7 @@ def around_request(stage: Stage, operation: str, moment: str, monkeypatch: pytes
         at_request(operation, monkeypatch, lambda: None, stage.strike)
 
 
-def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+def until(condition: Callable[[], object], seconds: float = 300.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come true in time"

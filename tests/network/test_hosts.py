@@ -28,7 +28,7 @@ SILENCE_SECONDS = 0.4
 # A Python that lies in /tmp is there on each server too.
 OURS = f"-I {Path(sys.prefix).parts[2]}" if sys.prefix.startswith("/tmp/") else ""
 # Of a machine that stands still for a while.
-PATIENCE = 30.0
+PATIENCE = 300.0
 
 
 def test_a_host_has_a_name_an_address_processes_and_folders_of_its_own(network: Network) -> None:
@@ -82,7 +82,7 @@ def test_a_pulled_cable_is_silent_both_ways_and_mended_goes_on(network: Network)
             greeted(host, SILENCE_SECONDS)
         host.mend()
         # The next attempt comes after as long again as the cable was out.
-        link.settimeout(60)
+        link.settimeout(300)
         assert link.recv(100)  # its part of the key exchange
     assert reaches(other, host)
     assert reaches(host, other)
@@ -292,7 +292,7 @@ def ssh_command(host: NetworkHost, command: str) -> list[str]:
 def over_ssh(host: NetworkHost, command: str) -> str:
     """Run a command with the plain ssh program."""
     return subprocess.run(
-        ssh_command(host, command), capture_output=True, text=True, check=False, timeout=60, stdin=subprocess.DEVNULL
+        ssh_command(host, command), capture_output=True, text=True, check=False, timeout=300, stdin=subprocess.DEVNULL
     ).stdout
 
 
@@ -338,14 +338,14 @@ def seconds_for(size: int, host: NetworkHost) -> float:
         assert taker.stdout is not None
         taker.stdout.readline()
         began = time.monotonic()
-        with socket.create_connection((host.address, 5001), timeout=60) as link:
+        with socket.create_connection((host.address, 5001), timeout=300) as link:
             link.sendall(bytes(size))
             link.shutdown(socket.SHUT_WR)
             assert link.recv(3) == b"all"
         return time.monotonic() - began
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 300.0) -> None:
     """Wait for what must come true."""
     deadline = time.monotonic() + seconds
     while not condition():

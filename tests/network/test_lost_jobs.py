@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 LAST_PID = "/proc/sys/kernel/ns_last_pid"
 
 
-def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+def until(condition: Callable[[], object], seconds: float = 300.0) -> None:
     """Wait for what must come true; fail when it does not."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-PATIENCE = 120.0
+PATIENCE = 300.0
 
 
 class Desk:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
 NONCE = "0123456789abcdef"
-PATIENCE = 60.0
+PATIENCE = 300.0
 
 
 class Pair:

@@ -46,7 +46,7 @@ def test_the_api_sample_prepares_a_server_follows_a_job_and_stops_another(
         check=False,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         stdin=subprocess.DEVNULL,
     )
     assert (ran.returncode, ran.stderr) == (0, "")

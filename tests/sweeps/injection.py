@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Self
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-PATIENCE = 40.0
+PATIENCE = 300.0
 ROOT = Path(__file__).parents[2]
 STRACE = shutil.which("strace") or "strace"
 

@@ -112,7 +112,7 @@ class Machine(TestServer):
                 stdout=subprocess.PIPE,
                 stderr=log,
             )
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 300
         while self.process.poll() is None and time.monotonic() < deadline:
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", self.port)) == 0:
@@ -147,7 +147,7 @@ class Machine(TestServer):
     def reboot(self) -> None:
         """End every process at once, and come back as another boot."""
         self.stop()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while not self._try_start():
             self.stop()
             assert time.monotonic() < deadline, "it did not come back"

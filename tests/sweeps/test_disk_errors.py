@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # As in the sweeps of starts.
-pytestmark = pytest.mark.timeout(300)
-
 ERRORS = {"ENOSPC": "No space left on device (errno 28)", "EIO": "Input/output error (errno 5)"}
 each_error = pytest.mark.parametrize("error", ERRORS)
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # Each sweep is dozens of cases, one after the other on a busy machine.
-pytestmark = pytest.mark.timeout(300)
-
 STAYS = "exec sleep 60"
 # It does not end between two signals, so that each run makes the same calls.
 STUBBORN = "trap '' TERM; exec sleep 60"

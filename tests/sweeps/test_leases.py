@@ -19,8 +19,6 @@ from .sweeping import sweep
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.timeout(300)
-
 ENDS = "exit 3"
 KILL = "signal=KILL"
 STAYS = "exec sleep 60"

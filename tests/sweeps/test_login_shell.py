@@ -164,7 +164,6 @@ def project(prepared: Path, tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.row(138, 139)
 @pytest.mark.parametrize("name", CASES)
 def test_whatever_a_start_up_file_does_every_command_ends_and_says_so(

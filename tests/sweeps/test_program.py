@@ -81,7 +81,6 @@ def _calls(case: ProgramCase, arguments: tuple[str, ...]) -> list[Call]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.row(9, 121)
 @pytest.mark.parametrize("arguments", [RUN, FOLLOW, LIST, STOP], ids=["run", "follow", "list", "kill"])
 def test_a_program_that_is_killed_anywhere_loses_no_job(
@@ -123,7 +122,6 @@ def test_a_program_that_is_killed_anywhere_loses_no_job(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.row(9, 36)
 def test_a_link_that_breaks_at_any_moment_of_a_start_starts_one_job_once(
     program: Zygote, zygote: Zygote, servers: Servers, tmp_path: Path
@@ -160,7 +158,6 @@ def test_a_link_that_breaks_at_any_moment_of_a_start_starts_one_job_once(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.row(124)
 def test_a_program_that_cannot_write_says_where(
     program: Zygote, zygote: Zygote, servers: Servers, tmp_path: Path

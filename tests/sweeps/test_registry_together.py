@@ -63,7 +63,7 @@ def told(tmp_path: Path) -> Path:
 
 
 def wait_for_holder(program: Program) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not program.is_holding():
         assert time.monotonic() < deadline, "it did not come to hold the lock"
         time.sleep(0.01)
@@ -71,7 +71,6 @@ def wait_for_holder(program: Program) -> None:
 
 @pytest.mark.row(122)
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_twenty_programs_lose_nothing_of_each_other_and_no_lock_survives_its_holder(tmp_path: Path, told: Path) -> None:
     registry = Registry(tmp_path / "jobs")
     before = registry.create([JobSpec(new_job_id(), "gpu1", "before") for _ in range(3)])

@@ -121,7 +121,6 @@ def places_of(totals: list[int], part: int) -> list[Place]:
 
 @pytest.mark.row(9, 36)
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 async def test_200_starts_and_200_kills_with_a_cut_each(laptop: Laptop) -> None:
     spec = new_spec()
     start_bytes = await count_bytes(laptop, starting(spec))
@@ -157,7 +156,7 @@ async def see_that_each_runs_once(laptop: Laptop, ids: set[str]) -> None:
     states = {job.id: job.state for job in laptop.jobs() if job.id in ids}
     assert states == dict.fromkeys(ids, JobState.RUNNING)
     # A shell that was started writes its line when it gets its turn, and shows no variables while it becomes the sleep.
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     once = dict.fromkeys(ids, (1, 1))
     while (seen := runs_and_processes(laptop, ids)) != once:
         assert time.monotonic() < deadline, {job: count for job, count in seen.items() if count != (1, 1)}

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from .injection import Call
 
-pytestmark = pytest.mark.timeout(600)
-
 KILL = "signal=KILL"
 BRING, BRING_WHOLE = "tests.sweeps.home_phase:bring", "tests.sweeps.home_phase:bring_whole"
 LARGE = "x" * 1_100_000

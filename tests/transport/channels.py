@@ -39,7 +39,7 @@ async def read_some(channel: Channel, wanted: bytes) -> None:
 
 async def until(condition: Callable[[], bool]) -> bool:
     """Wait for something that another process does."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not condition():
         if time.monotonic() > deadline:
             return False

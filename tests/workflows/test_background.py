@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.conftest import MakeServer
 
 
-def run_script(script: str, *arguments: object, cwd: Path, seconds: float = 60) -> str:
+def run_script(script: str, *arguments: object, cwd: Path, seconds: float = 300.0) -> str:
     """Run a program of a user in a project; return what it printed."""
     words = [sys.executable, "-W", "error", "-c", script, *map(str, arguments)]
     ended = subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=seconds, check=False)

@@ -38,7 +38,7 @@ class Checkout:
     def run(self, *arguments: str) -> str:
         """Run that version; return what it printed."""
         with self.started(*arguments) as program:
-            output, errors = program.communicate(timeout=60)
+            output, errors = program.communicate(timeout=300)
         assert program.returncode == 0, (arguments, output, errors)
         return output
 

@@ -200,7 +200,7 @@ def test_a_process_names_its_supervisor_where_only_that_may_trace(tmp_path: Path
     fork = "import os; os.fork() or os._exit(0); os.wait()"
     variables = {"PYTHONPATH": str(tmp_path), "REMOTE_TOOL_JOB_ID": "job", "REMOTE_TOOL_TRACER": "4242"}
     words = ["strace", "-f", "-e", "trace=prctl", "-o", str(log), sys.executable, "-c", fork]
-    subprocess.run(words, env={**os.environ, **variables}, check=True, timeout=60)
+    subprocess.run(words, env={**os.environ, **variables}, check=True, timeout=300)
     named = [line for line in log.read_text().splitlines() if "PR_SET_PTRACER, 4242" in line]
     assert len(named) == calls
     assert len({line.split()[0] for line in named}) == calls
@@ -294,7 +294,7 @@ def run(program: str, *options: str, path: str = "", **variables: str) -> subpro
     """Run a program in Python as a job does."""
     environment = {**os.environ, "PYTHONPATH": f"{HOOK}{path}", "REMOTE_TOOL_JOB_ID": "job", **variables}
     command = [sys.executable, *options, "-c", program]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
 
 
 @pytest.mark.row(220)

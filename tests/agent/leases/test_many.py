@@ -24,7 +24,6 @@ COMMAND = 'echo "begin $CUDA_VISIBLE_DEVICES" >> log; sleep 0.1; echo "end $CUDA
 
 @pytest.mark.slow
 @pytest.mark.row(261)
-@pytest.mark.timeout(600)
 def test_200_jobs_share_8_gpus_though_supervisors_are_killed(server: PretendServer) -> None:
     gpus = GpuServer(server)
     gpus.put_gpus(*(gpu_line(index, load=0, used=1) for index in range(GPUS)))

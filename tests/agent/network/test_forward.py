@@ -45,10 +45,10 @@ def carries_both_ways(call: Call, number: int, place: dict[str, Any], listener: 
     say(call, {"open": number, "to": place})
     say(call, {"data": number}, b"question")
     say(call, {"end": number})
-    listener.settimeout(40)
+    listener.settimeout(300)
     accepted, _ = listener.accept()
     with accepted:
-        accepted.settimeout(40)
+        accepted.settimeout(300)
         assert accepted.recv(100) == b"question"
         assert accepted.recv(100) == b""
         accepted.sendall(b"answer")
@@ -109,7 +109,7 @@ def test_a_reverse_forward_listens_for_this_user_alone_and_ends_with_its_client(
                     opened = hear(call, "open").header
                 assert hear(call, "data").body == b"x"
                 say(call, {"reset": opened["open"], "why": ""})
-                sock.settimeout(40)
+                sock.settimeout(300)
                 # A Unix socket has no resets; the connection is over in any case.
                 with suppress(ConnectionResetError):
                     assert sock.recv(1) == b""

@@ -120,7 +120,7 @@ def test_processes_that_reuse_a_jobs_pids_are_not_signalled(
         [*namespace, sys.executable, "-c", INIT, server.python, str(server.entry), given],
         check=False,
         capture_output=True,
-        timeout=60,
+        timeout=300,
         env={"PATH": os.environ["PATH"], "HOME": str(server.home), "REMOTE_TOOL_SUPERVISOR": "1"},
     )
     assert ran.returncode == 0, ran.stderr.decode()
@@ -146,7 +146,7 @@ def test_an_orphan_with_the_pid_of_the_command_does_not_change_how_that_ended(
     subprocess.run(
         [*namespace, sys.executable, "-c", WAIT, server.python, str(server.entry), line, str(ended)],
         check=True,
-        timeout=60,
+        timeout=300,
         env={"PATH": os.environ["PATH"], "HOME": str(server.home), "REMOTE_TOOL_SUPERVISOR": "1"},
     )
     pid, heir = (server.project / "heir").read_text().split()

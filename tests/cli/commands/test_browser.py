@@ -102,7 +102,7 @@ def browser(tmp_path: Path) -> Path:
 
 
 def get(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=60) as answer:
+    with urllib.request.urlopen(url, timeout=300) as answer:
         return json.loads(answer.read())
 
 
@@ -231,7 +231,6 @@ def test_behind_a_launch_command_the_socket_is_in_the_project(make_server: MakeS
 
 
 @needs_jupyter
-@pytest.mark.timeout(600)
 @pytest.mark.row(253)
 def test_in_a_container_jupyter_is_private_and_reached(make_server: MakeServer, tmp_path: Path, podman: Podman) -> None:
     if podman.problem:
@@ -253,7 +252,7 @@ def test_in_a_container_jupyter_is_private_and_reached(make_server: MakeServer, 
         (path,) = server.home.rglob("jupyter.sock")
         assert (stat.S_IMODE(path.stat().st_mode), stat.S_IMODE(path.parent.stat().st_mode)) == (0o600, 0o700)
         assert token_of(url).encode() not in arguments_of_everyone()
-        stopped = remote_tool("job-kill", str(job.key), cwd=root, timeout=200)
+        stopped = remote_tool("job-kill", str(job.key), cwd=root, timeout=300)
         assert stopped.returncode == 0, stopped.stderr
         assert notebook.process.wait(200) == 0
     assert not path.parent.exists()
@@ -450,7 +449,7 @@ def test_jobs_without_event_files_and_a_taken_port_are_one_sentence(workspace: P
         assert board.process.wait(60) == 2
         board.wait_for("error: No job matches")
     job = start(workspace, "true", server="gpu1")
-    Workspace.find(workspace).wait_jobs(JobSelection(jobs=(job.id,)), timeout=60)
+    Workspace.find(workspace).wait_jobs(JobSelection(jobs=(job.id,)), timeout=300)
     with Tensorboard(str(job.key), cwd=workspace) as board:
         assert board.process.wait(60) == 2
         board.wait_for("error: The selected jobs have written no event files (events.out.tfevents.*)")

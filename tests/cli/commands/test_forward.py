@@ -55,7 +55,7 @@ class Forwarding:
         for line in self.process.stdout:
             self.lines.append(line.rstrip("\n"))
 
-    def wait_for(self, text: str, count: int = 1, seconds: float = 60) -> str:
+    def wait_for(self, text: str, count: int = 1, seconds: float = 300.0) -> str:
         until(lambda: len(self._with(text)) >= count or not self._reading.is_alive(), seconds)
         assert len(self._with(text)) >= count, (text, self.lines)
         return self._with(text)[-1]
@@ -125,7 +125,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, closed: TestServer) -> P
 
 
 def fetch(port: int) -> bytes:
-    with urllib.request.urlopen(f"http://localhost:{port}/", timeout=60) as answer:
+    with urllib.request.urlopen(f"http://localhost:{port}/", timeout=300) as answer:
         data: bytes = answer.read()
         return data
 

@@ -205,7 +205,7 @@ def test_tail_shows_exact_bytes_and_says_how_the_job_ended(project: Path) -> Non
 
 def test_tail_says_which_job_it_shows_when_none_is_running(project: Path) -> None:
     job = start(project, "echo done", "alone", MASTER_TAG)
-    Workspace.find(project).wait_jobs(JobSelection(jobs=(job.id,)), timeout=60)
+    Workspace.find(project).wait_jobs(JobSelection(jobs=(job.id,)), timeout=300)
     shown = remote_tool("job-tail", "--tag", "alone", cwd=project)
     assert (shown.returncode, shown.stdout) == (0, "done\n")
     assert shown.stderr.splitlines()[0] == f"no selected job is running; showing the last launch, job {job.key}"

@@ -88,7 +88,7 @@ def test_ctrl_c_ends_a_launch_that_waits_and_nothing_is_started(project: Path, b
         waiting = next((line for line in launching.stderr if "the launch waits" in line), "")
         launching.send_signal(signal.SIGINT)
         launching.stderr.read()
-        assert launching.wait(timeout=60) == 130
+        assert launching.wait(timeout=300) == 130
     assert waiting == "the launch waits: first: 1 wanted; 0 of 1 free, 1 reserved by jobs\n"
     assert [job.id for job in Workspace.find(project).list_jobs(JobSelection(stopped=True)).jobs] == before
     assert now(project, busy).state is JobState.RUNNING

@@ -36,7 +36,7 @@ def by_ssh(settings: Path, command: str) -> subprocess.CompletedProcess[str]:
     """Run a command on the first server with OpenSSH and these settings; it may ask nothing."""
     strict = ("-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes")
     words = ["ssh", "-F", str(settings), *strict, "gpu1", command]
-    return subprocess.run(words, check=False, capture_output=True, text=True, timeout=60)
+    return subprocess.run(words, check=False, capture_output=True, text=True, timeout=300)
 
 
 @needs_ssh
@@ -53,11 +53,11 @@ def test_ssh_and_scp_reach_a_server_by_its_name_without_a_question(make_server: 
         check=True,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert answer.stdout == "gpu1\n"
     (tmp_path / "note").write_text("hello")
-    subprocess.run(["scp", "-q", *options, "note", f"gpu1:{server.home}/note"], check=True, cwd=tmp_path, timeout=60)
+    subprocess.run(["scp", "-q", *options, "note", f"gpu1:{server.home}/note"], check=True, cwd=tmp_path, timeout=300)
     assert (server.home / "note").read_text() == "hello"
 
 

@@ -120,7 +120,7 @@ def resize(terminal: Terminal, lines: int, columns: int) -> None:
 
 
 def until_raw(terminal: Terminal, wanted: bytes) -> None:
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + 300
     while wanted not in terminal.raw:
         assert time.monotonic() < deadline, terminal.raw
         terminal._read(0.1)
@@ -166,7 +166,7 @@ def test_the_log_scrolls_above_it_and_is_whole_in_the_scrollback(screen: Callabl
 
 
 def until_shown(screen: Callable[..., str], pattern: str) -> list[str]:
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + 300
     while True:
         rows = [row.rstrip() for row in screen("capture-pane", "-p").split("\n")[:-1]]
         if any(re.search(pattern, row) for row in rows):

@@ -200,7 +200,7 @@ def test_tables_are_sorted_and_filtered() -> None:
 async def test_the_screen_shows_servers_jobs_and_details_and_no_markup_of_others() -> None:
     app = TopApp(board_of("gpu1", "gpu2"), Keys())
     async with app.run_test(size=(80, 30)) as pilot:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             # The footer comes last.
             while "q Quit" not in (shown := text_of(app)):
                 await pilot.pause(0.05)
@@ -211,7 +211,7 @@ async def test_the_screen_shows_servers_jobs_and_details_and_no_markup_of_others
         assert "node 1 gpu2: running" in shown
         assert max(map(len, shown.splitlines())) <= 80
         await pilot.resize_terminal(200, 40)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while "POWER" not in text_of(app):
                 await pilot.pause(0.05)
 

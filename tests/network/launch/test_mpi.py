@@ -25,7 +25,7 @@ def test_three_machines_add_up_and_one_that_loses_its_power_ends_the_rest(
     (workspace.root / "mpi.py").write_text(MPI)
     jobs = workspace.launch_mpi(LaunchRequest("mpi.py", processes=2)).jobs
     chosen = JobSelection(jobs=tuple(job.id for job in jobs), stopped=True)
-    ended = workspace.wait_jobs(chosen, timeout=60).jobs
+    ended = workspace.wait_jobs(chosen, timeout=300).jobs
     workspace.pull_logs(chosen)
     out = (workspace.config.local.job(jobs[0].id) / "job.out").read_text()
     assert {job.state for job in ended} == {JobState.SUCCEEDED}, [job.reason for job in ended]

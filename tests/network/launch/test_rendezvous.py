@@ -42,7 +42,6 @@ NAMES_ITSELF, KNOWS_NO_NAME = "127.0.0.1 localhost\n127.0.1.1 {name}\n", "127.0.
 FIREWALL_BOUND = 15.0
 # Of a machine that does other things too; the system gives up after two minutes.
 SLACK = 10.0
-pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture

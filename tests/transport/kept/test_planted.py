@@ -148,5 +148,5 @@ print(private_folder())
 def test_a_machine_without_room_for_temporary_files_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """No program can write a byte; that was an error before there was a command."""
     monkeypatch.delenv("XDG_RUNTIME_DIR")
-    ran = subprocess.run([sys.executable, "-c", NO_ROOM], capture_output=True, text=True, check=False, timeout=100)
+    ran = subprocess.run([sys.executable, "-c", NO_ROOM], capture_output=True, text=True, check=False, timeout=300)
     assert (ran.stdout, ran.stderr) == ("None\n", "")

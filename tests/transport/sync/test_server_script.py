@@ -59,7 +59,7 @@ class Server:
         # As the wrapper of every script does, which leaves stdin to it.
         command = [*self._shell, "-c", 'eval "$SCRIPT"']
         environment = {"HOME": str(self._home), "PATH": os.environ["PATH"], "SCRIPT": script}
-        return subprocess.run(command, env=environment, input=stdin, capture_output=True, check=False, timeout=60)
+        return subprocess.run(command, env=environment, input=stdin, capture_output=True, check=False, timeout=300)
 
     def known(self) -> KnownCopy:
         """Return the state of the copy, which the server has recorded as complete."""

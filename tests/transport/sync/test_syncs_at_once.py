@@ -83,7 +83,7 @@ async def test_a_sync_that_waits_names_the_one_it_waits_for(laptops: tuple[Desk,
     with (scripts / "sync-lock").open("rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         sending = asyncio.create_task(send(second, waiting))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while not waiting:  # noqa: ASYNC110 - another program's doing
                 await asyncio.sleep(0.01)
         assert not sending.done()
@@ -133,7 +133,7 @@ def tell_of_comparisons(desk: Desk) -> Path:
 
 
 async def appearance(file: Path) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while not file.exists():  # noqa: ASYNC110 - another program's doing
             await asyncio.sleep(0.01)
 
@@ -203,7 +203,7 @@ async def test_a_project_that_cannot_be_listed_leaves_the_server_as_it_is(laptop
 async def test_the_lock_is_free_at_once_after_a_sync(laptops: tuple[Desk, Desk]) -> None:
     await send(laptops[0])
     scripts = laptops[0].copy / ".remote-scripts"
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while True:
             with (scripts / "sync-lock").open("rb") as lock:
                 try:

@@ -79,7 +79,7 @@ async def push_of(desk: Desk, host: Host, on_progress: Callable[[Progress], None
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while True:
             # A folder that is looked through may be removed just then.
             with suppress(FileNotFoundError):

@@ -390,7 +390,7 @@ def test_work_that_is_not_finished_keeps_the_jobs_that_say_what_is_done(
     desk: Workspace, words: tuple[str, ...]
 ) -> None:
     assert remote_tool(*words, "--per-server", "2", "--no-sync", cwd=desk.root).returncode == 0
-    desk.wait_jobs(JobSelection(stopped=True), timeout=60)
+    desk.wait_jobs(JobSelection(stopped=True), timeout=300)
     before = listed(desk)
     assert {state for _, state in before} == {JobState.SUCCEEDED, JobState.FAILED}
     clean(desk)

@@ -130,7 +130,7 @@ def test_a_shard_that_fails_is_started_again_on_another_server(workspace: Worksp
 async def test_a_server_without_work_stays_while_another_one_starts_a_shard_that_fails(workspace: Workspace) -> None:
     """Nobody else can do it: the fan-out would never end."""
     request = FanOutRequest("test $REMOTE_TOOL_SERVER = second", items=("a",))
-    async with HostPool(workspace.config) as pool, asyncio.timeout(60):
+    async with HostPool(workspace.config) as pool, asyncio.timeout(300):
         context = Context(workspace.config, pool, Registry(workspace.config.local.jobs), ignore)
         answer = await fan_out.follow(context, request)
     assert states(answer) == [(0, "first", JobState.FAILED), (0, "second", JobState.SUCCEEDED)]

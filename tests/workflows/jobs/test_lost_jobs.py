@@ -417,7 +417,6 @@ STATUSES = (0, 1, 2, 3, 4, 95, 96, 97, 98, 99, 126, 127, 128, 129, 130, 137, 139
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.row(131)
 def test_no_exit_status_of_the_control_script_ends_a_job_that_runs(desk: Workspace, server: TestServer) -> None:
     job, doomed = begin(desk, "first", UNTIL_TOLD), begin(desk, "first", "sleep 1000")

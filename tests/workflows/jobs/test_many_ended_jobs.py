@@ -80,7 +80,6 @@ def ended(desk: Workspace) -> Job:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 @pytest.mark.row(177)
 def test_many_ended_jobs_cost_few_bytes_and_a_new_one_is_found(
     desk: Workspace, server: TestServer, sent: list[tuple[str, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

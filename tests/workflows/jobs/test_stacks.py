@@ -91,7 +91,7 @@ def test_a_node_keeps_its_stacks_before_it_is_stopped_for_the_failure_of_another
     workspace, (first, second) = launch
     ids = {str(job.key): job.id for job in workspace.list_jobs().jobs}
     workspace.run("touch fail-now", ["second"])
-    answer = workspace.wait_jobs(JobSelection(jobs=(first, second)), timeout=100)
+    answer = workspace.wait_jobs(JobSelection(jobs=(first, second)), timeout=300)
     assert [job.exit_code for job in answer.jobs if str(job.key) == second] == [5]
     shown = workspace.run(f"cat .jobs/{ids[first]}/stacks.txt", ["first"]).values["first"].stdout
     assert "rank 0, process " in shown
@@ -105,7 +105,7 @@ def test_job_pull_brings_what_the_server_keeps_beside_the_output(shared_project:
     # The dump is what torch writes when a collective has timed out.
     command = 'echo dump >"$REMOTE_TOOL_PROJECT/.jobs/$REMOTE_TOOL_JOB_ID/nccl-rank-1"; exit 3'
     (job,) = workspace.start_jobs(StartRequest(command, ("first",), sync=False, on_end="echo the end")).jobs
-    workspace.wait_jobs(JobSelection(jobs=(job.id,)), timeout=100)
+    workspace.wait_jobs(JobSelection(jobs=(job.id,)), timeout=300)
     pulled = remote_tool("job-pull", str(job.key), cwd=workspace.root)
     folder = workspace.config.local.job(job.id)
     assert pulled.returncode == 0, pulled.stderr

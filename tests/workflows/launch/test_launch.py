@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from tests.sshd import TestServer
 
 # On a busy machine, importing torch takes a minute in every torchrun and every rank.
-pytestmark = pytest.mark.timeout(400)
-
 # Importing torch.distributed takes seconds on two cores; a worker that needs no tensors does without.
 RANKS = """
 import json, os

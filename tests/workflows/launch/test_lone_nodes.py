@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # On a busy machine, importing torch takes a minute in torchrun, and then in every rank.
-pytestmark = [pytest.mark.slow, pytest.mark.row(179), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.row(179)]
 
 MEET = """
 import os, sys, time

@@ -149,7 +149,7 @@ def test_a_command_or_a_module_is_wanted(trainer: Workspace) -> None:
 def test_a_rank_that_fails_before_it_meets_the_others_ends_the_launch(trainer: Workspace) -> None:
     """The others would wait in MPI_Init for ever."""
     answer = trainer.launch_mpi(LaunchRequest("mpi_fails.py", processes=2))
-    ended = trainer.wait_jobs(by_id(answer.jobs), timeout=90).jobs
+    ended = trainer.wait_jobs(by_id(answer.jobs), timeout=300).jobs
     first, second = ended
     assert (second.state, second.exit_code) == (JobState.FAILED, 7), second
     assert first.state is JobState.FAILED
@@ -182,7 +182,7 @@ def test_a_launch_that_a_rank_aborts_ends_with_its_code_and_its_message_is_the_c
 def test_killing_one_job_ends_all_of_it(trainer: Workspace) -> None:
     answer = trainer.launch_mpi(LaunchRequest("sleep 600", processes=2))
     trainer.stop_jobs(JobSelection(jobs=(answer.jobs[1].id,)), grace=5).raise_if_any_failed()
-    ended = trainer.wait_jobs(by_id(answer.jobs), timeout=90).jobs
+    ended = trainer.wait_jobs(by_id(answer.jobs), timeout=300).jobs
     assert {job.state for job in ended} == {JobState.KILLED}
     assert [processes_of(job.id) for job in ended] == [[], []]
 
@@ -221,5 +221,5 @@ def test_a_first_node_whose_answer_was_lost_does_not_stay(trainer: Workspace, mo
 
 def test_one_server_alone_needs_no_other(trainer: Workspace) -> None:
     answer = trainer.launch_mpi(LaunchRequest("mpi.py", servers=("second",), processes=2))
-    (ended,) = trainer.wait_jobs(by_id(answer.jobs), timeout=90).jobs
+    (ended,) = trainer.wait_jobs(by_id(answer.jobs), timeout=300).jobs
     assert ended.state is JobState.SUCCEEDED, ended

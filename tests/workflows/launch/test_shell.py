@@ -105,7 +105,6 @@ def test_a_command_that_ends_before_the_start_is_answered_has_begun(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)  # on a busy machine, importing torch takes a minute in every process
 def test_a_script_whose_program_spawns_its_ranks_trains_over_both_servers(trainer: Workspace) -> None:
     words = ("helper-launch", "--cmd", "./run_train.sh spawn.py", "--follow")
     done = remote_tool(*words, cwd=trainer.root, timeout=240)

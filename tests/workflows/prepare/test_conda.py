@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tests.sshd import TestServer
 
 pytest.importorskip("rattler", reason="py-rattler, of the test extra, is not installed")
-pytestmark = [pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 FILE = "Tiny-1.0-Linux.sh"
 

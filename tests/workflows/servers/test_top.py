@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from remote_tool.workflows.servers.top import TopEvent
     from tests.conftest import MakeServer
 
-PATIENCE = 60.0
+PATIENCE = 300.0
 
 
 class Events:

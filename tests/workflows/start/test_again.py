@@ -393,14 +393,14 @@ def test_every_setting_of_a_job_is_repeated_or_left_out_on_purpose() -> None:
 
 def wait_until_queued(workspace: Workspace, job: Job) -> None:
     """Wait for the answer of a server that was slow to start a job."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while workspace.list_jobs(JobSelection((job.id,))).jobs[0].state is not JobState.QUEUED:
         assert time.monotonic() < deadline, "the job is not queued"
 
 
 def kill_supervisor(workspace: Workspace, job: Job) -> None:
     """Kill the supervisor of a job that has not begun, which holds the job's reserve open, until its server knows."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     selection = JobSelection((job.id,), stopped=True)
     while workspace.list_jobs(selection).jobs[0].state is not JobState.LOST:
         assert time.monotonic() < deadline, "the job is not lost"

@@ -70,7 +70,6 @@ def place(make_server: MakeServer, tmp_path: Path) -> tuple[Workspace, Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.row(291, 296)
 @pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
 def test_a_frozen_job_runs_the_code_of_its_start_and_its_files_come_home(place: tuple[Workspace, Path]) -> None:
@@ -95,7 +94,6 @@ def test_a_frozen_job_runs_the_code_of_its_start_and_its_files_come_home(place: 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.row(291, 300)
 @pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
 def test_a_frozen_job_is_recorded_with_its_copy_and_changes_and_others_are_not(place: tuple[Workspace, Path]) -> None:

@@ -29,7 +29,7 @@ def workspace(shared_project: Path) -> Workspace:
 def printed(workspace: Workspace, *ids: str) -> list[str]:
     """Return what jobs print, once they have ended."""
     selection = JobSelection(jobs=ids, stopped=True)
-    assert workspace.wait_jobs(selection, timeout=60).exit_code == 0
+    assert workspace.wait_jobs(selection, timeout=300).exit_code == 0
     workspace.pull_logs(selection)
     outputs = [workspace.config.local.job(each) / "job.out" for each in ids]
     return [line for file in outputs if file.exists() for line in file.read_text().split()]

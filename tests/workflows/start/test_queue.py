@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.sshd import TestServer
 
 SHOW = 'echo "$CUDA_VISIBLE_DEVICES"'
-SECONDS = 60.0
+SECONDS = 300.0
 
 
 def until(condition: Callable[[], object], what: str) -> None:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 # Each starts supervisors, and waits for them.
 pytestmark = pytest.mark.slow
 
-SECONDS = 60.0
+SECONDS = 300.0
 
 
 class Sweeps:
@@ -271,7 +271,6 @@ def switch_off(server: TestServer) -> None:
 
 
 @pytest.mark.row(309)
-@pytest.mark.timeout(300)
 def test_a_server_that_goes_away_and_comes_back_is_waited_for_and_its_combinations_are_resumed(
     two_servers: tuple[TestServer, TestServer], tmp_path: Path
 ) -> None:
