@@ -367,6 +367,9 @@ class _Push:
         for line in data.decode(errors="replace").splitlines():
             if line.startswith(server_script.WAITING):
                 self._options.on_waiting(printable(line)[:LONGEST_NOTICE])
+            elif line.startswith(server_script.ELSEWHERE):
+                old = printable(line.removeprefix(server_script.ELSEWHERE))
+                self._options.on_waiting(_renamed_notice(self._host.name, old, self._remote.project))
 
     def _count_bytes(self, count: int) -> None:
         self._bytes += count
@@ -378,8 +381,20 @@ class _Push:
         self._on_progress(Progress(len(self._sent), self._snapshot.file_count, self._bytes, name, done, self._total))
 
 
+def _renamed_notice(server: str, old: str, new: str) -> str:
+    """Return the message of a first sync under another name; its command removes nothing."""
+    before, now, aside = (f"~/{shlex.quote(name)}" for name in (old, new, f"{new}.aside"))
+    command = shlex.quote(f"cd; mv {now} {aside}; mv {before} {now}")
+    return (
+        f"this workspace has sent {before} before, with its jobs and their files; to use it under the new name, when "
+        f"none of its jobs is running: remote-tool run --server {shlex.quote(server)} --cmd {command}"
+    )
+
+
 def _running_warning(ids: Sequence[str]) -> str:
-    listed = ", ".join(sorted(ids)[:SHOWN_JOBS]) + (", …" if len(ids) > SHOWN_JOBS else "")
+    listed = ", ".join(f"job {job_id}" for job_id in sorted(ids)[:SHOWN_JOBS]) + (
+        ", …" if len(ids) > SHOWN_JOBS else ""
+    )
     jobs = "a job is" if len(ids) == 1 else f"{len(ids)} jobs are"
     return f"{jobs} running in the folder that was updated and will load the new files from now on ({listed})"
 

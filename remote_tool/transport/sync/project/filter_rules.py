@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from remote_tool.errors import SyncError
+from remote_tool.system.files import opened_plain
 from remote_tool.transport.sync.secrets import OWN_FOLDERS
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ def own_rules(folders: Iterable[str]) -> list[bytes]:
 def users_rules(file: Path) -> list[bytes]:
     """Return the user's patterns for rsync, without a lone ``!``, which would clear all rules before it."""
     try:
-        text = file.read_bytes()
+        with opened_plain(file) as stream:
+            text = stream.read()
     except FileNotFoundError:
         return []
     except OSError as error:
