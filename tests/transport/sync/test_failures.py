@@ -163,8 +163,8 @@ async def test_a_file_that_cannot_be_written_is_named(make_server: MakeServer, t
     (desk.copy / "a.py" / "output").write_text("a job's")
     error = await failure(desk)
     assert isinstance(error, SyncError)
-    assert "some files could not be sent" in error.message
-    assert "could not make way for new regular file: a.py" in error.message
+    assert "some files were not sent: a folder on the server, with files of its own: a.py" in error.message
+    assert "mv a.py a.py.old" in (error.hint or "")
     assert desk.state.startswith("incomplete ")
     assert (desk.copy / "a.py" / "output").exists()
 
