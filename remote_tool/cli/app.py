@@ -14,7 +14,7 @@ import typer
 
 from remote_tool.cli.local_problems import explain
 from remote_tool.cli.output import streams
-from remote_tool.cli.program import COMMANDS, PROGRAM, make_program
+from remote_tool.cli.program import COMMANDS, PROGRAM, first_steps, make_program
 from remote_tool.errors import MOST_FILES, RemoteToolError, SomeServersFailedError, UsageError
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _run_command() -> int:
         return make_program()(prog_name=PROGRAM, standalone_mode=False) or 0
     except _CommandLineError as problem:
         if problem.message == (problem.ctx and problem.ctx.get_help()):
-            problem.show()  # without any argument, the help is the answer
+            streams.write_text(streams.ERR, first_steps() + "\n")
             return int(problem.exit_code)
         hint = f"{_command_of(problem)} --help"
         raise UsageError(problem.format_message().removesuffix("."), hint=hint) from None

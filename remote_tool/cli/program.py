@@ -111,6 +111,14 @@ GROUPS = {
 }
 COMMANDS = {name: entry for commands in GROUPS.values() for name, entry in commands.items()}
 
+# The commands of the first week, by task; with them, the program without arguments fits a terminal of 24 rows.
+FIRST = {
+    "Set up servers": ("init", "check", "prepare"),
+    "Start": ("run", "job-run", "helper-torch-launch"),
+    "Follow and stop": ("job-list", "job-tail", "top", "job-kill"),
+    "Fetch and clean up": ("job-pull", "clean"),
+}
+
 # Names that other tools have for our commands.
 ALSO_KNOWN_AS = {
     "ps": "job-list",
@@ -289,6 +297,17 @@ class TableOfContents(TyperGroup):
             ctx.fail(f"No such command '{args[0]}'. Did you mean '{ALSO_KNOWN_AS[args[0]]}'?")
         name, command, rest = super().resolve_command(ctx, args)
         return name, command and load_command(command.name or ""), rest
+
+
+def first_steps() -> str:
+    """Return what the program shows without arguments."""
+    width = max(len(name) for names in FIRST.values() for name in names)
+    tasks = [
+        "\n".join([task, *(f"  {name.ljust(width)}  {COMMANDS[name][1]}" for name in names)])
+        for task, names in FIRST.items()
+    ]
+    last = f"{PROGRAM} --help shows all; {PROGRAM} COMMAND --help the options of one."
+    return "\n\n".join([f"Usage: {PROGRAM} COMMAND [OPTIONS]...", *tasks, last])
 
 
 def load_command(name: str) -> TyperCommand:

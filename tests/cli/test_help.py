@@ -400,3 +400,13 @@ def test_a_value_that_no_process_can_have_is_refused_without_showing_it() -> Non
         read_environment(["A=secret\0"])
     with pytest.raises(UsageError, match=r"^--env takes two words, a name and a value$"):
         read_environment(["secret"])
+
+
+def test_without_arguments_the_first_commands_fit_a_small_terminal() -> None:
+    shown = remote_tool(cwd=Path.cwd())
+    assert shown.returncode == 2
+    lines = shown.stderr.splitlines()
+    assert len(lines) < 24
+    assert max(map(len, lines)) <= 80
+    assert [len([line for line in lines if line.startswith(f"  {name} ")]) for name in COMMANDS].count(1) == 12
+    assert lines[-1].startswith("remote-tool --help shows all")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.cli.terminal import Terminal
 from tests.promises.conftest import until
 
 if TYPE_CHECKING:
@@ -42,6 +43,24 @@ def test_combinations_that_write_the_same_file_are_warned_of_once(desk: Desk) ->
     until(lambda: all(job["state"] == "succeeded" for job in desk.jobs()), "all have ended")
     resumed = desk.tries("helper-sweep", "--no-sync", "--resume", str(desk.job(1)["launch_id"]))
     assert WORDS not in resumed.stderr
+
+
+def test_the_best_value_is_there_with_the_last_one_and_the_table_fits_a_terminal(desk: Desk) -> None:
+    command = 'for loss in 9 {learning_rate}5 7; do echo "loss: $loss lr: 0.1 step: 3/3 grad_norm: 0.12345"; done'
+    values = "a-value-that-is-long-enough-for-no-column,0.01"
+    sweep = ("helper-sweep", "--no-sync", "--per-server", "2", "--cmd", f"true {{optimizer}}; {command}")
+    desk.does(*sweep, "--grid", "learning_rate=0.1,0.01", "--grid", f"optimizer={values}")
+    until(lambda: all(job["state"] == "succeeded" for job in desk.jobs()), "all have ended")
+    heading, *rows = desk.does("sweep-show", "--metric", "loss").splitlines()
+    assert "MIN loss  LAST loss" in heading
+    place = heading.index("MIN loss")
+    assert [row[place:].split()[:2] for row in rows] == [[best, "7"] for best in ("0.015", "0.015", "0.15", "0.15")]
+    with Terminal("sweep-show", "--metric", "loss", cwd=desk.root) as terminal:
+        assert terminal.end() == 0
+        lines = terminal.text.splitlines()
+    assert max(map(len, lines)) <= 80, lines
+    assert any("MIN loss  LAST loss" in line for line in lines)
+    assert any("…" in line and "a-value" in line for line in lines)
 
 
 @pytest.mark.parametrize("kind", ["sweep", "fan-out"])

@@ -136,7 +136,7 @@ def _read_on_empty(value: Any) -> "Optional[OnEmpty]":  # noqa: ANN401 - from th
 
 
 def _read_queue(job: "Dict[str, Any]", spec: Record) -> "Optional[QueueRequest]":
-    if not spec["gpu_count"] and not spec["after"]:
+    if not spec["gpu_count"] and not spec["after"] and spec["slots"] is None:
         return None
     from remote_tool.agent.supervisor.queue import read_queue  # noqa: PLC0415 - few jobs wait
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import signal
 import sys
 import threading
+from shutil import get_terminal_size
 
 IN, OUT, ERR = 0, 1, 2
 # The exit status in a shell for SIGPIPE.
@@ -69,6 +71,11 @@ def write_text(descriptor: int, text: str) -> None:
 def is_terminal(descriptor: int) -> bool:
     """Return whether it is a terminal."""
     return os.isatty(descriptor)
+
+
+def width() -> float:
+    """Return the columns of the terminal on stdout; a file or a pipe has room for all."""
+    return get_terminal_size().columns if is_terminal(OUT) else math.inf
 
 
 def has_colour(descriptor: int) -> bool:

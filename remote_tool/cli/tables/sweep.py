@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from typing import TYPE_CHECKING, Any
 
 from remote_tool.cli.output.json_output import errors_as_json, job_as_json
@@ -12,16 +13,50 @@ from remote_tool.cli.tables.jobs import readable_duration
 from remote_tool.cli.tables.plain import plain_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from remote_tool.workflows.sweep.results import SweepResults, SweepRow
 
-LONGEST_CELL = 40
+LONGEST_CELL, USUAL_CELL, SHORTEST_CELL = 40, 12, 6
+LAST = "LAST "
 
 
-def sweep_table(found: SweepResults) -> str:
-    """Return the rows for people."""
-    return plain_rows([_cells(found, row) for row in found.rows])
+def sweep_table(found: SweepResults, width: float = math.inf) -> tuple[str, int]:
+    """Return the rows for people, and how many columns with values have no room within a width."""
+    rows = [_cells(found, row) for row in found.rows]
+    if _width(rows) <= width:
+        return plain_rows(rows), 0
+    rows = [{name: value for name, value in row.items() if any(each[name] for each in rows)} for row in rows]
+    rows = _narrowed(rows, width, USUAL_CELL)
+    # The parameters, the state and the metric are what the table is for.
+    metric = f"{LAST}{found.metric or 'loss'}"
+    last = [name for name in rows[0] if name.startswith(LAST) and name != metric]
+    left_out = 0
+    for name in (*reversed(last), "DURATION", "SERVER", "JOB", metric):
+        if _width(rows) > width and name in rows[0]:
+            rows = [{each: value for each, value in row.items() if each != name} for row in rows]
+            left_out += 1
+    return plain_rows(_narrowed(rows, width, SHORTEST_CELL)), left_out
+
+
+def _narrowed(rows: Sequence[dict[str, str]], width: float, least: int) -> list[dict[str, str]]:
+    """Cut the longest cells until the rows fit, but not below so many characters."""
+    longest = LONGEST_CELL
+    while _width(rows) > width and longest > least:
+        longest -= 1
+        rows = [
+            {name: value if name == "STATE" else _cut(value, longest) for name, value in row.items()} for row in rows
+        ]
+    return list(rows)
+
+
+def _width(rows: Sequence[dict[str, str]]) -> int:
+    return max(map(len, plain_rows(rows).splitlines()))
+
+
+def _cut(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def _cells(found: SweepResults, row: SweepRow) -> dict[str, str]:
@@ -36,7 +71,8 @@ def _cells(found: SweepResults, row: SweepRow) -> dict[str, str]:
     if found.metric:
         cells[f"{found.mode.upper()} {found.metric}"] = "" if row.best is None else f"{row.best:g}"
     # What a command prints of its own parameters says nothing new.
-    cells |= {f"LAST {name}": row.values.get(name, "") for name in found.value_names if name not in row.parameters}
+    names = sorted(found.value_names, key=lambda name: name != found.metric)
+    cells |= {f"{LAST}{name}": row.values.get(name, "") for name in names if name not in row.parameters}
     parameters = {_heading(name, cells): value for name, value in row.parameters.items()}
     number = cells.pop("NUMBER")
     shown = {"NUMBER": number, **parameters, **cells}

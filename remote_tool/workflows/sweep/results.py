@@ -14,6 +14,7 @@ from remote_tool.jobs.logs import LogFolder
 from remote_tool.jobs.metrics import best_value, metric_pattern
 from remote_tool.launchers.sweep import MISSING, TAG, sweep_name
 from remote_tool.workflows.jobs.listing import list_jobs
+from remote_tool.workflows.jobs.log_streams import bring_logs_home
 from remote_tool.workflows.selection import JobsAnswer, JobSelection
 from remote_tool.workflows.sweep.sweep import jobs_of
 from remote_tool.workflows.sweep_records import SweepRecord, find_sweep
@@ -108,7 +109,9 @@ class SweepResults:
 async def results(
     context: Context, word: str = "", *, metric: str = "", mode: str = "min", sort: str = "", logs: bool = False
 ) -> SweepResults:
-    """Return the results of a sweep, of the newest without a name; ``logs`` fetches the output first.
+    """Return the results of a sweep, of the newest without a name; ``logs`` fetches output and artifacts first.
+
+    The best value of a metric needs all output, so that is fetched with a metric too.
 
     Raises:
         UsageError: There is no such sweep, or no such column to sort by.
@@ -118,6 +121,8 @@ async def results(
     record = find_sweep(context.config.local.sweeps, word)
     pattern = metric_pattern(metric, context.config.status) if metric else None
     answer = await _ask(context, record, logs=logs)
+    if metric and not logs:
+        answer = await _with_output(context, answer)
     chosen = _latest(jobs_of(answer.jobs, record))
 
     def best_of(job: Job) -> float | None:
@@ -160,6 +165,14 @@ async def _ask(context: Context, record: SweepRecord, *, logs: bool) -> JobsAnsw
     tag = f"{TAG}{sweep_name(record.launch_id)}"
     answer = await list_jobs(context, JobSelection((), (tag,), servers, stopped=True, hidden=True), logs=logs)
     return replace(answer, jobs=(*answer.jobs, *(job for job in jobs if job.server not in servers)))
+
+
+async def _with_output(context: Context, answer: JobsAnswer) -> JobsAnswer:
+    """Fetch the output of jobs that have begun, from the servers that answer."""
+    begun = [job for job in answer.jobs if job.started_at is not None and job.server not in answer.errors]
+    errors = await bring_logs_home(context, begun)
+    now = context.registry.find([job.id for job in begun])
+    return replace(answer, jobs=tuple(now.get(job.id, job) for job in answer.jobs), errors={**answer.errors, **errors})
 
 
 def sort_rows(rows: Iterable[SweepRow], order: str, record: SweepRecord, mode: str = "min") -> list[SweepRow]:

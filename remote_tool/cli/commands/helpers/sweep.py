@@ -232,7 +232,7 @@ def sweep_show(  # noqa: PLR0913 - one parameter per option
             help="Sort by a parameter, a value, number, state, server, job, duration or best; -lr: in reverse.",
         ),
     ] = "",
-    rsync: Annotated[bool, typer.Option("--rsync", help="Fetch the output of its jobs first.")] = False,
+    rsync: Annotated[bool, typer.Option("--rsync", help="Fetch the output and artifacts of its jobs first.")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     json: AsJson = False,
     connection: Connection,
@@ -248,7 +248,10 @@ def sweep_show(  # noqa: PLR0913 - one parameter per option
     elif csv:
         streams.write_text(streams.OUT, sweep_csv(found))
     else:
-        print_data(sweep_table(found).rstrip("\n"))
+        table, left_out = sweep_table(found, streams.width())
+        print_data(table.rstrip("\n"))
+        if left_out:
+            inform(f"no room for {counted(left_out, 'column')}; --csv has all")
     _remark(found)
     show_failures(found.errors)
     if found.errors:
