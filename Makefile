@@ -66,11 +66,11 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/stamp-torch: $(BIN)/python
-	$(BIN)/pip install -q --disable-pip-version-check $(TORCH) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+	$(BIN)/pip install --disable-pip-version-check $(TORCH) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	@touch $@
 
 $(VENV)/stamp-demo: pyproject.toml $(VENV)/stamp-torch
-	$(BIN)/pip install -q --disable-pip-version-check -e '.[sample]'
+	$(BIN)/pip install --disable-pip-version-check -e '.[sample]'
 	@touch $@
 
 $(VENV)/stamp-test: pyproject.toml $(VENV)/stamp-torch

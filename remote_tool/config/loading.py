@@ -27,6 +27,7 @@ from remote_tool.errors import ConfigError
 from remote_tool.paths import LocalPaths, RemotePaths
 from remote_tool.protocol.limits import DEFAULT_IDLE_AFTER, DEFAULT_LOG_LIMIT, DEFAULT_LOST_AFTER
 from remote_tool.readable import readable_size
+from remote_tool.system.files import opened_plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -79,7 +80,7 @@ def load(root: Path) -> Config:
     """
     file = LocalPaths(root).config_file
     try:
-        with file.open("rb") as stream:
+        with opened_plain(file) as stream:
             text = stream.read(LARGEST_FILE + 1)
     except FileNotFoundError:
         raise ConfigError(f"{file}: does not exist", hint="remote-tool init") from None

@@ -16,6 +16,12 @@ _THREAD = re.compile(r"(?:Current t|T)hread 0x[0-9a-f]+.*\(most recent call firs
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d{1,9}|\?\?\?) in (?P<function>.*)')
 # Files of installed packages, Python itself, and libraries: not the project's code.
 _OF_OTHERS = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|^<frozen |\.so(?:\.|$)")
+# The calls that start a script: of Python itself, of torchrun, and of the processes of a DataLoader.
+_OF_LAUNCHERS = re.compile(
+    r"^<frozen runpy>$|/runpy\.py$|/torch/distributed/(?:run|launch)\.py$|/torch/distributed/(?:launcher|elastic)/"
+    r"|/multiprocessing/(?:context|forkserver|popen_\w+|process|spawn)\.py$|/bin/(?:torchrun|accelerate|deepspeed)$"
+    r"|/(?:accelerate/commands|deepspeed/launcher)/"
+)
 _MOST_FRAMES = 200
 # Names of wrapper functions, which do not show where a process is.
 _WRAPPERS = frozenset({"wrapper", "inner", "decorate_context", "_call_impl", "_wrapped_call_impl", "_fn", "<lambda>"})
@@ -63,6 +69,16 @@ class ProcessStack:
     def stack(self) -> tuple[Frame, ...]:
         """The stack of the main thread; the innermost call comes first."""
         return self.threads[-1] if self.threads else ()
+
+    @property
+    def folded(self) -> tuple[tuple[Frame, ...], int]:
+        """The stack without the outermost calls that are the launcher's, and how many these are."""
+        stack = self.stack
+        own = next((n for n in range(len(stack), 0, -1) if not _OF_LAUNCHERS.search(stack[n - 1].file)), 0)
+        is_launcher = any("/torch/distributed/" in frame.file for frame in stack[own:])
+        # A launcher that waits is in the standard library.
+        inner = 0 if is_launcher and all(_OF_OTHERS.search(frame.file) for frame in stack[:own]) else own
+        return stack[:inner], len(stack) - inner
 
     @property
     def where(self) -> str:

@@ -68,3 +68,20 @@ def test_the_odd_rank_comes_first_and_the_rest_is_one_line() -> None:
         "process 7 on gpu1: all_reduce (train.py:88)",
         "process 8 on gpu2: __next__ (data.py:31)",
     ]
+
+
+def test_the_calls_of_the_launcher_are_folded() -> None:
+    def stack(*calls: tuple[str, str]) -> ProcessStack:
+        lines = "".join(f'  File "{file}", line 1 in {function}\n' for file, function in calls)
+        return process(None, f"Current thread 0x1 (most recent call first):\n{lines}")
+
+    python = "/usr/lib/python3.11"
+    run = [(f"{TORCH}/distributed/elastic/agent/server/api.py", "_invoke_run"), (f"{TORCH}/distributed/run.py", "main")]
+    started = [("<frozen runpy>", "_run_code"), ("<frozen runpy>", "_run_module_as_main")]
+    assert stack(*run, *started).folded == ((), 4)
+    assert stack((f"{python}/threading.py", "wait"), *run, ("/env/bin/torchrun", "<module>")).folded == ((), 4)
+    own = [(f"{TORCH}/distributed/distributed_c10d.py", "all_reduce"), ("/home/me/project/train.py", "<module>")]
+    assert [frame.function for frame in stack(*own, *started).folded[0]] == ["all_reduce", "<module>"]
+    assert stack(*own).folded[1] == stack().folded[1] == 0
+    loader = [("/home/me/project/data.py", "load"), (f"{python}/multiprocessing/process.py", "run")]
+    assert [frame.function for frame in stack(*loader).folded[0]] == ["load"]

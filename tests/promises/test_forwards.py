@@ -12,6 +12,7 @@ from tests.promises.conftest import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.promises.conftest import Desk
 
@@ -50,3 +51,27 @@ def test_a_reverse_forward_replaces_a_stale_socket_and_at_its_end_removes_only_i
         forwarding.terminate()
     until(lambda: not other.exists(), "the forward has ended on the server")
     assert place.read_text() == "a result that another program has put there\n"
+
+
+def test_the_same_port_of_several_servers_is_said_to_go_to_the_first(desk_of_two: Desk) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with desk_of_two.runs_meanwhile("forward", str(port)) as forwarding:
+        assert forwarding.stdout is not None
+        lines = sorted(forwarding.stdout.readline() for _ in range(2))
+        forwarding.terminate()
+    assert any(f"on second (port {port} here goes to first)" in line for line in lines), lines
+    assert not any("not free" in line for line in lines)
+
+
+def test_ssh_config_names_only_keys_that_exist(desk: Desk, tmp_path: Path) -> None:
+    settings = desk.settings()["servers"]["first"]
+    home = tmp_path / "home"
+    (home / ".ssh").mkdir(parents=True)
+    for name in ("id_ed25519", "id_rsa.pub"):
+        (home / ".ssh" / name).touch(0o600)
+    desk.configure(servers={"first": {key: settings[key] for key in settings if key != "private_key"}})
+    printed = desk.does("ssh-config", environment={"HOME": str(home)})
+    named = [line.split()[1].strip('"') for line in printed.splitlines() if line.strip().startswith("IdentityFile")]
+    assert all(name.endswith(("id_ed25519", "id_rsa")) for name in named), printed
+    assert named

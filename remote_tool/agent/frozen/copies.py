@@ -164,7 +164,7 @@ class Copies:
             RequestError: Another sync has changed the project since, and no copy was made before.
             OSError: It cannot be made.
         """
-        sync = _hold_sync(self._folders)
+        sync = _hold_sync(self._folders.scripts, self._folders.project)
         try:
             if sent and not self._is_as_sent(sent):
                 return self._find_of(sent)
@@ -280,7 +280,15 @@ class Copies:
 
 def link_new(copy: Copy) -> List[str]:
     """Link what the project has by now, such as the output of a job that this one waited for; return these names."""
-    return links.link_others(copy.code, copy.scripts, links.with_folders(sent_to(copy)))
+    sync = -1
+    # Files of a sync that is running are not in its list yet.
+    with suppress(RequestError, OSError):
+        sync = _hold_sync(copy.scripts, copy.project)
+    try:
+        return links.link_others(copy.code, copy.scripts, links.with_folders(sent_to(copy)))
+    finally:
+        if sync >= 0:
+            os.close(sync)
 
 
 def sent_to(copy: Copy) -> List[bytes]:
@@ -319,14 +327,14 @@ def lock_alone(folder: int) -> bool:
     return True
 
 
-def _hold_sync(folders: Folders) -> int:
+def _hold_sync(scripts: str, project: str) -> int:
     """Keep syncs away after waiting for one that is running.
 
     Raises:
         RequestError: It takes long.
         OSError: The lock cannot be opened.
     """
-    path = os.path.join(folders.scripts, "sync-lock")
+    path = os.path.join(scripts, "sync-lock")
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + _PATIENCE
     while True:
@@ -335,7 +343,7 @@ def _hold_sync(folders: Folders) -> int:
         except BlockingIOError:
             if removing.is_over(deadline):
                 raise RequestError(
-                    f"A sync to {folders.project} is running, so its code cannot be copied now", hint="try again later"
+                    f"A sync to {project} is running, so its code cannot be copied now", hint="try again later"
                 ) from None
             time.sleep(0.02)
         except OSError:

@@ -27,6 +27,7 @@ def job_stacks(
     native: Annotated[
         bool, typer.Option("--native", help="Also show calls in C and C++; needs py-spy on the servers.")
     ] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also show the calls of the launcher.")] = False,
     json: AsJson = False,
     connection: Connection,
 ) -> None:
@@ -36,11 +37,11 @@ def job_stacks(
     """
     with connection.console("asking servers") as console:
         answer = console.find_workspace().take_stacks(jobs.selection(), native=native)
-    show_stacks(answer, json=json)
+    show_stacks(answer, json=json, is_whole=everything)
     leave_unless_ok(answer.exit_code)
 
 
-def show_stacks(answer: StacksAnswer, *, json: bool) -> None:
+def show_stacks(answer: StacksAnswer, *, json: bool, is_whole: bool = False) -> None:
     """Show the processes in groups, each with the stack of the first one."""
     groups = grouped(answer.processes)
     if json:
@@ -48,7 +49,7 @@ def show_stacks(answer: StacksAnswer, *, json: bool) -> None:
         kept = [{"job": each.job.key, "server": each.job.server, "text": each.text} for each in answer.kept]
         print_json({"groups": shown, "kept": kept, "errors": errors_as_json(answer.errors)})
     elif groups or answer.kept:
-        print_data("\n".join([*stack_lines(answer), *_kept_lines(answer)]))
+        print_data("\n".join([*stack_lines(answer, is_whole=is_whole), *_kept_lines(answer)]))
     elif not answer.errors and not answer.notes:
         inform("no Python processes found in the selected jobs")
     for server, text in answer.notes:

@@ -21,6 +21,7 @@ from remote_tool.cli.options import (
 )
 from remote_tool.cli.output.console import inform, leave_unless_ok
 from remote_tool.cli.program import PROGRAM
+from remote_tool.cli.tables.jobs import how_it_ended
 from remote_tool.cli.terminal.local_screen import LocalScreen
 from remote_tool.config.devices import parse_devices
 from remote_tool.errors import UsageError
@@ -86,10 +87,13 @@ def job_attach(*, named: NamedJobs, connection: Connection) -> None:
         attached = console.find_workspace().attach(JobSelection(jobs=named.names), screen)
     if attached.end.exit_code is None:
         inform(f"{screen.line_break}detached; attach again: {PROGRAM} job-attach {attached.job.key}")
-    if attached.ended_unseen:
+    elif attached.ended_unseen:
         _inform_of_unseen_end(attached.job)
+    else:
+        inform(f"{screen.line_break}job {attached.job.key} on {attached.job.server} has ended, {attached.end.text}")
     leave_unless_ok(attached.end.exit_code or 0)
 
 
 def _inform_of_unseen_end(job: remote_tool.Job) -> None:
-    inform(f"job {job.key} ended while the connection was lost; its output: {PROGRAM} job-tail {job.key} --no-follow")
+    output = f"{PROGRAM} job-tail {job.key} --no-follow"
+    inform(f"job {job.key} ended while the connection was lost ({how_it_ended(job)}); its output: {output}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,7 +44,7 @@ def top(
     """Watch GPUs, processors, memory and disks of servers, and their jobs.
 
     Keys: l shows the log of a job, a attaches to its terminal, t shows its stacks, k stops it, / filters, s sorts,
-    q quits.
+    ? explains the keys, q quits.
     """
     if once or json:
         _show_once(targets, connection, json=json)
@@ -53,11 +52,6 @@ def top(
     # Textual draws on stderr.
     if not all(map(streams.is_terminal, (streams.IN, streams.OUT, streams.ERR))):
         raise UsageError("top needs a terminal", hint="remote-tool top --once works without one")
-    if importlib.util.find_spec("textual") is None:
-        raise UsageError(
-            "top needs the package textual, which is not installed",
-            hint="pipx inject remote-tool 'textual<9'; remote-tool top --once works without it",
-        )
     from remote_tool.cli.top.run import show_screen  # noqa: PLC0415 - Textual loads only for the screen
 
     show_screen(targets, connection, interval)

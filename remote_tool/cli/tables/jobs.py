@@ -26,8 +26,6 @@ MINUTE, HOUR, DAY = 60, 3600, 86400
 SHORT_ID = 15
 # GPU- and eight digits.
 SHORT_UUID = 12
-# Server, kind, count and size.
-NEEDED_COLUMNS = 4
 # The first word of an MPI launch's script.
 
 
@@ -76,11 +74,8 @@ def print_orphans(orphans: Sequence[Orphan], descriptor: int = streams.OUT) -> N
 
 
 def print_items(items: Sequence[Item]) -> None:
-    """Print what remote-tool keeps, one row each; a narrow terminal leaves out the last columns, not half a number."""
+    """Print what remote-tool removes and keeps, one row each."""
     rows = [_item_row(item) for item in items]
-    width = streams.width()
-    while max(map(len, plain_rows(rows).splitlines())) > width and len(rows[0]) > NEEDED_COLUMNS:
-        rows = [dict(list(row.items())[:-1]) for row in rows]
     streams.write_text(streams.OUT, plain_rows(rows))
 
 
@@ -88,11 +83,13 @@ def _item_row(item: Item) -> dict[str, str]:
     return {
         "WHERE": one_line(item.server) or "here",
         "WHAT": one_line(item.what),
-        "REMOVE": str(item.goes),
-        "FREES": readable_size(item.frees),
-        "COUNT": str(item.count),
-        "SIZE": readable_size(item.bytes),
+        "REMOVE": _number_and_size(item.goes, item.frees),
+        "KEEP": _number_and_size(item.count - item.goes, item.bytes - item.frees),
     }
+
+
+def _number_and_size(number: int, size: int) -> str:
+    return f"{number} ({readable_size(max(0, size))})" if number > 0 else ""
 
 
 def _orphan_row(orphan: Orphan) -> dict[str, str]:

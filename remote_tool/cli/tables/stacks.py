@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from remote_tool.cli.output.sanitize import one_line
 from remote_tool.jobs.stacks import Group, grouped
+from remote_tool.readable import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -13,13 +14,17 @@ if TYPE_CHECKING:
     from remote_tool.workflows.jobs.stacks import StacksAnswer
 
 
-def stack_lines(answer: StacksAnswer) -> list[str]:
-    """Return each group with the stack of its first process."""
-    return [line for group in grouped(answer.processes) for line in _lines(group)]
+def stack_lines(answer: StacksAnswer, *, is_whole: bool = False) -> list[str]:
+    """Return each group with the stack of its first process; the launcher's calls are counted unless it is whole."""
+    return [line for group in grouped(answer.processes) for line in _lines(group, is_whole=is_whole)]
 
 
-def _lines(group: Group) -> Iterator[str]:
+def _lines(group: Group, *, is_whole: bool) -> Iterator[str]:
     yield one_line(f"{group.label}: {group.where}")
-    for frame in group.processes[0].stack:
+    process = group.processes[0]
+    shown, folded = (process.stack, 0) if is_whole else process.folded
+    for frame in shown:
         line = f":{frame.line}" if frame.line else ""
         yield one_line(f"    {frame.function}  {frame.file}{line}")
+    if folded:
+        yield f"    and {counted(folded, 'call')} of the launcher"

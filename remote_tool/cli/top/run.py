@@ -6,12 +6,14 @@ import signal
 import subprocess
 import sys
 import termios
+from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
+from threading import Thread
 from typing import TYPE_CHECKING, TypeVar
 
 import remote_tool
 from remote_tool.cli.output import streams
-from remote_tool.cli.output.sanitize import one_line
+from remote_tool.cli.output.sanitize import harmless_line, one_line
 from remote_tool.cli.tables.stacks import stack_lines
 from remote_tool.cli.top.board import Board
 from remote_tool.cli.top.screen import TopApp
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # Then the screen shows which servers have answered.
 FIRST_SECONDS = 3.0
+# Of a log, before what comes.
+SHOWN_LINES = 1000
 # The other screen, the mouse, pasting, the keys of kitty, and the cursor, as programs find them.
 LEAVE_SCREEN = "\x1b[<u" + "".join(f"\x1b[?{mode}l" for mode in (1000, 1002, 1003, 1004, 1006, 1015, 2004, 1049))
 LEAVE_SCREEN += "\x1b[?25h"
@@ -102,9 +106,27 @@ class _Keys:
     def __init__(self, workspace: remote_tool.Workspace) -> None:
         self._workspace = workspace
 
-    def log(self, job: Job) -> None:
-        """Follow the log until the job ends or Ctrl-C."""
-        self._run("job-tail", str(job.key), "--lines", "100")
+    def log(self, job: Job, show: Callable[[str], None]) -> Callable[[], None]:
+        """Pass on the lines of the log until the job ends, or what is returned is called."""
+        command = [sys.executable, "-m", "remote_tool", "job-tail", job.id, "--lines", str(SHOWN_LINES)]
+        following = subprocess.Popen(
+            command,
+            cwd=self._workspace.root,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+        def read() -> None:
+            # Textual refuses calls of other threads once it ends.
+            with following, suppress(RuntimeError, CancelledError):
+                for line in following.stdout or ():
+                    # What a progress bar has drawn over is not shown.
+                    show(harmless_line(line.decode("utf-8", "replace").rstrip().rpartition("\r")[2]))
+
+        Thread(target=read, daemon=True).start()
+        return following.terminate
 
     def attach(self, job: Job) -> None:
         """Attach to the terminal until it ends or the user detaches."""

@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 from rich.text import Text
 from textual.app import App
 from textual.binding import Binding
-from textual.containers import VerticalScroll
+from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
-from textual.widgets import DataTable, Footer, Input, Static
+from textual.widgets import DataTable, Footer, Input, RichLog, Static
 
+from remote_tool.cli.output.sanitize import one_line
 from remote_tool.cli.tables.jobs import short_command
 from remote_tool.errors import RemoteToolError
+from remote_tool.jobs.job import JobState
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from textual.app import ComposeResult
     from textual.events import Resize
@@ -24,6 +26,24 @@ if TYPE_CHECKING:
     from remote_tool.jobs.job import Job
 
 REFRESH_SECONDS = 0.5
+# Of a log, for scrolling back.
+MOST_LINES = 10_000
+KEYS = """\
+l       follow the log of the selected job
+a       attach to its terminal
+t       show where its Python processes are
+k       stop it, after a question
+/       show only rows with a text; Esc shows all
+s       sort the table by its next column
+Tab     go to the other table
+q       quit\
+"""
+KEYS_OF_LOG = """\
+Up, Down, PgUp, PgDn    scroll
+Home                    go to the first line that is shown
+End                     go to the last line, and follow
+q, Esc                  go back to top; the job keeps running\
+"""
 SERVERS, JOBS = "servers", "jobs"
 SERVER_COLUMNS = ("SERVER", "GPUS", "USE", "TREND", "GPU MEM", "TEMP", "POWER", "CPU", "MEMORY", "DISK FREE", "PROBLEM")
 JOB_COLUMNS = ("KEY", "SERVER", "STATE", "LAUNCH", "PROGRESS", "LOSS", "TREND", "DURATION", "NAME", "COMMAND")
@@ -37,7 +57,7 @@ NEEDED_WIDTHS = {
 class Actions(Protocol):
     """What the keys do; text that is returned is shown."""
 
-    def log(self, job: Job) -> None: ...
+    def log(self, job: Job, show: Callable[[str], None]) -> Callable[[], None]: ...
     def attach(self, job: Job) -> None: ...
     def stacks(self, job: Job) -> str: ...
     def kill(self, job: Job) -> str: ...
@@ -76,6 +96,49 @@ class Pages(ModalScreen[None]):
         yield Footer()
 
 
+class LogPage(ModalScreen[None]):
+    """Follows the log of a job until it is left; another thread reads it."""
+
+    BINDINGS: ClassVar = [
+        Binding("escape,q,enter", "dismiss", "Back"),
+        Binding("question_mark", "help", "Keys", key_display="?"),
+    ]
+
+    def __init__(self, job: Job, actions: Actions) -> None:
+        super().__init__()
+        self._job = job
+        self._actions = actions
+        self._stop: Callable[[], None] = lambda: None
+
+    def compose(self) -> ComposeResult:
+        """Show the title, the log and the keys."""
+        with Vertical(id="pages"):
+            title = f"log of job {self._job.key} on {self._job.server}: {short_command(self._job)}"
+            yield Static(title, classes="title", markup=False)
+            yield RichLog(id="log", wrap=True, max_lines=MOST_LINES)
+        yield Footer()
+
+    def on_mount(self) -> None:
+        """Begin to follow."""
+        self.query_one("#log").focus()
+        if self._job.state is JobState.QUEUED:
+            self._show(one_line(f"queued: {self._job.reason}"))
+        self._stop = self._actions.log(self._job, lambda text: self.app.call_from_thread(self._show, text))
+
+    def on_unmount(self) -> None:
+        """Follow no longer."""
+        self._stop()
+
+    def action_help(self) -> None:
+        """Say what the keys do."""
+        self.app.push_screen(Pages(KEYS_OF_LOG))
+
+    def _show(self, text: str) -> None:
+        if self.is_running:
+            log = self.query_one("#log", RichLog)
+            log.write(Text.from_ansi(text), scroll_end=log.is_vertical_scroll_end)
+
+
 class TopApp(App[None]):
     """Servers above, jobs below, and the details of the selected row."""
 
@@ -89,8 +152,9 @@ class TopApp(App[None]):
     #details { height: auto; max-height: 55%; border-top: solid $panel; }
     #filter { display: none; height: 3; }
     #filter.shown { display: block; }
-    Question, Pages { align: center middle; }
+    Question, Pages, LogPage { align: center middle; }
     #question { width: auto; max-width: 90%; padding: 1 2; border: solid $accent; background: $surface; }
+    #pages .title { height: auto; background: $panel; text-style: bold; }
     #pages { width: 95%; height: 90%; border: solid $accent; background: $surface; }
     """
     BINDINGS: ClassVar = [
@@ -100,6 +164,7 @@ class TopApp(App[None]):
         Binding("k", "kill", "Kill"),
         Binding("slash", "filter", "Filter", key_display="/"),
         Binding("s", "sort", "Sort"),
+        Binding("question_mark", "help", "Keys", key_display="?"),
         Binding("escape", "clear_filter", show=False),
         Binding("q", "quit", "Quit"),
     ]
@@ -188,10 +253,13 @@ class TopApp(App[None]):
         self.refresh_tables()
 
     def action_log(self) -> None:
-        """Follow the log of the selected job on the whole terminal."""
+        """Follow the log of the selected job."""
         if (job := self._selected_job()) is not None:
-            with self.suspend():
-                self._actions.log(job)
+            self.push_screen(LogPage(job, self._actions))
+
+    def action_help(self) -> None:
+        """Say what the keys do."""
+        self.push_screen(Pages(KEYS))
 
     def action_attach(self) -> None:
         """Attach to the terminal of the selected job."""

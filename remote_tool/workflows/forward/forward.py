@@ -77,9 +77,10 @@ async def forward(context: Context, request: ForwardRequest, listener: Listener)
         server: Session(context, server, forwards, reverse=request.reverse, job=None if forwards else job)
         for server in servers
     }
+    ours: dict[int, str] = {}
     try:
         for session in sessions.values():
-            session.bind()
+            session.bind(ours)
         return await on_every(servers, lambda server: _keep(context, sessions[server], progress))
     finally:
         for session in sessions.values():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,6 +52,7 @@ class Opened:
         listen: Where: here, or on the server if ``reverse``.
         target: Where connections go: on the server, or here if ``reverse``.
         wanted: The port that was asked for here; another one if it is in use.
+        taken_by: The server of this forward that has the wanted port; empty if another program has it, or nothing.
     """
 
     server: str
@@ -59,6 +60,7 @@ class Opened:
     target: Place
     reverse: bool = False
     wanted: int = 0
+    taken_by: str = ""
 
 
 class Session:
@@ -86,13 +88,15 @@ class Session:
         self._is_connected = asyncio.Event()
         self._said: set[str] = set()
 
-    def bind(self) -> None:
-        """Listen here, without accepting connections yet; raises UsageError."""
+    def bind(self, ours: dict[int, str]) -> None:
+        """Listen here, without accepting connections yet, and note the ports with the server; raises UsageError."""
         for each in self._forwards:
             if self.is_reverse:
                 self._opened.append(Opened(self.server, each.listen, each.target, reverse=True))
             else:
-                self._opened.append(self._bind(each))
+                opened = self._bind(each)
+                self._opened.append(replace(opened, taken_by=ours.get(opened.wanted, "")))
+                ours[opened.listen.port] = self.server
 
     async def run(self, host: Host, on_open: Callable[[Opened], None], on_answer: Callable[[], None]) -> bool:
         """Carry connections over this connection until it ends; return whether the job has ended.

@@ -67,7 +67,12 @@ def _settings(endpoint: Endpoint, known_hosts: Path) -> Iterator[str]:
         yield config_line("IdentityFile", str(identity.private_key))
         yield config_line("IdentitiesOnly", "yes")
         return
-    for file in identity.files:
+    for file in filter(_exists, identity.files):
         yield config_line("IdentityFile", str(file))
     if identity.files_only:
         yield config_line("IdentitiesOnly", "yes")
+
+
+def _exists(file: Path) -> bool:
+    """Return whether ssh finds a key file, or may find it behind an agent by its public half."""
+    return any(each.exists() for each in (file, file.with_name(f"{file.name}.pub")))

@@ -81,6 +81,14 @@ class End:
     is_detached: bool = False
     refusal: JobError | None = None
 
+    @property
+    def text(self) -> str:
+        """Return ``exit code 3``, or ``SIGTERM`` if a signal ended the program."""
+        code = self.exit_code or 0
+        with suppress(ValueError):
+            return signals.Signals(code - 128).name if code > 128 else f"exit code {code}"  # noqa: PLR2004 - as shells do
+        return f"exit code {code}"
+
 
 @dataclass
 class _Session:

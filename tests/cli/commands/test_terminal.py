@@ -442,6 +442,7 @@ def test_several_attach_to_a_job_and_its_log_has_all(
         wait_for(lambda: _size_seen(first, "80 40"), "the size of the one who is left")
         first.press("end\r")
         assert first.end(LONG) == 17
+        assert first.text.rstrip().endswith(f"job {job.key} on first has ended, exit code 17")
         assert first.modes == before
     waited = remote_tool("job-wait", str(job.key), cwd=project)
     assert waited.returncode == 17

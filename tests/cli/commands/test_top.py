@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -80,26 +78,8 @@ def test_without_a_terminal_it_names_what_needs_none(project: Path) -> None:
 
 
 @pytest.mark.slow
-def test_without_textual_it_names_how_to_install_it_and_what_works_without_it(project: Path, tmp_path: Path) -> None:
-    site = tmp_path / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(
-        "import importlib.util as util\n"
-        "find = util.find_spec\n"
-        "util.find_spec = lambda name, *rest: None if name.startswith('textual') else find(name, *rest)\n"
-    )
-    paths = os.pathsep.join([str(site), *filter(None, sys.path)])
-    with Terminal("top", cwd=project, environment={"PYTHONPATH": paths}) as terminal:
-        assert terminal.end() == 2
-    said = " ".join(terminal.text.split())
-    assert "top needs the package textual, which is not installed" in said
-    assert "pipx inject remote-tool 'textual<9'; remote-tool top --once works without it" in said
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("how", "status"), [("q", 0), ("SIGTERM", 143)])
 def test_the_terminal_is_left_as_it_was(project: Path, how: str, status: int) -> None:
-    pytest.importorskip("textual")
     with Terminal("top", cwd=project) as terminal:
         before = terminal.modes
         terminal.until("2/2 servers answer", seconds=60)
@@ -116,7 +96,6 @@ def test_the_terminal_is_left_as_it_was(project: Path, how: str, status: int) ->
 
 @pytest.mark.slow
 def test_a_job_is_killed_from_the_screen_after_yes(project: Path) -> None:
-    pytest.importorskip("textual")
     job = start(project, "exec sleep 600")
     with Terminal("top", cwd=project) as terminal:
         terminal.until("1 job running", seconds=60)

@@ -282,15 +282,12 @@ def test_a_pipe_hears_now_and_then_how_far_a_long_step_is(
     ]
 
 
-def test_a_narrow_terminal_shows_whole_numbers_of_what_clean_removes(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(streams, "is_terminal", lambda _descriptor: True)
-    monkeypatch.setenv("COLUMNS", "50")
-    print_items([Item("gpu1", "logs of steps", 22, 345_678, 11, 345_678)])
+def test_what_clean_removes_and_keeps_is_a_number_with_its_size(capfd: pytest.CaptureFixture[str]) -> None:
+    print_items([Item("gpu1", "logs of steps", 22, 345_678, 11, 300_000), Item("gpu1", "notes", 1, 10, 1, 10)])
     assert capfd.readouterr().out.splitlines() == [
-        "WHERE  WHAT           REMOVE  FREES      COUNT",
-        "gpu1   logs of steps  11      337.6 KiB  22",
+        "WHERE  WHAT           REMOVE          KEEP",
+        "gpu1   logs of steps  11 (293.0 KiB)  11 (44.6 KiB)",
+        "gpu1   notes          1 (10 B)        -",
     ]
 
 

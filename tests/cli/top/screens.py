@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from remote_tool.cli.top.board import Board
+from remote_tool.cli.top.screen import TopApp
 from remote_tool.errors import ConnectError
 from remote_tool.jobs.job import Job, JobState
 from remote_tool.workflows.servers.samples import GpuProcess, GpuSample, JobRanks, Sample
 from remote_tool.workflows.servers.top import JobsChanged, Missed, Progressed, Sampled
 
 if TYPE_CHECKING:
-    from remote_tool.cli.top.screen import TopApp
+    from collections.abc import Callable
 
 WIDTHS = (50, 80, 200)
 HEIGHT = 36
@@ -29,7 +30,8 @@ STARTED = time.time() - 3 * 86400 - 90 * 60
 class NoActions:
     """The keys do nothing."""
 
-    def log(self, job: Job) -> None: ...
+    def log(self, job: Job, show: Callable[[str], None]) -> Callable[[], None]:
+        return lambda: show(str(job.key))
 
     def attach(self, job: Job) -> None: ...
 
@@ -53,8 +55,6 @@ def text_of(app: TopApp) -> str:
 
 async def drawn(width: int, wanted: str | None = None) -> str:
     """Draw the screen, for a while, or until it is as wanted: Textual draws the footer after the rest."""
-    from remote_tool.cli.top.screen import TopApp  # noqa: PLC0415 - Textual may be missing
-
     app = TopApp(_board(), NoActions())
     deadline = time.monotonic() + (3 if wanted is None else 60)
     async with app.run_test(size=(width, HEIGHT)) as pilot:

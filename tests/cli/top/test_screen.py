@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from remote_tool.cli.top.board import SILENT_SECONDS, Board
 from remote_tool.cli.top.chart import chart, sparkline
+from remote_tool.cli.top.screen import TopApp
 from remote_tool.errors import ConnectError
 from remote_tool.jobs.job import Job, JobState
 from remote_tool.workflows.servers.samples import GpuProcess, GpuSample, JobRanks, Sample
@@ -17,10 +19,9 @@ from remote_tool.workflows.servers.top import JobsChanged, Missed, Progressed, S
 from tests.cli.top.screens import WIDTHS, drawn, file_of, text_of
 from tests.figures import record_figure
 
-pytest.importorskip("textual")
-from remote_tool.cli.top.screen import TopApp
-
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from remote_tool.cli.top.board import Row
 
 GIB = 1024**3
@@ -59,8 +60,14 @@ class Keys:
     def __init__(self) -> None:
         self.asked: list[tuple[str, int]] = []
 
-    def log(self, job: Job) -> None:
+    def log(self, job: Job, show: Callable[[str], None]) -> Callable[[], None]:
+        def read() -> None:
+            for number in range(200):
+                show(f"line {number} \x1b[31mof\x1b[0m {job.command}")
+
+        Thread(target=read).start()
         self.asked.append(("log", job.key))
+        return lambda: self.asked.append(("no more log", job.key))
 
     def attach(self, job: Job) -> None:
         self.asked.append(("attach", job.key))
@@ -254,6 +261,30 @@ async def test_stacks_are_shown_and_a_job_without_a_terminal_is_not_attached_to(
         await pilot.pause()
         assert "ranks 0-6" not in text_of(app)
         assert keys.asked == [("stacks", 1)]
+
+
+@pytest.mark.parametrize("key", ["q", "escape"])
+async def test_a_log_has_a_title_and_keys_and_is_left_with_q_or_escape(key: str) -> None:
+    keys = Keys()
+    app = TopApp(board_of("gpu1"), keys)
+    async with app.run_test(size=(80, 30)) as pilot:
+        await pilot.press("down", "down", "l")
+        async with asyncio.timeout(60):
+            while "line 199 of [red]x" not in text_of(app):
+                await pilot.pause(0.05)
+        shown = text_of(app)
+        assert "log of job 3 on gpu1: [red]x" in shown
+        assert "Back" in shown.splitlines()[-1]
+        await pilot.press("question_mark")
+        await pilot.pause()
+        assert "go back to top; the job keeps running" in text_of(app)
+        await pilot.press("escape", key)
+        await pilot.pause()
+        assert "job 3 on gpu1: running" in text_of(app)
+        assert keys.asked == [("log", 3), ("no more log", 3)]
+        await pilot.press("question_mark")
+        await pilot.pause()
+        assert "follow the log of the selected job" in text_of(app)
 
 
 async def test_the_filter_is_typed_after_a_slash_and_escape_ends_it() -> None:

@@ -298,7 +298,7 @@ def test_nothing_goes_without_a_yes(desk: Workspace, server: TestServer) -> None
     job = ended(desk)
     shown = remote_tool("clean", cwd=desk.root)
     assert shown.returncode == 1
-    assert shown.stdout.splitlines()[0].split() == ["WHERE", "WHAT", "REMOVE", "FREES", "COUNT", "SIZE"]
+    assert shown.stdout.splitlines()[0].split() == ["WHERE", "WHAT", "REMOVE", "KEEP"]
     assert shown.stderr == "nothing was removed; --yes removes it\n"
     dry = remote_tool("clean", "--dry-run", "--json", cwd=desk.root)
     assert dry.returncode == 0
