@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.promises.conftest import until
+
 if TYPE_CHECKING:
     from tests.promises.conftest import Desk
 
@@ -42,3 +44,13 @@ def test_a_script_that_wants_its_local_rank_as_an_argument_is_told_the_line_to_a
         script.replace("parser.add_argument('--local_rank', type=int, required=True)", line)
     )
     assert desk.does(*LAUNCH, "--cmd", "train.py").endswith("| 0\n")
+
+
+@pytest.mark.slow
+def test_the_first_error_of_a_launch_is_that_of_the_node_that_failed_first(desk_of_two: Desk) -> None:
+    desk = desk_of_two
+    script = "import os, time\nif os.environ['RANK'] == '1':\n    raise RuntimeError('boom')\ntime.sleep(1000)\n"
+    (desk.root / "train.py").write_text(script)
+    desk.does("helper-torch-launch", "--cmd", "train.py")
+    until(lambda: " failed" in desk.tries("job-show", "1").stdout, "the first node is stopped")
+    assert "rank 1 on second: RuntimeError: boom" in desk.does("job-show", "1")

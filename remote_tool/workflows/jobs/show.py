@@ -83,6 +83,10 @@ async def show_job(context: Context, word: str) -> JobDetails:
     answer = await _ask(context, word)
     (job,) = answer.jobs
     nodes = _nodes(context, job)
+    if others := _still_unknown(context, job, nodes):
+        more = await list_jobs(context, JobSelection(others, stopped=True, hidden=True))
+        answer = replace(answer, errors={**more.errors, **answer.errors})
+        nodes = _nodes(context, job)
     problem = f"it has been removed from {job.server}" if job.cleaned else str(answer.errors.get(job.server, ""))
     if job.state in _FAILED and not problem:
         # The first error of a launch may be in the output of another node.
@@ -131,6 +135,12 @@ def _nodes(context: Context, job: Job) -> list[Job]:
     nodes = [each for each in known if each.launch_id == job.launch_id]
     is_launch = any(each.launch_options for each in nodes)
     return sorted(nodes, key=lambda each: each.node_rank or 0) if is_launch else [job]
+
+
+def _still_unknown(context: Context, job: Job, nodes: list[Job]) -> tuple[str, ...]:
+    """Return the other nodes whose ends are not known here; one of them may have failed first."""
+    others = [each for each in nodes if each.id != job.id and not each.state.is_final]
+    return tuple(each.id for each in others if each.server in context.config.servers)
 
 
 def _first_error(context: Context, job: Job, nodes: list[Job]) -> RankFailure | None:
