@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -28,7 +29,7 @@ def make_project(root: Path, servers: Iterable[Reachable], **settings: object) -
 
 def write_configuration(root: Path, servers: Iterable[Reachable], **settings: object) -> None:
     """Write ``.remote/configs.yaml``."""
-    make_workspace_id(root)
+    make_workspace_id(root, str(settings.get("name", "project")))
     values: dict[str, object] = {
         "name": "project",
         "environment": THIS_PYTHON,
@@ -45,11 +46,11 @@ def write_configuration(root: Path, servers: Iterable[Reachable], **settings: ob
     (root / ".remote" / "configs.yaml").write_text(yaml.safe_dump(values | settings, sort_keys=False))
 
 
-def make_workspace_id(root: Path) -> None:
-    """Make a folder a checkout of the one workspace of all tests, which may share folders on servers."""
+def make_workspace_id(root: Path, name: str = "project") -> None:
+    """Make a folder a checkout of the one workspace of all tests with this name, which may share folders on servers."""
     file = root / ".remote" / "logs" / "workspace"
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(f"{0:032x}\n")
+    file.write_text(hashlib.sha256(name.encode()).hexdigest()[:32] + "\n")
 
 
 def remote_tool(

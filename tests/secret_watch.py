@@ -160,8 +160,11 @@ def _words_of(arguments: object) -> list[str] | None:
 
 def _passwords(folder: Path, environment: Mapping[str, str]) -> Iterator[str]:
     """Yield the passwords that the configuration in a folder has or names."""
+    file = folder / ".remote" / "configs.yaml"
+    if not file.is_file():  # a pipe would wait
+        return
     try:
-        document = yaml.safe_load((folder / ".remote" / "configs.yaml").read_text())
+        document = yaml.safe_load(file.read_text())
         servers = [server for server in document["servers"].values() if isinstance(server, dict)]
     except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError, AttributeError):
         return

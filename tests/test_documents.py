@@ -41,7 +41,7 @@ UNTIL_PRINTED = 'for try in $(seq 60); do sleep 1; printed=$({}); [ -z "$printed
 # Of pip in requirements.txt, of rsync, torchrun and Hydra.
 OPTIONS_OF_OTHERS = {
     *("--hash", "--index-url", "--keep-dirlinks", "--log-dir", "--master-addr", "--nnodes", "--rdzv-endpoint"),
-    "--multirun",
+    *("--multirun", "--nproc_per_node", "--local_rank"),
 }
 BETWEEN = "\x1e"
 

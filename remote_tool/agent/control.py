@@ -28,6 +28,7 @@ _OPS = {
     "bare_shell": "jobs.run",
     "attach": "terminal.attach",
     "facts": "facts",
+    "freeze": "frozen.freeze",
     "own_addresses": "facts",
     "free_gpus": "leases.free",
     "top": "machine.top",

@@ -12,7 +12,7 @@ from remote_tool.protocol import job_folder
 from remote_tool.protocol.job_folder import RESERVE
 from remote_tool.protocol.lean.namedtuple import NamedTuple
 from remote_tool.protocol.lean.suppress import suppress
-from remote_tool.protocol.limits import LONGEST_REASON
+from remote_tool.protocol.limits import LONGEST_REASON, REBOOTED
 from remote_tool.protocol.records import ENDED, SPEC, STARTED, RecordError, state_of_ended
 
 TYPE_CHECKING = False
@@ -257,7 +257,7 @@ def _judge_from_afar(folder: int, record: Mapping[str, Any], this: Mapping[str, 
         if record.get("locked", True) and _lock_is_held(folder) is False:
             return "lost", "the container that it ran in has ended"
     elif _is_same_machine(place, this):
-        return "lost", "the server rebooted"
+        return "lost", REBOOTED
     return "elsewhere", f"it runs on another machine or container: {place['hostname']}"
 
 

@@ -66,7 +66,8 @@ an unknown option, prints only `{"errors": [{"server": "", "message"}]}`.
   "server", "state"}]`, of its launch, and those that it waits for or repeats; `"error": {"server", "rank", "message",
   "output"}`, the first error; `"output"`, the local size of each stream; `"artifacts_folder"` and `"artifacts":
   [{"name", "size", "is_here"}]`; `"unknown"`, why `copy` or `artifacts` are not known; and `"next"`, commands.
-- `job-diff`: in addition to the two jobs, `"differences": [{"field", "values"}]`, with the value of each job.
+- `job-diff`: in addition to the two jobs, `"differences": [{"field", "values"}]`, with the value of each job, and
+  `"code": {"source", "diff", "notes"}`: a unified diff of `"copies"` or `"commits"`, and notes about missing parts.
 - `job-stacks`: `{"groups": [{"label", "where", "processes"}], "kept": [{"job", "server", "text"}], "errors": [...]}`. A
   process: `"job", "server", "pid", "rank", "is_child", "command", "threads", "why"`; a thread is a list of `{"file",
   "line", "function"}`, the innermost call first, and the main thread is the last one. `kept` is of ended jobs.

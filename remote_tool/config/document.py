@@ -59,6 +59,9 @@ class Problems:
         return [*found[:MOST_PROBLEMS], f"{self.shown}: and {rest} more problems"] if rest > 0 else found
 
 
+_MAPPING = "a mapping (key: value)"
+
+
 @dataclass(frozen=True)
 class ConfigNode:
     """A value in the file.
@@ -138,17 +141,19 @@ class ConfigNode:
                 values[name] = place
         return values
 
-    def pairs(self) -> Iterator[tuple[str, ConfigNode]]:
+    def pairs(self, *, are_secret: bool = False) -> Iterator[tuple[str, ConfigNode]]:
         """Yield the pairs of a mapping, merged ones (``<<``) last; a key given twice is refused."""
         if not isinstance(self.node, MappingNode):
-            if not self.is_blank:
-                self.must_be("a mapping (key: value)")
+            if are_secret and not self.is_blank:
+                self.refuse(f"must be {_MAPPING}")
+            elif not self.is_blank:
+                self.must_be(_MAPPING)
             return
         own: dict[str, ConfigNode] = {}
         merged: dict[str, ConfigNode] = {}
         for key, value in self.node.value:
             if key.tag == _STANDARD + "merge":
-                merged = self._merged(value) | merged
+                merged = self._merged(value, are_secret=are_secret) | merged
             elif not isinstance(key, ScalarNode):
                 self.problems.add("keys must be plain text", line=_line_of(key), key=self.key)
             elif key.value in own:
@@ -161,11 +166,12 @@ class ConfigNode:
         name = _shown_key(key.value)
         return ConfigNode(value, f"{self.key}.{name}" if self.key else name, _line_of(key), self.problems)
 
-    def _merged(self, value: Node) -> dict[str, ConfigNode]:
+    def _merged(self, value: Node, *, are_secret: bool) -> dict[str, ConfigNode]:
         """Return the keys merged by ``<<``; of several mappings the first wins."""
         merged: dict[str, ConfigNode] = {}
         for each in value.value if isinstance(value, SequenceNode) else [value]:
-            merged = dict(ConfigNode(each, self.key, _line_of(each), self.problems).pairs()) | merged
+            inner = ConfigNode(each, self.key, _line_of(each), self.problems)
+            merged = dict(inner.pairs(are_secret=are_secret)) | merged
         return merged
 
 

@@ -53,8 +53,11 @@ def words(values: dict[str, ConfigNode], key: str, form: Validator) -> tuple[str
 def variables(values: dict[str, ConfigNode]) -> dict[str, str]:
     """Return the variables of ``env``; an empty value is allowed, a missing one is refused."""
     variables = {}
-    for name, place in values["env"].pairs() if "env" in values else ():
-        if not forms.VARIABLE.accepts(name):
+    for name, place in values["env"].pairs(are_secret=True) if "env" in values else ():
+        if "=" in name:
+            # What follows may be the value.
+            values["env"].refuse(f"must be {{NAME: VALUE}}, found NAME=VALUE for {name.partition('=')[0]!r}")
+        elif not forms.VARIABLE.accepts(name):
             place.refuse(f"must be {forms.VARIABLE.wanted}")
         elif name in RESERVED_NAMES:
             place.refuse("is set by remote-tool; choose another name")

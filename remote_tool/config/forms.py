@@ -170,6 +170,10 @@ PROJECT_NAME = _like(
     "or several joined by /, such as dev/digits, for a folder below the home folder",
     f"(?=.{{1,255}}$)(?:{_NO_OPTION}{{0,127}}/){{0,7}}{_NO_OPTION}{{0,127}}",
 )
+# Absolute paths are refused with their reason.
+NAME_AS_WRITTEN = Validator(
+    PROJECT_NAME.wanted, lambda text: text.startswith("/") or PROJECT_NAME.accepts(text.removeprefix("~/"))
+)
 SERVER_NAME = _like("made of letters, digits, . _ - and start with a letter, a digit or _", _NO_OPTION + "{0,63}")
 HOSTNAME = Validator("a host name, an address or an alias from ~/.ssh/config, without user or port", _is_host)
 ADDRESS = Validator("a host name or an address that the other servers can reach", _is_host)

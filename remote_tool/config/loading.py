@@ -6,6 +6,7 @@ import re
 import shlex
 import stat
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from remote_tool.config import data_sets, ends, fields, forms, servers
 from remote_tool.config.artifacts import artifact_limit, artifact_patterns, problem_with_folder
@@ -26,6 +27,10 @@ from remote_tool.errors import ConfigError
 from remote_tool.paths import LocalPaths, RemotePaths
 from remote_tool.protocol.limits import DEFAULT_IDLE_AFTER, DEFAULT_LOG_LIMIT, DEFAULT_LOST_AFTER
 from remote_tool.readable import readable_size
+from remote_tool.system.files import opened_plain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 TOP_KEYS = (
     "name",
@@ -75,7 +80,7 @@ def load(root: Path) -> Config:
     """
     file = LocalPaths(root).config_file
     try:
-        with file.open("rb") as stream:
+        with opened_plain(file) as stream:
             text = stream.read(LARGEST_FILE + 1)
     except FileNotFoundError:
         raise ConfigError(f"{file}: does not exist", hint="remote-tool init") from None
@@ -86,12 +91,12 @@ def load(root: Path) -> Config:
 
 def remarks(config: Config) -> list[str]:
     """Return warnings about settings that are accepted but should be changed."""
-    return [text for text in (_readable_passwords(config), _terminals(config)) if text]
+    return [text for text in (_readable_passwords(config),) if text]
 
 
-def _terminals(config: Config) -> str:
-    """Return a warning about launch commands that request a terminal, or an empty string."""
-    names = [name for name, server in config.servers.items() if wants_terminal(server.launch or ())]
+def remark_on_terminals(config: Config, servers: Iterable[str]) -> str:
+    """Return a warning about launch commands of servers that request a terminal, or an empty string."""
+    names = [name for name in servers if wants_terminal(config.servers[name].launch or ())]
     if not names:
         return ""
     return f"{', '.join(names)}: ignoring -t in launch: jobs have no terminal; docker exec -i NAME is enough"
@@ -203,7 +208,13 @@ def _name(top: ConfigNode, values: dict[str, ConfigNode], root: Path) -> str:
             line=1,
             key="name",
         )
-    return fields.text_of(values, "name", forms.PROJECT_NAME) or root.name
+    written = values["name"].text(forms.NAME_AS_WRITTEN) if "name" in values else None
+    if written is not None and written.startswith("/"):
+        values["name"].refuse(
+            "cannot be absolute: the project's folder is below the home folder of each server;"
+            f" for another disk, make a link there: ln -s {shlex.quote(written)} ~/{shlex.quote(Path(written).name)}"
+        )
+    return (written or root.name).removeprefix("~/")
 
 
 def _local(values: dict[str, ConfigNode], root: Path) -> LocalPaths:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import json
 import os
 import signal as signals
 import socket
@@ -109,6 +110,7 @@ class JobSettings:
         after: The ids of jobs on its server that must have ended before it begins.
         after_any: Whether it begins however those ended; otherwise, all must have succeeded.
         backfill: Whether it may begin before an earlier job that waits for more GPUs.
+        slots: How many jobs of its sweep may run at once on its server; None: as many as there are.
         name: As the user named it; empty without a name.
         terminal: The program on its terminal: its ``command``, or the user's ``shell``; empty without one.
         variables: Names of the variables that were given with its command; None when they are not known.
@@ -139,6 +141,7 @@ class JobSettings:
     after: tuple[str, ...] = ()
     after_any: bool = False
     backfill: bool = False
+    slots: int | None = None
     name: str = ""
     terminal: str = ""
     variables: tuple[str, ...] | None = None
@@ -295,6 +298,14 @@ def new_job_id() -> str:
     moment = datetime.fromtimestamp(time.time(), UTC).strftime("%Y%m%d-%H%M%S")
     # The module secrets loads OpenSSL, which takes 4 ms of every command.
     return f"{moment}-{os.urandom(16).hex()}"
+
+
+def job_id_of(moment: float | None, *facts: str) -> str:
+    """Return the id that every program gives to the job which follows from the same facts, so that it starts once."""
+    from hashlib import sha256  # noqa: PLC0415 - it loads OpenSSL, which few commands need
+
+    day = datetime.fromtimestamp(moment or 0.0, UTC).strftime("%Y%m%d-%H%M%S")
+    return f"{day}-{sha256(json.dumps(facts).encode()).hexdigest()[:32]}"
 
 
 def as_iso(moment: float | None) -> str | None:

@@ -125,14 +125,18 @@ class Registry:
                 self._note_end(job)
         return revised
 
-    def _with_keys(self, job: Job) -> Job:
-        """Return a job whose reason names other jobs as people do; a server knows only their ids."""
-        ids = set(JOB_ID.findall(job.reason))
-        for other in self.find(ids).values() if ids else ():
-            name = f" ({other.name})" if other.name else ""
+    def with_keys(self, text: str) -> str:
+        """Return a text of a server, which knows only the ids of jobs, with the keys and names that people know."""
+        ids = set(JOB_ID.findall(text))
+        for job in self.find(ids).values() if ids else ():
+            name = f" ({job.name})" if job.name else ""
             # Without the space, it is a part of a file's name.
-            job = replace(job, reason=job.reason.replace(f" {other.id}", f" {other.key}{name}"))
-        return job
+            text = text.replace(f" {job.id}", f" {job.key}{name}")
+        return text
+
+    def _with_keys(self, job: Job) -> Job:
+        reason = self.with_keys(job.reason)
+        return job if reason == job.reason else replace(job, reason=reason)
 
     def forget(self, ids: Iterable[str], seconds: float = LOCK_TIMEOUT) -> None:
         """Remove the records and logs of jobs; each disappears at once, but freeing its space takes time.

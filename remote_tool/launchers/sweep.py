@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import re
 import shlex
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from remote_tool.launchers.command import with_interpreter
 from remote_tool.launchers.job_request import JobRequest
 from remote_tool.launchers.nodes import refuse_one_machine
 from remote_tool.launchers.placeholders import is_in_quotes
+from remote_tool.protocol.limits import MOST_AFTER, MOST_SLOTS
 from remote_tool.readable import counted
 
 if TYPE_CHECKING:
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
 
 TAG = "sweep-"
 NAME_LENGTH = 6
-# Jobs of one sweep that may wait on one server: each has a supervisor there.
-MOST_PER_SERVER = 1000
+MOST_PER_SERVER = MOST_SLOTS
 SHOWN_JOBS = 20
 # The state of a combination without a job.
 MISSING = "missing"
@@ -77,9 +77,8 @@ class SweepRequest(JobRequest):
 
     def of_job(self, job: SweepJob) -> JobRequest:
         """Return the request of one job, with what it waits for."""
-        after = (job.after,) if job.after else ()
         options = {each.name: getattr(self, each.name) for each in fields(JobRequest)}
-        return JobRequest(**{**options, "gpus": job.gpus, "after": after, "after_any": bool(after)})
+        return JobRequest(**{**options, "gpus": job.gpus, "after": job.after, "after_any": bool(job.after)})
 
     @property
     def may_lease(self) -> bool:
@@ -141,6 +140,7 @@ class ServerQueue:
         load: Slots that are taken, or waited for.
         place: Machine and folder; the same for two names of one.
         before: Jobs of the same sweep there that have not ended, in their order.
+        chained: Those that an older version started, which lease no slot, so new jobs begin after them.
     """
 
     server: str
@@ -149,6 +149,7 @@ class ServerQueue:
     load: float = 0
     place: str = ""
     before: tuple[str, ...] = ()
+    chained: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,8 @@ class SweepJob:
         server: Where it runs.
         gpus: GPUs that it waits for.
         id: Of its job.
-        after: The job that has to end first; empty without one.
+        slots: How many of the sweep's jobs may run at once there; None: its GPUs decide.
+        after: The jobs that have to end first.
     """
 
     number: int
@@ -171,7 +173,8 @@ class SweepJob:
     server: str
     gpus: int
     id: str
-    after: str = ""
+    slots: int | None = None
+    after: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -248,17 +251,13 @@ def plan_sweep(
     servers = place(len(numbers), queues)
     _refuse_too_many(len(numbers), servers, queues)
     by_name = {queue.server: queue for queue in queues}
-    before: dict[str, list[str]] = defaultdict(list, {queue.server: list(queue.before) for queue in queues})
     jobs = []
     for number, server, job_id in zip(numbers, servers, ids, strict=True):
-        queue, earlier = by_name[server], before[server]
-        # GPUs are a queue of their own; without them, each job follows the one that many places before it.
-        is_chained = not queue.gpus and len(earlier) >= queue.slots
-        after = earlier[-queue.slots] if is_chained else ""
-        earlier.append(job_id)
-        combination = request.made[number]
+        queue, combination = by_name[server], request.made[number]
+        slots = None if queue.gpus else min(queue.slots, MOST_SLOTS)
+        after = () if queue.gpus else queue.chained[-MOST_AFTER:]
         command = command_of(request.command, number, combination)
-        jobs.append(SweepJob(number, combination, command, server, queue.gpus, job_id, after))
+        jobs.append(SweepJob(number, combination, command, server, queue.gpus, job_id, slots, after))
     return SweepPlan(launch_id, len(request.made), tuple(jobs), tuple(queues))
 
 

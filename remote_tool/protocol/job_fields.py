@@ -205,6 +205,7 @@ FIELDS = (
     Field("after", TEXTS, (limits.MOST_AFTER, limits.LONGEST_ID), default=[], null=True, shown="after"),
     Field("after_any", FLAG, default=False, null=True),
     Field("backfill", FLAG, default=False, null=True),
+    Field("slots", COUNT, limits.MOST_SLOTS, default=None, null=True, changes=ONCE),
     Field("terminal", TERMINAL, default="", null=True, changes=ONCE, shown="terminal"),
     Field("variables", TEXTS, limits.NAMES_OF_VARIABLES, default=None, null=True, changes=ONCE, shown="variables"),
     Field("rerun_of", TEXT, limits.LONGEST_ID, default="", null=True, changes=ONCE, shown="rerun_of"),

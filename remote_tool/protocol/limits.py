@@ -48,6 +48,10 @@ LONGEST_GPU = 128
 HIGHEST_PRIORITY = 100
 # Jobs that one job waits for, and their ids.
 MOST_AFTER = 100
+# Why a job is lost, as servers of any version say it.
+REBOOTED = "the server rebooted"
+# Jobs of a sweep on one server, each with a supervisor there.
+MOST_SLOTS = 1000
 LONGEST_ID = 128
 # Range of niceness: higher is less of the CPU.
 HIGHEST_NICE = 19

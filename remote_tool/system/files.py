@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-    from io import BufferedRandom
+    from io import BufferedRandom, BufferedReader
     from pathlib import Path
 
 _PIECE = 1024 * 1024
@@ -42,6 +42,25 @@ def read_bounded(path: Path | str, largest: int) -> tuple[bytes, os.stat_result]
     if left <= 0:
         raise ValueError(f"larger than {largest} bytes")
     return b"".join(pieces), state
+
+
+@contextmanager
+def opened_plain(path: Path) -> Iterator[BufferedReader]:
+    """Open a plain file for reading, also behind a link; a pipe is not waited for.
+
+    Raises:
+        OSError: It cannot be opened, or is not a plain file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            is_folder = stat.S_ISDIR(mode)
+            raise OSError(errno.EINVAL, os.strerror(errno.EISDIR) if is_folder else "Not a plain file", str(path))
+        with os.fdopen(descriptor, "rb", closefd=False) as stream:
+            yield stream
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

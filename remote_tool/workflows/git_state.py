@@ -12,7 +12,7 @@ from remote_tool.protocol.limits import LONGEST_BRANCH
 from remote_tool.system.programs import Question, ask_program
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Awaitable, Mapping, Sequence
     from pathlib import Path
 
     from remote_tool.jobs.job import JobSpec
@@ -102,7 +102,7 @@ async def changed_since(root: Path, commit: str, beside: Sequence[str], seconds:
     if not _COMMIT.fullmatch(commit) or not _is_in_repository(root):
         return None
     what = ("--name-only", "-z", "--no-renames", "--no-ext-diff", "--relative", commit, "--", ".")
-    answer = await ask_git(root, "diff", *what, *_without(beside), seconds=seconds)
+    answer = await ask_git(root, "diff", *what, *excluding(beside), seconds=seconds)
     return None if answer is None else tuple(answer.decode(errors="replace").split("\0")[:-1])
 
 
@@ -125,18 +125,25 @@ async def _read_head(root: Path) -> GitState | None:
 async def _has_changes(root: Path, beside: Sequence[str]) -> bool | None:
     """Return whether git reports a changed file; the first byte is enough."""
     what = ("--porcelain", "-z", "--no-renames", "--untracked-files=normal", "--", ".")
-    answer = await ask_git(root, "status", *what, *_without(beside), most=1)
+    answer = await ask_git(root, "status", *what, *excluding(beside), most=1)
     return None if answer is None else bool(answer)
 
 
-def _without(folders: Sequence[str]) -> tuple[str, ...]:
+def excluding(folders: Sequence[str]) -> tuple[str, ...]:
+    """Return the words that keep ``.remote`` and folders out of git's answer."""
     return tuple(f":(exclude,literal){folder}" for folder in (".remote", *folders))
 
 
-async def ask_git(root: Path, *words: str, most: int = 16 * 1024, seconds: float = LONGEST_ANSWER) -> bytes | None:
-    """Return the first bytes of git's output; None if it is missing or fails."""
+async def ask_git(
+    root: Path,
+    *words: str,
+    most: int = 16 * 1024,
+    seconds: float = LONGEST_ANSWER,
+    more: Mapping[str, str] | None = None,
+) -> bytes | None:
+    """Return the first bytes of git's output, with more variables; None if it is missing or fails."""
     own = {name: value for name, value in os.environ.items() if name not in _OF_HOOKS}
-    question = Question(seconds, {**own, **_QUIET}, most=most)
+    question = Question(seconds, {**own, **_QUIET, **(more or {})}, most=most)
     try:
         answer = await ask_program(question, "git", "-C", str(root), *_OPTIONS, *words)
     except OSError:  # a timeout is one

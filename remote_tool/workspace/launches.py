@@ -132,10 +132,11 @@ class LaunchMethods(JobMethods):
         env: Mapping[str, str] | None = None,
         servers: Sequence[str] = (),
         current_code: bool = False,
+        kept_code: bool = False,
     ) -> list[StartRequest | LaunchRequest]:
         """Return the requests of :meth:`rerun`, each launch once; starts nothing."""
         again = workflows.start.again
-        changes = again.RerunChanges(command, names_of(servers), dict(env or {}), current_code)
+        changes = again.RerunChanges(command, names_of(servers), dict(env or {}), current_code, kept_code)
         return self._work(lambda context: again.requests_again(context, jobs, changes))
 
     def plan_requeue(self, *jobs: str, env: Mapping[str, str] | None = None) -> list[StartRequest | LaunchRequest]:

@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING
 
 from remote_tool import workflows
 from remote_tool.config.limits import names_of
+from remote_tool.config.loading import remark_on_terminals
 from remote_tool.protocol.limits import DEFAULT_INTERVAL
+from remote_tool.workflows.events import Notice
+from remote_tool.workflows.selection import choose_servers
 from remote_tool.workspace.project import Project, checked
 
 if TYPE_CHECKING:
@@ -42,7 +45,13 @@ class ServerMethods(Project):
 
     def check(self, servers: Sequence[str] = ()) -> CheckAnswer:
         """Check that servers are ready for training together; change nothing and raise for no server."""
+        self._tell_of_terminals(servers)
         return self._work(lambda context: workflows.servers.check.check(context.pool, context.config, servers))
+
+    def _tell_of_terminals(self, servers: Sequence[str]) -> None:
+        """Report launch commands that request a terminal: not with every command, as they work."""
+        if text := remark_on_terminals(self.config, choose_servers(self.config, servers)):
+            self.hooks.report(Notice("", text))
 
     def measure_bandwidth(self, servers: Sequence[str] = (), *, seconds: float = 2.0) -> BandwidthAnswer:
         """Measure network bandwidth between each pair of servers, for this many seconds in each direction."""
@@ -115,6 +124,7 @@ class ServerMethods(Project):
         check: bool = True,
     ) -> Results[PreparedServer]:
         """Install the environment, send the project and install its packages; skip every step that is up to date."""
+        self._tell_of_terminals(servers)
         options = workflows.prepare.prepare.PrepareOptions(force=force, relay=relay, overwrite=overwrite)
         return self._work_on_servers(workflows.prepare.prepare.prepare, servers, options, check=check)
 

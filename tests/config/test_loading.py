@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from remote_tool import Hooks, Workspace
 from remote_tool.config import document
 from remote_tool.config.document import LARGEST_FILE, MOST_NODES, MOST_PROBLEMS
-from remote_tool.config.loading import load, parse
+from remote_tool.config.loading import load, parse, remark_on_terminals
 from remote_tool.config.model import (
     ArtifactLimit,
     Config,
@@ -576,7 +576,8 @@ NAMES = [
 @pytest.mark.row(107, 109)
 @pytest.mark.parametrize("name", NAMES)
 def test_names_come_from_an_allow_list(name: str) -> None:
-    assert any("name: must be" in each for each in problems(f"name: {yaml_text(name)}"))
+    said = "name: cannot be absolute" if name.startswith("/") else "name: must be"
+    assert name == "~/a" or any(said in each for each in problems(f"name: {yaml_text(name)}"))
     found = problems(f"servers:\n  {yaml_text(name)}: {{hostname: a}}")
     assert any("the name must be made of letters" in each for each in found)
 
@@ -604,9 +605,16 @@ def test_artifacts_go_to_no_place_where_they_would_do_harm(written: str) -> None
 
 
 @pytest.mark.parametrize("name", ["digits", "dev/digits", "a/b/c", "me_2/x.y-z"])
-def test_a_name_may_be_a_path_below_the_home(name: str) -> None:
-    config = read(f"name: {name}")
+@pytest.mark.parametrize("home", ["", "~/"])
+def test_a_name_may_be_a_path_below_the_home(name: str, home: str) -> None:
+    config = read(f"name: {home}{name}")
     assert (config.name, config.remote.project, config.remote.jobs) == (name, name, f"{name}/.jobs")
+
+
+@pytest.mark.parametrize("name", ["/data/digits", "/"])
+def test_an_absolute_name_is_refused_with_the_reason(name: str) -> None:
+    (problem,) = problems(f"name: {name}")
+    assert "name: cannot be absolute: the project's folder is below the home folder" in problem
 
 
 @pytest.mark.row(109)
@@ -944,10 +952,12 @@ def test_a_launch_command_is_started_without_the_terminal_that_it_asks_for(
     (tmp_path / ".remote").mkdir()
     (tmp_path / ".remote" / "configs.yaml").write_text(f"servers: {{gpu1: {{hostname: a, launch: '{launch}'}}}}\n")
     events: list[Event] = []
-    entry = Workspace.find(tmp_path, Hooks(report=events.append)).config.entry_of("gpu1")
+    config = Workspace.find(tmp_path, Hooks(report=events.append)).config
+    entry = config.entry_of("gpu1")
     assert entry == {"launch": started.split(), "activate": False}
     told = "gpu1: ignoring -t in launch: jobs have no terminal; docker exec -i NAME is enough"
-    assert events == ([Notice("", told)] if started.removesuffix(" --") != launch else [])
+    assert events == []
+    assert remark_on_terminals(config, ["gpu1"]) == (told if started.removesuffix(" --") != launch else "")
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ BOUND = 60.0
 SILENCE = 5.0
 # All that may ever be written into a project.
 OURS = re.compile(
-    r"\.remote(/(configs\.yaml|known_hosts(\.lock)?|logs(/(listing|[^/]+\.(log|known-copy)))?"
+    r"\.remote(/(configs\.yaml|known_hosts(\.lock)?|logs(/(listing|workspace|[^/]+\.(log|known-copy)))?"
     r"|jobs(/(lock|last_key|\.index|[0-9]{8}-[0-9]{6}-[0-9a-f]{32}(/(job\.(yaml|out|err)|ranks(/\d+(/\d+(/(out|err|error))?)?)?))?))?))?"
     r"|train\.py|hello\.py"
 )

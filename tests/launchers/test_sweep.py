@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from remote_tool import SweepRequest
 from remote_tool.errors import JobError, UsageError
 from remote_tool.launchers.sweep import MOST_PER_SERVER, ServerQueue, command_of, place, plan_sweep
+from remote_tool.protocol.limits import MOST_AFTER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
 VALUES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1)
 
 
-def planned(queues: Sequence[ServerQueue], count: int = 6) -> list[tuple[str, int, str]]:
-    """The server, the GPUs and the predecessor of each job; ids are the letters."""
+def planned(queues: Sequence[ServerQueue], count: int = 6) -> list[tuple[str, int, int | None, tuple[str, ...]]]:
+    """The server, the GPUs, the slots and the predecessors of each job; ids are the letters."""
     request = SweepRequest("train.py {n}", grid={"n": range(count)})
     plan = plan_sweep(request, range(count), queues, "id", "abcdefghijklmnopqrstuvwxyz"[:count])
-    return [(job.server, job.gpus, job.after) for job in plan.jobs]
+    return [(job.server, job.gpus, job.slots, job.after) for job in plan.jobs]
 
 
 @pytest.mark.parametrize(
@@ -113,16 +114,16 @@ def test_no_server_ends_more_than_one_job_later_than_it_could_elsewhere(
 
 
 @pytest.mark.row(310)
-def test_without_gpus_each_job_follows_the_one_that_many_places_before_it() -> None:
-    queue = ServerQueue("a", 0, 2)
-    assert planned([queue]) == [("a", 0, after) for after in ("", "", "a", "b", "c", "d")]
-    resumed = ServerQueue("a", 0, 2, load=3, before=("x", "y", "z"))
-    assert planned([resumed]) == [("a", 0, after) for after in ("y", "z", "a", "b", "c", "d")]
-    assert planned([ServerQueue("a", 0, 2, load=1, before=("x",))], 2) == [("a", 0, ""), ("a", 0, "x")]
+def test_without_gpus_each_job_waits_for_a_slot_and_for_those_that_an_older_version_started() -> None:
+    assert planned([ServerQueue("a", 0, 2)]) == [("a", 0, 2, ())] * 6
+    resumed = ServerQueue("a", 0, 2, load=3, before=("x", "y", "z"), chained=("x", "y"))
+    assert planned([resumed], 2) == [("a", 0, 2, ("x", "y"))] * 2
+    many = tuple(map(str, range(MOST_AFTER + 1)))
+    assert planned([ServerQueue("a", 0, 2000, chained=many)], 1) == [("a", 0, MOST_PER_SERVER, many[1:])]
 
 
 def test_with_gpus_each_job_waits_in_the_queue_of_its_server() -> None:
-    assert planned([ServerQueue("a", 1, 2, before=("x", "y", "z"))], 3) == [("a", 1, "")] * 3
+    assert planned([ServerQueue("a", 1, 2, before=("x", "y", "z"))], 3) == [("a", 1, None, ())] * 3
 
 
 def test_two_names_of_one_machine_and_too_many_jobs_on_one_server_are_refused() -> None:

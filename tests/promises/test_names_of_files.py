@@ -38,3 +38,53 @@ def test_files_and_folders_arrive_whatever_their_names_begin_with(desk: Desk) ->
         (desk.root / name).unlink()
     desk.does("rsync")
     assert contents(desk.there(), names) == {}
+
+
+def test_a_file_whose_place_a_folder_with_output_has_is_named_and_the_rest_is_sent(desk: Desk) -> None:
+    (desk.there() / "out").mkdir()
+    (desk.there() / "out" / "model.pt").write_text("weights")
+    (desk.root / "out").write_text("a file here")
+    for round_ in ("first", "second, edited"):
+        (desk.root / "other.py").write_text(round_)
+        for words in (("rsync",), ("rsync", "--overwrite")):
+            said = desk.refuses(*words)
+            assert "some files were not sent: a folder on the server, with files of its own: out" in said
+            assert "remote-tool run --server first --cmd 'mv out out.old'" in said
+            assert "permission" not in said
+        assert (desk.there() / "other.py").read_text() == round_
+    assert (desk.there() / "out" / "model.pt").read_text() == "weights"
+    assert desk.refuses("job-run", "--cmd", "true")
+    desk.does("run", "--cmd", "mv out out.old")
+    desk.does("rsync")
+    assert (desk.there() / "out").read_text() == "a file here"
+
+
+def test_a_file_named_as_our_folders_is_named_where_it_is_not_sent(desk: Desk) -> None:
+    for name in ("sub/.remote", "sub/.jobs"):
+        (desk.root / name).parent.mkdir(exist_ok=True)
+        (desk.root / name).write_text("a file")
+    (desk.root / "deep" / ".remote").mkdir(parents=True)
+    (desk.root / "deep" / ".remote" / "configs.yaml").write_text("of another project")
+    said = desk.tries("rsync").stderr
+    assert "sub/.remote is never sent" in said
+    assert "sub/.jobs is never sent" in said
+    assert "deep" not in said
+    assert not (desk.there() / "sub" / ".remote").exists()
+    assert not (desk.there() / "deep" / ".remote").exists()
+
+
+def test_empty_records_of_syncs_after_a_power_cut_call_no_file_changed(desk: Desk) -> None:
+    for name in ("a.py", "b.py"):
+        (desk.root / name).write_text("first\n")
+    desk.does("rsync")
+    for name in ("sync", "sent"):
+        (desk.there() / ".remote-scripts" / name).write_bytes(b"")
+    (desk.root / "a.py").write_text("edited, and longer\n")
+    desk.does("rsync")
+    assert (desk.there() / "a.py").read_text() == "edited, and longer\n"
+    (desk.there() / ".remote-scripts" / "sent").write_bytes(b"")
+    (desk.root / "b.py").unlink()
+    desk.does("rsync")
+    (desk.root / "a.py").write_text("edited again\n")
+    desk.does("rsync")
+    assert (desk.there() / "a.py").read_text() == "edited again\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import time
 from typing import TYPE_CHECKING
@@ -162,3 +163,18 @@ def test_a_workspace_that_lost_its_records_shares_its_folder_again_though_nothin
     assert "--adopt" in desk.refuses("rsync")
     desk.does("rsync", "--adopt")
     desk.does("rsync")
+
+
+def test_after_a_new_name_the_old_folder_is_named_with_the_command_that_moves_it(desk: Desk) -> None:
+    desk.does("job-run", "--follow", "--cmd", "echo made > made.txt")
+    old = desk.root.name
+    desk.configure(name=f"{old}-2")
+    said = desk.tries("rsync").stderr
+    assert f"this workspace has sent ~/{old} before" in said
+    command = shlex.split(said.partition("remote-tool run ")[2].partition("\n")[0])
+    desk.does("run", *command)
+    assert (desk.there() / "made.txt").read_text() == "made\n"
+    desk.does("prepare")
+    assert "this workspace has sent" not in desk.tries("rsync").stderr
+    desk.does("job-run", "--follow", "--cmd", "cat made.txt")
+    assert [job["state"] for job in desk.jobs()] == ["succeeded", "succeeded"]

@@ -53,6 +53,7 @@ class World:
     told: list[str] = field(default_factory=list)
     count: int = 0
     names: tuple[str, ...] = ()
+    settled: list[dict[str, str]] = field(default_factory=lambda: [{}, {}])
     named: list[set[str]] = field(default_factory=lambda: [set(), set()])
 
     @property
@@ -104,7 +105,9 @@ class World:
             self.note(who, "removes", repr(name))
             self.remove(root, name)
         else:
-            text = self.text(who, least)
+            # A file that a sync has sent is known, and so may shrink; of any other one, an older and smaller one goes.
+            is_known = root == self.there and (root / name).is_file() and name not in self.of_jobs
+            text = self.text(who, 50 if is_known else least)
             self.note(who, "writes", repr(name), len(text))
             self.write(root, name, text)
 
@@ -135,6 +138,11 @@ class World:
         missing -= self.named[number]
         assert not missing, "\n".join([*self.told[-60:], f"did not arrive: {missing}"])
 
+    def untouched(self, number: int) -> list[str]:
+        """Names of files that this laptop has as they were when its last sync succeeded, and the server too."""
+        here, there = self.files(self.laptops[number].project), self.files(self.there)
+        return [name for name, text in self.settled[number].items() if here.get(name) == there.get(name) == text]
+
     def settle(self, desk: Desk) -> None:
         """What is the same here and there counts as sent from now on."""
         here = {name: text for name in [*self.of_jobs] if (text := _read(desk.project / name)) is not None}
@@ -153,8 +161,9 @@ async def disturbed_sync(world: World, number: int, pool: HostPool, options: Syn
     task = asyncio.ensure_future(sync(pool, desk.config, ("first",), options, desk.events.append))
     if meanwhile:
         await asyncio.sleep(draw.random() * 0.3)
-        name = f"made/{world.count} by a job"
-        world.note("meanwhile a job makes", repr(name))
+        untouched = world.untouched(number) if not (options.overwrite or options.checksum) else []
+        name = draw.choice([f"made/{world.count} by a job", *untouched])
+        world.note("meanwhile a job writes", repr(name))
         world.write(world.there, name, world.text("job", OF_JOBS))
     if kill_after is not None:
         await asyncio.sleep(kill_after)
@@ -189,6 +198,8 @@ async def sync_once(world: World, number: int, pools: list[HostPool]) -> None:
     world.check_jobs("by this sync")
     if problem is None:
         world.check_arrived(number)
+        here, there = world.files(desk.project), world.files(world.there)
+        world.settled[number] = {name: text for name, text in here.items() if there.get(name) == text}
 
 
 @pytest.mark.row(146)

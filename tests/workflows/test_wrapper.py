@@ -139,6 +139,7 @@ def test_a_launch_command_with_a_terminal_works_as_it_was_pasted(tmp_path: Path,
         assert prepared.stderr.count("first: ignoring -t in launch: jobs have no terminal") == 1
         ran = remote_tool("run", "--cmd", "[ -t 0 ] || printf 'no terminal\\n'; exit 3", cwd=root)
         assert (ran.returncode, ran.stdout) == (3, "no terminal\n"), ran.stderr
+        assert "ignoring" not in ran.stderr
     podman.run("rm", "--force", "--time", "0", "box")
 
 

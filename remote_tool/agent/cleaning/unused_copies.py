@@ -54,7 +54,7 @@ def _clean(removal: Removal, folder: int, *, sized: bool) -> Dict[str, Any]:
     gone: List[str] = []
     stuck = ""
     if is_locked and needed is not None:
-        gone = [name for name in names if name not in needed]
+        gone = [name for name in names if name not in needed and not _is_wanted(removal, name)]
         if not removal.dry_run:
             stuck = _bring_home(removal, gone)
         for name in gone if not removal.dry_run else ():
@@ -66,6 +66,12 @@ def _clean(removal: Removal, folder: int, *, sized: bool) -> Dict[str, Any]:
         return {**row, "why": "a job's record cannot be read"}
     is_removed = removal.dry_run or removing.remove_marked(folder, removal.deadline)
     return {**row, "why": stuck} if is_removed else {**row, "why": NOT_ALL}
+
+
+def _is_wanted(removal: Removal, name: str) -> bool:
+    from remote_tool.agent.frozen import copies  # noqa: PLC0415 - few projects have copies
+
+    return copies.is_wanted(f"{removal.folders.copies}/{name}")
 
 
 def _bring_home(removal: Removal, going: List[str]) -> str:

@@ -3,6 +3,8 @@
     copies/<name>/code     the sent files, and links to the project's other files and folders
     copies/<name>/files    mode, size, nanoseconds and name of each of them, as copied
     copies/<name>/linked   the same of those that are hard links to the project's
+    copies/<name>/states   the ids of the syncs after which the project was in this state, one a line
+    copies/<name>/wanted   its time: when somebody asked for the copy who has not started a job yet
     copies/<name>/guests/  the jobs that have begun in it, until their output has come home
     copies/<name>/beside   what was kept beside the project's own, as pairs of names in the copy and the project
     copies/.new-…          a copy that is being made
@@ -29,12 +31,16 @@ from remote_tool.protocol.limits import NEW_COPY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, List, Optional
+    from typing import Dict, List, Optional, Tuple
 
     from remote_tool.agent.requests import Folders
 
 CODE = "code"
 _FILES, _LINKED = "files", "linked"
+_STATES, _WANTED = "states", "wanted"
+# A launch that waits for GPUs for longer may find its copy removed.
+_WANTED_SECONDS = 7 * 86400.0
+_LONGEST_STATE = 1024
 NEW = ".new-"
 # Of a sync; the client waits longer for the answer.
 _PATIENCE = 15.0
@@ -108,7 +114,7 @@ class Copies:
         """
         self._folders = folders
         self._path = folders.copies
-        self._known: Dict[str, Optional[Copy]] = {}
+        self._known: Dict[Tuple[str, str], Optional[Copy]] = {}
         with suppress(FileExistsError):
             os.mkdir(self._path, 0o700)
         self.folder = job_folder.open_folder(self._path)
@@ -127,8 +133,13 @@ class Copies:
                 texts.append(file.read(_LARGEST_LIST))
         return copying.digest_of(texts)
 
-    def copy_for(self, job_id: str, asked: object) -> Optional[Copy]:
+    def copy_for(self, job_id: str, asked: object, sent: object = "") -> Optional[Copy]:
         """Return the requested copy for a job; None for one that runs in the project, or has been started before.
+
+        Args:
+            job_id: The job.
+            asked: The copy's name, or ``new``.
+            sent: Id of the sync that sent the files of a new copy; empty to copy the present ones.
 
         Raises:
             RequestError: There is no such copy, or none can be made now.
@@ -136,19 +147,59 @@ class Copies:
         """
         if not asked or os.path.lexists(os.path.join(self._folders.jobs, job_id)):
             return None
-        name = str(asked)
-        if name not in self._known:
-            copy = self._take_new() if name == NEW_COPY else self._find(name)
-            self._known[name] = copy and copy._replace(environment_hash=self._environment_hash())
-        return self._known[name]
+        name, state = str(asked), str(sent or "")
+        if (name, state) not in self._known:
+            copy = self.take(state) if name == NEW_COPY else self._find(name)
+            if copy is not None:
+                copy = copy._replace(environment_hash=self._environment_hash())
+                # From here on, a job needs it, or this program does.
+                job_folder.remove(self.folder, f"{copy.name}/{_WANTED}")
+            self._known[name, state] = copy
+        return self._known[name, state]
 
-    def _take_new(self) -> Optional[Copy]:
-        sync = _hold_sync(self._folders)
+    def take(self, sent: str) -> Optional[Copy]:
+        """Return a copy of the files that a sync has sent, or of the present ones; None if nothing was sent.
+
+        Raises:
+            RequestError: Another sync has changed the project since, and no copy was made before.
+            OSError: It cannot be made.
+        """
+        sync = _hold_sync(self._folders.scripts, self._folders.project)
         try:
+            if sent and not self._is_as_sent(sent):
+                return self._find_of(sent)
             self._folders.refuse_half_a_project()
-            return self._take()
+            copy = self._take()
+            if copy is not None and sent and sent not in _states_of(copy):
+                with open(f"{copy.path}/{_STATES}", "a", encoding="utf-8") as file:
+                    file.write(f"{sent}\n")
+            return copy
         finally:
             os.close(sync)
+
+    def _is_as_sent(self, sent: str) -> bool:
+        """Return whether the last sync is the one with this id, and has finished."""
+        try:
+            with open(self._folders.sync_state, encoding="utf-8", errors="replace") as file:
+                return file.read(_LONGEST_STATE).split() == ["complete", sent]
+        except FileNotFoundError:
+            return True  # the user's own copy
+
+    def _find_of(self, sent: str) -> Copy:
+        """Return the copy that was made of the files of an earlier sync; RequestError if there is none."""
+        for copy in copies_in(self._folders):
+            if sent in _states_of(copy) and not _first_change(copy, _FILES):
+                self._link_others(copy.code, files_of(copy))
+                return copy
+        try:
+            with open(os.path.join(self._folders.scripts, "sync-owner"), encoding="utf-8", errors="replace") as file:
+                who = f" by {file.read(_LONGEST_STATE).partition(' ')[2].strip()}"
+        except OSError:
+            who = ""
+        raise RequestError(
+            f"Another sync{who} has changed {self._folders.project} since yours, so the job would run other code",
+            hint="Run the command again",
+        )
 
     def _find(self, name: str) -> Copy:
         """Return an existing copy; RequestError when it is gone, or its files have changed."""
@@ -229,12 +280,42 @@ class Copies:
 
 def link_new(copy: Copy) -> List[str]:
     """Link what the project has by now, such as the output of a job that this one waited for; return these names."""
-    return links.link_others(copy.code, copy.scripts, links.with_folders(sent_to(copy)))
+    sync = -1
+    # Files of a sync that is running are not in its list yet.
+    with suppress(RequestError, OSError):
+        sync = _hold_sync(copy.scripts, copy.project)
+    try:
+        return links.link_others(copy.code, copy.scripts, links.with_folders(sent_to(copy)))
+    finally:
+        if sync >= 0:
+            os.close(sync)
 
 
 def sent_to(copy: Copy) -> List[bytes]:
     """Return the names that syncs have sent to a copy's project."""
     return links.sent_names(f"{copy.scripts}/sent")
+
+
+def _states_of(copy: Copy) -> List[str]:
+    try:
+        with open(f"{copy.path}/{_STATES}", encoding="utf-8") as file:
+            return file.read().split("\n")
+    except FileNotFoundError:
+        return []
+
+
+def want(copy: Copy) -> None:
+    """Keep a copy for a job that will be started in it."""
+    with open(f"{copy.path}/{_WANTED}", "w", encoding="utf-8"):
+        pass
+
+
+def is_wanted(copy: str) -> bool:
+    """Return whether a job may still be started in a copy, as somebody asked for."""
+    try:
+        return time.time() - os.stat(f"{copy}/{_WANTED}").st_mtime < _WANTED_SECONDS
+    except OSError:
+        return False
 
 
 def lock_alone(folder: int) -> bool:
@@ -246,14 +327,14 @@ def lock_alone(folder: int) -> bool:
     return True
 
 
-def _hold_sync(folders: Folders) -> int:
+def _hold_sync(scripts: str, project: str) -> int:
     """Keep syncs away after waiting for one that is running.
 
     Raises:
         RequestError: It takes long.
         OSError: The lock cannot be opened.
     """
-    path = os.path.join(folders.scripts, "sync-lock")
+    path = os.path.join(scripts, "sync-lock")
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + _PATIENCE
     while True:
@@ -262,7 +343,7 @@ def _hold_sync(folders: Folders) -> int:
         except BlockingIOError:
             if removing.is_over(deadline):
                 raise RequestError(
-                    f"A sync to {folders.project} is running, so its code cannot be copied now", hint="try again later"
+                    f"A sync to {project} is running, so its code cannot be copied now", hint="try again later"
                 ) from None
             time.sleep(0.02)
         except OSError:

@@ -131,7 +131,10 @@ class Way:
         if stat.S_ISLNK(status.st_mode) and leads_to(self._here(path)) in self._left_for(path):
             return
         if path in self._folders and stat.S_ISDIR(status.st_mode):
-            self.bring_folder(path, self._folder_for(path, target), seen=False)
+            place = self._folder_for(path, target)
+            self.bring_folder(path, place, seen=False)
+            if place != target and os.path.lexists(self._home(place)):
+                self.result.beside.append(place)
         elif path in self._copied or path in self._folders:
             self._keep_changed(path, target, status)
         else:

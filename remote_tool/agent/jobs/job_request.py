@@ -80,7 +80,7 @@ def check_job(job: object, active: Activation, folders: Folders, copies: "Option
         raise RequestError(f"Job {job['id']}: its command is not text")
     user = activation.with_home(job.get("environment") or {})
     activation.check_user(user)
-    copy = copies.copy_for(job["id"], job.get("copy")) if copies is not None else None
+    copy = copies.copy_for(job["id"], job.get("copy"), job.get("snapshot")) if copies is not None else None
     project = folders.project if copy is None else copy.code
     workdir = folders._replace(project=project).check_workdir(job.get("workdir", ""))
     origin = Origin(project, job["id"], str(job.get("server")), workdir)
@@ -136,7 +136,7 @@ def _read_on_empty(value: Any) -> "Optional[OnEmpty]":  # noqa: ANN401 - from th
 
 
 def _read_queue(job: "Dict[str, Any]", spec: Record) -> "Optional[QueueRequest]":
-    if not spec["gpu_count"] and not spec["after"]:
+    if not spec["gpu_count"] and not spec["after"] and spec["slots"] is None:
         return None
     from remote_tool.agent.supervisor.queue import read_queue  # noqa: PLC0415 - few jobs wait
 

@@ -98,13 +98,13 @@ def start(request: Request) -> None:
     except OSError as error:
         raise RequestError(job_folder.explain(str(error.filename or "The folder of the jobs"), error)) from error
     request.said_with_errors["begun"] = True
-    answers = _start_all(call, job_requests)
+    answers, are_starting = _start_all(call, job_requests)
     answer = {"jobs": answers, "folder_id": job_folder.make_folder_id(call.jobs), "now": time.time()}
     if spent:
         from remote_tool.agent.cleaning import clean  # noqa: PLC0415 - few starts have something to remove
 
         # A job that is still being started has no folder yet that would keep its copy.
-        copies = -1 if any(each.get("state") == "starting" for each in answers) else call.copies
+        copies = -1 if are_starting else call.copies
         answer["cleaned"] = clean.remove_some(call.jobs, request, _CLEAN_SECONDS, copies)
     reserved = _describe_reserved(job_requests)
     if reserved:
@@ -193,20 +193,24 @@ def _open_jobs(folders: Folders) -> int:
     return jobs
 
 
-def _start_all(call: Call, job_requests: List[JobRequest]) -> List[Dict[str, Any]]:
-    """Start as many jobs at once as the limit of open files allows; return their answers, up to a maximum length."""
+def _start_all(call: Call, job_requests: List[JobRequest]) -> Tuple[List[Dict[str, Any]], bool]:
+    """Start as many jobs at once as the limit of open files allows.
+
+    Return their answers, up to a maximum length, and whether any of all jobs is still being started.
+    """
     deadline = time.monotonic() + _START_SECONDS
     at_once = job_folder.allow_open_files(len(job_requests))
     answers: List[Dict[str, Any]] = []
-    size = 0
+    size, are_starting = 0, False
     for first in range(0, len(job_requests), at_once):
-        pending = [_begin(call, job) for job in job_requests[first : first + at_once]]
+        pending = _begin_all(call, job_requests[first : first + at_once])
         for job in pending:
             answer = _finish(call, job, deadline)
+            are_starting = are_starting or answer.get("state") == "starting"
             size += len(json.dumps(answer))
             if size <= _ANSWER_LIMIT:
                 answers.append(answer)
-    return answers
+    return answers, are_starting
 
 
 def _refuse_half_a_project(jobs: int, folders: Folders, job_requests: List[JobRequest]) -> None:
@@ -214,6 +218,25 @@ def _refuse_half_a_project(jobs: int, folders: Folders, job_requests: List[JobRe
     here = [job for job in job_requests if job.copy is None]
     if not all(job_folder.exists(jobs, job.spec["id"]) for job in here):
         folders.refuse_half_a_project()
+
+
+def _begin_all(call: Call, job_requests: List[JobRequest]) -> List[PendingStart]:
+    arrivals: Tuple[int, ...] = ()
+    if any(job.queue is not None and job.queue.slots for job in job_requests):
+        with suppress(OSError):
+            arrivals = os.pipe()
+    try:
+        return [_begin(call, _with_arrivals(job, arrivals)) for job in job_requests]
+    finally:
+        for descriptor in arrivals:
+            os.close(descriptor)
+
+
+def _with_arrivals(job: JobRequest, arrivals: Tuple[int, ...]) -> JobRequest:
+    """Let a job for a slot know when the others of its request have their places: they begin in their order."""
+    if job.queue is None or not job.queue.slots:
+        return job
+    return job._replace(queue=job.queue._replace(arrivals=arrivals))
 
 
 def _begin(call: Call, job: JobRequest) -> PendingStart:
@@ -239,7 +262,8 @@ def _become_supervisor(call: Call, job: JobRequest, writer: int) -> NoReturn:
     """After the fork: create the job's folder and supervise the command."""
     what = f"{call.folders.jobs}/{job.spec['id']}"
     try:
-        umask = supervise.leave_client({*call.locks, writer})
+        arrivals = () if job.queue is None else job.queue.arrivals
+        umask = supervise.leave_client({*call.locks, writer, *arrivals})
         # The job's own programs may use select(), which takes no descriptor above 1023.
         resource.setrlimit(resource.RLIMIT_NOFILE, call.open_files)
         plan = _plan(call, job)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 
 from remote_tool.agent import states
-from remote_tool.agent.requests import Request, is_list
+from remote_tool.agent.requests import Folders, Request, is_list
 from remote_tool.protocol import fingerprints, job_folder
 from remote_tool.protocol.errors import NO_SUCH_JOB
 from remote_tool.protocol.framing import HEADER_LIMIT
 from remote_tool.protocol.lean import json
+from remote_tool.protocol.lean.suppress import suppress
 from remote_tool.protocol.records import RecordError, is_job_id
 from remote_tool.protocol.streams import last_output, stream_sizes
 
@@ -71,11 +72,18 @@ def status(request: Request) -> None:
             "more": size > _ANSWER_LIMIT,
         }
     )
+    _bring_home(folders, answers)
+
+
+def _bring_home(folders: Folders, answers: List[Dict[str, Any]]) -> None:
+    """Bring the output of lost jobs from their copies into the project."""
     left = {each["spec"].get("copy") for each in answers if each["state"] == "lost" and not each["alive"]} - {"", None}
     if left:
         from remote_tool.agent.frozen import home  # noqa: PLC0415 - few lost jobs ran in a copy
 
-        home.bring_pending(folders, left)
+        # The next start or clean tries again.
+        with suppress(OSError):
+            home.bring_pending(folders, left)
 
 
 def _leave_out_ended(

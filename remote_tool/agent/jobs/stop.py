@@ -171,10 +171,21 @@ class JobStop:
         next_look = time.monotonic() + _LOOK_SECONDS
         while time.monotonic() < deadline and not job_folder.exists(self._folder, ENDED):
             if time.monotonic() > next_look:
-                if self._judge().state not in {"running", "starting", "queued"}:
+                state = self._judge().state
+                if state not in {"running", "starting", "queued"}:
                     return
+                if state == "starting":
+                    for supervisor in self._find_unrecorded():
+                        deliver(supervisor, self._knock(written=written))
                 next_look = time.monotonic() + _LOOK_SECONDS
             yield
+
+    def _find_unrecorded(self) -> List[Process]:
+        """Return the supervisor of a job that waits, when a full disk has no room for the file that names it."""
+        host = self._scans.scan()
+        found = supervisors_by_job(host.snapshot).get(self._job_id, [])
+        own = (process for process in found if is_own(process, host.place["pid_namespace"]))
+        return [process for process in own if holds(process.pid, self._folder) and _heeds_signals(process.pid)]
 
     def _knock(self, *, written: bool) -> int:
         if written:
@@ -251,3 +262,13 @@ class JobStop:
             # Its processes have ended all the same: it counts as lost.
             why = job_folder.explain(f"{job_folder.path_of(self._folder)}/{ENDED}", error)
             self.answer["error"] = f"it was ended, but this could not be recorded: {why}"
+
+
+def _heeds_signals(pid: int) -> bool:
+    """Return whether a supervisor blocks or handles SIGTERM, which would end it as it begins."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as stream:
+            masks = [int(line.split()[1], 16) for line in stream if line.startswith((b"SigBlk:", b"SigCgt:"))]
+    except (OSError, ValueError):
+        return False
+    return any(mask & 1 << (signal.SIGTERM - 1) for mask in masks)

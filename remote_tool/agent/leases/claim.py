@@ -39,15 +39,16 @@ UNDECIDED_NANOSECONDS = 10 * 10**9
 class TakenTicket:
     """This process's place in the queue."""
 
-    def __init__(self, folder: int, ticket: Ticket) -> None:
+    def __init__(self, folder: int, ticket: Ticket, pool: str = "") -> None:
         """Take it; OSError when that is impossible."""
         self._folder = folder
+        self._pool = pool
         self.ticket = ticket._replace(name=name_ticket(ticket))
         self._pipe = fifo.hold(folder, self.ticket.name)
 
     def is_there(self) -> bool:
         """Return whether others see it: an administrator may have removed it."""
-        return folders.is_own(self.ticket.name, self._pipe)
+        return folders.is_own(self.ticket.name, self._pipe, self._pool)
 
     def refresh(self) -> None:
         """Keep the file from being removed as old."""
@@ -67,9 +68,10 @@ class Claim:
         lease: What is published.
     """
 
-    def __init__(self, folder: int, job_id: str, name: str, gpus: "Tuple[str, ...]") -> None:
+    def __init__(self, folder: int, job_id: str, name: str, gpus: "Tuple[str, ...]", pool: str = "") -> None:
         """Publish it; OSError when that is impossible."""
         before = now_stamp()
+        self._pool = pool
         self._pipe = fifo.hold(folder, f"{job_id}{HELD}")
         # Whoever made the claim may close its own.
         self._folder = os.dup(folder)
@@ -91,11 +93,11 @@ class Claim:
 
     def publish_again_if_removed(self) -> None:
         """Let others see it again, should an administrator have removed it; OSError when that is impossible now."""
-        is_held = folders.is_own(f"{self.lease.job_id}{HELD}", self._pipe)
+        is_held = folders.is_own(f"{self.lease.job_id}{HELD}", self._pipe, self._pool)
         if is_held and job_folder.exists(self._folder, f"{self.lease.job_id}{LEASE}"):
             return
         if not is_held:
-            folder = folders.open_own()
+            folder = folders.open_own(self._pool)
             try:
                 pipe = fifo.hold(folder, f"{self.lease.job_id}{HELD}")
             except OSError:

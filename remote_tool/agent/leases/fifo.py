@@ -7,6 +7,7 @@ has none any more. It gets its name only when it is open, so one that is visible
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 
@@ -24,6 +25,8 @@ TEMPORARY = ".new-"
 _REMOVED = " (deleted)"
 _HOLD = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOOK = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+# F_SETPIPE_SZ, which Python names since 3.10, to one page.
+_SET_SIZE, _SMALLEST = 1031, 4096
 # Open in this process; a child that does not exec would keep them alive.
 _held: "Set[int]" = set()
 _registered: "Set[int]" = set()
@@ -36,6 +39,7 @@ def hold(folder: int, name: str) -> int:
     descriptor = -1
     try:
         descriptor = os.open(temporary, _HOLD, dir_fd=folder)
+        shrink(descriptor)
         _held.add(descriptor)
         if os.getpid() not in _registered:
             _registered.add(os.getpid())
@@ -49,6 +53,12 @@ def hold(folder: int, name: str) -> int:
         job_folder.remove(folder, temporary)
         raise
     return descriptor
+
+
+def shrink(descriptor: int) -> None:
+    """Let a pipe that carries little take one page: beyond 1,024 usual ones, the kernel shrinks all pipes of a user."""
+    with suppress(OSError):
+        fcntl.fcntl(descriptor, _SET_SIZE, _SMALLEST)
 
 
 def let_go(descriptor: int) -> None:

@@ -68,13 +68,13 @@ def have_leases() -> bool:
     return False
 
 
-def path_of(uid: int) -> str:
-    """Return a user's folder."""
-    return f"{base()}/{_PREFIX}{uid}"
+def path_of(uid: int, pool: str = "") -> str:
+    """Return a user's folder, or one in it."""
+    return f"{base()}/{_PREFIX}{uid}" + (f"/{pool}" if pool else "")
 
 
-def open_own() -> int:
-    """Open this user's folder, and create it if needed.
+def open_own(pool: str = "") -> int:
+    """Open this user's folder, or the one in it for leases of something that is not a GPU, and create it if needed.
 
     Raises:
         OSError: This is impossible now: a disk that is full or read-only, or something of somebody else's is there.
@@ -97,13 +97,37 @@ def open_own() -> int:
         raise TakenError(errno.EAGAIN, f"{path} changes")
     if stat.S_IMODE(found.st_mode) != 0o755:  # noqa: PLR2004 - for others to read
         os.fchmod(folder, 0o755)
-    return folder
+    return _open_pool(folder, pool) if pool else folder
 
 
-def is_own(name: str, descriptor: int) -> bool:
+def _open_pool(own: int, pool: str) -> int:
+    try:
+        with suppress(FileExistsError):
+            os.mkdir(pool, 0o755, dir_fd=own)
+        return os.open(pool, _OPEN, dir_fd=own)
+    finally:
+        os.close(own)
+
+
+def remove_pool(pool: str) -> None:
+    """Remove the folder of a pool once nothing is in it."""
+    with suppress(OSError):
+        os.rmdir(path_of(os.geteuid(), pool))
+
+
+def list_pool(pool: str) -> "List[FolderOfUser]":
+    """Open the folder of a pool of this user for reading, if there is one."""
+    try:
+        folder = os.open(path_of(os.geteuid(), pool), _OPEN)
+    except FileNotFoundError:
+        return []
+    return [FolderOfUser(os.geteuid(), folder, *_names(folder))]
+
+
+def is_own(name: str, descriptor: int, pool: str = "") -> bool:
     """Return whether a name in this user's folder, as others find it, is that of an open file."""
     try:
-        there = os.stat(f"{path_of(os.geteuid())}/{name}", follow_symlinks=False)
+        there = os.stat(f"{path_of(os.geteuid(), pool)}/{name}", follow_symlinks=False)
     except OSError:
         return False
     held = os.fstat(descriptor)

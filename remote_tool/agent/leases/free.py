@@ -14,6 +14,8 @@ from remote_tool.protocol.job_fields import is_texts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import List
+
     from remote_tool.agent.leases.listing import Lease
     from remote_tool.agent.requests import Request
 
@@ -33,7 +35,7 @@ def free_gpus(request: Request) -> None:
     while True:
         with Listing() as listing:
             leased = {uuid for lease in listing.live_leases() for uuid in lease.gpus}
-            suspects = {uuid for lease in listing.leases if _may_be_used(lease) for uuid in lease.gpus} - leased
+            suspects = {uuid for lease in _find_used(listing.leases) for uuid in lease.gpus} - leased
             waiting = [ticket.gpus for ticket in listing.tickets if listing.is_alive(ticket)]
         gpus = [gpu for gpu in answer.gpus if is_one_of(gpu, devices)]
         others = [gpu for gpu in gpus if gpu["uuid"] not in leased]
@@ -55,11 +57,14 @@ def free_gpus(request: Request) -> None:
     )
 
 
-def _may_be_used(lease: Lease) -> bool:
-    """Return whether the holder of a lease died and left processes behind, as far as can be known."""
-    if lease.is_alive:
-        return False
-    return lease.uid != os.geteuid() or bool(Snapshot().members(lease.job_id, ""))
+def _find_used(leases: "List[Lease]") -> "List[Lease]":
+    """Return the leases whose holders died and left processes behind, as far as can be known."""
+    dead = [lease for lease in leases if not lease.is_alive]
+    # One look at all processes, however many died.
+    snapshot = Snapshot() if any(lease.uid == os.geteuid() for lease in dead) else None
+    return [
+        lease for lease in dead if snapshot is None or lease.uid != os.geteuid() or snapshot.members(lease.job_id, "")
+    ]
 
 
 def ask_gpus() -> GpuAnswer:

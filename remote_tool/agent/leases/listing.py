@@ -98,17 +98,18 @@ class Listing:
         ignored: What cannot be read.
     """
 
-    def __init__(self, only: "Optional[int]" = None) -> None:
+    def __init__(self, only: "Optional[int]" = None, pool: str = "") -> None:
         """Look.
 
         Args:
             only: The one user to look at; None for all.
+            pool: The folder of leases of something else, of this user; empty: those of GPUs.
         """
         self.tickets: List[Ticket] = []
         self.leases: List[Lease] = []
         self.undecided: "List[Tuple[int, str]]" = []
         self.ignored: List[Ignored] = []
-        found = folders.open_all(only)
+        found = folders.list_pool(pool) if pool else folders.open_all(only)
         self._folders = {each.uid: each.descriptor for each in found}
         try:
             for each in found:

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 DEFAULT_IDLE_AFTER = 60.0
 # An event ends a wait at once; this is for files that must not get old, and for what nobody has thought of. Those
 # behind the first one are many, and each reads all tickets.
-_LONG_SECONDS, _BEHIND_SECONDS = 300.0, 6 * 3600.0
+LONG_SECONDS, _BEHIND_SECONDS = 300.0, 6 * 3600.0
 _LOOK_SECONDS = 10.0
 _SHORTEST_LOOK = 0.2
 # While processes of a job are left whose supervisor died.
-_LEFTOVER_SECONDS = 3.0
+LEFTOVER_SECONDS = 3.0
 _SOON = 0.02
 # From the moment when its pipe is visible; who takes longer is named.
 _PUBLISHED_SOON_NANOSECONDS = 10**9
@@ -76,8 +76,14 @@ class Waiter:
         why: Why it waits, as far as it knows from nvidia-smi; empty otherwise.
     """
 
-    def __init__(self, request: LeaseRequest) -> None:
-        """Prepare; the first step enters the queue."""
+    def __init__(self, request: LeaseRequest, pool: str = "") -> None:
+        """Prepare; the first step enters the queue.
+
+        Args:
+            request: What the job wants.
+            pool: The folder of leases of something else; empty: those of GPUs.
+        """
+        self._pool = pool
         self.seconds = 0.0
         self.why = ""
         self._request = request
@@ -132,7 +138,7 @@ class Waiter:
         try:
             self._enter_queue()
             answer = self._question.take() if self._question.is_open else None
-            with Listing() as listing:
+            with Listing(pool=self._pool) as listing:
                 claim = self._step(listing, answer)
         except folders.TakenError as error:
             self.why, self.seconds = str(error.strerror), _FAILED_SECONDS
@@ -167,12 +173,13 @@ class Waiter:
             self._leave_queue()
             self._returned_at = time.monotonic()
         self._close_folder()
-        is_new = not os.path.lexists(folders.path_of(os.geteuid()))
-        self._folder = folders.open_own()
-        if is_new and fifo.find_removed(folders.path_of(os.geteuid())):
+        path = folders.path_of(os.geteuid(), self._pool)
+        is_new = not os.path.lexists(path)
+        self._folder = folders.open_own(self._pool)
+        if is_new and fifo.find_removed(path):
             # Others were here before, and are about to return.
             self._returned_at = time.monotonic()
-        self._ticket = TakenTicket(self._folder, self._place)
+        self._ticket = TakenTicket(self._folder, self._place, self._pool)
 
     def _close_folder(self) -> None:
         if self._folder >= 0:
@@ -197,7 +204,8 @@ class Waiter:
         left = self._returned_at + _RETURN_SECONDS - time.monotonic()
         if left > 0:
             self.seconds = left
-            self.why = f"{folders.path_of(os.geteuid())} was removed, and those who waited take their places again"
+            path = folders.path_of(os.geteuid(), self._pool)
+            self.why = f"{path} was removed, and those who waited take their places again"
             return None
         if answer is not None:
             self._take_gpus(answer)
@@ -239,7 +247,7 @@ class Waiter:
         if self._gpus is not None and len(unleased) < self._request.gpus:
             # One that ended after it was listed ends no wait any more.
             are_watched = self._watch(listing, live)
-            self.seconds, self.why = _LONG_SECONDS if are_watched else 0.0, ""
+            self.seconds, self.why = LONG_SECONDS if are_watched else 0.0, ""
             return None
         if answer is None:
             self._ask_and_wait(listing)
@@ -262,7 +270,7 @@ class Waiter:
     def _look_seconds(self) -> float:
         if self._use.is_unsure:
             return LOAD_SECONDS
-        usual = _LEFTOVER_SECONDS if self._has_leftovers else _LOOK_SECONDS
+        usual = LEFTOVER_SECONDS if self._has_leftovers else _LOOK_SECONDS
         return max(_SHORTEST_LOOK, min(usual, self._request.idle_after / 6, self._use.seconds_left()))
 
     def _ask_and_wait(self, listing: Listing) -> None:
@@ -273,6 +281,9 @@ class Waiter:
         self.seconds = _LOOK_SECONDS if problem else self._question.seconds
         self.why = problem or self.why
 
+    def _remove_lease(self, job_id: str) -> None:
+        remove_lease(self._folder, job_id)
+
     def _find_suspects(self, listing: Listing) -> "Set[str]":
         """Return the GPUs of leases whose holders died; remove this user's that nothing uses any more."""
         dead = [lease for lease in listing.leases if not lease.is_alive]
@@ -280,7 +291,7 @@ class Waiter:
         snapshot = Snapshot() if own else None
         for lease in own:
             if snapshot is not None and not snapshot.members(lease.job_id, ""):
-                remove_lease(self._folder, lease.job_id)
+                self._remove_lease(lease.job_id)
                 # Whatever used them is gone: the next answer counts like the first.
                 self._use.forget(lease.gpus)
                 dead.remove(lease)
@@ -288,8 +299,8 @@ class Waiter:
         return {uuid for lease in dead for uuid in lease.gpus}
 
     def _claim_gpus(self, gpus: "Tuple[str, ...]") -> "Optional[Claim]":
-        self._claim = Claim(self._folder, self._request.job_id, self._request.name, gpus)
-        with Listing() as listing:
+        self._claim = Claim(self._folder, self._request.job_id, self._request.name, gpus, self._pool)
+        with Listing(pool=self._pool) as listing:
             return self._settle(listing)
 
     def _settle(self, listing: Listing) -> "Optional[Claim]":

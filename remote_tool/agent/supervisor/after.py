@@ -15,7 +15,9 @@ from remote_tool.protocol.records import ENDED, STARTED, RecordError, state_of_e
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional, Tuple
+    from typing import Any, Dict, Iterable, List, Optional, Tuple
+
+    from remote_tool.agent.states import HostSnapshot
 
 _MOST_SHOWN = 3
 # A supervisor may live on after the end of its job.
@@ -127,6 +129,35 @@ class EarlierJobs:
                 return ""
             return _describe(status.state)
         return _describe(state_of_ended(ended))
+
+
+def find_left(jobs: str, ids: "Iterable[str]") -> "List[str]":
+    """Return those jobs, whose supervisors died, that still have processes, or may have some."""
+    host = states.scan()
+    try:
+        folder = job_folder.open_jobs_folder(jobs)
+    except (OSError, job_folder.FolderError):
+        return list(ids)
+    try:
+        return [job_id for job_id in ids if _may_be_left(folder, job_id, host)]
+    finally:
+        if folder is not None:
+            os.close(folder)
+
+
+def _may_be_left(jobs: "Optional[int]", job_id: str, host: "HostSnapshot") -> bool:
+    try:
+        folder = job_folder.open_job(jobs, job_id)
+        if folder is None:
+            return bool(host.snapshot.members(job_id, ""))
+        try:
+            status = states.judge(folder, job_id, host)
+        finally:
+            os.close(folder)
+    except (RecordError, OSError):
+        # A disk that does not answer now.
+        return True
+    return bool(status.members) or status.state in {"starting", "running", "elsewhere"}
 
 
 def _describe(state: str) -> str:

@@ -47,16 +47,22 @@ class QueueRequest(NamedTuple):
     """What a job waits for.
 
     Attributes:
-        lease: The GPUs; None without any.
+        lease: The GPUs, or one of the slots of its sweep; None without any.
         after: The ids of the jobs that must have ended.
         after_any: Whether it does not matter how they ended.
         may_wait: Whether it waits for its GPUs; otherwise, it fails if they are not free.
+        slots: Of its sweep on this server; 0: the lease is of GPUs.
+        sweep: The id of its sweep.
+        arrivals: The ends of a pipe that each job of the same request closes when it has its place in the queue.
     """
 
     lease: Optional[LeaseRequest]
     after: Tuple[str, ...] = ()
     after_any: bool = False
     may_wait: bool = True
+    slots: int = 0
+    sweep: str = ""
+    arrivals: "Tuple[int, ...]" = ()
 
 
 class Plan(NamedTuple):

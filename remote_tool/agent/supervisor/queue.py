@@ -1,4 +1,4 @@
-"""A supervisor's wait before its command: for other jobs to end, and for GPUs of its own."""
+"""A supervisor's wait before its command: for other jobs to end, and for GPUs or a slot of its own."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import os
 import select
 import time
 
-from remote_tool.agent.leases import folders
+from remote_tool.agent.leases import fifo, folders
 from remote_tool.agent.leases.folders import LeaseError
 from remote_tool.agent.leases.listing import now_stamp
 from remote_tool.agent.leases.queued_file import write_queued
+from remote_tool.agent.leases.slots import Slots, SlotWaiter, pool_of
 from remote_tool.agent.leases.waiter import CHECK_SECONDS, DEFAULT_IDLE_AFTER, LeaseRequest, Waiter
 from remote_tool.agent.requests import is_flag
 from remote_tool.agent.supervisor import after
@@ -46,13 +47,16 @@ def read_queue(job: "Mapping[str, Any]", spec: Record) -> QueueRequest:
     Raises:
         RequestError: The request is malformed.
     """
+    slots = spec["slots"]
+    if slots is not None and (not slots or spec["gpu_count"] or not spec["launch_id"]):
+        raise RequestError(f"Job {spec['id']}: slots need a sweep without GPUs, found {slots!r:.40}")
     may_wait, idle_after = job.get("waits", True), job.get("idle_after", DEFAULT_IDLE_AFTER)
     if not is_flag(may_wait) or not is_seconds(idle_after):
         raise RequestError(f"Job {spec['id']}: it cannot wait as requested: {may_wait!r:.40}, {idle_after!r:.40}")
     lease = LeaseRequest(
         job_id=spec["id"],
         name=spec["name"] or "",
-        gpus=spec["gpu_count"] or 0,
+        gpus=spec["gpu_count"] or 1,
         priority=spec["priority"] or 0,
         backfill=bool(spec["backfill"]),
         devices=tuple(spec["gpus"] or ()),
@@ -61,7 +65,8 @@ def read_queue(job: "Mapping[str, Any]", spec: Record) -> QueueRequest:
         since=0 if spec["after"] else now_stamp(),
     )
     after_ids = tuple(spec["after"] or ())
-    return QueueRequest(lease if spec["gpu_count"] else None, after_ids, bool(spec["after_any"]), may_wait)
+    wanted = lease if spec["gpu_count"] or slots else None
+    return QueueRequest(wanted, after_ids, bool(spec["after_any"]), may_wait, slots or 0, spec["launch_id"])
 
 
 def with_gpus(plan: Plan, gpus: "Tuple[str, ...]") -> Plan:
@@ -105,7 +110,7 @@ class JobQueue:
         # One that may not wait is decided soon, and the start answers that.
         self._tell_at: Optional[float] = time.monotonic() + _TELL_SECONDS if plan.queue.may_wait else None
         self._said: Optional[str] = None
-        self._privacy = "" if plan.queue.lease is None else folders.find_privacy()
+        self._privacy = "" if plan.queue.lease is None or plan.queue.slots else folders.find_privacy()
         self._claim: Optional[Claim] = None
         self._refreshed_at = time.monotonic()
         self._quick = 0
@@ -115,9 +120,14 @@ class JobQueue:
         """Wait until the command may start; return False, with the reason recorded, if it never may."""
         with suppress(OSError):
             self._say("")
+        if self._request.after:
+            # Others must not wait for the place that it has later.
+            for descriptor in self._request.arrivals:
+                os.close(descriptor)
         wakeup = self._events.listen()
+        fifo.shrink(wakeup)
         try:
-            return self._wait_for_jobs(wakeup) and (self._request.lease is None or self._wait_for_gpus(wakeup))
+            return self._wait_for_jobs(wakeup) and (self._request.lease is None or self._wait_for_lease(wakeup))
         except LeaseError as error:
             self._outcome.notes.append(f"{NOT_STARTED}: {error}")
             return False
@@ -134,6 +144,8 @@ class JobQueue:
             claim.let_die()
         elif claim is not None:
             claim.release()
+            if self._request.slots:
+                folders.remove_pool(pool_of(self._request.sweep))
 
     def refresh_if_due(self) -> None:
         """Keep the files of the lease from being removed as old, and make them again if somebody removed them."""
@@ -160,16 +172,16 @@ class JobQueue:
             with jobs.watch() as watched:
                 self._poll(wakeup, watched, jobs.seconds)
 
-    def _wait_for_gpus(self, wakeup: int) -> bool:
+    def _wait_for_lease(self, wakeup: int) -> bool:
         assert self._request.lease is not None
         lease = self._request.lease
-        waiter = Waiter(lease)
+        waiter = self._new_waiter(lease)
         give_up = time.monotonic() + _GIVE_UP_SECONDS
         try:
             while not self._is_stopped():
                 self._claim = waiter.step()
                 if self._claim is not None:
-                    self.gpus = self._claim.lease.gpus
+                    self.gpus = () if self._request.slots else self._claim.lease.gpus
                     return True
                 if waiter.is_waiting and not self._request.may_wait and time.monotonic() > give_up:
                     raise LeaseError(f"it needs {lease.gpus} free GPU{'s' * (lease.gpus > 1)} now{waiter.blocked_by()}")
@@ -179,6 +191,13 @@ class JobQueue:
             return False
         finally:
             waiter.close()
+
+    def _new_waiter(self, lease: LeaseRequest) -> Waiter:
+        if not self._request.slots:
+            return Waiter(lease)
+        jobs = os.path.dirname(self._plan.path)
+        slots = Slots(self._request.sweep, self._request.slots, lambda ids: after.find_left(jobs, ids))
+        return SlotWaiter(lease, slots, () if self._request.after else self._request.arrivals)
 
     def _poll_waiter(self, wakeup: int, waiter: Waiter) -> None:
         poll = select.poll()

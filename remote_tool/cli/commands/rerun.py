@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,7 +14,11 @@ from remote_tool.cli.output.console import inform, leave_unless_ok
 from remote_tool.cli.output.json_output import diff_document, print_json
 from remote_tool.cli.starting import select_started, show_started
 from remote_tool.cli.tables.job_diff import print_differences
+from remote_tool.errors import UsageError
 from remote_tool.launchers.command import with_interpreter
+
+if TYPE_CHECKING:
+    from remote_tool.workflows.jobs.compare import JobDiff
 
 NewServers = Annotated[
     list[str] | None,
@@ -39,6 +43,9 @@ def job_rerun(  # noqa: PLR0913 - one parameter per option
     current_code: Annotated[
         bool, typer.Option("--current-code", help="Run the current code, even if the server has kept that of the job.")
     ] = False,
+    kept_code: Annotated[
+        bool, typer.Option("--kept-code", help="Run the code that the server has kept of the job, or start nothing.")
+    ] = False,
     shown: Shown,
     connection: Connection,
 ) -> None:
@@ -47,6 +54,8 @@ def job_rerun(  # noqa: PLR0913 - one parameter per option
     Variables have their values from --env, from the environment of this command, or from configs.yaml.
     """
     variables = read_environment(env)
+    if current_code and kept_code:
+        raise UsageError("--current-code and --kept-code cannot be combined", hint="Keep one of them")
     with connection.console("starting") as console:
         workspace = console.find_workspace()
         requests = workspace.plan_rerun(
@@ -55,6 +64,7 @@ def job_rerun(  # noqa: PLR0913 - one parameter per option
             env=variables,
             servers=server or (),
             current_code=current_code,
+            kept_code=kept_code,
         )
         answer = workspace.start_requests(requests, check=False)
     show_started(workspace, answer, json=shown.json)
@@ -80,6 +90,12 @@ def job_requeue(*, jobs: NamedJobs, env: Environment = None, json: AsJson = Fals
     leave_unless_ok(answer.exit_code)
 
 
+def _may_differ(diff: JobDiff) -> bool:
+    """Return whether the records of two jobs show that their code may differ."""
+    one, other = diff.jobs
+    return (one.copy, one.git_commit) != (other.copy, other.git_commit) or bool(one.git_dirty or other.git_dirty)
+
+
 def job_diff(key: JobKey, other: JobKey, *, json: AsJson = False, connection: Connection) -> None:
     """Compare two jobs: how they were started, how they ended, and the last values in their output."""
     with connection.console("asking servers") as console:
@@ -87,12 +103,11 @@ def job_diff(key: JobKey, other: JobKey, *, json: AsJson = False, connection: Co
         answer = workspace.diff(key, other, check=False)
     if json:
         print_json(diff_document(answer, workspace.config.local.jobs))
-    elif answer.differences:
-        print_differences(answer)
-        commits = [job.git_commit for job in answer.jobs]
-        if all(commits) and commits[0] != commits[1]:
-            inform(f"for the code: git diff {commits[0][:12]} {commits[1][:12]}")
     else:
-        inform("no differences")
+        print_differences(answer)
+        if not answer.differences and not answer.code.text:
+            inform("no differences")
+        for note in answer.code.notes if answer.code.source or _may_differ(answer) else ():
+            inform(f"code: {note}")
     show_problems(answer)
     leave_unless_ok(answer.exit_code)

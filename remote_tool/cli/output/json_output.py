@@ -80,11 +80,12 @@ def started_document(answer: JobsAnswer, jobs_folder: Path) -> dict[str, list[di
     return {**document, "warnings": warnings} if warnings else document
 
 
-def diff_document(diff: JobDiff, jobs_folder: Path) -> dict[str, list[dict[str, Any]]]:
+def diff_document(diff: JobDiff, jobs_folder: Path) -> dict[str, Any]:
     """Return the document of ``job-diff``."""
     differences = [{"field": each.field, "values": list(each.values)} for each in diff.differences]
     document = jobs_document(diff.jobs, diff.errors, jobs_folder)
-    return {"jobs": document["jobs"], "differences": differences, "errors": document["errors"]}
+    code = {"source": diff.code.source, "diff": diff.code.text, "notes": list(diff.code.notes)}
+    return {"jobs": document["jobs"], "differences": differences, "code": code, "errors": document["errors"]}
 
 
 def details_document(

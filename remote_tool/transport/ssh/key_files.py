@@ -9,6 +9,7 @@ import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from remote_tool.system.files import opened_plain
 from remote_tool.transport.ssh import login_errors
 from remote_tool.transport.ssh.host_keys.entries import HostKey
 from remote_tool.transport.ssh.library import asyncssh
@@ -43,14 +44,14 @@ def close_to_others(path: Path) -> bool:
 
 
 def _is_open(status: os.stat_result) -> bool:
-    return status.st_uid == os.getuid() and bool(status.st_mode & 0o077)
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid() and bool(status.st_mode & 0o077)
 
 
 def problem_of_key_file(path: Path) -> tuple[str, str] | None:
     """Return why ssh would reject a key file, and the remedy."""
     try:
         status = path.stat()
-        with path.open("rb"):
+        with opened_plain(path):
             pass
     except FileNotFoundError:
         return MISSING
@@ -100,6 +101,6 @@ def public_data(path: Path) -> bytes | None:
 
 def _public_half(path: Path) -> asyncssh.SSHKey | None:
     for candidate in (path, path.with_name(path.name + ".pub")):
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError), opened_plain(candidate):
             return asyncssh.read_public_key(str(candidate))
     return None

@@ -93,6 +93,8 @@ class Ending:
         return kind(message + (f"\n{tail}" if tail else ""), hint=self._hint(), server=self.server)
 
     def _cause(self) -> str:
+        if self._has_refused_link:
+            return "a folder there is a link that rsync does not follow"
         if self.remote is not None and self.remote.signal:
             return f"the server's rsync was killed by SIG{self.remote.signal}"
         if self.status - FIRST_SIGNAL in set(signal.Signals):
@@ -101,8 +103,12 @@ class Ending:
             return f"rsync was killed by signal {-self.local}"
         return CAUSES.get(self.status, f"rsync ended with status {self.status}")
 
+    @property
+    def _has_refused_link(self) -> bool:
+        return REFUSED_LINK in self.errors + self.remote_errors
+
     def _hint(self) -> str:
-        if REFUSED_LINK in self.errors + self.remote_errors:
+        if self._has_refused_link:
             command = f"remote-tool run --server {self.server} --cmd 'find . -type l -ls'"
             return f"rsync follows only links of your own account and of root: {command}"
         special = {

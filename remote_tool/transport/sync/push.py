@@ -278,7 +278,7 @@ class _Push:
         self._total = plan.bytes_to_send(relayed=bool(self._relayed.names))
         ending = await self._run_once(bridge, rsync, plan.selection)
         if ending.status == SOME_NOT_SENT and bridge.stdin_shared and rsync.is_original:
-            ending = await self._send_behind_links(bridge, rsync) or ending
+            ending = await self._send_another_way(bridge, rsync, ending)
         self._raise_at(bridge, ending)
 
     async def _run_once(self, bridge: Bridge, rsync: LocalRsync, selection: Selection) -> Ending:
@@ -287,19 +287,17 @@ class _Push:
         self._on_output(errors + bridge.errors)
         return Ending(self._host.name, status, bridge.exit, errors, bridge.errors)
 
-    async def _send_behind_links(self, bridge: Bridge, rsync: LocalRsync) -> Ending | None:
-        """Run rsync again for each link in the place of a folder, which releases since 3.5 do not follow otherwise.
-
-        Returns:
-            How the last run ended; None if there is no such link.
-        """
-        ending = None
-        for selection in await self._plan.around_links(partial(self._ask_again, bridge), self._sent):
-            if ending is not None:
+    async def _send_another_way(self, bridge: Bridge, rsync: LocalRsync, ending: Ending) -> Ending:
+        """Run rsync again for what it can send; return how the last run ended."""
+        selections = await self._plan.another_way(partial(self._ask_again, bridge), self._sent)
+        if selections is None:
+            return ending
+        for number, selection in enumerate(selections):
+            if number:
                 self._raise_at(bridge, ending)
                 await bridge.tell(server_script.again_words(self._attempt))
             ending = await self._run_once(bridge, rsync, selection)
-        return ending
+        return ending if selections else replace(ending, local=0, remote=None)
 
     async def _ask_again(self, bridge: Bridge, words: bytes) -> bytes:
         bridge.errors = b""
@@ -369,6 +367,9 @@ class _Push:
         for line in data.decode(errors="replace").splitlines():
             if line.startswith(server_script.WAITING):
                 self._options.on_waiting(printable(line)[:LONGEST_NOTICE])
+            elif line.startswith(server_script.ELSEWHERE):
+                old = printable(line.removeprefix(server_script.ELSEWHERE))
+                self._options.on_waiting(_renamed_notice(self._host.name, old, self._remote.project))
 
     def _count_bytes(self, count: int) -> None:
         self._bytes += count
@@ -380,8 +381,20 @@ class _Push:
         self._on_progress(Progress(len(self._sent), self._snapshot.file_count, self._bytes, name, done, self._total))
 
 
+def _renamed_notice(server: str, old: str, new: str) -> str:
+    """Return the message of a first sync under another name; its command removes nothing."""
+    before, now, aside = (f"~/{shlex.quote(name)}" for name in (old, new, f"{new}.aside"))
+    command = shlex.quote(f"cd; mv {now} {aside}; mv {before} {now}")
+    return (
+        f"this workspace has sent {before} before, with its jobs and their files; to use it under the new name, when "
+        f"none of its jobs is running: remote-tool run --server {shlex.quote(server)} --cmd {command}"
+    )
+
+
 def _running_warning(ids: Sequence[str]) -> str:
-    listed = ", ".join(sorted(ids)[:SHOWN_JOBS]) + (", …" if len(ids) > SHOWN_JOBS else "")
+    listed = ", ".join(f"job {job_id}" for job_id in sorted(ids)[:SHOWN_JOBS]) + (
+        ", …" if len(ids) > SHOWN_JOBS else ""
+    )
     jobs = "a job is" if len(ids) == 1 else f"{len(ids)} jobs are"
     return f"{jobs} running in the folder that was updated and will load the new files from now on ({listed})"
 

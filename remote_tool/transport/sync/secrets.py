@@ -25,11 +25,21 @@ PRIVATE_KEY, MAY_HOLD_SECRETS = "is a private key", "may contain secrets"
 # Example .env files hold no secrets and are shared on purpose.
 _EXAMPLES = ("example", "sample", "template", "dist")
 _HARMLESS = (*(f".env{dot}{word}" for word in _EXAMPLES for dot in ".-_"), *(f"{word}.env" for word in _EXAMPLES))
+_STAGES = (
+    *("prod", "production", "dev", "development", "stage", "staging", "test", "local", "live"),
+    *("secret", "secrets", "private"),
+)
+_BACKUPS = ("bak", "backup", "old", "orig", "save")
 # Names of files that hold only credentials; a pattern with a slash matches only in that folder.
 _SECRET = (
-    *(".env", ".env.*", ".env-*", ".env_*", "*.env", ".envrc"),
+    *(".env", ".env.*", ".env-*", ".env_*", "*.env", "*.env~", ".envrc"),
+    # Not env.* as a whole: env.py, env.sh and env.yml are code.
+    *(f"env.{word}" for word in _STAGES),
+    *(f"*.env.{word}" for word in (*_STAGES, *_BACKUPS)),
     *(".netrc", "_netrc", ".pgpass", ".my.cnf", ".s3cfg", ".boto", ".npmrc", ".pypirc", ".git-credentials"),
     *(".dockercfg", ".docker/config.json", ".huggingface/token", ".cache/huggingface/token"),
+    *("application_default_credentials.json", "client_secret.json", "client_secret_*.json", "client_secrets.json"),
+    *("kaggle.json", "hf_token", "hf_token.txt", ".hf_token", ".vault-token", "rclone.conf", ".rclone.conf"),
     *(".cache/huggingface/stored_tokens", ".kaggle/kaggle.json", ".config/git/credentials", ".config/gh/hosts.yml"),
     *(".config/gcloud", ".config/rclone/rclone.conf", ".ssh", ".aws", ".azure", ".gnupg", ".kube", "*.p12", "*.pfx"),
 )
@@ -52,13 +62,25 @@ _NAMES = re.compile(
 # The line stands alone, or a key follows it, also with line ends escaped as in JSON: a program that only mentions the
 # line holds no key.
 _LINE_END = rb"(?:[ \t]*(?:\r\n?|\n)[ \t>#+*/|]*|(?:\\+r)?\\+n)"
+# Between the lines of a list or of a literal, as in a notebook or a program; what follows has to look like a key more
+# than a direct continuation has to, as programs look for the first line of one.
+_APART = rb"(?:\\+[rn]|[bBfFrRuU]{1,2}(?=[\"'`])|[\s\"'`,;+\\()\[\]{}<>#*/|.:-]){1,200}+"
+_APART_KEY = rb"%b(?:[A-Za-z-]{4,16}: [^\"'`\r\n\\]{0,100}+(?=[\"'`\r\n\\])%b){0,3}+[A-Za-z0-9+/=]{32}" % (
+    _APART,
+    _APART,
+)
 _KEY = re.compile(
     rb"^[ \t]*-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----[ \t]*\r?$"
     rb"|-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----%b{1,2}(?:[A-Za-z0-9+/=]{16}|[A-Za-z-]+: )"
-    rb"|---- BEGIN SSH2 ENCRYPTED PRIVATE KEY ----%b"
-    rb"|PuTTY-User-Key-File-[0-9]+: [a-z0-9-]+%bEncryption: " % (_LINE_END, _LINE_END, _LINE_END),
+    rb"|-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----%b"
+    rb"|---- BEGIN SSH2 ENCRYPTED PRIVATE KEY ----(?:%b|%b)"
+    rb"|PuTTY-User-Key-File-[0-9]+: [a-z0-9-]+(?:%b|%b)Encryption: "
+    rb"|AGE-SECRET-KEY-1[02-9AC-HJ-NP-Z]{40}" % (_LINE_END, _APART_KEY, _LINE_END, _APART_KEY, _LINE_END, _APART),
     re.MULTILINE,
 )
+# One of these is in every key.
+WORDS = (b"PRIVATE KEY", b"PuTTY-User-Key-File", b"AGE-SECRET-KEY-1")
+_WIDE_WORDS = tuple(b"\0".join(bytes([letter]) for letter in word) for word in WORDS)
 _SMALLEST_KEY = 64
 _LARGEST_KEY = 256 * 1024
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
@@ -114,11 +136,12 @@ def is_private_key(path: bytes, found: os.stat_result | Seen) -> bool:
 
 def holds_private_key(text: bytes) -> bool:
     """Return whether data contains a private key in any known format."""
-    if text.startswith((b"\xff\xfe", b"\xfe\xff")):
-        text = text.decode("utf-16", errors="replace").encode(errors="replace")
+    if any(word in text for word in _WIDE_WORDS):
+        # UTF-16, with or without its mark: a key is ASCII, and so has a NUL in each letter.
+        text = text.removeprefix(b"\xff\xfe").removeprefix(b"\xfe\xff").replace(b"\0", b"")
     text = text.removeprefix(b"\xef\xbb\xbf")
     # Most files cost no more than this search for plain bytes.
-    return (b"PRIVATE KEY" in text or b"PuTTY-User-Key-File" in text) and _KEY.search(text) is not None
+    return any(word in text for word in WORDS) and _KEY.search(text) is not None
 
 
 class Looked:

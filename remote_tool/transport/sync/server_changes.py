@@ -8,6 +8,7 @@ which of the two is newer. If both sides have changed, only the user can decide.
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from dataclasses import dataclass, field
 from enum import Enum
@@ -52,7 +53,8 @@ class ServerChanges:
 
     Attributes:
         kept: Unchanged here or never sent: the server keeps its version.
-        refused: Changed here too: the server keeps its version, and the sync is incomplete.
+        refused: Changed here too, or a folder with other files is there: the server keeps its version, and the sync is
+            incomplete.
         found: The server's files under these names.
     """
 
@@ -134,11 +136,18 @@ class ServerChanges:
     def refusal(self, server: str, only_adds: str = "") -> SyncError:
         """Return the error of a sync that could not send all files; see :class:`PushOptions`."""
         folders = {name for name in self.refused if name.endswith(b"/")}
+        taken = {name for name in self.refused - folders if name in self.found and stat.S_ISDIR(self.found[name].mode)}
         reasons = {
-            _REFUSED[bool(only_adds)]: self.refused - folders,
+            _REFUSED[bool(only_adds)]: self.refused - folders - taken,
             "not a folder on the server": folders,
+            "a folder on the server, with files of its own": taken,
         }
         reported = "; ".join(f"{why}: {_listed(names)}" for why, names in reasons.items() if names)
+        if taken == self.refused:
+            name = os.fsdecode(min(taken))
+            command = printable(shlex.quote(shlex.join(["mv", name, f"{name}.old"])))
+            hint = f"Rename it here, or move it away there: remote-tool run --server {server} --cmd {command}"
+            return SyncError(f"{server}: some files were not sent: {reported}", hint=hint, server=server)
         hint = "Pull the results of jobs first (remote-tool job-pull), then overwrite: "
         hint += f"{only_adds} --overwrite" if only_adds else f"remote-tool rsync --overwrite --server {server}"
         return SyncError(f"{server}: some files were not sent: {reported}", hint=hint, server=server)

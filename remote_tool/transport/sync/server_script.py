@@ -24,6 +24,7 @@ CANNOT_WRITE = 11
 # Not an exit status of rsync.
 LOCKED = 95
 WAITING = "waiting: "
+ELSEWHERE = "elsewhere: "
 # Seconds to wait for another sync.
 PATIENCE = 600
 # Where rsync may be installed outside the short PATH of a session without a terminal; relative to the home folder.

@@ -128,27 +128,33 @@ class TransferPlan:
         """The files for rsync to send."""
         return Selection(self._snapshot, self.wanted, self.left_out, self.trusts_times)
 
-    async def around_links(self, ask: Ask, sent: Collection[str]) -> list[Selection]:
-        """Return what rsync has to send if it does not follow links of the server in the place of folders.
+    async def another_way(self, ask: Ask, sent: Collection[str]) -> list[Selection] | None:
+        """Find out why rsync has not sent all files, and leave out those in whose place the server has a folder.
 
         Args:
             ask: Asks the server.
             sent: Names that rsync has sent.
 
         Returns:
-            The other files that rsync has not sent, if any, and those behind each link; nothing if there is no link.
+            What rsync has to send now: the other files, if any, and those behind each link of the server in the place
+            of a folder, which releases since 3.5 do not follow otherwise; None if neither is the cause.
         """
-        names = self._names_to_send()
+        done = frozenset(map(os.fsencode, sent))
+        names = [name for name in self._names_to_send() if name not in done]
         folders = sorted({name[: at.end()] for name in names for at in re.finditer(b"/", name)})
-        found = await self._look_there(ask, b"".join(b"0 0 %b\0" % folder for folder in folders))
+        files = [name for name in names if not name.endswith(b"/")]
+        found = await self._look_there(ask, b"".join(b"0 0 %b\0" % name for name in [*folders, *files]))
         places = (folder for folder in folders if folder in found)
         linked = frozenset(folder for folder in places if stat.S_ISLNK(found[folder[:-1]].mode))
-        if not linked:
-            return []
+        blocked = frozenset(name for name in files if name in found and stat.S_ISDIR(found[name].mode))
+        if not linked and not blocked:
+            return None
+        self.changes = replace(
+            self.changes, refused=self.changes.refused | blocked, found={**self.changes.found, **found}
+        )
         parts: dict[bytes, list[bytes]] = {}
-        done = frozenset(map(os.fsencode, sent))
         for name in names:
-            if name not in done:
+            if name not in blocked:
                 parts.setdefault(name if name in linked else _innermost(linked, name), []).append(name)
         others = parts.pop(b"", [])
         rest = replace(

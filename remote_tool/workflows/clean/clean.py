@@ -44,7 +44,7 @@ async def survey(context: Context, request: CleanRequest) -> CleanAnswer:
     """List our files on servers and here, and which may be removed; remove nothing."""
     named = choose_jobs(context.registry.load()[0], JobSelection(jobs=request.jobs)) if request.jobs else []
     servers = _servers(context, request, named)
-    errors = await refresh(context, servers) if servers else {}
+    errors = await refresh(context, servers, puts_back=False) if servers else {}
     if not request.jobs:
         errors = {**errors, **(await find_folders_of_others(context.pool, context.config, servers))}
     jobs = context.registry.load()[0]

@@ -25,7 +25,7 @@ from remote_tool.workflows.launch.launch import find_script
 from remote_tool.workflows.launch.node_facts import chosen_devices
 from remote_tool.workflows.selection import choose_servers
 from remote_tool.workflows.start.free_gpus import ask_server
-from remote_tool.workflows.start.send import Sent, complete, is_frozen, send_project
+from remote_tool.workflows.start.send import Sent, complete, freeze, is_frozen, send_project
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -79,10 +79,11 @@ async def make_ready(context: Context, request: FanOutRequest, listed: Mapping[s
     gathering_folder(context.config, request.gather)
     frozen = is_frozen(context.config, request)
     sent = await send_project(context, servers, wanted=request.sync, overwrite=request.overwrite, frozen=frozen)
-    slots, errors = await ask_slots(
-        context, request, listed, [server for server in servers if server not in sent.errors]
-    )
-    errors = {**sent.errors, **errors}
+    able = [server for server in servers if server not in sent.errors]
+    # Shards are handed out later, while other syncs may come.
+    not_copied = await freeze(context, sent, able) if frozen else {}
+    slots, errors = await ask_slots(context, request, listed, [server for server in able if server not in not_copied])
+    errors = {**sent.errors, **not_copied, **errors}
     if not slots:
         raise SomeServersFailedError(errors, [])
     return Ready(sent.snapshots, errors, sent.warnings, sent.git, slots=slots)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from remote_tool.errors import JobError
 from remote_tool.launchers.launch_options import read_options
+from remote_tool.workflows.jobs.code_diff import CodeDiff, diff_code
 from remote_tool.workflows.jobs.listing import list_jobs
 from remote_tool.workflows.selection import JobsAnswer, JobSelection, find_job
 
@@ -31,9 +32,10 @@ class Difference:
 
 @dataclass(frozen=True)
 class JobDiff(JobsAnswer):
-    """Two jobs, and what differs between them."""
+    """Two jobs, and what differs between them, also in their code."""
 
     differences: tuple[Difference, ...] = ()
+    code: CodeDiff = field(default_factory=CodeDiff)
 
 
 # Settings and results; ids, keys and moments always differ.
@@ -71,7 +73,11 @@ async def diff_jobs(context: Context, first: str, second: str) -> JobDiff:
     now = {job.id: job for job in answer.jobs}
     one, other = (now.get(job.id, job) for job in pair)
     return JobDiff(
-        (one, other), answer.errors, answered=answer.answered, differences=compare_jobs(one, other, time.time())
+        (one, other),
+        answer.errors,
+        answered=answer.answered,
+        differences=compare_jobs(one, other, time.time()),
+        code=await diff_code(context, one, other),
     )
 
 

@@ -126,8 +126,11 @@ def load_matching(context: Context, selection: JobSelection) -> tuple[list[Job],
     return context.registry.load() if selection.may_have_ended else context.registry.load_unfinished()
 
 
-async def refresh(context: Context, servers: Sequence[str]) -> dict[str, RemoteToolError]:
-    """Query all servers in parallel, adopt jobs of other laptops, and record changes."""
+async def refresh(context: Context, servers: Sequence[str], *, puts_back: bool = True) -> dict[str, RemoteToolError]:
+    """Query all servers in parallel, adopt jobs of other laptops, and record changes.
+
+    Jobs that waited when a server rebooted are put back into its queue, unless the command removes or stops jobs.
+    """
     unfinished: dict[str, list[Job]] = defaultdict(list)
     for job in context.registry.load_unfinished()[0]:
         unfinished[job.server].append(job)
@@ -153,7 +156,12 @@ async def refresh(context: Context, servers: Sequence[str]) -> dict[str, RemoteT
         await context.may_write()
         _record(context, server, unfinished[server], answer)
 
-    return dict((await on_every(servers, ask)).errors)
+    waited = {job.id for jobs in unfinished.values() for job in jobs if job.state is JobState.QUEUED}
+    errors = dict((await on_every(servers, ask)).errors)
+    if puts_back and any(job.state is JobState.LOST for job in context.registry.find(waited).values()):
+        # Imported only if it may have rebooted.
+        await workflows.start.put_back.put_back(context, waited)
+    return errors
 
 
 def _long_lost(jobs: Sequence[Job]) -> list[str]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from remote_tool import workflows
 from remote_tool.errors import ConnectError, JobError, UsageError
 from remote_tool.jobs.job import JobState
 from remote_tool.protocol.limits import LONGEST_GRACE
@@ -46,7 +48,11 @@ async def stop_jobs(
     if not selection.is_explicit:
         raise UsageError("No job is selected; nothing was stopped", hint="remote-tool job-kill KEY")
     wished = _stopped_as_requested(context, selection)
-    errors = await refresh(context, servers_of_jobs(context, selection))
+    servers = servers_of_jobs(context, selection)
+    waited = _waiting_besides(context, selection)
+    errors = await refresh(context, servers, puts_back=False)
+    if waited:
+        await workflows.start.put_back.put_back(context, waited)
     jobs = choose_jobs(load_matching(context, selection)[0], selection)
     if not jobs and not wished:
         raise UsageError("No running job is selected; nothing was stopped", hint="remote-tool job-list")
@@ -58,6 +64,14 @@ async def stop_jobs(
     chosen = replace(selection, jobs=(*ids,), running=True, stopped=True)
     relevant = {name: error for name, error in errors.items() if any(job.server == name for job in jobs)}
     return recorded_jobs(context, chosen, {**relevant, **stopped.errors})
+
+
+def _waiting_besides(context: Context, selection: JobSelection) -> set[str]:
+    """Return the jobs that wait, as recorded, and are not to be stopped."""
+    waiting = {job.id for job in context.registry.load_unfinished()[0] if job.state is JobState.QUEUED}
+    with suppress(UsageError):
+        return waiting.difference(job.id for job in choose_jobs(load_matching(context, selection)[0], selection))
+    return waiting
 
 
 def _stopped_as_requested(context: Context, selection: JobSelection) -> set[str]:

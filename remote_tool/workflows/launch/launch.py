@@ -14,6 +14,7 @@ from remote_tool.config.artifacts import wanted_artifacts
 from remote_tool.errors import JobError, UsageError
 from remote_tool.jobs.job import DEFAULT_GRACE, MASTER_TAG, JobSpec, LaunchWatch, new_job_id
 from remote_tool.launchers.command import script_file
+from remote_tool.launchers.job_request import KeptCode
 from remote_tool.launchers.launch_options import format_options
 from remote_tool.launchers.plan import Launcher, LaunchNames
 from remote_tool.paths import current_folder
@@ -26,7 +27,7 @@ from remote_tool.workflows.launch.gpus import find_gpus, shall_retry
 from remote_tool.workflows.launch.node_facts import ask_facts
 from remote_tool.workflows.launch.rendezvous import find_rendezvous
 from remote_tool.workflows.selection import JobsAnswer, choose_servers
-from remote_tool.workflows.start.send import bring_files, complete, is_frozen, send_project
+from remote_tool.workflows.start.send import bring_files, complete, freeze, is_frozen, send_project
 from remote_tool.workflows.start.start_specs import start_specs
 
 if TYPE_CHECKING:
@@ -53,9 +54,15 @@ async def launch(context: Context, request: LaunchRequest, git: GitState | None 
     """
     answer = await _launch_once(context, request, git)
     while await shall_retry(context, request, answer):
-        again = replace(request, sync=False, from_job="")
+        again = replace(request, sync=False, from_job="", code=_kept_code(answer.jobs) or request.code)
         answer = await _launch_once(context, again, git_of(answer.jobs[0]))
     return answer
+
+
+def _kept_code(jobs: Sequence[Job]) -> KeptCode | None:
+    """Return the copies of a launch's first try, which another sync does not change; None without."""
+    copies, job = {each.server: each.copy for each in jobs}, jobs[0]
+    return KeptCode(copies, job.git_commit, job.git_branch, job.git_dirty) if all(copies.values()) else None
 
 
 def git_of(job: Job) -> GitState | None:
@@ -70,6 +77,8 @@ async def _launch_once(context: Context, request: LaunchRequest, git: GitState |
     frozen = is_frozen(context.config, request)
     sent = await send_project(context, servers, wanted=request.sync, overwrite=request.overwrite, frozen=frozen)
     if errors := sent.errors or await bring_files(context, request.from_job, servers, overwrite=request.overwrite):
+        return JobsAnswer((), errors, warnings=sent.warnings, answered=servers)
+    if errors := await freeze(context, sent, servers) if frozen else {}:
         return JobsAnswer((), errors, warnings=sent.warnings, answered=servers)
     if errors := await find_gpus(context, request, servers):
         return JobsAnswer((), errors, warnings=sent.warnings, answered=servers)

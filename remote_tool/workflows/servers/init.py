@@ -197,7 +197,8 @@ def _quoted(value: str | int) -> str:
 
 def _check_forms(root: Path, answers: InitAnswers) -> None:
     """Validate answers in terms of the user's input, not of the resulting file."""
-    _must_be(answers.name or root.name, forms.PROJECT_NAME, "The project's name", "remote-tool init --name my_project")
+    name = (answers.name or root.name).removeprefix("~/")
+    _must_be(name, forms.PROJECT_NAME, "The project's name", "remote-tool init --name my_project")
     if answers.private_key:
         _must_be(answers.private_key, forms.LOCAL_PATH, "The private key", "--private-key ~/.ssh/id_ed25519")
     for server in answers.servers:

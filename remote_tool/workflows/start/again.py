@@ -22,7 +22,8 @@ from remote_tool.protocol.records import COMMAND_LIMIT
 from remote_tool.readable import counted
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.selection import JobsAnswer, JobSelection, choose_servers, find_job
-from remote_tool.workflows.start.kept_code import find_kept_code, report_code
+from remote_tool.workflows.start.kept_code import find_kept_code, report_code, report_kept_code
+from remote_tool.workflows.start.put_back import id_when_put_back
 from remote_tool.workflows.start.start import StartRequest, start_jobs
 
 if TYPE_CHECKING:
@@ -53,12 +54,14 @@ class RerunChanges:
         servers: Instead of the recorded ones; empty: as recorded.
         environment: Values of variables, also of new ones.
         current_code: Run the current code, even if the servers have kept a copy of what the jobs ran.
+        kept_code: Run that copy, or start nothing.
     """
 
     command: str | None = None
     servers: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     current_code: bool = False
+    kept_code: bool = False
 
 
 async def requests_to_requeue(context: Context, words: Sequence[str], changes: RerunChanges) -> list[Request]:
@@ -70,11 +73,12 @@ async def requests_to_requeue(context: Context, words: Sequence[str], changes: R
     recorded = context.registry.load()[0]
     jobs = [find_job(recorded, word) for word in words]
     ids = tuple(job.id for job in jobs)
-    back = {job.rerun_of: job.key for job in recorded if job.rerun_of and not job.state.is_finished}
     if not all(job.state.is_final for job in jobs):
         # The server may have lost them since.
         answer = await workflows.jobs.listing.list_jobs(context, JobSelection(ids, stopped=True, hidden=True))
         answer.raise_if_any_failed()
+        recorded = context.registry.load()[0]
+    back = {job.rerun_of: job.key for job in recorded if job.rerun_of and not job.state.is_finished}
     for job in context.registry.find(ids).values():
         hint = f"remote-tool job-rerun {job.key} starts it again"
         if tag := _sweep_tag(job):
@@ -89,7 +93,16 @@ async def requests_to_requeue(context: Context, words: Sequence[str], changes: R
             )
         if job.id in back:
             raise UsageError(f"Job {job.key} has been put back already, as job {back[job.id]}", hint=hint)
-    return await requests_again(context, words, changes)
+    requests = await requests_again(context, words, changes)
+    return [_once(request, recorded) for request in requests]
+
+
+def _once(request: Request, recorded: Sequence[Job]) -> Request:
+    """Return a request with the id that any other program gives to the same job at the same time."""
+    if not isinstance(request, StartRequest):
+        return request
+    job = next(each for each in recorded if each.id == request.rerun_of)
+    return replace(request, job_id=id_when_put_back(job, [each for each in recorded if each.rerun_of == job.id]))
 
 
 async def requests_again(context: Context, words: Sequence[str], changes: RerunChanges) -> list[Request]:
@@ -109,6 +122,7 @@ async def requests_again(context: Context, words: Sequence[str], changes: RerunC
     found = [find_job(jobs, word) for word in words]
     together = {nodes[0].id: nodes for nodes in (_with_its_launch(job, jobs) for job in found)}
     pairs = [(nodes[0], await _request_again(context, nodes, changes)) for nodes in together.values()]
+    await report_kept_code(context, [job for job, request in pairs if request.code is not None])
     await report_code(context, [job for job, request in pairs if request.code is None])
     return [request for _, request in pairs]
 
@@ -178,6 +192,11 @@ async def _request_again(context: Context, nodes: Sequence[Job], changes: RerunC
     job, options = nodes[0], _options_of(nodes)
     servers = _servers(context.config, nodes, changes)
     code = None if changes.current_code else await find_kept_code(context, nodes, servers)
+    if changes.kept_code and code is None:
+        raise UsageError(
+            f"The code of job {job.key} is not kept: only jobs with --frozen, or that waited, run in a copy",
+            hint=f"remote-tool job-rerun {job.key} --current-code",
+        )
     common: dict[str, Any] = {
         "command": _command(job, options) if changes.command is None else changes.command,
         "servers": servers,

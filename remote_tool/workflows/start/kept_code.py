@@ -7,10 +7,11 @@ import shlex
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from remote_tool.errors import RemoteToolError
 from remote_tool.launchers.job_request import KeptCode
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.git_state import GitState, changed_since, while_asking_git
-from remote_tool.workflows.jobs.copies import ask_for_copies
+from remote_tool.workflows.jobs.copies import ask_for_copies, changed_since_copy
 from remote_tool.workflows.start.send import never_sent
 
 if TYPE_CHECKING:
@@ -47,6 +48,19 @@ async def find_kept_code(context: Context, nodes: Sequence[Job], servers: Sequen
     return KeptCode({server: copies[server] for server in servers}, job.git_commit, job.git_branch, job.git_dirty)
 
 
+async def report_kept_code(context: Context, jobs: Sequence[Job]) -> None:
+    """Say that jobs run in the copies of their code, and how that differs from the current code."""
+    for job in jobs:
+        try:
+            files = await changed_since_copy(context, job.server, job.copy)
+        except RemoteToolError as error:
+            how = f"and how it differs from the current code is not known: {error}"
+        else:
+            how = f"not the current code: {_differing(files)}" if files else "which is the same as the current code"
+        text = f"job {job.key}: running the kept code (copy {job.copy}), {how}"
+        context.report(Notice("", text + ("" if how.startswith("which") else "; --current-code runs the current one")))
+
+
 async def report_code(context: Context, jobs: Sequence[Job]) -> None:
     """Say how the project differs from the code that jobs ran; nothing if it is the same commit, and clean."""
     local = context.config.local
@@ -63,7 +77,17 @@ async def report_code(context: Context, jobs: Sequence[Job]) -> None:
         elif then.commit != now.commit or then.dirty or now.dirty:
             files = await changed_since(local.root, then.commit, beside, GIT_SECONDS)
             text = f"{who} ran {_named(then)}; now running {_named(now)}"
-            context.report(Notice("", f"{text}: {_listed(files, then)}"))
+            context.report(Notice("", f"{text}: {_listed(files, then)}{_kept_of(jobs, keys)}"))
+
+
+def _kept_of(jobs: Sequence[Job], keys: Sequence[str]) -> str:
+    has_copy = any(job.copy for job in jobs if str(job.key) in keys)
+    return "; --kept-code runs the copy, if it is kept" if has_copy else "; --kept-code is for jobs with --frozen"
+
+
+def _differing(files: Sequence[str]) -> str:
+    more = f" and {len(files) - SHOWN_FILES} more" if len(files) > SHOWN_FILES else ""
+    return f"{', '.join(shlex.quote(file) for file in files[:SHOWN_FILES])}{more} differ{'s' * (len(files) == 1)}"
 
 
 def _named(git: GitState) -> str:
@@ -76,6 +100,4 @@ def _listed(files: Sequence[str] | None, then: GitState) -> str:
         return f"git does not say which files differ from {then.commit[:SHORT_COMMIT]}"
     if not files:
         return "no tracked file differs between that commit and now"
-    more = f" and {len(files) - SHOWN_FILES} more" if len(files) > SHOWN_FILES else ""
-    named = ", ".join(shlex.quote(file) for file in files[:SHOWN_FILES])
-    return f"{named}{more} differ from that commit" if len(files) > 1 else f"{named} differs from that commit"
+    return f"{_differing(files)} from that commit"

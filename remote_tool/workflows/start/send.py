@@ -10,7 +10,9 @@ from remote_tool.config.limits import on_empty_of, on_end_of
 from remote_tool.config.model import Snapshots
 from remote_tool.protocol.limits import NAMES_OF_VARIABLES, NEW_COPY
 from remote_tool.protocol.marks import DATA_PREFIX, RESERVED_NAMES
+from remote_tool.transport.pool import on_every
 from remote_tool.transport.sync import last_sync
+from remote_tool.workflows.agent_client import call_until_answered
 from remote_tool.workflows.git_state import GitState, while_asking_git, with_git
 from remote_tool.workflows.sync.options import SyncOptions
 from remote_tool.workflows.sync.sync import sync
@@ -64,6 +66,16 @@ async def send_project(
         tuple((server, text) for server, result in results.values.items() for text in result.warnings),
         git,
     )
+
+
+async def freeze(context: Context, sent: Sent, servers: Sequence[str]) -> Mapping[str, RemoteToolError]:
+    """Have servers copy the sent files before a wait, in which others may sync; return those that fail."""
+
+    async def copy_on(server: str) -> None:
+        question = {"snapshot": sent.snapshots[server]}
+        await call_until_answered(context.pool, context.config, server, "freeze", question)
+
+    return (await on_every([server for server in servers if sent.snapshots.get(server)], copy_on)).errors
 
 
 def never_sent(local: LocalPaths) -> tuple[str, ...]:

@@ -36,6 +36,7 @@ class StartRequest(JobRequest):
             user's own shell does, and the command is its name in lists.
         retries: Run the command again up to N times when it fails; None: as configured, but never on a terminal.
         retry_on: Only after these exit codes and signals, such as 75 and SIGKILL; None: as configured; empty: any.
+        job_id: Of the job, for one server: a job with this id starts once, whoever else requests it; empty: a new one.
     """
 
     from_job: str = field(default="", kw_only=True)
@@ -43,6 +44,7 @@ class StartRequest(JobRequest):
     terminal: str = field(default="", kw_only=True)
     retries: int | None = field(default=None, kw_only=True)
     retry_on: tuple[str, ...] | None = field(default=None, kw_only=True)
+    job_id: str = field(default="", kw_only=True)
 
     def __post_init__(self, env: Mapping[str, str] | None) -> None:
         """Refuse an invalid request."""
@@ -53,6 +55,8 @@ class StartRequest(JobRequest):
         if self.terminal not in TERMINALS:
             raise UsageError(f"terminal cannot be {self.terminal!r}", hint=f"{COMMAND}, {SHELL}, or empty for none")
         check_retries(self.retries, self.retry_on)
+        if self.job_id and len(self.servers) != 1:
+            raise UsageError("job_id is for a job on one server")
         if self.retries and self.terminal:
             raise UsageError("--retries and --tty cannot be combined", hint="Keep one of them")
 
@@ -101,7 +105,7 @@ async def start_jobs(context: Context, requests: Sequence[StartRequest]) -> Jobs
     specs = [
         complete(
             JobSpec(
-                id=new_job_id(),
+                id=request.job_id or new_job_id(),
                 server=server,
                 command=request.command,
                 environment=request.environment_on(server, context.config),

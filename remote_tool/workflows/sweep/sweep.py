@@ -210,7 +210,7 @@ async def _ask_queues(
     for each in slots:
         before = sorted((job for job in begun if job.server == each.server), key=lambda job: (job.created_at, job.key))
         try:
-            queue = _queue_of(each, request, free.values.get(each.server), [job.id for job in before])
+            queue = _queue_of(each, request, free.values.get(each.server), before)
         except JobError as error:
             errors[each.server] = error
         else:
@@ -218,7 +218,7 @@ async def _ask_queues(
     return queues, errors
 
 
-def _queue_of(server: ServerSlots, request: SweepRequest, free: FreeGpus | None, before: Sequence[str]) -> ServerQueue:
+def _queue_of(server: ServerSlots, request: SweepRequest, free: FreeGpus | None, before: Sequence[Job]) -> ServerQueue:
     """Return what a server can do.
 
     Raises:
@@ -229,11 +229,13 @@ def _queue_of(server: ServerSlots, request: SweepRequest, free: FreeGpus | None,
     if total < wanted or (request.may_lease and server.gpus and not total):
         why = free.problem(max(1, wanted)) if free else ""
         raise JobError(f"{server.server}: {why}", hint="--per-server 1 waits for no GPUs", server=server.server)
+    ids = tuple(job.id for job in before)
     if free is None or not wanted:
         slots = request.per_server or server.listed or 1
-        return ServerQueue(server.server, 0, slots, len(before), server.place, tuple(before))
+        chained = tuple(job.id for job in before if job.slots is None and not job.gpu_count)
+        return ServerQueue(server.server, 0, slots, len(before), server.place, ids, chained)
     load = (total - free.free + sum(free.waiting)) / wanted
-    return ServerQueue(server.server, wanted, total // wanted, load, server.place, tuple(before))
+    return ServerQueue(server.server, wanted, total // wanted, load, server.place, ids)
 
 
 def _plan(request: SweepRequest, numbers: Sequence[int], queues: Sequence[ServerQueue], launch_id: str) -> SweepPlan:
@@ -272,8 +274,9 @@ def _as_spec(context: Context, request: SweepRequest, launch_id: str, job: Sweep
         node_rank=job.number,
         artifacts=wanted_artifacts(config, request.artifacts),
         gpus=devices or None,
+        slots=job.slots,
     )
-    # All of a sweep wait: if not for GPUs, then for each other.
+    # All of a sweep wait: if not for GPUs, then for slots.
     settings = replace(request.of_job(job), frozen=is_frozen(config, request, waits=True))
     return complete(spec, config, settings, sent, may_run_on_end=False)
 
@@ -291,7 +294,8 @@ async def _repeat_unconfirmed(
             server=job.server,
             gpus=job.gpu_count or 0,
             id=job.id,
-            after="".join(job.after[:1]),
+            slots=job.slots,
+            after=job.after,
         )
         for job in jobs
         if job.state is JobState.STARTING and job.server in servers

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from remote_tool import workflows
 from remote_tool.errors import AnotherWorkspaceError, ConnectionLostError
+from remote_tool.jobs.registry import Registry
 from remote_tool.readable import readable_size
 from remote_tool.transport.pool import on_every
 from remote_tool.transport.sync.failures import BrokenSyncError
@@ -133,6 +134,9 @@ async def send_project(
             report(StepEnded(host.name, step, Outcome.FAILED, _first_line(error), time.monotonic() - began))
             raise
         log.leave_nothing_if_silent()
+    if result.warnings:
+        registry = Registry(config.local.jobs)
+        result = replace(result, warnings=tuple(registry.with_keys(text) for text in result.warnings))
     for warning in result.warnings:
         report(Notice(host.name, warning))
     outcome = Outcome.DONE if result.changed else Outcome.UNCHANGED

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from remote_tool.config.devices import check_devices, command_environment, devices_of
 from remote_tool.config.limits import check_texts, check_workdir
 from remote_tool.errors import ConnectionLostError, JobError, UsageError
+from remote_tool.jobs.job import job_id_of
 from remote_tool.protocol.limits import COMMAND, SHELL
 from remote_tool.redaction import hide
 from remote_tool.workflows.agent_client import NotPreparedError
@@ -128,13 +129,18 @@ def _as_request(context: Context, server: str, request: ShellRequest, screen: Sc
 async def _open_kept(context: Context, server: str, request: ShellRequest, screen: Screen) -> Attached:
     """Attach to the kept shell of this name, or start it if none is running."""
     tag = f"{KEPT}{request.keep}"
-    answer = (await list_jobs(context, JobSelection(tags=(tag,), servers=(server,)))).raise_if_any_failed()
+    selection = JobSelection(tags=(tag,), servers=(server,), stopped=True)
+    answer = (await list_jobs(context, selection)).raise_if_any_failed()
     running = [job for job in answer.jobs if job.terminal and job.state.is_running]
-    job = running[-1] if running else await _start_kept(context, server, request, screen, tag)
+    last = max(answer.jobs, key=lambda job: (job.created_at, job.id), default=None)
+    job = running[-1] if running else await _start_kept(context, server, request, screen, last)
     return await attach_to(context, job, screen)
 
 
-async def _start_kept(context: Context, server: str, request: ShellRequest, screen: Screen, tag: str) -> Job:
+async def _start_kept(context: Context, server: str, request: ShellRequest, screen: Screen, last: Job | None) -> Job:
+    tag = f"{KEPT}{request.keep}"
+    # Another program that starts it now attaches to the same one.
+    facts = (tag, server, last.id if last else "")
     start = StartRequest(
         request.command or f"shell --keep {shlex.quote(request.keep)}",
         (server,),
@@ -145,6 +151,7 @@ async def _start_kept(context: Context, server: str, request: ShellRequest, scre
         workdir=request.workdir,
         terminal=COMMAND if request.command else SHELL,
         frozen=False,
+        job_id=job_id_of(last.created_at if last else None, *facts),
     )
     answer = (await start_jobs(context, [start])).raise_if_any_failed()
     return answer.jobs[0]

@@ -338,6 +338,24 @@ def test_a_start_that_removes_old_jobs_removes_their_copy(frozen: PretendServer)
     frozen.wait(str(job["id"]))
 
 
+@pytest.mark.row(295)
+def test_the_copy_of_a_job_that_is_being_started_stays_though_the_answer_has_no_room_for_the_job(
+    frozen: PretendServer, installed: Path, tmp_path: Path
+) -> None:
+    old = ended(frozen, "true", copy=NEW_COPY)
+    slow, go = "        plan = _plan(call, job)\n", tmp_path / "go"
+    held = f"        while not os.path.exists({str(go)!r}): time.sleep(0.01)\n"
+    changes = {"_START_SECONDS = 10.0": "_START_SECONDS = 0.0", slow: held + slow}
+    changes["_ANSWER_LIMIT = HEADER_LIMIT // 2"] = "_ANSWER_LIMIT = 0"
+    frozen.entry = changed_copy(installed, tmp_path / "slow", {"agent/jobs/start.py": changes}) / "run_control.py"
+    job = frozen.new_job("sh train.sh", copy=NEW_COPY)
+    answer = frozen.call("start", jobs=[job], clean=[old])
+    assert (answer["jobs"], answer["cleaned"]["removed"]) == ([], [old])
+    go.touch()
+    assert frozen.wait(str(job["id"]))[str(job["id"])]["exit_code"] == 0
+    assert frozen.output(str(job["id"])) == "old\n"
+
+
 @pytest.mark.row(296)
 def test_what_a_job_writes_comes_home_and_is_listed_and_sent_through_its_copy(frozen: PretendServer) -> None:
     (frozen.project / "data").mkdir()

@@ -466,3 +466,23 @@ def _fill(path: Path) -> None:
     with path.open("ab", buffering=0) as stream, contextlib.suppress(OSError):
         while True:
             stream.write(b"x" * 4096)
+
+
+@pytest.mark.row(28)
+@pytest.mark.parametrize("when", ["before it waits", "while it waits"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL"])
+def test_a_job_that_waits_on_a_full_disk_is_stopped_at_once(
+    own_home: PretendServer, small_disk: Path, when: str, name: str
+) -> None:
+    first = own_home.start("sleep 600")
+    job = own_home.new_job("true", after=[first])
+    queued = small_disk / job["id"] / "queued"
+    own_home.call("start", jobs=[job])
+    wait_until(queued.exists)
+    if when == "before it waits":
+        # As if it had never been written: the disk had no room for it.
+        queued.unlink()
+    _fill(small_disk / "filler")
+    began = time.monotonic()
+    assert own_home.stop(job["id"], signal=name)["state"] == "killed"
+    assert time.monotonic() - began < 10

@@ -422,7 +422,7 @@ def test_every_sending_command_gives_notice_of_changes_under_a_running_job(proje
         return json.loads(ended.stdout), ended.stderr
 
     first, _ = send("job-run", "--server", "first", "--cmd", "sleep 100")
-    job_id = first["jobs"][0]["id"]
+    job_id, named = first["jobs"][0]["id"], f"(job {first['jobs'][0]['key']})"
     try:
         for words in (
             ("job-run", "--server", "first", "--cmd", "true"),
@@ -431,8 +431,8 @@ def test_every_sending_command_gives_notice_of_changes_under_a_running_job(proje
         ):
             document, said = send(*words)
             (warning,) = document["warnings"] if "jobs" in document else document["servers"][0]["warnings"]
-            assert job_id in (warning["message"] if isinstance(warning, dict) else warning)
-            assert job_id in said
+            assert named in (warning["message"] if isinstance(warning, dict) else warning)
+            assert named in said
     finally:
         Workspace.find(project).stop_jobs(JobSelection(jobs=(job_id,)), signal="SIGKILL")
         # Other tests share this project, and find it as it was.

@@ -18,6 +18,8 @@ import yaml
 
 from remote_tool import Workspace
 from remote_tool.cli.terminal.notice_line import LAST, NOT_BELOW
+from remote_tool.workflows.selection import JobsAnswer
+from remote_tool.workflows.terminal.shell import ShellRequest
 from tests.cli.conftest import kill
 from tests.cli.terminal import Terminal
 from tests.processes import environments
@@ -327,6 +329,7 @@ def test_after_a_cut_link_the_terminal_is_as_before_and_nothing_runs(tmp_path: P
         wait_for(lambda: not processes_with("cut"), "the end of every process")
         _continues_after_a_cut(root, server)
         _is_found_again(root)
+        _starts_once(root, make_project(tmp_path / "other" / "project", [server]))
 
 
 def _continues_after_a_cut(root: Path, server: TestServer) -> None:
@@ -345,6 +348,19 @@ def _continues_after_a_cut(root: Path, server: TestServer) -> None:
         assert terminal.end(LONG) == 0
         assert "attach again: remote-tool shell --server cut --keep work" in terminal.text
     server.start()
+
+
+def _starts_once(root: Path, second_laptop: Path) -> None:
+    words = ("--keep", "both")
+    with shell(root, *words, server="cut") as one, shell(second_laptop, *words, server="cut") as other:
+        prompt(one)
+        prompt(other)
+        say(one, "echo seen-$((20+3))", "seen-23")
+        other.until("seen-23", seconds=LONG)
+        one.press("exit\r")
+        assert (one.end(LONG), other.end(LONG)) == (0, 0)
+    listed = json.loads(remote_tool("job-list", "--stopped", "--json", "--tag", "shell:both", cwd=root).stdout)["jobs"]
+    assert len(listed) == 1
 
 
 def _is_found_again(root: Path) -> None:
@@ -368,6 +384,34 @@ def _is_found_again(root: Path) -> None:
     (job,) = json.loads(remote_tool("job-list", "--last", "1", "--json", cwd=root).stdout)["jobs"]
     # An interactive shell ignores SIGTERM, and yet nobody waited for SIGKILL.
     assert (job["state"], job["signal"], job["reason"]) == ("killed", "SIGHUP", "stopped with SIGTERM")
+
+
+class _SeenError(Exception):
+    """The job that a shell would attach to."""
+
+
+@pytest.mark.row(236)
+def test_two_programs_that_see_no_kept_shell_start_the_same_one(
+    project: Path, jobs: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Screen:
+        is_terminal, window, variables = True, (24, 80), {"TERM": "xterm"}
+
+    async def nothing(*_: object) -> JobsAnswer:
+        return JobsAnswer(())
+
+    async def attach(_context: object, job: Job, _screen: object) -> None:
+        raise _SeenError(job)
+
+    monkeypatch.setattr("remote_tool.workflows.terminal.shell.list_jobs", nothing)
+    monkeypatch.setattr("remote_tool.workflows.terminal.shell.attach_to", attach)
+    workspace, seen = Workspace.find(project), []
+    for _ in range(2):
+        with pytest.raises(_SeenError) as attached:
+            workspace.shell(ShellRequest(servers=("first",), keep="twin"), Screen())  # type: ignore[arg-type]
+        seen.append(attached.value.args[0])
+    jobs += seen
+    assert seen[0].id == seen[1].id
 
 
 @pytest.mark.row(206)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -25,6 +26,8 @@ SECRETS = {
     "notes.md": KEYS["openssh"],
     "prod.env": "TOKEN=1\n",
     ".env-prod": "TOKEN=1\n",
+    "staging.env.local": "TOKEN=1\n",
+    "nb.ipynb": json.dumps({"cells": [{"source": KEYS["openssh"].splitlines(keepends=True)}]}, indent=1),
     "gcp.json": '{"private_key": "' + KEYS["pkcs8"].replace("\n", "\\n") + '"}',
     ".npmrc": "_authToken=1\n",
     ".docker/config.json": "{}",

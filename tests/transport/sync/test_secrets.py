@@ -40,6 +40,34 @@ def pem(kind: str) -> str:
         (b"example.env", None),
         (b".env-example", None),
         (b"environment.env.py", None),
+        (b"env.prod", b"env.prod"),
+        (b"conf/env.local", b"conf/env.local"),
+        (b"staging.env.local", b"staging.env.local"),
+        (b"prod.env.bak", b"prod.env.bak"),
+        (b"backup.env~", b"backup.env~"),
+        (b".env~", b".env~"),
+        (b"env.py", None),
+        (b"env.sh", None),
+        (b"env.yml", None),
+        (b"env.production.py", None),
+        (b"environment.yml", None),
+        (b"prod.environment.yml", None),
+        (b"next.env.d.ts", None),
+        (b"staging.env.example", None),
+        (b"sub/application_default_credentials.json", b"sub/application_default_credentials.json"),
+        (
+            b"client_secret_123-x.apps.googleusercontent.com.json",
+            b"client_secret_123-x.apps.googleusercontent.com.json",
+        ),
+        (b"client_secrets.json", b"client_secrets.json"),
+        (b"client_secret_test.py", None),
+        (b"kaggle.json", b"kaggle.json"),
+        (b"my_kaggle.json", None),
+        (b"hf_token", b"hf_token"),
+        (b"hf_tokenizer.json", None),
+        (b".vault-token", b".vault-token"),
+        (b".rclone.conf", b".rclone.conf"),
+        (b"rclone.conf", b"rclone.conf"),
         (b".npmrc", b".npmrc"),
         (b"web/.npmrc", b"web/.npmrc"),
         (b".docker/config.json", b".docker/config.json"),
@@ -104,6 +132,8 @@ KEYS = {
     "pgp": key("PGP PRIVATE KEY BLOCK", "Version: GnuPG v2\n\n"),
     "pgp without headers": key("PGP PRIVATE KEY BLOCK", "\n"),
     "putty": PUTTY,
+    "age": f"# created: 2026-01-01T00:00:00Z\n# public key: age1{'q' * 58}\n"
+    f"AGE-SECRET-{'KEY'}-1{'QPZRY9X8GF' * 5}QPZRY9X8\n",
     "ssh.com": f"---- {'BEGIN'} SSH2 ENCRYPTED PRIVATE KEY ----\nComment: me\n{base64_lines()}"
     "---- END SSH2 ENCRYPTED PRIVATE KEY ----\n",
 }
@@ -121,6 +151,12 @@ NAMES = (
     ),
     *("train.py", "README", ".hidden", "model.bin", "a b.yaml", "x.tar.gz", "configs.ini", "Makefile"),
 )
+
+
+def _literal(text: str, before: str, after: str) -> str:
+    return "KEY = (\n" + "".join(f"{before}{line}{after}" for line in text.splitlines()) + ")\n"
+
+
 WRITTEN = {
     "as it is": lambda text: text,
     "with the ends of lines of Windows": lambda text: text.replace("\n", "\r\n"),
@@ -132,12 +168,24 @@ WRITTEN = {
     "in JSON": lambda text: json.dumps({"type": "service_account", "private_key": text}, indent=2),
     "in JSON within JSON": lambda text: json.dumps({"inner": json.dumps({"private_key": text})}),
     "in quotes": lambda text: f'KEY="{text}"\n',
+    "in a notebook": lambda text: json.dumps({"cells": [{"source": text.splitlines(keepends=True)}]}, indent=1),
+    "in a program in a notebook": lambda text: json.dumps(
+        {"source": _literal(text, '    "', '\\n"\n').splitlines(True)}
+    ),
+    "in a list on one line": lambda text: json.dumps(text.splitlines()),
+    "in a literal over several lines": lambda text: _literal(text, '    "', '\\n"\n'),
+    "in a literal of bytes": lambda text: _literal(text, "    b'", "\\n'\n"),
+    "in strings that are added": lambda text: _literal(text, '"', '\\n" +\n'),
+    "in strings that a backslash joins": lambda text: _literal(text, '"', '\\r\\n" \\\n'),
+    "in lines that are joined": lambda text: "KEY = '\\n'.join([\n" + _literal(text, '  "', '",\n') + "])",
     "behind much": lambda text: "x = 1\n" * 3_000 + text,
 }
 ENCODED = {
     "in UTF-8": str.encode,
     "in UTF-8 with a mark": lambda text: text.encode("utf-8-sig"),
     "in UTF-16": lambda text: text.encode("utf-16"),
+    "in UTF-16 without a mark": lambda text: text.encode("utf-16-le"),
+    "in UTF-16 of others": lambda text: text.encode("utf-16-be"),
 }
 MODES = (0o600, 0o644, 0o755)
 
@@ -177,6 +225,19 @@ def test_every_mode_and_name_of_the_corpus_is_tried_with_each_other(tmp_path: Pa
         ("public.key", pem("PUBLIC KEY")),
         ("monkey.key", "a table of keys\n" * 20),
         ("keys.py", f"MARK = '-----{'BEGIN'} PRIVATE KEY-----'\n" + "# a program that reads keys\n" * 10),
+        (
+            "kinds.py",
+            "KINDS = ["
+            + ", ".join(f"'-----{'BEGIN'} {kind} KEY-----'" for kind in ("PRIVATE", "RSA PRIVATE"))
+            + "]\n" * 9,
+        ),
+        (
+            "check.js",
+            f"if (text.includes('-----{'BEGIN'} PRIVATE KEY-----')) {{\n  loadThePrivateKeyOf(text);\n}}\n" * 3,
+        ),
+        ("check.go", f'const first = "-----{"BEGIN"} PRIVATE KEY-----"\n\n// Comment: what a key looks like\n' * 3),
+        ("age.py", f"PREFIX = 'AGE-SECRET-{'KEY'}-1'\n# an identity of age begins with it, see its documentation\n"),
+        ("wide.py", f"MARK = '-----{'BEGIN'} PRIVATE KEY-----'\n".encode("utf-16-le").decode() * 9),
         ("LICENSE", "Permission is hereby granted, free of charge, to any person obtaining a copy\n"),
         ("model", "\0" * 300 * 1024),
     ],

@@ -198,12 +198,13 @@ def test_a_changed_project_is_reported_before_its_code_runs_again(
     new, old = git(project, "log", "--format=%H").split()
     (changed,) = ended(workspace, workspace.rerun(job.id).jobs)
     then, now = f"commit {old[:7]} of main", f"commit {new[:7]} of main with uncommitted changes"
-    files = "more.py, train.py differ from that commit"
+    files = "more.py, train.py differ from that commit; --kept-code is for jobs with --frozen"
     assert (printed(workspace, changed), said) == ("third\n", [f"job {job.key} ran {then}; now running {now}: {files}"])
     compared = remote_tool("job-diff", str(job.key), str(changed.key), cwd=project)
-    fields = {line.split()[0] for line in compared.stdout.splitlines()}
+    fields = {line.split()[0] for line in compared.stdout.partition("\n\n")[0].splitlines()}
     assert {"git.commit", "git.dirty"} <= fields <= {"FIELD", "git.commit", "git.dirty", "duration"}
-    assert compared.stderr == f"for the code: git diff {old[:12]} {new[:12]}\n"
+    assert "-print('first')\n+print('second')\n" in compared.stdout
+    assert compared.stderr.startswith(f"code: job {changed.key} also had changes that were not committed")
 
 
 @pytest.mark.row(304)
@@ -312,7 +313,10 @@ def test_only_a_job_that_never_began_is_put_back_with_its_settings(project: Path
     (known,) = recorded(workspace, queued)
     with pytest.raises(UsageError, match=r"not known here: LR$"):
         workspace.requeue(queued.id)
-    assert workspace.plan_requeue(queued.id, env={"LR": "1"}) == [
+    (request,) = workspace.plan_requeue(queued.id, env={"LR": "1"})
+    assert isinstance(request, StartRequest)
+    assert request.job_id not in {"", queued.id}
+    assert [request] == [
         StartRequest(
             *("true", ("first",), {"LR": "1"}, ("sweep",)),
             gpus=2,
@@ -326,6 +330,7 @@ def test_only_a_job_that_never_began_is_put_back_with_its_settings(project: Path
             stop_if_idle=0,
             retries=0,
             retry_on=(),
+            job_id=request.job_id,
         )
     ]
 
@@ -377,9 +382,12 @@ def test_a_job_runs_again_in_the_copy_of_its_code_as_long_as_its_server_has_it(
 def test_every_setting_of_a_job_is_repeated_or_left_out_on_purpose() -> None:
     by_hand = {"server", "tags", "command", "gpus", "gpu_count", "after", "variables", "rerun_of", "launch_options"}
     of_the_start = {"id", "launch_id", "node_rank", "rank_offset", "started_by", "created_at", "configured_variables"}
+    of_a_sweep = {"slots"}
     of_the_code = {"git_commit", "git_branch", "git_dirty", "copy", "environment_hash", "snapshot"}
     of_a_launcher = {"grace"}
-    repeated = {field.name for field in REQUEST_FIELDS} - by_hand - of_the_start - of_the_code - of_a_launcher
+    repeated = (
+        {field.name for field in REQUEST_FIELDS} - by_hand - of_the_start - of_the_code - of_a_launcher - of_a_sweep
+    )
     assert repeated == repeated & {field.name for field in fields(StartRequest)}
 
 
@@ -414,7 +422,11 @@ def test_a_job_that_lost_its_place_with_its_supervisor_is_put_back_once(project:
         workspace.requeue(job.id, env={"A": "2"})
     kill_supervisor(workspace, job)
     (request,) = workspace.plan_requeue(job.id, env={"A": "2"})
+    # Another terminal does the same at the same time.
+    (twin,) = workspace.plan_requeue(job.id, env={"A": "3"})
     (back,) = workspace.start_requests([replace(request, sync=False, env=None)]).jobs
+    (also,) = workspace.start_requests([replace(twin, sync=False, env=None)]).jobs
+    assert (also.id, also.key) == (back.id, back.key)
     wait_until_queued(workspace, back)
     assert (back.after, back.rerun_of) == ((earlier.id,), job.id)
     with pytest.raises(UsageError, match=f"Job {job.key} has been put back already, as job {back.key}"):

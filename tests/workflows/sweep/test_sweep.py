@@ -9,13 +9,15 @@ import subprocess
 import sys
 from collections import Counter
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from remote_tool import JobSelection, JobState, SweepRequest, Workspace
 from remote_tool.config.sweep_values import Random, SweepSpec
 from remote_tool.errors import JobError, SomeServersFailedError, UsageError
+from remote_tool.launchers.sweep import plan_sweep
 from remote_tool.workflows.sweep_records import find_sweep, sweep_files
 from tests.processes import environments, is_running
 from tests.project import make_project
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from remote_tool.jobs.job import Job
+    from remote_tool.launchers.sweep import SweepPlan
     from remote_tool.workflows.sweep.answer import SweepAnswer
     from tests.sshd import TestServer
 
@@ -158,8 +161,28 @@ def test_resuming_leaves_what_waits_or_runs(sweeps: Sweeps) -> None:
     again = sweeps.workspace.resume_sweep(answer.name, SweepSpec(grid={"n": "1..4"}), sync=False)
     assert sorted(again.waiting) == [0, 1, 2]
     assert [job.node_rank for job in again.jobs] == [3]
-    # It follows the last one that waits.
-    assert again.jobs[0].after == (answer.jobs[2].id,)
+    assert (again.jobs[0].slots, again.jobs[0].after) == (1, ())
+    assert Counter(sweeps.states(answer).values()) == {"running": 1, "queued": 3}
+    sweeps.go.touch()
+    assert sweeps.wait(answer) == {JobState.SUCCEEDED: 4}
+
+
+@pytest.mark.row(308)
+def test_what_an_older_version_started_in_a_chain_runs_to_its_end_before_what_is_new(
+    sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+
+        def in_a_chain(*given: Any, **named: Any) -> SweepPlan:
+            found = plan_sweep(*given, **named)
+            ids = [(), *((job.id,) for job in found.jobs)]
+            jobs = (replace(job, slots=None, after=after) for job, after in zip(found.jobs, ids, strict=False))
+            return replace(found, jobs=tuple(jobs))
+
+        patch.setattr("remote_tool.workflows.sweep.sweep.plan_sweep", in_a_chain)
+        answer = sweeps.start(f"{sweeps.holds}; echo {{n}}", grid={"n": "1..3"}, servers=("first",), per_server=1)
+    again = sweeps.workspace.resume_sweep(answer.name, SweepSpec(grid={"n": "1..4"}), sync=False)
+    assert (again.jobs[0].slots, again.jobs[0].after) == (1, tuple(job.id for job in answer.jobs))
     sweeps.go.touch()
     assert sweeps.wait(answer) == {JobState.SUCCEEDED: 4}
 

@@ -129,7 +129,9 @@ class HostKeyCheck:
 
     def _is_of_another_time(self, answer: Answer) -> bool:
         """Return whether a changed key is only known for servers that have left the configuration."""
-        return answer.verdict is Verdict.CHANGED and all(map(self._rules.is_forgotten, answer.entries))
+        return answer.verdict in {Verdict.CHANGED, Verdict.DAMAGED} and all(
+            map(self._rules.is_forgotten, answer.entries)
+        )
 
     def _note_own_name(self) -> None:
         """Record the key for this server too, if only another server's line has it, which may be removed."""
@@ -167,6 +169,12 @@ class HostKeyCheck:
             f"{entry.key.kind} {entry.key.fingerprint} ({entry.file}:{entry.line})" for entry in answer.entries
         )
         name, file = shlex.quote(self._names[0]), shlex.quote(str(answer.entries[0].file))
+        if answer.verdict is Verdict.DAMAGED:
+            line = answer.entries[0].line
+            return self._error(
+                f"cannot be compared with the known one, as {file}:{line} is damaged; got {shown}",
+                hint=f"Compare it with the server's own key, then remove the line: sed -i.bak {line}d {file}",
+            )
         return self._error(
             f"has changed: expected {old}; got {shown}. Somebody may be intercepting the connection",
             hint=f"If the server was reinstalled: ssh-keygen -R {name} -f {file}",

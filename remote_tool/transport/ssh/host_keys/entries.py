@@ -39,11 +39,12 @@ class HostKey:
 
 
 class Marker(Enum):
-    """The marker of a line."""
+    """The marker of a line; of one whose key cannot be read, that it has a host's key."""
 
     TRUSTED = auto()
     REVOKED = auto()
     AUTHORITY = auto()
+    DAMAGED = auto()
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,20 @@ def parse(content: bytes, file: Path) -> tuple[list[Entry], list[str]]:
             entries.append(_parse_line(words, file, number))
         except ValueError as error:
             problems.append(f"{file}:{number}: {error}; the line is skipped")
+            entries += _damaged(words, file, number)
     return entries, problems
+
+
+def _damaged(words: list[bytes], file: Path, number: int) -> list[Entry]:
+    """Return a line that has no readable key as one that tells which host had one."""
+    try:
+        patterns = _ascii(words[0], "host name")
+        if patterns.startswith("|"):
+            hashed_names.split(patterns)
+    except ValueError:
+        return []
+    note = next((word.decode("ascii", "replace") for word in words if word.startswith(NOTE.encode())), "")
+    return [] if patterns.startswith("@") else [Entry(Marker.DAMAGED, patterns, HostKey("", b""), file, number, note)]
 
 
 def read_revoked(file: Path) -> set[HostKey]:

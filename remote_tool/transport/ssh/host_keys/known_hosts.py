@@ -27,6 +27,7 @@ class Verdict(Enum):
     KNOWN = auto()
     NEW = auto()
     CHANGED = auto()
+    DAMAGED = auto()
     REVOKED = auto()
 
 
@@ -111,6 +112,8 @@ class KnownHosts:
                 return Answer(Verdict.KNOWN, tuple(same))
             if entries and index == 0:
                 return Answer(Verdict.CHANGED, tuple(entries))
+        if damaged := self.select(names[:1], Marker.DAMAGED):
+            return Answer(Verdict.DAMAGED, tuple(damaged))
         return Answer(Verdict.NEW)
 
 

@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from remote_tool.errors import SyncError
+from remote_tool.system.files import opened_plain
 from remote_tool.transport.sync.secrets import OWN_FOLDERS
 
 if TYPE_CHECKING:
@@ -24,14 +25,17 @@ def joined(lines: list[bytes]) -> bytes:
 
 def own_rules(folders: Iterable[str]) -> list[bytes]:
     """Return the rules that come first, because the first match wins."""
-    own = [name.encode() for name in OWN_FOLDERS]
+    # A file in a subfolder that is named as a folder of ours is selected, and then left out with a message; not one
+    # named .git, which every worktree of Git has.
+    own = [b".git"] + [each for name in OWN_FOLDERS for each in (b"/" + name.encode(), name.encode() + b"/")]
     return own + [b"/" + literal(os.fsencode(name).strip(b"/")) for name in folders]
 
 
 def users_rules(file: Path) -> list[bytes]:
     """Return the user's patterns for rsync, without a lone ``!``, which would clear all rules before it."""
     try:
-        text = file.read_bytes()
+        with opened_plain(file) as stream:
+            text = stream.read()
     except FileNotFoundError:
         return []
     except OSError as error:

@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING
 from remote_tool.system.programs import Question, ask_program
 from remote_tool.transport.sync.local_rsync import environment, scratch_file
 from remote_tool.transport.sync.project.found_files import END, name_of
-from remote_tool.transport.sync.secrets import may_be_key
+from remote_tool.transport.sync.secrets import WORDS, may_be_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from remote_tool.transport.sync.blocks import Blocks
 
 # Also in UTF-16, which has a NUL between letters.
-_WORDS = "PRIVATE KEY|PuTTY-User-Key-File|P.R.I.V.A.T.E|P.u.T.T.Y"
+_WORDS = "|".join([word.decode() for word in WORDS] + [".".join(word.decode()) for word in WORDS])
 _SCRIPT = 'cd -- "$1" && exec xargs -0 grep -lZaE -e "$2" --'
 _SEARCH_SECONDS = 600.0
 

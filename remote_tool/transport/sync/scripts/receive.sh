@@ -36,7 +36,22 @@ see_workspaces() {
     workspaces="unknown $who
 "
     [ -n "$DRY_RUN" ] || record_workspaces ''
+  else
+    find_elsewhere
   fi
+}
+
+# Name the folders that this workspace has sent under other names of the project.
+find_elsewhere() {
+  for each in "$HOME"/*/"$SCRIPTS_NAME"/workspaces "$HOME"/*/*/"$SCRIPTS_NAME"/workspaces; do
+    [ -f "$each" ] || continue
+    while read -r id _; do
+      [ "$id" = "${WORKSPACE%% *}" ] || continue
+      each=${each#"$HOME"/}
+      echo "elsewhere: ${each%/*/*}" >&2
+      break
+    done < "$each"
+  done
 }
 
 record_workspaces() {

@@ -211,7 +211,9 @@ def test_each_bad_line_is_named_once_and_the_others_count(keys: tuple[HostKey, H
         known = reader.read([file, tmp_path / "missing"])
         assert known.check(("one",), good).verdict is Verdict.KNOWN
         assert known.check(("five",), good).verdict is Verdict.KNOWN
-        assert known.check(("two",), good).verdict is Verdict.NEW
+        assert known.check(("two",), good).verdict is Verdict.DAMAGED
+        assert known.check(("four",), good).verdict is Verdict.DAMAGED
+        assert known.check(("three",), good).verdict is Verdict.NEW
 
     assert told == [
         f"{file}:2: the ssh-ed25519 key is damaged; the line is skipped",

@@ -1,0 +1,176 @@
+"""Put jobs that waited when their server rebooted back into its queue, if their records say all that they need."""
+
+from __future__ import annotations
+
+import shlex
+from collections import defaultdict
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING
+
+from remote_tool.config.devices import command_environment
+from remote_tool.config.limits import on_empty_of, on_end_of
+from remote_tool.errors import RemoteToolError
+from remote_tool.jobs.job import JUPYTER_MARK, Job, JobSettings, JobSpec, JobState, job_id_of
+from remote_tool.launchers.fan_out import TAG as FAN_OUT_TAG
+from remote_tool.launchers.sweep import TAG as SWEEP_TAG
+from remote_tool.protocol.limits import REBOOTED
+from remote_tool.protocol.records import COMMAND_LIMIT
+from remote_tool.readable import counted
+from remote_tool.workflows.events import Notice
+from remote_tool.workflows.jobs.copies import ask_for_copies
+from remote_tool.workflows.jobs.listing import ask_about_jobs
+from remote_tool.workflows.start.start_specs import start_specs
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from remote_tool.workflows.context import Context
+
+SHOWN = 10
+
+
+def id_when_put_back(job: Job, earlier: Iterable[Job] = ()) -> str:
+    """Return the id of the job that takes a job's place, which every program computes: it starts once.
+
+    Args:
+        job: The job that left the queue.
+        earlier: The jobs that have taken its place before.
+    """
+    return job_id_of(job.ended_at or job.created_at, "job-requeue", job.id, *sorted(each.id for each in earlier))
+
+
+async def put_back(context: Context, waited: Collection[str]) -> None:
+    """Put jobs that waited when last seen back if a reboot has lost them, in their order; say which need a command."""
+    recorded = context.registry.load()[0]
+    repeated = {job.rerun_of for job in recorded}
+    lost: dict[str, list[Job]] = defaultdict(list)
+    for job in recorded:
+        if job.id in waited and job.id not in repeated and _is_lost_in_reboot(job):
+            lost[job.server].append(job)
+    for server, jobs in lost.items():
+        try:
+            await _put_back_on(context, server, sorted(jobs, key=lambda job: (job.created_at, job.key)))
+        except RemoteToolError as error:
+            _name(context, server, [(job, str(error)) for job in jobs])
+
+
+def _waits(job: Job) -> bool:
+    return job.started_at is None and bool(job.gpu_count or job.after or job.slots)
+
+
+def _is_lost_in_reboot(job: Job) -> bool:
+    return job.state is JobState.LOST and job.reason == REBOOTED and _waits(job) and not job.stop_signal
+
+
+async def _put_back_on(context: Context, server: str, jobs: Sequence[Job]) -> None:
+    kept = await _kept_copies(context, server, jobs)
+    problems = {job.id: _why_not(context, job, kept) for job in jobs}
+    able = [job for job in jobs if not problems[job.id]]
+    ids = {job.id: id_when_put_back(job) for job in able}
+    # Another laptop may have put them back, and their end may have been cleaned away since.
+    seen = await ask_about_jobs(context, server, ids=[*ids.values()], known=[*ids.values()]) if able else None
+    new = [job for job in able if seen and ids[job.id] not in {*seen.jobs, *seen.removed, *seen.left}]
+    if seen:
+        context.registry.adopt(replace(each.job, server=server) for each in seen.jobs.values() if not each.elsewhere)
+    done: list[tuple[Job, Job]] = []
+    while new:
+        # One that waits for another is requested when that one is there.
+        ready = [job for job in new if not {*job.after} & {each.id for each in new}] or new
+        answer = await start_specs(context, [_spec(context, job, ids) for job in ready])
+        started = {job.id: job for job in answer.jobs}
+        for job in ready:
+            again = started[ids[job.id]]
+            if again.state is JobState.FAILED:
+                problems[job.id] = again.reason
+            else:
+                done.append((job, again))
+        new = [job for job in new if job not in ready]
+    _tell(context, server, done)
+    _name(context, server, [(job, problems[job.id]) for job in jobs if problems[job.id]])
+
+
+async def _kept_copies(context: Context, server: str, jobs: Sequence[Job]) -> set[str]:
+    names = sorted({job.copy for job in jobs if job.copy})
+    found = set()
+    for name in names:
+        answer = await ask_for_copies(context, {server: name})
+        answer.raise_if_any_failed()
+        found |= {name} if answer.values[server] else set()
+    return found
+
+
+def _why_not(context: Context, job: Job, kept: Collection[str]) -> str:
+    """Return why a job needs a person to be put back; empty if it does not."""
+    config = context.config
+    if job.server not in config.servers:
+        return "it is not a configured server"
+    if needed := _variables(context, job):
+        return f"the values of {', '.join(needed)} are on no disk"
+    if job.copy and job.copy not in kept:
+        return "the copy of its code is gone"
+    is_part = job.launch_id and not _sweep(job)
+    if is_part or any(tag.startswith(FAN_OUT_TAG) for tag in job.tags) or job.command.startswith(JUPYTER_MARK):
+        return "it belongs to something larger"
+    return "its record does not have its whole command" if len(job.command) == COMMAND_LIMIT else ""
+
+
+def _variables(context: Context, job: Job) -> list[str]:
+    """Return the variables whose values are not here."""
+    configured = {*context.config.variables_of(job.server)} if job.server in context.config.servers else set()
+    return sorted({*(job.variables or ())} | {*(job.configured_variables or ())} - configured)
+
+
+def _sweep(job: Job) -> str:
+    return next((tag for tag in job.tags if job.launch_id and tag.startswith(SWEEP_TAG)), "")
+
+
+def _spec(context: Context, job: Job, ids: Mapping[str, str]) -> JobSpec:
+    """Return the same job with another id, after those that have taken the places of the jobs before it."""
+    config = context.config
+    settings = {each.name: getattr(job, each.name) for each in fields(JobSettings) if each.name != "started_by"}
+    runs_on_end = not _sweep(job)
+    return JobSpec(
+        **{
+            **settings,
+            "after": tuple(ids.get(each, each) for each in job.after),
+            "rerun_of": job.id,
+            "configured_variables": job.configured_variables,
+        },
+        id=ids[job.id],
+        server=job.server,
+        command=job.command,
+        environment=command_environment(
+            config.variables_of(job.server), {}, () if job.gpu_count else tuple(job.gpus or ())
+        ),
+        tags=job.tags,
+        on_end=on_end_of(config, None) if runs_on_end else None,
+        on_empty=on_empty_of(config),
+    )
+
+
+def _tell(context: Context, server: str, pairs: Sequence[tuple[Job, Job]]) -> None:
+    if not pairs:
+        return
+    before, now = ([str(job.key) for job in side] for side in zip(*pairs, strict=True))
+    one = len(pairs) == 1
+    text = f"job{'' if one else 's'} {_listed(before)} waited when it rebooted; {'it waits' if one else 'they wait'}"
+    context.report(Notice(server, f"{text} again, as job{'' if one else 's'} {_listed(now)}"))
+
+
+def _listed(keys: Sequence[str]) -> str:
+    more = f" and {len(keys) - SHOWN} more" if len(keys) > SHOWN else ""
+    return ", ".join(keys[:SHOWN]) + more
+
+
+def _name(context: Context, server: str, problems: Sequence[tuple[Job, str]]) -> None:
+    """Name the jobs that were not put back, each group with the command to type."""
+    commands: dict[tuple[str, str], list[Job]] = defaultdict(list)
+    for job, why in problems:
+        values = "".join(f" --env {shlex.quote(name)} VALUE" for name in _variables(context, job))
+        sweep = _sweep(job)
+        commands[why, f"helper-sweep --resume {sweep}{values}" if sweep else values].append(job)
+    for (why, command), jobs in commands.items():
+        keys = [str(job.key) for job in jobs]
+        typed = command if command.startswith("helper-sweep") else f"job-requeue {' '.join(keys)}{command}"
+        what = f"job {keys[0]}" if len(keys) == 1 else f"{counted(len(keys), 'job')} ({_listed(keys)})"
+        context.report(Notice(server, f"{what} waited when it rebooted, and {why}: remote-tool {typed}"))

@@ -1,0 +1,84 @@
+"""A frozen job runs the code that its record says, however long it waits and whoever syncs meanwhile."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.promises.conftest import PATIENCE, until
+from tests.stand_in_gpus import gpu_line, put_nvidia_smi
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.promises.conftest import Desk
+
+
+@pytest.fixture
+def one_gpu(desk: Desk) -> Iterator[Path]:
+    """The folder of the server's nvidia-smi, which reports one free GPU."""
+    folder = desk.servers["first"].programs
+    put_nvidia_smi(folder, gpu_line(0, load=0, used=1))
+    yield folder
+    # The server is shared.
+    shutil.rmtree(folder)
+
+
+def test_a_launch_that_waits_for_gpus_runs_the_code_that_it_sent(desk: Desk, one_gpu: Path) -> None:
+    assert one_gpu.exists()
+    go = desk.there().parent / f"go-{desk.there().name}"
+    (desk.root / "code.sh").write_text("echo old\n")
+    desk.does("job-run", "--gpus", "1", "--cmd", f"until [ -e {go} ]; do sleep 0.1; done")
+    desk.waits_for(1, "running")
+    launch = desk.runs_meanwhile("helper-launch", "--server", "first", "--gpus", "1", "--wait", "--cmd", "sh code.sh")
+    assert launch.stdout is not None
+    said = ""
+    try:
+        while "the launch waits" not in said:
+            line = launch.stdout.readline()
+            assert line, said
+            said += line
+        (desk.root / "code.sh").write_text("echo newer\n")
+        desk.does("rsync")
+        desk.does("clean", "--yes")
+        go.touch()
+        rest = launch.communicate(timeout=PATIENCE)[0]
+        assert launch.returncode == 0, said + rest
+    finally:
+        go.touch()
+        launch.kill()
+        launch.wait()
+    desk.waits_for(2, "succeeded")
+    assert desk.does("job-tail", "2", "--no-follow").strip().endswith("old")
+    assert (desk.there() / "code.sh").read_text() == "echo newer\n"
+    until(lambda: desk.job(1)["state"] == "succeeded", "the end of the first job")
+    desk.does("clean", "--yes")
+    assert list((desk.there() / ".remote-scripts" / "copies").iterdir()) == []
+
+
+def test_a_shard_that_starts_after_another_sync_runs_the_code_of_its_fan_out(desk: Desk) -> None:
+    go = desk.there().parent / f"go-{desk.there().name}"
+    (desk.root / "code.sh").write_text("echo old\n")
+    (desk.root / "items.txt").write_text("one\ntwo\n")
+    command = f"sh code.sh; echo {{item}}; until [ -e {go} ]; do sleep 0.1; done"
+    words = ("--server", "first", "--frozen", "--items", "items.txt", "--per-server", "1", "--follow")
+    work = desk.runs_meanwhile("helper-fan-out", *words, "--cmd", command)
+    try:
+        until(lambda: any(job["state"] == "running" for job in desk.jobs()), "the first shard")
+        (desk.root / "code.sh").write_text("echo newer\n")
+        desk.does("rsync")
+        go.touch()
+        said = work.communicate(timeout=PATIENCE)[0]
+        assert work.returncode == 0, said
+    finally:
+        go.touch()
+        work.kill()
+        work.wait()
+    keys = [job["key"] for job in desk.jobs()]
+    assert len(keys) == 2
+    for key in keys:
+        said = desk.does("job-tail", str(key), "--no-follow")
+        assert ("old" in said, "newer" in said) == (True, False)

@@ -1,0 +1,42 @@
+"""What is nobody else's business stays here."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.promises.conftest import Desk
+
+
+@pytest.mark.row(147)
+def test_keys_and_credentials_stay_here_however_they_are_written_and_code_is_sent(desk: Desk) -> None:
+    lines = [
+        f"-----{'BEGIN'} PRIVATE KEY-----",
+        *(["MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQDdNwcFPvw5AhBa"] * 9),
+    ]
+    literal = "KEY = (\n" + "".join(f'    "{line}\\n"\n' for line in lines) + ")\n"
+    secret = {
+        "look.ipynb": json.dumps({"cells": [{"source": [f"{line}\n" for line in lines]}]}, indent=1).encode(),
+        "deploy.py": literal.encode(),
+        "wide.txt": "\n".join(lines).encode("utf-16-le"),
+        "identity.txt": f"AGE-SECRET-{'KEY'}-1{'QPZRY9X8GF' * 5}QPZRY9X8\n".encode(),
+    }
+    names = ("env.prod", "staging.env.local", "backup.env~", "application_default_credentials.json", "kaggle.json")
+    secret |= dict.fromkeys((*names, "client_secret_1.json", "hf_token", ".vault-token", ".rclone.conf"), b"secret")
+    sent = dict.fromkeys(("env.py", "env.sh", "environment.yml", "train.ipynb"), b"plain")
+    for name, data in (secret | sent).items():
+        (desk.root / name).write_bytes(data)
+    said = desk.tries("rsync").stderr
+    assert said.count("not sent: ") >= 10
+    assert {path.name for path in desk.there().iterdir()} == {*sent, "hello.py", ".remote-scripts"}
+
+
+def test_a_secret_in_the_place_of_variables_is_not_shown(desk: Desk) -> None:
+    for env in ("hunter2hunter2", ["hunter2hunter2"], {"TOKEN=hunter2hunter2": "x"}, {"TOKEN": ["hunter2hunter2"]}):
+        desk.configure(env=env)
+        said = desk.refuses("rsync", status=2)
+        assert "env" in said
+        assert "hunter2" not in said
