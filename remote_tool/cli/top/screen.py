@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
+from rich.cells import cell_len
 from rich.text import Text
 from textual.app import App
 from textual.binding import Binding
@@ -47,11 +48,12 @@ q, Esc                  go back to top; the job keeps running\
 SERVERS, JOBS = "servers", "jobs"
 SERVER_COLUMNS = ("SERVER", "GPUS", "USE", "TREND", "GPU MEM", "TEMP", "POWER", "CPU", "MEMORY", "DISK FREE", "PROBLEM")
 JOB_COLUMNS = ("KEY", "SERVER", "STATE", "LAUNCH", "PROGRESS", "LOSS", "TREND", "DURATION", "NAME", "COMMAND")
-# Columns that need a terminal of this width.
-NEEDED_WIDTHS = {
-    **dict.fromkeys(("TREND", "POWER", "TEMP", "NAME", "DURATION", "DISK FREE"), 120),
-    **dict.fromkeys(("GPU MEM", "LAUNCH"), 60),
-}
+# What a narrow terminal has no room for, after the columns without a value.
+DROPPED = ("TREND", "POWER", "TEMP", "NAME", "DISK FREE", "DURATION", "GPU MEM", "LAUNCH", "MEMORY", "LOSS", "CPU")
+# The last column is cut at the edge of the terminal.
+LEAST_LAST = {"PROBLEM": 30, "COMMAND": 12}
+# Between two columns of a table, in Textual.
+GAP = 2
 
 
 class Actions(Protocol):
@@ -176,6 +178,8 @@ class TopApp(App[None]):
         self._filter = ""
         self._width = 0
         self._drawn: dict[str, dict[str, Row]] = {}
+        # The selected row of a table whose columns have changed.
+        self._kept: dict[str, str] = {}
 
     def compose(self) -> ComposeResult:
         """Make the widgets."""
@@ -190,7 +194,6 @@ class TopApp(App[None]):
     def on_mount(self) -> None:
         """Start to refresh."""
         self._width = self.size.width
-        self._make_columns()
         self.refresh_tables()
         self.query_one(f"#{JOBS}" if self._board.job_rows() else f"#{SERVERS}").focus()
         self.set_interval(REFRESH_SECONDS, self.refresh_tables)
@@ -198,7 +201,6 @@ class TopApp(App[None]):
     def on_resize(self, event: Resize) -> None:
         """Choose the columns that fit."""
         self._width = event.size.width
-        self._make_columns()
         self.refresh_tables()
 
     def refresh_tables(self) -> None:
@@ -333,27 +335,27 @@ class TopApp(App[None]):
         self.query_one("#filter", Input).remove_class("shown")
         self.query_one(f"#{JOBS}").focus()
 
-    def _columns(self, names: Sequence[str]) -> list[str]:
-        return [name for name in names if self._width >= NEEDED_WIDTHS.get(name, 0)]
-
-    def _make_columns(self) -> None:
-        for table, names in ((SERVERS, SERVER_COLUMNS), (JOBS, JOB_COLUMNS)):
-            widget = self.query_one(f"#{table}", DataTable)
-            wanted = self._columns(names)
-            if [str(column.label) for column in widget.ordered_columns] != wanted:
-                widget.clear(columns=True)
-                for name in wanted:
-                    widget.add_column(name, key=name)
-                self._drawn[table] = {}
+    def _make_columns(self, table: str, rows: Sequence[tuple[str, Row]]) -> None:
+        """Show the columns that fit."""
+        widget = self.query_one(f"#{table}", DataTable)
+        wanted = fitting(SERVER_COLUMNS if table == SERVERS else JOB_COLUMNS, [row for _, row in rows], self._width)
+        if [str(column.label) for column in widget.ordered_columns] != wanted:
+            selected = self._selected(table)
+            widget.clear(columns=True)
+            for name in wanted:
+                widget.add_column(name, key=name)
+            self._drawn[table] = {}
+            self._kept = {**self._kept, table: selected}
 
     def _fill(self, table: str, rows: Sequence[tuple[str, Row]]) -> None:
         """Update cells in place while the rows are the same, so that the cursor stays."""
+        self._make_columns(table, rows)
         widget = self.query_one(f"#{table}", DataTable)
         names = [str(column.label) for column in widget.ordered_columns]
         drawn = self._drawn.get(table, {})
         new = dict(rows)
         if [*new] != [*drawn]:
-            selected = self._selected(table)
+            selected = self._kept.pop(table, "") or self._selected(table)
             widget.clear()
             for key, row in rows:
                 # Not as plain strings, in which Textual would look for markup.
@@ -367,3 +369,17 @@ class TopApp(App[None]):
                 if row.get(name) != drawn[key].get(name):
                     widget.update_cell(key, name, Text(row.get(name, "")), update_width=True)
         self._drawn[table] = new
+
+
+def fitting(names: Sequence[str], rows: Sequence[Row], width: int) -> list[str]:
+    """Return the columns that fit a terminal: those without a value go first, then the less important ones."""
+    widths = {name: max([len(name), *(cell_len(row.get(name, "")) for row in rows)]) + GAP for name in names}
+    widths[names[-1]] = min(widths[names[-1]], LEAST_LAST[names[-1]] + GAP)
+    shown = list(names)
+    empty = [name for name in names if rows and not any(row.get(name) for row in rows)]
+    for name in (*reversed(empty), *DROPPED):
+        if sum(widths[each] for each in shown) <= width:
+            break
+        if name in shown:
+            shown.remove(name)
+    return shown
