@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.house import sizes
 from tests.house.__main__ import main
 from tests.house.floors import PICTURE, PURPOSE, draw, read_floors, stale_picture
 from tests.house.sizes import LONGER, MOST_LINES, MOST_MODULES, measure, too_large
@@ -16,8 +17,9 @@ REPOSITORY = Path(__file__).parents[1]
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Path:
+def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A small project that keeps every rule."""
+    monkeypatch.setattr(sizes, "LONGER", {})
     write(tmp_path, "remote_tool/__init__.py", '"""A package."""\n')
     write(tmp_path, "remote_tool/cli/commands/jobs.py", "def job_list() -> None:\n    '''List jobs.'''\n")
     write(tmp_path, "docs/guide.md", "# Guide\n\nJobs continue without the laptop.\n")

@@ -109,7 +109,7 @@ def test_help_of_a_command_does_not_load_the_ssh_library(tmp_path: Path, module:
 @pytest.mark.parametrize(
     ("words", "needed"),
     [
-        (("run", "--cmd", "true"), set()),
+        (("run", "--cmd", "true"), {"jobs.bare_run"}),
         (("job-list",), {"jobs.link_news", "jobs.log_streams", "jobs.clock_skew", "home_groups", "jobs.pending_stops"}),
         (
             ("prepare",),
@@ -129,7 +129,7 @@ def test_a_command_in_a_pipe_loads_only_what_it_needs(tmp_path: Path, words: tup
     # Python's list lacks the workflow itself, which is imported by its name.
     names = {module.partition("remote_tool.workflows.")[2] for module in modules} - {""}
     loaded = {name for name in names if not (REPOSITORY / "remote_tool" / "workflows" / name).is_dir()}
-    assert loaded == needed | {"agent_client", "agent_sources", "context", "events", "selection"}
+    assert loaded == needed | {"agent_client", "agent_scripts", "agent_sources", "context", "events", "selection"}
     assert [module for module in modules if module.startswith(("rich", "http", "pydantic"))] == []
 
 
