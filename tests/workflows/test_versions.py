@@ -83,6 +83,8 @@ def checkouts(
             home = folder / f"{name}-home"
             home.mkdir()
             found[name] = Checkout(make_project(folder / name, [server]), source, home)
+            if name == "new":
+                found[name].run("rsync", "--adopt")
             found[name].run("prepare")
         assert len(list((server.home / "project" / ".remote-scripts").glob("supervisor-*"))) == len(found)
         yield found
