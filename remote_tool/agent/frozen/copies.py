@@ -385,7 +385,10 @@ def _read_list(copy: Copy, name: str) -> List[copying.File]:
             text = file.read(_LARGEST_LIST)
     except FileNotFoundError:
         return []
-    return [copying.parse(record) for record in text.split(b"\0") if record]
+    try:
+        return [copying.parse(record) for record in text.split(b"\0") if record]
+    except ValueError:
+        return []  # cut off in a power cut: the copy is of no known state
 
 
 def _names(folders: Folders) -> List[bytes]:

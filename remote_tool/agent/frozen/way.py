@@ -125,6 +125,8 @@ class Way:
                 self._bring(inner, f"{target}/{name}" if target else name, seen=seen)
             except OSError as error:
                 self.result.stuck.append((inner, str(error.strerror)))
+            except RecursionError:
+                self.result.stuck.append((inner, "too many folders inside each other"))
 
     def _bring(self, path: str, target: str, *, seen: bool) -> None:
         status = os.lstat(self._here(path))

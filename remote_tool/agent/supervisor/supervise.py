@@ -266,6 +266,8 @@ class Supervisor:
             notes = told.describe(copy.name)
         except OSError as error:
             notes = [f"its output is still in the copy {copy.name}: {job_folder.explain(copy.path, error)}"]
+        except Exception as error:  # noqa: BLE001 - whatever fails, the end of the job must be recorded
+            notes = [f"its output is still in the copy {copy.name}: {error!r:.200}"]
         self._outcome.notes += notes
         # The notes are in the record too.
         with suppress(OSError):

@@ -1,0 +1,35 @@
+"""A job in a copy has a recorded end, whatever happens to the way home of its output."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from remote_tool.protocol.limits import NEW_COPY
+from tests.agent.cleaning.test_clean import clean, ended
+from tests.agent.frozen.test_copies import copy_of, run, send
+
+if TYPE_CHECKING:
+    from tests.agent.conftest import PretendServer
+
+
+def test_a_damaged_list_of_a_copy_costs_neither_the_end_of_its_job_nor_the_output(server: PretendServer) -> None:
+    send(server, {"train.sh": "echo old", "src/part.txt": "old\n"})
+    job_id = ended(server, "printf 100 >../files; mkdir out; echo A >out/model.pt; exit 3", copy=NEW_COPY)
+    assert server.record(job_id, "ended")["exit_code"] == 3
+    assert (server.project / "out" / "model.pt").read_text() == "A\n"
+    assert run(server, "cat out/model.pt src/part.txt") == "A\nold\n"
+    clean(server, job_id)
+    assert (server.project / "out" / "model.pt").read_text() == "A\n"
+
+
+def test_folders_too_deep_for_the_way_home_stay_in_the_copy_and_the_job_has_an_end(server: PretendServer) -> None:
+    send(server, {"train.sh": "echo old", "src/part.txt": "old\n"})
+    deep = "d/" * 400
+    command = f"mkdir -p src/{deep} {str(server.project)!r}/src/{deep}; echo A >src/{deep}x; exit 3"
+    job_id = ended(server, command, copy=NEW_COPY)
+    record = server.record(job_id, "ended")
+    assert record["exit_code"] == 3
+    assert "too many folders inside each other" in record["reason"]
+    output = copy_of(server, job_id) / "src" / deep / "x"
+    clean(server, job_id)
+    assert output.read_text() == "A\n"
