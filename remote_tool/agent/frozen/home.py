@@ -11,7 +11,7 @@ import fcntl
 import os
 import time
 
-from remote_tool.agent.frozen import copies, guests
+from remote_tool.agent.frozen import copies, guests, moving
 from remote_tool.agent.frozen.way import Homecoming, Way, listed
 from remote_tool.protocol.lean.suppress import suppress
 
@@ -64,6 +64,7 @@ def bring(copy: Copy, jobs: Jobs, job_id: str = "", *, goes: bool = False) -> Ho
         is_shared = not goes and any(map(jobs.may_write, others))
         if is_shared and known is None:
             return Homecoming()
+        moving.follow_project(copy.code, copy.project, jobs.name, f"{copy.path}/{copies.SPARE}")
         writers = [job_id] if job_id else [each.job_id for each in present] or others
         way = Way(copy, present, writers[-1] if writers else copy.name, moves=not is_shared, stays=not goes)
         way.own_names = {os.path.basename(copy.scripts), jobs.name}

@@ -169,6 +169,23 @@ def turn_links(path: str, old: "Tuple[str, ...]", new: str, spare: str) -> None:
                     waiting.append(entry.path)
 
 
+def follow_project(code: str, project: str, jobs: str, spare: str) -> None:
+    """Have the links of a copy lead into the project's folder after that has moved.
+
+    Args:
+        code: The copy's folder in place of the project's.
+        project: The project's folder.
+        jobs: Name of the link to our folder of jobs, which every copy has.
+        spare: A name for new links.
+    """
+    before = leads_to(f"{code}/{jobs}")
+    if not before.startswith("/") or not before.endswith(f"/{jobs}") or before == f"{project}/{jobs}":
+        return
+    # That link is the last: it tells from where.
+    for name in [*(each for each in os.listdir(code) if each != jobs), jobs]:
+        turn_links(f"{code}/{name}", (before[: -len(jobs) - 1],), project, spare)
+
+
 def _turn_link(path: str, old: "Tuple[str, ...]", new: str, spare: str) -> None:
     text = leads_to(path)
     for folder in old:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from remote_tool.agent.frozen.copies import Copy
     from remote_tool.agent.frozen.guests import Guest
 
-# In a copy: the files kept beside the project's own, as pairs of names; and a spare name for new links.
-_BESIDE, _SPARE = "beside", "link"
+# In a copy: the files kept beside the project's own, as pairs of names.
+_BESIDE = "beside"
 _LARGEST_LIST = 512 * 1024 * 1024
 _LONGEST_NAME = 200
 _MOST_SHOWN = 3
@@ -92,7 +92,7 @@ class Way:
         self._writer = writer
         self._moves = moves
         self._stays = stays
-        self._spare = f"{copy.path}/{_SPARE}"
+        self._spare = f"{copy.path}/{copies.SPARE}"
         copied = copies.files_of(copy)
         self._copied = {os.fsdecode(each.name): each for each in copied}
         self._folders = links.with_folders(each.name + b"/" if each.is_folder else each.name for each in copied)
@@ -159,6 +159,15 @@ class Way:
             return self._name_beside(path, target)
         return target
 
+    def _leads_here(self, home: str, path: str) -> bool:
+        """Return whether a name in the project is a link to this path in the copy, also of a project that moved."""
+        inner = f"/{os.path.basename(self._copy.scripts)}/copies/{self._copy.name}/{copies.CODE}/{path}"
+        if leads_to(home).endswith(inner):
+            return True
+        here = self._here(path)
+        # Anything moved by way of such a link would replace itself.
+        return os.path.islink(home) and not os.path.islink(here) and os.path.realpath(home) == os.path.realpath(here)
+
     def _is_older(self, target: str) -> bool:
         """Return whether the project has had a file or folder, unchanged, since before the jobs began."""
         try:
@@ -167,9 +176,9 @@ class Way:
             return False
 
     def _bring_new_folder(self, path: str, target: str, *, seen: bool) -> None:
-        here, home = self._here(path), self._home(target)
+        home = self._home(target)
         is_ours = target in self.own_names
-        if leads_to(home) == here:
+        if self._leads_here(home, path):
             if self._moves:
                 os.unlink(home)
                 self._move_folder(path, target)
@@ -215,7 +224,7 @@ class Way:
                 self._move_file(path, target)
             else:
                 self._link_from_home(path, target)
-        elif there is not None and self._is_replaced(here, home, there, seen=seen and target not in self._sent):
+        elif there is not None and self._is_replaced(path, home, there, seen=seen and target not in self._sent):
             if self._moves:
                 self._turn_links(path)
                 moving.replace(here, home)
@@ -229,9 +238,9 @@ class Way:
         else:
             self._keep_beside(path, target)
 
-    def _is_replaced(self, here: str, home: str, there: os.stat_result, *, seen: bool) -> bool:
+    def _is_replaced(self, path: str, home: str, there: os.stat_result, *, seen: bool) -> bool:
         """Return whether a file takes the place of the project's: of a link to it, or of one that the job replaced."""
-        if stat.S_ISLNK(there.st_mode) and leads_to(home) == here:
+        if stat.S_ISLNK(there.st_mode) and self._leads_here(home, path):
             return self._moves
         return seen and not stat.S_ISDIR(there.st_mode) and there.st_ctime_ns < self._since
 
