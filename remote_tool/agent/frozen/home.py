@@ -7,6 +7,7 @@ that the next pass recognizes, so a pass may be killed anywhere.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import time
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 # In our own folder: held while output is brought home.
 _LOCK = "home-lock"
 _PATIENCE = 60.0
+# Of a request, which tries again with the next one.
+_SHORT_PATIENCE = 5.0
 
 
 def enter(copy: Copy, job_id: str) -> None:
@@ -34,7 +37,9 @@ def enter(copy: Copy, job_id: str) -> None:
     Raises:
         OSError: The disk cannot be written.
     """
-    lock = _hold(copy.scripts)
+    lock = None
+    with suppress(BlockingIOError):
+        lock = _hold(copy.scripts, _PATIENCE)
     try:
         guests.enter(copy.path, job_id, lambda: copies.link_new(copy))
     finally:
@@ -52,9 +57,10 @@ def bring(copy: Copy, jobs: Jobs, job_id: str = "", *, goes: bool = False) -> Ho
         goes: Whether the copy will be removed: no job needs it.
 
     Raises:
+        BlockingIOError: Another pass takes long.
         OSError: The copy cannot be read.
     """
-    lock = _hold(copy.scripts)
+    lock = _hold(copy.scripts, _PATIENCE if job_id else _SHORT_PATIENCE)
     try:
         known = guests.guests_of(copy.path)
         present = known or []
@@ -90,9 +96,13 @@ def bring_pending(folders: Folders, names: "Optional[Set[str]]" = None) -> None:
     for copy in copies.copies_in(folders):
         if names is None or copy.name in names:
             # A file that cannot be brought stays in its copy, and the next pass tries again.
-            with suppress(OSError):
+            try:
                 if _is_pending(guests.guests_of(copy.path), jobs):
                     bring(copy, jobs)
+            except BlockingIOError:
+                return
+            except OSError:
+                continue
 
 
 def bring_whole(copy: Copy, folders: Folders) -> str:
@@ -112,17 +122,24 @@ def _is_pending(present: "Optional[List[Guest]]", jobs: Jobs) -> bool:
     return any(each not in alive and not (alive and each.is_over) for each in present)
 
 
-def _hold(scripts: str) -> "Optional[int]":
-    """Keep other passes away; after a bounded wait, or without locks, nothing is overwritten either."""
+def _hold(scripts: str, patience: float) -> "Optional[int]":
+    """Keep other passes away; None without locks.
+
+    Raises:
+        BlockingIOError: Another pass takes longer: two that move at once could replace a file by a link to itself.
+    """
     try:
         file = os.open(f"{scripts}/{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError:
         return None
-    deadline = time.monotonic() + _PATIENCE
-    while time.monotonic() < deadline:
+    deadline = time.monotonic() + patience
+    while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            if time.monotonic() > deadline:
+                os.close(file)
+                raise BlockingIOError(errno.EAGAIN, "the output of another job is still being brought home") from None
             time.sleep(0.02)
         except OSError:
             break

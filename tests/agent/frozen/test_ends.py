@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import time
 from typing import TYPE_CHECKING
 
+from remote_tool.agent.frozen import copies, guests, home
+from remote_tool.agent.requests import Folders
 from remote_tool.protocol.limits import NEW_COPY
 from tests.agent.cleaning.test_clean import clean, ended
 from tests.agent.frozen.test_copies import copy_of, run, send
@@ -33,3 +37,22 @@ def test_folders_too_deep_for_the_way_home_stay_in_the_copy_and_the_job_has_an_e
     output = copy_of(server, job_id) / "src" / deep / "x"
     clean(server, job_id)
     assert output.read_text() == "A\n"
+
+
+def test_output_waits_for_the_next_request_while_other_output_is_brought_home_for_long(
+    server: PretendServer,
+) -> None:
+    send(server, {"train.sh": "echo old"})
+    ended(server, "true", copy=NEW_COPY)
+    folders = Folders(str(server.project), str(server.jobs), str(server.scripts))
+    with (server.scripts / "home-lock").open("r+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        copy = copies.copies_in(folders)[0]
+        (server.project / copy.code / "model.pt").write_text("A\n")
+        guests.enter(copy.path, "0" * 16, list)
+        before = time.monotonic()
+        home.bring_pending(folders)
+        assert not (server.project / "model.pt").exists()
+        assert time.monotonic() - before < 30
+    home.bring_pending(folders)
+    assert (server.project / "model.pt").read_text() == "A\n"
