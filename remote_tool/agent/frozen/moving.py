@@ -58,8 +58,8 @@ def put_link(text: str, path: str, spare: str) -> None:
         raise
 
 
-def add(path: str, target: str) -> None:
-    """Give a file, link or pipe a second name, or move it where there are no hard links.
+def add(path: str, target: str, *, stays: bool = False) -> None:
+    """Give a file, link or pipe a second name; where there are no hard links, move it, or copy one that stays.
 
     Raises:
         FileExistsError: The name is taken.
@@ -76,6 +76,8 @@ def add(path: str, target: str) -> None:
             _copy_to(path, target, lambda new: os.link(new, target, follow_symlinks=False))
         elif error.errno in {errno.ENOENT, errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENOTDIR}:
             raise
+        elif stays:
+            _copy_to(path, target, lambda new: os.rename(new, target))
         else:
             with_rights(lambda: os.rename(path, target), *map(os.path.dirname, (path, target)))
 

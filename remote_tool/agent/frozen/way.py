@@ -294,9 +294,11 @@ class Way:
         is_known = any(each is not None and _is_one(status, each) for each in (there, kept))
         if is_known or (there is not None and moving.is_same(here, home)):
             return
+        if kept is not None and moving.is_same(here, self._home(self._beside.get(path, target))):
+            return  # a copy of it, made by an earlier pass
         name = self._name_beside(path, target)
         self._make_parent(path, name)
-        moving.add(here, self._home(name))
+        moving.add(here, self._home(name), stays=True)
         self.result.beside.append(name)
 
     def _keep_beside(self, path: str, target: str) -> None:

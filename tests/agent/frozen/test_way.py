@@ -1,7 +1,8 @@
-"""A project whose folder was moved on the server, with a link in its old place or without."""
+"""The way home from copies: a project that was moved, with a link in its old place or without; odd file systems."""
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from typing import TYPE_CHECKING
@@ -72,3 +73,23 @@ def test_a_copy_of_a_moved_project_has_its_data(project: Path) -> None:
     assert moved.name == copy.name
     assert (after / moved.code / "data" / "set.bin").read_text() == "data\n"
     assert (after / moved.code / JOBS).readlink() == after / JOBS
+
+
+def test_a_sent_file_that_a_job_changed_stays_in_its_copy_without_hard_links(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "no hard links")
+
+    copy = take_in(project)
+    home.enter(copy, "job")
+    changed = project / copy.code / "src" / "part.txt"
+    changed.write_text("changed\n")
+    monkeypatch.setattr(os, "link", refuse)
+    for job_id in ("job", ""):
+        home.bring(copy, guests.Jobs(str(project / JOBS)), job_id)
+        assert changed.read_text() == "changed\n"
+        assert {path.name: path.read_text() for path in (project / "src").iterdir()} == {
+            "part.txt": "old\n",
+            "part.txt.job": "changed\n",
+        }
