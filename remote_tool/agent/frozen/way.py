@@ -120,11 +120,13 @@ class Way:
         for name in sorted(moving.with_rights(lambda: os.listdir(here), here)):
             if name in copying.NEVER_LINKED:
                 continue
-            inner = f"{path}/{name}" if path else name
+            inner, goal = (f"{each}/{name}" if each else name for each in (path, target))
             try:
-                self._bring(inner, f"{target}/{name}" if target else name, seen=seen)
+                self._bring(inner, goal, seen=seen)
             except OSError as error:
                 self.result.stuck.append((inner, str(error.strerror)))
+                if isinstance(error, PermissionError):
+                    self._link_foreign(inner, goal)
             except RecursionError:
                 self.result.stuck.append((inner, "too many folders inside each other"))
 
@@ -260,6 +262,12 @@ class Way:
         with suppress(FileExistsError):
             home = self._home(target)
             moving.with_rights(lambda: os.symlink(self._here(path), home), os.path.dirname(home))
+
+    def _link_foreign(self, path: str, target: str) -> None:
+        """Link from the project what cannot move, such as the folder of another user that a container made."""
+        with suppress(OSError):
+            if target not in self._sent and not os.path.lexists(self._home(target)):
+                self._link_from_home(path, target)
 
     def _make_parent(self, path: str, target: str) -> None:
         """Make the project's folders for a target, with the modes of the copy's."""

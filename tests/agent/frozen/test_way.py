@@ -93,3 +93,29 @@ def test_a_sent_file_that_a_job_changed_stays_in_its_copy_without_hard_links(
             "part.txt": "old\n",
             "part.txt.job": "changed\n",
         }
+
+
+def test_a_folder_of_another_user_is_linked_from_the_project_until_it_can_move(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = take_in(project)
+    home.enter(copy, "job")
+    folder = project / copy.code / "out"
+    folder.mkdir()
+    (folder / "model.pt").write_text("model\n")
+    rename = os.rename
+
+    def refuse(old: str, new: str) -> None:
+        if old == str(folder):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        rename(old, new)
+
+    jobs = guests.Jobs(str(project / JOBS))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rename", refuse)
+        for job_id in ("job", ""):
+            assert home.bring(copy, jobs, job_id).stuck == [("out", "Permission denied")]
+            assert (project / "out" / "model.pt").read_text() == "model\n"
+    assert home.bring(copy, jobs).stuck == []
+    assert not (project / "out").is_symlink()
+    assert (project / "out" / "model.pt").read_text() == "model\n"
