@@ -31,8 +31,13 @@ _PATIENCE = 60.0
 _SHORT_PATIENCE = 5.0
 
 
-def enter(copy: Copy, job_id: str) -> None:
+def enter(copy: Copy, job_id: str, jobs: Jobs) -> None:
     """Link what the project has by now, and record that a job begins in a copy.
+
+    Args:
+        copy: The copy.
+        job_id: The job.
+        jobs: The project's jobs.
 
     Raises:
         OSError: The disk cannot be written.
@@ -41,6 +46,8 @@ def enter(copy: Copy, job_id: str) -> None:
     with suppress(BlockingIOError):
         lock = _hold(copy.scripts, _PATIENCE)
     try:
+        if guests.guests_of(copy.path) is None:
+            guests.note_all(copy.path, jobs.of_copy(copy.name))
         guests.enter(copy.path, job_id, lambda: copies.link_new(copy))
     finally:
         if lock is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import shutil
 import time
 from typing import TYPE_CHECKING
 
@@ -10,9 +11,12 @@ from remote_tool.agent.frozen import copies, guests, home
 from remote_tool.agent.requests import Folders
 from remote_tool.protocol.limits import NEW_COPY
 from tests.agent.cleaning.test_clean import clean, ended
+from tests.agent.conftest import wait_until
 from tests.agent.frozen.test_copies import copy_of, run, send
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.agent.conftest import PretendServer
 
 
@@ -56,3 +60,22 @@ def test_output_waits_for_the_next_request_while_other_output_is_brought_home_fo
         assert time.monotonic() - before < 30
     home.bring_pending(folders)
     assert (server.project / "model.pt").read_text() == "A\n"
+
+
+def test_a_job_that_an_older_version_started_in_a_copy_is_known_to_a_new_one(
+    server: PretendServer, tmp_path: Path
+) -> None:
+    send(server, {"train.sh": "echo old"})
+    go = tmp_path / "go"
+    slow = server.start(f"mkdir out; while [ ! -e {go} ]; do sleep 0.01; done; echo A >out/a.pt", copy=NEW_COPY)
+    code = copy_of(server, slow)
+    wait_until((code / "out").exists, "the folder of the older job")
+    shutil.rmtree(code.parent / "guests")  # an older version has none
+    ended(server, "echo B >b.pt", copy=NEW_COPY)
+    # Nothing moves while the older job runs.
+    assert not (code / "out").is_symlink()
+    assert (server.project / "b.pt").read_text() == "B\n"
+    go.touch()
+    server.wait(slow)
+    assert (server.project / "out" / "a.pt").read_text() == "A\n"
+    assert not (server.project / "b.pt").is_symlink()

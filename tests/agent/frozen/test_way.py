@@ -47,7 +47,7 @@ def project(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("is_linked", [True, False], ids=["a link in the old place", "no link"])
 def test_output_that_is_linked_from_a_moved_project_comes_home(project: Path, *, is_linked: bool) -> None:
     copy = take_in(project)
-    home.enter(copy, "job")
+    home.enter(copy, "job", guests.Jobs(str(project / JOBS)))
     (project / copy.code / "out").mkdir()
     (project / copy.code / "out" / "model.pt").write_text("model\n")
     # As the end of another job in the same copy leaves it.
@@ -82,7 +82,7 @@ def test_a_sent_file_that_a_job_changed_stays_in_its_copy_without_hard_links(
         raise PermissionError(errno.EPERM, "no hard links")
 
     copy = take_in(project)
-    home.enter(copy, "job")
+    home.enter(copy, "job", guests.Jobs(str(project / JOBS)))
     changed = project / copy.code / "src" / "part.txt"
     changed.write_text("changed\n")
     monkeypatch.setattr(os, "link", refuse)
@@ -99,7 +99,7 @@ def test_a_folder_of_another_user_is_linked_from_the_project_until_it_can_move(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = take_in(project)
-    home.enter(copy, "job")
+    home.enter(copy, "job", guests.Jobs(str(project / JOBS)))
     folder = project / copy.code / "out"
     folder.mkdir()
     (folder / "model.pt").write_text("model\n")
