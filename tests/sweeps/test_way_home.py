@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from remote_tool.agent.frozen import copies, home
+from remote_tool.agent.frozen import copies, guests, home
 from remote_tool.agent.requests import Folders
 from remote_tool.protocol.limits import NEW_COPY
 
@@ -83,7 +83,7 @@ class HomeCase:
         copy = made.copy_for(job_id, NEW_COPY)
         os.close(made.folder)
         assert copy is not None
-        home.enter(copy, job_id)
+        home.enter(copy, job_id, guests.Jobs(self.folders.jobs))
         return copy, job_id
 
     def write_all(self, copy: copies.Copy) -> None:

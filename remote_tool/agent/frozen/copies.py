@@ -22,7 +22,7 @@ import os
 import stat
 import time
 
-from remote_tool.agent.frozen import copying, guests, links
+from remote_tool.agent.frozen import copying, guests, links, moving
 from remote_tool.protocol import job_folder, removing
 from remote_tool.protocol.errors import RequestError
 from remote_tool.protocol.lean.namedtuple import NamedTuple
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from remote_tool.agent.requests import Folders
 
-CODE = "code"
+CODE, SPARE = "code", "link"
 _FILES, _LINKED = "files", "linked"
 _STATES, _WANTED = "states", "wanted"
 # A launch that waits for GPUs for longer may find its copy removed.
@@ -275,6 +275,7 @@ class Copies:
         names = [*links.sent_names(self._folders.sent_files), *(each.name for each in found)]
         # Programs find the job's own folder there, even the project's first one.
         jobs = os.path.basename(self._folders.jobs)
+        moving.follow_project(code, self._folders.project, jobs, f"{os.path.dirname(code)}/{SPARE}")
         links.link_others(code, self._folders.scripts, links.with_folders(names), jobs)
 
 
@@ -383,9 +384,9 @@ def _read_list(copy: Copy, name: str) -> List[copying.File]:
     try:
         with open(f"{copy.path}/{name}", "rb") as file:
             text = file.read(_LARGEST_LIST)
-    except FileNotFoundError:
-        return []
-    return [copying.parse(record) for record in text.split(b"\0") if record]
+        return [copying.parse(record) for record in text.split(b"\0") if record]
+    except (FileNotFoundError, ValueError):
+        return []  # cut off in a power cut: the copy is of no known state
 
 
 def _names(folders: Folders) -> List[bytes]:

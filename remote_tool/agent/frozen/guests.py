@@ -86,6 +86,20 @@ def make_folder(copy: str) -> None:
         os.mkdir(f"{copy}/{FOLDER}", 0o700)
 
 
+def note_all(copy: str, job_ids: "List[str]") -> None:
+    """Make a copy of an older version one whose jobs are known: these may have begun in it.
+
+    Raises:
+        OSError: The disk cannot be written.
+    """
+    temporary = f"{copy}/.{os.urandom(8).hex()}"
+    os.mkdir(temporary, 0o700)
+    for each in job_ids:
+        with open(f"{temporary}/{each}", "xb"):
+            pass
+    os.rename(temporary, f"{copy}/{FOLDER}")
+
+
 def guests_of(copy: str) -> "Optional[List[Guest]]":
     """Return the jobs in a copy, oldest first; None for a copy of an older version, which does not know them."""
     try:

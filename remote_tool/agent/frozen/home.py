@@ -7,11 +7,12 @@ that the next pass recognizes, so a pass may be killed anywhere.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import time
 
-from remote_tool.agent.frozen import copies, guests
+from remote_tool.agent.frozen import copies, guests, moving
 from remote_tool.agent.frozen.way import Homecoming, Way, listed
 from remote_tool.protocol.lean.suppress import suppress
 
@@ -26,16 +27,27 @@ if TYPE_CHECKING:
 # In our own folder: held while output is brought home.
 _LOCK = "home-lock"
 _PATIENCE = 60.0
+# Of a request, which tries again with the next one.
+_SHORT_PATIENCE = 5.0
 
 
-def enter(copy: Copy, job_id: str) -> None:
+def enter(copy: Copy, job_id: str, jobs: Jobs) -> None:
     """Link what the project has by now, and record that a job begins in a copy.
+
+    Args:
+        copy: The copy.
+        job_id: The job.
+        jobs: The project's jobs.
 
     Raises:
         OSError: The disk cannot be written.
     """
-    lock = _hold(copy.scripts)
+    lock = None
+    with suppress(BlockingIOError):
+        lock = _hold(copy.scripts, _PATIENCE)
     try:
+        if guests.guests_of(copy.path) is None:
+            guests.note_all(copy.path, jobs.of_copy(copy.name))
         guests.enter(copy.path, job_id, lambda: copies.link_new(copy))
     finally:
         if lock is not None:
@@ -52,9 +64,10 @@ def bring(copy: Copy, jobs: Jobs, job_id: str = "", *, goes: bool = False) -> Ho
         goes: Whether the copy will be removed: no job needs it.
 
     Raises:
+        BlockingIOError: Another pass takes long.
         OSError: The copy cannot be read.
     """
-    lock = _hold(copy.scripts)
+    lock = _hold(copy.scripts, _PATIENCE if job_id else _SHORT_PATIENCE)
     try:
         known = guests.guests_of(copy.path)
         present = known or []
@@ -64,6 +77,7 @@ def bring(copy: Copy, jobs: Jobs, job_id: str = "", *, goes: bool = False) -> Ho
         is_shared = not goes and any(map(jobs.may_write, others))
         if is_shared and known is None:
             return Homecoming()
+        moving.follow_project(copy.code, copy.project, jobs.name, f"{copy.path}/{copies.SPARE}")
         writers = [job_id] if job_id else [each.job_id for each in present] or others
         way = Way(copy, present, writers[-1] if writers else copy.name, moves=not is_shared, stays=not goes)
         way.own_names = {os.path.basename(copy.scripts), jobs.name}
@@ -89,9 +103,13 @@ def bring_pending(folders: Folders, names: "Optional[Set[str]]" = None) -> None:
     for copy in copies.copies_in(folders):
         if names is None or copy.name in names:
             # A file that cannot be brought stays in its copy, and the next pass tries again.
-            with suppress(OSError):
+            try:
                 if _is_pending(guests.guests_of(copy.path), jobs):
                     bring(copy, jobs)
+            except BlockingIOError:
+                return
+            except OSError:
+                continue
 
 
 def bring_whole(copy: Copy, folders: Folders) -> str:
@@ -111,17 +129,24 @@ def _is_pending(present: "Optional[List[Guest]]", jobs: Jobs) -> bool:
     return any(each not in alive and not (alive and each.is_over) for each in present)
 
 
-def _hold(scripts: str) -> "Optional[int]":
-    """Keep other passes away; after a bounded wait, or without locks, nothing is overwritten either."""
+def _hold(scripts: str, patience: float) -> "Optional[int]":
+    """Keep other passes away; None without locks.
+
+    Raises:
+        BlockingIOError: Another pass takes longer: two that move at once could replace a file by a link to itself.
+    """
     try:
         file = os.open(f"{scripts}/{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError:
         return None
-    deadline = time.monotonic() + _PATIENCE
-    while time.monotonic() < deadline:
+    deadline = time.monotonic() + patience
+    while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            if time.monotonic() > deadline:
+                os.close(file)
+                raise BlockingIOError(errno.EAGAIN, "the output of another job is still being brought home") from None
             time.sleep(0.02)
         except OSError:
             break

@@ -58,8 +58,8 @@ def put_link(text: str, path: str, spare: str) -> None:
         raise
 
 
-def add(path: str, target: str) -> None:
-    """Give a file, link or pipe a second name, or move it where there are no hard links.
+def add(path: str, target: str, *, stays: bool = False) -> None:
+    """Give a file, link or pipe a second name; where there are no hard links, move it, or copy one that stays.
 
     Raises:
         FileExistsError: The name is taken.
@@ -76,6 +76,8 @@ def add(path: str, target: str) -> None:
             _copy_to(path, target, lambda new: os.link(new, target, follow_symlinks=False))
         elif error.errno in {errno.ENOENT, errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENOTDIR}:
             raise
+        elif stays:
+            _copy_to(path, target, lambda new: os.rename(new, target))
         else:
             with_rights(lambda: os.rename(path, target), *map(os.path.dirname, (path, target)))
 
@@ -167,6 +169,23 @@ def turn_links(path: str, old: "Tuple[str, ...]", new: str, spare: str) -> None:
                     _turn_link(entry.path, old, new, spare)
                 elif entry.is_dir(follow_symlinks=False):
                     waiting.append(entry.path)
+
+
+def follow_project(code: str, project: str, jobs: str, spare: str) -> None:
+    """Have the links of a copy lead into the project's folder after that has moved.
+
+    Args:
+        code: The copy's folder in place of the project's.
+        project: The project's folder.
+        jobs: Name of the link to our folder of jobs, which every copy has.
+        spare: A name for new links.
+    """
+    before = leads_to(f"{code}/{jobs}")
+    if not before.startswith("/") or not before.endswith(f"/{jobs}") or before == f"{project}/{jobs}":
+        return
+    # That link is the last: it tells from where.
+    for name in [*(each for each in os.listdir(code) if each != jobs), jobs]:
+        turn_links(f"{code}/{name}", (before[: -len(jobs) - 1],), project, spare)
 
 
 def _turn_link(path: str, old: "Tuple[str, ...]", new: str, spare: str) -> None:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from remote_tool.agent.frozen.copies import Copy
     from remote_tool.agent.frozen.guests import Guest
 
-# In a copy: the files kept beside the project's own, as pairs of names; and a spare name for new links.
-_BESIDE, _SPARE = "beside", "link"
+# In a copy: the files kept beside the project's own, as pairs of names.
+_BESIDE = "beside"
 _LARGEST_LIST = 512 * 1024 * 1024
 _LONGEST_NAME = 200
 _MOST_SHOWN = 3
@@ -92,7 +92,7 @@ class Way:
         self._writer = writer
         self._moves = moves
         self._stays = stays
-        self._spare = f"{copy.path}/{_SPARE}"
+        self._spare = f"{copy.path}/{copies.SPARE}"
         copied = copies.files_of(copy)
         self._copied = {os.fsdecode(each.name): each for each in copied}
         self._folders = links.with_folders(each.name + b"/" if each.is_folder else each.name for each in copied)
@@ -120,11 +120,15 @@ class Way:
         for name in sorted(moving.with_rights(lambda: os.listdir(here), here)):
             if name in copying.NEVER_LINKED:
                 continue
-            inner = f"{path}/{name}" if path else name
+            inner, goal = (f"{each}/{name}" if each else name for each in (path, target))
             try:
-                self._bring(inner, f"{target}/{name}" if target else name, seen=seen)
+                self._bring(inner, goal, seen=seen)
             except OSError as error:
                 self.result.stuck.append((inner, str(error.strerror)))
+                if isinstance(error, PermissionError):
+                    self._link_foreign(inner, goal)
+            except RecursionError:
+                self.result.stuck.append((inner, "too many folders inside each other"))
 
     def _bring(self, path: str, target: str, *, seen: bool) -> None:
         status = os.lstat(self._here(path))
@@ -157,6 +161,15 @@ class Way:
             return self._name_beside(path, target)
         return target
 
+    def _leads_here(self, home: str, path: str) -> bool:
+        """Return whether a name in the project is a link to this path in the copy, also of a project that moved."""
+        inner = f"/{os.path.basename(self._copy.scripts)}/copies/{self._copy.name}/{copies.CODE}/{path}"
+        if leads_to(home).endswith(inner):
+            return True
+        here = self._here(path)
+        # Anything moved by way of such a link would replace itself.
+        return os.path.islink(home) and not os.path.islink(here) and os.path.realpath(home) == os.path.realpath(here)
+
     def _is_older(self, target: str) -> bool:
         """Return whether the project has had a file or folder, unchanged, since before the jobs began."""
         try:
@@ -165,9 +178,9 @@ class Way:
             return False
 
     def _bring_new_folder(self, path: str, target: str, *, seen: bool) -> None:
-        here, home = self._here(path), self._home(target)
+        home = self._home(target)
         is_ours = target in self.own_names
-        if leads_to(home) == here:
+        if self._leads_here(home, path):
             if self._moves:
                 os.unlink(home)
                 self._move_folder(path, target)
@@ -213,7 +226,7 @@ class Way:
                 self._move_file(path, target)
             else:
                 self._link_from_home(path, target)
-        elif there is not None and self._is_replaced(here, home, there, seen=seen and target not in self._sent):
+        elif there is not None and self._is_replaced(path, home, there, seen=seen and target not in self._sent):
             if self._moves:
                 self._turn_links(path)
                 moving.replace(here, home)
@@ -227,9 +240,9 @@ class Way:
         else:
             self._keep_beside(path, target)
 
-    def _is_replaced(self, here: str, home: str, there: os.stat_result, *, seen: bool) -> bool:
+    def _is_replaced(self, path: str, home: str, there: os.stat_result, *, seen: bool) -> bool:
         """Return whether a file takes the place of the project's: of a link to it, or of one that the job replaced."""
-        if stat.S_ISLNK(there.st_mode) and leads_to(home) == here:
+        if stat.S_ISLNK(there.st_mode) and self._leads_here(home, path):
             return self._moves
         return seen and not stat.S_ISDIR(there.st_mode) and there.st_ctime_ns < self._since
 
@@ -249,6 +262,12 @@ class Way:
         with suppress(FileExistsError):
             home = self._home(target)
             moving.with_rights(lambda: os.symlink(self._here(path), home), os.path.dirname(home))
+
+    def _link_foreign(self, path: str, target: str) -> None:
+        """Link from the project what cannot move, such as the folder of another user that a container made."""
+        with suppress(OSError):
+            if target not in self._sent and not os.path.lexists(self._home(target)):
+                self._link_from_home(path, target)
 
     def _make_parent(self, path: str, target: str) -> None:
         """Make the project's folders for a target, with the modes of the copy's."""
@@ -283,9 +302,11 @@ class Way:
         is_known = any(each is not None and _is_one(status, each) for each in (there, kept))
         if is_known or (there is not None and moving.is_same(here, home)):
             return
+        if kept is not None and moving.is_same(here, self._home(self._beside.get(path, target))):
+            return  # a copy of it, made by an earlier pass
         name = self._name_beside(path, target)
         self._make_parent(path, name)
-        moving.add(here, self._home(name))
+        moving.add(here, self._home(name), stays=True)
         self.result.beside.append(name)
 
     def _keep_beside(self, path: str, target: str) -> None:

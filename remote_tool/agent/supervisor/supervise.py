@@ -237,12 +237,12 @@ class Supervisor:
     def _has_changed(self, copy: Copy) -> bool:
         """Return whether the job's copy of the project is not as it was when the job was given."""
         # Loaded by the start, which made the copy.
-        from remote_tool.agent.frozen import copies, home  # noqa: PLC0415 - few projects have copies
+        from remote_tool.agent.frozen import copies, guests, home  # noqa: PLC0415 - few projects have copies
 
         self._is_in_copy = True
         # The job can run without.
         with suppress(OSError):
-            home.enter(copy, self._plan.job_id)
+            home.enter(copy, self._plan.job_id, guests.Jobs(os.path.dirname(self._plan.path)))
         try:
             changed = copies.changed_link(copy)
         except OSError as error:
@@ -266,6 +266,8 @@ class Supervisor:
             notes = told.describe(copy.name)
         except OSError as error:
             notes = [f"its output is still in the copy {copy.name}: {job_folder.explain(copy.path, error)}"]
+        except Exception as error:  # noqa: BLE001 - whatever fails, the end of the job must be recorded
+            notes = [f"its output is still in the copy {copy.name}: {error!r:.200}"]
         self._outcome.notes += notes
         # The notes are in the record too.
         with suppress(OSError):
