@@ -106,6 +106,8 @@ def _why_not(context: Context, job: Job, kept: Collection[str]) -> str:
         return "it is not a configured server"
     if needed := _variables(context, job):
         return f"the values of {', '.join(needed)} are on no disk"
+    if job.variables is None:
+        return "its record does not name its variables"
     if job.copy and job.copy not in kept:
         return "the copy of its code is gone"
     is_part = job.launch_id and not _sweep(job)
