@@ -99,3 +99,13 @@ def test_a_job_with_variables_that_its_record_cannot_name_is_not_put_back(desk: 
     assert "job 2 waited when it rebooted, and its record does not name its variables" in said
     assert len(desk.jobs("--stopped")) == 2
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_clean_after_a_reboot_loses_no_place_in_the_queue(desk: Desk) -> None:
+    desk.does("job-run", "--cmd", "sleep 600")
+    desk.does("job-run", "--after-any", "1", "--cmd", "true")
+    until(lambda: keys(desk, "queued") == [2], "a job waits")
+    reboot(desk)
+    cleaned = desk.tries("clean", "--older", "30d", "--yes")
+    assert "job 2 waited when it rebooted; it waits again, as job 3" in " ".join(cleaned.stderr.split())
+    until(lambda: keys(desk, "succeeded") == [3], "it was put back")
