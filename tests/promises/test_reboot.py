@@ -109,3 +109,17 @@ def test_a_clean_after_a_reboot_loses_no_place_in_the_queue(desk: Desk) -> None:
     cleaned = desk.tries("clean", "--older", "30d", "--yes")
     assert "job 2 waited when it rebooted; it waits again, as job 3" in " ".join(cleaned.stderr.split())
     until(lambda: keys(desk, "succeeded") == [3], "it was put back")
+
+
+def test_who_follows_a_job_through_a_reboot_puts_it_back(desk: Desk) -> None:
+    desk.does("job-run", "--cmd", "sleep 600")
+    desk.does("job-run", "--after-any", "1", "--cmd", "true")
+    until(lambda: keys(desk, "queued") == [2], "a job waits")
+    with desk.runs_meanwhile("job-tail", "2") as tail:
+        assert tail.stdout is not None
+        said = iter(tail.stdout.readline, "")
+        assert any("is queued" in line for line in said)
+        reboot(desk)
+        rest = " ".join(tail.communicate()[0].split())
+    assert "job 2 waited when it rebooted; it waits again, as job 3" in rest
+    until(lambda: keys(desk, "succeeded") == [3], "it was put back")
