@@ -87,3 +87,39 @@ def test_what_is_being_stopped_is_not_put_back(desk: Desk, words: list[str]) -> 
     assert [job["tags"] for job in desk.jobs("--state", "succeeded")] == [["of-three"]]
     desk.does("job-list")
     assert len(desk.jobs("--stopped")) == 4
+
+
+def test_a_job_with_variables_that_its_record_cannot_name_is_not_put_back(desk: Desk, tmp_path: Path) -> None:
+    desk.does("job-run", "--cmd", "sleep 600")
+    command = f"echo ran >> {tmp_path}/ran"
+    desk.does("job-run", "--after-any", "1", "--cmd", command, "--env", "LONG" * 40, "x")
+    until(lambda: keys(desk, "queued") == [2], "a job waits")
+    reboot(desk)
+    said = " ".join(desk.tries("job-list").stderr.split())
+    assert "job 2 waited when it rebooted, and its record does not name its variables" in said
+    assert len(desk.jobs("--stopped")) == 2
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_clean_after_a_reboot_loses_no_place_in_the_queue(desk: Desk) -> None:
+    desk.does("job-run", "--cmd", "sleep 600")
+    desk.does("job-run", "--after-any", "1", "--cmd", "true")
+    until(lambda: keys(desk, "queued") == [2], "a job waits")
+    reboot(desk)
+    cleaned = desk.tries("clean", "--older", "30d", "--yes")
+    assert "job 2 waited when it rebooted; it waits again, as job 3" in " ".join(cleaned.stderr.split())
+    until(lambda: keys(desk, "succeeded") == [3], "it was put back")
+
+
+def test_who_follows_a_job_through_a_reboot_puts_it_back(desk: Desk) -> None:
+    desk.does("job-run", "--cmd", "sleep 600")
+    desk.does("job-run", "--after-any", "1", "--cmd", "true")
+    until(lambda: keys(desk, "queued") == [2], "a job waits")
+    with desk.runs_meanwhile("job-tail", "2") as tail:
+        assert tail.stdout is not None
+        said = iter(tail.stdout.readline, "")
+        assert any("is queued" in line for line in said)
+        reboot(desk)
+        rest = " ".join(tail.communicate()[0].split())
+    assert "job 2 waited when it rebooted; it waits again, as job 3" in rest
+    until(lambda: keys(desk, "succeeded") == [3], "it was put back")

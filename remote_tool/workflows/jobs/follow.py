@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from remote_tool import workflows
 from remote_tool.errors import (
     ConnectError,
     HostKeyError,
@@ -257,6 +258,7 @@ def _is_shown(job: Job, stream: str, options: FollowOptions) -> bool:
 async def _follow_servers(
     context: Context, jobs: Sequence[Job], listener: Listener, *, logs: bool
 ) -> dict[str, RemoteToolError]:
+    waited = {job.id for job in jobs if not job.state.is_finished}
     by_server: dict[str, list[Job]] = defaultdict(list)
     for job in jobs:
         if not (job.state.is_finished and (job.logs_complete or not logs)):
@@ -265,7 +267,12 @@ async def _follow_servers(
     async def follow(server: str) -> None:
         await follow_server(context, by_server[server], listener, logs=logs, give_up_after=GIVE_UP_AFTER)
 
-    return dict((await on_every(by_server, follow)).errors)
+    errors = dict((await on_every(by_server, follow)).errors)
+    lost = [job.id for job in _current(context, jobs) if job.id in waited and job.state is JobState.LOST]
+    if lost:
+        # Later commands will know them as lost. Imported only if a server may have rebooted.
+        await workflows.start.put_back.put_back(context, lost)
+    return errors
 
 
 async def follow_server(

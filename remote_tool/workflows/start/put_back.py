@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from remote_tool.workflows.context import Context
 
 SHOWN = 10
+# The part of an id that says when.
+_MOMENT = len("20261121-053000-")
 
 
 def id_when_put_back(job: Job, earlier: Iterable[Job] = ()) -> str:
@@ -36,7 +38,9 @@ def id_when_put_back(job: Job, earlier: Iterable[Job] = ()) -> str:
         job: The job that left the queue.
         earlier: The jobs that have taken its place before.
     """
-    return job_id_of(job.ended_at or job.created_at, "job-requeue", job.id, *sorted(each.id for each in earlier))
+    made = job_id_of(job.ended_at, "job-requeue", job.id, *sorted(each.id for each in earlier))
+    # Laptops may differ about when it was created, by the time that its start took.
+    return made if job.ended_at else job.id[:_MOMENT] + made[_MOMENT:]
 
 
 async def put_back(context: Context, waited: Collection[str]) -> None:
@@ -106,6 +110,8 @@ def _why_not(context: Context, job: Job, kept: Collection[str]) -> str:
         return "it is not a configured server"
     if needed := _variables(context, job):
         return f"the values of {', '.join(needed)} are on no disk"
+    if job.variables is None:
+        return "its record does not name its variables"
     if job.copy and job.copy not in kept:
         return "the copy of its code is gone"
     is_part = job.launch_id and not _sweep(job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import stat
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from tests.conftest import MakeServer
 
 pytestmark = pytest.mark.row(148)
+BUSYBOX = shutil.which("busybox")
 
 
 @pytest.fixture(params=EACH_RSYNC)
@@ -57,6 +59,17 @@ async def test_files_go_to_where_the_link_leads_and_it_stays(desk: Desk, disk: P
     assert (await desk.sync(checksum=True)).sent == ()
     assert (desk.copy / "data").readlink() == disk
     assert on_disk(disk) == {"set.txt": "edited\n", "deep/more.txt": "text\n", "new.txt": "text\n"}
+
+
+@pytest.mark.skipif(BUSYBOX is None, reason="no busybox on this machine")
+async def test_a_server_whose_head_reads_ahead(desk: Desk, disk: Path) -> None:
+    desk.server.programs.mkdir(parents=True, exist_ok=True)
+    head = desk.server.programs / "head"
+    head.write_text(f'#!/bin/sh\nexec {BUSYBOX} head "$@"\n')
+    head.chmod(0o755)
+    async with asyncio.timeout(100):
+        await desk.sync()
+    assert on_disk(disk) == {"set.txt": "text\n", "deep/more.txt": "text\n"}
 
 
 async def test_links_behind_links_and_rules_hold_there_too(desk: Desk, disk: Path) -> None:

@@ -254,7 +254,8 @@ while IFS= read -r words || exit 1; do
       fi ;;
     # A folder that is a link here: rsync gets it as its destination, and so follows it.
     'into '*)
-      into=$(head -c "${words#* * }" && printf .)
+      # head of some systems would read the next line too.
+      into=$(dd bs=1 count="${words#* * }" 2>/dev/null && printf .)
       into=${into%.} mode=${words#* }
       mode=${mode%% *}
       if [ -z "$DRY_RUN" ] && [ "$mode" != - ]; then chmod "$mode" "$project/$into" 2>/dev/null; fi
