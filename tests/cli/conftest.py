@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from remote_tool import JobSelection, Workspace
-from tests.project import make_project, remote_tool
+from tests.project import make_project, make_workspace_id, remote_tool
 from tests.sshd import TestServer
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def project(tmp_path_factory: pytest.TempPathFactory, servers: tuple[TestServer,
 def away(project: Path, tmp_path: Path) -> Path:
     """A project with the first server, which works, and one that cannot be reached."""
     root = tmp_path / "project"
-    (root / ".remote").mkdir(parents=True)
+    make_workspace_id(root)
     text = (project / ".remote" / "configs.yaml").read_text()
     gone = "  away:\n    hostname: 127.0.0.1\n    port: 1\n"
     head, _, _ = text.partition("  second:")

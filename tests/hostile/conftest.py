@@ -19,7 +19,7 @@ from remote_tool.cli.output import streams
 from remote_tool.jobs.job import Job, JobState, new_job_id
 from remote_tool.jobs.registry import Registry
 from tests.hostile import forced
-from tests.project import THIS_PYTHON, remote_tool
+from tests.project import THIS_PYTHON, make_workspace_id, remote_tool
 from tests.sshd import TestServer
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def hostile_server(tmp_path_factory: pytest.TempPathFactory, ssh_key: Path) -> I
 
 
 def make_hostile_project(root: Path, server: TestServer, names: tuple[str, ...]) -> Path:
-    (root / ".remote").mkdir(parents=True)
+    make_workspace_id(root)
     values = {
         "name": "project",
         "environment": THIS_PYTHON,
