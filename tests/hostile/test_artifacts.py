@@ -112,7 +112,7 @@ def check(desk: Desk, job: Job, *arguments: str) -> str:
     others = [path for path in files_below(desk.root.parent) if not any(path.is_relative_to(home) for home in homes)]
     assert {path.name for path in others} <= {
         *("configs.yaml", "known_hosts", "known_hosts.lock", "train.py", "lock", "last_key", "job.yaml"),
-        *("job.out", "job.err"),
+        *("workspace", "job.out", "job.err"),
     }
     return ended.err
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -82,7 +83,9 @@ def first_failure(jobs: Sequence[Job], registry_folder: Path) -> RankFailure | N
     if lost is not None:
         server = next((job.server for job in jobs if job.node_rank == lost.lost_node), f"node {lost.lost_node}")
         return RankFailure(server=server, rank=None, message=lost.reason)
-    candidates = [candidate for job in failed for candidate in _candidates(job, LogFolder(registry_folder / job.id))]
+    # A rank has printed its error before the job of its node ends.
+    suspects = [job for job in jobs if job in failed or (failed and not job.state.is_final)]
+    candidates = [candidate for job in suspects for candidate in _candidates(job, LogFolder(registry_folder / job.id))]
     if candidates:
         return min(candidates, key=lambda candidate: candidate.order).failure
     if not failed:
@@ -135,7 +138,12 @@ def _candidate(job: Job, logs: LogFolder, evidence: _Evidence) -> _Candidate:
         traceback=text or (trace.text if trace and (trace.rank is not None or not killed_by) else last_lines(printed)),
     )
     is_first = end is not None and end.is_first
-    return _Candidate(failure, job.ended_at or 0.0 if moment is None else moment, is_first)
+    return _Candidate(failure, _end_of(job) if moment is None else moment, is_first)
+
+
+def _end_of(job: Job) -> float:
+    """Return when the job of a node ended, in seconds since the epoch: after all others if it has not."""
+    return job.ended_at or (0.0 if job.state.is_finished else math.inf)
 
 
 def _global_rank(job: Job, evidence: _Evidence) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from tests.project import remote_tool
+from tests.project import make_workspace_id, remote_tool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +25,7 @@ def configured(project: Path, tmp_path: Path) -> Callable[..., Path]:
         values = yaml.safe_load((project / ".remote" / "configs.yaml").read_text())
         values["servers"]["first"] |= first or {}
         root = tmp_path / "project"
-        (root / ".remote").mkdir(parents=True)
+        make_workspace_id(root)
         (root / "tools.sh").write_text("export TOOL=$RATE-tool\n")
         (root / ".remote" / "configs.yaml").write_text(yaml.safe_dump(values | top))
         return root

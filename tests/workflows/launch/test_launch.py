@@ -271,6 +271,19 @@ def test_the_reason_of_a_job_on_one_server_is_what_its_rank_said(trainer: Worksp
     assert followed.jobs[0].reason == "rank 2: ValueError: rank two had enough"
 
 
+def test_the_first_failure_is_that_of_a_rank_whose_node_has_not_ended_yet(tmp_path: Path) -> None:
+    nodes = [
+        Job(1, "20261122-000000-" + "0" * 32, "gpu1", "", JobState.FAILED, launch_id="l", reason="stopped by gpu2"),
+        Job(2, "20261122-000000-" + "1" * 32, "gpu2", "", JobState.RUNNING, launch_id="l", node_rank=1, rank_offset=1),
+    ]
+    logs = tmp_path / nodes[1].id / "ranks" / "0" / "0"
+    logs.mkdir(parents=True)
+    (logs / "err").write_text("[rank1]: Traceback (most recent call last):\n[rank1]: RuntimeError: boom\n")
+    failure = first_failure(nodes, tmp_path)
+    assert failure is not None
+    assert (failure.server, failure.rank, failure.message) == ("gpu2", 1, "RuntimeError: boom")
+
+
 @pytest.mark.row(101)
 def test_the_first_failure_is_read_from_a_traceback_with_ranks_before_its_lines(tmp_path: Path) -> None:
     job = Job(1, "20261122-000000-" + "0" * 32, "gpu2", "", JobState.FAILED, launch_id="l", node_rank=1, rank_offset=2)

@@ -21,7 +21,7 @@ MEET = """
 import os, sys, time
 import torch.distributed as dist
 rank, size = (os.environ.get(name) for name in ("NODE_RANK", "NNODES"))
-place = {} if rank is None else {"rank": int(rank), "world_size": int(size)}
+place = {} if size is None else {"rank": int(rank), "world_size": int(size)}
 for word in sys.argv[1:]:
     if word == "meet":
         dist.init_process_group("gloo", **place)
