@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import signal
 import socket
 import stat
 from functools import partial
@@ -41,6 +42,8 @@ async def _forward(request: Request) -> None:
     loop = asyncio.get_event_loop()
     incoming = asyncio.StreamReader(limit=CHUNK)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(incoming), os.fdopen(0, "rb", 0, closefd=False))
+    # sshd hangs up on this program at the end of a connection, often before stdin ends.
+    loop.add_signal_handler(signal.SIGHUP, incoming.feed_eof)
     transport, protocol = await loop.connect_write_pipe(
         asyncio.streams.FlowControlMixin, os.fdopen(1, "wb", 0, closefd=False)
     )
