@@ -1,4 +1,4 @@
-"""What the client of a terminal sends, and the modes into which a program has switched its screen.
+"""What the client of a terminal sends, the user's own shell on it, and the modes of its screen.
 
 The server answers in frames like any other answer. The client's side of the channel needs no header: each message is
 one letter, a length in 4 bytes, and bytes.
@@ -20,6 +20,26 @@ BACKLOG_LIMIT = 1024 * 1024
 # The socket of a terminal, in its job's folder.
 SOCKET = "terminal"
 DEFAULT_WINDOW = (24, 80)
+# Startup files may put another Python first; so bash reads them as a login shell does, and then gets the variables
+# again. Other shells have the last word. This is a script of sh, also inside a container.
+LOGIN_SHELL = r"""shell=${SHELL:-bash}
+command -v "$shell" >/dev/null 2>&1 || shell=$(command -v bash || command -v sh)
+case ${shell##*/} in bash) ;; *) exec "$shell" -i ;; esac
+exec "$shell" --rcfile /dev/fd/8 -i 8<<'remote-tool'
+exec 8<&-
+REMOTE_TOOL_ENVIRONMENT=$(export -p)
+[ -r /etc/profile ] && . /etc/profile
+for REMOTE_TOOL_FILE in ~/.bash_profile ~/.bash_login ~/.profile; do
+  if [ -r "$REMOTE_TOOL_FILE" ]; then . "$REMOTE_TOOL_FILE"; break; fi
+done
+IFS=: read -r -a REMOTE_TOOL_PATH <<<"$PATH"
+eval "$REMOTE_TOOL_ENVIRONMENT"
+for REMOTE_TOOL_FILE in "${REMOTE_TOOL_PATH[@]}"; do
+  case :$PATH: in *:"$REMOTE_TOOL_FILE":*) ;; *) PATH=$PATH:$REMOTE_TOOL_FILE ;; esac
+done
+unset REMOTE_TOOL_FILE REMOTE_TOOL_PATH REMOTE_TOOL_ENVIRONMENT
+remote-tool
+"""
 
 _HEAD = struct.Struct(">cI")
 _WINDOW = struct.Struct(">HH")

@@ -48,6 +48,21 @@ class Completed:
         return self.exit.status == 0
 
 
+@dataclass(frozen=True)
+class UserTerminal:
+    """A terminal that a command gets: the user's own, as far as the server needs to know it.
+
+    Attributes:
+        kind: As in TERM.
+        rows: Its height.
+        columns: Its width.
+    """
+
+    kind: str
+    rows: int
+    columns: int
+
+
 class Channel(Protocol):
     """A running remote command, and its three byte streams."""
 
@@ -72,6 +87,9 @@ class Channel(Protocol):
 
     async def wait(self) -> Exit:
         """Return how the command ended, after all its output was read. Raises ConnectionLostError."""
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Change the size of the command's terminal, if it has one."""
 
     def close(self) -> None:
         """Close the channel without waiting for the command, whose stdin ends."""
@@ -117,8 +135,13 @@ class Host(Protocol):
             ConnectionLostError: The connection was lost; whether the script ran is unknown.
         """
 
-    def open(self, script: str, *, label: str = "") -> AbstractAsyncContextManager[Channel]:
-        """Start a script and return its streams; leaving the context closes the channel."""
+    def open(
+        self, script: str, *, label: str = "", terminal: UserTerminal | None = None
+    ) -> AbstractAsyncContextManager[Channel]:
+        """Start a script and return its streams; leaving the context closes the channel.
+
+        With a terminal, the script's only output is that of the terminal, and closing the channel hangs up.
+        """
 
     async def watch(self, seconds: float, tell: Callable[[bool], None]) -> None:
         """Call ``tell(False)`` after this many seconds of silence, ``tell(True)`` once the server responds again.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import signal
+import subprocess
 import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -12,10 +14,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.cli.terminal import Terminal
-from tests.processes import environments
+from tests.processes import environments, read_of
 from tests.project import make_project
 from tests.promises.conftest import Desk, until
 from tests.sshd import TestServer
+from tests.stand_in_gpus import gpu_line, process_line, put_nvidia_smi
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,6 +52,24 @@ def poor(tmp_path: Path, ssh_key: Path) -> Iterator[Desk]:
         yield Desk(make_project(tmp_path / "project", [server], env={"GREETING": "it's me"}), {"first": server})
 
 
+@pytest.fixture
+def mixed(tmp_path: Path, ssh_key: Path) -> Iterator[Desk]:
+    """A server without any Python beside two that have one."""
+    if os.geteuid() != 0:
+        pytest.skip("taking a program from a server needs root")
+    with ExitStack() as stack:
+        before = {"first": WITHOUT_PYTHON, "second": (), "third": ()}
+        servers = {
+            name: stack.enter_context(TestServer(name, tmp_path / name, ssh_key, before=words))
+            for name, words in before.items()
+        }
+        yield Desk(make_project(tmp_path / "project", servers.values()), servers)
+
+
+def processes_of(name: str, mark: str) -> list[int]:
+    return [pid for pid in processes_with(mark) if read_of(pid, "comm").strip() == name.encode()]
+
+
 def processes_with(mark: str) -> list[int]:
     return [pid for pid, found in environments() if f"MARK={mark}\0".encode() in found]
 
@@ -78,11 +99,134 @@ def test_a_command_without_python_ends_with_its_client(poor: Desk) -> None:
     until(lambda: not processes_with(mark), "the command has ended")
 
 
-def test_what_needs_more_says_so(poor: Desk) -> None:
-    refused = poor.refuses("gpus")
+def test_a_shell_without_python_is_on_a_terminal(poor: Desk) -> None:
+    home = poor.servers["first"].home
+    (home / ".profile").write_text("GREETING='of the profile'; WELCOME=back\n")
+    mark, secret = os.urandom(8).hex(), f"'{os.urandom(8).hex()}\n$(id) \\"
+    with Terminal(
+        "shell", "--server", "first", "--env", "SECRET", secret, cwd=poor.root, environment={"TERM": "vt100"}
+    ) as terminal:
+        terminal.until("first is not prepared: the shell runs in the project's folder if there is one")
+        # Before the shell has begun.
+        terminal.press("echo early-$((40+2))\n")
+        terminal.until("early-42")
+        terminal.press("echo in-$PWD, $GREETING, $WELCOME, $TERM; stty size\n")
+        terminal.until(f"in-{home}, it's me, back, vt100\n40 80\n")
+        terminal.resize(30, 100)
+        terminal.press("stty size; [ -t 1 ] && echo all-o''n-a-terminal\n")
+        terminal.until("30 100\nall-on-a-terminal")
+        terminal.press(f'printf %s "$SECRET" | wc -c; echo {"x" * 3000} | wc -c\n')
+        terminal.until(f"\n{len(secret)}\n3001\n")
+        terminal.press(f"export MARK={mark}; sleep 1000\n")
+        until(lambda: processes_of("sleep", mark), "the program runs")
+        terminal.press("\x03")
+        terminal.press("echo sta''tus $?\n")
+        terminal.until("status 130")
+        terminal.press("exit 5\n")
+        assert terminal.end() == 5
+        assert not terminal.is_raw
+    assert secret[:17] not in terminal.text
+
+
+def test_a_terminal_without_python_is_hung_up_when_the_user_leaves(poor: Desk) -> None:
+    mark = os.urandom(8).hex()
+    command = 'tty; stty -a | grep -c iutf8; [[ a == a ]] && python3 --version; trap "exit 3" HUP; echo rea""dy; cat'
+    with Terminal("shell", "--server", "first", "--env", "MARK", mark, "--cmd", command, cwd=poor.root) as terminal:
+        terminal.until("/dev/pts/")
+        terminal.until("\n1\n")
+        terminal.until("ready")
+        assert processes_with(mark)
+        terminal.press("\n~.")
+        terminal.until("disconnected")
+        assert terminal.end() == 0
+    until(lambda: not processes_with(mark), "the program has ended")
+    with Terminal("shell", "--server", "first", "--cmd", "exit 7", cwd=poor.root) as terminal:
+        assert terminal.end() == 7
+
+
+def test_a_server_that_gives_no_terminal_says_so(poor: Desk) -> None:
+    server = poor.servers["first"]
+    server.stop()
+    server.options["PermitTTY"] = "no"
+    server.start()
+    with Terminal("shell", "--server", "first", cwd=poor.root) as terminal:
+        terminal.until("first: its sshd gives no terminal")
+        terminal.until("PermitTTY")
+        assert terminal.end() != 0
+
+
+def test_a_program_without_python_reads_any_input_and_ends_with_its_client(poor: Desk) -> None:
+    mark, data = os.urandom(8).hex(), bytes(range(256)) * 1000 + b".\n:\\n"
+    words = [sys.executable, "-m", "remote_tool", "shell", "--server", "first", "--env", "MARK", mark, "--"]
+    ran = subprocess.run(
+        [*words, "sh", "-c", "cat; exit 4"], input=data, stdout=subprocess.PIPE, check=False, cwd=poor.root
+    )
+    assert (ran.returncode, ran.stdout) == (4, data)
+    closes = subprocess.run(
+        [*words, "sh", "-c", "exec <&-; sleep 1; echo late"],
+        input=data * 20,
+        stdout=subprocess.PIPE,
+        check=False,
+        cwd=poor.root,
+    )
+    assert (closes.returncode, closes.stdout) == (0, b"late\n")
+    for ends in (signal.SIGINT, signal.SIGKILL):
+        with subprocess.Popen([*words, "sleep", "1000"], stdin=subprocess.PIPE, cwd=poor.root) as client:
+            until(lambda: processes_of("sleep", mark), "the program runs")
+            client.send_signal(ends)
+        until(lambda: not processes_with(mark), "the program has ended")
+
+
+def test_gpus_are_shown_without_python(poor: Desk) -> None:
+    server = poor.servers["first"]
+    assert "first: no GPUs" in poor.tries("gpus").stderr
+    with subprocess.Popen(["sleep", "1000"]) as used:
+        put_nvidia_smi(
+            server.programs, gpu_line(0), gpu_line(1, load=0, used="[N/A]"), processes=process_line(0, used.pid)
+        )
+        shown = poor.tries("gpus")
+        assert shown.returncode == 0
+        assert [line.split()[:5] for line in shown.stdout.splitlines()[1:]] == [
+            ["first", "0", "used", getpass.getuser(), f"pid={used.pid}"],
+            ["first", "1", "unknown", "-", "-"],
+        ]
+        assert "first: it has no Python 3.8 or newer, so leases and the queue are unknown" in shown.stderr
+        (listed,) = json.loads(poor.does("gpus", "--json"))["servers"]
+        used.kill()
+    assert [(gpu["state"], gpu["load"], gpu["memory_used"]) for gpu in listed["gpus"]] == [
+        ("used", 97, 40000 * 1024 * 1024),
+        ("unknown", 0, None),
+    ]
+    refused = poor.refuses("gpus", "--wait", "1")
     assert "first has no Python 3.8 or newer" in refused
-    assert "remote-tool run --server first --cmd" in refused
-    assert "first is not prepared" in poor.refuses("job-run", "--no-sync", "--cmd", "true")
+    assert "remote-tool prepare --server first" in refused
+    put_nvidia_smi(server.programs, otherwise="echo 'Driver/library version mismatch'; exit 18")
+    assert "its GPUs are unknown: nvidia-smi: Driver/library version mismatch" in poor.tries("gpus").stderr
+    assert not list(server.home.iterdir())
+    assert not list(server.leases.iterdir())
+
+
+def test_what_needs_python_names_it_and_the_other_servers_go_on(mixed: Desk) -> None:
+    lacks = "first has no Python 3.8 or newer: only run, shell, gpus, and check work there"
+    # From here on their keys are known, of which the first command has a line each.
+    mixed.does("run", "--cmd", "true")
+    sampled = mixed.tries("top", "--once", "--json")
+    assert [each["server"] for each in json.loads(sampled.stdout)["servers"]] == ["second", "third"]
+    assert not list(mixed.servers["second"].home.iterdir())
+    measured = mixed.tries("bandwidth", "--seconds", "0.2", "--json")
+    assert len(json.loads(measured.stdout)["links"]) == 2
+    for ran in (sampled, measured):
+        assert ran.returncode == 3
+        assert ran.stderr.count("first") == 2, ran.stderr
+        assert lacks in ran.stderr
+        assert "hint: remote-tool prepare --server first" in ran.stderr
+    assert "first is not prepared" in mixed.refuses("job-run", "--server", "first", "--no-sync", "--cmd", "true")
+    with Terminal("top", cwd=mixed.root) as terminal:
+        terminal.until("has no Python 3.8 or newer")
+        terminal.press("q")
+        terminal.end()
+    assert not list(mixed.servers["first"].home.iterdir())
+    assert not list(mixed.servers["first"].leases.iterdir())
 
 
 def test_servers_are_looked_at_and_left_as_they_were(bare: Desk) -> None:

@@ -107,7 +107,7 @@ def check_job(job: object, active: Activation, folders: Folders, copies: "Option
     membership = _read_membership(job.get("watch"), record)
     wrapped = (begins_in.command_wrapper, begins_in.script)
     if record["terminal"] == limits.SHELL:
-        from remote_tool.agent.terminal.shell import LOGIN_SHELL  # noqa: PLC0415 - few jobs are shells
+        from remote_tool.protocol.terminal import LOGIN_SHELL  # noqa: PLC0415 - few jobs are shells
 
         command = LOGIN_SHELL
     ends = _read_ends(job, record)

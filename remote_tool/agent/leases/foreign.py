@@ -6,16 +6,9 @@ import os
 import time
 
 from remote_tool.agent.leases.folders import LeaseError
-from remote_tool.agent.machine.gpu_use import (
-    ASK_GPUS,
-    ASK_PROCESSES,
-    FORMAT,
-    SILENCE,
-    Program,
-    parse_gpu,
-    parse_process,
-)
+from remote_tool.agent.machine.gpu_use import Program, parse_process
 from remote_tool.protocol.lean.namedtuple import NamedTuple
+from remote_tool.protocol.nvidia_smi import ASK_GPUS, ASK_PROCESSES, FORMAT, SILENCE, parse_gpu
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

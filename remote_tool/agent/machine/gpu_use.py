@@ -7,27 +7,21 @@ import time
 
 from remote_tool.agent.machine.gpus import count_gpus, count_nvidia
 from remote_tool.agent.proc import processes
+from remote_tool.protocol import nvidia_smi
 from remote_tool.protocol.lean.namedtuple import NamedTuple
 from remote_tool.protocol.lean.signal import signal
 from remote_tool.protocol.lean.suppress import suppress
+from remote_tool.protocol.nvidia_smi import ASK_GPUS, ASK_PROCESSES, FORMAT, LONGEST_TEXT, SILENCE, parse_gpu
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, List, Optional
 
-FORMAT = "--format=csv,noheader,nounits"
-ASK_GPUS = "--query-gpu=index,uuid,name,utilization.gpu,memory.used,memory.total,temperature.gpu,power.draw,power.limit"
-_NUMBERS = ("load", "used", "memory", "temperature", "power", "power_limit")
-ASK_PROCESSES = "--query-compute-apps=gpu_uuid,pid,used_memory"
-_PROCESS_FIELDS = 3
-# Without persistence mode, the first answer of a machine with many GPUs takes this long.
-SILENCE = 15.0
 # Starting nvidia-smi takes up to half a second of a core.
 _PROCESSES_SECONDS = 30.0
 # From the end of its output to its own.
 _END_SECONDS, _SOON = 1.0, 0.005
 _MOST_LINES = 1024
-_LONGEST_TEXT = 200
 
 
 class Program:
@@ -75,7 +69,7 @@ class Program:
         self.has_ended = not data
         *lines, self._rest = (self._rest + (data or b"\n")).split(b"\n")
         # A program that writes without line breaks must not fill the memory.
-        self._rest = self._rest[-_LONGEST_TEXT:]
+        self._rest = self._rest[-LONGEST_TEXT:]
         return [line.decode("utf-8", "replace").strip() for line in lines[-_MOST_LINES:] if line.strip()]
 
     def end(self) -> None:
@@ -173,7 +167,7 @@ class GpuUse:
         for line in self._program.read():
             gpu = parse_gpu(line)
             if gpu is None:
-                self.problem = f"nvidia-smi: {line[:_LONGEST_TEXT]}"
+                self.problem = f"nvidia-smi: {line[:LONGEST_TEXT]}"
             else:
                 self._gpus[gpu["uuid"]] = gpu
                 self._heard_at, self.problem = now, ""
@@ -203,32 +197,13 @@ class GpuUse:
             self._listing = None
 
 
-def parse_gpu(line: str) -> Optional[Dict[str, Any]]:
-    """Return a GPU of an answer; None if the line is something else."""
-    index, *fields = [field.strip() for field in line.split(",")]
-    if not index.isdigit() or len(fields) != len(_NUMBERS) + 2:
-        return None
-    uuid, name = fields[:2]
-    numbers = {name: _number(field) for name, field in zip(_NUMBERS, fields[2:])}  # noqa: B905 - newer than Python 3.8
-    return {"index": int(index), "uuid": uuid[:_LONGEST_TEXT], "name": name[:_LONGEST_TEXT], **numbers}
-
-
 def parse_process(line: str) -> Optional[GpuProcess]:
     """Return a process of an answer; None if the line is something else."""
-    fields = [field.strip() for field in line.split(",")]
-    if len(fields) != _PROCESS_FIELDS or not fields[1].isdigit():
+    found = nvidia_smi.parse_process(line)
+    if found is None:
         return None
-    pid = int(fields[1])
-    return GpuProcess(fields[0], pid, _number(fields[2]), _user_of(pid), processes.read_mark(pid).job_id or "")
-
-
-def _number(text: str) -> Optional[float]:
-    """Return a number; None for ``[N/A]`` and the like."""
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if abs(number) < float("inf") else None
+    uuid, pid, used = found
+    return GpuProcess(uuid, pid, used, _user_of(pid), processes.read_mark(pid).job_id or "")
 
 
 def _user_of(pid: int) -> str:

@@ -6,11 +6,12 @@ import os
 import time
 
 from remote_tool.agent.machine.aside import Aside
-from remote_tool.agent.machine.gpu_use import SILENCE, GpuUse
+from remote_tool.agent.machine.gpu_use import GpuUse
 from remote_tool.agent.machine.job_watch import JobWatch
 from remote_tool.agent.machine.ranks import RankWatch
 from remote_tool.agent.requests import Folders, Request, client_is_gone, is_flag
 from remote_tool.protocol.limits import LONGEST_INTERVAL, SHORTEST_INTERVAL
+from remote_tool.protocol.nvidia_smi import SILENCE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from remote_tool.agent.terminal.terminal import Terminal
 from remote_tool.protocol.lean.signal import signal
 from remote_tool.protocol.lean.suppress import suppress
 from remote_tool.protocol.setup_script import put_before_attached
-from remote_tool.protocol.terminal import DEFAULT_WINDOW
+from remote_tool.protocol.terminal import DEFAULT_WINDOW, LOGIN_SHELL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,26 +21,6 @@ if TYPE_CHECKING:
     from remote_tool.agent.wrapper.wrapper import CommandWrapper
 
 _SIDES = 2
-# Startup files may put another Python first; so bash reads them as a login shell does, and then gets the variables
-# again. Other shells have the last word. This is a script of sh, also inside a container.
-LOGIN_SHELL = r"""shell=${SHELL:-bash}
-command -v "$shell" >/dev/null 2>&1 || shell=$(command -v bash || command -v sh)
-case ${shell##*/} in bash) ;; *) exec "$shell" -i ;; esac
-exec "$shell" --rcfile /dev/fd/8 -i 8<<'remote-tool'
-exec 8<&-
-REMOTE_TOOL_ENVIRONMENT=$(export -p)
-[ -r /etc/profile ] && . /etc/profile
-for REMOTE_TOOL_FILE in ~/.bash_profile ~/.bash_login ~/.profile; do
-  if [ -r "$REMOTE_TOOL_FILE" ]; then . "$REMOTE_TOOL_FILE"; break; fi
-done
-IFS=: read -r -a REMOTE_TOOL_PATH <<<"$PATH"
-eval "$REMOTE_TOOL_ENVIRONMENT"
-for REMOTE_TOOL_FILE in "${REMOTE_TOOL_PATH[@]}"; do
-  case :$PATH: in *:"$REMOTE_TOOL_FILE":*) ;; *) PATH=$PATH:$REMOTE_TOOL_FILE ;; esac
-done
-unset REMOTE_TOOL_FILE REMOTE_TOOL_PATH REMOTE_TOOL_ENVIRONMENT
-remote-tool
-"""
 
 
 def open_shell(request: "Request") -> "ShellEnds":

@@ -119,6 +119,7 @@ def machine_script(
             'cd "$HOME" || exit 90',
             SEARCH_PATH,
             *lines,
+            BOUNDED,
             _MACHINE,
             asked,
             "printf 'facts_begin=\\0'",
@@ -219,9 +220,8 @@ tell() { printf '%s=%s\0' "$1" "$2"; }
 tell clock "$(date +%s.%N 2>/dev/null)"
 """
 
-# Names below are set by machine_script. `ulimit -S` and `-H` are not in POSIX, but every current shell has them.
-_MACHINE = r"""
 # A program that hangs in the kernel ends at no signal; then our client gives up, and everything was told but this.
+BOUNDED = r"""
 bounded() {
     if command -v timeout >/dev/null; then timeout -s KILL "$@"; return; fi
     seconds=$1; shift
@@ -231,7 +231,10 @@ bounded() {
     kill "$watch" 2>/dev/null
     return "$status"
 }
+"""
 
+# Names below are set by machine_script. `ulimit -S` and `-H` are not in POSIX, but every current shell has them.
+_MACHINE = r"""
 free_on() {
     df -Pk "$1" 2>/dev/null | { read -r _; read -r _ _ _ free _ && printf %s "$free"; }
 }

@@ -70,11 +70,12 @@ class KeptConnection:
     async def create_session(self, channel: SshChannel) -> None:
         """Start the shell in a session of the master, else in one of our own login.
 
-        The script is sent only after the master has confirmed the session. Without that, nothing was run.
+        The script is sent only after the master has confirmed the session. Without that, nothing was run. A master
+        gives a terminal only the size of its client's own.
         """
         if self._is_lost:
             raise lost(self._server, None)
-        if self._own is None and await self._open(channel):
+        if channel.terminal is None and self._own is None and await self._open(channel):
             return
         await (await self._log_in_once()).create_session(channel)
 

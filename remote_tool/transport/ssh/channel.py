@@ -14,6 +14,7 @@ from remote_tool.transport.ssh.script import NO_OUTPUT, NOT_OURS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from remote_tool.transport.host import UserTerminal
     from remote_tool.transport.ssh.script import WrappedScript
 
 # Reading stops at PAUSE_BYTES, so that a slow reader slows the command down; it resumes while a caller waits for the
@@ -43,6 +44,7 @@ class SshChannel:
         server: The server's name.
         label: The command's name in errors.
         script: The script, and the mark that both of its outputs begin with.
+        terminal: What the command gets instead of three streams.
         on_slow: Called when the login shell is slow to start it.
         on_end: Called once when the session is over.
     """
@@ -53,12 +55,15 @@ class SshChannel:
         label: str,
         script: WrappedScript,
         *,
+        terminal: UserTerminal | None = None,
         on_slow: Callable[[], None] = lambda: None,
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
         self._server = server
         self._label = label
         self._script = script
+        self.terminal = terminal
+        self._is_script_due = terminal is not None
         self._on_slow = on_slow
         self._on_end = on_end
         self._outputs = {stream: _Output(script.mark) for stream in Stream}
@@ -156,6 +161,12 @@ class SshChannel:
         self._raise_failure()
         return self._outputs[Stream.OUT].take(limit), self._outputs[Stream.ERR].take(limit)
 
+    def resize(self, rows: int, columns: int) -> None:
+        """Change the size of the command's terminal, if it has one."""
+        change = getattr(self._wire, "change_terminal_size", None)
+        if change is not None and self.terminal is not None and self._is_open:
+            change(columns, rows)
+
     def close(self) -> None:
         """Close the channel without waiting for the command, whose stdin ends."""
         self._given_up = True
@@ -189,17 +200,18 @@ class SshChannel:
     # Called by the SSH library
 
     def connection_made(self, chan: Wire) -> None:
-        """Send the script together with the request that starts the shell, which saves a round trip."""
+        """Send the script with the request that starts the shell, which saves a round trip; to a terminal, later."""
         self._wire = chan
         loop = asyncio.get_running_loop()
-        loop.call_soon(self._send_script)
+        if not self._is_script_due:
+            loop.call_soon(self._send_script)
         self._timers = [
             loop.call_later(login_shell.NOTICE_SECONDS, self._on_slow),
             loop.call_later(login_shell.LONGEST_START, self._end_a_slow_shell),
         ]
 
     def session_started(self) -> None:
-        """Do nothing: the script has been sent already."""
+        """Do nothing: the script has been sent already, or waits for the mark."""
 
     def data_received(self, data: bytes, datatype: int | None) -> None:
         """Store received bytes after the mark."""
@@ -296,6 +308,9 @@ class SshChannel:
         self._sent_blindly = b""
         if self._was_too_slow:
             self._fail(login_shell.too_slow(self._server))
+        elif self._is_script_due:
+            self._is_script_due = False
+            self._send_script()
 
     def _stop_timers(self) -> None:
         for timer in self._timers:

@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
-from remote_tool.errors import HostKeyError
+from remote_tool.errors import ConnectError, HostKeyError
 from remote_tool.transport.host import MEBIBYTE
 from remote_tool.transport.login import Login, key_name
 from remote_tool.transport.ssh import login_errors, packets
@@ -26,6 +26,7 @@ from remote_tool.transport.ssh.session_limit import SessionRefusedError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from remote_tool.transport.host import UserTerminal
     from remote_tool.transport.ssh.channel import SshChannel
     from remote_tool.transport.ssh.context import ConnectionContext, JumpConnection
     from remote_tool.transport.ssh.endpoint import Endpoint
@@ -35,6 +36,7 @@ CLOSE_SECONDS = 1.0
 WINDOW_BYTES = 8 * MEBIBYTE
 PACKET_BYTES = 128 * 1024
 LONGEST_GREETING = 64 * 1024
+ERASES_WHOLE_CHARACTERS = 42  # IUTF8 of RFC 8160
 
 # Not overridable by ssh_config.
 FIXED_OPTIONS: dict[str, Any] = {
@@ -149,6 +151,7 @@ class Connection(asyncssh.SSHClient):
 
         Raises:
             SessionRefusedError: The server opens no more.
+            ConnectError: The server gives no terminal.
             ConnectionLostError: The connection was lost.
         """
         if self.raw is None or self._ended:
@@ -161,12 +164,15 @@ class Connection(asyncssh.SSHClient):
                     encoding=None,
                     window=WINDOW_BYTES,
                     max_pktsize=PACKET_BYTES,
+                    **_terminal_options(channel.terminal),
                 )
         except asyncssh.ChannelOpenError as error:
             # A broken connection also refuses sessions just before its end is reported.
             await asyncio.sleep(0)
             if self._ended:
                 raise lost(self._endpoint.server, self._end_reason or error) from None
+            if error.code == asyncssh.OPEN_REQUEST_PTY_FAILED:
+                raise _no_terminal(self._endpoint.server) from None
             raise SessionRefusedError(error.reason) from None
 
     async def _connect(self, keys: Sequence[asyncssh.SSHKeyPair], tunnel: JumpConnection | None) -> None:
@@ -298,6 +304,22 @@ class Connection(asyncssh.SSHClient):
     def _note_methods(self) -> None:
         if self.raw is not None and not self.progress.methods:
             self.progress.methods = self.raw.get_server_auth_methods()
+
+
+def _terminal_options(terminal: UserTerminal | None) -> dict[str, Any]:
+    if terminal is None:
+        return {}
+    return {
+        "request_pty": "force",
+        "term_type": terminal.kind,
+        "term_size": (terminal.columns, terminal.rows),
+        "term_modes": {ERASES_WHOLE_CHARACTERS: 1},
+    }
+
+
+def _no_terminal(server: str) -> ConnectError:
+    hint = f"Check PermitTTY in its sshd_config; or remote-tool run --server {server} --cmd COMMAND"
+    return ConnectError(f"{server}: its sshd gives no terminal", hint=hint, server=server)
 
 
 def _import_key(key: HostKey) -> asyncssh.SSHKey | None:

@@ -17,13 +17,13 @@ from remote_tool.transport.host import MEBIBYTE, Completed, Exit
 from remote_tool.transport.ssh import login_shell
 from remote_tool.transport.ssh.channel import SshChannel
 from remote_tool.transport.ssh.login_shell import TIMED_OUT_STATUS
-from remote_tool.transport.ssh.script import wrap
+from remote_tool.transport.ssh.script import wrap, wrap_for_terminal
 from remote_tool.transport.ssh.session_limit import SessionLimit, SessionRefusedError, no_session
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from remote_tool.transport.host import Channel
+    from remote_tool.transport.host import Channel, UserTerminal
     from remote_tool.transport.login import Login
 
 LONGEST_STDERR = 64 * 1024
@@ -111,9 +111,11 @@ class SshHost:
         return completed
 
     @asynccontextmanager
-    async def open(self, script: str, *, label: str = "") -> AsyncIterator[Channel]:
+    async def open(
+        self, script: str, *, label: str = "", terminal: UserTerminal | None = None
+    ) -> AsyncIterator[Channel]:
         """Start a script; see :meth:`remote_tool.transport.host.Host.open`."""
-        async with self._open(script, label or _label_of(script)) as channel:
+        async with self._open(script, label or _label_of(script), terminal) as channel:
             yield channel
 
     async def upload(self, data: bytes, path: str, *, mode: int = 0o600) -> None:
@@ -154,9 +156,9 @@ class SshHost:
             return Completed(await channel.wait(), out, err)
 
     @asynccontextmanager
-    async def _open(self, script: str, label: str) -> AsyncIterator[SshChannel]:
+    async def _open(self, script: str, label: str, terminal: UserTerminal | None = None) -> AsyncIterator[SshChannel]:
         began = time.monotonic()
-        channel = await self._open_session(script, label)
+        channel = await self._open_session(script, label, terminal)
         try:
             yield channel
         except BaseException:
@@ -167,13 +169,18 @@ class SshHost:
             noise = f" ({channel.noise} bytes of noise before it)" if channel.noise else ""
             self._trace(self._name, label + noise, time.monotonic() - began)
 
-    async def _open_session(self, script: str, label: str) -> SshChannel:
+    async def _open_session(self, script: str, label: str, terminal: UserTerminal | None) -> SshChannel:
         """Open a session, waiting for one of ours to end if the server allows no more."""
         deadline = time.monotonic() + REFUSED_SECONDS
         while True:
             await self._sessions.acquire()
             channel = SshChannel(
-                self._name, label, wrap(script), on_slow=self._report_slow, on_end=self._sessions.release
+                self._name,
+                label,
+                wrap(script) if terminal is None else wrap_for_terminal(script),
+                terminal=terminal,
+                on_slow=self._report_slow,
+                on_end=self._sessions.release,
             )
             opening = asyncio.create_task(self._connection.create_session(channel))
             self._openings.add(opening)

@@ -22,6 +22,13 @@ _REMOTE_COMMAND = (
     f"""|| exit {NOT_OURS}; eval "$(printf %%b "${{_script#*#}}")"'"""
 )
 
+# On a terminal, which would show its input and cut long lines, a script is sent only after the mark.
+_TERMINAL_COMMAND = (
+    """exec /bin/sh -c 'PATH="${PATH:+$PATH:}/usr/bin:/bin"; modes=$(stty -g) && stty raw -echo || exit 1; """
+    """printf "\\000%%s %%s\\n" %s $$; IFS= read -r _script || exit 1; stty "$modes"; """
+    """eval "$(printf %%b "$_script")"'"""
+)
+
 # A startup file may have joined both outputs: then messages would be taken for data.
 _ONE_OUTPUT = "if [ /dev/fd/1 -ef /dev/fd/2 ]; then exec 2>/dev/null; fi"
 _NO_OUTPUT = f"if [ -f /dev/fd/1 ] || [ /dev/fd/1 -ef /dev/null ] 2>/dev/null; then exit {NO_OUTPUT}; fi"
@@ -41,7 +48,7 @@ class WrappedScript:
     Attributes:
         mark: The first bytes of both outputs of the script; the rest of that line is its process id.
         command: The command for the login shell.
-        lines: The beginning of its stdin; ASCII without control characters, whatever the script contains.
+        lines: The script, for its stdin; ASCII without control characters, whatever the script contains.
     """
 
     mark: bytes
@@ -55,16 +62,25 @@ def wrap(script: str) -> WrappedScript:
     Raises:
         ValueError: The script has a NUL, which shells do not support.
     """
-    if "\0" in script:
-        raise ValueError("a script must not hold a NUL")
     mark = new_mark()
     name = mark.strip(b"\0 ").decode()
     tell = f"printf '\\000%s %s\\n' {name} $$"
     prologue = f"unset _script\n{ENOUGH_PATH}\n{tell}\n{_ONE_OUTPUT}\n{tell} >&2\n{_NO_OUTPUT}\n"
-    escaped = _escape((prologue + script).encode("utf-8", "surrogateescape"))
+    escaped = _escape_script(prologue + script)
     guard = _GUARD.encode()
     lines = guard + name.encode() + b"\n" + guard + escaped + b"\n"
     return WrappedScript(mark, _REMOTE_COMMAND % name, lines)
+
+
+def wrap_for_terminal(script: str) -> WrappedScript:
+    """Return a script in the form for a new session on a terminal, which wants its lines after the mark.
+
+    Raises:
+        ValueError: The script has a NUL, which shells do not support.
+    """
+    mark = new_mark()
+    command = _TERMINAL_COMMAND % mark.strip(b"\0 ").decode()
+    return WrappedScript(mark, command, _escape_script(f"unset _script modes\n{ENOUGH_PATH}\n{script}") + b"\n")
 
 
 def new_mark() -> bytes:
@@ -72,6 +88,12 @@ def new_mark() -> bytes:
     return b"\0" + secrets.token_hex(16).encode() + b" "
 
 
-def _escape(text: bytes) -> bytes:
-    """Escape bytes for ``printf %b``."""
+def _escape_script(script: str) -> bytes:
+    if "\0" in script:
+        raise ValueError("a script must not hold a NUL")
+    return escape(script.encode("utf-8", "surrogateescape"))
+
+
+def escape(text: bytes) -> bytes:
+    """Return any bytes as one line for ``printf %b``."""
     return _SPECIAL.sub(lambda found: _SHORT.get(found[0]) or b"\\0%03o" % found[0][0], text)

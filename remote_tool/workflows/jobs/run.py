@@ -24,7 +24,7 @@ from remote_tool.workflows.agent_client import (
     raise_for_status,
 )
 from remote_tool.workflows.events import Notice
-from remote_tool.workflows.jobs.bare_run import WHERE, run_bare
+from remote_tool.workflows.jobs.bare_run import WHERE, run_bare, status_of
 from remote_tool.workflows.selection import choose_servers
 
 if TYPE_CHECKING:
@@ -32,14 +32,13 @@ if TYPE_CHECKING:
 
     from remote_tool.config.model import Config
     from remote_tool.errors import RemoteToolError
-    from remote_tool.transport.host import Channel, Exit, Host
+    from remote_tool.transport.host import Channel, Host
     from remote_tool.workflows.context import Context
 
 OnOutput = Callable[[str, Stream, bytes], None]
 CHUNK = 256 * 1024
 LONGEST_GREETING = 16 * 1024 * 1024
 BEGIN_SECONDS = 60.0
-SIGNALS = {"HUP": 1, "INT": 2, "QUIT": 3, "ILL": 4, "ABRT": 6, "FPE": 8, "KILL": 9, "SEGV": 11, "PIPE": 13, "TERM": 15}
 
 
 @dataclass(frozen=True)
@@ -120,7 +119,7 @@ async def run_command(context: Context, wanted: RunRequest, on_output: OnOutput 
         except NotPreparedError as error:
             context.report(Notice(server, f"{error.message}: the command runs {WHERE}"))
             plain = {**request, "command": wanted.command}
-            status = _status_of(await run_bare(host, context.config, plain, take))
+            status = status_of(await run_bare(host, context.config, plain, take))
         return RunResult(status, *map(bytes, kept.values()))
 
     return await on_every(choose_servers(context.config, wanted.servers), run)
@@ -163,11 +162,7 @@ async def _run_on(context: Context, host: Host, request: Mapping[str, object], o
             raise_for_status(host.name, ended.status)
             said = redact(output.greeting[Stream.ERR].decode(errors="replace").strip())[-2000:]
             raise JobError(f"{host.name}: the command was not started: {said}", server=host.name)
-        return _status_of(ended)
-
-
-def _status_of(ended: Exit) -> int:
-    return 128 + SIGNALS.get(ended.signal, 0) if ended.status is None else ended.status
+        return status_of(ended)
 
 
 class _Output:

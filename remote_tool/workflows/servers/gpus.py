@@ -6,9 +6,19 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from remote_tool.errors import ConnectError, HostKeyError, JobError, LoginError, SomeServersFailedError, UsageError
+from remote_tool.environments.checks.machine import BOUNDED
+from remote_tool.errors import (
+    ConnectError,
+    HostKeyError,
+    JobError,
+    LoginError,
+    RemoteCommandError,
+    SomeServersFailedError,
+    UsageError,
+)
+from remote_tool.protocol.nvidia_smi import ASK_GPUS, ASK_PROCESSES, FORMAT, SILENCE, parse_gpu, parse_process
 from remote_tool.transport.pool import on_every
-from remote_tool.workflows.agent_client import NotPreparedError, call_until_answered
+from remote_tool.workflows.agent_client import NoPythonError, NotPreparedError, call_until_answered
 from remote_tool.workflows.selection import choose_servers
 from remote_tool.workflows.servers.samples import (
     MOST_GPUS,
@@ -25,13 +35,37 @@ if TYPE_CHECKING:
 
     from remote_tool.config.model import Config
     from remote_tool.errors import RemoteToolError
+    from remote_tool.transport.host import Host
     from remote_tool.workflows.context import Context
 
-FREE, LEASED, USED = "free", "leased", "used"
+FREE, LEASED, USED, UNKNOWN = "free", "leased", "used", "unknown"
 MOST_PROCESSES, MOST_QUEUED, MOST_NOTES = 16, 4096, 16
 # Seconds between two questions of a command that waits.
 INTERVAL = 5.0
 MEBIBYTE = 1024 * 1024
+NO_PROGRAM, NO_GPUS = 91, 92
+# For the two answers, and the login shell.
+BARE_SECONDS = 3 * SILENCE
+NO_LEASES = "it has no Python 3.8 or newer, so leases and the queue are unknown"
+
+# The processes come after an empty line; each user of one comes after its process id.
+_ASK_BARE = f"""{BOUNDED}
+smi=$(command -v nvidia-smi) || smi=/usr/lib/wsl/lib/nvidia-smi
+if [ ! -x "$smi" ]; then
+    for gpu in /dev/nvidia[0-9]*; do [ -e "$gpu" ] && exit {NO_PROGRAM}; done
+    exit {NO_GPUS}
+fi
+bounded {SILENCE:g} "$smi" {ASK_GPUS} {FORMAT} </dev/null 2>&1 || exit
+echo
+processes=$(bounded {SILENCE:g} "$smi" {ASK_PROCESSES} {FORMAT} </dev/null 2>&1)
+status=$?
+printf '%s\\n' "$processes"
+echo
+printf '%s\\n' "$processes" | while IFS=', ' read -r _ pid _; do
+    echo "$pid $(stat -c %U "/proc/$pid" 2>/dev/null)"
+done
+exit "$status"
+"""
 
 
 @dataclass(frozen=True)
@@ -68,7 +102,7 @@ class GpuState:
         index: As in nvidia-smi.
         uuid: As CUDA_VISIBLE_DEVICES takes it.
         name: Its model.
-        state: ``free``, ``leased``, or ``used`` by processes without a lease.
+        state: ``free``, ``leased``, ``used`` by processes without a lease, or ``unknown`` where leases are.
         memory_used: Bytes; None if not reported, like the next two.
         memory_total: Bytes.
         load: Percent.
@@ -134,14 +168,55 @@ class GpusAnswer:
 
 
 async def list_gpus(context: Context, servers: Sequence[str] = ()) -> GpusAnswer:
-    """Ask every server."""
+    """Ask every server, and where there is no Python, only its nvidia-smi."""
 
     async def ask(server: str) -> ServerGpus:
-        answer = await call_until_answered(context.pool, context.config, server, "gpus", {})
-        return parse_gpus(answer, context.config, server)
+        try:
+            return await _ask(context, server)
+        except NoPythonError:
+            return parse_gpus(await _ask_bare(await context.pool.host(server)), context.config, server)
 
     results = await on_every(choose_servers(context.config, servers), ask)
     return GpusAnswer(results.values, results.errors)
+
+
+async def _ask(context: Context, server: str) -> ServerGpus:
+    answer = await call_until_answered(context.pool, context.config, server, "gpus", {})
+    return parse_gpus(answer, context.config, server)
+
+
+async def _ask_bare(host: Host) -> dict[str, Any]:
+    """Ask nvidia-smi itself, and return an answer like that of the agent."""
+    try:
+        asked = await host.run(_ASK_BARE, timeout=BARE_SECONDS, check=False, label="nvidia-smi")
+    except RemoteCommandError as error:
+        return {"problem": error.message.removeprefix(f"{host.name}: ")}
+    if asked.exit.status == NO_GPUS:
+        return {}
+    if asked.exit.status == NO_PROGRAM:
+        return {"problem": "it has a GPU, but no nvidia-smi"}
+    said = asked.stdout.decode(errors="replace")
+    gpus, processes, users = (part.splitlines() for part in [*said.split("\n\n"), "", ""][:3])
+    strange = [line for line in gpus if parse_gpu(line) is None]
+    if not asked.ok or strange or not gpus:
+        return {"problem": f"nvidia-smi: {next(iter([*strange, *filter(None, processes)]), 'no answer')}"}
+    names = dict(line.split(" ", 1) for line in users if " " in line)
+    on_gpus = [each for each in map(parse_process, processes) if each is not None]
+    return {
+        "gpus": [_describe_bare(gpu, on_gpus, names) for gpu in map(parse_gpu, gpus) if gpu is not None],
+        "note": NO_LEASES,
+    }
+
+
+def _describe_bare(
+    gpu: Mapping[str, Any], processes: Sequence[tuple[str, int, float | None]], names: Mapping[str, str]
+) -> dict[str, Any]:
+    mine = [
+        {"pid": pid, "used": used, "user": names.get(str(pid), "")}
+        for uuid, pid, used in processes
+        if uuid == gpu["uuid"]
+    ]
+    return {**gpu, "state": USED if mine else UNKNOWN, "processes": mine}
 
 
 async def wait_for_gpus(context: Context, servers: Sequence[str], count: int) -> GpusAnswer:
@@ -153,7 +228,8 @@ async def wait_for_gpus(context: Context, servers: Sequence[str], count: int) ->
     if count < 1:
         raise UsageError(f"--wait must be at least 1, found {count}")
     while True:
-        answer = await list_gpus(context, servers)
+        results = await on_every(choose_servers(context.config, servers), lambda server: _ask(context, server))
+        answer = GpusAnswer(results.values, results.errors)
         if answer.with_free(count):
             return answer
         may_have = [each for each in answer.servers.values() if each.problem or _allowed(each) >= count]
@@ -166,7 +242,7 @@ async def wait_for_gpus(context: Context, servers: Sequence[str], count: int) ->
 
 
 def _may_come_back(error: RemoteToolError) -> bool:
-    is_final = isinstance(error, NotPreparedError | LoginError | HostKeyError)
+    is_final = isinstance(error, NotPreparedError | NoPythonError | LoginError | HostKeyError)
     return isinstance(error, ConnectError | JobError) and not is_final
 
 
@@ -198,7 +274,7 @@ def _gpu(entry: Mapping[str, Any], devices: tuple[str, ...]) -> GpuState:
         index=index,
         uuid=uuid,
         name=text_of(entry.get("name")),
-        state=state if state in {FREE, LEASED} else USED,
+        state=state if state in {FREE, LEASED, UNKNOWN} else USED,
         memory_used=size_of(entry.get("used"), MEBIBYTE),
         memory_total=size_of(entry.get("memory"), MEBIBYTE),
         load=number_of(entry.get("load")),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from remote_tool.config.data_sets import DataSet
     from remote_tool.config.model import Config
-    from remote_tool.transport.host import Channel, Completed, Host
+    from remote_tool.transport.host import Channel, Completed, Host, UserTerminal
     from remote_tool.transport.login import Login
     from remote_tool.transport.pool import HostPool, Results
     from remote_tool.transport.sync.push import PushResult
@@ -186,8 +186,10 @@ class _RootedHost:
             self._before + script, stdin=stdin, timeout=timeout, limit=limit, check=check, label=label
         )
 
-    def open(self, script: str, *, label: str = "") -> AbstractAsyncContextManager[Channel]:
-        return self._host.open(self._before + script, label=label)
+    def open(
+        self, script: str, *, label: str = "", terminal: UserTerminal | None = None
+    ) -> AbstractAsyncContextManager[Channel]:
+        return self._host.open(self._before + script, label=label, terminal=terminal)
 
     async def watch(self, seconds: float, tell: Callable[[bool], None]) -> None:
         await self._host.watch(seconds, tell)

@@ -119,7 +119,7 @@ async def hold(context: Context, server: str, operation: str, request: Mapping[s
         ConnectionLostError: The connection was lost.
     """
     session = _Session(context, server, operation, request, screen, LinkNews(context, server))
-    return await _unless_left(screen, _connect(session))
+    return await unless_left(screen, _connect(session))
 
 
 async def hold_on(context: Context, server: str, operation: str, request: Mapping[str, object], screen: Screen) -> End:
@@ -130,10 +130,10 @@ async def hold_on(context: Context, server: str, operation: str, request: Mappin
         ConnectError: The first connection failed.
     """
     session = _Session(context, server, operation, request, screen, LinkNews(context, server))
-    return await _unless_left(screen, _connect_until_it_ends(session))
+    return await unless_left(screen, _connect_until_it_ends(session))
 
 
-async def _unless_left(screen: Screen, work: Coroutine[Any, Any, End]) -> End:
+async def unless_left(screen: Screen, work: Coroutine[Any, Any, End]) -> End:
     """Do work until the user leaves."""
     working, leaving = asyncio.create_task(work), asyncio.create_task(screen.left())
     try:
@@ -196,18 +196,17 @@ async def _converse(session: _Session, host: Host) -> End:
         session.news.resume()
         await session.screen.begin()
         async with session.news.watching(host):
-            return await _serve(session, channel, frames)
+            return await serve(_send(channel, session.screen), _receive(session, frames))
 
 
-async def _serve(session: _Session, channel: Channel, frames: AsyncIterator[Frame]) -> End:
-    sending = asyncio.create_task(_send(channel, session.screen))
-    receiving = asyncio.create_task(_receive(session, frames))
+async def serve(sending: Coroutine[Any, Any, End], receiving: Coroutine[Any, Any, End]) -> End:
+    """Pass on keys and output until one of them ends; the server's last word counts if both have ended."""
+    tasks = asyncio.create_task(sending), asyncio.create_task(receiving)
     try:
-        await asyncio.wait((sending, receiving), return_when=asyncio.FIRST_COMPLETED)
-        # The server's last word counts if both have ended.
-        return receiving.result() if receiving.done() else sending.result()
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return tasks[1].result() if tasks[1].done() else tasks[0].result()
     finally:
-        await _end(sending, receiving)
+        await _end(*tasks)
 
 
 async def _end(*tasks: asyncio.Task[Any]) -> None:

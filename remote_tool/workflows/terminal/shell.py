@@ -12,13 +12,14 @@ from remote_tool.errors import ConnectionLostError, JobError, UsageError
 from remote_tool.jobs.job import job_id_of
 from remote_tool.protocol.limits import COMMAND, SHELL
 from remote_tool.redaction import hide
-from remote_tool.workflows.agent_client import NotPreparedError
+from remote_tool.workflows.agent_client import NoPythonError, NotPreparedError
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.jobs.bare_run import WHERE
 from remote_tool.workflows.jobs.listing import list_jobs
 from remote_tool.workflows.selection import JobSelection, choose_one_server
 from remote_tool.workflows.start.start import StartRequest, start_jobs
 from remote_tool.workflows.terminal.attach import Attached, attach_to
+from remote_tool.workflows.terminal.bare_shell import hold_bare
 from remote_tool.workflows.terminal.session import hold
 
 if TYPE_CHECKING:
@@ -107,7 +108,10 @@ async def _hold(context: Context, server: str, request: ShellRequest, screen: Sc
     except NotPreparedError as error:
         what = "program" if request.command else "shell"
         context.report(Notice(server, f"{error.message}: the {what} runs {WHERE}"))
+    try:
         return await hold(context, server, "bare_shell", {**asked, "setup": ""}, screen)
+    except NoPythonError:
+        return await hold_bare(context, server, asked, screen)
 
 
 def _as_request(context: Context, server: str, request: ShellRequest, screen: Screen) -> dict[str, object]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 
-from remote_tool.agent.machine.gpu_use import FORMAT, SILENCE, Program
+from remote_tool.agent.machine.gpu_use import Program
 from remote_tool.agent.supervisor.limits.attempts import say
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.lean.suppress import suppress
+from remote_tool.protocol.nvidia_smi import FORMAT, SILENCE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
