@@ -20,6 +20,7 @@ _OPS = {
     "start": "jobs.start",
     "status": "jobs.status",
     "stop": "jobs.stop",
+    "give_up": "jobs.give_up",
     "stacks": "jobs.stacks",
     "kept": "jobs.kept",
     "follow": "logs.follow",

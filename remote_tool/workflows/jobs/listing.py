@@ -28,6 +28,8 @@ from remote_tool.jobs.records import (
     why_missing,
 )
 from remote_tool.protocol.fingerprints import bucket_of, fingerprints
+from remote_tool.protocol.job_fields import REQUEST_FIELDS
+from remote_tool.protocol.limits import NEVER_ARRIVED
 from remote_tool.transport.pool import on_every
 from remote_tool.workflows.agent_client import NotPreparedError, call_until_answered
 from remote_tool.workflows.events import Notice
@@ -54,6 +56,10 @@ MOST_PORTIONS = 100
 MOST_SKIPPED = 60
 # Limit per refresh: writing a record takes time.
 MOST_NOTED = 500
+# A start takes far less. One that the server does not know after this time is given up there.
+START_SECONDS = 600.0
+# Of 16 KiB each in one request; the next command gives up the others.
+MOST_GIVEN_UP = 256
 REQUESTED = "as requested while the server was unreachable"
 
 
@@ -152,6 +158,7 @@ async def refresh(context: Context, servers: Sequence[str], *, puts_back: bool =
         with news.waiting():
             answer = await _ask(context, server, unfinished[server], known)
             await _settle_unsure(context, server, answer, known, readable)
+            await _give_up_starts(context, server, unfinished[server], answer)
         news.resume()
         await context.may_write()
         lost.extend(_record(context, server, unfinished[server], answer))
@@ -230,6 +237,35 @@ async def _settle_unsure(
     gone = [job_id for job_id in ended if job_id not in told and bucket_of(job_id) in answer.unlike]
     context.registry.revise((job_id, lambda known: replace(known, cleaned=False)) for job_id in back)
     context.registry.revise((job_id, partial(_note_gone, answer=answer)) for job_id in gone[:MOST_NOTED])
+
+
+async def _give_up_starts(context: Context, server: str, asked: Sequence[Job], answer: Seen) -> None:
+    """Have the server refuse starts that it has not got for long, and learn how it has these jobs now."""
+    late = [job for job in asked if _is_late(job, answer)][:MOST_GIVEN_UP]
+    if not late or not _is_usual_folder(context, server, answer.folder_id):
+        return
+    jobs = [{each.name: getattr(job, each.name) for each in REQUEST_FIELDS if each.of_job} for job in late]
+    with suppress(JobError):  # such as an older agent
+        await call_until_answered(context.pool, context.config, server, "give_up", {"jobs": jobs})
+        more = await ask_about_jobs(context, server, ids=[job.id for job in late])
+        answer.jobs.update(more.jobs)
+        answer.unread.update(more.unread)
+    for job in late:
+        if job.id in answer.jobs and answer.jobs[job.id].job.reason == NEVER_ARRIVED:
+            hint = f"remote-tool job-rerun {job.key} starts it again"
+            context.report(Notice(server, f"job {job.key}: {NEVER_ARRIVED}; {hint}"))
+
+
+def _is_late(job: Job, answer: Seen) -> bool:
+    """Return whether a server should have had a start by now, and shows no sign of it."""
+    is_known = job.id in answer.jobs or job.id in answer.unread or job.id in answer.removed or answer.left[job.id]
+    return job.state is JobState.STARTING and not is_known and time.time() - job.created_at > START_SECONDS
+
+
+def _is_usual_folder(context: Context, server: str, folder_id: str) -> bool:
+    """Return whether a folder of jobs is the one that the server's other jobs are in: not that of an empty disk."""
+    known = {job.folder_id for job in context.registry.load()[0] if job.server == server} - {""}
+    return not known or folder_id in known
 
 
 def _note_gone(known: Job, answer: Seen) -> Job:
@@ -359,7 +395,7 @@ def _miss(known: Job, asked: Job, answer: Seen) -> Job:
     if asked.folder_id and asked.folder_id == answer.folder_id:
         return vanish(known, answer.left[known.id])
     if known.state is JobState.STARTING:
-        return known  # its start may still arrive, after any delay
+        return known  # its start may still arrive
     return become_unreachable(known, why_missing(asked))
 
 
