@@ -62,7 +62,9 @@ def cut_a_start(desk: Desk, *words: str) -> Path:
 
 def age(record: Path, seconds: float) -> None:
     text = record.read_text()
-    record.write_text(re.sub(r"(?<=^created_at: )[0-9.]+", lambda at: str(float(at[0]) - seconds), text, flags=re.M))
+    record.write_text(
+        re.sub(r"(?<=^created_at: )[0-9.]+", lambda at: str(float(at[0]) - seconds), text, flags=re.MULTILINE)
+    )
 
 
 def test_a_start_that_the_server_does_not_know_is_failed_and_cannot_come_later(fresh: Desk, tmp_path: Path) -> None:
@@ -80,7 +82,6 @@ def test_a_start_that_the_server_does_not_know_is_failed_and_cannot_come_later(f
     until((home / "gone-on").exists, "the start goes on", 60)
     fresh.does("job-run", "--cmd", "true", "--follow")
     assert fresh.job(2)["state"] == "failed"
-    # Also when its folder was cleaned away meanwhile, and when the client asks for it once more.
     fresh.does("job-rerun", "2", "--follow")
     assert (tmp_path / "ran").read_text() == "ran\n"
 
@@ -106,6 +107,6 @@ def test_a_start_that_has_arrived_is_not_given_up_however_long_it_took(fresh: De
     home = fresh.servers["first"].home
     (home / "go").touch()
     jobs = fresh.there() / ".jobs"
-    until(lambda: (jobs / record.parent.name / "started.json").exists(), "the start goes on", 60)
+    until((jobs / record.parent.name / "started.json").exists, "the start goes on", 60)
     assert fresh.job(1)["state"] == "running"
     fresh.does("job-kill", "1")

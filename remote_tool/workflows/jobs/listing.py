@@ -28,13 +28,12 @@ from remote_tool.jobs.records import (
     why_missing,
 )
 from remote_tool.protocol.fingerprints import bucket_of, fingerprints
-from remote_tool.protocol.job_fields import REQUEST_FIELDS
-from remote_tool.protocol.limits import NEVER_ARRIVED
 from remote_tool.transport.pool import on_every
 from remote_tool.workflows.agent_client import NotPreparedError, call_until_answered
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.home_groups import Groups
 from remote_tool.workflows.jobs.clock_skew import warn_of_skew
+from remote_tool.workflows.jobs.late_starts import give_up_late_starts
 from remote_tool.workflows.jobs.link_news import LinkNews
 from remote_tool.workflows.jobs.log_streams import bring_logs_home
 from remote_tool.workflows.jobs.pending_stops import Stops, stop_on_server
@@ -56,10 +55,6 @@ MOST_PORTIONS = 100
 MOST_SKIPPED = 60
 # Limit per refresh: writing a record takes time.
 MOST_NOTED = 500
-# A start takes far less. One that the server does not know after this time is given up there.
-START_SECONDS = 600.0
-# Of 16 KiB each in one request; the next command gives up the others.
-MOST_GIVEN_UP = 256
 REQUESTED = "as requested while the server was unreachable"
 
 
@@ -241,31 +236,12 @@ async def _settle_unsure(
 
 async def _give_up_starts(context: Context, server: str, asked: Sequence[Job], answer: Seen) -> None:
     """Have the server refuse starts that it has not got for long, and learn how it has these jobs now."""
-    late = [job for job in asked if _is_late(job, answer)][:MOST_GIVEN_UP]
-    if not late or not _is_usual_folder(context, server, answer.folder_id):
-        return
-    jobs = [{each.name: getattr(job, each.name) for each in REQUEST_FIELDS if each.of_job} for job in late]
-    with suppress(JobError):  # such as an older agent
-        await call_until_answered(context.pool, context.config, server, "give_up", {"jobs": jobs})
-        more = await ask_about_jobs(context, server, ids=[job.id for job in late])
+    there = {*answer.jobs, *answer.unread, *answer.removed, *answer.left}
+    late = await give_up_late_starts(context, server, [job for job in asked if job.id not in there], answer.folder_id)
+    if late:
+        more = await ask_about_jobs(context, server, ids=late)
         answer.jobs.update(more.jobs)
         answer.unread.update(more.unread)
-    for job in late:
-        if job.id in answer.jobs and answer.jobs[job.id].job.reason == NEVER_ARRIVED:
-            hint = f"remote-tool job-rerun {job.key} starts it again"
-            context.report(Notice(server, f"job {job.key}: {NEVER_ARRIVED}; {hint}"))
-
-
-def _is_late(job: Job, answer: Seen) -> bool:
-    """Return whether a server should have had a start by now, and shows no sign of it."""
-    is_known = job.id in answer.jobs or job.id in answer.unread or job.id in answer.removed or answer.left[job.id]
-    return job.state is JobState.STARTING and not is_known and time.time() - job.created_at > START_SECONDS
-
-
-def _is_usual_folder(context: Context, server: str, folder_id: str) -> bool:
-    """Return whether a folder of jobs is the one that the server's other jobs are in: not that of an empty disk."""
-    known = {job.folder_id for job in context.registry.load()[0] if job.server == server} - {""}
-    return not known or folder_id in known
 
 
 def _note_gone(known: Job, answer: Seen) -> Job:
