@@ -21,6 +21,7 @@ _OPS = {
     "status": "jobs.status",
     "stop": "jobs.stop",
     "give_up": "jobs.give_up",
+    "withdraw": "jobs.withdraw",
     "stacks": "jobs.stacks",
     "kept": "jobs.kept",
     "follow": "logs.follow",

@@ -48,6 +48,8 @@ LONGEST_GPU = 128
 HIGHEST_PRIORITY = 100
 # Jobs that one job waits for, and their ids.
 MOST_AFTER = 100
+# Servers that a job may be moved to.
+MOST_ANY_OF = 100
 # Why a job is lost, as servers of any version say it.
 REBOOTED = "the server rebooted"
 # Why a job has failed whose start the server never got.

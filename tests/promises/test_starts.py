@@ -10,24 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.project import make_project
-from tests.promises.conftest import Desk, until
+from tests.promises.conftest import Desk, HeldRequest, until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.conftest import MakeServer
 
-# The first control program after a job was recorded hangs with its request, as on a machine whose disk does.
-HOLD = """\
-#!/bin/bash
-if grep -qs '"starting"' {records}/*/job.yaml && mkdir "$HOME/held" 2>/dev/null; then
-    until read -t 0; do sleep 0.05; done
-    touch "$HOME/arrived"
-    while [ ! -e "$HOME/go" ]; do sleep 0.05; done
-    touch "$HOME/gone-on"
-fi
-exec {python} "$@"
-"""
 LATER = 11 * 60
 
 
@@ -44,20 +33,15 @@ def records(desk: Desk) -> list[Path]:
     return [*(desk.root / ".remote" / "jobs").glob("*/job.yaml")]
 
 
-def cut_a_start(desk: Desk, *words: str) -> Path:
+def cut_a_start(desk: Desk, *words: str) -> tuple[Path, HeldRequest]:
     """Start a job whose request is held up on the server, and kill the program; return the job's record."""
-    home = desk.servers["first"].home
-    program = desk.there() / ".remote-scripts" / "python"
-    text = HOLD.format(records=desk.root / ".remote" / "jobs", python=program.resolve())
-    program.unlink()
-    program.write_text(text)
-    program.chmod(0o700)
+    held = HeldRequest(desk, f"""grep -qs '"starting"' {desk.root}/.remote/jobs/*/job.yaml""")
     known = {*records(desk)}
     with desk.runs_meanwhile("job-run", *words) as starting:
-        until((home / "arrived").exists, "the start is on its way", 60)
+        held.wait()
         os.kill(starting.pid, signal.SIGKILL)
     (record,) = {*records(desk)} - known
-    return record
+    return record, held
 
 
 def age(record: Path, seconds: float) -> None:
@@ -69,8 +53,7 @@ def age(record: Path, seconds: float) -> None:
 
 def test_a_start_that_the_server_does_not_know_is_failed_and_cannot_come_later(fresh: Desk, tmp_path: Path) -> None:
     fresh.does("job-run", "--cmd", "true", "--follow")
-    record = cut_a_start(fresh, "--tag", "mine", "--cmd", f"echo ran >> {tmp_path}/ran")
-    home = fresh.servers["first"].home
+    record, held = cut_a_start(fresh, "--tag", "mine", "--cmd", f"echo ran >> {tmp_path}/ran")
     assert fresh.job(2)["state"] == "starting"
     age(record, LATER)
     listed = fresh.tries("job-list", "--stopped")
@@ -78,8 +61,7 @@ def test_a_start_that_the_server_does_not_know_is_failed_and_cannot_come_later(f
     job = fresh.job(2)
     assert (job["state"], job["exit_code"], job["tags"]) == ("failed", None, ["mine"])
     assert job["reason"] == "its start never reached the server"
-    (home / "go").touch()
-    until((home / "gone-on").exists, "the start goes on", 60)
+    held.let_go()
     fresh.does("job-run", "--cmd", "true", "--follow")
     assert fresh.job(2)["state"] == "failed"
     fresh.does("job-rerun", "2", "--follow")
@@ -87,25 +69,22 @@ def test_a_start_that_the_server_does_not_know_is_failed_and_cannot_come_later(f
 
 
 def test_a_start_that_comes_after_its_end_was_cleaned_away_runs_nothing(fresh: Desk, tmp_path: Path) -> None:
-    record = cut_a_start(fresh, "--cmd", f"echo ran >> {tmp_path}/ran")
-    home = fresh.servers["first"].home
+    record, held = cut_a_start(fresh, "--cmd", f"echo ran >> {tmp_path}/ran")
     age(record, LATER)
     assert fresh.job(1)["state"] == "failed"
     fresh.does("clean", "--yes")
     jobs = fresh.there() / ".jobs"
     assert [each.name for each in jobs.iterdir() if not each.name.startswith(".")] == []
-    (home / "go").touch()
-    until((home / "gone-on").exists, "the start goes on", 60)
+    held.let_go()
     fresh.does("job-run", "--cmd", "true", "--follow")
     assert len([each.name for each in jobs.iterdir() if not each.name.startswith(".")]) == 1
     assert not (tmp_path / "ran").exists()
 
 
 def test_a_start_that_has_arrived_is_not_given_up_however_long_it_took(fresh: Desk) -> None:
-    record = cut_a_start(fresh, "--cmd", "sleep 600")
+    record, held = cut_a_start(fresh, "--cmd", "sleep 600")
     age(record, LATER)
-    home = fresh.servers["first"].home
-    (home / "go").touch()
+    held.let_go()
     jobs = fresh.there() / ".jobs"
     until((jobs / record.parent.name / "started.json").exists, "the start goes on", 60)
     assert fresh.job(1)["state"] == "running"
