@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.promises.conftest import HeldRequest, until
+from tests.promises.conftest import HeldRequest
 from tests.stand_in_gpus import gpu_line, put_nvidia_smi, set_gpus
 
 if TYPE_CHECKING:
