@@ -20,6 +20,8 @@ _OPS = {
     "start": "jobs.start",
     "status": "jobs.status",
     "stop": "jobs.stop",
+    "give_up": "jobs.give_up",
+    "withdraw": "jobs.withdraw",
     "stacks": "jobs.stacks",
     "kept": "jobs.kept",
     "follow": "logs.follow",

@@ -110,6 +110,7 @@ class JobSettings:
         after: The ids of jobs on its server that must have ended before it begins.
         after_any: Whether it begins however those ended; otherwise, all must have succeeded.
         backfill: Whether it may begin before an earlier job that waits for more GPUs.
+        any_of: The servers that it may be moved to while it waits; empty: none.
         slots: How many jobs of its sweep may run at once on its server; None: as many as there are.
         name: As the user named it; empty without a name.
         terminal: The program on its terminal: its ``command``, or the user's ``shell``; empty without one.
@@ -141,6 +142,7 @@ class JobSettings:
     after: tuple[str, ...] = ()
     after_any: bool = False
     backfill: bool = False
+    any_of: tuple[str, ...] = ()
     slots: int | None = None
     name: str = ""
     terminal: str = ""
@@ -210,6 +212,9 @@ class Job(JobSettings):
         lost_node: Rank of the node whose loss ended its launch; None without one.
         taken_port: Port of its launch that another program had taken; None without one.
         trained_alone: Whether its ranks ran for long and never joined a process group.
+        moved_to: The server for which it was given up while it waited; empty: none.
+        moved_as: The id of the job in its place there.
+        moved_copy: The copy of the project that this one runs in.
         stop_signal: The signal to stop it with as soon as its server answers; empty without a pending stop.
         stop_grace: Seconds until SIGKILL then; None: its own grace.
         artifacts_complete: Whether all its artifacts are here; only of a finished job.
@@ -241,6 +246,9 @@ class Job(JobSettings):
     lost_node: int | None = None
     taken_port: int | None = None
     trained_alone: bool = False
+    moved_to: str = ""
+    moved_as: str = ""
+    moved_copy: str = ""
     stop_signal: str = ""
     stop_grace: float | None = None
     artifacts_complete: bool = False

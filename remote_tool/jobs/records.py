@@ -12,6 +12,7 @@ from remote_tool.jobs.job import Job, JobState
 from remote_tool.protocol import job_fields
 from remote_tool.protocol.artifact_patterns import read_patterns
 from remote_tool.protocol.job_fields import JOB_FIELDS, MOMENT, PATTERNS, SECONDS, STATE, TEXTS, is_count
+from remote_tool.protocol.limits import REBOOTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -186,6 +187,11 @@ def _is_same_loss(known: Job, seen: Job) -> bool:
     loss = replace(known, reason=seen.reason, processes_left=seen.processes_left)
     is_known = loss == known and seen.folder_id in {"", known.folder_id}
     return known.state is seen.state is JobState.LOST and is_known
+
+
+def has_to_be_given_again(job: Job) -> bool:
+    """Return whether a job that waited has left its queue in a reboot, or in favor of another server."""
+    return bool(job.moved_as) or (job.state is JobState.LOST and job.reason == REBOOTED and not job.stop_signal)
 
 
 def vanish(known: Job, processes_left: int = 0) -> Job:

@@ -3,6 +3,7 @@
     spec.json      the specification; the folder appears with it, so a job without it does not exist
     started.json   the processes; the command runs only after this is on disk
     stop.json      a request to stop the job
+    withdraw.json  a request to end it if it still waits, and what takes its place on which server
     ended.json     how it ended; written once
     command        the shell command
     entry.json     with a launch command: how to reach the processes behind it

@@ -48,8 +48,12 @@ LONGEST_GPU = 128
 HIGHEST_PRIORITY = 100
 # Jobs that one job waits for, and their ids.
 MOST_AFTER = 100
+# Servers that a job may be moved to.
+MOST_ANY_OF = 100
 # Why a job is lost, as servers of any version say it.
 REBOOTED = "the server rebooted"
+# Why a job has failed whose start the server never got.
+NEVER_ARRIVED = "its start never reached the server"
 # Jobs of a sweep on one server, each with a supervisor there.
 MOST_SLOTS = 1000
 LONGEST_ID = 128

@@ -24,6 +24,7 @@ COMMAND_LIMIT = 16 * 1024
 SPEC = "spec.json"
 STARTED = job_fields.STARTED
 STOP = "stop.json"
+WITHDRAW = "withdraw.json"
 ENDED = job_fields.ENDED
 ENTRY = "entry.json"
 
@@ -111,6 +112,7 @@ _FIELDS: Dict[str, Dict[str, Callable[[object], bool]]] = {
     },
     ENTRY: {"id": is_job_id, "ask": is_texts, "end": is_texts},
     STOP: {"id": is_job_id, "signal": is_signal, "grace": is_grace, "requested_at": is_number},
+    WITHDRAW: {"id": is_job_id, "moved_to": is_text, "moved_as": is_job_id, "moved_copy": is_text},
     ENDED: {
         **record_checks(ENDED),
         "id": is_job_id,
@@ -129,7 +131,8 @@ def check_record(name: str, record: object, job_id: str) -> Record:
     """Return a record if it is of this kind and of this job.
 
     Args:
-        name: ``spec.json``, ``entry.json``, ``started.json``, ``stop.json`` or ``ended.json``.
+        name: ``spec.json``, ``entry.json``, ``started.json``, ``stop.json``, ``withdraw.json`` or
+            ``ended.json``.
         record: The parsed value, from any source.
         job_id: The expected job.
 

@@ -21,6 +21,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PATIENCE = 300.0
+# The first control program for which the condition holds hangs with its request, as on a machine whose disk does.
+_HOLD = """\
+#!/bin/bash
+if {condition} && mkdir "{place}/held" 2>/dev/null; then
+    until read -t 0; do sleep 0.05; done
+    touch "{place}/arrived"
+    while [ ! -e "{place}/go" ]; do sleep 0.05; done
+    touch "{place}/gone-on"
+fi
+exec {python} "$@"
+"""
 
 
 class Desk:
@@ -100,6 +111,27 @@ class Desk:
 
         until(has_it, f"job {key} is {' or '.join(states)}")
         return found[0]
+
+
+class HeldRequest:
+    """The first request to a server, of this project, for which a shell command succeeds: it hangs there."""
+
+    def __init__(self, desk: Desk, condition: str, server: str = "first") -> None:
+        self.place = desk.there(server)
+        program = self.place / ".remote-scripts" / "python"
+        text = _HOLD.format(condition=condition, place=self.place, python=program.resolve())
+        program.unlink()
+        program.write_text(text)
+        program.chmod(0o700)
+
+    def wait(self) -> None:
+        """Wait until it has arrived."""
+        until((self.place / "arrived").exists, "a request is held up", 60)
+
+    def let_go(self) -> None:
+        """Let it go on."""
+        (self.place / "go").touch()
+        until((self.place / "gone-on").exists, "the request goes on", 60)
 
 
 def until(condition: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:

@@ -57,6 +57,19 @@ def recall(jobs: Optional[int]) -> Dict[str, RemovedJob]:
     return {each.job_id: each for each in found if each is not None}
 
 
+def is_removed(jobs: int, job_id: str) -> bool:
+    """Return whether a job was removed, without reading every line.
+
+    Raises:
+        OSError: It cannot be read now.
+    """
+    try:
+        text = job_folder.read_bytes(jobs, FILE, _LARGEST) or b""
+    except RecordError:
+        return False
+    return f"\n{job_id} ".encode("ascii") in b"\n" + text
+
+
 def remember(jobs: int, removed: Sequence[RemovedJob]) -> None:
     """Add jobs before their folders are removed, so that a reader finds one or the other.
 

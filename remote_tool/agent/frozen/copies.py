@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from remote_tool.agent.requests import Folders
 
 CODE, SPARE = "code", "link"
-_FILES, _LINKED = "files", "linked"
+FILES, _LINKED = "files", "linked"
 _STATES, _WANTED = "states", "wanted"
 # A launch that waits for GPUs for longer may find its copy removed.
 _WANTED_SECONDS = 7 * 86400.0
@@ -188,7 +188,7 @@ class Copies:
     def _find_of(self, sent: str) -> Copy:
         """Return the copy that was made of the files of an earlier sync; RequestError if there is none."""
         for copy in copies_in(self._folders):
-            if sent in _states_of(copy) and not _first_change(copy, _FILES):
+            if sent in _states_of(copy) and not first_change(copy, FILES):
                 self._link_others(copy.code, files_of(copy))
                 return copy
         try:
@@ -206,7 +206,7 @@ class Copies:
         copy = copy_of(self._folders, name)
         if copy is None or not job_folder.exists(self.folder, name):
             raise RequestError(f"The copy {name:.60} of the project is not on this server any longer")
-        changed = _first_change(copy, _FILES)
+        changed = first_change(copy, FILES)
         if changed:
             raise RequestError(f"{changed} in the copy {name} of the project has changed since it was made")
         self._link_others(copy.code, files_of(copy))
@@ -233,7 +233,7 @@ class Copies:
         while True:
             name = state if number == 1 else f"{state}-{number}"
             copy = Copy(name, f"{self._path}/{name}")
-            if not job_folder.exists(self.folder, name) or not _first_change(copy, _FILES):
+            if not job_folder.exists(self.folder, name) or not first_change(copy, FILES):
                 return copy
             number += 1
 
@@ -247,7 +247,7 @@ class Copies:
             linked = copying.copy_all(found, self._folders.project, code)
             guests.make_folder(temporary)
             self._link_others(code, found)
-            for name, files in ((_FILES, found), (_LINKED, linked)):
+            for name, files in ((FILES, found), (_LINKED, linked)):
                 with open(f"{temporary}/{name}", "xb") as file:
                     file.write(b"\0".join(each.record for each in files))
             return self._promote(temporary, state)
@@ -355,7 +355,7 @@ def _hold_sync(scripts: str, project: str) -> int:
 
 def changed_link(copy: Copy) -> str:
     """Return a file of a copy that shares its bytes with the project and was changed; empty if there is none."""
-    return _first_change(copy, _LINKED)
+    return first_change(copy, _LINKED)
 
 
 def sent_records(copy: Copy) -> List[bytes]:
@@ -365,13 +365,13 @@ def sent_records(copy: Copy) -> List[bytes]:
 
 def files_of(copy: Copy) -> List[copying.File]:
     """Return the files of a copy, as copied."""
-    return _read_list(copy, _FILES)
+    return _read_list(copy, FILES)
 
 
-def _first_change(copy: Copy, name: str) -> str:
+def first_change(copy: Copy, name: str) -> str:
     """Return a file that is not as it was copied; empty if all are."""
     files = _read_list(copy, name)
-    if not files and name == _FILES:
+    if not files and name == FILES:
         return "the list of files"
     code = os.fsencode(copy.code)
     for each in files:

@@ -6,16 +6,18 @@ import errno
 import fcntl
 import os
 
+from remote_tool.agent.cleaning import removed_jobs
 from remote_tool.agent.supervisor.records import RESERVED_BYTES
 from remote_tool.protocol import job_folder, setup_script
 from remote_tool.protocol.lean.namedtuple import NamedTuple
-from remote_tool.protocol.records import ENTRY, SPEC, encode_record
+from remote_tool.protocol.records import ENDED, ENTRY, SPEC, encode_record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Optional
 
     from remote_tool.agent.jobs.job_request import JobRequest
+    from remote_tool.protocol.records import Record
 
 _TEMPORARY = ".starting-"
 _TEMPORARY_SECONDS = 3600.0
@@ -35,19 +37,16 @@ class NewFolder(NamedTuple):
     locked: bool
 
 
-def make_folder(jobs: int, job: JobRequest, *, again: bool) -> Optional[NewFolder]:
+def make_folder(jobs: int, job: JobRequest) -> Optional[NewFolder]:
     """Create a job's folder; None when another process has created it.
 
     Args:
         jobs: Descriptor of the folder of all jobs.
         job: The job.
-        again: Whether an earlier request may have started the job.
     """
     job_id = job.spec["id"]
     if job_folder.exists(jobs, job_id):
         return None
-    if again:
-        _refuse_removed(jobs, job_id)
     temporary = f"{_TEMPORARY}{os.urandom(8).hex()}"
     folder = job_folder.create_folder(temporary, jobs)
     reserve = -1
@@ -56,6 +55,7 @@ def make_folder(jobs: int, job: JobRequest, *, again: bool) -> Optional[NewFolde
         locked = _lock(reserve)
         _fill_folder(folder, reserve, job)
         os.rename(temporary, job_id, src_dir_fd=jobs, dst_dir_fd=jobs)
+        _refuse_removed(jobs, job_id, temporary)
     except OSError:
         _close(folder, reserve)
         _remove_folder(jobs, temporary)
@@ -66,12 +66,44 @@ def make_folder(jobs: int, job: JobRequest, *, again: bool) -> Optional[NewFolde
     return NewFolder(folder, reserve, locked)
 
 
-def _refuse_removed(jobs: int, job_id: str) -> None:
-    """Refuse to restart a finished job that ``clean`` has removed since its start was first requested."""
-    from remote_tool.agent.cleaning import removed_jobs  # noqa: PLC0415 - few are asked for again
+def _refuse_removed(jobs: int, job_id: str, temporary: str) -> None:
+    """Take the folder back of a job that ``clean`` has removed since its start was first requested.
 
-    if job_id in removed_jobs.recall(jobs):
-        raise FileExistsError(errno.EEXIST, "it has run, and was cleaned away")
+    Only now: before, this start may have been held up while the job was given up, or ran, and was removed.
+    """
+    try:
+        if removed_jobs.is_removed(jobs, job_id):
+            raise FileExistsError(errno.EEXIST, "it has run, and was cleaned away")
+    except OSError:
+        os.rename(job_id, temporary, src_dir_fd=jobs, dst_dir_fd=jobs)
+        raise
+
+
+def give_up(jobs: int, spec: Record, ended: Record) -> bool:
+    """Take the place of a job that never arrived, so that its start is refused; False if it is there, or was cleaned.
+
+    Raises:
+        OSError: It cannot be taken.
+    """
+    job_id = spec["id"]
+    temporary = f"{_TEMPORARY}{os.urandom(8).hex()}"
+    folder = job_folder.create_folder(temporary, jobs)
+    try:
+        _make_outputs(folder)
+        job_folder.write_file(folder, ENDED, encode_record(ended))
+        job_folder.write_file(folder, SPEC, encode_record(spec))
+        job_folder.sync_folder(folder)
+        os.rename(temporary, job_id, src_dir_fd=jobs, dst_dir_fd=jobs)
+        _refuse_removed(jobs, job_id, temporary)
+    except OSError:
+        _remove_folder(jobs, temporary)
+        if job_folder.exists(jobs, job_id) or removed_jobs.is_removed(jobs, job_id):
+            return False
+        raise
+    finally:
+        os.close(folder)
+    job_folder.sync_folder(jobs)
+    return True
 
 
 def _lock(reserve: int) -> bool:
@@ -90,9 +122,7 @@ def _fill_folder(folder: int, reserve: int, job: JobRequest) -> None:
         command = setup_script.put_before_job(command, job.spec["workdir"])
         job_folder.write_file(folder, setup_script.FILE, _as_script(job.setup))
     job_folder.write_file(folder, job_folder.COMMAND, _as_script(command))
-    os.close(job_folder.create_file(folder, job_folder.OUT))
-    os.close(job_folder.create_file(folder, job_folder.ERR))
-    os.close(job_folder.create_folder(job_folder.RANKS, folder))
+    _make_outputs(folder)
     if job.command_wrapper is not None:
         entry = {
             "id": job.spec["id"],
@@ -102,6 +132,12 @@ def _fill_folder(folder: int, reserve: int, job: JobRequest) -> None:
         job_folder.write_file(folder, ENTRY, encode_record(entry))
     job_folder.write_file(folder, SPEC, encode_record(job.spec))
     job_folder.sync_folder(folder)
+
+
+def _make_outputs(folder: int) -> None:
+    os.close(job_folder.create_file(folder, job_folder.OUT))
+    os.close(job_folder.create_file(folder, job_folder.ERR))
+    os.close(job_folder.create_folder(job_folder.RANKS, folder))
 
 
 def _as_script(text: str) -> bytes:

@@ -284,7 +284,7 @@ def _become_supervisor(call: Call, job: JobRequest, writer: int) -> NoReturn:
 
 def _plan(call: Call, job: JobRequest) -> Optional[Plan]:
     """Create the job's folder and return the supervisor's plan; None when another start has created it."""
-    made = new_folder.make_folder(call.jobs, job, again=call.again)
+    made = new_folder.make_folder(call.jobs, job)
     if made is None:
         return None
     return Plan(

@@ -9,7 +9,7 @@ from remote_tool.agent.supervisor.log_limit import LogLimit
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.lean.signal import signal
 from remote_tool.protocol.lean.suppress import suppress
-from remote_tool.protocol.records import STOP, RecordError
+from remote_tool.protocol.records import STOP, WITHDRAW, RecordError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -113,6 +113,17 @@ class Events:
         if self._requested and (request is None or self._requested == "SIGKILL"):
             return {"signal": self._requested, "grace": self._plan.grace, "by_signal": True}
         return request
+
+    def read_withdrawal(self) -> Dict[str, str]:
+        """Return what is to take the place of a job that waits, on another server; empty if it is to stay."""
+        record = None
+        with suppress(RecordError, OSError):
+            record = job_folder.read_record(self._plan.folder, WITHDRAW, self._plan.job_id)
+        return {} if record is None else {name: record[name] for name in ("moved_to", "moved_as", "moved_copy")}
+
+    def is_asked_to_end(self) -> bool:
+        """Return whether a job that waits is to be stopped or moved."""
+        return self.read_stop() is not None or bool(self.read_withdrawal())
 
     def must_hurry(self) -> bool:
         """Return whether SIGKILL is requested."""

@@ -7,7 +7,7 @@ from remote_tool.agent.supervisor.shell import End, decode_status
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import List, Optional, Tuple
+    from typing import Dict, List, Optional, Tuple
 
     from remote_tool.agent.proc.processes import Process
 
@@ -29,6 +29,7 @@ class Outcome:
         leftovers: How many processes a finished command left behind.
         unkillable: Processes that SIGKILL did not end.
         taken_port: The launch's port, if another program had it.
+        moved: What takes the job's place on another server, if it was withdrawn while it waited.
     """
 
     def __init__(self) -> None:
@@ -45,6 +46,7 @@ class Outcome:
         self.leftovers = 0
         self.unkillable: List[Process] = []
         self.taken_port: Optional[int] = None
+        self.moved: Dict[str, str] = {}
         self._memory = memory.count_kills()
 
     def begin_again(self, note: str) -> None:

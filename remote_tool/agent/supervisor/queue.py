@@ -206,7 +206,7 @@ class JobQueue:
         due = time.monotonic() + seconds
         while not self._poll(wakeup, poll, min(CHECK_SECONDS, max(0.0, due - time.monotonic()))):
             # Another step would read the whole queue.
-            if time.monotonic() >= due or not waiter.is_in_queue() or self._events.read_stop() is not None:
+            if time.monotonic() >= due or not waiter.is_in_queue() or self._events.is_asked_to_end():
                 return
 
     def _poll(self, wakeup: int, poll: "select.poll", seconds: float) -> bool:
@@ -230,10 +230,16 @@ class JobQueue:
             time.sleep(_QUICK_SECONDS)
 
     def _is_stopped(self) -> bool:
-        if self._events.read_stop() is None:
-            return False
+        if self._events.read_stop() is not None:
+            self._outcome.notes.append("it was killed before its command started")
+        else:
+            # Only here, while it waits: whoever asks later finds it begun.
+            self._outcome.moved = self._events.read_withdrawal()
+            if not self._outcome.moved:
+                return False
+            # Clients know the job by its key.
+            self._outcome.notes.append("moved to {moved_to}, as job {moved_as}".format(**self._outcome.moved))
         self._outcome.killed = True
-        self._outcome.notes.append("it was killed before its command started")
         return True
 
     def _tell(self, why: str) -> None:

@@ -81,6 +81,7 @@ class Records:
             "taken_port": outcome.taken_port,
             "trained_alone": trained_alone,
             "resources": _resources(),
+            **outcome.moved,
         }
         deadline = time.monotonic() + _RETRY_SECONDS
         pause = 0.1

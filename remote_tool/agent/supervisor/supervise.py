@@ -145,7 +145,8 @@ class Supervisor:
             from remote_tool.agent.supervisor.limits import on_empty  # noqa: PLC0415 - few jobs have such a command
 
             waiter = on_empty.prepare(self._plan, self._events)
-        if self._plan.on_end is not None:
+        # One that was moved has not ended for its user.
+        if self._plan.on_end is not None and not self._outcome.moved:
             from remote_tool.agent.supervisor import on_end  # noqa: PLC0415 - few jobs have such a command
 
             on_end.run(self._plan, ended)

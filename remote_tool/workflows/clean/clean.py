@@ -7,7 +7,6 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from remote_tool import workflows
 from remote_tool.errors import JobError, RemoteToolError, UsageError
 from remote_tool.jobs.job import JobState
 from remote_tool.protocol.errors import NO_SUCH_JOB
@@ -45,10 +44,8 @@ async def survey(context: Context, request: CleanRequest) -> CleanAnswer:
     """List our files on servers and here, and which may be removed; remove nothing."""
     named = choose_jobs(context.registry.load()[0], JobSelection(jobs=request.jobs)) if request.jobs else []
     servers = _servers(context, request, named)
-    waited = _waiting_besides(context, request, named)
-    errors = await refresh(context, servers, puts_back=False) if servers else {}
-    if waited:
-        await workflows.start.put_back.put_back(context, waited)
+    going = context.registry.load_unfinished()[0] if request.all else named
+    errors = await refresh(context, servers, stays={job.id for job in going}) if servers else {}
     if not request.jobs:
         errors = {**errors, **(await find_folders_of_others(context.pool, context.config, servers))}
     jobs = context.registry.load()[0]
@@ -62,14 +59,6 @@ async def survey(context: Context, request: CleanRequest) -> CleanAnswer:
     else:
         spent, kept = choose_spent(context, jobs, request, [name for name in servers if name not in errors])
     return await _answer(context, CleanAnswer(request, (), errors, servers, spent, forgotten, kept), dry_run=True)
-
-
-def _waiting_besides(context: Context, request: CleanRequest, named: Sequence[Job]) -> set[str]:
-    """Return the jobs that wait, as recorded, and that the user does not want to remove."""
-    if request.all:
-        return set()
-    waiting = {job.id for job in context.registry.load_unfinished()[0] if job.state is JobState.QUEUED}
-    return waiting.difference(job.id for job in named)
 
 
 async def carry_out(context: Context, found: CleanAnswer) -> CleanAnswer:

@@ -22,6 +22,7 @@ from remote_tool.errors import (
 )
 from remote_tool.jobs.job import Job, JobState
 from remote_tool.jobs.logs import LogFolder
+from remote_tool.jobs.records import has_to_be_given_again
 from remote_tool.transport.pool import on_every
 from remote_tool.workflows.agent_client import (
     NoAnswerError,
@@ -152,7 +153,7 @@ async def follow_selected(
     """Follow the selected jobs; without a selection, the likeliest one."""
     errors = {} if options.started else await refresh(context, servers_of_jobs(context, selection))
     known = context.registry.load()[0]
-    jobs = choose_job_to_follow(known, selection)
+    jobs = _latest(context, choose_job_to_follow(known, selection))
     if not selection.jobs and all(job.state.is_finished for job in jobs):
         such, last = "selected " if selection.is_explicit else "", "launch" if jobs[0].is_master else "one"
         context.report(Notice("", f"no {such}job is running; showing the last {last}, job {jobs[0].key}"))
@@ -184,7 +185,7 @@ async def follow_jobs(context: Context, jobs: Sequence[Job], on_chunk: OnChunk, 
     if options.wait:
         followed = [job for job in jobs if job.server not in errors]
         errors |= await _follow_servers(context, followed, Listener(viewer), logs=True)
-    current = _current(context, jobs)
+    current = _latest(context, jobs)
     failure = None if _failed_elsewhere(context, current) else first_failure(current, context.registry.folder)
     return FollowAnswer(tuple(current), errors, failure)
 
@@ -205,7 +206,7 @@ async def wait_for_jobs(context: Context, selection: JobSelection, *, timeout: f
         StillRunningError: They have not ended within the timeout, in seconds.
     """
     errors = await refresh(context, servers_of_jobs(context, selection))
-    chosen = choose_jobs(load_matching(context, selection)[0], selection)
+    chosen = _latest(context, choose_jobs(load_matching(context, selection)[0], selection))
     # A lost job with processes left counts as running, but there is no end to wait for.
     jobs = [job for job in chosen if selection.may_have_ended or not job.state.is_finished]
     waiting = [job for job in jobs if not job.state.is_finished and job.server not in errors]
@@ -214,7 +215,8 @@ async def wait_for_jobs(context: Context, selection: JobSelection, *, timeout: f
             errors |= await _follow_servers(context, waiting, Listener(), logs=False)
     except TimeoutError:
         raise StillRunningError(_recorded(context, jobs, errors), timeout or 0.0) from None
-    ended = [job for job in _current(context, jobs) if job.state.is_finished and job.server not in errors]
+    jobs = _latest(context, jobs)
+    ended = [job for job in jobs if job.state.is_finished and job.server not in errors]
     pulled = await bring_artifacts_home(context, ended)
     answer = _recorded(context, jobs, errors)
     return replace(answer, errors={**pulled, **answer.errors})
@@ -234,7 +236,9 @@ def _make_viewer(jobs: Sequence[Job], on_chunk: OnChunk, options: FollowOptions)
 
     def show(job: Job, stream: str, data: bytes) -> object:
         rank = global_rank(job, stream)
-        label = names[job.id] if rank is None else f"{names[job.id]}:{rank}"
+        # One that was moved has got the place of another.
+        name = names.get(job.id, job.server)
+        label = name if rank is None else f"{name}:{rank}"
         return on_chunk(Chunk(job, stream, data, "" if alone else label))
 
     return Viewer(show, lambda job, stream: _is_shown(job, stream, options))
@@ -268,11 +272,12 @@ async def _follow_servers(
         await follow_server(context, by_server[server], listener, logs=logs, give_up_after=GIVE_UP_AFTER)
 
     errors = dict((await on_every(by_server, follow)).errors)
-    lost = [job.id for job in _current(context, jobs) if job.id in waited and job.state is JobState.LOST]
-    if lost:
-        # Later commands will know them as lost. Imported only if a server may have rebooted.
-        await workflows.start.put_back.put_back(context, lost)
-    return errors
+    left = [job for job in _current(context, jobs) if job.id in waited and has_to_be_given_again(job)]
+    if left:
+        # Later commands will know them as ended. Imported only if needed.
+        await workflows.start.put_back.put_back(context, left)
+    moved = [job for job in _latest(context, left) if job.id not in waited]
+    return errors | (await _follow_servers(context, moved, listener, logs=logs) if moved else {})
 
 
 async def follow_server(
@@ -352,6 +357,18 @@ class Patience:
             raise error
         self._pause = min(self._pause * 2, LONGEST_PAUSE)
         return self._pause * random.uniform(0.5, 1.0)  # noqa: S311 - spreads reconnects, guards nothing
+
+
+def _latest(context: Context, jobs: Sequence[Job]) -> list[Job]:
+    """Return jobs as recorded now, and in the place of those that were moved, the jobs on the other server."""
+    latest = []
+    for job in _current(context, jobs):
+        found, seen = job, {job.id}
+        while found.moved_as and found.moved_as not in seen:
+            seen.add(found.moved_as)
+            found = context.registry.find([found.moved_as]).get(found.moved_as, replace(found, moved_as=""))
+        latest.append(found)
+    return latest
 
 
 def _current(context: Context, jobs: Sequence[Job]) -> list[Job]:

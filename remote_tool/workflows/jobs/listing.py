@@ -18,6 +18,7 @@ from remote_tool.jobs.records import (
     RemovedJob,
     become_cleaned,
     become_unreachable,
+    has_to_be_given_again,
     merge,
     parse_job,
     parse_removed,
@@ -33,9 +34,10 @@ from remote_tool.workflows.agent_client import NotPreparedError, call_until_answ
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.home_groups import Groups
 from remote_tool.workflows.jobs.clock_skew import warn_of_skew
+from remote_tool.workflows.jobs.late_starts import give_up_late_starts
 from remote_tool.workflows.jobs.link_news import LinkNews
 from remote_tool.workflows.jobs.log_streams import bring_logs_home
-from remote_tool.workflows.jobs.pending_stops import Stops, stop_on_server
+from remote_tool.workflows.jobs.pending_stops import stop_as_requested
 from remote_tool.workflows.selection import JobsAnswer, JobSelection, choose_jobs, choose_servers
 
 if TYPE_CHECKING:
@@ -54,7 +56,6 @@ MOST_PORTIONS = 100
 MOST_SKIPPED = 60
 # Limit per refresh: writing a record takes time.
 MOST_NOTED = 500
-REQUESTED = "as requested while the server was unreachable"
 
 
 async def list_jobs(context: Context, selection: JobSelection, *, logs: bool = False) -> JobsAnswer:
@@ -126,15 +127,54 @@ def load_matching(context: Context, selection: JobSelection) -> tuple[list[Job],
     return context.registry.load() if selection.may_have_ended else context.registry.load_unfinished()
 
 
-async def refresh(context: Context, servers: Sequence[str], *, puts_back: bool = True) -> dict[str, RemoteToolError]:
+async def refresh(
+    context: Context, servers: Sequence[str], *, stays: Collection[str] | None = None
+) -> dict[str, RemoteToolError]:
     """Query all servers in parallel, adopt jobs of other laptops, and record changes.
 
-    Jobs that waited when a server rebooted are put back into its queue, unless the command removes or stops jobs.
+    Jobs that waited when a server rebooted are put back into its queue, and jobs for any server may be moved; those
+    that the command removes or stops (``stays``) are left alone, and it moves none.
     """
+    recorded = context.registry.load_unfinished()[0]
+    readable = {job.id for job in recorded}
+    unfinished, ended = _by_server(context, recorded)
+    groups = Groups.recall(context.config)
+
+    async def ask(server: str) -> None:
+        known = [job_id for name in groups.of(server) for job_id in ended.get(name, ())]
+        await stop_as_requested(context, [job for job in unfinished[server] if job.stop_signal])
+        news = LinkNews(context, server)
+        with news.waiting():
+            answer = await _ask(context, server, unfinished[server], known)
+            await _settle_unsure(context, server, answer, known, readable)
+            await _give_up_starts(context, server, unfinished[server], answer)
+        news.resume()
+        await context.may_write()
+        left.extend(_record(context, server, unfinished[server], answer, stays or ()))
+        waiting.update(job_id for job_id, each in answer.jobs.items() if _may_be_moved(each))
+
+    left: list[Job] = []
+    waiting: set[str] = set()
+    errors = dict((await on_every(servers, ask)).errors)
+    if left:
+        # Imported only if needed. Recorded after that: the next command then does what this one does not finish.
+        await workflows.start.put_back.put_back(context, left)
+        context.registry.update(left)
+    reached = [server for server in servers if server not in errors]
+    if waiting and stays is None and len(reached) > 1:
+        await workflows.start.move.move_waiting(context, waiting, reached)
+    return errors
+
+
+def _may_be_moved(remote: RemoteJob) -> bool:
+    return remote.job.state is JobState.QUEUED and bool(remote.job.any_of) and not remote.elsewhere
+
+
+def _by_server(context: Context, recorded: Sequence[Job]) -> tuple[dict[str, list[Job]], dict[str, list[str]]]:
+    """Return the jobs to ask each server about, and the ids of those whose ends are known."""
     unfinished: dict[str, list[Job]] = defaultdict(list)
-    for job in context.registry.load_unfinished()[0]:
+    for job in recorded:
         unfinished[job.server].append(job)
-    readable = {job.id for jobs in unfinished.values() for job in jobs}
     ended: dict[str, list[str]] = defaultdict(list)
     for job_id, server in context.registry.ended.items():
         ended[server].append(job_id)
@@ -142,56 +182,12 @@ async def refresh(context: Context, servers: Sequence[str], *, puts_back: bool =
         long_lost = _long_lost(jobs)
         ended[server] += [job.id for job in jobs if job.id in long_lost and not job.cleaned]
         unfinished[server] = [job for job in jobs if job.id not in long_lost]
-
-    groups = Groups.recall(context.config)
-
-    async def ask(server: str) -> None:
-        known = [job_id for name in groups.of(server) for job_id in ended.get(name, ())]
-        await _stop_as_requested(context, [job for job in unfinished[server] if job.stop_signal])
-        news = LinkNews(context, server)
-        with news.waiting():
-            answer = await _ask(context, server, unfinished[server], known)
-            await _settle_unsure(context, server, answer, known, readable)
-        news.resume()
-        await context.may_write()
-        lost.extend(_record(context, server, unfinished[server], answer))
-
-    lost: list[str] = []
-    errors = dict((await on_every(servers, ask)).errors)
-    if puts_back and lost:
-        # Imported only if a server may have rebooted.
-        await workflows.start.put_back.put_back(context, lost)
-    return errors
+    return unfinished, ended
 
 
 def _long_lost(jobs: Sequence[Job]) -> list[str]:
     """Return the ids of a server's jobs, by key, that have been lost for too long to be queried."""
     return [job.id for job in jobs if not job.may_run][:-MOST_LOST]
-
-
-async def _stop_as_requested(context: Context, jobs: Sequence[Job]) -> None:
-    """Carry out stops that were requested while the server did not answer."""
-    wishes: dict[tuple[str, str, float | None], dict[str, Job]] = defaultdict(dict)
-    for job in jobs:
-        wishes[job.server, job.stop_signal, job.stop_grace][job.id] = job
-    for (server, signal, grace), together in wishes.items():
-        try:
-            stops = await stop_on_server(context, server, list(together), signal, grace)
-        except JobError as error:
-            stops = Stops(dict.fromkeys(together, str(error)), {})
-        ended = [job_id for job_id in together if job_id not in stops.problems]
-        context.registry.revise((job_id, _without_stop) for job_id in ended)
-        for job_id, job in together.items():
-            told = f" has now been stopped, {REQUESTED}"
-            if job_id in stops.ended:
-                told = f" ended ({stops.ended[job_id]}) before it could be stopped, {REQUESTED}"
-            if job_id in stops.problems:
-                told = f": {stops.problems[job_id]}"
-            context.report(Notice(server, f"job {job.key}{told}"))
-
-
-def _without_stop(known: Job) -> Job:
-    return replace(known, stop_signal="", stop_grace=None)
 
 
 @dataclass
@@ -230,6 +226,16 @@ async def _settle_unsure(
     gone = [job_id for job_id in ended if job_id not in told and bucket_of(job_id) in answer.unlike]
     context.registry.revise((job_id, lambda known: replace(known, cleaned=False)) for job_id in back)
     context.registry.revise((job_id, partial(_note_gone, answer=answer)) for job_id in gone[:MOST_NOTED])
+
+
+async def _give_up_starts(context: Context, server: str, asked: Sequence[Job], answer: Seen) -> None:
+    """Have the server refuse starts that it has not got for long, and learn how it has these jobs now."""
+    there = {*answer.jobs, *answer.unread, *answer.removed, *answer.left}
+    late = await give_up_late_starts(context, server, [job for job in asked if job.id not in there], answer.folder_id)
+    if late:
+        more = await ask_about_jobs(context, server, ids=late)
+        answer.jobs.update(more.jobs)
+        answer.unread.update(more.unread)
 
 
 def _note_gone(known: Job, answer: Seen) -> Job:
@@ -329,16 +335,24 @@ def _take_jobs(context: Context, server: str, answer: Mapping[str, Any], seen: S
         context.report(Notice(server, f"{refused} job records were refused"))
 
 
-def _record(context: Context, server: str, asked: Sequence[Job], answer: Seen) -> list[str]:
-    """Adopt jobs of other laptops, and record changes of the queried ones; return those that waited and are lost."""
+def _record(
+    context: Context, server: str, asked: Sequence[Job], answer: Seen, stays: Collection[str] = ()
+) -> list[Job]:
+    """Adopt jobs of other laptops, and record changes of the queried ones; return those that are to be given again.
+
+    These have left the queue, which is not recorded yet.
+    """
     here = {job_id: each.job for job_id, each in answer.jobs.items() if not each.elsewhere}
     foreign = {job_id for job_id, each in answer.jobs.items() if _is_of_another(context, server, each)}
     others = here.keys() - foreign - {job.id for job in asked} - context.registry.ended.keys()
     new = others - context.registry.find(others).keys()
     context.registry.adopt(replace(here[job_id], server=server) for job_id in here if job_id in new)
-    revised = context.registry.revise((job.id, partial(_revise, asked=job, answer=answer)) for job in asked)
-    waited = {job.id for job in asked if job.state is JobState.QUEUED}
-    return [job.id for job in revised if job.id in waited and job.state is JobState.LOST]
+    waited = [job for job in asked if job.state is JobState.QUEUED and job.id in here and job.id not in stays]
+    left = [job for job in (merge(job, here[job.id]) for job in waited) if has_to_be_given_again(job)]
+    later = {job.id for job in left}
+    rest = [job for job in asked if job.id not in later]
+    context.registry.revise((job.id, partial(_revise, asked=job, answer=answer)) for job in rest)
+    return left
 
 
 def _revise(known: Job, asked: Job, answer: Seen) -> Job:
@@ -359,7 +373,7 @@ def _miss(known: Job, asked: Job, answer: Seen) -> Job:
     if asked.folder_id and asked.folder_id == answer.folder_id:
         return vanish(known, answer.left[known.id])
     if known.state is JobState.STARTING:
-        return known  # its start may still arrive, after any delay
+        return known  # its start may still arrive
     return become_unreachable(known, why_missing(asked))
 
 

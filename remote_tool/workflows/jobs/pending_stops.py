@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from remote_tool.errors import ConnectionLostError
+from remote_tool.errors import ConnectionLostError, JobError
 from remote_tool.jobs.job import JobState
 from remote_tool.protocol.limits import LONGEST_GRACE
 from remote_tool.workflows.agent_client import NotPreparedError, call_until_answered
+from remote_tool.workflows.events import Notice
 from remote_tool.workflows.jobs.link_news import LinkNews
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 # Time for the server beyond the grace period: SIGKILL, the scan that proves it, and writing the end.
 STOP_MARGIN = 30.0
 SHOWN_PIDS = 20
+REQUESTED = "as requested while the server was unreachable"
 
 
 class Stops(NamedTuple):
@@ -66,6 +69,31 @@ async def stop_on_server(context: Context, server: str, ids: Sequence[str], sign
     problems = {job_id: problem for job_id in ids if job_id not in gone and (problem := _problem(told.get(job_id)))}
     ended = {job_id: str(told[job_id]["state"]) for job_id in ids if job_id in told and _had_ended(told[job_id])}
     return Stops(problems, ended)
+
+
+async def stop_as_requested(context: Context, jobs: Sequence[Job]) -> None:
+    """Carry out stops that were requested while the server did not answer."""
+    wishes: dict[tuple[str, str, float | None], dict[str, Job]] = defaultdict(dict)
+    for job in jobs:
+        wishes[job.server, job.stop_signal, job.stop_grace][job.id] = job
+    for (server, signal, grace), together in wishes.items():
+        try:
+            stops = await stop_on_server(context, server, list(together), signal, grace)
+        except JobError as error:
+            stops = Stops(dict.fromkeys(together, str(error)), {})
+        ended = [job_id for job_id in together if job_id not in stops.problems]
+        context.registry.revise((job_id, _without_stop) for job_id in ended)
+        for job_id, job in together.items():
+            told = f" has now been stopped, {REQUESTED}"
+            if job_id in stops.ended:
+                told = f" ended ({stops.ended[job_id]}) before it could be stopped, {REQUESTED}"
+            if job_id in stops.problems:
+                told = f": {stops.problems[job_id]}"
+            context.report(Notice(server, f"job {job.key}{told}"))
+
+
+def _without_stop(known: Job) -> Job:
+    return replace(known, stop_signal="", stop_grace=None)
 
 
 def _has_gone(job: Job, entry: dict[str, object]) -> bool:

@@ -49,11 +49,10 @@ async def stop_jobs(
         raise UsageError("No job is selected; nothing was stopped", hint="remote-tool job-kill KEY")
     wished = _stopped_as_requested(context, selection)
     servers = servers_of_jobs(context, selection)
-    waited = _waiting_besides(context, selection)
-    errors = await refresh(context, servers, puts_back=False)
-    if waited:
-        await workflows.start.put_back.put_back(context, waited)
+    selected = _selected(context, selection)
+    errors = await refresh(context, servers, stays={job.id for job in selected})
     jobs = choose_jobs(load_matching(context, selection)[0], selection)
+    jobs += await _successors(context, selected, jobs)
     if not jobs and not wished:
         raise UsageError("No running job is selected; nothing was stopped", hint="remote-tool job-list")
     away = {name for name, error in errors.items() if isinstance(error, ConnectError)}
@@ -66,12 +65,25 @@ async def stop_jobs(
     return recorded_jobs(context, chosen, {**relevant, **stopped.errors})
 
 
-def _waiting_besides(context: Context, selection: JobSelection) -> set[str]:
-    """Return the jobs that wait, as recorded, and are not to be stopped."""
-    waiting = {job.id for job in context.registry.load_unfinished()[0] if job.state is JobState.QUEUED}
+def _selected(context: Context, selection: JobSelection) -> list[Job]:
+    """Return the jobs that are to be stopped, as recorded."""
     with suppress(UsageError):
-        return waiting.difference(job.id for job in choose_jobs(load_matching(context, selection)[0], selection))
-    return waiting
+        return choose_jobs(load_matching(context, selection)[0], selection)
+    return []
+
+
+async def _successors(context: Context, before: Sequence[Job], jobs: Sequence[Job]) -> list[Job]:
+    """Return the jobs that run in the place of others that were moved to another server.
+
+    Those of which a move was interrupted are started first: only then can they be stopped for good.
+    """
+    now = context.registry.find([job.id for job in (*before, *jobs)])
+    left = [now[job.id] for job in before if job.state is JobState.QUEUED and job.id in now and now[job.id].moved_as]
+    if left:
+        await workflows.start.put_back.put_back(context, left)
+    found = context.registry.find([job.moved_as for job in now.values() if job.moved_as]).values()
+    known = {job.id for job in jobs}
+    return [job for job in found if not job.state.is_finished and job.id not in known]
 
 
 def _stopped_as_requested(context: Context, selection: JobSelection) -> set[str]:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from remote_tool.lazy import submodules
 
 if TYPE_CHECKING:
-    from remote_tool.workflows.start import again, put_back, start
+    from remote_tool.workflows.start import again, move, put_back, start
 
-__all__ = ["again", "put_back", "start"]
+__all__ = ["again", "move", "put_back", "start"]
 
 __getattr__ = submodules(__name__, __all__)

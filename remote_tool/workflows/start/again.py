@@ -14,6 +14,7 @@ from remote_tool import workflows
 from remote_tool.errors import RemoteToolError, UsageError
 from remote_tool.jobs.job import JUPYTER_MARK, MASTER_TAG, Job, JobSettings
 from remote_tool.launchers.fan_out import TAG, fan_out_name
+from remote_tool.launchers.job_request import KeptCode
 from remote_tool.launchers.launch_options import read_options
 from remote_tool.launchers.request import LaunchRequest
 from remote_tool.launchers.sweep import TAG as SWEEP_TAG
@@ -102,6 +103,10 @@ def _once(request: Request, recorded: Sequence[Job]) -> Request:
     if not isinstance(request, StartRequest):
         return request
     job = next(each for each in recorded if each.id == request.rerun_of)
+    if job.moved_as and all(each.id != job.moved_as for each in recorded):
+        # Nobody has started the one in its place: as every other program would.
+        code = KeptCode({job.moved_to: job.moved_copy}, job.git_commit, job.git_branch, job.git_dirty)
+        return replace(request, servers=(job.moved_to,), job_id=job.moved_as, code=code, sync=False)
     return replace(request, job_id=id_when_put_back(job, [each for each in recorded if each.rerun_of == job.id]))
 
 

@@ -56,7 +56,7 @@ async def report_kept_code(context: Context, jobs: Sequence[Job]) -> None:
         except RemoteToolError as error:
             how = f"and how it differs from the current code is not known: {error}"
         else:
-            how = f"not the current code: {_differing(files)}" if files else "which is the same as the current code"
+            how = f"not the current code: {differing(files)}" if files else "which is the same as the current code"
         text = f"job {job.key}: running the kept code (copy {job.copy}), {how}"
         context.report(Notice("", text + ("" if how.startswith("which") else "; --current-code runs the current one")))
 
@@ -85,7 +85,8 @@ def _kept_of(jobs: Sequence[Job], keys: Sequence[str]) -> str:
     return "; --kept-code runs the copy, if it is kept" if has_copy else "; --kept-code is for jobs with --frozen"
 
 
-def _differing(files: Sequence[str]) -> str:
+def differing(files: Sequence[str]) -> str:
+    """Return which files differ, the first few by name."""
     more = f" and {len(files) - SHOWN_FILES} more" if len(files) > SHOWN_FILES else ""
     return f"{', '.join(shlex.quote(file) for file in files[:SHOWN_FILES])}{more} differ{'s' * (len(files) == 1)}"
 
@@ -100,4 +101,4 @@ def _listed(files: Sequence[str] | None, then: GitState) -> str:
         return f"git does not say which files differ from {then.commit[:SHORT_COMMIT]}"
     if not files:
         return "no tracked file differs between that commit and now"
-    return f"{_differing(files)} from that commit"
+    return f"{differing(files)} from that commit"

@@ -1,19 +1,24 @@
-"""Put jobs that waited when their server rebooted back into its queue, if their records say all that they need."""
+"""Give jobs again that have left a queue before they began: after a reboot, or in favor of another server.
+
+Only those whose records say all that they need.
+"""
 
 from __future__ import annotations
 
 import shlex
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import fields, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from remote_tool.config.devices import command_environment
 from remote_tool.config.limits import on_empty_of, on_end_of
 from remote_tool.errors import RemoteToolError
 from remote_tool.jobs.job import JUPYTER_MARK, Job, JobSettings, JobSpec, JobState, job_id_of
+from remote_tool.jobs.records import has_to_be_given_again
 from remote_tool.launchers.fan_out import TAG as FAN_OUT_TAG
 from remote_tool.launchers.sweep import TAG as SWEEP_TAG
-from remote_tool.protocol.limits import REBOOTED
 from remote_tool.protocol.records import COMMAND_LIMIT
 from remote_tool.readable import counted
 from remote_tool.workflows.events import Notice
@@ -43,54 +48,94 @@ def id_when_put_back(job: Job, earlier: Iterable[Job] = ()) -> str:
     return made if job.ended_at else job.id[:_MOMENT] + made[_MOMENT:]
 
 
-async def put_back(context: Context, waited: Collection[str]) -> None:
-    """Put jobs that waited when last seen back if a reboot has lost them, in their order; say which need a command."""
-    recorded = context.registry.load()[0]
-    repeated = {job.rerun_of for job in recorded}
-    lost: dict[str, list[Job]] = defaultdict(list)
-    for job in recorded:
-        if job.id in waited and job.id not in repeated and _is_lost_in_reboot(job):
-            lost[job.server].append(job)
-    for server, jobs in lost.items():
+async def put_back(context: Context, left: Sequence[Job]) -> None:
+    """Give jobs again that have left their queues, in their order; say which need a command.
+
+    Jobs that a reboot has lost wait on their server again, and the others on the one that they were moved to.
+    """
+    successors = {job.rerun_of: job for job in context.registry.load()[0] if job.rerun_of}
+    groups: dict[tuple[str, bool], list[Job]] = defaultdict(list)
+    for job in left:
+        successor = successors.get(job.id)
+        # Another program may have been killed as it started that one.
+        is_open = successor is None or (successor.state is JobState.STARTING and successor.id == _next_id(job))
+        if has_to_be_given_again(job) and (job.moved_as or _waits(job)) and is_open:
+            groups[job.moved_to or job.server, bool(job.moved_as)].append(job)
+    for (server, _), jobs in groups.items():
+        begun = {job.id for job in jobs if job.id in successors}
         try:
-            await _put_back_on(context, server, sorted(jobs, key=lambda job: (job.created_at, job.key)))
+            await _put_back_on(context, server, sorted(jobs, key=lambda job: (job.created_at, job.key)), begun)
         except RemoteToolError as error:
-            _name(context, server, [(job, str(error)) for job in jobs])
+            _name(context, [(job, str(error)) for job in jobs])
+
+
+def _next_id(job: Job) -> str:
+    return job.moved_as or id_when_put_back(job)
+
+
+def as_moved(job: Job) -> Job:
+    """Return a job as it is to run on the server that it was moved to; any other as it is."""
+    return replace(job, server=job.moved_to, copy=job.moved_copy) if job.moved_as else job
 
 
 def _waits(job: Job) -> bool:
     return job.started_at is None and bool(job.gpu_count or job.after or job.slots)
 
 
-def _is_lost_in_reboot(job: Job) -> bool:
-    return job.state is JobState.LOST and job.reason == REBOOTED and _waits(job) and not job.stop_signal
-
-
-async def _put_back_on(context: Context, server: str, jobs: Sequence[Job]) -> None:
+async def _put_back_on(context: Context, server: str, left: Sequence[Job], begun: Collection[str]) -> None:
+    """Give jobs again on a server; those that have begun may have been requested before."""
+    jobs = [as_moved(job) for job in left]
     kept = await _kept_copies(context, server, jobs)
-    problems = {job.id: _why_not(context, job, kept) for job in jobs}
+    problems = {job.id: why_not(context, job, kept) for job in jobs}
     able = [job for job in jobs if not problems[job.id]]
-    ids = {job.id: id_when_put_back(job) for job in able}
+    ids = {job.id: _next_id(job) for job in able}
     # Another laptop may have put them back, and their end may have been cleaned away since.
     seen = await ask_about_jobs(context, server, ids=[*ids.values()], known=[*ids.values()]) if able else None
     new = [job for job in able if seen and ids[job.id] not in {*seen.jobs, *seen.removed, *seen.left}]
     if seen:
-        context.registry.adopt(replace(each.job, server=server) for each in seen.jobs.values() if not each.elsewhere)
-    done: list[tuple[Job, Job]] = []
+        there = [replace(each.job, server=server) for each in seen.jobs.values() if not each.elsewhere]
+        context.registry.adopt(there)
+        context.registry.update(there)
+    done, failed = await _start_in_order(context, new, ids, begun)
+    problems |= failed
+    notes = {again.id: job.note for job, again in done if job.note}
+    context.registry.revise((each, partial(_with_note, note=note)) for each, note in notes.items())
+    _tell(context, server, [pair for pair in done if not pair[0].moved_as])
+    servers = {job.id: job.server for job in left}
+    for job, again in done:
+        if job.moved_as:
+            where = f"{job.moved_to}, where {_gpus(job.gpu_count or 0)} free"
+            context.report(Notice("", f"job {job.key}: moved from {servers[job.id]} to {where}, as job {again.key}"))
+    _name(context, [(job, problems[job.id]) for job in left if problems[job.id]])
+
+
+async def _start_in_order(
+    context: Context, jobs: Sequence[Job], ids: Mapping[str, str], begun: Collection[str]
+) -> tuple[list[tuple[Job, Job]], dict[str, str]]:
+    """Start jobs with other ids; return the pairs of old and new ones, and why others failed."""
+    new, done, failed = [*jobs], [], {}
     while new:
         # One that waits for another is requested when that one is there.
         ready = [job for job in new if not {*job.after} & {each.id for each in new}] or new
-        answer = await start_specs(context, [_spec(context, job, ids) for job in ready])
+        specs = [_spec(context, job, ids) for job in ready]
+        answer = await start_specs(context, specs, again=any(job.id in begun for job in ready))
         started = {job.id: job for job in answer.jobs}
         for job in ready:
             again = started[ids[job.id]]
             if again.state is JobState.FAILED:
-                problems[job.id] = again.reason
+                failed[job.id] = again.reason
             else:
                 done.append((job, again))
         new = [job for job in new if job not in ready]
-    _tell(context, server, done)
-    _name(context, server, [(job, problems[job.id]) for job in jobs if problems[job.id]])
+    return done, failed
+
+
+def _with_note(known: Job, note: str) -> Job:
+    return replace(known, note=known.note or note)
+
+
+def _gpus(count: int) -> str:
+    return f"{counted(count, 'GPU')} {'is' if count == 1 else 'are'}"
 
 
 async def _kept_copies(context: Context, server: str, jobs: Sequence[Job]) -> set[str]:
@@ -103,7 +148,7 @@ async def _kept_copies(context: Context, server: str, jobs: Sequence[Job]) -> se
     return found
 
 
-def _why_not(context: Context, job: Job, kept: Collection[str]) -> str:
+def why_not(context: Context, job: Job, kept: Collection[str]) -> str:
     """Return why a job needs a person to be put back; empty if it does not."""
     config = context.config
     if job.server not in config.servers:
@@ -141,6 +186,7 @@ def _spec(context: Context, job: Job, ids: Mapping[str, str]) -> JobSpec:
             "after": tuple(ids.get(each, each) for each in job.after),
             "rerun_of": job.id,
             "configured_variables": job.configured_variables,
+            "gpus": (config.servers[job.server].devices or None) if job.moved_as else job.gpus,
         },
         id=ids[job.id],
         server=job.server,
@@ -151,7 +197,15 @@ def _spec(context: Context, job: Job, ids: Mapping[str, str]) -> JobSpec:
         tags=job.tags,
         on_end=on_end_of(config, None) if runs_on_end else None,
         on_empty=on_empty_of(config),
+        changes=_changes_of(context, job),
     )
+
+
+def _changes_of(context: Context, job: Job) -> bytes:
+    """Return what was not committed when a job was given."""
+    with suppress(OSError):
+        return context.config.local.changes(job.id).read_bytes()
+    return b""
 
 
 def _tell(context: Context, server: str, pairs: Sequence[tuple[Job, Job]]) -> None:
@@ -168,15 +222,17 @@ def _listed(keys: Sequence[str]) -> str:
     return ", ".join(keys[:SHOWN]) + more
 
 
-def _name(context: Context, server: str, problems: Sequence[tuple[Job, str]]) -> None:
-    """Name the jobs that were not put back, each group with the command to type."""
-    commands: dict[tuple[str, str], list[Job]] = defaultdict(list)
+def _name(context: Context, problems: Sequence[tuple[Job, str]]) -> None:
+    """Name the jobs that were not given again, each group with the command to type."""
+    commands: dict[tuple[str, str, str, str], list[Job]] = defaultdict(list)
     for job, why in problems:
         values = "".join(f" --env {shlex.quote(name)} VALUE" for name in _variables(context, job))
         sweep = _sweep(job)
-        commands[why, f"helper-sweep --resume {sweep}{values}" if sweep else values].append(job)
-    for (why, command), jobs in commands.items():
+        command = f"helper-sweep --resume {sweep}{values}" if sweep else values
+        what = f"was to be moved to {job.moved_to}" if job.moved_as else "waited when it rebooted"
+        commands[job.server, what, why, command].append(job)
+    for (server, did, why, command), jobs in commands.items():
         keys = [str(job.key) for job in jobs]
         typed = command if command.startswith("helper-sweep") else f"job-requeue {' '.join(keys)}{command}"
         what = f"job {keys[0]}" if len(keys) == 1 else f"{counted(len(keys), 'job')} ({_listed(keys)})"
-        context.report(Notice(server, f"{what} waited when it rebooted, and {why}: remote-tool {typed}"))
+        context.report(Notice(server, f"{what} {did}, and {why}: remote-tool {typed}"))

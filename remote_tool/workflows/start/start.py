@@ -11,7 +11,7 @@ from remote_tool.config.limits import check_request, check_retries
 from remote_tool.errors import UsageError
 from remote_tool.jobs.job import JobSpec, new_job_id
 from remote_tool.launchers.job_request import JobRequest
-from remote_tool.protocol.limits import COMMAND, SHELL, TERMINALS
+from remote_tool.protocol.limits import COMMAND, MOST_ANY_OF, SHELL, TERMINALS
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.selection import JobsAnswer, choose_servers, find_job
 from remote_tool.workflows.start.free_gpus import ask_free_gpus, choose_server
@@ -90,15 +90,16 @@ async def start_jobs(context: Context, requests: Sequence[StartRequest]) -> Jobs
     Each server is synced once and gets one request per 256 jobs.
     """
     requests = [_find_earlier(context, request) for request in requests]
-    requests = await _choose_any(context, requests)
-    wanted = [(request, choose_servers(context.config, request.servers)) for request in requests]
-    for request, servers in wanted:
+    chosen = await _choose_any(context, requests)
+    requests = [request for request, _ in chosen]
+    wanted = [(request, choose_servers(context.config, request.servers), others) for request, others in chosen]
+    for request, servers, _ in wanted:
         request.check_on(servers, context.config)
-    receivers = list(dict.fromkeys(server for request, servers in wanted if request.sync for server in servers))
+    receivers = list(dict.fromkeys(server for request, servers, _ in wanted if request.sync for server in servers))
     overwrite = any(request.overwrite for request in requests)
     frozen = any(is_frozen(context.config, request) for request in requests)
     sent = await send_project(context, receivers, wanted=bool(receivers), overwrite=overwrite, frozen=frozen)
-    for request, servers in wanted:
+    for request, servers, _ in wanted:
         able = [server for server in servers if server not in sent.errors]
         errors = await bring_files(context, request.from_job, able, overwrite=request.overwrite)
         sent = replace(sent, errors={**sent.errors, **errors})
@@ -113,13 +114,14 @@ async def start_jobs(context: Context, requests: Sequence[StartRequest]) -> Jobs
                 artifacts=wanted_artifacts(context.config, request.artifacts),
                 gpus=request.devices_on(server, context.config) or None,
                 terminal=request.terminal,
+                any_of=others,
                 **request.retries_in(context.config),
             ),
             context.config,
             request,
             sent if request.sync else replace(sent, git=None),
         )
-        for request, servers in wanted
+        for request, servers, others in wanted
         for server in servers
         if server not in sent.errors
     ]
@@ -127,8 +129,8 @@ async def start_jobs(context: Context, requests: Sequence[StartRequest]) -> Jobs
     return JobsAnswer(answer.jobs, {**sent.errors, **answer.errors}, warnings=(*sent.warnings, *answer.warnings))
 
 
-async def _choose_any(context: Context, requests: Sequence[StartRequest]) -> list[StartRequest]:
-    """Return the requests with the server where each begins first, if it is for any server.
+async def _choose_any(context: Context, requests: Sequence[StartRequest]) -> list[tuple[StartRequest, tuple[str, ...]]]:
+    """Return the requests with the server where each begins first, if it is for any, and where else it may run.
 
     Raises:
         JobError: No server has enough GPUs.
@@ -137,7 +139,7 @@ async def _choose_any(context: Context, requests: Sequence[StartRequest]) -> lis
     choices = [choose_servers(context.config, request.servers) for request in requests if request.any_server]
     servers = list(dict.fromkeys(server for names in choices for server in names))
     if not servers:
-        return list(requests)
+        return [(request, ()) for request in requests]
     asked = await ask_free_gpus(context, servers)
     if not asked.values:
         asked.raise_if_any_failed()
@@ -150,10 +152,18 @@ async def _choose_any(context: Context, requests: Sequence[StartRequest]) -> lis
             names = choose_servers(context.config, request.servers)
             server = choose_server(context, {name: known[name] for name in names if name in known}, request.gpus)
             known[server] = known[server].after(request.gpus)
-            chosen.append(replace(request, servers=(server,)))
+            others = tuple(names[:MOST_ANY_OF]) if may_be_moved(context.config, request) else ()
+            chosen.append((replace(request, servers=(server,)), others))
         else:
-            chosen.append(request)
+            chosen.append((request, ()))
     return chosen
+
+
+def may_be_moved(config: Config, request: StartRequest) -> bool:
+    """Return whether the record of a job has all that another server needs to run the same."""
+    on_no_disk = request.environment or request.on_end is not None
+    of_one_server = request.devices or request.from_job or request.terminal
+    return is_frozen(config, request) and not (on_no_disk or of_one_server)
 
 
 def _find_earlier(context: Context, request: StartRequest) -> StartRequest:
