@@ -126,7 +126,7 @@ def _bring_home(folders: Folders) -> None:
     from remote_tool.agent.frozen import copies, home  # noqa: PLC0415 - few projects have copies
 
     for copy in copies.copies_in(folders):
-        why = home.bring_whole(copy, folders)
+        why = home.bring_whole(copy, folders, has_sync_lock=True)
         if why:
             raise RequestError(
                 f"Cannot remove everything: output of a job cannot be brought into the project: {why}",

@@ -22,7 +22,7 @@ import os
 import stat
 import time
 
-from remote_tool.agent.frozen import copying, guests, links, moving
+from remote_tool.agent.frozen import copying, guests, links, locks, moving
 from remote_tool.protocol import job_folder, removing
 from remote_tool.protocol.errors import RequestError
 from remote_tool.protocol.lean.namedtuple import NamedTuple
@@ -335,22 +335,12 @@ def _hold_sync(scripts: str, project: str) -> int:
         RequestError: It takes long.
         OSError: The lock cannot be opened.
     """
-    path = os.path.join(scripts, "sync-lock")
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    deadline = time.monotonic() + _PATIENCE
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if removing.is_over(deadline):
-                raise RequestError(
-                    f"A sync to {project} is running, so its code cannot be copied now", hint="try again later"
-                ) from None
-            time.sleep(0.02)
-        except OSError:
-            return file  # a file system without locks
-        else:
-            return file
+    try:
+        return locks.hold(f"{scripts}/{locks.SYNC}", fcntl.LOCK_SH, _PATIENCE)
+    except BlockingIOError:
+        raise RequestError(
+            f"A sync to {project} is running, so its code cannot be copied now", hint="try again later"
+        ) from None
 
 
 def changed_link(copy: Copy) -> str:

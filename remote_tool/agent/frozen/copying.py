@@ -165,12 +165,19 @@ def _link(path: bytes, copied: bytes) -> bool:
     return True
 
 
-def copy_file(path: str, copied: str, status: os.stat_result) -> None:
-    """Copy a file to a new name, onto the disk."""
+def copy_file(path: str, copied: str, status: os.stat_result, see: Optional[Callable[[int], None]] = None) -> None:
+    """Copy a file to a new name, onto the disk; ``see`` gets the number of copied bytes, before each part."""
 
     def fill(old: int, new: int) -> None:
-        while data := os.read(old, _CHUNK):
+        done = 0
+        while True:
+            if see is not None:
+                see(done)
+            data = os.read(old, _CHUNK)
+            if not data:
+                break
             job_folder.write_all(new, data)
+            done += len(data)
         os.fchmod(new, stat.S_IMODE(status.st_mode))
         os.utime(new, ns=(status.st_atime_ns, status.st_mtime_ns))
         os.fsync(new)

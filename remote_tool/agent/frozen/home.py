@@ -1,8 +1,9 @@
 """Bring home what jobs wrote in a copy: rename it into the project's folder, and leave a link in the copy.
 
-While another job runs in the copy, nothing moves: the project's folder gets links to new files, and the last job of the
-copy brings them. A name that is taken in the project is kept beside it, under the job's id. Each step leaves a state
-that the next pass recognizes, so a pass may be killed anywhere.
+While another job runs in the copy, or a sync to the project takes long, nothing moves: the project's folder gets links
+to new files, and the last job of the copy, or the next start or clean, brings them. A name that is taken in the project
+is kept beside it, under the job's id. Each step leaves a state that the next pass recognizes, so a pass may be killed
+anywhere.
 """
 
 from __future__ import annotations
@@ -10,23 +11,26 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import time
 
-from remote_tool.agent.frozen import copies, guests, moving
+from remote_tool.agent.frozen import copies, copying, guests, locks, moving
 from remote_tool.agent.frozen.way import Homecoming, Way, listed
 from remote_tool.protocol.lean.suppress import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import List, Optional, Set
+    from typing import Callable, List, Optional, Set
 
     from remote_tool.agent.frozen.copies import Copy
     from remote_tool.agent.frozen.guests import Guest, Jobs
+    from remote_tool.agent.frozen.moving import Copier
     from remote_tool.agent.requests import Folders
 
-# In our own folder: held while output is brought home.
-_LOCK = "home-lock"
+    # Called with the path of a file that is copied, and the bytes that are.
+    See = Callable[[str, int], None]
+
 _PATIENCE = 60.0
+# Of the end of a job, for a sync that is running.
+_PATIENCE_WITH_SYNCS = 15.0
 # Of a request, which tries again with the next one.
 _SHORT_PATIENCE = 5.0
 
@@ -44,7 +48,7 @@ def enter(copy: Copy, job_id: str, jobs: Jobs) -> None:
     """
     lock = None
     with suppress(BlockingIOError):
-        lock = _hold(copy.scripts, _PATIENCE)
+        lock = _keep_others_away(copy.scripts, _PATIENCE)
     try:
         if guests.guests_of(copy.path) is None:
             guests.note_all(copy.path, jobs.of_copy(copy.name))
@@ -54,21 +58,34 @@ def enter(copy: Copy, job_id: str, jobs: Jobs) -> None:
             os.close(lock)
 
 
-def bring(copy: Copy, jobs: Jobs, job_id: str = "", *, goes: bool = False) -> Homecoming:
-    """Bring home what is in a copy only; while another job runs there, leave it and link it from the project.
+def bring(
+    copy: Copy,
+    jobs: Jobs,
+    job_id: str = "",
+    *,
+    goes: bool = False,
+    has_sync_lock: bool = False,
+    see: "Optional[See]" = None,
+) -> Homecoming:
+    """Bring home what is in a copy only; while another job or a sync runs, leave it and link it from the project.
 
     Args:
         copy: The copy.
         jobs: The project's jobs.
         job_id: The job that has ended; empty: find out which have.
         goes: Whether the copy will be removed: no job needs it.
+        has_sync_lock: Whether this program keeps syncs away already.
+        see: Called while a file is copied to another disk; an OSError of it ends that.
 
     Raises:
-        BlockingIOError: Another pass takes long.
+        BlockingIOError: Another pass takes long, or a sync while the copy has to go.
         OSError: The copy cannot be read.
     """
-    lock = _hold(copy.scripts, _PATIENCE if job_id else _SHORT_PATIENCE)
+    lock = _keep_others_away(copy.scripts, _PATIENCE if job_id else _SHORT_PATIENCE)
+    sync = locks.SyncLock(copy.scripts, _PATIENCE_WITH_SYNCS if job_id else _SHORT_PATIENCE, has_it=has_sync_lock)
     try:
+        if goes and not sync.is_free:
+            raise BlockingIOError(errno.EAGAIN, "a sync is running")
         known = guests.guests_of(copy.path)
         present = known or []
         others = [each.job_id for each in present if not each.is_over and each.job_id != job_id]
@@ -79,15 +96,19 @@ def bring(copy: Copy, jobs: Jobs, job_id: str = "", *, goes: bool = False) -> Ho
             return Homecoming()
         moving.follow_project(copy.code, copy.project, jobs.name, f"{copy.path}/{copies.SPARE}")
         writers = [job_id] if job_id else [each.job_id for each in present] or others
-        way = Way(copy, present, writers[-1] if writers else copy.name, moves=not is_shared, stays=not goes)
+        moves = sync.is_free and not is_shared
+        way = Way(copy, present, writers[-1] if writers else copy.name, moves=moves, stays=not goes)
         way.own_names = {os.path.basename(copy.scripts), jobs.name}
+        way.links_folders = sync.is_free
+        way.copy_file = _copier(sync, see)
         way.bring_folder("", "", seen=False)
-        if job_id and not (is_shared and way.result.stuck):
+        if job_id and (moves or not way.result.stuck):
             guests.leave(copy.path, job_id)
-        if not is_shared and not way.result.stuck:
+        if moves and not way.result.stuck:
             guests.forget(copy.path, [*(each.job_id for each in present), job_id])
         return way.result
     finally:
+        sync.release()
         if lock is not None:
             os.close(lock)
 
@@ -112,10 +133,10 @@ def bring_pending(folders: Folders, names: "Optional[Set[str]]" = None) -> None:
                 continue
 
 
-def bring_whole(copy: Copy, folders: Folders) -> str:
+def bring_whole(copy: Copy, folders: Folders, *, has_sync_lock: bool = False) -> str:
     """Bring home everything before a copy is removed that no job needs; return why that is impossible."""
     try:
-        stuck = bring(copy, guests.Jobs(folders.jobs), goes=True).stuck
+        stuck = bring(copy, guests.Jobs(folders.jobs), goes=True, has_sync_lock=has_sync_lock).stuck
     except OSError as error:
         return f"{copy.name}: {error.strerror}"
     return f"{listed([name for name, _ in stuck])} in {copy.name}: {stuck[0][1]}" if stuck else ""
@@ -129,27 +150,27 @@ def _is_pending(present: "Optional[List[Guest]]", jobs: Jobs) -> bool:
     return any(each not in alive and not (alive and each.is_over) for each in present)
 
 
-def _hold(scripts: str, patience: float) -> "Optional[int]":
+def _keep_others_away(scripts: str, patience: float) -> "Optional[int]":
     """Keep other passes away; None without locks.
 
     Raises:
         BlockingIOError: Another pass takes longer: two that move at once could replace a file by a link to itself.
     """
     try:
-        file = os.open(f"{scripts}/{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        return locks.hold(f"{scripts}/{locks.HOME}", fcntl.LOCK_EX, patience)
+    except BlockingIOError:
+        raise BlockingIOError(errno.EAGAIN, "the output of another job is still being brought home") from None
     except OSError:
         return None
-    deadline = time.monotonic() + patience
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                os.close(file)
-                raise BlockingIOError(errno.EAGAIN, "the output of another job is still being brought home") from None
-            time.sleep(0.02)
-        except OSError:
-            break
-        else:
-            break
-    return file
+
+
+def _copier(sync: locks.SyncLock, see: "Optional[See]") -> "Copier":
+    """Return how to copy a file to another disk, which may take hours: syncs may run meanwhile."""
+
+    def copy_file(path: str, new: str, status: os.stat_result) -> None:
+        sync.without(lambda: copying.copy_file(path, new, status, see and (lambda done: see(path, done))))
+        now = os.lstat(path)
+        if (now.st_size, now.st_mtime_ns) != (status.st_size, status.st_mtime_ns):
+            raise BlockingIOError(errno.EAGAIN, "it is still being written")
+
+    return copy_file

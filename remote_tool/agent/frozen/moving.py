@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from typing import Callable, List, Tuple, TypeVar
 
     Result = TypeVar("Result")
+    # Copies a file with this status to a new name, onto the disk.
+    Copier = Callable[[str, str, os.stat_result], None]
 
 # A clean removes what is left in such a folder.
 _PARTIAL = ".remote-tool-partial"
@@ -58,8 +60,27 @@ def put_link(text: str, path: str, spare: str) -> None:
         raise
 
 
-def add(path: str, target: str, *, stays: bool = False) -> None:
+def make_folder(path: str, like: str) -> None:
+    """Make a folder with the permissions of another one.
+
+    Raises:
+        FileExistsError: The name is taken.
+        OSError: It cannot be made.
+    """
+    mode = stat.S_IMODE(os.stat(like).st_mode)
+    with_rights(lambda: os.mkdir(path, stat.S_IRWXU), os.path.dirname(path))
+    # Our own umask says nothing about what jobs make.
+    os.chmod(path, mode)
+
+
+def add(path: str, target: str, *, stays: bool = False, copy: Copier = copying.copy_file) -> None:
     """Give a file, link or pipe a second name; where there are no hard links, move it, or copy one that stays.
+
+    Args:
+        path: The file.
+        target: Its second name.
+        stays: Whether it must not move.
+        copy: Copies it to another disk.
 
     Raises:
         FileExistsError: The name is taken.
@@ -73,23 +94,36 @@ def add(path: str, target: str, *, stays: bool = False) -> None:
         if os.path.lexists(target):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from error
         if error.errno == errno.EXDEV:
-            _copy_to(path, target, lambda new: os.link(new, target, follow_symlinks=False))
+            _copy_to(path, target, lambda new: os.link(new, target, follow_symlinks=False), copy)
         elif error.errno in {errno.ENOENT, errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENOTDIR}:
             raise
         elif stays:
-            _copy_to(path, target, lambda new: os.rename(new, target))
+            _copy_to(path, target, lambda new: os.rename(new, target), copy)
         else:
             with_rights(lambda: os.rename(path, target), *map(os.path.dirname, (path, target)))
 
 
-def replace(path: str, target: str) -> None:
-    """Move a file, link or pipe to a name, instead of the file or link there."""
+def replace(path: str, target: str, copy: Copier = copying.copy_file) -> None:
+    """Move a file, link or pipe to a name, instead of the file or link there.
+
+    Raises:
+        FileExistsError: Another file has come there while this one was copied to another disk.
+        OSError: It cannot be moved.
+    """
+    before = os.lstat(target)
+
+    def put(new: str) -> None:
+        now = os.lstat(target)
+        if (now.st_ino, now.st_ctime_ns) != (before.st_ino, before.st_ctime_ns):
+            raise FileExistsError(errno.EEXIST, "it has changed in the project meanwhile", target)
+        os.rename(new, target)
+
     try:
         with_rights(lambda: os.rename(path, target), *map(os.path.dirname, (path, target)))
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        _copy_to(path, target, lambda new: os.rename(new, target))
+        _copy_to(path, target, put, copy)
 
 
 def move_folder(path: str, target: str) -> bool:
@@ -111,26 +145,28 @@ def move_folder(path: str, target: str) -> bool:
     return True
 
 
-def _copy_to(path: str, target: str, put: "Callable[[str], None]") -> None:
+def _copy_to(path: str, target: str, put: "Callable[[str], None]", copy: Copier) -> None:
     """Copy to another disk; the name appears when all of it is there."""
     status = os.lstat(path)
-    if stat.S_ISLNK(status.st_mode):
-        os.symlink(os.readlink(path), target)
-        return
-    if not stat.S_ISREG(status.st_mode):
+    is_link = stat.S_ISLNK(status.st_mode)
+    if not is_link and not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), path)
-    folder = f"{os.path.dirname(target)}/{_PARTIAL}"
+    parent = os.path.dirname(target)
+    folder = f"{parent}/{_PARTIAL}"
     with suppress(FileExistsError):
-        os.mkdir(folder, 0o700)
+        with_rights(lambda: os.mkdir(folder, stat.S_IRWXU), parent)
     new = f"{folder}/{os.urandom(8).hex()}"
     try:
-        copying.copy_file(path, new, status)
-        put(new)
+        if is_link:
+            os.symlink(os.readlink(path), new)
+        else:
+            copy(path, new, status)
+        with_rights(lambda: put(new), parent)
     finally:
         with suppress(OSError):
             os.unlink(new)
         with suppress(OSError):
-            os.rmdir(folder)
+            with_rights(lambda: os.rmdir(folder), parent)
 
 
 def is_same(path: str, other: str) -> bool:

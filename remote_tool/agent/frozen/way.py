@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from remote_tool.agent.frozen.copies import Copy
     from remote_tool.agent.frozen.guests import Guest
+    from remote_tool.agent.frozen.moving import Copier
 
 # In a copy: the files kept beside the project's own, as pairs of names.
 _BESIDE = "beside"
@@ -74,6 +75,8 @@ class Way:
     Attributes:
         result: What it did.
         own_names: The names of our own folders in the project.
+        links_folders: Whether the project may get links to folders: a sync that is running could write through them.
+        copy_file: Copies a file to another disk.
     """
 
     def __init__(self, copy: Copy, present: "List[Guest]", writer: str, *, moves: bool, stays: bool) -> None:
@@ -88,6 +91,8 @@ class Way:
         """
         self.result = Homecoming()
         self.own_names: Set[str] = set()
+        self.links_folders = True
+        self.copy_file: Copier = copying.copy_file
         self._copy = copy
         self._writer = writer
         self._moves = moves
@@ -185,15 +190,21 @@ class Way:
                 os.unlink(home)
                 self._move_folder(path, target)
         elif not os.path.lexists(home) and not is_ours and target not in self._sent:
-            if self._moves:
-                self._move_folder(path, target)
-            else:
-                self._link_from_home(path, target)
+            self._bring_free_folder(path, target)
         elif os.path.isdir(home) and not is_ours:
             self.bring_folder(path, target, seen=seen)
             self._fold(path, target)
         elif self._moves:
             self._keep_beside(path, target)
+
+    def _bring_free_folder(self, path: str, target: str) -> None:
+        if self._moves:
+            self._move_folder(path, target)
+        elif self.links_folders:
+            self._link_from_home(path, target)
+        else:
+            self._make_folder(path, target)
+            self.bring_folder(path, target, seen=False)
 
     def _move_folder(self, path: str, target: str) -> None:
         here, home = self._here(path), self._home(target)
@@ -202,7 +213,7 @@ class Way:
         if moving.move_folder(here, home):
             self._leave(path, target)
             return
-        os.mkdir(home, stat.S_IMODE(os.lstat(here).st_mode) | stat.S_IRWXU)
+        moving.make_folder(home, here)
         self.bring_folder(path, target, seen=False)
         self._fold(path, target)
 
@@ -229,7 +240,7 @@ class Way:
         elif there is not None and self._is_replaced(path, home, there, seen=seen and target not in self._sent):
             if self._moves:
                 self._turn_links(path)
-                moving.replace(here, home)
+                moving.replace(here, home, self.copy_file)
                 self._leave(path, target)
             else:
                 moving.put_link(here, home, self._spare)
@@ -250,7 +261,7 @@ class Way:
         self._turn_links(path)
         self._make_parent(path, target)
         try:
-            moving.add(self._here(path), self._home(target))
+            moving.add(self._here(path), self._home(target), copy=self.copy_file)
         except FileExistsError:
             self._keep_beside(path, target)
         else:
@@ -271,11 +282,15 @@ class Way:
 
     def _make_parent(self, path: str, target: str) -> None:
         """Make the project's folders for a target, with the modes of the copy's."""
-        parent, inner = target.rpartition("/")[0], path.rpartition("/")[0]
-        if parent and not os.path.isdir(self._home(parent)):
-            self._make_parent(inner, parent)
+        parent = target.rpartition("/")[0]
+        if parent:
+            self._make_folder(path.rpartition("/")[0], parent)
+
+    def _make_folder(self, path: str, target: str) -> None:
+        if not os.path.isdir(self._home(target)):
+            self._make_parent(path, target)
             with suppress(FileExistsError):
-                os.mkdir(self._home(parent), stat.S_IMODE(os.stat(self._here(inner)).st_mode) | stat.S_IRWXU)
+                moving.make_folder(self._home(target), self._here(path))
 
     def _leave(self, path: str, target: str) -> None:
         """Leave a link in the place of a file or folder that has come home."""
@@ -306,7 +321,7 @@ class Way:
             return  # a copy of it, made by an earlier pass
         name = self._name_beside(path, target)
         self._make_parent(path, name)
-        moving.add(here, self._home(name), stays=True)
+        moving.add(here, self._home(name), stays=True, copy=self.copy_file)
         self.result.beside.append(name)
 
     def _keep_beside(self, path: str, target: str) -> None:
@@ -318,7 +333,7 @@ class Way:
             self._move_folder(path, name)
         else:
             if not os.path.lexists(home):
-                moving.add(here, home)
+                moving.add(here, home, copy=self.copy_file)
             self._leave(path, name)
         self.result.beside.append(name)
 

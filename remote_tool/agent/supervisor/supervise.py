@@ -6,6 +6,7 @@ processes. It is independent of the connection.
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
     from remote_tool.agent.supervisor.queue import JobQueue
     from remote_tool.agent.supervisor.terminal import JobTerminal
     from remote_tool.protocol.records import Record
+
+
+MEBIBYTE = 1024 * 1024
+_LONG_TO_COPY = 64 * MEBIBYTE
 
 
 def leave_client(keep: "set[int]") -> int:
@@ -125,10 +130,11 @@ class Supervisor:
             self._watch_launch()
         if self._queue is not None:
             self._queue.release()
-        self._bring_home()
         causes.note_taken_port(self._plan, self._outcome)
         self._note_cause()
         causes.note_full_disk(self._plan, self._outcome)
+        # Others have the GPUs by now, and the launch knows of the end: this may take long.
+        self._bring_home()
         self._drain_terminal()
         ended = self._record_end()
         self._report_started()
@@ -263,7 +269,8 @@ class Supervisor:
         from remote_tool.agent.frozen import guests, home  # noqa: PLC0415 - few projects have copies
 
         try:
-            told = home.bring(copy, guests.Jobs(os.path.dirname(self._plan.path)), self._plan.job_id)
+            jobs = guests.Jobs(os.path.dirname(self._plan.path))
+            told = home.bring(copy, jobs, self._plan.job_id, see=self._see_copying)
             notes = told.describe(copy.name)
         except OSError as error:
             notes = [f"its output is still in the copy {copy.name}: {job_folder.explain(copy.path, error)}"]
@@ -273,6 +280,17 @@ class Supervisor:
         # The notes are in the record too.
         with suppress(OSError):
             self._records.add_to_log(notes)
+
+    def _see_copying(self, path: str, done: int) -> None:
+        """Say what is copied to another disk, for the job ends after that; InterruptedError once it is to stop."""
+        if self._events.read_stop() is not None:
+            raise InterruptedError(errno.EINTR, "the job was stopped while it was copied to another disk")
+        if done == 0:
+            size = os.lstat(path).st_size
+            if size >= _LONG_TO_COPY:
+                with suppress(OSError):
+                    name = os.fsencode(os.path.basename(path)).decode("utf-8", "backslashreplace")
+                    self._records.add_to_log([f"copies its output to another disk: {name} ({size // MEBIBYTE} MiB)"])
 
     def _drain_terminal(self) -> None:
         """Wait for the last output, which must be in the log before the final record is written."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
 import stat
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from remote_tool.protocol.limits import NEW_COPY
+from remote_tool.protocol.records import encode_record
 from tests.agent.artifacts.test_artifacts import listing
 from tests.agent.cleaning.test_clean import clean, ended, items
 from tests.agent.conftest import PretendServer, wait_until
@@ -18,7 +21,7 @@ from tests.agent.frozen.test_copies import copies_of, copy_of, run, send
 from tests.small_disks import small_disk
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
 
 @pytest.fixture
@@ -146,6 +149,63 @@ def test_output_for_a_folder_on_another_disk_stays_in_the_copy_until_there_is_ro
         assert items(clean(frozen))["copies of the project"] == (1, 1)
         assert (disk / "src" / "big.bin").stat().st_size == 500_000
         assert copies_of(frozen) == []
+
+
+@pytest.fixture
+def elsewhere(frozen: PretendServer, tmp_path: Path) -> Iterator[Path]:
+    """The project's folder ``src``, on another disk."""
+    with small_disk(tmp_path / "disk", "size=200m") as disk:
+        shutil.move(frozen.project / "src", disk / "src")
+        (frozen.project / "src").symlink_to(disk / "src")
+        yield disk / "src"
+
+
+@pytest.mark.row(296)
+def test_modes_and_links_are_kept_on_the_way_to_another_disk(frozen: PretendServer, elsewhere: Path) -> None:
+    """Also of folders, whatever the umask of our own programs."""
+    make = "umask 022; mkdir -p src/out/shared; echo a >src/out/shared/a; chmod 2775 src/out/shared"
+    others = "ln -s out/shared/a src/latest; echo b >src/run.sh; chmod 755 src/run.sh"
+    ended(frozen, f"{make}; {others}; chmod 555 src/out", copy=NEW_COPY)
+    modes = {name: stat.S_IMODE((elsewhere / name).stat().st_mode) for name in ("out", "out/shared", "run.sh")}
+    assert modes == {"out": 0o555, "out/shared": 0o2775, "run.sh": 0o755}
+    assert (elsewhere / "latest").readlink() == Path("out/shared/a")
+    assert (elsewhere / "latest").read_text() == "a\n"
+
+
+@pytest.mark.row(296)
+def test_a_long_copy_to_another_disk_is_told_and_can_be_stopped_and_holds_up_no_sync(
+    frozen: PretendServer, elsewhere: Path
+) -> None:
+    name = "src/big.bin"
+    job_id = frozen.start(f"head -c 150000000 /dev/zero >{name}", copy=NEW_COPY)
+    told = "remote-tool: copies its output to another disk: big.bin (143 MiB)\n"
+    wait_until(lambda: list(elsewhere.glob(".remote-tool-partial/*")), "the copy")
+    os.kill(frozen.supervisor(job_id), signal.SIGSTOP)
+    with (frozen.scripts / "sync-lock").open("r+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert told in frozen.output(job_id, "err")
+    os.kill(frozen.supervisor(job_id), signal.SIGCONT)
+    frozen.wait(job_id)
+    assert (elsewhere / "big.bin").stat().st_size == 150_000_000
+    assert frozen.record(job_id, "ended")["exit_code"] == 0
+
+
+@pytest.mark.row(296)
+def test_a_stop_ends_the_copying_to_another_disk_and_the_output_stays(frozen: PretendServer, elsewhere: Path) -> None:
+    job_id = frozen.start("head -c 150000000 /dev/zero >src/big.bin", copy=NEW_COPY)
+    wait_until(lambda: list(elsewhere.glob(".remote-tool-partial/*")), "the copy")
+    os.kill(frozen.supervisor(job_id), signal.SIGSTOP)
+    (frozen.jobs / job_id / "stop.json").write_bytes(
+        encode_record({"id": job_id, "signal": "SIGTERM", "grace": 10.0, "requested_at": 0.0})
+    )
+    os.kill(frozen.supervisor(job_id), signal.SIGCONT)
+    frozen.wait(job_id)
+    ended_record = frozen.record(job_id, "ended")
+    assert ended_record["exit_code"] == 0
+    assert "src/big.bin: the job was stopped while it was copied to another disk" in ended_record["reason"]
+    assert list(elsewhere.glob("*")) == [elsewhere / "part.txt"]
+    clean(frozen, job_id)
+    assert (elsewhere / "big.bin").stat().st_size == 150_000_000
 
 
 @pytest.mark.row(296)
