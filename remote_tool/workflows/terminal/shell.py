@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from remote_tool.config.devices import check_devices, command_environment, devices_of
 from remote_tool.config.limits import check_texts, check_workdir
 from remote_tool.errors import ConnectionLostError, JobError, UsageError
-from remote_tool.jobs.job import job_id_of
+from remote_tool.jobs.job import JobState, job_id_of
 from remote_tool.protocol.limits import COMMAND, SHELL
 from remote_tool.redaction import hide
 from remote_tool.workflows.agent_client import NoPythonError, NotPreparedError
@@ -135,8 +135,10 @@ async def _open_kept(context: Context, server: str, request: ShellRequest, scree
     tag = f"{KEPT}{request.keep}"
     selection = JobSelection(tags=(tag,), servers=(server,), stopped=True)
     answer = (await list_jobs(context, selection)).raise_if_any_failed()
-    running = [job for job in answer.jobs if job.terminal and job.state.is_running]
-    last = max(answer.jobs, key=lambda job: (job.created_at, job.id), default=None)
+    # One that another program is just starting is started again under the same id, which starts nothing twice.
+    there = [job for job in answer.jobs if job.state is not JobState.STARTING]
+    running = [job for job in there if job.terminal and job.state is JobState.RUNNING]
+    last = max(there, key=lambda job: (job.created_at, job.id), default=None)
     job = running[-1] if running else await _start_kept(context, server, request, screen, last)
     return await attach_to(context, job, screen)
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ import yaml
 
 from remote_tool import Workspace
 from remote_tool.cli.terminal.notice_line import LAST, NOT_BELOW
+from remote_tool.jobs.job import JobState
 from remote_tool.workflows.selection import JobsAnswer
 from remote_tool.workflows.terminal.shell import ShellRequest
 from tests.cli.conftest import kill
@@ -391,14 +393,16 @@ class _SeenError(Exception):
 
 
 @pytest.mark.row(236)
-def test_two_programs_that_see_no_kept_shell_start_the_same_one(
-    project: Path, jobs: list[Job], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_two_programs_that_see_no_running_kept_shell_start_the_same_one(
+    project: Path, jobs: list[Job], monkeypatch: pytest.MonkeyPatch, *, is_recorded: bool
 ) -> None:
     class Screen:
         is_terminal, window, variables = True, (24, 80), {"TERM": "xterm"}
 
     async def nothing(*_: object) -> JobsAnswer:
-        return JobsAnswer(())
+        # The other program has recorded it, and its server does not have it yet.
+        return JobsAnswer(tuple(replace(job, state=JobState.STARTING) for job in seen if is_recorded))
 
     async def attach(_context: object, job: Job, _screen: object) -> None:
         raise _SeenError(job)
@@ -412,6 +416,7 @@ def test_two_programs_that_see_no_kept_shell_start_the_same_one(
         seen.append(attached.value.args[0])
     jobs += seen
     assert seen[0].id == seen[1].id
+    assert [job.state for job in seen] == [JobState.RUNNING, JobState.RUNNING]
 
 
 @pytest.mark.row(206)
