@@ -140,8 +140,12 @@ def desk_of_all(_desk_of_a_module: Desk) -> Desk:
 
 
 @pytest.fixture(scope="module")
-def _desk_of_a_module(two_machines: dict[str, TestServer], tmp_path_factory: pytest.TempPathFactory) -> Desk:
-    return _made(tmp_path_factory.mktemp("desk"), two_machines)
+def _desk_of_a_module(two_machines: dict[str, TestServer], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+    found = _made(tmp_path_factory.mktemp("desk"), two_machines)
+    yield found
+    # The homes of the tests have gone by now.
+    home = {"HOME": str(tmp_path_factory.mktemp("home"))}
+    found.tries("job-kill", "--all", "--yes", "--signal", "SIGKILL", environment=home)
 
 
 def _made(folder: Path, servers: dict[str, TestServer]) -> Desk:

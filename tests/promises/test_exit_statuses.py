@@ -27,7 +27,10 @@ LAUNCH = ("helper-torch-launch", "--nproc-per-node", "1", "--follow")
 STATUSES = {
     "a command that ends well": (0, ("run", *FIRST, "--cmd", "true")),
     "a command with a status of its own": (7, ("run", *FIRST, "--cmd", "exit 7")),
-    "the highest of several servers": (9, ("run", *FIRST, "--server", "second", "--cmd", "test $REMOTE_TOOL_SERVER = first || exit 9")),
+    "the highest of several servers": (
+        9,
+        ("run", *FIRST, "--server", "second", "--cmd", "test $REMOTE_TOOL_SERVER = first || exit 9"),
+    ),
     "a command that a signal ends": (128 + 15, ("run", *FIRST, "--cmd", "kill -TERM $$")),
     "a program of a shell": (5, ("shell", *FIRST, "--", "sh", "-c", "exit 5")),
     "a job that is followed": (3, ("job-run", "--follow", *FIRST, "--cmd", "exit 3")),
