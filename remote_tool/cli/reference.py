@@ -98,6 +98,7 @@ an unknown option, prints only `{"errors": [{"server": "", "message"}]}`.
   did the work.
 - `rsync`, for each server: `"server", "snapshot", "sent", "removed", "bytes", "skipped", "warnings", "relayed",
   "relayed_by", "changed"`.
+- `data-sync`: `{"data": [{"name", "servers": [{"server", "changed", "sent", "bytes"}], "errors": […]}]}`.
 - `run`, for each server: `"server", "exit_code", "stdout", "stderr"`.
 - `keys`, for each server: `"server", "state", "key", "line", "file", "changed"`; the state is `works`, `added` or
   `missing`.

@@ -162,8 +162,30 @@ def desk_of_two(two_machines: dict[str, TestServer], tmp_path: Path) -> Desk:
     return _prepared(tmp_path, two_machines)
 
 
-def _prepared(folder: Path, servers: dict[str, TestServer]) -> Desk:
+@pytest.fixture
+def desk_of_all(_desk_of_a_module: Desk) -> Desk:
+    """A project that the tests of a module share, prepared on both servers; other tests have left jobs and files."""
+    # A home belongs to a single test, so the first one prepares.
+    if not _desk_of_a_module.there("second").exists():
+        _desk_of_a_module.does("prepare")
+    return _desk_of_a_module
+
+
+@pytest.fixture(scope="module")
+def _desk_of_a_module(two_machines: dict[str, TestServer], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+    found = _made(tmp_path_factory.mktemp("desk"), two_machines)
+    yield found
+    # The homes of the tests have gone by now.
+    home = {"HOME": str(tmp_path_factory.mktemp("home"))}
+    found.tries("job-kill", "--all", "--yes", "--signal", "SIGKILL", environment=home)
+
+
+def _made(folder: Path, servers: dict[str, TestServer]) -> Desk:
     name = f"p-{os.urandom(4).hex()}"
-    found = Desk(make_project(folder / name, servers.values(), name=name), servers)
+    return Desk(make_project(folder / name, servers.values(), name=name), servers)
+
+
+def _prepared(folder: Path, servers: dict[str, TestServer]) -> Desk:
+    found = _made(folder, servers)
     found.does("prepare")
     return found

@@ -1,0 +1,111 @@
+"""Nothing is lost when the connection breaks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tests.promises.conftest import PATIENCE, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from tests.promises.conftest import Desk
+
+# Each line has another number, so a repeated or a missing byte shows.
+PRINTS = """
+import itertools, os, sys, time
+for number in itertools.count():
+    print(number, "x" * (number % 97), flush=True)
+    time.sleep(0.002)
+    if os.path.exists("enough"):
+        break
+"""
+
+
+def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def is_longer_than(output: bytearray, size: int) -> bool:
+    return len(output) > size
+
+
+def only_folder(desk: Desk) -> Path:
+    """Return the folder of the only job on the server."""
+    (found,) = [path for path in (desk.there() / ".jobs").iterdir() if (path / "spec.json").exists()]
+    return found
+
+
+def test_output_continues_at_the_byte_where_the_connection_broke(desk: Desk) -> None:
+    (desk.root / "prints.py").write_text(PRINTS)
+    desk.does("job-run", "--cmd", "python prints.py")
+    words = [sys.executable, "-m", "remote_tool", "job-tail", "1"]
+    output = bytearray()
+    with subprocess.Popen(words, cwd=desk.root, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as tail:
+
+        def read() -> None:
+            assert tail.stdout is not None
+            while data := os.read(tail.stdout.fileno(), 65536):
+                output.extend(data)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        for _ in range(3):
+            until(partial(is_longer_than, output, len(output)), "output arrives")
+            desk.servers["first"].drop_connections()
+        (desk.there() / "enough").touch()
+        assert tail.wait(PATIENCE) == 0
+        reader.join(PATIENCE)
+    written = (only_folder(desk) / "job.out").read_bytes()
+    assert bytes(output) == written
+    assert (desk.root / ".remote" / "jobs" / desk.job(1)["id"] / "job.out").read_bytes() == written
+
+
+def test_a_job_keeps_running_without_the_laptop_and_its_output_is_there_later(desk: Desk) -> None:
+    (desk.root / "prints.py").write_text(PRINTS)
+    with desk.runs_meanwhile("job-run", "--follow", "--cmd", "python prints.py") as program:
+        assert program.stdout is not None
+        while not program.stdout.readline().startswith("9 "):
+            pass
+        program.send_signal(signal.SIGKILL)
+    desk.servers["first"].drop_connections()
+    log = only_folder(desk) / "job.out"
+    size = log.stat().st_size
+    until(lambda: log.stat().st_size > size + 1000, "the job goes on")
+    (desk.there() / "enough").touch()
+    desk.does("job-wait", "1")
+    assert desk.does("job-tail", "1").encode() == log.read_bytes()
+    assert desk.job(1)["state"] == "succeeded"
+
+
+def test_a_job_whose_start_was_not_confirmed_is_not_started_twice(desk: Desk, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    with desk.runs_meanwhile("job-run", "--json", "--no-sync", "--cmd", f"echo ran >> {ran}; sleep 1000") as program:
+
+        def has_begun() -> bool:
+            with suppress(FileNotFoundError):
+                return any(path.name[:2] == "20" for path in (desk.there() / ".jobs").iterdir())
+            return False
+
+        until(lambda: has_begun() or program.poll() is not None, "the start has begun")
+        # From now on, no answer leaves the server.
+        sessions = desk.servers["first"].session_pids()
+        signal_all(sessions, signal.SIGSTOP)
+        until(ran.exists, "the job runs")
+        signal_all(sessions, signal.SIGKILL)
+        said, _ = program.communicate(timeout=PATIENCE)
+    assert program.returncode == 0, said
+    (job,) = desk.jobs()
+    assert job["state"] == "running"
+    desk.does("job-kill", "1", "--grace", "0")
+    assert ran.read_text() == "ran\n"

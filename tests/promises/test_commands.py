@@ -1,0 +1,322 @@
+"""Each command of README's table: its plain use, and the documented keys of its JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.cli.terminal import Terminal
+from tests.promises.conftest import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.promises.conftest import Desk
+
+README = Path(__file__).parents[2] / "README.md"
+REFERENCE = README.parent / "docs" / "reference.md"
+FIRST = ("--server", "first")
+# A job has failed with this number, another one runs, and a third one waits for it; see the fixture.
+DONE, RUNS, WAITS = "1", "2", "3"
+
+
+def keys(words: str, **inner: object) -> dict[str, object]:
+    """Describe an object by its keys; what they hold is described by the others, or may be anything."""
+    return dict.fromkeys(words.split()) | inner
+
+
+JOB = keys(
+    "key id launch_id node_rank server name state exit_code signal reason pid tags note started_by command workdir git "
+    "copy environment_hash nice gpus gpu_count leased_gpus priority after terminal variables rerun_of max_duration "
+    "stop_if_idle retries failed_attempts created_at started_at ended_at values log"
+)
+JOBS = keys("errors", jobs=[JOB])
+SHOWN = JOB | keys(
+    "folder runs_in copy_is_kept changes related error output artifacts_folder unknown next",
+    artifacts=[keys("name size is_here")],
+)
+STACKS = keys(
+    "label where",
+    processes=[keys("job server pid rank is_child command why", threads=[[keys("file line function")]])],
+)
+SERVER_OF_TOP = keys(
+    "server cpu cores load memory_total memory_available disk_total disk_free disk_kind gpu_problem disk_problem gpus "
+    "ranks"
+)
+LOGIN = keys("server address username since sessions pid")
+
+
+def servers(words: str, **inner: object) -> dict[str, object]:
+    return keys("errors", servers=[keys(words, **inner)])
+
+
+# What is typed, a part of what is printed, and the document that --json prints.
+COMMANDS: dict[str, tuple[str, str, dict[str, object] | None]] = {
+    "keys": ("--dry-run", "first: key-based login already works", servers("server state key line file changed")),
+    "check": ("--server first", r"first +login +ok", servers("name", checks=[keys("name status value hint")])),
+    "prepare": (
+        "",
+        r"first +ready +Python 3",
+        servers(
+            "server changed seconds warnings python follows",
+            steps=[keys("step outcome detail seconds")],
+        ),
+    ),
+    "setup": ("", "first: environment: unchanged, Python 3", None),
+    "rsync": (
+        "",
+        r"already up to date|sent \d+ files?",
+        servers("server snapshot sent removed bytes skipped warnings relayed relayed_by changed"),
+    ),
+    "data-sync": (
+        "--server first",
+        "data digits: 1 of 1 server",
+        keys("", data=[keys("name errors", servers=[keys("server changed sent bytes")])]),
+    ),
+    "update-packages": ("", "first: packages: unchanged", None),
+    "bandwidth": (
+        "--seconds 0.3",
+        r"Gbit/s +first +second",
+        keys(
+            "errors",
+            links=[keys("from to gbit_per_second round_trip_ms interface to_interface address method error")],
+        ),
+    ),
+    "gpus": ("", "first: no GPUs", servers("server gpus queue problem notes")),
+    "ssh-config": ("", "(?s)Host first\n.*HostName", None),
+    "run": ("--server first --cmd hello.py", "^hello$", servers("server exit_code stdout stderr")),
+    "shell": ("--server first -- python hello.py", "^hello$", None),
+    "job-run": ("--server first --cmd true", r"^job \d+ on first: ", JOBS),
+    "helper-torch-launch": (
+        "--nproc-per-node 1 --cmd hello.py",
+        r"(?s)^job \d+ on first: .*^job \d+ on second: ",
+        JOBS,
+    ),
+    "helper-launch": ("--cmd true", r"(?s)^job \d+ on first: .*^job \d+ on second: ", JOBS),
+    "helper-mpi-launch": ("--ppn 1 --cmd hello.py", r"(?s)^job \d+ on first: .*^job \d+ on second: ", JOBS),
+    "helper-fan-out": (
+        "--total 2 --cmd hello.py+{count} --follow",
+        "2 of 2 shards done",
+        keys("errors", jobs=[JOB], fan_out=keys("launch_id name shards done failed gathered")),
+    ),
+    "helper-sweep": (
+        "--per-server 1 --grid lr=1,2 --cmd hello.py+{lr}",
+        "2 jobs",
+        keys("errors", jobs=[JOB], sweep=keys("launch_id name combinations done waiting missing")),
+    ),
+    "job-list": ("", r"^KEY +SERVER +STATE(?s:.*)^2 +first +running", JOBS),
+    "job-show": (DONE, r"^job +1$", keys("errors", jobs=[SHOWN])),
+    "sweep-show": (
+        "--metric loss",
+        r"^NUMBER +lr +STATE",
+        keys(
+            "errors",
+            sweep=keys(
+                "launch_id name command metric mode",
+                combinations=[keys("number parameters state duration values best", job=JOB)],
+            ),
+        ),
+    ),
+    "top": (
+        "--once",
+        r"(?s)^SERVER +GPUS.*^first .*^2 +first +running",
+        keys("errors", servers=[SERVER_OF_TOP], jobs=[JOB]),
+    ),
+    "job-tail": (f"{DONE} --no-follow", "^loss 0.25$", None),
+    "job-stacks": (RUNS, r"train\.py:\d", keys("kept errors", groups=[STACKS])),
+    "job-rerun": (DONE, r"^job \d+ on first: ", JOBS),
+    "job-diff": (
+        f"{DONE} {RUNS}",
+        r"^FIELD +JOB 1 +JOB 2",
+        keys("errors", jobs=[JOB], differences=[keys("field values")], code=keys("source diff notes")),
+    ),
+    "job-note": (f"{DONE} good", "job 1: note saved", JOBS),
+    "job-rsync": ("", r"fetched logs of \d+ job", None),
+    "job-pull": (
+        DONE,
+        "job 1 on first: ",
+        keys("errors", jobs=[JOB | keys("", files=[keys("name path size new")], left_out=None)]),
+    ),
+    "clean": (
+        "--dry-run",
+        r"^WHERE +WHAT +REMOVE +KEEP",
+        keys(
+            "forgotten removed errors",
+            items=[keys("server what count bytes goes frees reason")],
+            kept=None,
+        ),
+    ),
+}
+ON_THEIR_OWN = {"init", "connections", "disconnect", "forward", "jupyter", "job-attach", "job-kill", "job-wait"}
+ON_THEIR_OWN |= {"job-requeue", "tensorboard", "demo"}
+
+
+@pytest.fixture
+def desk(desk_of_all: Desk) -> Desk:
+    """A project with a sweep, a data set, and three jobs on its first server."""
+    desk = desk_of_all
+    if (desk.root / "train.py").exists():
+        return desk
+    (desk.root / "train.py").write_text("import time\nprint('loss 0.5', flush=True)\ntime.sleep(10000)\n")
+    (desk.root.parent / "set").mkdir()
+    (desk.root.parent / "set" / "digits").write_text("7\n")
+    desk.configure(data={"digits": {"from": "../set", "to": str(desk.servers["first"].home / "set")}})
+    desk.tries("job-run", *FIRST, "--artifact", "*.pt", "--follow", "--cmd", "echo loss 0.25; touch m.pt; exit 5")
+    desk.does("job-run", *FIRST, "--cmd", "train.py")
+    desk.does("job-run", *FIRST, "--after", RUNS, "--cmd", "true")
+    desk.does("helper-sweep", *FIRST, "--per-server", "1", "--grid", "lr=1,2", "--cmd", "echo loss: {lr}")
+    until(lambda: desk.job(RUNS)["values"], "the job has printed a value")
+    return desk
+
+
+def differs(document: Any, described: object, place: str) -> list[str]:
+    """Return where a document has other keys than described, or nothing to compare with a description."""
+    if described is None:
+        return []
+    if isinstance(described, list):
+        found = [
+            each for number, item in enumerate(document) for each in differs(item, described[0], f"{place}[{number}]")
+        ]
+        return found or ([] if document else [f"{place} is empty"])
+    assert isinstance(described, dict)
+    if set(document) != set(described):
+        return [f"{place} has {sorted(set(document) ^ set(described))} more or less"]
+    return [each for key, inner in described.items() for each in differs(document[key], inner, f"{place}.{key}")]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_does_what_it_says_and_has_its_documented_keys(desk: Desk, command: str) -> None:
+    if command == "helper-mpi-launch" and shutil.which("mpiexec.hydra") is None:
+        pytest.skip("there is no mpiexec")
+    typed, printed, document = COMMANDS[command]
+    words = [word.replace("+", " ") for word in typed.split()]
+    ran = desk.tries(command, *words)
+    assert ran.returncode in {0, *{"check": [1]}.get(command, [])}, ran.stderr
+    assert re.search(printed, ran.stdout + ran.stderr, re.MULTILINE), f"{ran.stdout}\n{ran.stderr}"
+    if document is not None:
+        plain = [word for word in words if word not in {"--once", "--follow"}]
+        answer = json.loads(desk.tries(command, "--json", *plain).stdout)
+        assert differs(answer, document, command) == []
+
+
+def test_every_command_of_the_readme_is_shown_here() -> None:
+    named = set(re.findall(r"^\| `remote-tool ([a-z-]+)` \|", README.read_text(), re.MULTILINE))
+    assert named == {*COMMANDS, *ON_THEIR_OWN}
+    sections = re.split(r"(?m)^## remote-tool ", REFERENCE.read_text())[1:]
+    with_json = {section.split("\n")[0] for section in sections if re.search(r"(?m)^  --json ", section)}
+    assert {command for command in with_json - ON_THEIR_OWN if COMMANDS[command][2] is None} == set()
+
+
+def test_init_writes_what_a_project_needs_and_overwrites_nothing(desk: Desk, tmp_path: Path) -> None:
+    there = type(desk)(tmp_path, {})
+    there.does("init", "--name", "digits", "--server", "gpu1=ubuntu@10.0.0.5")
+    assert there.settings()["servers"] == {"gpu1": {"hostname": "10.0.0.5", "username": "ubuntu"}}
+    assert (tmp_path / ".remote" / "exclude.txt").exists()
+    before = (tmp_path / ".remote" / "configs.yaml").read_text()
+    there.tries("init", "--name", "letters", "--server", "gpu2=10.0.0.6")
+    assert (tmp_path / ".remote" / "configs.yaml").read_text() == before
+
+
+def test_jobs_are_stopped_waited_for_and_put_back_into_the_queue(desk: Desk) -> None:
+    (job,) = json.loads(desk.does("job-run", *FIRST, "--json", "--after", RUNS, "--cmd", "true"))["jobs"]
+    key = str(job["key"])
+    stopped = json.loads(desk.does("job-kill", key, "--json"))
+    assert (differs(stopped, JOBS, "job-kill"), stopped["jobs"][0]["state"]) == ([], "killed")
+    back = json.loads(desk.does("job-requeue", key, "--json"))
+    assert (differs(back, JOBS, "job-requeue"), back["jobs"][0]["command"]) == ([], "true")
+    again = str(back["jobs"][0]["key"])
+    desk.waits_for(again, "queued")
+    assert re.search(rf"(?m)^{again} +first +killed ", desk.does("job-kill", again))
+    waited = desk.tries("job-wait", DONE, "--json")
+    assert (differs(json.loads(waited.stdout), JOBS, "job-wait"), waited.returncode) == ([], 5)
+    strays = json.loads(desk.does("job-kill", *FIRST, "--orphans", "--json"))
+    assert differs(strays, keys("errors strays"), "orphans") == []
+
+
+def test_a_job_is_attached_to_and_detached_from(desk: Desk) -> None:
+    (job,) = json.loads(desk.does("job-run", *FIRST, "--tty", "--json", "--cmd", "read line; echo got $line; cat"))[
+        "jobs"
+    ]
+    with Terminal("job-attach", str(job["key"]), cwd=desk.root) as terminal:
+        until(lambda: terminal.is_raw, "the terminal is that of the job")
+        terminal.press("words\n")
+        terminal.until("got words")
+        terminal.press("\x1d")
+        assert terminal.end() == 0
+    assert desk.job(job["key"])["state"] == "running"
+    desk.does("job-kill", str(job["key"]), "--grace", "0")
+
+
+def test_a_port_of_a_server_is_reached_here(desk: Desk) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        port = there.getsockname()[1]
+        with desk.runs_meanwhile("forward", "--json", f"0:localhost:{port}", *FIRST) as program:
+            assert program.stdout is not None
+            text = ""
+            while not is_whole(text):
+                text += program.stdout.readline()
+            (forward,) = json.loads(text)["forwards"]
+            assert differs(json.loads(text), keys("errors", forwards=[FORWARD]), "forward") == []
+            with socket.create_connection(("127.0.0.1", forward["port"]), 60) as here:
+                accepted, _ = there.accept()
+                with accepted:
+                    here.sendall(b"hello")
+                    assert accepted.recv(5) == b"hello"
+            program.terminate()
+
+
+FORWARD = keys("server reverse listen port target")
+
+
+def is_whole(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def test_logins_that_are_kept_are_listed_and_closed(desk: Desk) -> None:
+    described = keys("errors", connections=[LOGIN])
+    with folder_of_sockets() as environment:
+        desk.does("run", *FIRST, "--cmd", "true", environment=environment)
+
+        def kept() -> dict[str, Any]:
+            return dict(json.loads(desk.does("connections", "--json", environment=environment)))
+
+        until(lambda: kept()["connections"], "the login is kept")
+        assert desk.does("connections", environment=environment).startswith("first: ")
+        assert differs(kept(), described, "connections") == []
+        closed = json.loads(desk.does("disconnect", "--json", environment=environment))
+        assert differs(closed, described, "disconnect") == []
+        assert kept()["connections"] == []
+        assert "no login was kept" in desk.tries("disconnect", environment=environment).stderr
+
+
+@contextmanager
+def folder_of_sockets() -> Iterator[dict[str, str]]:
+    """A place where logins may be kept, whose path is short."""
+    with tempfile.TemporaryDirectory(prefix="rtk") as folder:
+        yield {"XDG_RUNTIME_DIR": folder}
+
+
+def test_programs_for_the_browser_are_asked_for_where_they_are_missing(desk: Desk) -> None:
+    assert "pip install jupyterlab" in desk.refuses("jupyter", "--no-browser", *FIRST, status=1)
+    if shutil.which("tensorboard") is None:
+        assert "pipx install tensorboard" in desk.refuses("tensorboard", "--no-browser", status=2)
+
+
+@pytest.mark.slow
+def test_the_demo_trains_on_servers_of_its_own_and_leaves_nothing(tmp_path: Path, desk: Desk) -> None:
+    ran = type(desk)(tmp_path, {}).tries("demo", "--servers", "1", environment={"TMPDIR": str(tmp_path)})
+    assert ran.returncode == 0, ran.stderr
+    assert "accuracy" in ran.stdout + ran.stderr
+    assert [*tmp_path.iterdir()] == []

@@ -1,0 +1,92 @@
+"""A launch ends as one, also when the laptop is off."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.processes import environments, is_running
+from tests.promises.conftest import until
+
+if TYPE_CHECKING:
+    from tests.promises.conftest import Desk
+
+# The rest has 15 seconds; a busy machine may take longer, but not until a silent server would count as lost.
+BOUND = 90.0
+NEVER = 86400
+COMMAND = "echo $$ > pid-$NODE_RANK; until [ -e end ]; do sleep 0.1; done; exit $(cat end)"
+
+
+def launched(desk: Desk, lost_after: int) -> int:
+    """Start a launch on both servers that nobody follows; return the pid of the first node's command."""
+    desk.configure(lost_after=lost_after)
+    desk.does("helper-launch", "--cmd", COMMAND)
+    until((desk.there("first") / "pid-0").exists, "the first node runs")
+    until((desk.there("second") / "pid-1").exists, "the second node runs")
+    desk.waits_for(1, "running")
+    return int((desk.there("first") / "pid-0").read_text())
+
+
+def signal_node(desk: Desk, server: str, number: signal.Signals) -> None:
+    """Signal all processes of the project's jobs on a server, supervisors too."""
+    home, folder = f"HOME={desk.servers[server].home}\0".encode(), f"{desk.there(server)}/"
+    for pid in [pid for pid, environment in environments() if home in environment]:
+        with suppress(OSError):
+            if any(str(each.readlink()).startswith(folder) for each in Path(f"/proc/{pid}/fd").iterdir()):
+                os.kill(pid, number)
+
+
+def ends_within(desk: Desk, pid: int, seconds: float) -> None:
+    until(lambda: not is_running(pid), "the other node is stopped", seconds)
+    assert desk.waits_for(1, "failed", "killed")["state"] != "succeeded"
+
+
+def test_the_rest_is_stopped_when_a_command_fails(desk_of_two: Desk) -> None:
+    desk = desk_of_two
+    pid = launched(desk, NEVER)
+    (desk.there("second") / "end").write_text("7")
+    ends_within(desk, pid, BOUND)
+    assert desk.waits_for(2, "failed")["exit_code"] == 7
+    assert "second" in desk.job(1)["reason"]
+
+
+def test_the_rest_is_stopped_when_all_processes_of_a_node_die(desk_of_two: Desk) -> None:
+    desk = desk_of_two
+    pid = launched(desk, NEVER)
+    signal_node(desk, "second", signal.SIGKILL)
+    ends_within(desk, pid, BOUND)
+    assert "second" in desk.job(1)["reason"]
+    assert desk.waits_for(2, "lost")["exit_code"] is None
+
+
+@pytest.mark.slow
+def test_a_silent_node_is_waited_for_and_the_launch_goes_on_when_it_is_back(desk_of_two: Desk) -> None:
+    desk = desk_of_two
+    pid = launched(desk, NEVER)
+    signal_node(desk, "second", signal.SIGSTOP)
+    # Several heartbeats do not come.
+    time.sleep(5)
+    assert is_running(pid)
+    signal_node(desk, "second", signal.SIGCONT)
+    for server in ("first", "second"):
+        (desk.there(server) / "end").write_text("0")
+    assert desk.waits_for(1, "succeeded", "failed")["state"] == "succeeded"
+    assert desk.waits_for(2, "succeeded", "failed")["state"] == "succeeded"
+
+
+@pytest.mark.slow
+def test_the_rest_is_stopped_when_a_node_stays_silent(desk_of_two: Desk) -> None:
+    desk = desk_of_two
+    pid = launched(desk, 5)
+    signal_node(desk, "second", signal.SIGSTOP)
+    try:
+        ends_within(desk, pid, BOUND)
+        assert "has not responded for 5 s" in desk.job(1)["reason"]
+    finally:
+        signal_node(desk, "second", signal.SIGKILL)
