@@ -33,7 +33,7 @@ _OPS = {
     "freeze": "frozen.freeze",
     "own_addresses": "facts",
     "free_gpus": "leases.free",
-    "top": "machine.top",
+    "top": "top",
     "gpus": "leases.report",
     "listen": "network.reachability",
     "connect": "network.reachability",

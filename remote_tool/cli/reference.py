@@ -73,11 +73,12 @@ an unknown option, prints only `{"errors": [{"server": "", "message"}]}`.
   "line", "function"}`, the innermost call first, and the main thread is the last one. `kept` is of ended jobs.
 - `top`, for each server: `"server", "cpu", "cores", "load", "memory_total", "memory_available", "disk_total",
   "disk_free", "disk_kind", "gpu_problem", "disk_problem", "gpus", "ranks"`; then `"jobs"` and `"errors"` as above. A
-  GPU: `"index", "name", "load", "memory_used", "memory_total", "temperature", "power", "power_limit", "processes"`; a
-  process on it: `"pid", "memory", "user", "job"`. The ranks of a running job: `"job", "alive", "ended", "problem"`, the
-  last one with the error of the rank that failed first, if torch recorded it. Sizes are in bytes, loads in percent,
-  temperatures in degrees Celsius, powers in watts; values that a server does not report are null. `gpu_problem` and
-  `disk_problem` say why the GPUs or the disk could not be asked.
+  GPU: `"index", "name", "load", "memory_used", "memory_total", "temperature", "power", "power_limit", "processes",
+  "lease"`; a process on it: `"pid", "memory", "user", "job"`; the lease: `"user", "job", "name", "since"`, or null if
+  nobody has reserved the GPU. The ranks of a running job: `"job", "alive", "ended", "problem"`, the last one with the
+  error of the rank that failed first, if torch recorded it. Sizes are in bytes, loads in percent, temperatures in
+  degrees Celsius, powers in watts; values that a server does not report are null. `gpu_problem` and `disk_problem` say
+  why the GPUs or the disk could not be asked.
 - `job-pull`: each job also has `"files": [{"name", "path", "size", "new"}]` and `"left_out": [{"name", "reason"}]`.
 - `helper-fan-out`: in addition to the jobs, `"fan_out": {"launch_id", "name", "shards", "done", "failed", "gathered"}`:
   the number of shards, the numbers of finished and failed shards, and the paths of gathered files.

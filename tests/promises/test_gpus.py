@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
+import re
 import shutil
 from typing import TYPE_CHECKING
 
 import pytest
 
+from remote_tool.agent.leases import folders
+from remote_tool.agent.leases.claim import Claim
+from remote_tool.agent.leases.folders import BASE_VARIABLE
 from tests.promises.conftest import until
 from tests.stand_in_gpus import gpu_line, put_nvidia_smi
 
@@ -57,6 +62,36 @@ def test_a_gpu_of_which_nvidia_smi_says_nothing_is_not_free(desk: Desk, gpus: Pa
     assert [gpu["state"] for gpu in server["gpus"]] == ["used"]
     put_nvidia_smi(gpus, FREE)
     desk.waits_for(1, "succeeded")
+
+
+def test_top_shows_what_is_reserved_by_this_project_and_by_others(
+    desk: Desk, gpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_nvidia_smi(gpus, *(gpu_line(number, load=0, used=1) for number in range(3)))
+    desk.does("job-run", "--gpus", "1", "--name", "r1", "--cmd", "sleep 1000")
+    desk.waits_for(1, "running")
+    (first,) = desk.job(1)["leased_gpus"]
+    monkeypatch.setenv(BASE_VARIABLE, str(desk.servers["first"].leases))
+    folder = folders.open_own()
+    claim = Claim(folder, "20261121-053000-abcdefgh", "", ("GPU-1",) if first != "GPU-1" else ("GPU-2",))
+    try:
+        servers, of_gpus, _ = desk.does("top", "--once").split("\n\n")
+        document = json.loads(desk.does("top", "--json"))
+    finally:
+        claim.release()
+        os.close(folder)
+    header, row = (re.split(r"  +", line) for line in servers.splitlines()[:2])
+    assert dict(zip(header, row, strict=False))["RESERVED"] == "2"
+    lines = [re.split(r"  +", line) for line in of_gpus.splitlines()]
+    column = lines[0].index("RESERVED BY")
+    user = pwd.getpwuid(os.getuid()).pw_name
+    assert sorted(line[column] for line in lines[1:]) == ["-", "job 1", f"{user} (abcdefgh)"]
+    (server,) = document["servers"]
+    leases = {gpu["lease"]["job"]: gpu["lease"] for gpu in server["gpus"] if gpu["lease"]}
+    assert leases.keys() == {desk.job(1)["id"], "20261121-053000-abcdefgh"}
+    assert leases[desk.job(1)["id"]]["name"] == "r1"
+    assert leases[desk.job(1)["id"]]["since"].startswith("20")
+    assert sum(gpu["lease"] is None for gpu in server["gpus"]) == 1
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from remote_tool.protocol.lean.suppress import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Optional, Set
+    from typing import Optional, Set, Tuple
 
 TEMPORARY = ".new-"
 # What the kernel adds to the path of a file that has no name any more.
@@ -32,8 +32,12 @@ _held: "Set[int]" = set()
 _registered: "Set[int]" = set()
 
 
-def hold(folder: int, name: str) -> int:
-    """Make a pipe that lives as long as this process has the descriptor that is returned."""
+def hold(folder: int, name: str, *, replaces: bool = True) -> int:
+    """Make a pipe that lives as long as this process has the descriptor that is returned.
+
+    Raises:
+        FileExistsError: There is one of this name, which is not to be replaced.
+    """
     temporary = f"{TEMPORARY}{os.urandom(8).hex()}"
     os.mkfifo(temporary, 0o644, dir_fd=folder)
     descriptor = -1
@@ -46,7 +50,11 @@ def hold(folder: int, name: str) -> int:
             os.register_at_fork(after_in_child=_close_all)
         # Regardless of the umask.
         os.fchmod(descriptor, 0o644)
-        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+        if replaces:
+            os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+        else:
+            os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+            os.unlink(temporary, dir_fd=folder)
     except OSError:
         if descriptor >= 0:
             let_go(descriptor)
@@ -94,19 +102,25 @@ def is_held(folder: int, name: str, owner: int) -> bool:
     return True
 
 
-def find_removed(path: str) -> bool:
-    """Return whether another process of this user holds a pipe whose name in this folder was removed."""
+def find_removed(path: str, endings: "Tuple[str, ...]") -> bool:
+    """Return whether another process of this user has a pipe open whose name in this folder was removed.
+
+    Args:
+        path: The folder.
+        endings: Those of the names that count.
+    """
     with suppress(OSError):
         others = [name for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
-        return any(_holds_removed(name, path) for name in others)
+        return any(_holds_removed(name, path, endings) for name in others)
     return False
 
 
-def _holds_removed(pid: str, path: str) -> bool:
+def _holds_removed(pid: str, path: str, endings: "Tuple[str, ...]") -> bool:
     with suppress(OSError):
         if os.stat(f"/proc/{pid}").st_uid == os.geteuid():
             found = processes.descriptors(int(pid)).values()
-            return any(each.startswith(f"{path}/") and each.endswith(_REMOVED) for each in found)
+            removed = tuple(ending + _REMOVED for ending in endings)
+            return any(each.startswith(f"{path}/") and each.endswith(removed) for each in found)
     return False
 
 

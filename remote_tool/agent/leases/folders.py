@@ -16,7 +16,7 @@ from remote_tool.protocol.lean.suppress import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import List, Optional
+    from typing import Dict, List, Optional
 
 # Set by tests alone: their servers share a machine, but no GPUs.
 BASE_VARIABLE = "REMOTE_TOOL_TEST_LEASES"
@@ -28,6 +28,8 @@ MOST_NAMES = 20_000
 # systemd-tmpfiles removes what nobody has touched for 30 days.
 REFRESH_SECONDS = 86400.0
 _ABANDONED_SECONDS = 3600.0
+# Samples of a server name the same users again and again, and a directory service may be slow.
+_names_of_users: "Dict[int, str]" = {}
 # These errors are about this process, not about what it reads.
 NO_MEANS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
@@ -138,10 +140,12 @@ def name_of(uid: int) -> str:
     """Return the name of a user; the number without one."""
     import pwd  # noqa: PLC0415 - few answers name a user
 
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
+    if uid not in _names_of_users:
+        try:
+            _names_of_users[uid] = pwd.getpwuid(uid).pw_name
+        except KeyError:
+            _names_of_users[uid] = str(uid)
+    return _names_of_users[uid]
 
 
 def open_all(only: "Optional[int]" = None) -> "List[FolderOfUser]":

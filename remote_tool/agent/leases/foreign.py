@@ -6,13 +6,14 @@ import os
 import time
 
 from remote_tool.agent.leases.folders import LeaseError
+from remote_tool.agent.leases.listing import NANOSECONDS
 from remote_tool.agent.machine.gpu_use import Program, parse_process
 from remote_tool.protocol.lean.namedtuple import NamedTuple
 from remote_tool.protocol.nvidia_smi import ASK_GPUS, ASK_PROCESSES, FORMAT, SILENCE, parse_gpu
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Iterable, List, Optional, Sequence, Set
+    from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Sequence, Set
 
     from remote_tool.agent.machine.gpu_use import GpuProcess
 
@@ -22,6 +23,7 @@ _IDLE_LOAD = 5
 # The load is an average of the last second: that of a process which has ended just now is still in it.
 LOAD_SECONDS = 1.5
 _SHOWN_PROCESSES = 3
+NO_ANSWER = "nvidia-smi does not answer"
 
 
 class GpuAnswer(NamedTuple):
@@ -31,11 +33,47 @@ class GpuAnswer(NamedTuple):
         gpus: As of :func:`parse_gpu`, by index.
         processes: Those on all GPUs.
         problem: Why there is no answer; empty with one.
+        leased: The GPUs that were leased when it was asked.
+        asked: When that was, in nanoseconds since the boot; 0: now.
+        is_kept: Whether it was there before this process wanted to know.
     """
 
     gpus: "List[Dict[str, Any]]"
     processes: "List[GpuProcess]"
     problem: str = ""
+    leased: "FrozenSet[str]" = frozenset()
+    asked: int = 0
+    is_kept: bool = False
+
+
+class Said(NamedTuple):
+    """What nvidia-smi printed.
+
+    Attributes:
+        gpus: Lines about GPUs.
+        processes: Lines about processes.
+        failure: How one of the two programs failed; empty if none did.
+        problem: Why they printed nothing that counts; empty if they did.
+    """
+
+    gpus: "List[str]"
+    processes: "List[str]"
+    failure: str = ""
+    problem: str = ""
+
+    def parse(self) -> GpuAnswer:
+        """Return the answer, with the users and jobs of processes as they are known now."""
+        if self.problem:
+            return GpuAnswer([], [], self.problem)
+        known = {line: parse_gpu(line) for line in self.gpus}
+        users = {line: parse_process(line) for line in self.processes}
+        # A program that failed has not said that there are none.
+        strange = [line for found in (known, users) for line, each in found.items() if each is None]
+        problem = strange[0] if strange else self.failure or ("" if known else "no answer")
+        if problem:
+            return GpuAnswer([], [], f"nvidia-smi: {problem}")
+        of_gpus = sorted((gpu for gpu in known.values() if gpu is not None), key=_index)
+        return GpuAnswer(of_gpus, [each for each in users.values() if each is not None])
 
 
 class GpuQuestion:
@@ -70,7 +108,7 @@ class GpuQuestion:
         """
         self._stuck = [pid for pid in self._stuck if not _has_ended(pid)]
         if self._stuck:
-            return "nvidia-smi does not answer"
+            return NO_ANSWER
         try:
             for query in (ASK_GPUS, ASK_PROCESSES):
                 self._programs.append(Program(query, FORMAT))
@@ -88,6 +126,11 @@ class GpuQuestion:
 
     def take(self) -> "Optional[GpuAnswer]":
         """Return the answer once it is complete; None before."""
+        said = self.take_lines()
+        return None if said is None else said.parse()
+
+    def take_lines(self) -> Optional[Said]:
+        """Return what was printed once it is complete; None before."""
         for program, lines in zip(self._programs, self._lines):  # noqa: B905 - newer than Python 3.8
             if not program.has_ended:
                 lines.extend(program.read())
@@ -97,9 +140,9 @@ class GpuQuestion:
         programs, said = self._programs, self._lines
         self.close()
         if is_silent:
-            return GpuAnswer([], [], "nvidia-smi does not answer")
+            return Said([], [], problem=NO_ANSWER)
         gpus, processes = said
-        return _parse(gpus, processes, next((program.failure for program in programs if program.failure), ""))
+        return Said(gpus, processes, next((program.failure for program in programs if program.failure), ""))
 
     def close(self) -> None:
         """End what was started."""
@@ -115,18 +158,6 @@ def _has_ended(pid: int) -> bool:
         return os.waitpid(pid, os.WNOHANG)[0] != 0
     except ChildProcessError:
         return True
-
-
-def _parse(gpus: "List[str]", processes: "List[str]", failure: str) -> GpuAnswer:
-    known = {line: parse_gpu(line) for line in gpus}
-    users = {line: parse_process(line) for line in processes}
-    # A program that failed has not said that there are none.
-    strange = [line for found in (known, users) for line, each in found.items() if each is None]
-    problem = strange[0] if strange else failure or ("" if known else "no answer")
-    if problem:
-        return GpuAnswer([], [], f"nvidia-smi: {problem}")
-    of_gpus = sorted((gpu for gpu in known.values() if gpu is not None), key=_index)
-    return GpuAnswer(of_gpus, [each for each in users.values() if each is not None])
 
 
 def is_one_of(gpu: "Dict[str, Any]", devices: "Sequence[str]") -> bool:
@@ -175,13 +206,15 @@ class ForeignUse:
             suspects: Those whose last holder died without giving them back.
         """
         now = time.monotonic()
-        asked = set(judged)
+        to_judge = set(judged)
         doubtful = set(suspects)
         for gpu in answer.gpus:
             uuid = gpu["uuid"]
-            if uuid not in asked:
+            if uuid not in to_judge:
                 continue
-            self._why[uuid] = self._find_use(gpu, answer, now)
+            # Of two that differ, not of one that is taken twice.
+            asked = answer.asked / NANOSECONDS if answer.asked else now
+            self._why[uuid] = self._find_use(gpu, answer, asked)
             if self._why[uuid]:
                 self._idle_since[uuid] = None
                 self._were_leased.discard(uuid)

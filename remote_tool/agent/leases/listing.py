@@ -25,7 +25,7 @@ _STAMP_DIGITS = 20
 # Of one user, and of one lease in bytes.
 _MOST_LEASES = 4096
 _LARGEST = 128 * 1024
-_NANOSECONDS = 10**9
+NANOSECONDS = 10**9
 
 
 class Ticket(NamedTuple):
@@ -240,7 +240,7 @@ def _check(found: "Dict[str, Any]") -> None:
         "name": is_text(found.get("name")) and len(found["name"]) <= limits.LONGEST_NAME,
         "gpus": is_texts(found.get("gpus")) and all(0 < len(gpu) <= limits.LONGEST_GPU for gpu in found["gpus"]),
         "since": is_seconds(found.get("since")),
-        "stamp": is_count(found.get("stamp"), _NANOSECONDS * limits.LATEST_MOMENT),
+        "stamp": is_count(found.get("stamp"), NANOSECONDS * limits.LATEST_MOMENT),
         "boot_id": is_text(found.get("boot_id")),
     }
     for name, is_valid in checks.items():

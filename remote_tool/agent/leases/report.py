@@ -11,7 +11,7 @@ from remote_tool.agent.machine.gpus import count_gpus
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List
+    from typing import Any, Dict, Optional
 
     from remote_tool.agent.leases.listing import Lease
     from remote_tool.agent.requests import Request
@@ -24,10 +24,11 @@ def gpus(request: Request) -> None:
     """Answer op ``gpus``: every GPU with its use, and the queue."""
     answer = _ask()
     with Listing() as listing:
+        leases = _by_gpu(listing)
         waiting = [ticket for ticket in listing.tickets if listing.is_alive(ticket)]
         request.answer(
             {
-                "gpus": [_describe(gpu, answer, listing.leases) for gpu in answer.gpus],
+                "gpus": [_describe(gpu, answer, leases.get(gpu["uuid"])) for gpu in answer.gpus],
                 "problem": answer.problem,
                 "queue": [{"job": each.job_id, "user": name_of(each.uid), "gpus": each.gpus} for each in waiting],
                 "note": find_privacy(),
@@ -58,23 +59,32 @@ def _ask() -> GpuAnswer:
             return answer
 
 
-def _describe(gpu: "Dict[str, Any]", answer: GpuAnswer, leases: "List[Lease]") -> "Dict[str, Any]":
-    processes = [each for each in answer.processes if each.uuid == gpu["uuid"]]
-    holders = sorted((lease for lease in leases if gpu["uuid"] in lease.gpus), key=_by_age)
+def find_leases() -> "Dict[str, Dict[str, Any]]":
+    """Return who has reserved each GPU, by its UUID; OSError when that is unknown now."""
+    with Listing() as listing:
+        return _by_gpu(listing)
+
+
+def _by_gpu(listing: Listing) -> "Dict[str, Dict[str, Any]]":
+    found: "Dict[str, Dict[str, Any]]" = {}
     # A holder that died may have left processes: they count as any others.
-    alive = [lease for lease in holders if lease.is_alive]
-    state = "leased" if alive else "free" if not processes and is_idle(gpu) else "used"
+    for lease in sorted(listing.live_leases(), key=_by_age):
+        described = {"user": name_of(lease.uid), "job": lease.job_id, "name": lease.name, "since": lease.since}
+        for uuid in lease.gpus:
+            found.setdefault(uuid, described)
+    return found
+
+
+def _describe(gpu: "Dict[str, Any]", answer: GpuAnswer, lease: "Optional[Dict[str, Any]]") -> "Dict[str, Any]":
+    processes = [each for each in answer.processes if each.uuid == gpu["uuid"]]
+    state = "leased" if lease else "free" if not processes and is_idle(gpu) else "used"
     shown = [{"user": each.user, "pid": each.pid, "used": each.used, "job": each.job} for each in processes]
     return {
         **gpu,
         "state": state,
-        "lease": _describe_lease(alive[0]) if alive else None,
+        "lease": lease,
         "processes": shown[:_MOST_PROCESSES],
     }
-
-
-def _describe_lease(lease: Lease) -> "Dict[str, Any]":
-    return {"user": name_of(lease.uid), "job": lease.job_id, "name": lease.name, "since": lease.since}
 
 
 def _by_age(lease: Lease) -> "tuple[int, int, str]":

@@ -12,8 +12,9 @@ import time
 from remote_tool.agent.leases import fifo, folders
 from remote_tool.agent.leases.claim import Claim, TakenTicket, remove_lease
 from remote_tool.agent.leases.folders import LeaseError
-from remote_tool.agent.leases.foreign import LOAD_SECONDS, ForeignUse, GpuAnswer, GpuQuestion, is_one_of
-from remote_tool.agent.leases.listing import Listing, Ticket, now_stamp
+from remote_tool.agent.leases.foreign import LOAD_SECONDS, ForeignUse, GpuAnswer, is_one_of
+from remote_tool.agent.leases.listing import HELD, NANOSECONDS, TICKET, Listing, Ticket, now_stamp
+from remote_tool.agent.leases.shared import SharedQuestion
 from remote_tool.agent.leases.standing import describe_leases
 from remote_tool.agent.proc.processes import Snapshot
 from remote_tool.protocol import job_folder
@@ -94,10 +95,9 @@ class Waiter:
         self._ticket: Optional[TakenTicket] = None
         self._claim: Optional[Claim] = None
         self._watched: "List[int]" = []
-        self._question = GpuQuestion()
+        self._question = SharedQuestion()
         self._use = ForeignUse(request.idle_after)
         self._gpus: "Optional[List[Dict[str, Any]]]" = None
-        self._leased_at_question: "Set[str]" = set()
         self._has_leftovers = False
         self._refreshed_at = time.monotonic()
 
@@ -176,7 +176,7 @@ class Waiter:
         path = folders.path_of(os.geteuid(), self._pool)
         is_new = not os.path.lexists(path)
         self._folder = folders.open_own(self._pool)
-        if is_new and fifo.find_removed(path):
+        if is_new and fifo.find_removed(path, (TICKET, HELD)):
             # Others were here before, and are about to return.
             self._returned_at = time.monotonic()
         self._ticket = TakenTicket(self._folder, self._place, self._pool)
@@ -252,11 +252,15 @@ class Waiter:
         if answer is None:
             self._ask_and_wait(listing)
             return None
-        judged = [gpu for gpu in unleased if gpu["uuid"] not in self._leased_at_question]
+        judged = [gpu for gpu in unleased if gpu["uuid"] not in answer.leased]
         self._use.update(answer, [gpu["uuid"] for gpu in judged], suspects)
         free = [] if answer.problem else [gpu["uuid"] for gpu in judged if self._use.is_free(gpu["uuid"])]
         is_passing = first is not None and len(free) >= first.gpus
         if len(free) >= self._request.gpus and not is_passing:
+            if answer.is_kept:
+                # Somebody may use them since.
+                self._ask_and_wait(listing, anew=True)
+                return None
             return self._claim_gpus(tuple(free[: self._request.gpus]))
         self.why = answer.problem or self._use.describe(judged)
         if len(judged) < len(unleased):
@@ -271,13 +275,16 @@ class Waiter:
         if self._use.is_unsure:
             return LOAD_SECONDS
         usual = LEFTOVER_SECONDS if self._has_leftovers else _LOOK_SECONDS
-        return max(_SHORTEST_LOOK, min(usual, self._request.idle_after / 6, self._use.seconds_left()))
+        interval = max(_SHORTEST_LOOK, min(usual, self._request.idle_after / 6))
+        # All waiters look at the same moments, for which one question is enough.
+        next_moment = interval - now_stamp() / NANOSECONDS % interval
+        return max(_SHORTEST_LOOK, min(next_moment, self._use.seconds_left()))
 
-    def _ask_and_wait(self, listing: Listing) -> None:
+    def _ask_and_wait(self, listing: Listing, *, anew: bool = False) -> None:
         problem = ""
         if not self._question.is_open:
-            self._leased_at_question = {uuid for lease in listing.live_leases() for uuid in lease.gpus}
-            problem = self._question.ask()
+            leased = frozenset(uuid for lease in listing.live_leases() for uuid in lease.gpus)
+            problem = self._question.ask(self._folder, leased, anew=anew)
         self.seconds = _LOOK_SECONDS if problem else self._question.seconds
         self.why = problem or self.why
 

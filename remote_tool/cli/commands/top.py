@@ -16,6 +16,7 @@ from remote_tool.cli.tables.jobs import print_jobs
 from remote_tool.cli.tables.plain import plain_rows
 from remote_tool.cli.tables.top import gpu_rows, server_rows
 from remote_tool.errors import UsageError
+from remote_tool.jobs.job import as_iso
 from remote_tool.protocol.limits import DEFAULT_INTERVAL, LONGEST_INTERVAL, SHORTEST_INTERVAL
 
 if TYPE_CHECKING:
@@ -86,8 +87,12 @@ def _print(answer: TopAnswer) -> None:
 
 
 def _document(answer: TopAnswer, jobs_folder: Path) -> dict[str, Any]:
+    servers = [{"server": name, **asdict(sample)} for name, sample in sorted(answer.samples.items())]
+    for gpu in (gpu for server in servers for gpu in server["gpus"]):
+        if gpu["lease"]:
+            gpu["lease"]["since"] = as_iso(gpu["lease"]["since"])
     return {
-        "servers": [{"server": name, **asdict(sample)} for name, sample in sorted(answer.samples.items())],
+        "servers": servers,
         "jobs": [job_as_json(job, jobs_folder) for job in answer.jobs],
         "errors": errors_as_json(answer.errors),
     }

@@ -11,6 +11,7 @@ from remote_tool.cli.output.json_output import servers_document
 from remote_tool.cli.output.sanitize import one_line
 from remote_tool.cli.tables.jobs import as_minute, readable_moment
 from remote_tool.cli.tables.plain import GAP, plain_rows
+from remote_tool.cli.tables.top import SHOWN_ID
 from remote_tool.jobs.job import as_iso
 from remote_tool.readable import counted, readable_size
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from remote_tool.workflows.servers.gpus import GpusAnswer, GpuState, ServerGpus
 
 STYLES = {"free": "green", "leased": "yellow", "used": "red", "unknown": "magenta"}
-SHOWN_ID = 8
 # The user of a process in another container. No cell but the last has a space.
 UNSEEN = "unseen"
 # On a narrow terminal, these columns are dropped one by one.

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from remote_tool.workflows.servers.samples import GpuSample, Sample
 
 UNKNOWN = "?"
+# Of the id of a job without a name, as in ``gpus``.
+SHOWN_ID = 8
 
 
 def server_rows(
@@ -35,6 +37,7 @@ def server_row(name: str, sample: Sample) -> dict[str, str]:
         "SERVER": one_line(name),
         "GPUS": str(len(gpus)) if asked else UNKNOWN,
         "USE": percent(sample.gpu_load),
+        "RESERVED": str(sum(gpu.lease is not None for gpu in gpus) or ""),
         "GPU MEM": _pair(_total(gpu.memory_used for gpu in gpus), _total(gpu.memory_total for gpu in gpus)),
         "TEMP": f"{max(temperatures):.0f} C" if temperatures else "",
         "POWER": _watts(sum(powers)) if powers else "",
@@ -47,7 +50,7 @@ def server_row(name: str, sample: Sample) -> dict[str, str]:
 
 def missed_row(name: str, error: RemoteToolError | None) -> dict[str, str]:
     """Return the row of a server that could not be asked, which says nothing about what it has."""
-    columns = ("GPUS", "USE", "GPU MEM", "TEMP", "POWER", "CPU", "MEMORY", "DISK FREE")
+    columns = ("GPUS", "USE", "RESERVED", "GPU MEM", "TEMP", "POWER", "CPU", "MEMORY", "DISK FREE")
     problem = "waiting" if error is None else error.message.removeprefix(f"{name}: ")
     return {"SERVER": one_line(name), **dict.fromkeys(columns, UNKNOWN), "PROBLEM": one_line(problem)}
 
@@ -63,6 +66,7 @@ def gpu_rows(server: str, sample: Sample, keys: Mapping[str, int]) -> list[dict[
             "MEMORY": _pair(gpu.memory_used, gpu.memory_total),
             "TEMP": "" if gpu.temperature is None else f"{gpu.temperature:.0f} C",
             "POWER": "" if gpu.power is None else _watts(gpu.power),
+            "RESERVED BY": reserved_by(gpu, keys),
             "USED BY": used_by(gpu, keys),
         }
         for gpu in sample.gpus
@@ -76,6 +80,15 @@ def used_by(gpu: GpuSample, keys: Mapping[str, int]) -> str:
         who = f"job {keys[process.job]}" if process.job in keys else one_line(process.user) or "another container"
         counts[who] = counts.get(who, 0) + 1
     return ", ".join(who if count == 1 else f"{who} ({count} processes)" for who, count in counts.items())
+
+
+def reserved_by(gpu: GpuSample, keys: Mapping[str, int]) -> str:
+    """Return who has reserved a GPU: ``job 3`` of this project, or ``ann (digits)``; empty if nobody has."""
+    if gpu.lease is None:
+        return ""
+    if gpu.lease.job in keys:
+        return f"job {keys[gpu.lease.job]}"
+    return one_line(f"{gpu.lease.user} ({gpu.lease.name or gpu.lease.job[-SHOWN_ID:]})")
 
 
 def percent(value: float | None) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from remote_tool.cli.output.sanitize import one_line
 from remote_tool.cli.tables.jobs import readable_duration, short_command
-from remote_tool.cli.tables.top import missed_row, percent, server_row, used_by
+from remote_tool.cli.tables.top import missed_row, percent, reserved_by, server_row, used_by
 from remote_tool.cli.top.chart import chart, sparkline
 from remote_tool.errors import RemoteToolError
 from remote_tool.jobs.job import JobState
@@ -123,7 +123,9 @@ class Board:
         parts = [f"{len(answering)}/{len(self._names)} servers answer"]
         if answering:
             loads = [gpu.load for gpu in gpus if gpu.load is not None]
-            parts += [_counted(len(gpus), "GPU")] + ([f"{sum(loads) / len(loads):.0f} % in use"] if loads else [])
+            reserved = sum(gpu.lease is not None for gpu in gpus)
+            parts += [_counted(len(gpus), "GPU")] + ([f"{reserved} reserved"] if reserved else [])
+            parts += [f"{sum(loads) / len(loads):.0f} % in use"] if loads else []
             parts.append(f"{_counted(sum(state.is_running for state in states), 'job')} running")
         if queued := states.count(JobState.QUEUED):
             parts.append(f"{_counted(queued, 'job')} queued")
@@ -159,7 +161,8 @@ class Board:
         for gpu in sample.gpus:
             bar = ("█" * round((gpu.load or 0) / 10)).ljust(10, "·")
             memory = "" if gpu.memory_used is None else f"{readable_size(gpu.memory_used):>9}"
-            lines.append(one_line(f"GPU {gpu.index} {bar} {percent(gpu.load):>5} {memory}  {used_by(gpu, keys)}"))
+            who = _use_and_lease(used_by(gpu, keys), reserved_by(gpu, keys))
+            lines.append(one_line(f"GPU {gpu.index} {bar} {percent(gpu.load):>5} {memory}  {who}"))
         return lines
 
     def job_details(self, job_id: str, width: int) -> list[str]:
@@ -289,6 +292,13 @@ class Board:
         parts = [f"{name_ranks(known.alive)} alive"] if known.alive else []
         parts += [f"{name_ranks(known.ended)} ended"] if known.ended else []
         return one_line("; ".join(filter(None, (", ".join(parts), known.problem))))
+
+
+def _use_and_lease(used: str, reserved: str) -> str:
+    """Return who uses a GPU and who has reserved it, in few words if that is the same job."""
+    if not reserved:
+        return used
+    return f"{used}, reserved" if used == reserved else ", ".join(filter(None, (used, f"reserved by {reserved}")))
 
 
 def _progress(values: Mapping[str, str]) -> str:

@@ -46,10 +46,26 @@ End                     go to the last line, and follow
 q, Esc                  go back to top; the job keeps running\
 """
 SERVERS, JOBS = "servers", "jobs"
-SERVER_COLUMNS = ("SERVER", "GPUS", "USE", "TREND", "GPU MEM", "TEMP", "POWER", "CPU", "MEMORY", "DISK FREE", "PROBLEM")
+SERVER_COLUMNS = (
+    *("SERVER", "GPUS", "USE", "RESERVED", "TREND", "GPU MEM", "TEMP", "POWER", "CPU", "MEMORY", "DISK FREE"),
+    "PROBLEM",
+)
 JOB_COLUMNS = ("KEY", "SERVER", "STATE", "LAUNCH", "PROGRESS", "LOSS", "TREND", "DURATION", "NAME", "COMMAND")
 # What a narrow terminal has no room for, after the columns without a value.
-DROPPED = ("TREND", "POWER", "TEMP", "NAME", "DISK FREE", "DURATION", "GPU MEM", "LAUNCH", "MEMORY", "LOSS", "CPU")
+DROPPED = (
+    "TREND",
+    "POWER",
+    "TEMP",
+    "NAME",
+    "DISK FREE",
+    "DURATION",
+    "GPU MEM",
+    "LAUNCH",
+    "MEMORY",
+    "LOSS",
+    "CPU",
+    "RESERVED",
+)
 # The last column is cut at the edge of the terminal.
 LEAST_LAST = {"PROBLEM": 30, "COMMAND": 12}
 # Between two columns of a table, in Textual.

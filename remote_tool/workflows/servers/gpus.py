@@ -22,10 +22,12 @@ from remote_tool.workflows.agent_client import NoPythonError, NotPreparedError, 
 from remote_tool.workflows.selection import choose_servers
 from remote_tool.workflows.servers.samples import (
     MOST_GPUS,
+    GpuLease,
     GpuProcess,
     entries_of,
     number_of,
     parse_gpu_process,
+    parse_lease,
     size_of,
     text_of,
 )
@@ -66,23 +68,6 @@ printf '%s\\n' "$processes" | while IFS=', ' read -r _ pid _; do
 done
 exit "$status"
 """
-
-
-@dataclass(frozen=True)
-class GpuLease:
-    """A lease of GPUs.
-
-    Attributes:
-        user: The account on the server.
-        job: The id of the job.
-        name: The job's name; empty without one.
-        since: Seconds since the epoch.
-    """
-
-    user: str
-    job: str
-    name: str
-    since: float | None
 
 
 @dataclass(frozen=True)
@@ -267,7 +252,6 @@ def parse_gpus(answer: Mapping[str, Any], config: Config, server: str) -> Server
 
 
 def _gpu(entry: Mapping[str, Any], devices: tuple[str, ...]) -> GpuState:
-    lease = entry.get("lease")
     index, uuid = round(number_of(entry.get("index")) or 0), text_of(entry.get("uuid"))
     state = text_of(entry.get("state"))
     return GpuState(
@@ -278,13 +262,7 @@ def _gpu(entry: Mapping[str, Any], devices: tuple[str, ...]) -> GpuState:
         memory_used=size_of(entry.get("used"), MEBIBYTE),
         memory_total=size_of(entry.get("memory"), MEBIBYTE),
         load=number_of(entry.get("load")),
-        lease=_lease(lease) if isinstance(lease, dict) else None,
+        lease=parse_lease(entry.get("lease")),
         processes=tuple(map(parse_gpu_process, entries_of(entry.get("processes"), MOST_PROCESSES))),
         is_ours=not devices or any(name == str(index) or (name in uuid and "-" in name) for name in devices),
-    )
-
-
-def _lease(entry: Mapping[str, Any]) -> GpuLease:
-    return GpuLease(
-        text_of(entry.get("user")), text_of(entry.get("job")), text_of(entry.get("name")), number_of(entry.get("since"))
     )

@@ -35,6 +35,23 @@ class GpuProcess:
 
 
 @dataclass(frozen=True)
+class GpuLease:
+    """A lease of GPUs.
+
+    Attributes:
+        user: The account on the server.
+        job: The id of the job.
+        name: The job's name; empty without one.
+        since: Seconds since the epoch.
+    """
+
+    user: str
+    job: str
+    name: str
+    since: float | None
+
+
+@dataclass(frozen=True)
 class GpuSample:
     """One GPU; a value that is not reported is None.
 
@@ -48,6 +65,7 @@ class GpuSample:
         power: Watts.
         power_limit: Watts.
         processes: Those that use it.
+        lease: Who has reserved it; None if nobody has.
     """
 
     index: int
@@ -59,6 +77,7 @@ class GpuSample:
     power: float | None
     power_limit: float | None
     processes: tuple[GpuProcess, ...] = ()
+    lease: GpuLease | None = None
 
 
 @dataclass(frozen=True)
@@ -155,6 +174,7 @@ def _gpu(entry: Mapping[str, Any]) -> GpuSample:
         power=number_of(entry.get("power")),
         power_limit=number_of(entry.get("power_limit")),
         processes=tuple(map(parse_gpu_process, entries_of(entry.get("processes"), MOST_PROCESSES))),
+        lease=parse_lease(entry.get("lease")),
     )
 
 
@@ -165,6 +185,13 @@ def parse_gpu_process(entry: Mapping[str, Any]) -> GpuProcess:
         user=text_of(entry.get("user")),
         job=text_of(entry.get("job")),
     )
+
+
+def parse_lease(entry: object) -> GpuLease | None:
+    if not isinstance(entry, dict):
+        return None
+    user, job, name = (text_of(entry.get(key)) for key in ("user", "job", "name"))
+    return GpuLease(user, job, name, number_of(entry.get("since")))
 
 
 def _ranks(entry: Mapping[str, Any]) -> JobRanks:

@@ -57,13 +57,15 @@ def replace_surroundings(patch: pytest.MonkeyPatch, machine: Machine, base: Path
         descriptors = ()
         seconds = 0.0
 
-        def ask(self) -> str:
+        def ask(self, _folder: int, leased: frozenset[str], *, anew: bool = False) -> str:
+            assert not anew
             self.is_open = True
+            self.leased = leased
             return ""
 
         def take(self) -> GpuAnswer:
             self.is_open = False
-            return machine.answer()
+            return machine.answer()._replace(leased=self.leased)
 
         def close(self) -> None:
             self.is_open = False
@@ -75,7 +77,7 @@ def replace_surroundings(patch: pytest.MonkeyPatch, machine: Machine, base: Path
             return [job_id] if job_id in machine.left else []
 
     patch.setenv(BASE_VARIABLE, str(base))
-    patch.setattr(waiter, "GpuQuestion", Question)
+    patch.setattr(waiter, "SharedQuestion", Question)
     patch.setattr(waiter, "Snapshot", Processes)
     patch.setattr(foreign, "time", machine)
 

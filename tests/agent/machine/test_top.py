@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import signal
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from remote_tool.agent.leases import folders
+from remote_tool.agent.leases.claim import Claim
+from remote_tool.agent.leases.folders import BASE_VARIABLE
 from remote_tool.agent.machine import gpu_use
 from tests.agent.conftest import PretendServer, wait_for_text, wait_until
 from tests.figures import record_figure
@@ -95,6 +99,24 @@ def test_gpus_are_asked_in_a_loop_of_nvidia_smi_which_ends_with_the_stream(
     assert (unknown["used"], unknown["user"], unknown["job"]) == (None, "", "")
     pids = [int(words[0]) for words in calls]
     wait_until(lambda: not any(map(is_running, pids)), "the end of nvidia-smi")
+
+
+def test_a_sample_has_who_has_reserved_each_gpu_without_another_question(
+    server: PretendServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "bin"
+    put_nvidia_smi(folder, *(gpu_line(number, load=0, used=1) for number in range(3)))
+    monkeypatch.setenv(BASE_VARIABLE, str(server.leases))
+    with watching(server, folder) as call:
+        assert [gpu.get("lease") for gpu in until(call, lambda header: header.get("gpus"))["gpus"]] == [None] * 3
+        claim = Claim(folders.open_own(), "20261121-053000-abcd", "digits", ("GPU-0", "GPU-2"))
+        gpus = until(call, lambda header: any(gpu.get("lease") for gpu in header["gpus"]))["gpus"]
+        user = pwd.getpwuid(os.geteuid()).pw_name
+        lease = {"user": user, "job": "20261121-053000-abcd", "name": "digits", "since": claim.lease.since}
+        assert [gpu["lease"] for gpu in gpus] == [lease, None, lease]
+        claim.let_die()
+        until(call, lambda header: not any(gpu["lease"] for gpu in header["gpus"]))
+        assert len([words for words in asked(folder) if words[1].startswith("--query-gpu")]) == 1
 
 
 def test_the_loop_of_nvidia_smi_ends_when_the_agent_is_killed(server: PretendServer, tmp_path: Path) -> None:

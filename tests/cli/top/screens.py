@@ -14,7 +14,7 @@ from remote_tool.cli.top.board import Board
 from remote_tool.cli.top.screen import TopApp
 from remote_tool.errors import ConnectError
 from remote_tool.jobs.job import Job, JobState
-from remote_tool.workflows.servers.samples import GpuProcess, GpuSample, JobRanks, Sample
+from remote_tool.workflows.servers.samples import GpuLease, GpuProcess, GpuSample, JobRanks, Sample
 from remote_tool.workflows.servers.top import JobsChanged, Missed, Progressed, Sampled
 
 if TYPE_CHECKING:
@@ -88,8 +88,10 @@ def _board() -> Board:
 
 def _sample(load: float, job: str, *, first_rank: int) -> Sample:
     users = (GpuProcess(7, 39 * GIB, "ann", job),), (GpuProcess(8, 39 * GIB, "ann", job), GpuProcess(9, GIB, "ben", ""))
+    leases = GpuLease("ann", job, "digits", STARTED), GpuLease("ben", "id-9", "eval", STARTED)
     gpus = tuple(
-        GpuSample(number, "H100", load, 40 * GIB, 80 * GIB, 61.0, 512.0, 700.0, users[number]) for number in range(2)
+        GpuSample(number, "H100", load, 40 * GIB, 80 * GIB, 61.0, 512.0, 700.0, users[number], leases[number])
+        for number in range(2)
     )
     ranks = JobRanks(job, (first_rank, first_rank + 1), (), "")
     return Sample(12.5, 64, 3.5, 512 * GIB, 412 * GIB, 1000 * GIB, 700 * GIB, gpus, ranks=(ranks,))

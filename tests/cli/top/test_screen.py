@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from remote_tool.cli.top.chart import chart, sparkline
 from remote_tool.cli.top.screen import JOB_COLUMNS, TopApp, fitting
 from remote_tool.errors import ConnectError
 from remote_tool.jobs.job import Job, JobState
-from remote_tool.workflows.servers.samples import GpuProcess, GpuSample, JobRanks, Sample
+from remote_tool.workflows.servers.samples import GpuLease, GpuProcess, GpuSample, JobRanks, Sample
 from remote_tool.workflows.servers.top import JobsChanged, Missed, Progressed, Sampled
 from tests.cli.top.screens import WIDTHS, drawn, file_of, text_of
 from tests.figures import record_figure
@@ -113,6 +114,21 @@ def test_a_server_that_cannot_be_asked_is_not_shown_as_one_without_gpus() -> Non
     board.apply(Sampled("away", sample(problem="nvidia-smi does not answer", gpus=0)))
     back = dict(board.server_rows())["away"]
     assert (back["GPUS"], back["PROBLEM"]) == ("?", "nvidia-smi does not answer")
+
+
+def test_what_is_reserved_is_beside_what_is_in_use() -> None:
+    board = board_of("gpu1", "gpu2")
+    assert (dict(board.server_rows())["gpu1"]["RESERVED"], "reserved" in board.summary()) == ("", False)
+    ours, theirs = GpuLease("ann", "id-1", "", None), GpuLease("ben", "20261121-053000-abcdefgh", "", None)
+    used = sample(gpus=3)
+    leases = (ours, replace(theirs, name="eval"), theirs)
+    gpus = tuple(replace(gpu, lease=lease) for gpu, lease in zip(used.gpus, leases, strict=True))
+    idle = (*gpus[:2], replace(gpus[2], processes=()))
+    board.apply(Sampled("gpu1", replace(used, gpus=idle)))
+    assert dict(board.server_rows())["gpu1"]["RESERVED"] == "3"
+    assert board.summary() == "2/2 servers answer, 5 GPUs, 3 reserved, 50 % in use, 3 jobs running"
+    ends = [line.partition("GiB  ")[2] for line in board.server_details("gpu1", 80)[1:]]
+    assert ends == ["job 1, reserved", "job 1, reserved by ben (eval)", "reserved by ben (abcdefgh)"]
 
 
 def test_jobs_show_their_launch_progress_and_loss() -> None:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import time
 
+from remote_tool.agent.leases.folders import have_leases
 from remote_tool.agent.machine.aside import Aside
 from remote_tool.agent.machine.gpu_use import GpuUse
 from remote_tool.agent.machine.job_watch import JobWatch
 from remote_tool.agent.machine.ranks import RankWatch
 from remote_tool.agent.requests import Folders, Request, client_is_gone, is_flag
+from remote_tool.protocol.lean.suppress import suppress
 from remote_tool.protocol.limits import LONGEST_INTERVAL, SHORTEST_INTERVAL
 from remote_tool.protocol.nvidia_smi import SILENCE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Optional, Tuple
+    from typing import Any, Dict, List, Optional, Tuple
 
 # The load of a processor is a difference.
 _FIRST_SECONDS = 0.5
@@ -52,7 +54,7 @@ def top(request: Request) -> None:
             header = {**(_NO_ANSWER if found is None else found)}
             tails, disk = header.pop("tails"), header.pop("disk")
             busy, before = _busy(), busy
-            sample = {"machine": {**_machine(before, busy), **disk}, "gpus": use.as_answer()}
+            sample = {"machine": {**_machine(before, busy), **disk}, "gpus": _with_leases(use.as_answer())}
             request.answer({**sample, "gpu_problem": use.problem, **header})
             if once:
                 return
@@ -61,6 +63,18 @@ def top(request: Request) -> None:
             seconds = interval
     finally:
         use.end()
+
+
+def _with_leases(gpus: "List[Dict[str, Any]]") -> "List[Dict[str, Any]]":
+    """Add to each GPU who has reserved it, of all users; nothing if that cannot be read now."""
+    if not gpus or not have_leases():
+        return gpus
+    with suppress(OSError):
+        from remote_tool.agent.leases import report  # noqa: PLC0415 - only where GPUs have been leased
+
+        leases = report.find_leases()
+        return [{**gpu, "lease": leases.get(gpu["uuid"])} for gpu in gpus]
+    return gpus
 
 
 class _Files:
