@@ -177,17 +177,24 @@ async def _stop_as_requested(context: Context, jobs: Sequence[Job]) -> None:
     for (server, signal, grace), together in wishes.items():
         try:
             stops = await stop_on_server(context, server, list(together), signal, grace)
+        except NotPreparedError:
+            if any(not job.state.is_finished for job in together.values()):
+                raise
+            return
         except JobError as error:
-            stops = Stops(dict.fromkeys(together, str(error)), {})
+            stops = Stops(dict.fromkeys(together, str(error)), {}, {})
         ended = [job_id for job_id in together if job_id not in stops.problems]
         context.registry.revise((job_id, _without_stop) for job_id in ended)
         for job_id, job in together.items():
-            told = f" has now been stopped, {REQUESTED}"
-            if job_id in stops.ended:
-                told = f" ended ({stops.ended[job_id]}) before it could be stopped, {REQUESTED}"
-            if job_id in stops.problems:
-                told = f": {stops.problems[job_id]}"
-            context.report(Notice(server, f"job {job.key}{told}"))
+            context.report(Notice(server, f"job {job.key}{_describe_stop(job_id, stops)}"))
+
+
+def _describe_stop(job_id: str, stops: Stops) -> str:
+    if job_id in stops.problems:
+        return f": {stops.problems[job_id]}" + (f"; {stops.unknown[job_id]}" if job_id in stops.unknown else "")
+    if job_id in stops.ended:
+        return f" ended ({stops.ended[job_id]}) before it could be stopped, {REQUESTED}"
+    return f" has now been stopped, {REQUESTED}"
 
 
 def _without_stop(known: Job) -> Job:
