@@ -287,7 +287,17 @@ def remove(folder: int, name: str) -> None:
 
 def explain(what: str, error: OSError) -> str:
     """Return an error message for a failed write, with the errno to search for."""
-    return f"{what}: {error.strerror} (errno {error.errno})"
+    return f"{printable(what)}: {error.strerror} (errno {error.errno})"
+
+
+def printable(text: str) -> str:
+    r"""Return a text, such as a file's name, with each unprintable character written out, such as ``\\x1b``."""
+    # A lone surrogate need not stand for a byte.
+    with suppress(UnicodeEncodeError):
+        text = os.fsencode(text).decode("utf-8", "backslashreplace")
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii") for letter in text
+    )
 
 
 def write_all(file: int, data: bytes | memoryview) -> None:

@@ -1,4 +1,4 @@
-"""What is asked of nvidia-smi, and the lines of its answers."""
+"""Queries of nvidia-smi, and the lines of its answers."""
 
 from __future__ import annotations
 

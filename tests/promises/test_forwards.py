@@ -75,3 +75,12 @@ def test_ssh_config_names_only_keys_that_exist(desk: Desk, tmp_path: Path) -> No
     named = [line.split()[1].strip('"') for line in printed.splitlines() if line.strip().startswith("IdentityFile")]
     assert all(name.endswith(("id_ed25519", "id_rsa")) for name in named), printed
     assert named
+    desk.configure(servers={"first": {**settings, "private_key": str(tmp_path / "missing")}})
+    ran = desk.tries("ssh-config", environment={"HOME": str(home)})
+    assert ran.returncode == 0
+    assert "missing" not in ran.stdout
+    assert "IdentityFile" not in ran.stdout
+    assert "IdentitiesOnly" not in ran.stdout
+    assert f"first: its private_key {tmp_path / 'missing'} does not exist, so no key is named" in ran.stderr
+    (tmp_path / "missing.pub").touch()
+    assert f'IdentityFile "{tmp_path}/missing"' in desk.does("ssh-config", environment={"HOME": str(home)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -71,6 +72,27 @@ def test_a_file_named_as_our_folders_is_named_where_it_is_not_sent(desk: Desk) -
     assert "deep" not in said
     assert not (desk.there() / "sub" / ".remote").exists()
     assert not (desk.there() / "deep" / ".remote").exists()
+
+
+def test_a_name_with_escapes_is_written_out_in_the_log_and_record_of_its_job(desk: Desk) -> None:
+    name = "out\x1b]0;owned\x07\nremote-tool: all came home\u202e\x9b2J"
+    go = desk.there().parent / f"go-{desk.there().name}"
+    write = f"until [ -e {go} ]; do sleep 0.1; done; printf new > {shlex.quote(name)}"
+    desk.does("job-run", "--frozen", "--cmd", write)
+    desk.waits_for(1, "running")
+    (desk.there() / name).write_text("taken meanwhile")
+    go.touch()
+    job = desk.waits_for(1, "succeeded")
+    (log,) = desk.there().glob(".jobs/*/job.err")
+    written = "kept beside the project's own: out\\x1b]0;owned\\x07\\nremote-tool: all came home\\u202e\\x9b2J."
+    assert log.read_bytes().splitlines()[-1].startswith(f"remote-tool: {written}".encode())
+    assert log.read_bytes().count(b"\n") == 1
+    assert written in job["reason"]
+    tail = desk.tries("job-tail", "1", "--no-follow")
+    listed = desk.tries("clean", "--dry-run")
+    for text in (tail.stdout, tail.stderr, listed.stdout, listed.stderr, desk.does("job-show", "1")):
+        assert "\x1b" not in text
+        assert "\nremote-tool: all came home" not in text
 
 
 def test_empty_records_of_syncs_after_a_power_cut_call_no_file_changed(desk: Desk) -> None:

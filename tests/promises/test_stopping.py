@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -9,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.cli.terminal import Terminal
-from tests.promises.conftest import PATIENCE
+from tests.processes import processes_of
+from tests.promises.conftest import PATIENCE, until
 
 if TYPE_CHECKING:
     from tests.promises.conftest import Desk
@@ -71,3 +74,57 @@ def test_keys_that_do_not_follow_each_other_are_not_shown_as_a_range(desk: Desk)
     with Terminal("job-kill", "1,3", cwd=desk.root) as terminal:
         assert terminal.end() == 0
     assert "1, 3: stopped with SIGTERM" in terminal.text
+
+
+def test_a_stop_at_a_new_address_that_is_not_prepared_is_one_sentence(desk_of_two: Desk) -> None:
+    servers = desk_of_two.settings()["servers"]
+    desk_of_two.does("job-run", "--server", "first", "--cmd", "sleep 1000")
+    job = desk_of_two.job(1)
+    # The folder of another project's name is that of an unprepared machine.
+    moved = {"first": {**servers["first"], "port": servers["second"]["port"]}}
+    (desk_of_two.there("second")).rename(desk_of_two.there("second").with_name(f"away-{job['id']}"))
+    desk_of_two.configure(servers=moved)
+    for words in (("job-kill", "1"), ("job-list",), ("job-tail", "1", "--no-follow")):
+        said = desk_of_two.refuses(*words)
+        assert said.count("first is not prepared") == 1, said
+        assert "so its jobs will be stopped when it is again" in said, said
+        assert "remote-tool prepare --server first" in said
+        assert "hostname:" in said
+        assert not any(text in said for text in ("cannot be stopped", "when the server answers again"))
+    assert processes_of(job["id"])
+    desk_of_two.configure(servers=servers)
+    assert "job 1 has now been stopped" in desk_of_two.tries("job-list").stderr
+    assert desk_of_two.job(1)["state"] == "killed"
+
+
+def test_a_stop_of_a_job_that_a_new_address_does_not_have_says_what_to_do(desk_of_two: Desk) -> None:
+    servers = desk_of_two.settings()["servers"]
+    desk_of_two.does("job-run", "--server", "first", "--cmd", "sleep 1000")
+    job = desk_of_two.job(1)
+    # On one machine, the other server would find its processes.
+    for pid in processes_of(job["id"]):
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: not processes_of(job["id"]), "its processes have ended")
+    desk_of_two.configure(servers={"first": {**servers["first"], "port": 1}})
+    desk_of_two.refuses("job-kill", "1")
+    desk_of_two.configure(servers={"first": {**servers["first"], "port": servers["second"]["port"]}})
+    for words in (("job-list",), ("job-kill", "1")):
+        said = desk_of_two.tries(*words).stderr
+        assert "job 1: there is no such job on this server" in said, said
+        assert "hostname: of first" in said, said
+        assert "remote-tool clean --job 1" in said, said
+        assert "ps aux" not in said
+    desk_of_two.does("clean", "--job", "1", "--yes")
+    assert desk_of_two.jobs() == []
+
+
+def test_a_job_of_a_server_that_has_left_the_configuration_is_stopped_after_its_return(desk_of_two: Desk) -> None:
+    servers = desk_of_two.settings()["servers"]
+    desk_of_two.does("job-run", "--server", "first", "--cmd", "sleep 1000")
+    desk_of_two.configure(servers={"second": servers["second"]})
+    said = desk_of_two.refuses("job-kill", "1")
+    assert "first is no longer in the configuration, so its jobs cannot be stopped" in said
+    assert "servers: in .remote/configs.yaml" in said
+    assert "will be stopped" not in said
+    desk_of_two.configure(servers=servers)
+    desk_of_two.does("job-kill", "1")

@@ -7,6 +7,7 @@ import stat
 
 from remote_tool.agent.frozen import copies, copying, links, moving
 from remote_tool.agent.frozen.links import leads_to
+from remote_tool.protocol.job_folder import printable
 from remote_tool.protocol.lean.suppress import suppress
 
 TYPE_CHECKING = False
@@ -50,7 +51,7 @@ class Homecoming:
 def listed(names: "Sequence[str]") -> str:
     """Return the first names and the number of others."""
     more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
-    return ", ".join(os.fsencode(name).decode("utf-8", "backslashreplace") for name in names[:_MOST_SHOWN]) + more
+    return ", ".join(printable(name) for name in names[:_MOST_SHOWN]) + more
 
 
 def kept_beside(copy: Copy) -> "List[str]":

@@ -93,7 +93,7 @@ class Records:
 
     def add_to_log(self, lines: Sequence[str]) -> None:
         """Add lines of ours to the job's output; OSError when it cannot be written."""
-        text = "".join(f"remote-tool: {line}\n" for line in lines).encode("utf-8", "replace")
+        text = "".join(f"remote-tool: {job_folder.printable(line)}\n" for line in lines).encode()
         # What a terminal shows is counted by those who watch it.
         if text and not self._plan.terminal:
             file = os.open(job_folder.ERR, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW, dir_fd=self._plan.folder)

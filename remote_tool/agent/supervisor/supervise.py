@@ -257,7 +257,7 @@ class Supervisor:
             return True
         if changed:
             why = "changed since the job was given; the job's copy of the project shares it with the project"
-            self._outcome.notes.append(f"{command.NOT_STARTED}: {changed} {why}")
+            self._outcome.notes.append(f"{command.NOT_STARTED}: {job_folder.printable(changed)} {why}")
         return bool(changed)
 
     def _bring_home(self) -> None:

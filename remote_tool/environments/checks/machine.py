@@ -220,7 +220,7 @@ tell() { printf '%s=%s\0' "$1" "$2"; }
 tell clock "$(date +%s.%N 2>/dev/null)"
 """
 
-# A program that hangs in the kernel ends at no signal; then our client gives up, and everything was told but this.
+# A program that hangs in the kernel ends at no signal; then our client gives up, and has all other facts.
 BOUNDED = r"""
 bounded() {
     if command -v timeout >/dev/null; then timeout -s KILL "$@"; return; fi

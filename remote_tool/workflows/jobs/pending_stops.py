@@ -32,10 +32,12 @@ class Stops(NamedTuple):
 
     Attributes:
         problems: Why some have not ended.
+        unknown: What to do about jobs of which the server has no folder and no processes.
         ended: How others had ended before.
     """
 
     problems: dict[str, str]
+    unknown: dict[str, str]
     ended: dict[str, str]
 
 
@@ -58,7 +60,9 @@ async def stop_on_server(context: Context, server: str, ids: Sequence[str], sign
         async with news.watching(host) if host is not None else nullcontext():
             answer = await call_until_answered(context.pool, context.config, server, "stop", request, within=within)
     except NotPreparedError as error:
-        raise unprepared(error, "its jobs cannot be stopped", "job-kill") from error
+        waiting = unprepared(error, "its jobs will be stopped when it is again", "job-kill")
+        hint = f"{waiting.hint}; if hostname: of {server} has changed in .remote/configs.yaml, set it back first"
+        raise NotPreparedError(waiting.message, hint=hint, server=server) from error
     entries = answer.get("jobs")
     told = (
         {str(each.get("id")): each for each in entries if isinstance(each, dict)} if isinstance(entries, list) else {}
@@ -67,8 +71,14 @@ async def stop_on_server(context: Context, server: str, ids: Sequence[str], sign
     gone = [job.id for job in known.values() if _has_gone(job, told.get(job.id, {}))]
     context.registry.revise((job_id, become_lost) for job_id in gone)
     problems = {job_id: problem for job_id in ids if job_id not in gone and (problem := _problem(told.get(job_id)))}
+    unknown = {
+        job_id: f"If hostname: of {server} has changed in .remote/configs.yaml, set it back; "
+        f"remote-tool clean --job {known[job_id].key} forgets the job"
+        for job_id in problems
+        if job_id in known and told.get(job_id, {}).get("folder_gone") is True and told[job_id].get("error")
+    }
     ended = {job_id: str(told[job_id]["state"]) for job_id in ids if job_id in told and _had_ended(told[job_id])}
-    return Stops(problems, ended)
+    return Stops(problems, unknown, ended)
 
 
 async def stop_as_requested(context: Context, jobs: Sequence[Job]) -> None:
@@ -79,17 +89,24 @@ async def stop_as_requested(context: Context, jobs: Sequence[Job]) -> None:
     for (server, signal, grace), together in wishes.items():
         try:
             stops = await stop_on_server(context, server, list(together), signal, grace)
+        except NotPreparedError:
+            if any(not job.state.is_finished for job in together.values()):
+                raise
+            return
         except JobError as error:
-            stops = Stops(dict.fromkeys(together, str(error)), {})
+            stops = Stops(dict.fromkeys(together, str(error)), {}, {})
         ended = [job_id for job_id in together if job_id not in stops.problems]
         context.registry.revise((job_id, _without_stop) for job_id in ended)
         for job_id, job in together.items():
-            told = f" has now been stopped, {REQUESTED}"
-            if job_id in stops.ended:
-                told = f" ended ({stops.ended[job_id]}) before it could be stopped, {REQUESTED}"
-            if job_id in stops.problems:
-                told = f": {stops.problems[job_id]}"
-            context.report(Notice(server, f"job {job.key}{told}"))
+            context.report(Notice(server, f"job {job.key}{_describe_stop(job_id, stops)}"))
+
+
+def _describe_stop(job_id: str, stops: Stops) -> str:
+    if job_id in stops.problems:
+        return f": {stops.problems[job_id]}" + (f"; {stops.unknown[job_id]}" if job_id in stops.unknown else "")
+    if job_id in stops.ended:
+        return f" ended ({stops.ended[job_id]}) before it could be stopped, {REQUESTED}"
+    return f" has now been stopped, {REQUESTED}"
 
 
 def _without_stop(known: Job) -> Job:

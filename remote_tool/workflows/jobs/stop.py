@@ -121,9 +121,17 @@ async def stop_on_servers(
     configured = [name for name in by_server if name in context.config.servers]
     results = await on_every(configured, stop)
     unanswered = [name for name, error in results.errors.items() if isinstance(error, UNANSWERED)]
-    record_pending_stops(context, [job for name in unanswered for job in by_server[name]], signal, grace)
+    # The error of a server that is not prepared says when its jobs will be stopped.
+    silent = [name for name in unanswered if isinstance(results.errors[name], NotPreparedError)]
+    _mark_stops(context, [job for name in silent for job in by_server[name]], signal, grace)
+    away = [name for name in unanswered if name not in silent]
+    record_pending_stops(context, [job for name in away for job in by_server[name]], signal, grace)
     gone = {
-        name: JobError(f"{name} is no longer in the configuration, so its jobs cannot be stopped", server=name)
+        name: JobError(
+            f"{name} is no longer in the configuration, so its jobs cannot be stopped",
+            hint=f"Add {name} to servers: in .remote/configs.yaml again, then job-kill again",
+            server=name,
+        )
         for name in by_server
         if name not in context.config.servers
     }
@@ -133,20 +141,23 @@ async def stop_on_servers(
 def record_pending_stops(
     context: Context, jobs: Sequence[Job], signal: str = "SIGTERM", grace: float | None = None
 ) -> None:
-    """Record pending stops, which are carried out when the server next answers."""
-
-    def mark_stop(known: Job) -> Job:
-        return known if known.state.is_final else replace(known, stop_signal=signal, stop_grace=grace)
-
-    context.registry.revise((job.id, mark_stop) for job in jobs)
+    """Record pending stops, which are carried out when the server next answers, and say so."""
+    _mark_stops(context, jobs, signal, grace)
     for job in jobs:
         when = "the server has it" if job.state is JobState.STARTING else "the server answers again"
         context.report(Notice(job.server, f"job {job.key} will be stopped when {when}"))
 
 
+def _mark_stops(context: Context, jobs: Sequence[Job], signal: str, grace: float | None) -> None:
+    def mark_stop(known: Job) -> Job:
+        return known if known.state.is_final else replace(known, stop_signal=signal, stop_grace=grace)
+
+    context.registry.revise((job.id, mark_stop) for job in jobs)
+
+
 async def _stop_on(context: Context, server: str, jobs: Sequence[Job], signal: str, grace: float | None) -> None:
     ids = [job.id for job in jobs]
-    problems = (await stop_on_server(context, server, ids, signal, grace)).problems
+    problems, unknown, _ = await stop_on_server(context, server, ids, signal, grace)
     seen = (await ask_about_jobs(context, server, ids=ids)).jobs.values()
     await context.may_write()
     context.registry.update([remote.job for remote in seen if remote.job.id in ids and not remote.elsewhere])
@@ -159,5 +170,5 @@ async def _stop_on(context: Context, server: str, jobs: Sequence[Job], signal: s
         raise JobError(
             "; ".join(f"{keys[job_id]}: {problem}" for job_id, problem in list(problems.items())[:SHOWN_PROBLEMS]),
             server=server,
-            hint=f"remote-tool run --server {server} --cmd 'ps aux'",
+            hint=next(iter(unknown.values()), f"remote-tool run --server {server} --cmd 'ps aux'"),
         )

@@ -8,6 +8,7 @@ from remote_tool.errors import ConnectError
 from remote_tool.transport.kept.start import UnsuitableError, config_line
 from remote_tool.transport.pool import Results, on_every
 from remote_tool.transport.ssh.host_keys.known_hosts import lookup_names
+from remote_tool.workflows.events import Notice
 from remote_tool.workflows.selection import choose_servers
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ async def host_blocks(context: Context, servers: Sequence[str]) -> Results[str]:
 
     async def write(server: str) -> str:
         way = await context.pool.way(server)
+        for key in dict.fromkeys(endpoint.identity.private_key for endpoint in way):
+            if key is not None and not _exists(key):
+                context.report(Notice(server, f"its private_key {key} does not exist, so no key is named"))
         try:
             return "".join(f"{line}\n" for line in _blocks(way, known_hosts))
         except UnsuitableError as problem:
@@ -63,13 +67,11 @@ def _settings(endpoint: Endpoint, known_hosts: Path) -> Iterator[str]:
     yield config_line("UserKnownHostsFile", *dict.fromkeys(map(str, (*trust.files, known_hosts))))
     if trust.names != lookup_names(endpoint.host, endpoint.port):
         yield config_line("HostKeyAlias", trust.names[0])
-    if identity.private_key is not None:
-        yield config_line("IdentityFile", str(identity.private_key))
-        yield config_line("IdentitiesOnly", "yes")
-        return
-    for file in filter(_exists, identity.files):
+    files = identity.files if identity.private_key is None else (identity.private_key,)
+    found = [*filter(_exists, files)]
+    for file in found:
         yield config_line("IdentityFile", str(file))
-    if identity.files_only:
+    if found if identity.private_key is not None else identity.files_only:
         yield config_line("IdentitiesOnly", "yes")
 
 

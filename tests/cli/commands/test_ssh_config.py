@@ -92,6 +92,7 @@ def test_what_ssh_config_cannot_express_is_said_and_the_others_are_printed(tmp_p
             "gpu3": {"hostname": "10.0.0.6", "private_key": 'a"b'},
         },
     )
+    (root / 'a"b').touch()
     printed = remote_tool("ssh-config", cwd=root)
     assert printed.returncode == 3
     lines = [line.strip() for line in printed.stdout.splitlines()]

@@ -80,6 +80,6 @@ def say(plan: Plan, text: str) -> None:
     with suppress(OSError):
         file = os.open(job_folder.ERR, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=plan.folder)
         try:
-            job_folder.write_all(file, f"remote-tool: {text}\n".encode())
+            job_folder.write_all(file, f"remote-tool: {job_folder.printable(text)}\n".encode())
         finally:
             os.close(file)
