@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.processes import environments, is_running
-from tests.promises.conftest import until
+from tests.promises.conftest import HeldRequest, until
 
 if TYPE_CHECKING:
     from tests.promises.conftest import Desk
@@ -73,6 +73,28 @@ def test_what_waited_when_its_server_rebooted_waits_again_in_its_order(desk: Des
     desk.does("job-requeue", "7", "--env", "SECRET", "y")
     until(lambda: 13 in keys(desk, "succeeded"), "the end of the last")
     assert len(desk.jobs("--stopped")) == 13
+
+
+@pytest.mark.parametrize("when", ["before it is recorded", "when it is requested"])
+def test_a_program_that_is_killed_as_it_puts_a_job_back_leaves_that_to_the_next(
+    desk: Desk, tmp_path: Path, when: str
+) -> None:
+    desk.does("job-run", "--cmd", "sleep 600")
+    desk.does("job-run", "--after-any", "1", "--cmd", f"echo ran >> {tmp_path}/ran")
+    until(lambda: keys(desk, "queued") == [2], "a job waits")
+    reboot(desk)
+    second_request = f"! mkdir {desk.there()}/asked 2>/dev/null"
+    is_recorded = f"""grep -qs '"starting"' {desk.root}/.remote/jobs/*/job.yaml"""
+    held = HeldRequest(desk, second_request if when == "before it is recorded" else is_recorded)
+    with desk.runs_meanwhile("job-list") as listing:
+        held.wait()
+        os.kill(listing.pid, signal.SIGKILL)
+    desk.does("job-list")
+    until(lambda: keys(desk, "succeeded") == [3], "it was put back")
+    held.let_go()
+    desk.does("job-list")
+    assert [job["state"] for job in desk.jobs("--stopped")] == ["lost", "lost", "succeeded"]
+    assert (tmp_path / "ran").read_text() == "ran\n"
 
 
 @pytest.mark.parametrize("words", [["job-kill", "2", "--yes"], ["job-kill", "--tag", "of-two", "--yes"]])

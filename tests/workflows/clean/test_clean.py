@@ -198,7 +198,7 @@ def test_a_start_that_never_arrived_and_a_job_whose_folder_is_gone_for_good_can_
         desk.survey(CleanRequest(jobs=(str(never.key),)))
     record = desk.config.local.job(never.id) / "job.yaml"
     text = record.read_text().splitlines(keepends=True)
-    record.write_text("".join(f"created_at: {time.time() - 999}\n" if "created_at" in line else line for line in text))
+    record.write_text("".join(f"created_at: {time.time() - 400}\n" if "created_at" in line else line for line in text))
     (gone,) = registry.create([JobSpec(new_job_id(), "rented", "true")])
     runs = begin(desk, "first", "exec sleep 600")
     with pytest.raises(UsageError, match=f"Job {runs.job.key} is running"):
