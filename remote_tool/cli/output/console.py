@@ -102,7 +102,11 @@ def show_failures(failures: Mapping[str, RemoteToolError]) -> None:
     for servers in servers_by_cause.values():
         hint = failures[servers[0]].hint
         if len(servers) > 1:
-            _show_hint(_general(hint, servers[0]), servers)
+            general = {_general(failures[server].hint, server) for server in servers}
+            command = None if len(general) == 1 else _SSH_COMMAND.search(hint)
+            # A command with the port of one server and the name of none would reach nobody.
+            text = _general(hint[: command.start()], servers[0]) + hint[command.start() :] if command else general.pop()
+            _show_hint(text, servers)
         else:
             _show_hint(hint, [] if len(failures) == 1 or hint != _general(hint, servers[0]) else servers)
 

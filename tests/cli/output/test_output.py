@@ -332,6 +332,8 @@ def test_servers_that_need_the_same_have_one_hint_and_one_alone_is_named(capfd: 
         "gpu4": "Look",
     }
     hints |= {"gpu5": "Try: ssh -p 1 u@10.0.0.5", "gpu6": "Try: ssh u@10.0.0.6"}
+    hints |= {"gpu7": "Check gpu7, or: ssh -p 7 u@gpu7", "gpu8": "Check gpu8, or: ssh -p 8 u@gpu8"}
+    hints |= {"gpu9": "Run: ssh u@gpu9", "gpu10": "Run: ssh u@gpu10"}
     show_failures({name: ConnectError(f"{name} is away", hint=hint) for name, hint in hints.items()})
     show_failures({f"node{number}": ConnectError("is away", hint="ping it") for number in range(20)})
     shown = [line for line in capfd.readouterr().err.splitlines() if line.startswith("hint")]
@@ -340,6 +342,8 @@ def test_servers_that_need_the_same_have_one_hint_and_one_alone_is_named(capfd: 
         "hint: Look at gpu3",
         "hint (gpu4): Look",
         "hint (gpu5, gpu6): Try: ssh -p 1 u@10.0.0.5",
+        "hint (gpu7, gpu8): Check NAME, or: ssh -p 7 u@gpu7",
+        "hint (gpu9, gpu10): Run: ssh u@NAME",
         f"hint ({', '.join(f'node{number}' for number in range(8))} and 12 more): ping it",
     ]
 
