@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -122,6 +123,18 @@ def test_a_queued_job_has_not_started_and_names_what_it_waits_for_by_its_key(des
     desk.does("job-kill", "1", "--grace", "0")
     assert desk.waits_for(2, "failed")["reason"].endswith("it begins only if job 1 (r1) succeeds, which was killed")
     assert "QUEUED" not in desk.does("job-list", "--all")
+
+
+def test_who_follows_a_queued_job_reads_the_key_of_what_it_waits_for(desk: Desk) -> None:
+    desk.does("job-run", "--name", "r1", "--cmd", "sleep 1000")
+    desk.does("job-run", "--after", "1", "--cmd", "true")
+    desk.waits_for(2, "queued")
+    with desk.runs_meanwhile("job-tail", "2") as follower:
+        assert follower.stdout is not None
+        said = follower.stdout.readline()
+        follower.send_signal(signal.SIGINT)
+    assert said == "first: job 2 is queued: waits for the end of job 1 (r1)\n"
+    desk.does("job-kill", "1", "2", "--grace", "0")
 
 
 def test_the_list_takes_keys_and_the_words_that_people_try(desk: Desk) -> None:

@@ -45,6 +45,18 @@ def test_combinations_that_write_the_same_file_are_warned_of_once(desk: Desk) ->
     assert WORDS not in resumed.stderr
 
 
+def test_the_last_value_stays_beside_the_best_one_where_parameters_take_the_room(desk: Desk) -> None:
+    sweep = ("helper-sweep", "--no-sync", "--cmd", "echo loss: {lr} {optimizer} {scheduler_name} {wd}")
+    grids = ("lr=0.0001", "optimizer=adamw-with-a-name", "scheduler_name=cosine-with-warmup", "wd=0.01")
+    desk.does(*sweep, *(word for grid in grids for word in ("--grid", grid)))
+    desk.waits_for(1, "succeeded")
+    with Terminal("sweep-show", "--metric", "loss", cwd=desk.root) as terminal:
+        assert terminal.end() == 0
+        (heading,) = (line for line in terminal.text.splitlines() if "NUMBER" in line)
+    assert "MIN loss  LAST loss" in heading
+    assert len(heading) <= 80
+
+
 def test_the_best_value_is_there_with_the_last_one_and_the_table_fits_a_terminal(desk: Desk) -> None:
     command = 'for loss in 9 {learning_rate}5 7; do echo "loss: $loss lr: 0.1 step: 3/3 grad_norm: 0.12345"; done'
     values = "a-value-that-is-long-enough-for-no-column,0.01"

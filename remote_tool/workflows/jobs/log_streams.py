@@ -292,7 +292,7 @@ def _take_status(context: Context, copy: _Copy, status: object, listener: Listen
 
 def _take_queued(context: Context, job: Job, why: object) -> None:
     """Record and report what a job waits for, or that it no longer waits."""
-    text = "" if why is None else str(why)[:LONGEST_REASON]
+    text = "" if why is None else context.registry.with_keys(str(why)[:LONGEST_REASON])
     state = JobState.RUNNING if why is None else JobState.QUEUED
     context.registry.revise([(job.id, lambda known: replace(known, state=state, reason=text))])
     context.report(
