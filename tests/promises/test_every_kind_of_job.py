@@ -1,0 +1,305 @@
+"""Every kind of job keeps the old promises."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import pytest
+
+from tests.below import contents_below
+from tests.processes import is_running, parents, read_of
+from tests.project import make_project
+from tests.promises.conftest import PATIENCE, Desk, until
+from tests.promises.kinds import DIES, FIRST, KINDS, LAUNCH, NAMESPACE, Kind, works
+from tests.promises.test_reboot import reboot
+from tests.sshd import TestServer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+CONFIGURED = "configured-0f3c9a7e51"
+TOKEN = "token-7d1b60c2f4"
+# It has a session of its own, nothing of the job's environment, and does not listen to SIGTERM.
+STUBBORN = "env -i setsid sh -c 'trap \"\" TERM HUP INT; touch {mark}; while :; do sleep 0.2; done' {mark} &"
+
+
+@pytest.fixture(scope="session")
+def machines(
+    two_machines: dict[str, TestServer], tmp_path_factory: pytest.TempPathFactory, ssh_key: Path
+) -> Iterator[dict[str, TestServer]]:
+    """Three servers."""
+    with TestServer("third", tmp_path_factory.mktemp("machines") / "third", ssh_key) as third:
+        yield {**two_machines, "third": third}
+
+
+def make_office(folder: Path, machines: Mapping[str, TestServer], **settings: object) -> Desk:
+    """Prepare a project on three servers; on two of them, commands begin behind a launch command."""
+    name = f"p-{os.urandom(4).hex()}"
+    desk = Desk(make_project(folder / name, machines.values(), name=name, **settings), machines)
+    servers = desk.settings()["servers"]
+    servers["second"]["launch"] = LAUNCH
+    servers["third"]["launch"] = NAMESPACE
+    if not works(f"{NAMESPACE} true"):
+        del servers["third"]
+    desk.configure(servers=servers)
+    for words in (("prepare",), FIRST):
+        desk.does(*words, environment={"HOME": str(folder), "SSH_AUTH_SOCK": ""})
+    return desk
+
+
+@pytest.fixture(scope="session")
+def office(machines: dict[str, TestServer], tmp_path_factory: pytest.TempPathFactory) -> Desk:
+    """A project that the tests of one process share."""
+    return make_office(tmp_path_factory.mktemp("office"), machines, env={"CONFIGURED": CONFIGURED})
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    """Each kind of job that this machine can run."""
+    found = KINDS[str(request.param)]
+    if not works(found.needs):
+        pytest.skip(f"{found.needs} does not work here")
+    return found
+
+
+def going(mark: str) -> list[int]:
+    """Return the processes with a mark in their arguments."""
+    return [pid for pid in parents() if mark.encode() in read_of(pid, "cmdline") and is_running(pid)]
+
+
+def test_the_exit_code_is_real_everywhere_and_nothing_outlives_the_command(office: Desk, kind: Kind, tmp_path: Path) -> None:
+    mark = tmp_path / os.urandom(8).hex()
+    child = STUBBORN.format(mark=mark) if kind.ends_children else f"touch {mark};"
+    command = f"{child} until [ -e {mark} ]; do sleep 0.05; done; exit 7"
+    ran = office.tries(*kind.of(command, *(["--follow"] if kind.follows else [])))
+    assert ran.returncode == (kind.follow_status or 7 if kind.follows else 0), ran.stderr
+    job = kind.newest(office)
+    assert office.tries("job-wait", str(job["key"])).returncode == 7
+    job = office.job(job["key"])
+    assert (job["state"], job["exit_code"], job["signal"]) == ("failed", 7, None)
+    assert mark.exists()
+    assert going(str(mark)) == []
+    assert "Traceback" not in ran.stderr
+
+
+def test_a_stop_ends_every_process(office: Desk, kind: Kind, tmp_path: Path) -> None:
+    mark = tmp_path / os.urandom(8).hex()
+    key = str(kind.start(office, f"{STUBBORN.format(mark=mark)} sleep 1000; sleep 1000")["key"])
+    until(mark.exists, "the child has started")
+    assert going(str(mark)) != []
+    office.does("job-kill", key, "--grace", "0.5", "--yes")
+    assert going(str(mark)) == []
+    job = office.job(key)
+    assert (job["state"], job["exit_code"]) == ("killed", None)
+    assert job["signal"] in {"SIGTERM", "SIGKILL"}
+    expected = 128 + {"SIGTERM": 15, "SIGKILL": 9}[job["signal"]]
+    assert office.tries("job-wait", key).returncode == expected
+
+
+def test_output_arrives_whole_when_the_link_is_lost_and_a_signal_is_named(
+    office: Desk, kind: Kind, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    command = f"seq 1 3000; until [ -e {go} ]; do sleep 0.05; done; seq 3001 6000; printf end; {kind.dies}"
+    job = kind.start(office, command)
+    key = str(job["key"])
+    out = tmp_path / "out"
+    with out.open("wb") as to, following(office, key, to) as tail:
+        until(lambda: "3000" in out.read_text().split(), "the first half")
+        office.servers[kind.server].drop_connections()
+        go.touch()
+        office.servers[kind.server].drop_connections()
+        tail.wait(PATIENCE)
+    expected = "".join(f"{number}\n" for number in range(1, 6001)) + "end"
+    assert plain(office.root / ".remote" / "jobs" / job["id"] / "job.out") == expected
+    # Where lines begin with the server's name, the last one ends too.
+    assert plain(out) in {expected, f"{expected}\n"}
+    assert office.tries("job-wait", key).returncode == 128 + 9
+    job = office.job(key)
+    died = (None, "SIGKILL") if kind.dies == DIES else (128 + 9, None)
+    assert (job["state"], job["exit_code"], job["signal"]) == ("failed", *died)
+
+
+@contextmanager
+def following(desk: Desk, key: str, out: BinaryIO) -> Iterator[subprocess.Popen[bytes]]:
+    """Follow a job meanwhile."""
+    words = [sys.executable, "-m", "remote_tool", "job-tail", key]
+    tail = subprocess.Popen(words, cwd=desk.root, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.DEVNULL)
+    try:
+        yield tail
+    finally:
+        tail.kill()
+        tail.wait()
+
+
+def plain(path: Path) -> str:
+    """Return output as the command wrote it.
+
+    A terminal ends lines in its own way, those of nodes and shards are named, and a line is between two attempts.
+    """
+    return re.sub(r"(?m)^(first|0 first) \| |^remote-tool: .*\n", "", path.read_bytes().decode().replace("\r\n", "\n"))
+
+
+def test_values_of_variables_are_in_no_file_and_in_no_arguments_and_are_not_said(
+    office: Desk, kind: Kind, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    shown = "printf '%s %s' \"$TOKEN\" \"$CONFIGURED\" | sha256sum"
+    wrong = "printf 'ValueError: %s\\n' \"$TOKEN\" >&2"
+    command = f"{shown}; until [ -e {go} ]; do sleep 0.05; done; {wrong}; exit 1"
+    with arguments_of_all() as arguments:
+        ran = office.tries(*kind.of(command, "--env", "TOKEN", TOKEN), "-vv")
+        assert ran.returncode == 0, ran.stderr
+        job = kind.newest(office)
+        key = str(job["key"])
+        output = office.there(kind.server) / ".jobs" / job["id"] / "job.out"
+        digest = hashlib.sha256(f"{TOKEN} {CONFIGURED}".encode()).hexdigest()
+        until(lambda: digest in output.read_text(), "the job has the variables")
+        meanwhile = leaks(office)
+        go.touch()
+        waited = office.tries("job-wait", key, "-vv")
+    said = {"the start": ran.stdout + ran.stderr, "the wait": waited.stdout + waited.stderr}
+    said["the list"] = office.does("job-list", "--json", "--stopped")
+    said |= {f"arguments of {pid}": text for pid, text in arguments.items()}
+    assert [name for name, text in said.items() if TOKEN in text or CONFIGURED in text] == []
+    assert (meanwhile, leaks(office)) == ([], [])
+
+
+def leaks(desk: Desk) -> list[str]:
+    """Return the files here and on the servers that hold a value, but what the job printed and what the user wrote."""
+    folders = [desk.root, *(folder for each in desk.servers.values() for folder in (each.home, each.leases))]
+    ours = {"job.out", "job.err", "configs.yaml"}
+    found = contents_below(*folders)
+    values = (TOKEN.encode(), CONFIGURED.encode())
+    return [str(path) for path, data in found if path.name not in ours and any(value in data for value in values)]
+
+
+@contextmanager
+def arguments_of_all() -> Iterator[dict[int, str]]:
+    """Collect the arguments of all processes meanwhile, but those of the program that was given the values."""
+    found: dict[int, str] = {}
+    is_over = threading.Event()
+
+    def collect() -> None:
+        while not is_over.wait(0.03):
+            for pid in parents():
+                words = read_of(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace")
+                if f"--env TOKEN {TOKEN}" not in words:
+                    found[pid] = f"{found.get(pid, '')}\n{words}" if words not in found.get(pid, "") else found[pid]
+
+    thread = threading.Thread(target=collect)
+    thread.start()
+    try:
+        yield found
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def runs_again(desk: Desk) -> None:
+    keys = {int(job["key"]): job for job in desk.jobs() if job["key"] != 1}
+    for key, job in keys.items():
+        if not job["node_rank"] and "fan-out" not in " ".join(job["tags"]):
+            desk.does("job-rerun", str(key))
+    until(lambda: all(job["ended_at"] for job in desk.jobs()), "the end of all reruns")
+
+
+def reboots(desk: Desk) -> None:
+    for server in desk.servers:
+        reboot(desk, server)
+    desk.does("job-list")
+
+
+def is_renamed(desk: Desk) -> None:
+    """Give the project another name, and do what the program says for that."""
+    desk.configure(name=f"{desk.settings()['name']}-new")
+    said = desk.tries("rsync").stderr
+    commands = dict(re.findall(r"remote-tool run --server (\w+) --cmd ('.*')$", said, re.MULTILINE))
+    assert set(commands) == set(desk.settings()["servers"]), said
+    for server, command in commands.items():
+        desk.does("run", "--server", server, "--cmd", shlex.split(command)[0])
+    desk.does("prepare")
+
+
+def is_moved(desk: Desk) -> None:
+    desk.root = desk.root.rename(desk.root.with_name("moved"))
+
+
+def is_cleaned(desk: Desk) -> None:
+    desk.does("clean", "--yes")
+    assert desk.jobs() == []
+
+
+def is_cleaned_entirely(desk: Desk) -> None:
+    desk.does("clean", "--all", *(f"--server={name}" for name in desk.settings()["servers"]), "--yes")
+    assert [path for name in desk.servers for path in desk.there(name).glob(".remote-scripts")] == []
+
+
+EVENTS = {
+    "it is run again": runs_again,
+    "a reboot": reboots,
+    "the project has another name": is_renamed,
+    "the project has moved": is_moved,
+    "clean": is_cleaned,
+    "clean --all": is_cleaned_entirely,
+}
+STAYS = {"it is run again", "a reboot", "the project has another name", "the project has moved"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("event", EVENTS)
+def test_what_jobs_wrote_and_how_they_ended_stays_after(
+    event: str, machines: dict[str, TestServer], tmp_path: Path
+) -> None:
+    desk = make_office(tmp_path, machines)
+    kinds = {name: kind for name, kind in KINDS.items() if works(kind.needs)}
+    started = {}
+    for number, (name, kind) in enumerate(kinds.items()):
+        (desk.root / "src").mkdir(exist_ok=True)
+        # Each frozen job has a copy of its own.
+        (desk.root / "src" / "settings.py").write_text(f"NUMBER = {number}\n")
+        write = f"mkdir -p out/{number}; echo {number} > out/{number}/model.pt; echo {number} > src/{number}.log"
+        options = () if name == "that was run again" else ("--artifact", f"out/{number}/*.pt")
+        started[name] = kind.start(desk, f"{write}; exit 7", *options)["id"]
+    until(lambda: all(job["ended_at"] for job in desk.jobs()), "the end of all")
+    assert lost_outputs(desk, kinds) == []
+    assert ends(desk, started) == dict.fromkeys(kinds, ("failed", 7))
+    if event.startswith("clean"):
+        # A job whose files were not fetched stays.
+        desk.does("job-pull")
+        desk.does("clean", "--yes", "--artifacts") if event == "clean" else None
+    EVENTS[event](desk)
+    assert lost_outputs(desk, kinds) == []
+    if event in STAYS:
+        assert ends(desk, started) == dict.fromkeys(kinds, ("failed", 7))
+
+
+def lost_outputs(desk: Desk, kinds: Mapping[str, Kind]) -> list[str]:
+    """Return the outputs that are not in the project's folder of their server."""
+    expected = {
+        desk.there(kind.server) / place: f"{number}\n"
+        for number, kind in enumerate(kinds.values())
+        for place in (f"out/{number}/model.pt", f"src/{number}.log")
+    }
+    return [
+        str(path)
+        for path, text in expected.items()
+        if path.is_symlink() or not path.exists() or path.read_text() != text
+    ]
+
+
+def ends(desk: Desk, started: Mapping[str, str]) -> dict[str, tuple[str, int]]:
+    """Return how the jobs ended, by kind."""
+    jobs = {job["id"]: job for job in desk.jobs()}
+    return {name: (jobs[job_id]["state"], jobs[job_id]["exit_code"]) for name, job_id in started.items()}
