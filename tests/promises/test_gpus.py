@@ -11,17 +11,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from remote_tool.agent.leases import folders
-from remote_tool.agent.leases.claim import Claim
-from remote_tool.agent.leases.folders import BASE_VARIABLE
-from tests.promises.conftest import until
+from tests.project import make_project
+from tests.promises.conftest import Desk, until
 from tests.stand_in_gpus import gpu_line, put_nvidia_smi
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-    from tests.promises.conftest import Desk
 
 FREE = gpu_line(0, load=0, used=1)
 
@@ -64,31 +60,32 @@ def test_a_gpu_of_which_nvidia_smi_says_nothing_is_not_free(desk: Desk, gpus: Pa
     desk.waits_for(1, "succeeded")
 
 
-def test_top_shows_what_is_reserved_by_this_project_and_by_others(
-    desk: Desk, gpus: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_top_shows_what_is_reserved_by_this_project_and_by_others(desk: Desk, gpus: Path, tmp_path: Path) -> None:
     put_nvidia_smi(gpus, *(gpu_line(number, load=0, used=1) for number in range(3)))
     desk.does("job-run", "--gpus", "1", "--name", "r1", "--cmd", "sleep 1000")
     desk.waits_for(1, "running")
-    (first,) = desk.job(1)["leased_gpus"]
-    monkeypatch.setenv(BASE_VARIABLE, str(desk.servers["first"].leases))
-    folder = folders.open_own()
-    claim = Claim(folder, "20261121-053000-abcdefgh", "", ("GPU-1",) if first != "GPU-1" else ("GPU-2",))
+    name = f"{desk.root.name}-other"
+    other = Desk(make_project(tmp_path / name, desk.servers.values(), name=name), desk.servers)
+    other.does("prepare")
+    other.configure(idle_after=1)
+    other.does("job-run", "--gpus", "1", "--cmd", "sleep 1000")
+    reserved = other.waits_for(1, "running")["id"]
     try:
         servers, of_gpus, _ = desk.does("top", "--once").split("\n\n")
         document = json.loads(desk.does("top", "--json"))
     finally:
-        claim.release()
-        os.close(folder)
+        other.does("job-kill", "1", "--signal", "SIGKILL")
     header, row = (re.split(r"  +", line) for line in servers.splitlines()[:2])
     assert dict(zip(header, row, strict=False))["RESERVED"] == "2"
     lines = [re.split(r"  +", line) for line in of_gpus.splitlines()]
     column = lines[0].index("RESERVED BY")
     user = pwd.getpwuid(os.getuid()).pw_name
-    assert sorted(line[column] for line in lines[1:]) == ["-", "job 1", f"{user} (abcdefgh)"]
+    shown = sorted(line[column] for line in lines[1:])
+    assert shown[:2] == ["-", "job 1"]
+    assert shown[2].startswith(f"{user} (")
     (server,) = document["servers"]
     leases = {gpu["lease"]["job"]: gpu["lease"] for gpu in server["gpus"] if gpu["lease"]}
-    assert leases.keys() == {desk.job(1)["id"], "20261121-053000-abcdefgh"}
+    assert leases.keys() == {desk.job(1)["id"], reserved}
     assert leases[desk.job(1)["id"]]["name"] == "r1"
     assert leases[desk.job(1)["id"]]["since"].startswith("20")
     assert sum(gpu["lease"] is None for gpu in server["gpus"]) == 1

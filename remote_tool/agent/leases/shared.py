@@ -15,12 +15,12 @@ from remote_tool.agent.leases import fifo
 from remote_tool.agent.leases.folders import LeaseError
 from remote_tool.agent.leases.foreign import GpuAnswer, GpuQuestion, Said
 from remote_tool.agent.leases.listing import NANOSECONDS, boot_id, now_stamp
-from remote_tool.agent.machine.gpu_use import SILENCE
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.job_fields import is_count, is_text, is_texts
 from remote_tool.protocol.lean import json
 from remote_tool.protocol.lean.namedtuple import NamedTuple
 from remote_tool.protocol.lean.suppress import suppress
+from remote_tool.protocol.nvidia_smi import SILENCE
 from remote_tool.protocol.records import SCHEMA, RecordError
 
 TYPE_CHECKING = False

@@ -53,17 +53,7 @@ SERVER_COLUMNS = (
 JOB_COLUMNS = ("KEY", "SERVER", "STATE", "LAUNCH", "PROGRESS", "LOSS", "TREND", "DURATION", "NAME", "COMMAND")
 # What a narrow terminal has no room for, after the columns without a value.
 DROPPED = (
-    "TREND",
-    "POWER",
-    "TEMP",
-    "NAME",
-    "DISK FREE",
-    "DURATION",
-    "GPU MEM",
-    "LAUNCH",
-    "MEMORY",
-    "LOSS",
-    "CPU",
+    *("TREND", "POWER", "TEMP", "NAME", "DISK FREE", "DURATION", "GPU MEM", "LAUNCH", "MEMORY", "LOSS", "CPU"),
     "RESERVED",
 )
 # The last column is cut at the edge of the terminal.

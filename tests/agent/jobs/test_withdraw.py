@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 ROUNDS = 12
 
 
-def wanted(number: int = 1) -> dict[str, str]:
+def wanted(number: int = 1) -> dict[str, Any]:
     return {"moved_to": f"server-{number}", "moved_as": f"20261121-053000-{number:032x}", "moved_copy": "0" * 16}
 
 
