@@ -115,10 +115,15 @@ def test_a_folder_that_is_taken_over_keeps_what_only_the_other_has(desk: Desk, t
     other.does("rsync")
     assert (desk.there() / "theirs.py").exists()
     assert not (desk.there() / "other.py").exists()
-    # The first one shares it as before.
+    # From here on the two are one: the last sync wins, but for what jobs wrote.
+    (other.root / "more.py").write_text("sent")
+    other.does("rsync")
+    (desk.there() / "made.txt").write_text("made by a job")
     (desk.root / "new.py").write_text("")
     desk.does("rsync")
     assert (desk.there() / "new.py").exists()
+    assert not (desk.there() / "more.py").exists()
+    assert (desk.there() / "made.txt").exists()
 
 
 def test_who_says_no_or_nothing_changes_nothing(desk: Desk, tmp_path: Path) -> None:

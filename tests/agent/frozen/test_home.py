@@ -173,9 +173,7 @@ def test_modes_and_links_are_kept_on_the_way_to_another_disk(frozen: PretendServ
 
 
 @pytest.mark.row(296)
-def test_a_long_copy_to_another_disk_is_told_and_can_be_stopped_and_holds_up_no_sync(
-    frozen: PretendServer, elsewhere: Path
-) -> None:
+def test_a_long_copy_to_another_disk_is_told_and_holds_up_no_sync(frozen: PretendServer, elsewhere: Path) -> None:
     name = "src/big.bin"
     job_id = frozen.start(f"head -c 150000000 /dev/zero >{name}", copy=NEW_COPY)
     told = "remote-tool: copies its output to another disk: big.bin (143 MiB)\n"
@@ -188,6 +186,23 @@ def test_a_long_copy_to_another_disk_is_told_and_can_be_stopped_and_holds_up_no_
     frozen.wait(job_id)
     assert (elsewhere / "big.bin").stat().st_size == 150_000_000
     assert frozen.record(job_id, "ended")["exit_code"] == 0
+
+
+@pytest.mark.row(296)
+def test_a_sync_that_is_running_cannot_write_through_a_link_to_a_folder(frozen: PretendServer) -> None:
+    """Rsync follows links to folders there, with an option for data on another disk."""
+    job_id = frozen.start(f"{wait_for(frozen)}; mkdir out; echo A >out/a; chmod 775 out", copy=NEW_COPY)
+    with (frozen.scripts / "sync-lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (frozen.home / "go").touch()
+        frozen.wait(job_id)
+        assert not (frozen.project / "out").is_symlink()
+        assert (frozen.project / "out" / "a").is_symlink()
+        assert (frozen.project / "out" / "a").read_text() == "A\n"
+        assert stat.S_IMODE((frozen.project / "out").stat().st_mode) == 0o775
+    ended(frozen, "true", copy=NEW_COPY)
+    assert not (frozen.project / "out" / "a").is_symlink()
+    assert (frozen.project / "out" / "a").read_text() == "A\n"
 
 
 @pytest.mark.row(296)
