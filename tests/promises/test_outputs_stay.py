@@ -98,6 +98,16 @@ def test_a_lost_jobs_checkpoint_is_there_for_the_next_job_and_after_clean(desk: 
     assert copies_of(desk) == []
 
 
+def test_clean_names_whole_files_that_are_kept_beside_the_projects_own(desk: Desk) -> None:
+    (desk.root / "tables").mkdir()
+    for number in range(5):
+        (desk.root / "tables" / f"measured on day {number}.csv").write_text("sent\n")
+    key = trains(desk, 'for each in tables/*; do echo more >>"$each"; done')
+    beside = [f"tables/measured on day {number}.csv.{desk.job(key)['id']}" for number in range(3)]
+    listed = desk.tries("clean", "--dry-run").stderr
+    assert f"kept outputs under a job's id: {', '.join(beside)} and 2 more" in " ".join(listed.split())
+
+
 def kill_all(started: Path) -> None:
     """Kill the processes of a job and its supervisor at once, as a reboot does."""
     record = json.loads(started.read_text())

@@ -31,6 +31,10 @@ runpy.run_module("remote_tool", run_name="__main__")
 """
 
 
+# It appends to a sent file, which is then kept beside the project's own.
+APPENDS = 'open("sent.txt", "a").write("more")\n'
+
+
 def on_terminal(desk: Desk, columns: int, *words: str) -> str:
     """Return what the program writes to a terminal of this width."""
     with Terminal(*words, cwd=desk.root, program=["-c", PROGRAM.format(columns=columns)]) as terminal:
@@ -42,6 +46,23 @@ def shown(desk: Desk, key: int) -> dict[str, Any]:
     """Return what job-show --json says of a job."""
     (job,) = json.loads(desk.does("job-show", str(key), "--json"))["jobs"]
     return dict(job)
+
+
+@pytest.mark.parametrize(
+    ("end", "error"),
+    [('raise ValueError("lr is too high")', "ValueError: lr is too high"), ('exit("no data")', "no data")],
+)
+def test_what_is_kept_beside_the_projects_own_is_not_the_first_error(desk: Desk, end: str, error: str) -> None:
+    (desk.root / "sent.txt").write_text("sent")
+    (desk.root / "train.py").write_text(f"{APPENDS}{end}\n")
+    desk.tries("job-run", "--frozen", "--follow", "--cmd", "python train.py")
+    found = shown(desk, 1)
+    assert "kept beside the project's own: sent.txt" in found["reason"]
+    assert found["error"]["message"] == error
+    text = desk.does("job-show", "1")
+    assert re.search(rf"^error +{error}$", text, re.MULTILINE), text
+    ran = desk.tries("helper-launch", "--frozen", "--follow", "--cmd", "python train.py")
+    assert re.search(rf"first to fail: first: {error}", ran.stderr), ran.stderr
 
 
 def test_everything_about_a_job_is_in_one_place(desk: Desk) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 COPIES, BESIDE = "copies of the project", "outputs under a job's id"
 _BLOCK = 512
-_LONGEST_WHY = 100
+_LONGEST_WHY = 1000
 
 
 def clean(removal: Removal, held: int = -1, *, sized: bool = True) -> List[Dict[str, Any]]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from remote_tool.errors import RemoteToolError
     from remote_tool.jobs.job import Job
 
-LONGEST_WHAT = 100
+_LONGEST_WHAT, _LONGEST_WHY = 100, 1000
 LARGEST = 2**62
 
 
@@ -116,7 +116,7 @@ def read_items(server: str, value: object) -> list[Item]:
 
 def _read_item(server: str, entry: dict[str, object]) -> Item:
     what, why = entry["what"], entry["why"]
-    if not isinstance(what, str) or not isinstance(why, str) or max(len(what), len(why)) > LONGEST_WHAT:
+    if not isinstance(what, str) or len(what) > _LONGEST_WHAT or not isinstance(why, str) or len(why) > _LONGEST_WHY:
         raise TypeError("not short text")
     numbers = [entry[name] for name in ("count", "bytes", "goes", "frees")]
     if not all(isinstance(each, int) and 0 <= each < LARGEST for each in numbers):

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from remote_tool.jobs.job import Job
     from remote_tool.protocol.rank_errors import RankEnd, Traceback
 
+# The supervisor's own lines in the output of a job.
+_NOTE = "remote-tool: "
 LONGEST_ERROR_FILE = 4 * 1024 * 1024
 _WANTS_LOCAL_RANK = re.compile(r"error: the following arguments are required: .*?--(local[_-]rank)\b")
 _ERROR_STREAM = re.compile(r"ranks/([0-9]+)/([0-9]+)/error")
@@ -91,13 +93,13 @@ def first_failure(jobs: Sequence[Job], registry_folder: Path) -> RankFailure | N
     if not failed:
         return None
     job = min(failed, key=lambda each: (each.stopped_with_launch, each.ended_at or 0.0))
-    text = _tail(LogFolder(registry_folder / job.id), "err")
+    text, reason = _without_notes(_tail(LogFolder(registry_folder / job.id), "err"), job.reason)
     return RankFailure(
         server=job.server,
         rank=None,
         exit_code=job.exit_code,
         signal=job.signal or "",
-        message=job.reason or _last_line(text),
+        message=reason or _last_line(text) or job.reason,
         traceback=trace.text if (trace := read_traceback(text)) else last_lines(text),
     )
 
@@ -181,6 +183,15 @@ def _last_attempt(logs: LogFolder) -> dict[int, str]:
 def _tail(logs: LogFolder, stream: str) -> str:
     start = max(0, logs.sizes().get(stream, 0) - TAIL)
     return b"".join(logs.read(stream, start)).decode(errors="replace")
+
+
+def _without_notes(text: str, reason: str) -> tuple[str, str]:
+    """Return an output and a reason without the lines that the supervisor has added to both: they are no error."""
+    lines = text.rstrip().splitlines()
+    while lines and lines[-1].startswith(_NOTE) and (note := lines[-1].removeprefix(_NOTE)) in reason:
+        lines.pop()
+        reason = reason.replace(note, "").strip("; ")
+    return "\n".join(lines), reason
 
 
 def _last_line(text: str) -> str:
