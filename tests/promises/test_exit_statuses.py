@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.cli.terminal import Terminal
-from tests.processes import is_running
+from tests.processes import is_running, open_files, parents
 from tests.promises.conftest import PATIENCE, until
 from tests.sshd import free_port
 
@@ -116,6 +118,24 @@ def test_without_a_yes_nothing_is_removed_or_ended_and_the_status_is_1(desk: Des
     assert (refused.returncode, state(desk, key)) == (1, "succeeded"), refused.stderr
     assert desk.tries("clean", *FIRST, "--yes", "--json").returncode == 0
     assert state(desk, key) is None
+
+
+def test_waiting_for_a_job_whose_end_is_not_known_is_1(desk: Desk) -> None:
+    key = started(desk, "touch begun; sleep 1000")
+    until((desk.there() / "begun").exists, "the job runs")
+    (job,) = [each for each in desk.jobs("--stopped", *FIRST) if str(each["key"]) == key]
+    folder = desk.there() / ".jobs" / job["id"]
+
+    def kill() -> bool:
+        holding = [pid for pid in parents() if any(path.startswith(f"{folder}/") for path in open_files(pid).values())]
+        for pid in holding:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not holding
+
+    until(kill, "its supervisor and its processes are gone")
+    assert desk.tries("job-wait", key).returncode == 1
+    assert state(desk, key) == "lost"
 
 
 def test_processes_that_a_job_left_behind_are_only_listed_without_a_terminal(desk: Desk, tmp_path: Path) -> None:
