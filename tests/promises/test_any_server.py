@@ -59,6 +59,7 @@ def of(desk: Desk, key: int) -> dict[str, Any]:
     return next((job for job in desk.jobs() if job["key"] == key), {})
 
 
+@pytest.mark.row(277)
 def test_a_job_that_waits_is_moved_by_the_next_command_that_sees_both(pair: Desk) -> None:
     ran = give(pair, "--tag", "mine", "--name", "try", "--priority", "7", "--retries", "2", "--artifact", "ran*")
     pair.does("job-note", "2", "remember")
@@ -107,6 +108,7 @@ def test_a_job_stays_where_another_one_waits_for_it(pair: Desk) -> None:
     assert len(pair.jobs()) == 3
 
 
+@pytest.mark.row(277)
 def test_a_job_is_not_moved_to_other_code(pair: Desk) -> None:
     (pair.root / "train.py").write_text("old\n")
     ran = give(pair)
@@ -134,6 +136,7 @@ def killed_in_a_move(desk: Desk, held: HeldRequest) -> None:
         os.kill(listing.pid, signal.SIGKILL)
 
 
+@pytest.mark.row(277)
 @pytest.mark.parametrize("goes_on", ["before", "after"])
 def test_a_move_that_is_killed_when_the_old_job_was_given_up_is_finished_by_the_next_command(
     pair: Desk, goes_on: str
@@ -150,6 +153,7 @@ def test_a_move_that_is_killed_when_the_old_job_was_given_up_is_finished_by_the_
     assert len(pair.jobs()) == 3
 
 
+@pytest.mark.row(277)
 @pytest.mark.parametrize("goes_on", ["before", "after"])
 def test_a_move_that_is_killed_when_the_new_job_was_requested_is_finished_once(pair: Desk, goes_on: str) -> None:
     ran = give(pair)
@@ -166,6 +170,7 @@ def test_a_move_that_is_killed_when_the_new_job_was_requested_is_finished_once(p
     assert pair.job(2)["state"] == "killed"
 
 
+@pytest.mark.row(277)
 def test_a_job_that_is_killed_while_it_is_moved_runs_nowhere(pair: Desk) -> None:
     ran = give(pair)
     held = HeldRequest(pair, WITHDRAWN.format(there=pair.there()))
@@ -178,6 +183,7 @@ def test_a_job_that_is_killed_while_it_is_moved_runs_nowhere(pair: Desk) -> None
     assert not ran.exists()
 
 
+@pytest.mark.row(277)
 def test_commands_at_once_move_a_job_once(pair: Desk) -> None:
     ran = give(pair)
     free(pair)

@@ -51,6 +51,7 @@ def age(record: Path, seconds: float) -> None:
     )
 
 
+@pytest.mark.row(134)
 def test_a_start_that_the_server_does_not_know_is_failed_and_cannot_come_later(fresh: Desk, tmp_path: Path) -> None:
     fresh.does("job-run", "--cmd", "true", "--follow")
     record, held = cut_a_start(fresh, "--tag", "mine", "--cmd", f"echo ran >> {tmp_path}/ran")
@@ -68,6 +69,7 @@ def test_a_start_that_the_server_does_not_know_is_failed_and_cannot_come_later(f
     assert (tmp_path / "ran").read_text() == "ran\n"
 
 
+@pytest.mark.row(134)
 def test_a_start_that_comes_after_its_end_was_cleaned_away_runs_nothing(fresh: Desk, tmp_path: Path) -> None:
     record, held = cut_a_start(fresh, "--cmd", f"echo ran >> {tmp_path}/ran")
     age(record, LATER)
@@ -81,6 +83,7 @@ def test_a_start_that_comes_after_its_end_was_cleaned_away_runs_nothing(fresh: D
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.row(134)
 def test_a_start_that_has_arrived_is_not_given_up_however_long_it_took(fresh: Desk) -> None:
     record, held = cut_a_start(fresh, "--cmd", "sleep 600")
     age(record, LATER)

@@ -54,8 +54,7 @@ def make_folder(jobs: int, job: JobRequest) -> Optional[NewFolder]:
         reserve = job_folder.create_file(folder, job_folder.RESERVE)
         locked = _lock(reserve)
         _fill_folder(folder, reserve, job)
-        os.rename(temporary, job_id, src_dir_fd=jobs, dst_dir_fd=jobs)
-        _refuse_removed(jobs, job_id, temporary)
+        _move_into_place(jobs, temporary, job_id)
     except OSError:
         _close(folder, reserve)
         _remove_folder(jobs, temporary)
@@ -66,12 +65,15 @@ def make_folder(jobs: int, job: JobRequest) -> Optional[NewFolder]:
     return NewFolder(folder, reserve, locked)
 
 
-def _refuse_removed(jobs: int, job_id: str, temporary: str) -> None:
-    """Take the folder back of a job that ``clean`` has removed since its start was first requested.
+def _move_into_place(jobs: int, temporary: str, job_id: str) -> None:
+    """Give a finished folder its name: one of several programs succeeds, and none if ``clean`` has removed the job.
 
-    Only now: before, this start may have been held up while the job was given up, or ran, and was removed.
+    Raises:
+        OSError: There is such a job, or there was one.
     """
+    os.rename(temporary, job_id, src_dir_fd=jobs, dst_dir_fd=jobs)
     try:
+        # Only now: a start may be held up before this while its job is given up and removed.
         if removed_jobs.is_removed(jobs, job_id):
             raise FileExistsError(errno.EEXIST, "it has run, and was cleaned away")
     except OSError:
@@ -86,17 +88,16 @@ def give_up(jobs: int, spec: Record, ended: Record) -> bool:
         OSError: It cannot be taken.
     """
     job_id = spec["id"]
-    temporary = f"{_TEMPORARY}{os.urandom(8).hex()}"
-    folder = job_folder.create_folder(temporary, jobs)
+    new = f"{_TEMPORARY}{os.urandom(8).hex()}"
+    folder = job_folder.create_folder(new, jobs)
     try:
         _make_outputs(folder)
         job_folder.write_file(folder, ENDED, encode_record(ended))
         job_folder.write_file(folder, SPEC, encode_record(spec))
         job_folder.sync_folder(folder)
-        os.rename(temporary, job_id, src_dir_fd=jobs, dst_dir_fd=jobs)
-        _refuse_removed(jobs, job_id, temporary)
+        _move_into_place(jobs, new, job_id)
     except OSError:
-        _remove_folder(jobs, temporary)
+        _remove_folder(jobs, new)
         if job_folder.exists(jobs, job_id) or removed_jobs.is_removed(jobs, job_id):
             return False
         raise
