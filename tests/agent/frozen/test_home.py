@@ -179,10 +179,12 @@ def test_a_long_copy_to_another_disk_is_told_and_holds_up_no_sync(frozen: Preten
     told = "remote-tool: copies its output to another disk: big.bin (143 MiB)\n"
     wait_until(lambda: list(elsewhere.glob(".remote-tool-partial/*")), "the copy")
     os.kill(frozen.supervisor(job_id), signal.SIGSTOP)
-    with (frozen.scripts / "sync-lock").open("r+") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    assert told in frozen.output(job_id, "err")
-    os.kill(frozen.supervisor(job_id), signal.SIGCONT)
+    try:
+        with (frozen.scripts / "sync-lock").open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert told in frozen.output(job_id, "err")
+    finally:
+        os.kill(frozen.supervisor(job_id), signal.SIGCONT)
     frozen.wait(job_id)
     assert (elsewhere / "big.bin").stat().st_size == 150_000_000
     assert frozen.record(job_id, "ended")["exit_code"] == 0
