@@ -24,3 +24,11 @@ def test_a_script_without_its_interpreter_runs_with_python(desk: Desk) -> None:
     assert desk.job(1)["command"] == "python train.py --lr 'a b'"
     assert desk.does("job-tail", "1") == "['--lr', 'a b']\n"
     assert desk.does("run", "--cmd", "train.py 2") == "['2']\n"
+
+
+def test_check_finds_the_python_of_a_prepared_server_that_gets_a_launch_command(desk: Desk) -> None:
+    (server,) = desk.settings()["servers"].values()
+    desk.configure(servers={"first": {**server, "launch": "env"}}, environment=None)
+    told = desk.tries("check")
+    assert "has no Python" not in told.stdout + told.stderr, told.stdout
+    desk.does("prepare")

@@ -137,7 +137,7 @@ async def _rsync_here() -> str:
 
 
 async def _ask(host: Host, config: Config, others: Sequence[str], gpu_seconds: float) -> _Answered:
-    facts = facts_script(config, source_archive()[0], look_only=True)
+    facts = facts_script(config, source_archive()[0], probe=True, look_only=True)
     script = machine_script(config, facts, others, gpu_seconds=gpu_seconds)
     asked_at = time.time()
     async with host.open(script, label="what it has for training") as channel:
