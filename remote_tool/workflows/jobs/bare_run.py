@@ -6,6 +6,7 @@ import asyncio
 import shlex
 from typing import TYPE_CHECKING
 
+from remote_tool.environments.step import ERRORS_TOO
 from remote_tool.protocol.marks import DATA_PREFIX, SERVER_VARIABLE
 from remote_tool.transport.host import Stream
 
@@ -69,6 +70,7 @@ def _script(server: str, config: Config, request: Mapping[str, object]) -> str:
             enter,
             *(f"export {name}={_quote(name, value)}" for name, value in variables.items()),
             f"command={shlex.quote(str(request['command']))}",
+            ERRORS_TOO,
             _RUN,
         ]
     )
