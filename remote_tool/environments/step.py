@@ -51,7 +51,7 @@ def guarded(step: Step, scripts_folder: str, variables: Mapping[str, str]) -> st
     # All our paths are relative to the home folder.
     exports = {name: f"export {name}={shlex.quote(value)}\n" for name, value in variables.items() if name != "HOME"}
     names = shlex.quote(" ".join(exports.keys() - {"PATH"}))
-    return (
+    return ERRORS_TOO + (
         _FRAME.replace("@SCRIPTS@", shlex.quote(scripts_folder))
         .replace("@SEARCH@", SEARCH_PATH)
         .replace("@VARIABLES@", "".join([*exports.values(), f"export {USERS_VARIABLES}={names}"]))
@@ -59,6 +59,9 @@ def guarded(step: Step, scripts_folder: str, variables: Mapping[str, str]) -> st
         .replace("@SCRIPT@", step.script)
     )
 
+
+# Where a startup file joins both outputs, the login shell's script has no standard error: people still need the errors.
+ERRORS_TOO = "if [ /dev/fd/2 -ef /dev/null ]; then exec 2>&1; fi"
 
 # flock frees the lock when its holder dies in any way; without flock, nothing is locked.
 # The script comes on stdin of its own shell, never in argv: it may contain a URL with a password.

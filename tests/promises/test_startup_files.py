@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from remote_tool import Workspace
+from remote_tool.workflows.jobs import run
 from tests.project import make_project
 from tests.promises.conftest import Desk
 
@@ -33,9 +35,35 @@ def test_standard_error_in_standard_output_is_not_taken_for_data(fresh: Desk, li
         fresh.does("rsync")
         assert (fresh.there() / "a.py").read_text() == text
     fresh.does("prepare")
-    assert "out 42" in fresh.does("run", "--cmd", "echo out 42; echo err 42 >&2")
+    assert fresh.does("run", "--cmd", "echo out 42; echo err 42 >&2") == "out 42\nerr 42\n"
     fresh.does("job-run", "--follow", "--cmd", "echo in a job")
     assert fresh.job(1)["exit_code"] == 0
+
+
+@pytest.mark.parametrize("line", [*BOTH_IN_ONE, "exec 2>/dev/null"])
+def test_errors_of_commands_and_steps_are_seen_where_there_is_no_standard_error(fresh: Desk, line: str) -> None:
+    (fresh.servers["first"].home / ".bashrc").write_text(f"{line}\n")
+    spoken = ("run", "--cmd", "echo out 42; echo err 42 >&2; exit 3")
+    ran = fresh.tries(*spoken)
+    assert (ran.returncode, ran.stdout) == (3, "out 42\nerr 42\n"), ran.stderr
+    fresh.does("prepare")
+    servers = fresh.settings()["servers"]
+    fresh.configure(servers={"first": {**servers["first"], "launch": "env INSIDE=1"}})
+    ran = fresh.tries(*spoken)
+    assert (ran.returncode, ran.stdout) == (3, "out 42\nerr 42\n"), ran.stderr
+    (fresh.root / "requirements.txt").write_text("none @ file:///nowhere/none-1.0.tar.gz\n")
+    fresh.configure(servers=servers)
+    assert "No such file or directory: '/nowhere/none-1.0.tar.gz'" in fresh.refuses("prepare")
+
+
+def test_a_command_without_standard_error_may_take_longer_than_its_start(
+    fresh: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (fresh.servers["first"].home / ".bashrc").write_text("exec 2>&1\n")
+    fresh.does("prepare")
+    monkeypatch.setattr(run, "BEGIN_SECONDS", 20.0)
+    result = Workspace.find(fresh.root).run("sleep 25; echo done")
+    assert result.values["first"].stdout == "done\n"
 
 
 def test_a_copy_that_was_marked_wrongly_is_complete_after_the_next_sync(fresh: Desk) -> None:

@@ -98,8 +98,8 @@ def _host(
         return lambda: _fork(lambda: run_open_script(script, environment), ends)
     script = _hide_script(request.folders().scripts, request.get("command", is_text))
     mark = b"\0%s run\n" % request.nonce.encode("ascii")
-    job_folder.write_all(1, mark)
-    job_folder.write_all(2, mark)
+    for stream in _marked_outputs():
+        job_folder.write_all(stream, mark)
 
     def become() -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -129,7 +129,8 @@ def _behind_wrapper(
     outside = wrapper.outside_environment(os.environb)
     settings = wrapper.settings_for(command_wrapper, active, user, origin)
     command = request.get("command", is_text) if ends is None else ends.command
-    script = wrapper.run_script(command_wrapper, settings, command, request.nonce, attached=ends is not None)
+    marked = _marked_outputs() if ends is None else ()
+    script = wrapper.run_script(command_wrapper, settings, command, request.nonce, marked)
     words = command_wrapper.words
     if ends is not None:
         words = ends.words_for(command_wrapper, request.folders().scripts, script)
@@ -140,6 +141,17 @@ def _behind_wrapper(
     return lambda: _fork(become, ends), wrapped.WrappedProcesses(
         origin.job_id, command_wrapper.ask, command_wrapper.end, outside
     )
+
+
+def _marked_outputs() -> Tuple[int, ...]:
+    """Return the outputs that begin with our mark; a command that would have no standard error gets the other one.
+
+    Where a startup file has joined both outputs, the client's script has dropped the standard error.
+    """
+    if not os.path.samestat(os.fstat(2), os.stat(os.devnull)):
+        return 1, 2
+    os.dup2(1, 2)
+    return (1,)
 
 
 def _hide_script(folder: str, command: str) -> int:

@@ -22,7 +22,7 @@ from remote_tool.protocol.records import is_variable_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Mapping, NoReturn, Optional
+    from typing import Any, Dict, List, Mapping, NoReturn, Optional, Tuple
 
     from remote_tool.agent.activation import Activation, Origin
     from remote_tool.agent.requests import Folders
@@ -163,17 +163,17 @@ def _nice_lines(nice: Optional[int]) -> List[str]:
 
 
 def run_script(
-    command_wrapper: CommandWrapper, settings: "Settings", command: str, nonce: str, *, attached: bool = False
+    command_wrapper: CommandWrapper, settings: "Settings", command: str, nonce: str, marked: "Tuple[int, ...]"
 ) -> bytes:
-    """Return the script for the shell inside that runs an attached command, after our mark on both streams.
+    """Return the script for the shell inside that runs an attached command, after our mark on these outputs.
 
     A command with a client of its own for input and output begins without the mark.
     """
     mark = f"printf '\\000{nonce} run\\n'"
     run = f"$shell /dev/fd/9 9<<'{nonce}'\nexec 9<&-; {command}\n{nonce}"
-    marks = [] if attached else [mark, f"{mark} >&2"]
+    marks = [f"{mark} >&{output}" for output in marked]
     last = [run, "exit"] if command_wrapper.end else [f"exec {run}"]
-    return inner_script(settings, [*marks, *last], on_terminal=attached)
+    return inner_script(settings, [*marks, *last], on_terminal=not marked)
 
 
 class Settings(NamedTuple):

@@ -8,6 +8,7 @@ import shlex
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from remote_tool.environments.step import ERRORS_TOO
 from remote_tool.protocol.marks import DATA_PREFIX, SERVER_VARIABLE
 from remote_tool.transport.host import Stream
 from remote_tool.transport.ssh.script import escape
@@ -117,7 +118,8 @@ def _beginning(server: str, config: Config, request: Mapping[str, object]) -> st
     environment = request["environment"]
     assert isinstance(environment, dict)
     variables = {SERVER_VARIABLE: server, **environment}
-    return "\n".join([enter, *(f"export {name}={_quote(name, value)}" for name, value in variables.items()), ""])
+    exports = [f"export {name}={_quote(name, value)}" for name, value in variables.items()]
+    return "\n".join([enter, *exports, ERRORS_TOO, ""])
 
 
 def _on_terminal(command: str) -> str:

@@ -192,8 +192,10 @@ class _Output:
     async def _read_greeting(self, stream: Stream) -> bytes | None:
         """Skip bytes before the mark; return those after it, None without a mark."""
         greeting, start = bytearray(), 0
+        # Where a startup file has joined the outputs, nothing comes on the other one.
+        limit = BEGIN_SECONDS if stream is Stream.OUT else None
         try:
-            async with asyncio.timeout(BEGIN_SECONDS):
+            async with asyncio.timeout(limit):
                 while data := await self._channel.read(stream, CHUNK):
                     greeting += data
                     found = greeting.find(self._mark, start)
