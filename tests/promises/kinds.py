@@ -60,7 +60,9 @@ class Kind:
 def works(command: str) -> bool:
     """Whether this machine can run a command."""
     words = command.split()
-    return shutil.which(words[0]) is not None and subprocess.run(words, check=False, capture_output=True).returncode == 0
+    return (
+        shutil.which(words[0]) is not None and subprocess.run(words, check=False, capture_output=True).returncode == 0
+    )
 
 
 KINDS = {

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import shlex
 import subprocess
 import sys
 import threading
-import time
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, BinaryIO
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, BinaryIO
 
 import pytest
 
@@ -25,7 +23,7 @@ from tests.promises.test_reboot import reboot
 from tests.sshd import TestServer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 CONFIGURED = "configured-0f3c9a7e51"
@@ -78,7 +76,9 @@ def going(mark: str) -> list[int]:
     return [pid for pid in parents() if mark.encode() in read_of(pid, "cmdline") and is_running(pid)]
 
 
-def test_the_exit_code_is_real_everywhere_and_nothing_outlives_the_command(office: Desk, kind: Kind, tmp_path: Path) -> None:
+def test_the_exit_code_is_real_everywhere_and_nothing_outlives_the_command(
+    office: Desk, kind: Kind, tmp_path: Path
+) -> None:
     mark = tmp_path / os.urandom(8).hex()
     child = STUBBORN.format(mark=mark) if kind.ends_children else f"touch {mark};"
     command = f"{child} until [ -e {mark} ]; do sleep 0.05; done; exit 7"
@@ -155,7 +155,7 @@ def test_values_of_variables_are_in_no_file_and_in_no_arguments_and_are_not_said
     office: Desk, kind: Kind, tmp_path: Path
 ) -> None:
     go = tmp_path / "go"
-    shown = "printf '%s %s' \"$TOKEN\" \"$CONFIGURED\" | sha256sum"
+    shown = 'printf \'%s %s\' "$TOKEN" "$CONFIGURED" | sha256sum'
     wrong = "printf 'ValueError: %s\\n' \"$TOKEN\" >&2"
     command = f"{shown}; until [ -e {go} ]; do sleep 0.05; done; {wrong}; exit 1"
     with arguments_of_all() as arguments:
@@ -171,7 +171,7 @@ def test_values_of_variables_are_in_no_file_and_in_no_arguments_and_are_not_said
         waited = office.tries("job-wait", key, "-vv")
     said = {"the start": ran.stdout + ran.stderr, "the wait": waited.stdout + waited.stderr}
     said["the list"] = office.does("job-list", "--json", "--stopped")
-    said |= {f"arguments of {pid}": text for pid, text in arguments.items()}
+    said |= {f"arguments: {words}": words for words in arguments}
     assert [name for name, text in said.items() if TOKEN in text or CONFIGURED in text] == []
     assert (meanwhile, leaks(office)) == ([], [])
 
@@ -186,17 +186,15 @@ def leaks(desk: Desk) -> list[str]:
 
 
 @contextmanager
-def arguments_of_all() -> Iterator[dict[int, str]]:
+def arguments_of_all() -> Iterator[set[str]]:
     """Collect the arguments of all processes meanwhile, but those of the program that was given the values."""
-    found: dict[int, str] = {}
+    found: set[str] = set()
     is_over = threading.Event()
 
     def collect() -> None:
         while not is_over.wait(0.03):
-            for pid in parents():
-                words = read_of(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace")
-                if f"--env TOKEN {TOKEN}" not in words:
-                    found[pid] = f"{found.get(pid, '')}\n{words}" if words not in found.get(pid, "") else found[pid]
+            all_words = {read_of(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace") for pid in parents()}
+            found.update(words for words in all_words if f"--env TOKEN {TOKEN}" not in words)
 
     thread = threading.Thread(target=collect)
     thread.start()
@@ -207,11 +205,11 @@ def arguments_of_all() -> Iterator[dict[int, str]]:
         thread.join()
 
 
-def runs_again(desk: Desk) -> None:
-    keys = {int(job["key"]): job for job in desk.jobs() if job["key"] != 1}
-    for key, job in keys.items():
-        if not job["node_rank"] and "fan-out" not in " ".join(job["tags"]):
-            desk.does("job-rerun", str(key))
+def run_again(desk: Desk) -> None:
+    for job in desk.jobs():
+        # The program that split the work gives its shards again.
+        if not any(tag.startswith("fan-out") for tag in job["tags"]) and not job["node_rank"]:
+            desk.does("job-rerun", str(job["key"]))
     until(lambda: all(job["ended_at"] for job in desk.jobs()), "the end of all reruns")
 
 
@@ -237,69 +235,142 @@ def is_moved(desk: Desk) -> None:
 
 
 def is_cleaned(desk: Desk) -> None:
-    desk.does("clean", "--yes")
+    # A job whose files were not fetched would stay.
+    desk.does("job-pull")
+    desk.does("clean", "--yes", "--artifacts")
     assert desk.jobs() == []
 
 
 def is_cleaned_entirely(desk: Desk) -> None:
-    desk.does("clean", "--all", *(f"--server={name}" for name in desk.settings()["servers"]), "--yes")
-    assert [path for name in desk.servers for path in desk.there(name).glob(".remote-scripts")] == []
+    servers = desk.settings()["servers"]
+    desk.does("clean", "--all", *(f"--server={name}" for name in servers), "--yes")
+    assert [name for name in servers if (desk.there(name) / ".remote-scripts").exists()] == []
 
 
-EVENTS = {
-    "it is run again": runs_again,
-    "a reboot": reboots,
-    "the project has another name": is_renamed,
-    "the project has moved": is_moved,
-    "clean": is_cleaned,
-    "clean --all": is_cleaned_entirely,
+# The last of each removes the jobs, and so what is known of their ends.
+LATER = {
+    "reruns, a reboot, and clean --all": (run_again, reboots, is_cleaned_entirely),
+    "a move, another name, and clean": (is_moved, is_renamed, is_cleaned),
 }
-STAYS = {"it is run again", "a reboot", "the project has another name", "the project has moved"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.parametrize("later", LATER)
 def test_what_jobs_wrote_and_how_they_ended_stays_after(
-    event: str, machines: dict[str, TestServer], tmp_path: Path
+    later: str, machines: dict[str, TestServer], tmp_path: Path
 ) -> None:
     desk = make_office(tmp_path, machines)
-    kinds = {name: kind for name, kind in KINDS.items() if works(kind.needs)}
+    started = write_with_all(desk, "exit 7")
+    kinds = list(started)
+    until(lambda: all(job["ended_at"] for job in desk.jobs()), "the end of all")
+    *keeping, removing = LATER[later]
+    assert kept(desk) == kinds
+    assert ends(desk, started) == dict.fromkeys(kinds, ("failed", 7))
+    for event in keeping:
+        event(desk)
+        assert kept(desk) == kinds, event
+        assert ends(desk, started) == dict.fromkeys(kinds, ("failed", 7)), event
+    removing(desk)
+    assert kept(desk) == kinds, removing
+
+
+@pytest.mark.slow
+def test_what_jobs_wrote_stays_when_a_reboot_ends_them(machines: dict[str, TestServer], tmp_path: Path) -> None:
+    desk = make_office(tmp_path, machines)
+    started = write_with_all(desk, f"touch {tmp_path}/{{number}}; sleep 1000; sleep 1000")
+    kinds = list(started)
+    until(lambda: all((tmp_path / str(number)).exists() for number in range(len(kinds))), "all have written")
+    reboots(desk)
+    assert ends(desk, started) == dict.fromkeys(kinds, ("lost", None))
+    assert kept(desk) == kinds
+    desk.does("clean", "--yes")
+    assert kept(desk) == kinds
+
+
+def write_with_all(desk: Desk, then: str) -> dict[str, str]:
+    """Start a job of each kind that writes two files; return their ids by kind."""
+    (desk.root / "src").mkdir()
     started = {}
-    for number, (name, kind) in enumerate(kinds.items()):
-        (desk.root / "src").mkdir(exist_ok=True)
-        # Each frozen job has a copy of its own.
+    for number, (name, kind) in enumerate(possible().items()):
+        # So each frozen job has a copy of its own.
         (desk.root / "src" / "settings.py").write_text(f"NUMBER = {number}\n")
         write = f"mkdir -p out/{number}; echo {number} > out/{number}/model.pt; echo {number} > src/{number}.log"
-        options = () if name == "that was run again" else ("--artifact", f"out/{number}/*.pt")
-        started[name] = kind.start(desk, f"{write}; exit 7", *options)["id"]
-    until(lambda: all(job["ended_at"] for job in desk.jobs()), "the end of all")
-    assert lost_outputs(desk, kinds) == []
-    assert ends(desk, started) == dict.fromkeys(kinds, ("failed", 7))
-    if event.startswith("clean"):
-        # A job whose files were not fetched stays.
-        desk.does("job-pull")
-        desk.does("clean", "--yes", "--artifacts") if event == "clean" else None
-    EVENTS[event](desk)
-    assert lost_outputs(desk, kinds) == []
-    if event in STAYS:
-        assert ends(desk, started) == dict.fromkeys(kinds, ("failed", 7))
+        options = () if kind.words[0] == "job-rerun" else ("--artifact", f"out/{number}/*.pt")
+        started[name] = kind.start(desk, f"{write}; {then.format(number=number)}", *options)["id"]
+    return started
 
 
-def lost_outputs(desk: Desk, kinds: Mapping[str, Kind]) -> list[str]:
-    """Return the outputs that are not in the project's folder of their server."""
-    expected = {
-        desk.there(kind.server) / place: f"{number}\n"
-        for number, kind in enumerate(kinds.values())
-        for place in (f"out/{number}/model.pt", f"src/{number}.log")
-    }
+def possible() -> dict[str, Kind]:
+    """Return the kinds of jobs that this machine can run."""
+    return {name: kind for name, kind in KINDS.items() if works(kind.needs)}
+
+
+def kept(desk: Desk) -> list[str]:
+    """Return the kinds of which all output is in the project's folder of its server."""
+
+    def is_kept(path: Path, number: int) -> bool:
+        return path.is_file() and not path.is_symlink() and path.read_text() == f"{number}\n"
+
     return [
-        str(path)
-        for path, text in expected.items()
-        if path.is_symlink() or not path.exists() or path.read_text() != text
+        name
+        for number, (name, kind) in enumerate(possible().items())
+        if all(
+            is_kept(desk.there(kind.server) / place, number)
+            for place in (f"out/{number}/model.pt", f"src/{number}.log")
+        )
     ]
 
 
-def ends(desk: Desk, started: Mapping[str, str]) -> dict[str, tuple[str, int]]:
+def ends(desk: Desk, started: Mapping[str, str]) -> dict[str, tuple[str, int | None]]:
     """Return how the jobs ended, by kind."""
     jobs = {job["id"]: job for job in desk.jobs()}
     return {name: (jobs[job_id]["state"], jobs[job_id]["exit_code"]) for name, job_id in started.items()}
+
+
+TRAINING = """\
+import hashlib, os, pathlib, subprocess, sys, time
+mark, go = sys.argv[1:]
+child = ["sh", "-c", "trap '' TERM HUP INT; touch $0; while :; do sleep 0.2; done", mark]
+subprocess.Popen(child, env={}, start_new_session=True)
+pathlib.Path("out/torch").mkdir(parents=True)
+pathlib.Path("out/torch/model.pt").write_text("weights")
+print(hashlib.sha256(f"{os.environ['TOKEN']} {os.environ['CONFIGURED']}".encode()).hexdigest())
+print(*range(1, 3001), sep="\\n", flush=True)
+while not os.path.exists(go):
+    time.sleep(0.05)
+print(*range(3001, 6001), sep="\\n")
+print("end", end="", flush=True)
+sys.exit(7)
+"""
+
+
+@pytest.mark.slow
+def test_a_node_of_torchrun_keeps_all_of_these_promises(office: Desk, tmp_path: Path) -> None:
+    (office.root / "train.py").write_text(TRAINING)
+    mark, go, out = (tmp_path / name for name in (os.urandom(8).hex(), "go", "tail"))
+    launch = Kind(("helper-torch-launch", "--server", "first", "--frozen", "-vv", "--env", "TOKEN", TOKEN))
+    with arguments_of_all() as arguments, out.open("wb") as to:
+        started = office.tries(*launch.of(f"train.py {mark} {go}"))
+        assert started.returncode == 0, started.stderr
+        job = launch.newest(office)
+        with following(office, str(job["key"]), to) as tail:
+            until(lambda: "3000" in out.read_text().split(), "the first half")
+            meanwhile = leaks(office)
+            office.servers["first"].drop_connections()
+            go.touch()
+            tail.wait(PATIENCE)
+    digest = hashlib.sha256(f"{TOKEN} {CONFIGURED}".encode()).hexdigest()
+    expected = "".join(f"{line}\n" for line in [digest, *range(1, 6001)]) + "end"
+    (rank,) = (office.root / ".remote" / "jobs" / job["id"] / "ranks").glob("*/0/out")
+    assert rank.read_text() == expected
+    assert [line.partition(" | ")[2] for line in out.read_text().splitlines()] == expected.splitlines()
+    assert office.tries("job-wait", str(job["key"])).returncode == 1
+    job = office.job(job["key"])
+    # That of torchrun, which names the rank's.
+    assert (job["state"], job["exit_code"], job["signal"]) == ("failed", 1, None)
+    assert "exit code 7" in job["reason"]
+    assert (mark.exists(), going(str(mark))) == (True, [])
+    assert (office.there() / "out" / "torch" / "model.pt").read_text() == "weights"
+    said = [started.stdout, started.stderr, *arguments]
+    assert [text for text in said if TOKEN in text or CONFIGURED in text] == []
+    assert (meanwhile, leaks(office)) == ([], [])
