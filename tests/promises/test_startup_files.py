@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from remote_tool import Workspace
-from remote_tool.workflows.jobs import run
 from tests.project import make_project
 from tests.promises.conftest import Desk
 
@@ -54,16 +52,6 @@ def test_errors_of_commands_and_steps_are_seen_where_there_is_no_standard_error(
     (fresh.root / "requirements.txt").write_text("none @ file:///nowhere/none-1.0.tar.gz\n")
     fresh.configure(servers=servers)
     assert "No such file or directory: '/nowhere/none-1.0.tar.gz'" in fresh.refuses("prepare")
-
-
-def test_a_command_without_standard_error_may_take_longer_than_its_start(
-    fresh: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (fresh.servers["first"].home / ".bashrc").write_text("exec 2>&1\n")
-    fresh.does("prepare")
-    monkeypatch.setattr(run, "BEGIN_SECONDS", 20.0)
-    result = Workspace.find(fresh.root).run("sleep 25; echo done")
-    assert result.values["first"].stdout == "done\n"
 
 
 def test_a_copy_that_was_marked_wrongly_is_complete_after_the_next_sync(fresh: Desk) -> None:

@@ -186,7 +186,7 @@ def _tail(logs: LogFolder, stream: str) -> str:
 
 
 def _without_notes(text: str, reason: str) -> tuple[str, str]:
-    """Return an output and a reason without the lines that the supervisor has added to both: they are no error."""
+    """Return an output and a reason without the lines that the supervisor has added to both."""
     lines = text.rstrip().splitlines()
     while lines and lines[-1].startswith(_NOTE) and (note := lines[-1].removeprefix(_NOTE)) in reason:
         lines.pop()

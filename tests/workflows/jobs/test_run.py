@@ -17,6 +17,7 @@ from remote_tool.errors import RemoteCommandError, SomeServersFailedError, Usage
 from remote_tool.transport import pool
 from remote_tool.transport.host import Stream
 from remote_tool.workflows.events import Notice
+from remote_tool.workflows.jobs import run
 from remote_tool.workspace import Hooks, Workspace
 from tests.processes import is_running
 from tests.project import make_project
@@ -173,3 +174,15 @@ def test_ctrl_c_ends_the_remote_command(workspace: Workspace, tmp_path: Path) ->
     assert program.returncode == 130
     assert b"Traceback" not in stderr
     until(lambda: not is_running(pid))
+
+
+@pytest.mark.slow
+def test_a_command_without_standard_error_may_take_longer_than_its_start(
+    make_server: MakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = make_server()
+    (server.home / ".bashrc").write_text("exec 2>&1\n")
+    joined = Workspace.find(make_project(tmp_path / "project", [server]))
+    joined.prepare()
+    monkeypatch.setattr(run, "BEGIN_SECONDS", 20.0)
+    assert joined.run("sleep 25; echo done").values["first"].stdout == "done\n"
