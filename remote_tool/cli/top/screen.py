@@ -58,8 +58,7 @@ DROPPED = (
 )
 # The last column is cut at the edge of the terminal.
 LEAST_LAST = {"PROBLEM": 30, "COMMAND": 12}
-# Between two columns of a table, in Textual.
-GAP = 2
+GAP = 2  # between two columns of a table, in Textual
 
 
 class Actions(Protocol):
