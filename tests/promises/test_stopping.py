@@ -71,3 +71,13 @@ def test_keys_that_do_not_follow_each_other_are_not_shown_as_a_range(desk: Desk)
     with Terminal("job-kill", "1,3", cwd=desk.root) as terminal:
         assert terminal.end() == 0
     assert "1, 3: stopped with SIGTERM" in terminal.text
+
+
+def test_a_key_that_no_job_has_is_not_the_beginning_of_an_id(desk: Desk) -> None:
+    desk.does("job-run", "--cmd", "sleep 600")
+    job = desk.waits_for(1, "running")
+    for word in (job["id"][0], job["id"][:4]):
+        assert f"No job '{word}'" in desk.refuses("job-kill", word)
+    assert desk.job(1)["state"] == "running"
+    desk.does("job-kill", job["id"][:10])
+    assert desk.job(1)["state"] == "killed"
