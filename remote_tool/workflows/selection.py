@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from remote_tool.jobs.job import Job, JobState
 
 
+# The length of the date that an id begins with.
+_DATE = len("20261231")
 SORT_FIELDS: dict[str, Callable[[Job], Any]] = {
     "key": lambda job: job.key,
     "server": lambda job: (job.server, job.key),
@@ -190,7 +192,9 @@ def find_job(jobs: Sequence[Job], word: str) -> Job:
         UsageError: None matches, or several do.
     """
     by_key = [job for job in jobs if str(job.key) == word]
-    found = by_key or [job for job in jobs if word and job.id.startswith(word)]
+    # Every id begins with the year: a key that no job has any longer must not be another job's id.
+    is_key = not word or (word.isdecimal() and len(word) < _DATE)
+    found = by_key or [job for job in jobs if not is_key and job.id.startswith(word)]
     if not found:
         raise UsageError(f"No job {word!r}", hint="remote-tool job-list --stopped")
     if len(found) > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import time
@@ -63,6 +64,19 @@ def test_what_is_kept_beside_the_projects_own_is_not_the_first_error(desk: Desk,
     assert re.search(rf"^error +{error}$", text, re.MULTILINE), text
     ran = desk.tries("helper-launch", "--frozen", "--follow", "--cmd", "python train.py")
     assert re.search(rf"first to fail: first: {error}", ran.stderr), ran.stderr
+
+
+def test_the_error_of_a_job_that_printed_nothing_is_one_line(desk: Desk) -> None:
+    desk.does("job-run", "--cmd", "exec sleep 600")
+    desk.waits_for(1, "running")
+    (started,) = (desk.there() / ".jobs").glob("*/started.json")
+    record = json.loads(started.read_text())
+    for name in ("supervisor", "command"):
+        os.kill(record[name]["pid"], signal.SIGKILL)
+    desk.waits_for(1, "lost")
+    lines = desk.does("job-show", "1").splitlines()
+    (number,) = [number for number, line in enumerate(lines) if line.startswith("error ")]
+    assert lines[number + 1].startswith("command "), lines
 
 
 def test_everything_about_a_job_is_in_one_place(desk: Desk) -> None:

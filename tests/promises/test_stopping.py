@@ -128,3 +128,13 @@ def test_a_job_of_a_server_that_has_left_the_configuration_is_stopped_after_its_
     assert "will be stopped" not in said
     desk_of_two.configure(servers=servers)
     desk_of_two.does("job-kill", "1")
+
+
+def test_a_key_that_no_job_has_is_not_the_beginning_of_an_id(desk: Desk) -> None:
+    desk.does("job-run", "--cmd", "sleep 600")
+    job = desk.waits_for(1, "running")
+    for word in (job["id"][0], job["id"][:4]):
+        assert f"No job '{word}'" in desk.refuses("job-kill", word)
+    assert desk.job(1)["state"] == "running"
+    desk.does("job-kill", job["id"][:10])
+    assert desk.job(1)["state"] == "killed"
