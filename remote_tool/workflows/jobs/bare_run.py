@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from remote_tool.environments.step import ERRORS_TOO
 from remote_tool.protocol.marks import DATA_PREFIX, SERVER_VARIABLE
+from remote_tool.protocol.terminal import LOGIN_SHELL
 from remote_tool.transport.host import Stream
 from remote_tool.transport.ssh.script import escape
 
@@ -86,11 +87,14 @@ async def run_bare(
 async def open_bare(
     host: Host, config: Config, request: Mapping[str, object], terminal: UserTerminal | None = None
 ) -> AsyncIterator[Channel]:
-    """Start the command of a request, on a terminal of sshd's own if one is given; leaving the context ends it."""
-    command = str(request["command"])
+    """Start the command of a request, on a terminal of sshd's own if one is given; leaving the context ends it.
+
+    An empty command is the user's own shell.
+    """
+    command = str(request["command"] or LOGIN_SHELL)
     script = _beginning(host.name, config, request)
     script += _WITHOUT_TERMINAL if terminal is None else _on_terminal(command)
-    async with host.open(script, label=command, terminal=terminal) as channel:
+    async with host.open(script, label=str(request["command"] or "shell"), terminal=terminal) as channel:
         await channel.start()
         if terminal is None:
             await channel.write(input_line(command.encode("utf-8", "surrogateescape") + b"\n"))

@@ -103,7 +103,7 @@ async def stop_as_requested(context: Context, jobs: Sequence[Job]) -> None:
 
 def _describe_stop(job_id: str, stops: Stops) -> str:
     if job_id in stops.problems:
-        return f": {stops.problems[job_id]}" + (f"; {stops.unknown[job_id]}" if job_id in stops.unknown else "")
+        return f": {stops.problems[job_id]}" + (f". {stops.unknown[job_id]}" if job_id in stops.unknown else "")
     if job_id in stops.ended:
         return f" ended ({stops.ended[job_id]}) before it could be stopped, {REQUESTED}"
     return f" has now been stopped, {REQUESTED}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from remote_tool.protocol.terminal import END, INPUT, LOGIN_SHELL, WINDOW, MessageReader, read_window
+from remote_tool.protocol.terminal import END, INPUT, WINDOW, MessageReader, read_window
 from remote_tool.transport.host import Stream, UserTerminal
 from remote_tool.workflows.jobs.bare_run import CHUNK, END_OF_INPUT, input_line, open_bare, status_of
 from remote_tool.workflows.jobs.link_news import LinkNews
@@ -35,8 +35,7 @@ async def _hold(context: Context, server: str, request: Mapping[str, object], sc
     news = LinkNews(context, server)
     with news.waiting():
         host = await context.pool.host(server)
-    asked = {**request, "command": request["command"] or LOGIN_SHELL}
-    async with open_bare(host, context.config, asked, _terminal_of(screen)) as channel:
+    async with open_bare(host, context.config, request, _terminal_of(screen)) as channel:
         await screen.begin()
         async with news.watching(host):
             return await serve(_send(channel, screen), _receive(channel, screen))
