@@ -194,3 +194,20 @@ def test_commands_at_once_move_a_job_once(pair: Desk) -> None:
     pair.does("job-list")
     assert ran.read_text() == "second\n"
     assert [job["state"] for job in pair.jobs()] == ["running", "killed", "succeeded"]
+
+
+@pytest.mark.row(277)
+def test_a_move_that_cannot_be_finished_names_the_command_that_does_it_later(pair: Desk) -> None:
+    ran = give(pair)
+    held = HeldRequest(pair, WITHDRAWN.format(there=pair.there()))
+    killed_in_a_move(pair, held)
+    held.let_go()
+    scripts = pair.there("second") / ".remote-scripts"
+    scripts.rename(scripts.with_name("away"))
+    text = said(pair, "job-list")
+    assert "job 2 was to be moved to second, and the copy of its code is gone: remote-tool job-requeue 2" in text
+    scripts.with_name("away").rename(scripts)
+    pair.does("job-requeue", "2")
+    pair.waits_for(3, "succeeded")
+    assert len(pair.jobs()) == 3
+    assert ran.read_text() == "second\n"

@@ -59,7 +59,8 @@ def test_a_job_that_has_begun_stays(server: PretendServer) -> None:
 @pytest.mark.parametrize("change", [{"moved_as": "../x"}, {"moved_to": None}, {"id": ".."}])
 def test_a_malformed_request_changes_nothing(server: PretendServer, change: dict[str, Any]) -> None:
     first, job_id = waiting(server, "touch ran")
-    assert "cannot be" in server.call("withdraw", **{"id": job_id, **wanted(), **change})["error"]
+    request: dict[str, Any] = {"id": job_id, **wanted(), **change}
+    assert "cannot be" in server.call("withdraw", **request)["error"]
     assert server.status(job_id)["state"] == "queued"
     assert server.stop(first)["state"] == "killed"
     server.wait(job_id)

@@ -419,8 +419,10 @@ def test_stops_of_earlier_are_made_up_for_with_one_question_and_one_that_fails_i
     told = [notice.text for notice in notices if isinstance(notice, Notice)]
     assert told == [
         *(f"job {job.job.key} has now been stopped, as requested while the server was unreachable" for job in jobs),
-        f"job {unknown.key}: there is no such job on this server. If hostname: of first has changed in "
-        f".remote/configs.yaml, set it back; remote-tool clean --job {unknown.key} forgets the job",
+        (
+            f"job {unknown.key}: there is no such job on this server. If hostname: of first has changed in "
+            f".remote/configs.yaml, set it back; remote-tool clean --job {unknown.key} forgets the job"
+        ),
         f"job {alone.job.key} ended (failed) before it could be stopped, as requested while the server was unreachable",
     ]
 
