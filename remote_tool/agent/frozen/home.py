@@ -29,9 +29,7 @@ if TYPE_CHECKING:
     See = Callable[[str, int], None]
 
 _PATIENCE = 60.0
-# Of the end of a job, for a sync that is running.
-_PATIENCE_WITH_SYNCS = 15.0
-# Of a request, which tries again with the next one.
+# Of a request, which tries again with the next one; also for a sync, at the end of a job.
 _SHORT_PATIENCE = 5.0
 
 
@@ -82,7 +80,7 @@ def bring(
         OSError: The copy cannot be read.
     """
     lock = _keep_others_away(copy.scripts, _PATIENCE if job_id else _SHORT_PATIENCE)
-    sync = locks.SyncLock(copy.scripts, _PATIENCE_WITH_SYNCS if job_id else _SHORT_PATIENCE, has_it=has_sync_lock)
+    sync = locks.SyncLock(copy.scripts, _SHORT_PATIENCE, has_it=has_sync_lock)
     try:
         if goes and not sync.is_free:
             raise BlockingIOError(errno.EAGAIN, "a sync is running")

@@ -7,8 +7,6 @@ import fcntl
 import os
 import time
 
-from remote_tool.protocol.lean.suppress import suppress
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, Optional
@@ -88,8 +86,9 @@ class SyncLock:
 
     def _take(self, patience: float) -> bool:
         try:
-            with suppress(FileNotFoundError, PermissionError):
-                self._file = hold(self._path, fcntl.LOCK_SH, patience)
+            self._file = hold(self._path, fcntl.LOCK_SH, patience)
         except BlockingIOError:
             return False
+        except OSError:
+            return True  # no sync can open it either
         return True

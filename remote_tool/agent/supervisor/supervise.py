@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 MEBIBYTE = 1024 * 1024
 _LONG_TO_COPY = 64 * MEBIBYTE
+# After a request to stop: who asked for it waits 15 seconds longer than the grace period.
+_COPY_SECONDS = 5.0
 
 
 def leave_client(keep: "set[int]") -> int:
@@ -116,6 +118,7 @@ class Supervisor:
         self._terminal: Optional[JobTerminal] = None
         self._queue: Optional[JobQueue] = None
         self._is_in_copy = False
+        self._copies_until: Optional[float] = None
 
     def run(self) -> None:
         """Do all steps; the final record is written when this returns."""
@@ -282,8 +285,10 @@ class Supervisor:
             self._records.add_to_log(notes)
 
     def _see_copying(self, path: str, done: int) -> None:
-        """Say what is copied to another disk, for the job ends after that; InterruptedError once it is to stop."""
-        if self._events.read_stop() is not None:
+        """Say what is copied to another disk, for the job ends after that; InterruptedError soon after a stop."""
+        if self._copies_until is None and self._events.read_stop() is not None:
+            self._copies_until = time.monotonic() + _COPY_SECONDS
+        if self._copies_until is not None and time.monotonic() > self._copies_until:
             raise InterruptedError(errno.EINTR, "the job was stopped while it was copied to another disk")
         if done == 0:
             size = os.lstat(path).st_size

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from remote_tool.protocol.limits import NEW_COPY
-from remote_tool.protocol.records import encode_record
 from tests.agent.artifacts.test_artifacts import listing
 from tests.agent.cleaning.test_clean import clean, ended, items
-from tests.agent.conftest import PretendServer, wait_until
+from tests.agent.conftest import PretendServer, changed_copy, wait_until
 from tests.agent.frozen.test_copies import copies_of, copy_of, run, send
 from tests.small_disks import small_disk
 
@@ -208,21 +207,25 @@ def test_a_sync_that_is_running_cannot_write_through_a_link_to_a_folder(frozen: 
 
 
 @pytest.mark.row(296)
-def test_a_stop_ends_the_copying_to_another_disk_and_the_output_stays(frozen: PretendServer, elsewhere: Path) -> None:
-    job_id = frozen.start("head -c 150000000 /dev/zero >src/big.bin", copy=NEW_COPY)
-    wait_until(lambda: list(elsewhere.glob(".remote-tool-partial/*")), "the copy")
-    os.kill(frozen.supervisor(job_id), signal.SIGSTOP)
-    (frozen.jobs / job_id / "stop.json").write_bytes(
-        encode_record({"id": job_id, "signal": "SIGTERM", "grace": 10.0, "requested_at": 0.0})
-    )
-    os.kill(frozen.supervisor(job_id), signal.SIGCONT)
-    frozen.wait(job_id)
-    ended_record = frozen.record(job_id, "ended")
-    assert ended_record["exit_code"] == 0
-    assert "src/big.bin: the job was stopped while it was copied to another disk" in ended_record["reason"]
-    assert list(elsewhere.glob("*")) == [elsewhere / "part.txt"]
-    clean(frozen, job_id)
-    assert (elsewhere / "big.bin").stat().st_size == 150_000_000
+@pytest.mark.parametrize("seconds", [0, 60])
+def test_a_stop_ends_long_copying_to_another_disk_and_the_output_stays(
+    tmp_path: Path, installed: Path, seconds: int
+) -> None:
+    changes = {"agent/supervisor/supervise.py": {"_COPY_SECONDS = 5.0": f"_COPY_SECONDS = {seconds}"}}
+    server = PretendServer(tmp_path / "home", changed_copy(installed, tmp_path / "changed", changes))
+    send(server, {"train.sh": "echo old", "src/part.txt": "old\n"})
+    with small_disk(tmp_path / "disk", "size=200m") as disk:
+        shutil.move(server.project / "src", disk / "src")
+        (server.project / "src").symlink_to(disk / "src")
+        job_id = server.start("head -c 150000000 /dev/zero >src/big.bin; touch made; exec sleep 600", copy=NEW_COPY)
+        wait_until((copy_of(server, job_id) / "made").exists, "the output")
+        (answer,) = server.call("stop", ids=[job_id])["jobs"]
+        assert answer["state"] == "killed"
+        told = "src/big.bin: the job was stopped while it was copied to another disk"
+        assert (told in server.record(job_id, "ended")["reason"]) is (seconds == 0)
+        assert (disk / "src" / "big.bin").exists() is (seconds > 0)
+        clean(server, job_id)
+        assert (disk / "src" / "big.bin").stat().st_size == 150_000_000
 
 
 @pytest.mark.row(296)
