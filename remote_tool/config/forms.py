@@ -199,7 +199,7 @@ FOLDER_NAME = _like(
 )
 SECRET = Validator("a single line of text", lambda text: "\n" not in text and "\0" not in text, is_secret=True)
 VARIABLE = _like("the name of an environment variable", "[A-Za-z_][A-Za-z0-9_]{0,127}")
-# The name of a secret: what is in its place may be the secret.
+# The name of a secret; people type the secret itself there.
 SECRET_VARIABLE = replace(VARIABLE, is_secret=True)
 DEVICE = _like(
     "the number of a GPU, or its UUID such as GPU-8932f937 or MIG-…",
