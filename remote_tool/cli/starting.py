@@ -81,9 +81,9 @@ def _ask_where(answered: Path, servers: Sequence[str]) -> str:
         if before in known:
             inform(f"starting on {before}, as answered before; --server NAME or default_server: changes that")
             return before
-    chosen = ""
-    while chosen not in known:
-        chosen = ask(f"Start on which server? ({', '.join(servers)} or {ALL_SERVERS})", ALL_SERVERS)
+    question = f"Start on which server? ({', '.join(servers)} or {ALL_SERVERS})"
+    while (chosen := ask(question, ALL_SERVERS)) not in known:
+        inform(f"there is no server {chosen!r}")
     with suppress(OSError):
         answered.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(answered, f"{chosen}\n".encode())

@@ -114,10 +114,13 @@ class ConfigNode:
             self.must_be(form.wanted)
         return None
 
-    def items(self, wanted: str) -> list[ConfigNode]:
+    def items(self, wanted: str, *, are_secret: bool = False) -> list[ConfigNode]:
         """Return the values of a non-empty list."""
         if not isinstance(self.node, SequenceNode) or not self.node.value:
-            self.must_be(wanted)
+            if are_secret:
+                self.refuse(f"must be {wanted}")
+            else:
+                self.must_be(wanted)
             return []
         return [
             ConfigNode(each, f"{self.key}[{index}]", _line_of(each), self.problems)

@@ -43,6 +43,10 @@ def _command(place: ConfigNode, keys: tuple[str, ...]) -> OnEnd | None:
     if "run" not in values:
         place.refuse("requires run: the command")
         return None
-    items = values["secrets"].items("a list of variables, such as [NTFY_TOKEN]") if "secrets" in values else ()
-    secrets = tuple(text for each in items if (text := each.text(forms.VARIABLE)) is not None)
+    items = (
+        values["secrets"].items("a list of variables, such as [NTFY_TOKEN]", are_secret=True)
+        if "secrets" in values
+        else ()
+    )
+    secrets = tuple(text for each in items if (text := each.text(forms.SECRET_VARIABLE)) is not None)
     return OnEnd(fields.text_of(values, "run", forms.SCRIPT) or "", secrets)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from remote_tool.config.launch_command import begins_shell
@@ -199,6 +199,8 @@ FOLDER_NAME = _like(
 )
 SECRET = Validator("a single line of text", lambda text: "\n" not in text and "\0" not in text, is_secret=True)
 VARIABLE = _like("the name of an environment variable", "[A-Za-z_][A-Za-z0-9_]{0,127}")
+# The name of a secret; people type the secret itself there.
+SECRET_VARIABLE = replace(VARIABLE, is_secret=True)
 DEVICE = _like(
     "the number of a GPU, or its UUID such as GPU-8932f937 or MIG-…",
     "0|[1-9][0-9]{0,3}|GPU-[0-9A-Fa-f][0-9A-Fa-f-]{0,63}|MIG-[0-9A-Za-z][0-9A-Za-z/-]{0,99}",

@@ -274,11 +274,11 @@ WRONG = [
     ("on_end: {secrets: [TOKEN]}", "1: on_end: requires run: the command"),
     (
         "on_end: {run: a, secrets: [a-b]}",
-        "1: on_end.secrets[0]: must be the name of an environment variable, found 'a-b'",
+        "1: on_end.secrets[0]: must be the name of an environment variable",
     ),
     (
         "on_end: {run: a, secrets: TOKEN}",
-        "1: on_end.secrets: must be a list of variables, such as [NTFY_TOKEN], found 'TOKEN'",
+        "1: on_end.secrets: must be a list of variables, such as [NTFY_TOKEN]",
     ),
     ("on_empty: {after: 5m}", "1: on_empty: requires run: the command"),
     (

@@ -30,6 +30,14 @@ def test_a_pipe_of_patterns_is_refused(desk: Desk) -> None:
     assert "exclude.txt cannot be read: Not a plain file" in desk.refuses("rsync")
 
 
+def test_a_pipe_of_host_keys_is_refused(desk: Desk) -> None:
+    file = desk.root / ".remote" / "known_hosts"
+    file.unlink()
+    os.mkfifo(file)
+    desk.configure(keep_connections=0)
+    assert "known_hosts cannot be read and is ignored: Not a plain file" in desk.refuses("run", "--cmd", "true")
+
+
 @pytest.mark.parametrize("kind", ["pipe", "device"])
 def test_a_private_key_that_is_no_file_is_refused(desk: Desk, tmp_path: Path, kind: str) -> None:
     odd = tmp_path / "odd" if kind == "pipe" else Path("/dev/zero")

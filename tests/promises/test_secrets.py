@@ -24,13 +24,20 @@ def test_keys_and_credentials_stay_here_however_they_are_written_and_code_is_sen
         "wide.txt": "\n".join(lines).encode("utf-16-le"),
         "identity.txt": f"AGE-SECRET-{'KEY'}-1{'QPZRY9X8GF' * 5}QPZRY9X8\n".encode(),
     }
-    names = ("env.prod", "staging.env.local", "backup.env~", "application_default_credentials.json", "kaggle.json")
+    names = (
+        "env.prod",
+        "env.prod~",
+        "a.env.local~",
+        "staging.env.local",
+        "backup.env~",
+        "application_default_credentials.json",
+        "kaggle.json",
+    )
     secret |= dict.fromkeys((*names, "client_secret_1.json", "hf_token", ".vault-token", ".rclone.conf"), b"secret")
     sent = dict.fromkeys(("env.py", "env.sh", "environment.yml", "train.ipynb"), b"plain")
     for name, data in (secret | sent).items():
         (desk.root / name).write_bytes(data)
-    said = desk.tries("rsync").stderr
-    assert said.count("not sent: ") >= 10
+    assert desk.tries("rsync").stderr.count("not sent: ") >= 10
     assert {path.name for path in desk.there().iterdir()} == {*sent, "hello.py", ".remote-scripts"}
 
 
@@ -40,3 +47,12 @@ def test_a_secret_in_the_place_of_variables_is_not_shown(desk: Desk) -> None:
         said = desk.refuses("rsync", status=2)
         assert "env" in said
         assert "hunter2" not in said
+
+
+@pytest.mark.parametrize("secrets", ["TOKEN=hunter2hunter2", ["TOKEN=hunter2hunter2"], {"TOKEN": "hunter2hunter2"}])
+@pytest.mark.parametrize("key", ["on_end", "on_empty"])
+def test_a_secret_in_the_place_of_the_names_of_secrets_is_not_shown(desk: Desk, key: str, secrets: object) -> None:
+    desk.configure(**{key: {"run": "true", "secrets": secrets}})
+    said = desk.refuses("rsync", status=2)
+    assert f"{key}.secrets" in said
+    assert "hunter2" not in said

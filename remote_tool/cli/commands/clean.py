@@ -103,11 +103,13 @@ def _show_kept(items: Iterable[Item]) -> None:
 
 
 def _show_kept_jobs(workspace: Workspace, kept: Mapping[str, str]) -> None:
-    keys = {job.id: job.key for job in workspace.known_jobs([*kept])}
-    for job_id, why in list(kept.items())[:SHOWN_JOBS]:
-        inform(f"kept job {keys.get(job_id, job_id)}: {why}")
-    if len(kept) > SHOWN_JOBS:
-        inform(f"{len(kept) - SHOWN_JOBS} more jobs were kept")
+    keys = {job.id: str(job.key) for job in sorted(workspace.known_jobs([*kept]), key=lambda job: job.key)}
+    in_order = [*keys, *(job_id for job_id in kept if job_id not in keys)]
+    for why in dict.fromkeys(kept.values()):
+        own = [keys.get(job_id, job_id) for job_id in in_order if kept[job_id] == why]
+        shown = ", ".join(own[:SHOWN_JOBS])
+        more = f" and {len(own) - SHOWN_JOBS} more" if len(own) > SHOWN_JOBS else ""
+        inform(f"kept job{'s' * (len(own) > 1)} {shown}{more}: {why}")
 
 
 def _is_confirmed(found: CleanAnswer) -> bool:

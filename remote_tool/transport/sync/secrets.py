@@ -34,8 +34,8 @@ _BACKUPS = ("bak", "backup", "old", "orig", "save")
 _SECRET = (
     *(".env", ".env.*", ".env-*", ".env_*", "*.env", "*.env~", ".envrc"),
     # Not env.* as a whole: env.py, env.sh and env.yml are code.
-    *(f"env.{word}" for word in _STAGES),
-    *(f"*.env.{word}" for word in (*_STAGES, *_BACKUPS)),
+    *(f"env.{word}{end}" for word in _STAGES for end in ("", "~")),
+    *(f"*.env.{word}{end}" for word in (*_STAGES, *_BACKUPS) for end in ("", "~")),
     *(".netrc", "_netrc", ".pgpass", ".my.cnf", ".s3cfg", ".boto", ".npmrc", ".pypirc", ".git-credentials"),
     *(".dockercfg", ".docker/config.json", ".huggingface/token", ".cache/huggingface/token"),
     *("application_default_credentials.json", "client_secret.json", "client_secret_*.json", "client_secrets.json"),

@@ -37,7 +37,9 @@ WITHIN, WITHIN_ALL = 120.0, 600.0
 START_SECONDS = 300.0
 # An unfinished fan-out may be resumed for this long.
 RESUMED_SECONDS = 30 * 86400.0
-KEEPS_ARTIFACTS = "its artifacts have not been pulled"
+KEEPS_ARTIFACTS = "artifacts have not been pulled"
+KEEPS_LAUNCH = "jobs of the same launch have not ended"
+KEEPS_RESUMABLE = "a sweep or fan-out may still be resumed; clean --job KEY removes a job of it"
 
 
 async def survey(context: Context, request: CleanRequest) -> CleanAnswer:
@@ -82,7 +84,8 @@ def choose_spent(
 ) -> tuple[dict[str, list[Job]], dict[str, str]]:
     """Return the jobs to remove from servers that answer or are no longer configured, and why others are kept."""
     here_only = {job.server for job in jobs} - context.config.servers.keys() if not request.servers else set()
-    busy = {job.launch_id for job in jobs if job.launch_id and not job.is_over} | _resumable(context, jobs)
+    busy = dict.fromkeys(_resumable(context, jobs), KEEPS_RESUMABLE)
+    busy |= dict.fromkeys((job.launch_id for job in jobs if job.launch_id and not job.is_over), KEEPS_LAUNCH)
     spent: dict[str, list[Job]] = {}
     kept: dict[str, str] = {}
     for server, own in _by_server(jobs).items():
@@ -96,7 +99,10 @@ def choose_spent(
         for job in newest_first[request.keep or 0 :]:
             # The server knows how long ago a job ended; without it, this is known from when its end was seen here.
             is_judged_here = job.cleaned or server in here_only
-            if job.launch_id in busy or (is_judged_here and _seen_for(job) < (request.older or 0.0)):
+            if is_judged_here and _seen_for(job) < (request.older or 0.0):
+                continue
+            if job.launch_id in busy:
+                kept[job.id] = busy[job.launch_id]
                 continue
             if _waits_for_artifacts(job):
                 kept[job.id] = KEEPS_ARTIFACTS

@@ -126,7 +126,7 @@ def test_what_came_home_and_what_has_not_stays(desk: Workspace, server: TestServ
     away = desk.start("first", "sleep 0.1; echo 8 > later.pt", sync=False, artifacts=["later.pt"])
     until((remote_folder(server, away.id) / "ended.json").exists)
     found = desk.survey()
-    assert found.kept == {away.id: "its artifacts have not been pulled"}
+    assert found.kept == {away.id: "artifacts have not been pulled"}
     desk.clean(found)
     assert not remote_folder(server, home.id).exists()
     assert remote_folder(server, away.id).exists()

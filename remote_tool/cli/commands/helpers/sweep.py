@@ -270,4 +270,5 @@ def _remark(found: SweepResults) -> None:
             " {number} in the names that --cmd passes keeps them apart"
         )
     if missing := sum(1 for row in found.rows if row.state in _AGAIN):
-        inform(f"to start the {missing} that failed or are missing: remote-tool helper-sweep --resume {found.name}")
+        which = "one that failed or is" if missing == 1 else f"{missing} that failed or are"
+        inform(f"to start the {which} missing: remote-tool helper-sweep --resume {found.name}")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import base64
 import binascii
+import errno
 import hashlib
+import os
 import re
+import stat
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import cached_property
@@ -133,7 +136,11 @@ def read_revoked(file: Path) -> set[HostKey]:
 
 
 def read_bytes(file: Path) -> bytes:
-    with file.open("rb") as stream:
+    """Read a file, or a device such as /dev/null, which some have as their known hosts; a pipe is not waited for."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as stream:
+        if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Not a plain file", str(file))
         return stream.read(MAX_FILE_BYTES)
 
 
