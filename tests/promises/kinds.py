@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -48,12 +49,14 @@ class Kind:
 
     def start(self, desk: Desk, command: str, *options: str) -> dict[str, Any]:
         """Start a command, and return its job."""
-        desk.does(*self.of(command, *options))
-        return self.newest(desk)
+        return self._last(json.loads(desk.does(*self.of(command, *options), "--json"))["jobs"])
 
     def newest(self, desk: Desk) -> dict[str, Any]:
         """Return the job that was started last."""
-        return max((job for job in desk.jobs() if job["server"] == self.server), key=lambda job: int(job["key"]))
+        return self._last(desk.jobs())
+
+    def _last(self, jobs: list[dict[str, Any]]) -> dict[str, Any]:
+        return max((job for job in jobs if job["server"] == self.server), key=lambda job: int(job["key"]))
 
 
 @cache

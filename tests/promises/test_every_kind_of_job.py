@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+# It has no artifacts, as the job before it had none.
+AGAIN = "that was run again"
 CONFIGURED = "configured-0f3c9a7e51"
 TOKEN = "token-7d1b60c2f4"
 # It has a session of its own, nothing of the job's environment, and does not listen to SIGTERM.
@@ -234,11 +236,17 @@ def is_moved(desk: Desk) -> None:
     desk.root = desk.root.rename(desk.root.with_name("moved"))
 
 
-def is_cleaned(desk: Desk) -> None:
-    # A job whose files were not fetched would stay.
+def fetch(desk: Desk) -> None:
     desk.does("job-pull")
+    pulled = {path.parent.name for path in desk.root.glob(".remote/jobs/*/artifacts/out/*/model.pt")}
+    names = list(possible())
+    assert [names[int(number)] for number in sorted(pulled, key=int)] == [name for name in names if name != AGAIN]
+
+
+def is_cleaned(desk: Desk) -> None:
     desk.does("clean", "--yes", "--artifacts")
-    assert desk.jobs() == []
+    # Those of a sweep and a fan-out that can be resumed stay for a while.
+    assert [job["key"] for job in desk.jobs() if not job["launch_id"]] == []
 
 
 def is_cleaned_entirely(desk: Desk) -> None:
@@ -250,7 +258,7 @@ def is_cleaned_entirely(desk: Desk) -> None:
 # The last of each removes the jobs, and so what is known of their ends.
 LATER = {
     "reruns, a reboot, and clean --all": (run_again, reboots, is_cleaned_entirely),
-    "a move, another name, and clean": (is_moved, is_renamed, is_cleaned),
+    "a move, another name, and clean": (is_moved, is_renamed, fetch, is_cleaned),
 }
 
 
@@ -295,7 +303,7 @@ def write_with_all(desk: Desk, then: str) -> dict[str, str]:
         # So each frozen job has a copy of its own.
         (desk.root / "src" / "settings.py").write_text(f"NUMBER = {number}\n")
         write = f"mkdir -p out/{number}; echo {number} > out/{number}/model.pt; echo {number} > src/{number}.log"
-        options = () if kind.words[0] == "job-rerun" else ("--artifact", f"out/{number}/*.pt")
+        options = () if name == AGAIN else ("--artifact", f"out/{number}/*.pt")
         started[name] = kind.start(desk, f"{write}; {then.format(number=number)}", *options)["id"]
     return started
 
