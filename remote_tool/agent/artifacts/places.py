@@ -98,7 +98,7 @@ class Places:
         copy = copies.copy_of(self._folders, name)
         if copy is None or not os.path.isdir(copy.code):
             return self._project  # what the job wrote has come home
-        # The project has another name now: what came home is behind links to the old place.
+        # After a renaming, output that has come home is behind links to the old folder.
         copies.follow_project(copy.code, self._folders)
         folder = job_folder.open_folder(copy.code)
         return Place(folder, self._own, set(copies.sent_records(copy)), self._folders.project)
