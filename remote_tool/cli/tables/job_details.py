@@ -107,7 +107,8 @@ def _error(details: JobDetails) -> list[str]:
         return []
     where = failure.server if failure.rank is None else f"rank {failure.rank} on {failure.server}"
     message = failure.message or failure.signal
-    lines = _lines(failure.traceback)[-MOST_ERROR_LINES:] if failure.traceback.strip() != message.strip() else []
+    is_more = failure.traceback.strip() not in {"", message.strip()}
+    lines = _lines(failure.traceback)[-MOST_ERROR_LINES:] if is_more else []
     first = [_plain(f"{where}: {message or 'reason unknown'}" if details.job.launch_id else message)]
     return [
         *(each for each in first if each),
