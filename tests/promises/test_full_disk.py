@@ -115,3 +115,10 @@ def test_the_disk_of_the_project_is_named_with_its_own_type_and_space(small: Des
         (sample,) = json.loads(small.does("top", "--once", "--json"))["servers"]
         assert (sample["disk_kind"], sample["disk_total"]) == ("tmpfs", 5 << 30)
         assert "G tmpfs" in small.does("top", "--once")
+
+
+def test_job_show_has_no_empty_line_where_a_full_disk_left_no_output(small: Desk) -> None:
+    small.tries("job-run", "--follow", "--cmd", "cat /dev/zero > big.txt 2>/dev/null")
+    shown = small.does("job-show", "1")
+    assert "error      the project's disk is full\n" in shown
+    assert all(line.strip() for line in shown.splitlines()), shown
