@@ -190,8 +190,9 @@ def _is_same_loss(known: Job, seen: Job) -> bool:
 
 
 def has_to_be_given_again(job: Job) -> bool:
-    """Return whether a job that waited has left its queue in a reboot, or in favor of another server."""
-    return bool(job.moved_as) or (job.state is JobState.LOST and job.reason == REBOOTED and not job.stop_signal)
+    """Return whether a job that waited, and is not to be stopped, left its queue in a reboot or for another server."""
+    is_lost = job.state is JobState.LOST and job.reason == REBOOTED
+    return not job.stop_signal and (is_lost or bool(job.moved_as))
 
 
 def vanish(known: Job, processes_left: int = 0) -> Job:
