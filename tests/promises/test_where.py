@@ -23,6 +23,7 @@ def test_a_terminal_is_asked_once_and_told_how_to_choose_for_good(desk_of_two: D
         terminal.until(QUESTION)
         terminal.type("third\n")
         terminal.until(QUESTION, times=2)
+        assert "there is no server 'third'" in terminal.text
         terminal.type("second\n")
         assert terminal.end() == 0
     assert "default_server: second in .remote/configs.yaml" in terminal.text.replace("\n", " ")
