@@ -93,13 +93,14 @@ class Places:
         return self._copies[str(name)]
 
     def _open_copy(self, name: object) -> Place:
-        from remote_tool.agent.frozen import copies  # noqa: PLC0415 - few projects have copies
+        from remote_tool.agent.frozen import copies, moving  # noqa: PLC0415 - few projects have copies
 
         copy = copies.copy_of(self._folders, name)
         if copy is None or not os.path.isdir(copy.code):
             return self._project  # what the job wrote has come home
-        # After a renaming, output that has come home is behind links to the old folder.
-        copies.follow_project(copy.code, self._folders)
+        # The project may have another name since, and the job's files are behind these links.
+        jobs, spare = os.path.basename(self._folders.jobs), f"{copy.path}/{copies.SPARE}"
+        moving.follow_project(copy.code, self._folders.project, jobs, spare)
         folder = job_folder.open_folder(copy.code)
         return Place(folder, self._own, set(copies.sent_records(copy)), self._folders.project)
 

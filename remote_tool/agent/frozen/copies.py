@@ -275,13 +275,8 @@ class Copies:
         names = [*links.sent_names(self._folders.sent_files), *(each.name for each in found)]
         # Programs find the job's own folder there, even the project's first one.
         jobs = os.path.basename(self._folders.jobs)
-        follow_project(code, self._folders)
+        moving.follow_project(code, self._folders.project, jobs, f"{os.path.dirname(code)}/{SPARE}")
         links.link_others(code, self._folders.scripts, links.with_folders(names), jobs)
-
-
-def follow_project(code: str, folders: Folders) -> None:
-    """Have the links of a copy lead into the project's folder after that has moved."""
-    moving.follow_project(code, folders.project, os.path.basename(folders.jobs), f"{os.path.dirname(code)}/{SPARE}")
 
 
 def link_new(copy: Copy) -> List[str]:

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 # The folder of the start-up hook with which Python shows its stacks.
 _HOOK = os.fsencode(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "hook"))
+# The client hides these too.
+_SHORTEST_HIDDEN = 8
 
 
 class JobRequest(NamedTuple):
@@ -55,6 +57,7 @@ class JobRequest(NamedTuple):
         on_empty: What to run when the job has ended and none is left; None: nothing.
         queue: What it waits for before the command starts; None: nothing.
         copy: The copy of the project that it runs in; None: it runs in the project.
+        hidden: Values of its variables, which no record shows.
     """
 
     spec: Record
@@ -69,6 +72,7 @@ class JobRequest(NamedTuple):
     on_empty: "Optional[OnEmpty]" = None
     queue: "Optional[QueueRequest]" = None
     copy: "Optional[Copy]" = None
+    hidden: "Tuple[str, ...]" = ()
 
 
 def check_job(job: object, active: Activation, folders: Folders, copies: "Optional[Copies]" = None) -> JobRequest:
@@ -104,7 +108,8 @@ def check_job(job: object, active: Activation, folders: Folders, copies: "Option
     begins_in = _launch_environment(job.get("entry"), active, user, origin, folders, record)
     log_limit = _read_log_limit(job)
     setup = _read_setup(job)
-    membership = _read_membership(job.get("watch"), record)
+    hidden = _hidden(user, record)
+    membership = _read_membership(job.get("watch"), record, hidden)
     wrapped = (begins_in.command_wrapper, begins_in.script)
     if record["terminal"] == limits.SHELL:
         from remote_tool.protocol.terminal import LOGIN_SHELL  # noqa: PLC0415 - few jobs are shells
@@ -113,7 +118,16 @@ def check_job(job: object, active: Activation, folders: Folders, copies: "Option
     ends = _read_ends(job, record)
     queue = _read_queue(job, record)
     environment = begins_in.environment
-    return JobRequest(record, command, environment, membership, log_limit, *wrapped, setup, *ends, queue, copy)
+    return JobRequest(record, command, environment, membership, log_limit, *wrapped, setup, *ends, queue, copy, hidden)
+
+
+def _hidden(user: "Dict[str, str]", spec: Record) -> "Tuple[str, ...]":
+    """Return the values of --env and env: that are too long to occur in a message by chance, the longest first."""
+    # Either is None if there are too many names for a record.
+    known = [spec["variables"], spec["configured_variables"]]
+    names = set(user) if None in known else {name for each in known for name in each}
+    values = {user[name] for name in names if len(user.get(name, "")) >= _SHORTEST_HIDDEN}
+    return tuple(sorted(values, key=len, reverse=True))
 
 
 def _read_ends(job: "Dict[str, Any]", spec: Record) -> "Tuple[Optional[OnEnd], Optional[OnEmpty]]":
@@ -223,11 +237,15 @@ def _launch_environment(
     return LaunchEnvironment(environment, command_wrapper, script)
 
 
-def _read_membership(watch: Any, spec: Record) -> Optional[Membership]:  # noqa: ANN401 - from the request, checked here
+def _read_membership(
+    watch: Any,  # noqa: ANN401 - from the request, checked here
+    spec: Record,
+    hidden: "Tuple[str, ...]",
+) -> Optional[Membership]:
     """Return a node's place in its launch; its secret is never written to a file."""
     if watch is None:
         return None
     try:
-        return read_membership(watch, spec["node_rank"], spec["rank_offset"])
+        return read_membership(watch, spec["node_rank"], spec["rank_offset"])._replace(hidden=hidden)
     except ValueError as error:
         raise RequestError(f"Job {spec['id']}: {error}") from error

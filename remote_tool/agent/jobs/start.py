@@ -312,6 +312,7 @@ def _plan(call: Call, job: JobRequest) -> Optional[Plan]:
         on_empty=job.on_empty,
         queue=job.queue,
         copy=job.copy,
+        hidden=job.hidden,
     )
 
 

@@ -31,6 +31,7 @@ class Membership(NamedTuple):
         secret: The launch's secret; never written to disk.
         rank_offset: Global rank of the node's local rank 0; None when torchrun decides.
         lost_after: Seconds of silence after which a node counts as lost.
+        hidden: Values of the job's variables, which no record shows.
     """
 
     rank: int
@@ -40,6 +41,7 @@ class Membership(NamedTuple):
     secret: bytes
     rank_offset: Optional[int] = None
     lost_after: float = DEFAULT_LOST_AFTER
+    hidden: Tuple[str, ...] = ()
 
     def name(self, rank: int) -> str:
         """Return a display name like ``second (node 1)``."""
@@ -116,4 +118,7 @@ def find_rank_error(folder: int, membership: Membership, *, has_ended: bool = Fa
     error = rank_errors.find_first_error(folder, membership.rank_offset, has_ended=has_ended)
     if error is None:
         return None
-    return Cause(membership.rank, FAILED, error.what[:_LONGEST_TEXT], rank_errors.age_of(error))
+    what = error.what
+    for value in membership.hidden:
+        what = what.replace(value, "***")
+    return Cause(membership.rank, FAILED, what[:_LONGEST_TEXT], rank_errors.age_of(error))

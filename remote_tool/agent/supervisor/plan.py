@@ -93,6 +93,7 @@ class Plan(NamedTuple):
         queue: What it waits for before the command starts; None: nothing.
         copy: The copy of the project that it runs in; None: it runs in the project.
         nice: Added to the command's niceness; behind a launch command, by the script.
+        hidden: Values of its variables, which no record shows.
     """
 
     job_id: str
@@ -119,3 +120,4 @@ class Plan(NamedTuple):
     on_empty: Optional[OnEmpty] = None
     queue: "Optional[QueueRequest]" = None
     copy: "Optional[Copy]" = None
+    hidden: "Tuple[str, ...]" = ()
