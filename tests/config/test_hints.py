@@ -48,7 +48,7 @@ def keys_in(text: str) -> list[str]:
 def exists(key: str) -> bool:
     first, *rest = key.replace(ANY, "*").split(".")
     if first == "servers":
-        return len(rest) == 1 or (len(rest) > 1 and exists_in_server(rest[1], rest[2:]))
+        return len(rest) < 2 or exists_in_server(rest[1], rest[2:])
     if first == "environment":
         return exists_in_environment(rest)
     if first == "artifact_limit":
