@@ -412,7 +412,7 @@ def test_two_programs_that_see_no_running_kept_shell_start_the_same_one(
     workspace, seen = Workspace.find(project), []
     for _ in range(2):
         with pytest.raises(_SeenError) as attached:
-            workspace.shell(ShellRequest(servers=("first",), keep="twin"), Screen())  # type: ignore[arg-type]
+            workspace.shell(ShellRequest(servers=("first",), keep=f"twin-{is_recorded}"), Screen())  # type: ignore[arg-type]
         seen.append(attached.value.args[0])
     jobs += seen
     assert seen[0].id == seen[1].id
