@@ -110,7 +110,11 @@ def test_help_of_a_command_does_not_load_the_ssh_library(tmp_path: Path, module:
     ("words", "needed"),
     [
         (("run", "--cmd", "true"), {"jobs.bare_run"}),
-        (("job-list",), {"jobs.link_news", "jobs.log_streams", "jobs.clock_skew", "home_groups", "jobs.pending_stops"}),
+        (
+            ("job-list",),
+            {"jobs.link_news", "jobs.log_streams", "jobs.clock_skew", "jobs.late_starts", "jobs.pending_stops"}
+            | {"home_groups"},
+        ),
         (
             ("prepare",),
             {"step_logs", "home_groups"}
