@@ -32,7 +32,7 @@ AGAIN = "that was run again"
 CONFIGURED = "configured-0f3c9a7e51"
 TOKEN = "token-7d1b60c2f4"
 # It has a session of its own, nothing of the job's environment, and does not listen to SIGTERM.
-STUBBORN = "env -i setsid sh -c 'trap \"\" TERM HUP INT; touch {mark}; while :; do sleep 0.2; done' {mark} &"
+STUBBORN = "env -i setsid sh -c 'trap \"\" TERM HUP INT; touch {mark}; while [ -e {mark} ]; do sleep 0.2; done' {mark} &"
 
 
 @pytest.fixture(scope="session")
@@ -338,7 +338,7 @@ def ends(desk: Desk, started: Mapping[str, str]) -> dict[str, tuple[str, int | N
 TRAINING = """\
 import hashlib, os, pathlib, subprocess, sys, time
 mark, go = sys.argv[1:]
-child = ["sh", "-c", "trap '' TERM HUP INT; touch $0; while :; do sleep 0.2; done", mark]
+child = ["sh", "-c", "trap '' TERM HUP INT; touch $0; while [ -e $0 ]; do sleep 0.2; done", mark]
 subprocess.Popen(child, env={}, start_new_session=True)
 pathlib.Path("out/torch").mkdir(parents=True)
 pathlib.Path("out/torch/model.pt").write_text("weights")
