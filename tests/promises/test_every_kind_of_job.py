@@ -26,12 +26,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
 # It has no artifacts, as the job before it had none.
 AGAIN = "that was run again"
 CONFIGURED = "configured-0f3c9a7e51"
 TOKEN = "token-7d1b60c2f4"
 # It has a session of its own, nothing of the job's environment, and does not listen to SIGTERM.
-STUBBORN = "env -i setsid sh -c 'trap \"\" TERM HUP INT; touch {mark}; while :; do sleep 0.2; done' {mark} &"
+STUBBORN = "env -i setsid sh -c 'trap \"\" TERM HUP INT; touch {mark}; while [ -e {mark} ]; do sleep 0.2; done' {mark} &"
 
 
 @pytest.fixture(scope="session")
@@ -263,7 +264,6 @@ LATER = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("later", LATER)
 def test_what_jobs_wrote_and_how_they_ended_stays_after(
     later: str, machines: dict[str, TestServer], tmp_path: Path
@@ -283,7 +283,6 @@ def test_what_jobs_wrote_and_how_they_ended_stays_after(
     assert kept(desk) == kinds, removing
 
 
-@pytest.mark.slow
 def test_what_jobs_wrote_stays_when_a_reboot_ends_them(machines: dict[str, TestServer], tmp_path: Path) -> None:
     desk = make_office(tmp_path, machines)
     started = write_with_all(desk, f"touch {tmp_path}/{{number}}; sleep 1000; sleep 1000")
@@ -339,7 +338,7 @@ def ends(desk: Desk, started: Mapping[str, str]) -> dict[str, tuple[str, int | N
 TRAINING = """\
 import hashlib, os, pathlib, subprocess, sys, time
 mark, go = sys.argv[1:]
-child = ["sh", "-c", "trap '' TERM HUP INT; touch $0; while :; do sleep 0.2; done", mark]
+child = ["sh", "-c", "trap '' TERM HUP INT; touch $0; while [ -e $0 ]; do sleep 0.2; done", mark]
 subprocess.Popen(child, env={}, start_new_session=True)
 pathlib.Path("out/torch").mkdir(parents=True)
 pathlib.Path("out/torch/model.pt").write_text("weights")
@@ -353,7 +352,6 @@ raise ValueError(f"bad token {os.environ['TOKEN']}")
 """
 
 
-@pytest.mark.slow
 def test_a_node_of_torchrun_keeps_all_of_these_promises(office: Desk, tmp_path: Path) -> None:
     (office.root / "train.py").write_text(TRAINING)
     mark, go, out = (tmp_path / name for name in (os.urandom(8).hex(), "go", "tail"))
