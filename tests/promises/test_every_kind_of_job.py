@@ -32,7 +32,9 @@ AGAIN = "that was run again"
 CONFIGURED = "configured-0f3c9a7e51"
 TOKEN = "token-7d1b60c2f4"
 # It has a session of its own, nothing of the job's environment, and does not listen to SIGTERM.
-STUBBORN = "env -i setsid sh -c 'trap \"\" TERM HUP INT; touch {mark}; while [ -e {mark} ]; do sleep 0.2; done' {mark} &"
+STUBBORN = (
+    "env -i setsid sh -c 'trap \"\" TERM HUP INT; touch {mark}; while [ -e {mark} ]; do sleep 0.2; done' {mark} &"
+)
 
 
 @pytest.fixture(scope="session")
