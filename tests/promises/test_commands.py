@@ -143,7 +143,7 @@ COMMANDS: dict[str, tuple[str, str, dict[str, object] | None]] = {
     "job-pull": (
         DONE,
         "job 1 on first: ",
-        keys("errors", jobs=[JOB | keys("", files=[keys("name path size new")], left_out=None)]),
+        keys("errors", jobs=[JOB | keys("files left_out")]),
     ),
     "clean": (
         "--dry-run",
