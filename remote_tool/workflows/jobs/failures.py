@@ -85,13 +85,13 @@ def first_failure(jobs: Sequence[Job], registry_folder: Path) -> RankFailure | N
     if lost is not None:
         server = next((job.server for job in jobs if job.node_rank == lost.lost_node), f"node {lost.lost_node}")
         return RankFailure(server=server, rank=None, message=lost.reason)
+    if not failed:
+        return None
     # A rank has printed its error before the job of its node ends.
-    suspects = [job for job in jobs if job in failed or (failed and not job.state.is_final)]
+    suspects = [job for job in jobs if job.state is JobState.FAILED or not job.state.is_final]
     candidates = [candidate for job in suspects for candidate in _candidates(job, LogFolder(registry_folder / job.id))]
     if candidates:
         return min(candidates, key=lambda candidate: candidate.order).failure
-    if not failed:
-        return None
     job = min(failed, key=lambda each: (each.stopped_with_launch, each.ended_at or 0.0))
     text, reason = _without_notes(_tail(LogFolder(registry_folder / job.id), "err"), job.reason)
     return RankFailure(
