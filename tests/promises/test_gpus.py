@@ -60,6 +60,13 @@ def test_a_gpu_of_which_nvidia_smi_says_nothing_is_not_free(desk: Desk, gpus: Pa
     desk.waits_for(1, "succeeded")
 
 
+def test_a_job_that_wants_a_gpu_which_has_just_come_back_is_not_refused(desk: Desk, gpus: Path) -> None:
+    desk.does("job-run", "--gpus", "1", "--follow", "--cmd", "true")
+    # What nvidia-smi told the first job is a moment old now.
+    put_nvidia_smi(gpus, FREE, gpu_line(1, load=0, used=1))
+    desk.does("job-run", "--gpus", "2", "--follow", "--cmd", "true")
+
+
 def test_top_shows_what_is_reserved_by_this_project_and_by_others(desk: Desk, gpus: Path, tmp_path: Path) -> None:
     put_nvidia_smi(gpus, *(gpu_line(number, load=0, used=1) for number in range(3)))
     desk.does("job-run", "--gpus", "1", "--name", "r1", "--cmd", "sleep 1000")

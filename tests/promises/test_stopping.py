@@ -6,16 +6,18 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.cli.terminal import Terminal
-from tests.processes import processes_of
-from tests.promises.conftest import PATIENCE, until
+from tests.processes import processes_of, read_of
+from tests.project import make_project
+from tests.promises.conftest import PATIENCE, Desk, until
 
 if TYPE_CHECKING:
-    from tests.promises.conftest import Desk
+    from tests.sshd import TestServer
 
 
 def answered(desk: Desk, answers: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -138,3 +140,40 @@ def test_a_key_that_no_job_has_is_not_the_beginning_of_an_id(desk: Desk) -> None
     assert desk.job(1)["state"] == "running"
     desk.does("job-kill", job["id"][:10])
     assert desk.job(1)["state"] == "killed"
+
+
+def test_a_stopped_job_with_a_terminal_says_which_signal_ended_it(desk: Desk) -> None:
+    desk.does("job-run", "--server", "first", "--tty", "--cmd", "sleep 1000")
+    leader = desk.job(1)["pid"]
+    # The first process of its terminal is slow to tell how the command ended.
+    os.kill(leader, signal.SIGSTOP)
+    with desk.runs_meanwhile("job-kill", "1") as stopping:
+        until(lambda: not _children(leader), "the command has ended")
+        os.kill(leader, signal.SIGCONT)
+        assert stopping.wait(PATIENCE) == 0
+    job = desk.job(1)
+    assert (job["state"], job["signal"], job["reason"]) == ("killed", "SIGTERM", "stopped with SIGTERM")
+
+
+def _children(pid: int) -> list[int]:
+    """Return the children of a process that have not ended."""
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(each) for each in found if b") Z " not in read_of(int(each), "stat")]
+
+
+def test_kept_shells_of_two_projects_are_two_shells(
+    desk: Desk, two_machines: dict[str, TestServer], tmp_path: Path
+) -> None:
+    name = f"other-{os.urandom(4).hex()}"
+    other = Desk(make_project(tmp_path / name, [two_machines["first"]], name=name), desk.servers)
+    other.does("prepare")
+    words = ("shell", "--server", "first", "--keep", f"work-{name}")
+    with Terminal(*words, cwd=desk.root) as one, Terminal(*words, cwd=other.root) as two:
+        for terminal in (one, two):
+            terminal.until("#" if os.geteuid() == 0 else "$")
+        assert desk.job(1)["id"] != other.job(1)["id"]
+        desk.does("job-kill", "1")
+        assert one.end() == 128 + signal.SIGHUP
+        assert other.job(1)["state"] == "running"
+        two.press("exit 9\r")
+        assert two.end() == 9

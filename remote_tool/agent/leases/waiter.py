@@ -186,17 +186,20 @@ class Waiter:
             os.close(self._folder)
             self._folder = -1
 
-    def _take_gpus(self, answer: GpuAnswer) -> None:
+    def _take_gpus(self, answer: GpuAnswer) -> bool:
+        """Note which GPUs there are; return False if that has to be asked anew."""
         if answer.problem:
-            return
+            return True
         devices = self._request.devices
         self._gpus = [gpu for gpu in answer.gpus if is_one_of(gpu, devices)]
         count = len(self._gpus)
-        if count < self._request.gpus:
-            has = (
-                f"only {count} of its GPUs are configured for jobs" if devices else f"this server has {count or 'none'}"
-            )
-            raise LeaseError(f"it needs {self._request.gpus} GPU{'s' * (self._request.gpus > 1)}, and {has}")
+        if count >= self._request.gpus:
+            return True
+        if answer.is_kept:
+            self._gpus = None
+            return False
+        has = f"only {count} of its GPUs are configured for jobs" if devices else f"this server has {count or 'none'}"
+        raise LeaseError(f"it needs {self._request.gpus} GPU{'s' * (self._request.gpus > 1)}, and {has}")
 
     def _step(self, listing: Listing, answer: "Optional[GpuAnswer]") -> "Optional[Claim]":
         if self._claim is not None:
@@ -207,9 +210,11 @@ class Waiter:
             path = folders.path_of(os.geteuid(), self._pool)
             self.why = f"{path} was removed, and those who waited take their places again"
             return None
-        if answer is not None:
-            self._take_gpus(answer)
-        elif self._gpus is None:
+        if answer is not None and not self._take_gpus(answer):
+            # An answer from before the job was given does not decide that it can never start.
+            self._ask_and_wait(listing, anew=True)
+            return None
+        if answer is None and self._gpus is None:
             # A job that wants more than this machine has must not wait for its turn.
             self._ask_and_wait(listing)
             return None

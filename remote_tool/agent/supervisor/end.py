@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from remote_tool.agent.wrapper.container import WrappedProcesses
 
 _MOST_PIDS = 500
+_STATUS_SECONDS = 5.0
 
 
 class Ending:
@@ -61,9 +62,17 @@ class Ending:
                 # An interactive shell ignores SIGTERM.
                 self._tree.signal(signal.SIGHUP)
             if self._tree.wait(grace, self._events.must_hurry):
+                self._learn_status()
                 return
             self._outcome.notes.append("SIGKILL ended the remaining processes")
         self._give_up_on(self._tree.kill())
+        self._learn_status()
+
+    def _learn_status(self) -> None:
+        """Wait until the first process says how the command ended: that of a terminal does so when all others are gone."""
+        deadline = time.monotonic() + _STATUS_SECONDS
+        while self._events.reap() and self._outcome.status is None and time.monotonic() < deadline:
+            self._events.pause(_STATUS_SECONDS)
 
     def keep_stacks(self) -> None:
         """Write where the Python processes are into the job's folder."""

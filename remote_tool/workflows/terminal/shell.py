@@ -145,8 +145,8 @@ async def _open_kept(context: Context, server: str, request: ShellRequest, scree
 
 async def _start_kept(context: Context, server: str, request: ShellRequest, screen: Screen, last: Job | None) -> Job:
     tag = f"{KEPT}{request.keep}"
-    # Another program that starts it now attaches to the same one.
-    facts = (tag, server, last.id if last else "")
+    # Another program that starts it now, in the same folder of the server, attaches to the same one.
+    facts = (tag, server, context.config.remote.project, last.id if last else "")
     start = StartRequest(
         request.command or f"shell --keep {shlex.quote(request.keep)}",
         (server,),
