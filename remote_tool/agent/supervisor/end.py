@@ -69,7 +69,7 @@ class Ending:
         self._learn_status()
 
     def _learn_status(self) -> None:
-        """Wait until the first process says how the command ended: that of a terminal does so when all others are gone."""
+        """Wait until the first process says how the command ended: a terminal's does so when all others have."""
         deadline = time.monotonic() + _STATUS_SECONDS
         while self._events.reap() and self._outcome.status is None and time.monotonic() < deadline:
             self._events.pause(_STATUS_SECONDS)
