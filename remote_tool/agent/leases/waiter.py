@@ -187,7 +187,7 @@ class Waiter:
             self._folder = -1
 
     def _take_gpus(self, answer: GpuAnswer) -> bool:
-        """Note which GPUs there are; return False if that has to be asked anew."""
+        """Note which GPUs there are; return False if nvidia-smi has to be asked once more."""
         if answer.problem:
             return True
         devices = self._request.devices
@@ -211,7 +211,7 @@ class Waiter:
             self.why = f"{path} was removed, and those who waited take their places again"
             return None
         if answer is not None and not self._take_gpus(answer):
-            # An answer from before the job was given does not decide that it can never start.
+            # An answer from before the job came cannot say that it will never start.
             self._ask_and_wait(listing, anew=True)
             return None
         if answer is None and self._gpus is None:
