@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
 
 import pytest
 
@@ -86,26 +85,6 @@ def test_an_item_is_one_word_to_the_shell_whatever_it_holds() -> None:
     ]
     assert made.shards[2].environment["REMOTE_TOOL_ITEM"] == "$(rm -rf /)"
     assert made.is_queue
-
-
-@pytest.mark.parametrize(
-    ("item", "words"),
-    [
-        ("lr=0.1 batch=32", ["lr=0.1", "batch=32"]),
-        ("--name 'a b'  --note \"it's\" c\\ d ''", ["--name", "a b", "--note", "it's", "c d", ""]),
-        (
-            "dir=${now:%H} x={a:1,b:2} y=choice(1,2) z=[1,*] #n",
-            ["dir=${now:%H}", "x={a:1,b:2}", "y=choice(1,2)", "z=[1,*]", "#n"],
-        ),
-        ("a; rm -rf / && b | c > d `e` $(f)", ["a;", "rm", "-rf", "/", "&&", "b", "|", "c", ">", "d", "`e`", "$(f)"]),
-    ],
-)
-def test_a_raw_item_is_its_words_and_nothing_in_it_is_run_or_expanded(item: str, words: list[str]) -> None:
-    made = plan(FanOutRequest("printf '%s\\n' {item:raw} --as {shard}", items=(item,)), ServerSlots("a"))
-    (command,) = commands(made)
-    printed = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
-    assert printed.stdout.splitlines() == [*words, "--as", "0"]
-    assert made.shards[0].environment["REMOTE_TOOL_ITEM"] == item
 
 
 @pytest.mark.parametrize(("item", "reason"), [("b 'c", "no closing quotation"), ("b\\", "no escaped character")])
