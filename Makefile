@@ -15,12 +15,20 @@ RSYNCS := .cache/rsyncs
 BENCH := .cache/bench
 WORKS ?=
 
-.PHONY: demo test test-user check bench mutants reference clean system-demo system-test
+# What make test takes of the three rings in tests/.
+SHORT := not extended or picked
+
+.PHONY: demo test test-all test-user check bench mutants reference clean system-demo system-test
 
 demo: system-demo $(VENV)/stamp-demo
 	$(BIN)/remote-tool demo
 
-test: system-test $(VENV)/stamp-test $(WHEELS)/stamp $(FRAMEWORKS)/stamp $(RSYNCS)/stamp
+TEST_NEEDS := system-test $(VENV)/stamp-test $(WHEELS)/stamp $(FRAMEWORKS)/stamp $(RSYNCS)/stamp
+
+test: $(TEST_NEEDS)
+	$(BIN)/python -m pytest -n $(WORKERS) -m '$(SHORT)' $(PYTEST_OPTIONS)
+
+test-all: $(TEST_NEEDS)
 	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_OPTIONS)
 
 # The quick tests as an ordinary user: root makes one for it, and removes it after.

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.cli.terminal import Terminal
 from tests.promises.conftest import until
+from tests.terminal import Terminal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cli.terminal import Terminal
 from tests.processes import is_running, open_files, parents
 from tests.promises.conftest import PATIENCE, until
 from tests.sshd import free_port
+from tests.terminal import Terminal
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.cli.terminal import Terminal
 from tests.promises.conftest import PATIENCE, until
 from tests.sshd import free_port
+from tests.terminal import Terminal
 
 if TYPE_CHECKING:
     from tests.promises.conftest import Desk

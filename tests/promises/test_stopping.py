@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cli.terminal import Terminal
 from tests.processes import processes_of, read_of
 from tests.project import make_project
 from tests.promises.conftest import PATIENCE, Desk, until
+from tests.terminal import Terminal
 
 if TYPE_CHECKING:
     from tests.sshd import TestServer

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cli.terminal import Terminal
 from tests.promises.conftest import until
+from tests.terminal import Terminal
 
 if TYPE_CHECKING:
     from pathlib import Path

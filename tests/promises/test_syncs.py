@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cli.terminal import Terminal
 from tests.project import make_project
 from tests.promises.conftest import Desk
+from tests.terminal import Terminal
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cli.terminal import Terminal
 from tests.processes import environments, read_of
 from tests.project import make_project
 from tests.promises.conftest import Desk, until
 from tests.sshd import TestServer
 from tests.stand_in_gpus import gpu_line, process_line, put_nvidia_smi
+from tests.terminal import Terminal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

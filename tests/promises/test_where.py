@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.cli.terminal import Terminal
+from tests.terminal import Terminal
 
 if TYPE_CHECKING:
     from tests.promises.conftest import Desk

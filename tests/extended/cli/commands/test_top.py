@@ -1,0 +1,111 @@
+"""top, as a user types it: the table, the document, and the screen on a terminal that is left as it was."""
+
+from __future__ import annotations
+
+import json
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from remote_tool import JobSelection, Workspace
+from tests.extended.cli.conftest import kill, start
+from tests.extended.cli.described import undescribed
+from tests.project import remote_tool
+from tests.stand_in_gpus import gpu_line, put_nvidia_smi
+from tests.terminal import Terminal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.sshd import TestServer
+
+
+@pytest.fixture
+def gpus(servers: tuple[TestServer, TestServer]) -> Iterator[None]:
+    """Give the first server two GPUs."""
+    program = put_nvidia_smi(servers[0].programs, gpu_line(0), gpu_line(1, load=13), processes="GPU-1, 4194305, 512\n")
+    yield
+    program.unlink()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("gpus")
+def test_a_pipe_gets_tables_of_servers_gpus_and_jobs(project: Path) -> None:
+    job = start(project, "echo 'step 3/10 loss 0.5'; exec sleep 600")
+    printed = remote_tool("top", "--once", cwd=project)
+    kill(project, job)
+    assert printed.returncode == 0, printed.stderr
+    servers, gpus, jobs = printed.stdout.split("\n\n")
+    assert servers.splitlines()[0].split()[:3] == ["SERVER", "GPUS", "USE"]
+    assert servers.splitlines()[1].split()[:4] == ["first", "2", "55", "%"]
+    assert servers.splitlines()[2].startswith("second")
+    assert gpus.splitlines()[2].endswith("another container")
+    assert [line.split()[0] for line in jobs.splitlines()[1:]] == [str(job.key)]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("gpus")
+def test_json_has_every_value_and_who_could_not_be_asked(away: Path) -> None:
+    printed = remote_tool("top", "--json", cwd=away)
+    document = json.loads(printed.stdout)
+    assert (printed.returncode, undescribed(document)) == (3, set())
+    (server,) = document["servers"]
+    assert (server["server"], [gpu["load"] for gpu in server["gpus"]]) == ("first", [97.0, 13.0])
+    assert server["gpus"][1]["processes"] == [{"pid": 4194305, "memory": 512 * 1024**2, "user": "", "job": ""}]
+    assert [each["server"] for each in document["errors"]] == ["away"]
+    table = remote_tool("top", "--once", cwd=away)
+    assert (table.returncode, table.stdout.splitlines()[1].split()[:3]) == (3, ["away", "?", "?"])
+
+
+@pytest.mark.row(233)
+def test_nothing_is_claimed_about_jobs_if_no_server_answers(away: Path) -> None:
+    file = away / ".remote" / "configs.yaml"
+    head, _, gone = file.read_text().partition("  first:")
+    file.write_text(head + gone[gone.index("  away:") :])
+    printed = remote_tool("top", "--once", cwd=away)
+    assert printed.returncode == 4
+    assert [line.split()[:3] for line in printed.stdout.splitlines()[1:]] == [["away", "?", "?"]]
+    assert "no server answered\n" in printed.stderr
+    assert "jobs" not in printed.stderr
+
+
+def test_without_a_terminal_it_names_what_needs_none(project: Path) -> None:
+    refused = remote_tool("top", cwd=project)
+    assert refused.returncode == 2
+    assert refused.stderr == "error: top needs a terminal\nhint: remote-tool top --once works without one\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "status"), [("q", 0), ("SIGTERM", 143)])
+def test_the_terminal_is_left_as_it_was(project: Path, how: str, status: int) -> None:
+    with Terminal("top", cwd=project) as terminal:
+        before = terminal.modes
+        terminal.until("2/2 servers answer", seconds=60)
+        assert terminal.is_raw
+        if how == "q":
+            terminal.press("q")
+        else:
+            terminal.process.send_signal(signal.SIGTERM)
+        assert terminal.end(seconds=40) == status
+        assert terminal.modes == before
+    assert terminal.raw.rfind(b"\x1b[?1049l") > terminal.raw.rfind(b"\x1b[?1049h")
+    assert terminal.raw.rfind(b"\x1b[?25h") > terminal.raw.rfind(b"\x1b[?25l")
+
+
+@pytest.mark.slow
+def test_a_job_is_killed_from_the_screen_after_yes(project: Path) -> None:
+    job = start(project, "exec sleep 600")
+    with Terminal("top", cwd=project) as terminal:
+        terminal.until("1 job running", seconds=60)
+        terminal.press("k")
+        terminal.until("[y/N]", seconds=40)
+        # It may have said so before it knew of the job.
+        shown = terminal.text.count("0 jobs running")
+        terminal.press("y")
+        terminal.until("0 jobs running", times=shown + 1)
+        terminal.press("q")
+        assert terminal.end(seconds=40) == 0
+    (ended,) = Workspace.find(project).select_local(JobSelection(jobs=(job.id,)))
+    assert ended.state.value == "killed"
