@@ -41,7 +41,7 @@ def test_no_test_is_marked_with_a_row_that_does_not_exist() -> None:
 def test_the_last_column_is_what_the_markers_say() -> None:
     page = "| 22 | P0 | It is so. | `gone.py::test_gone` |\n| 999 | P1 | No. | cannot apply: no such thing |\n"
     filled, unchanged = with_tests(page).splitlines()
-    assert "`protocol/test_job_folder.py::test_the_first_final_record_stays`" in filled
+    assert "`unit/protocol/test_job_folder.py::test_the_first_final_record_stays`" in filled
     assert "gone" not in filled
     assert unchanged == page.splitlines()[1]
     assert rows_in(page)[1].why_not == "no such thing"
