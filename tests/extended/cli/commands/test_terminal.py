@@ -629,7 +629,8 @@ def test_a_question_of_a_new_login_is_asked_on_the_users_own_screen(tmp_path: Pa
 
 def _asked_after_a_cut(terminal: Terminal, server: TestServer, key: Path) -> bytes:
     """Cut the connection, whose key has got a passphrase; return all that came until the question, and answer it."""
-    plain = key.read_bytes()
+    plain = key.with_name("plain")
+    shutil.copy2(key, plain)
     change = ["ssh-keygen", "-q", "-p", "-P", "", "-N", "secret", "-f", str(key)]
     subprocess.run(change, check=True, stdout=subprocess.DEVNULL)
     try:
@@ -640,7 +641,8 @@ def _asked_after_a_cut(terminal: Terminal, server: TestServer, key: Path) -> byt
         terminal.type("secret\n")
         wait_for(lambda: terminal.is_raw, "the end of the question")
     finally:
-        key.write_bytes(plain)
+        # The login may be reading it.
+        plain.replace(key)
     return asked
 
 
