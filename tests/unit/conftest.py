@@ -35,7 +35,7 @@ sys.addaudithook(_refuse)
 
 
 @pytest.fixture(autouse=True)
-def _only_pure(_secrets_stay_hidden: None) -> Iterator[None]:
+def _only_pure(_nothing_redacted: None) -> Iterator[None]:
     """Refuse these calls from the beginning of a test to its end."""
     global _is_in_test  # noqa: PLW0603 - a hook has no other way to know
     _is_in_test = True

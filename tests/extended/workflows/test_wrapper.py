@@ -152,16 +152,16 @@ def test_terminals_in_a_container(entered: Workspace, podman: Podman) -> None:
     prepared = remote_tool("prepare", cwd=root)
     assert prepared.returncode == 0, prepared.stderr
     with Terminal("shell", "--server", "second", "--env", "MARK=a'b", cwd=root) as terminal:
-        terminal.press('echo "$((40+2)) $MARK $REMOTE_TOOL_SERVER"; [ -t 0 ] && [ -t 1 ] && echo te""rminal\r')
+        terminal.type('echo "$((40+2)) $MARK $REMOTE_TOOL_SERVER"; [ -t 0 ] && [ -t 1 ] && echo te""rminal\r')
         terminal.until("42 a'b second", seconds=LONG)
         terminal.until("terminal", seconds=LONG)
         # While the shell edits a line, Ctrl-C would be a character of it; while it starts a program, it would be lost.
-        terminal.press("sh -c \"echo rea''dy; exec cat\"\r")
+        terminal.type("sh -c \"echo rea''dy; exec cat\"\r")
         terminal.until("ready", seconds=LONG)
-        terminal.press("\x03")
+        terminal.type("\x03")
         # It also drops what was typed behind it.
         terminal.until("^C", seconds=LONG)
-        terminal.press("echo $((6*9))x; exit 5\r")
+        terminal.type("echo $((6*9))x; exit 5\r")
         terminal.until("54x", seconds=LONG)
         assert terminal.end(LONG) == 5
     with Terminal("shell", "--server", "second", "--", "sh", "-c", "echo h''ere; kill -9 $$", cwd=root) as terminal:
@@ -172,7 +172,7 @@ def test_terminals_in_a_container(entered: Workspace, podman: Podman) -> None:
     assert started.returncode == 0, started.stderr
     with Terminal("job-attach", cwd=root) as terminal:
         terminal.until("begun", seconds=LONG)
-        terminal.press("this\r")
+        terminal.type("this\r")
         assert terminal.end(LONG) == 7
         assert "got-this" in terminal.text
     assert podman.names() == []

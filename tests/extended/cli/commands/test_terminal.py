@@ -81,7 +81,7 @@ def through_pipes(project: Path, given: str, *words: str) -> subprocess.Complete
 
 def say(terminal: Terminal, text: str, answer: str) -> None:
     """Type a line, and wait for what it prints; the answer must not stand in the line itself."""
-    terminal.press(f"{text}\r")
+    terminal.type(f"{text}\r")
     terminal.until(answer, seconds=LONG)
 
 
@@ -123,7 +123,7 @@ def test_a_shell_has_the_folder_and_the_environment_of_run(project: Path) -> Non
         assert "\nproject\n" in terminal.text
         assert str(Path(sys.prefix, "bin", "python")) in terminal.text
         say(terminal, 'echo "$TERM is $((1+1))" $REMOTE_TOOL_SERVER', "xterm-256color is 2 first")
-        terminal.press("exit 7\r")
+        terminal.type("exit 7\r")
         assert terminal.end(LONG) == 7
 
 
@@ -137,7 +137,7 @@ def test_startup_files_do_not_change_the_environment(project: Path, servers: tup
             say(terminal, "echo $OWN-$MARK $((1+1)); hi", "mine-kept 2\nalias")
             say(terminal, 'case $PATH in */other/bin*) echo "last$((1+1))";; esac', "last2")
             say(terminal, "command -v python; echo $((1+2))", str(Path(sys.prefix, "bin", "python")))
-            terminal.press("exit\r")
+            terminal.type("exit\r")
             assert terminal.end(LONG) == 0
     finally:
         profile.unlink()
@@ -150,9 +150,9 @@ def test_the_size_of_the_window_follows_its_changes(project: Path) -> None:
         say(terminal, "stty size", "40 80")
         say(terminal, "trap 'echo changed $(stty size)' WINCH; echo $((2+3))x", "5x")
         terminal.resize(33, 200)
-        terminal.press("\r")
+        terminal.type("\r")
         terminal.until("changed 33 200", seconds=LONG)
-        terminal.press("exit\r")
+        terminal.type("exit\r")
         terminal.end(LONG)
 
 
@@ -166,9 +166,9 @@ def test_bytes_pass_as_they_are(project: Path) -> None:
         say(terminal, "é€𝄞", "3cc3a9e282acf09d849e3e0a")
         # With UTF-8 a character is erased whole.
         say(terminal, "sh -c 'echo be''gin; od -An -tx1'", "\nbegin")
-        terminal.press("xé\x7fy\r\x04")
+        terminal.type("xé\x7fy\r\x04")
         terminal.until("78 79 0a", seconds=LONG)
-        terminal.press("exit\r")
+        terminal.type("exit\r")
         terminal.end(LONG)
 
 
@@ -177,19 +177,19 @@ def test_keys_reach_the_programs_and_jobs_can_be_stopped_and_continued(project: 
     with shell(project) as terminal:
         prompt(terminal)
         say(terminal, "sh -c 'trap \"echo got INT; exit 3\" INT; echo r''un; while :; do sleep 0.1; done'", "run")
-        terminal.press("\x03")
+        terminal.type("\x03")
         terminal.until("got INT", seconds=LONG)
         say(terminal, "echo status-$?", "status-3")
         say(terminal, "sh -c 'echo be''gin; exec sleep 1000'", "begin")
-        terminal.press("\x1a")
+        terminal.type("\x1a")
         terminal.until("Stopped", seconds=LONG)
         say(terminal, "bg; jobs", "Running")
         say(terminal, "kill %1; wait; echo wai''ted", "waited")
         say(terminal, "sh -c 'echo ea''t; exec cat'; echo ca''t-$?", "\neat")
-        terminal.press("\x04")
+        terminal.type("\x04")
         terminal.until("cat-0", seconds=LONG)
         # The shell would miss Ctrl-D before it reads again.
-        terminal.press("exit\n")
+        terminal.type("exit\n")
         assert terminal.end(LONG) == 0
 
 
@@ -219,10 +219,10 @@ def test_an_editor_on_the_whole_screen(project: Path, servers: tuple[TestServer,
     file.unlink(missing_ok=True)
     with shell(project, "--", "vim", "-u", "NONE", "edited.txt") as terminal:
         terminal.until('"edited.txt" [New', seconds=LONG)
-        terminal.press("ione\rtwo")
+        terminal.type("ione\rtwo")
         terminal.until("two", seconds=LONG)
-        terminal.press("\x1b")
-        terminal.press(":wq\r")
+        terminal.type("\x1b")
+        terminal.type(":wq\r")
         assert terminal.end(LONG) == 0
     assert file.read_text() == "one\ntwo\n"
     file.unlink()
@@ -285,9 +285,9 @@ def test_the_escape_hangs_up_and_the_terminal_is_as_before(project: Path) -> Non
         say(terminal, "nohup sleep 1000 & printf '\\033[?2004h\\033[?1049h%s' mo''des", "modes")
         assert terminal.is_raw
         assert processes_with("escape")
-        terminal.press("\r~?")
+        terminal.type("\r~?")
         terminal.until("~.      disconnect", seconds=LONG)
-        terminal.press("\r~.")
+        terminal.type("\r~.")
         assert terminal.end(LONG) == 0
         assert "disconnected; the program has been hung up" in terminal.text
         assert terminal.modes == before
@@ -298,7 +298,7 @@ def test_the_escape_hangs_up_and_the_terminal_is_as_before(project: Path) -> Non
 def test_a_message_after_a_prompt_is_on_a_line_of_its_own(project: Path) -> None:
     with shell(project) as terminal:
         prompt(terminal)
-        terminal.press("~.")
+        terminal.type("~.")
         assert terminal.end(LONG) == 0
         assert "\ndisconnected; the program has been hung up" in terminal.text
 
@@ -346,7 +346,7 @@ def _continues_after_a_cut(root: Path, server: TestServer) -> None:
         assert terminal.text.count("set-23") == 1
         server.stop()
         terminal.until("connecting again", times=2, seconds=LONG)
-        terminal.press(BRACKET)
+        terminal.type(BRACKET)
         assert terminal.end(LONG) == 0
         assert "attach again: remote-tool shell --server cut --keep work" in terminal.text
     server.start()
@@ -359,7 +359,7 @@ def _starts_once(root: Path, second_laptop: Path) -> None:
         prompt(other)
         say(one, "echo seen-$((20+3))", "seen-23")
         other.until("seen-23", seconds=LONG)
-        one.press("exit\r")
+        one.type("exit\r")
         assert (one.end(LONG), other.end(LONG)) == (0, 0)
     listed = json.loads(remote_tool("job-list", "--stopped", "--json", "--tag", "shell:both", cwd=root).stdout)["jobs"]
     assert len(listed) == 1
@@ -370,12 +370,12 @@ def _is_found_again(root: Path) -> None:
         # What was on the screen is there again.
         terminal.until("set-23", seconds=LONG)
         say(terminal, "echo still-$number", "still-23")
-        terminal.press(BRACKET)
+        terminal.type(BRACKET)
         assert terminal.end(LONG) == 0
         assert "attach again: remote-tool shell --server cut --keep work" in terminal.text
     with shell(root, "--keep", "work", server="cut") as terminal:
         terminal.until("still-23", seconds=LONG)
-        terminal.press("exit 9\r")
+        terminal.type("exit 9\r")
         assert terminal.end(LONG) == 9
     listed = json.loads(remote_tool("job-list", "--stopped", "--json", cwd=root).stdout)["jobs"]
     assert [(job["terminal"], job["tags"], job["exit_code"]) for job in listed] == [("shell", ["shell:work"], 9)]
@@ -440,12 +440,12 @@ def test_several_attach_to_a_job_and_its_log_has_all(
             say(second, "two", "heard TWO")
             first.until("heard TWO", seconds=LONG)
             wait_for(lambda: _size_seen(second, "132 50"), "the size of the last")
-            second.press(BRACKET)
+            second.type(BRACKET)
             assert second.end(LONG) == 0
             assert f"attach again: remote-tool job-attach {job.key}" in second.text
             assert second.modes == before
         wait_for(lambda: _size_seen(first, "80 40"), "the size of the one who is left")
-        first.press("end\r")
+        first.type("end\r")
         assert first.end(LONG) == 17
         assert first.text.rstrip().endswith(f"job {job.key} on first has ended, exit code 17")
         assert first.modes == before
@@ -467,7 +467,7 @@ def _says_that_it_has_ended(project: Path, job: Job) -> None:
 
 
 def _size_seen(terminal: Terminal, size: str) -> bool:
-    terminal.press("x\r")
+    terminal.type("x\r")
     try:
         terminal.until(f"heard X {size}", seconds=0.5)
     except AssertionError:
@@ -512,7 +512,7 @@ def test_a_job_ends_with_its_command_though_a_child_holds_the_terminal(
     jobs.append(job)
     with attach(project, job) as terminal:
         wait_for(lambda: len(processes_with("holds")) > 1, "the child")
-        terminal.press("go\r")
+        terminal.type("go\r")
         assert terminal.end(LONG) == 6
         assert "finished" in terminal.text
     assert not processes_with("holds")
@@ -525,7 +525,7 @@ def test_signals_of_a_job_are_recorded_exactly(project: Path, jobs: list[Job]) -
     jobs.append(job)
     with attach(project, job) as terminal:
         wait_for(lambda: terminal.is_raw, "the attachment")
-        terminal.press("go\r")
+        terminal.type("go\r")
         assert terminal.end(LONG) == 128 + signal.SIGSEGV
     remote_tool("job-wait", str(job.key), cwd=project)
     assert Workspace.find(project).known_jobs([job.id])[0].signal == "SIGSEGV"
@@ -539,7 +539,7 @@ def test_a_full_screen_program_redraws_when_a_client_attaches(project: Path, job
             terminal.until("drawn 40", seconds=LONG)
             assert b"\x1b[?1049h" in terminal.raw
             assert b"\x1b[?2004h" in terminal.raw
-            terminal.press(BRACKET)
+            terminal.type(BRACKET)
             assert terminal.end(LONG) == 0
             assert b"\x1b[?1049l" in terminal.raw
 
@@ -558,7 +558,7 @@ def test_a_silent_server_is_named_and_the_screen_stays(tmp_path: Path, ssh_key: 
                 terminal.until("mute: no answer for 5 s (~. on a new line disconnects)", seconds=LONG)
             terminal.until_bytes(NOT_BELOW, LONG)
             say(terminal, "echo still $((1+1))", "still 2")
-            terminal.press("exit\r")
+            terminal.type("exit\r")
             assert terminal.end(LONG) == 0
         with shell(root, "--", "python", "-c", DRAWS, server="mute") as terminal:
             terminal.until("drawn 40", seconds=LONG)
@@ -567,7 +567,7 @@ def test_a_silent_server_is_named_and_the_screen_stays(tmp_path: Path, ssh_key: 
                 assert LAST[:8] % 40 in terminal.raw
             # The line that was drawn over is drawn again by the program.
             terminal.until("drawn 40", times=2, seconds=LONG)
-            terminal.press("\r~.")
+            terminal.type("\r~.")
             assert terminal.end(LONG) == 0
 
 
@@ -614,7 +614,7 @@ def test_a_question_of_a_new_login_is_asked_on_the_users_own_screen(tmp_path: Pa
             # It says again that it connects, and then that line is gone too.
             terminal.until_bytes(NOT_BELOW, LONG, before.count(NOT_BELOW) + 1)
             say(terminal, "echo again-$((1+1))", "again-2")
-            terminal.press("exit\r")
+            terminal.type("exit\r")
             assert terminal.end(LONG) == 0
         with shell(root, "--keep", "draws", "--", "python", "-c", DRAWS, server="asks") as terminal:
             terminal.until("drawn 40", seconds=LONG)
@@ -622,7 +622,7 @@ def test_a_question_of_a_new_login_is_asked_on_the_users_own_screen(tmp_path: Pa
             assert before.rfind(b"\x1b[?1049l") > before.rfind(b"\x1b[?1049h")
             terminal.until("drawn 40", before.count(b"drawn 40") + 1, LONG)
             assert terminal.raw.rfind(b"\x1b[?1049h") > terminal.raw.rfind(b"\x1b[?1049l")
-            terminal.press(BRACKET)
+            terminal.type(BRACKET)
             assert terminal.end(LONG) == 0
         assert remote_tool("job-kill", "--tag", "shell:draws", cwd=root).returncode == 0
 
@@ -667,8 +667,8 @@ def test_the_escape_is_heard_behind_a_paste_that_nobody_reads(project: Path) -> 
     code = "import time, tty; tty.setraw(0); print('rea' + 'dy', flush=True); time.sleep(1000)"
     with shell(project, "--", "python", "-c", code, mark="paste") as terminal:
         terminal.until("ready", seconds=LONG)
-        terminal.press("x" * 3_000_000)
-        terminal.press("\r~.")
+        terminal.type("x" * 3_000_000)
+        terminal.type("\r~.")
         assert terminal.end(LONG) == 0
     wait_for(lambda: not processes_with("paste"), "the end of every process")
 
@@ -678,20 +678,20 @@ def test_a_suspended_session_comes_back_with_its_screen(project: Path) -> None:
     bash = ("-c", "import os; os.execvp('bash', ['bash', '--norc', '-i'])")
     with Terminal(cwd=project, program=bash) as terminal:
         program = shlex.join([sys.executable, "-m", "remote_tool", "shell", "--server", "first"])
-        terminal.press(f"{program} -- python -c {shlex.quote(DRAWS)}\r")
+        terminal.type(f"{program} -- python -c {shlex.quote(DRAWS)}\r")
         terminal.until("drawn 40", seconds=LONG)
-        terminal.press("\r~\x1a")
+        terminal.type("\r~\x1a")
         terminal.until("Stopped", seconds=LONG)
         # The user's own screen, on which bash works as before.
         assert terminal.raw.rfind(b"\x1b[?1049l") > terminal.raw.rfind(b"\x1b[?1049h")
         say(terminal, "echo $((20+1))x", "21x")
-        terminal.press("fg\r")
+        terminal.type("fg\r")
         terminal.until("drawn 40", times=2, seconds=LONG)
         assert terminal.raw.rfind(b"\x1b[?1049h") > terminal.raw.rfind(b"\x1b[?1049l")
         assert terminal.is_raw
-        terminal.press("\r~.")
+        terminal.type("\r~.")
         terminal.until("the program has been hung up", seconds=LONG)
-        terminal.press("exit\r")
+        terminal.type("exit\r")
         terminal.end(LONG)
 
 
@@ -707,12 +707,12 @@ def test_behind_a_launch_command(tmp_path: Path, servers: tuple[TestServer, Test
     with shell(root, mark="behind", server="second") as terminal:
         prompt(terminal)
         say(terminal, "echo $INSIDE-$MARK $((1+1)); tty; stty size", "yes-behind 2\n/dev/pts/")
-        terminal.press("exit 3\r")
+        terminal.type("exit 3\r")
         assert terminal.end(LONG) == 3
     with shell(root, "--keep", "in", mark="behind", server="second") as terminal:
         prompt(terminal)
         say(terminal, "echo $INSIDE-$MARK $((1+1)); tty", "yes-behind 2\n/dev/pts/")
-        terminal.press("exit 5\r")
+        terminal.type("exit 5\r")
         assert terminal.end(LONG) == 5
     done = through_pipes(root, "in\n", "--", "sh", "-c", "cat; echo $INSIDE")
     assert done.stdout == "in\nyes\n", done.stderr

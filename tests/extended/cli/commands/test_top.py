@@ -85,7 +85,7 @@ def test_the_terminal_is_left_as_it_was(project: Path, how: str, status: int) ->
         terminal.until("2/2 servers answer", seconds=60)
         assert terminal.is_raw
         if how == "q":
-            terminal.press("q")
+            terminal.type("q")
         else:
             terminal.process.send_signal(signal.SIGTERM)
         assert terminal.end(seconds=40) == status
@@ -99,13 +99,13 @@ def test_a_job_is_killed_from_the_screen_after_yes(project: Path) -> None:
     job = start(project, "exec sleep 600")
     with Terminal("top", cwd=project) as terminal:
         terminal.until("1 job running", seconds=60)
-        terminal.press("k")
+        terminal.type("k")
         terminal.until("[y/N]", seconds=40)
         # It may have said so before it knew of the job.
         shown = terminal.text.count("0 jobs running")
-        terminal.press("y")
+        terminal.type("y")
         terminal.until("0 jobs running", times=shown + 1)
-        terminal.press("q")
+        terminal.type("q")
         assert terminal.end(seconds=40) == 0
     (ended,) = Workspace.find(project).select_local(JobSelection(jobs=(job.id,)))
     assert ended.state.value == "killed"
