@@ -199,7 +199,7 @@ def test_logs_are_fetched_once_or_again_and_again(desk: Desk) -> None:
 @pytest.mark.slow
 def test_an_existing_conda_is_used(desk: Desk, tmp_path: Path) -> None:
     """It is in ~/miniconda, where labml_remote has put it."""
-    parts = pytest.importorskip("tests.extended.environments.conda_parts", reason="py-rattler is not installed")
+    parts = pytest.importorskip("tests.conda_parts", reason="py-rattler is not installed")
     base = desk.servers["first"].home / "miniconda"
     (tmp_path / "site" / "channel").mkdir(parents=True)
     parts.build_channel(tmp_path / "site" / "channel")

@@ -21,7 +21,7 @@ from remote_tool.workflows.context import Context
 from remote_tool.workflows.events import Event, Outcome, StepEnded
 from remote_tool.workflows.jobs.run import RunRequest, run_command
 from remote_tool.workflows.prepare.prepare import PrepareOptions, setup
-from tests.extended.environments.conda_parts import SHORT_VERSION, VERSION, build_channel, build_installer
+from tests.conda_parts import SHORT_VERSION, VERSION, build_channel, build_installer
 from tests.extended.workflows.prepare.servers import Desk, desk_for, record_of, scripts_of
 from tests.files_over_http import Site, serve
 
