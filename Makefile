@@ -25,11 +25,15 @@ demo: system-demo $(VENV)/stamp-demo
 
 TEST_NEEDS := system-test $(VENV)/stamp-test $(WHEELS)/stamp $(FRAMEWORKS)/stamp $(RSYNCS)/stamp
 
+# What fails runs once more, alone, to see whether it fails again; red stays red.
+AGAIN = { status=$$?; if [ $$status = 1 ]; then echo "Once more, alone:"; \
+	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none --maxfail 10; fi; exit $$status; }
+
 test: $(TEST_NEEDS)
-	$(BIN)/python -m pytest -n $(WORKERS) -m '$(SHORT)' $(PYTEST_OPTIONS)
+	$(BIN)/python -m pytest -n $(WORKERS) -m '$(SHORT)' $(PYTEST_OPTIONS) || $(AGAIN)
 
 test-all: $(TEST_NEEDS)
-	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_OPTIONS)
+	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_OPTIONS) || $(AGAIN)
 
 # The quick tests as an ordinary user: root makes one for it, and removes it after.
 test-user: system-test $(VENV)/stamp-test $(RSYNCS)/stamp
