@@ -119,7 +119,7 @@ def _environment(desk: Desk) -> None:
 @effect("log_limit")
 def _log_limit(desk: Desk) -> None:
     desk.configure(log_limit="1MB")
-    job = ended(desk, "head -c 6000000 /dev/zero | base64; sleep 1; echo the end")
+    job = ended(desk, "seq 1 1200000; sleep 1; echo the end")
     assert "dropped" in job["reason"]
     log = desk.there() / ".jobs" / job["id"] / "job.out"
     assert log.stat().st_blocks * 512 < 4_000_000
@@ -130,7 +130,7 @@ def _log_limit(desk: Desk) -> None:
 def _artifacts(desk: Desk) -> None:
     desk.configure(artifacts=["out/*.pt", {"glob": "step-*", "newest": 1}], artifacts_folder="results")
     desk.configure(artifact_limit={"file": "1MB"})
-    command = "mkdir -p out; echo small > out/small.pt; head -c 2000000 /dev/zero > out/large.pt; touch step-1 step-2"
+    command = "mkdir -p out; echo small > out/small.pt; seq 1 400000 > out/large.pt; touch step-1 step-2"
     job = ended(desk, command)
     desk.does("job-pull", str(job["key"]))
     folder = desk.root / "results" / job["id"]

@@ -40,7 +40,7 @@ def test_a_pipe_of_host_keys_is_refused(desk: Desk) -> None:
 
 @pytest.mark.parametrize("kind", ["pipe", "device"])
 def test_a_private_key_that_is_no_file_is_refused(desk: Desk, tmp_path: Path, kind: str) -> None:
-    odd = tmp_path / "odd" if kind == "pipe" else Path("/dev/zero")
+    odd = tmp_path / "odd" if kind == "pipe" else Path("/dev/null")
     if kind == "pipe":
         os.mkfifo(odd, 0o644)
     mode = stat.S_IMODE(odd.stat().st_mode)
