@@ -64,8 +64,10 @@ class Queues:
     def hold(self, server: str, gpus: int = 1) -> Job:
         """Start a job that keeps GPUs until the test lets it go."""
         job = self.start(server, self.holds, gpus=gpus)
-        until(lambda: self.now(job).state is JobState.RUNNING, f"job {job.key} runs")
-        return self.now(job)
+        until(lambda: self.now(job).state not in {JobState.STARTING, JobState.QUEUED}, f"job {job.key} runs")
+        held = self.now(job)
+        assert held.state is JobState.RUNNING, held.reason
+        return held
 
     def now(self, job: Job) -> Job:
         """Return a job as its server has it."""
