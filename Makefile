@@ -45,7 +45,7 @@ check: $(VENV)/stamp-test
 	$(BIN)/shellcheck $$(find remote_tool -name '*.sh') tools/need tools/rsyncs
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m tests.house
+	$(BIN)/python -m tests.floors --check
 
 # Side by side with doing it by hand and with labml_remote; WORKS='sync-one run-8' chooses, BENCH_OPTIONS adds to it.
 bench: system-test $(VENV)/stamp-bench $(BENCH)/stamp
@@ -58,7 +58,7 @@ mutants: system-test $(VENV)/stamp-test
 reference: $(VENV)/stamp-test
 	$(BIN)/python -m remote_tool.cli.reference
 	$(BIN)/python -m tests.reliability
-	$(BIN)/python -m tests.house.floors
+	$(BIN)/python -m tests.floors
 
 clean:
 	rm -rf $(VENV) .cache build dist

@@ -22,7 +22,7 @@ class Marked(NamedTuple):
 
 @cache
 def all_tests() -> dict[str, Marked]:
-    """Return every test of the project by its name, such as ``tests/extended/test_need.py::test_one``."""
+    """Return every test of the project by its name, such as ``tests/extended/test_secrets.py::test_one``."""
     found = [test for path in sorted(TESTS.rglob("test_*.py")) for test in _in_file(path)]
     return {test.name: test for test in found}
 

@@ -12,9 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 FILE = Path(__file__).parents[1] / "docs" / "reliability.md"
-ROWS = range(1, 316)
-# Stands in the place of tests, with the reason.
-CANNOT_APPLY = "cannot apply: "
 _LINE = re.compile(r"^\| (\d+) \| (P[012]) \| (.*?) \|(.*)\|$", re.MULTILINE)
 _BETWEEN = "<br>"
 
@@ -24,36 +21,21 @@ class Row(NamedTuple):
 
     number: int
     priority: str
-    promise: str
-    shown_by: str
-
-    @property
-    def tests(self) -> tuple[str, ...]:
-        """The tests that it names, as pytest names them."""
-        return tuple(f"tests/{name}" for name in re.findall(r"`([^`]+)`", self.shown_by))
-
-    @property
-    def why_not(self) -> str:
-        """Why it cannot apply; empty when it does."""
-        return self.shown_by.removeprefix(CANNOT_APPLY) if self.shown_by.startswith(CANNOT_APPLY) else ""
 
 
 def rows_in(text: str) -> list[Row]:
     """Return the lines of the tables."""
-    return [
-        Row(int(number), priority, promise, tests.strip()) for number, priority, promise, tests in _LINE.findall(text)
-    ]
+    return [Row(int(number), priority) for number, priority, _promise, _tests in _LINE.findall(text)]
 
 
 def with_tests(text: str) -> str:
-    """Return the page with the tests that the markers name."""
+    """Return the page with the tests that the markers name; a row that has lost its last one shows none."""
     tests = all_tests().values()
 
     def filled(match: re.Match[str]) -> str:
         number = int(match[1])
         names = [test.name for test in tests if number in test.rows]
-        shown_by = _listed(names) if names else match[4].strip()
-        return f"| {match[1]} | {match[2]} | {match[3]} | {shown_by} |" if shown_by else match[0]
+        return f"| {match[1]} | {match[2]} | {match[3]} | {_listed(names)} |"
 
     return _LINE.sub(filled, text)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ import remote_tool
 
 REPOSITORY = Path(__file__).parents[2]
 SAMPLE = "remote_tool/workflows/demo/sample"
+ON_SERVERS = [path for name in ("agent", "protocol") for path in (REPOSITORY / "remote_tool" / name).rglob("*.py")]
 
 
 def requirements(package: str, extra: str = "") -> dict[str, Requirement]:
@@ -164,3 +166,22 @@ def test_the_demo_without_torch_says_what_to_install(installed: Path, dependenci
 
 def test_the_names_of_the_package_are_listed() -> None:
     assert set(remote_tool.__all__) <= set(dir(remote_tool))
+
+
+def test_a_server_needs_python_3_8_and_no_package() -> None:
+    """Imports inside functions count too: the agent would fail only once it gets there."""
+    allowed = {*sys.stdlib_module_names, "sitecustomize", "remote_tool.agent", "remote_tool.protocol"}
+    for path in ON_SERVERS:
+        nodes = list(ast.walk(ast.parse(path.read_text(), feature_version=(3, 8))))
+        names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+        names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and node.level == 0]
+        foreign = [name for name in names if allowed.isdisjoint({name.split(".")[0], ".".join(name.split(".")[:2])})]
+        assert not foreign, f"{path} imports {foreign}"
+
+
+def test_make_goes_on_without_the_programs_that_it_may_not_install(tmp_path: Path) -> None:
+    """It says which are missing, and how to get them."""
+    (tmp_path / "id").symlink_to(shutil.which("id") or "")
+    command = ["/bin/sh", str(REPOSITORY / "tools" / "need"), "id=coreutils", "no-such-program=rsync", "python3-venv"]
+    answer = subprocess.run(command, check=True, capture_output=True, text=True, env={"PATH": str(tmp_path)})
+    assert answer.stdout == "to do all of it, this is missing: sudo apt-get install rsync python3-venv\n"

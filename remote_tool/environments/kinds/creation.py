@@ -42,7 +42,6 @@ fi
 # With two prepares at once, the second one waits for the lock and finds the work done. Processes in a finished
 # environment would lose their files, so that is refused. The record is removed first, to mark it as unfinished: only a
 # finished environment has one, so one that a power cut has damaged is written again.
-# words "wish": a key of the records on servers.
 _CLEAR = r"""
 is_finished='
 import json, sys
