@@ -388,6 +388,16 @@ def test_a_file_that_cannot_be_meant_is_refused(desk: Desk, text: str, said: str
     assert f".remote/configs.yaml{said}" in desk.refuses("rsync", status=2)
 
 
+@pytest.mark.row(282)
+def test_a_signal_that_does_not_exist_is_refused_in_retry_on(desk: Desk) -> None:
+    said = "an exit code such as 75, or a signal such as SIGKILL, found 'SIGNOTHING'"
+    refused = desk.refuses("job-run", "--retries", "1", "--retry-on", "75,SIGNOTHING", "--cmd", "true", status=2)
+    assert f"--retry-on takes {said}" in " ".join(refused.split())
+    desk.configure(retries=1, retry_on=["SIGSEGV", "SIGRTMIN+3", "SIGNOTHING"])
+    refused = desk.refuses("job-run", "--cmd", "true", status=2)
+    assert f"retry_on[2]: must be {said}" in " ".join(refused.split())
+
+
 def test_names_are_read_literally_and_empty_keys_are_ignored(desk: Desk) -> None:
     servers = desk.settings()["servers"]
     text = yaml.safe_dump({"x": servers["first"]}).replace("x:\n", "  no:\n").replace("\n  ", "\n    ")
