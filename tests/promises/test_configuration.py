@@ -372,6 +372,10 @@ def test_every_bad_value_is_named_with_file_line_and_key(desk: Desk) -> None:
         assert any(key.strip('"') in name for line, name in named if line == str(number)), f"{key} in\n{said}"
 
 
+def _with(setting: str) -> str:
+    return f"servers:\n  a:\n    hostname: h\n    {setting}\n"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -381,6 +385,11 @@ def test_every_bad_value_is_named_with_file_line_and_key(desk: Desk) -> None:
         ("servers:\n  a: {hostname: h}\n  b: {hostname: h}\n", ":3: "),
         ("name: [\n", ":"),
         ("name: digits\nservers:\n  a:\n    port: 22\n", ":3: servers.a"),
+        (_with("launch: env DATA=$DATA"), ":4: servers.a.launch: $DATA is not replaced; write its value"),
+        (
+            _with("container: -v ${HOME}/d:/d image"),
+            ":4: servers.a.container: ${HOME} is not replaced; write its value",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_meant_is_refused(desk: Desk, text: str, said: str) -> None:
