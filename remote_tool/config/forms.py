@@ -52,7 +52,12 @@ _SIZE = re.compile(r"([0-9]{1,15}) ?(?:([KMGT])i?)?B?", re.IGNORECASE)
 _AGE = re.compile(r"([0-9]{1,6}) ?([mhdw])")
 _DURATION = re.compile(r"([0-9]{1,6}) ?([smhdw])")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
-EXIT_CODE_OR_SIGNAL = "[1-9][0-9]?|1[0-9]{2}|2[0-4][0-9]|25[0-5]|SIG[A-Z0-9+-]{1,12}"
+# The signals of servers, which run Linux; this computer may have others.
+_SIGNALS = (
+    "ABRT|ALRM|BUS|CHLD|CONT|FPE|HUP|ILL|INT|IO|KILL|PIPE|PROF|PWR|QUIT|SEGV|STKFLT|STOP|SYS|TERM|TRAP|TSTP"
+    r"|TTIN|TTOU|URG|USR1|USR2|VTALRM|WINCH|XCPU|XFSZ|RTMIN(?:\+[0-9]{1,2})?|RTMAX"
+)
+EXIT_CODE_OR_SIGNAL = f"[1-9][0-9]?|1[0-9]{{2}}|2[0-4][0-9]|25[0-5]|SIG(?:{_SIGNALS})"
 _HUNDREDTHS = re.compile(r"([0-9]{1,2}(?:\.[0-9]{1,3})?) ?%")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,500}")
 _NO_OPTION = r"[A-Za-z0-9_][A-Za-z0-9._-]"

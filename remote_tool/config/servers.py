@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from remote_tool.config import fields, forms
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from remote_tool.config.document import ConfigNode
+    from remote_tool.config.forms import Validator
 
 KEYS = (
     "hostname",
@@ -32,6 +34,7 @@ KEYS = (
     "env",
 )
 USUAL_PORT = 22
+_VARIABLE = re.compile(r"\$(?:[A-Za-z_][A-Za-z0-9_]*|\{[A-Za-z_][A-Za-z0-9_]*\})")
 ALL_SERVERS = "all"
 
 
@@ -77,8 +80,8 @@ def _server(name: str, place: ConfigNode, root: Path) -> Server | None:
         password=fields.text_of(values, "password", forms.SECRET),
         password_env=fields.text_of(values, "password_env", forms.VARIABLE),
         address=_address(values),
-        launch=fields.words(values, "launch", forms.LAUNCH),
-        container=fields.words(values, "container", forms.CONTAINER),
+        launch=_words(values, "launch", forms.LAUNCH),
+        container=_words(values, "container", forms.CONTAINER),
         environment=read_environment(values["environment"], root) if "environment" in values else None,
         devices=_devices(values["devices"]) if "devices" in values else (),
         setup=fields.text_of(values, "setup", forms.SCRIPT),
@@ -94,6 +97,15 @@ def _login(values: dict[str, ConfigNode]) -> tuple[str, str | None]:
     if user and username not in {None, user}:
         values["username"].refuse(f"is {username}, but hostname says {user}@; keep one of them")
     return forms.plain_host(host), username or user or None
+
+
+def _words(values: dict[str, ConfigNode], key: str, form: Validator) -> tuple[str, ...] | None:
+    words = fields.words(values, key, form)
+    # A word with a space may be the script of a shell, which replaces its variables itself.
+    found = [match for word in words or () if " " not in word and (match := _VARIABLE.search(word))]
+    if found:
+        values[key].refuse(f"{found[0][0]} is not replaced; write its value")
+    return words
 
 
 def _port(values: dict[str, ConfigNode]) -> int | None:

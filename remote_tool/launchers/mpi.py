@@ -60,8 +60,10 @@ _ABORT = r"Abort\(-?[0-9]{1,10}\) on node [0-9]+ .*"
 # Runs in place of each rank: its arguments are the command, the folder of jobs, and the working folder. Hydra notices
 # when a rank ends before MPI_Init, but lets the others wait for it; so the proxy is ended, and with it this node's
 # job. The second before that lets the rank's output pass through the proxy. Errors go straight into the job's
-# file: at MPI_Abort mpiexec exits at once, and pending output is lost.
+# file: at MPI_Abort mpiexec exits at once, and pending output is lost. Hydra leaks the proxy's connection to
+# mpiexec into its ranks; mpiexec waits for the last process that has it, so ranks and their children must not.
 _RANK = """\
+for fd in 3 4 5 6 7 8 9; do [ "$fd" = "$PMI_FD" ] || eval "exec $fd>&-"; done
 cd "$REMOTE_TOOL_PROJECT" || exit
 errors="$2/$REMOTE_TOOL_JOB_ID/job.err"
 [ -w "$errors" ] && exec 2>>"$errors"

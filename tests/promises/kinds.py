@@ -30,7 +30,6 @@ class Kind:
         follows: Whether the program can follow it from its start.
         follow_status: Exit status of ``--follow`` after a failure; None: that of the command.
         dies: How its command ends by SIGKILL.
-        ends_children: Whether a process that its command leaves behind cannot hold it up.
         needs: A command of this machine that has to succeed.
     """
 
@@ -40,7 +39,6 @@ class Kind:
     follows: bool = True
     follow_status: int | None = None
     dies: str = DIES
-    ends_children: bool = True
     needs: str = "true"
 
     def of(self, command: str, *options: str) -> tuple[str, ...]:
@@ -99,8 +97,6 @@ KINDS = {
         ("helper-mpi-launch", "--server", "first", "--ppn", "1"),
         # A shell watches over each rank, so a signal is an exit code, as in every shell.
         dies=f"sh -c '{DIES}'",
-        # MPICH's mpiexec waits for every process that has its pipes, as it does by hand.
-        ends_children=False,
         needs="mpiexec.hydra --version",
     ),
 }

@@ -106,6 +106,27 @@ def test_keep_jobs_never_takes_what_was_not_fetched(desk: Desk, end: str) -> Non
     assert 1 in keys(desk)
 
 
+@pytest.mark.row(173)
+@pytest.mark.parametrize("end", ["success", "loss"])
+def test_a_job_that_is_named_stays_until_its_files_are_fetched_or_given_up(desk: Desk, end: str) -> None:
+    command = "echo weights > model.pt" + ("; exec sleep 600" if end == "loss" else "")
+    for key in (1, 2):
+        desk.does("job-run", "--no-sync", "--artifact", "*.pt", "--cmd", command)
+        if end == "loss":
+            lose(desk, str(desk.waits_for(key, "running")["id"]))
+        desk.waits_for(key, "lost" if end == "loss" else "succeeded")
+    said = " ".join(desk.refuses("clean", "1", "--yes", status=2).split())
+    assert "Artifacts of job 1 have not been pulled" in said
+    assert "remote-tool job-pull 1" in said
+    assert "remote-tool clean 1 --artifacts" in said
+    assert keys(desk) == [1, 2]
+    desk.does("clean", "--job", "2", "--artifacts", "--yes")
+    assert keys(desk) == [1]
+    desk.does("job-pull", "1")
+    desk.does("clean", "1", "--yes")
+    assert list((desk.there() / ".jobs").glob("*/ended.json")) == []
+
+
 def lose(desk: Desk, job_id: str) -> None:
     """Kill the processes of a job so that no end is recorded, as the end of its server would."""
     started = json.loads((desk.there() / ".jobs" / job_id / "started.json").read_text())

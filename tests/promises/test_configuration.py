@@ -372,6 +372,10 @@ def test_every_bad_value_is_named_with_file_line_and_key(desk: Desk) -> None:
         assert any(key.strip('"') in name for line, name in named if line == str(number)), f"{key} in\n{said}"
 
 
+def _with(setting: str) -> str:
+    return f"servers:\n  a:\n    hostname: h\n    {setting}\n"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -381,11 +385,26 @@ def test_every_bad_value_is_named_with_file_line_and_key(desk: Desk) -> None:
         ("servers:\n  a: {hostname: h}\n  b: {hostname: h}\n", ":3: "),
         ("name: [\n", ":"),
         ("name: digits\nservers:\n  a:\n    port: 22\n", ":3: servers.a"),
+        (_with("launch: env DATA=$DATA"), ":4: servers.a.launch: $DATA is not replaced; write its value"),
+        (
+            _with("container: -v ${HOME}/d:/d image"),
+            ":4: servers.a.container: ${HOME} is not replaced; write its value",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_meant_is_refused(desk: Desk, text: str, said: str) -> None:
     (desk.root / ".remote" / "configs.yaml").write_text(text)
     assert f".remote/configs.yaml{said}" in desk.refuses("rsync", status=2)
+
+
+@pytest.mark.row(282)
+def test_a_signal_that_does_not_exist_is_refused_in_retry_on(desk: Desk) -> None:
+    said = "an exit code such as 75, or a signal such as SIGKILL, found 'SIGNOTHING'"
+    refused = desk.refuses("job-run", "--retries", "1", "--retry-on", "75,SIGNOTHING", "--cmd", "true", status=2)
+    assert f"--retry-on takes {said}" in " ".join(refused.split())
+    desk.configure(retries=1, retry_on=["SIGSEGV", "SIGRTMIN+3", "SIGNOTHING"])
+    refused = desk.refuses("job-run", "--cmd", "true", status=2)
+    assert f"retry_on[2]: must be {said}" in " ".join(refused.split())
 
 
 def test_names_are_read_literally_and_empty_keys_are_ignored(desk: Desk) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.promises.conftest import until
+from tests.promises.kinds import works
 
 if TYPE_CHECKING:
     from tests.promises.conftest import Desk
@@ -57,3 +58,14 @@ def test_the_first_error_of_a_launch_is_that_of_the_node_that_failed_first(desk_
     stopped = re.compile(r"(?m)^state +failed")
     until(lambda: stopped.search(desk.tries("job-show", "1").stdout), "the first node is stopped")
     assert "rank 1 on second: RuntimeError: boom" in desk.does("job-show", "1")
+
+
+@pytest.mark.slow
+@pytest.mark.row(166)
+@pytest.mark.skipif(not works("mpiexec.hydra --version"), reason="there is no mpiexec.hydra: install mpich")
+def test_a_rank_that_fails_ends_the_launch_although_other_processes_of_its_server_go_on(desk_of_two: Desk) -> None:
+    fails = "[ $PMI_RANK = 0 ] || exec sleep 1000; sleep 1000 & exit 7"
+    desk_of_two.does("helper-mpi-launch", "--ppn", "2", "--cmd", fails)
+    first, second = desk_of_two.waits_for(1, "failed"), desk_of_two.waits_for(2, "failed")
+    assert (first["exit_code"], second["exit_code"] != 0) == (7, True)
+    assert "first (node 0) ended with exit code 7" in second["reason"]

@@ -43,7 +43,11 @@ KEEPS_RESUMABLE = "a sweep or fan-out may still be resumed; clean --job KEY remo
 
 
 async def survey(context: Context, request: CleanRequest) -> CleanAnswer:
-    """List our files on servers and here, and which may be removed; remove nothing."""
+    """List our files on servers and here, and which may be removed; remove nothing.
+
+    Raises:
+        UsageError: A job that is named runs, may be starting, or has artifacts that are only on its server.
+    """
     named = choose_jobs(context.registry.load()[0], JobSelection(jobs=request.jobs)) if request.jobs else []
     servers = _servers(context, request, named)
     going = context.registry.load_unfinished()[0] if request.all else named
@@ -56,6 +60,8 @@ async def survey(context: Context, request: CleanRequest) -> CleanAnswer:
     if request.jobs:
         ids = {job.id for job in named}
         spent = _by_server([job for job in jobs if job.id in ids and job.is_over and job.server not in errors])
+        if not request.artifacts:
+            _refuse_unfetched(job for name in servers for job in spent.get(name, ()))
         others = [job for job in jobs if job.id in ids and not (job.is_over and job.server not in errors)]
         forgotten = await _examine(context, others, errors)
     else:
@@ -155,6 +161,14 @@ def _combinations(folder: Path, launch_id: str) -> tuple[int, frozenset[int]]:
 
 def _waits_for_artifacts(job: Job) -> bool:
     return bool(job.artifacts) and not job.artifacts_complete
+
+
+def _refuse_unfetched(jobs: Iterable[Job]) -> None:
+    for job in filter(_waits_for_artifacts, jobs):
+        raise UsageError(
+            f"Artifacts of job {job.key} have not been pulled",
+            hint=f"remote-tool job-pull {job.key}; to remove it without: remote-tool clean {job.key} --artifacts",
+        )
 
 
 async def _examine(context: Context, jobs: Sequence[Job], errors: Mapping[str, RemoteToolError]) -> dict[str, str]:
