@@ -117,6 +117,7 @@ def check(desk: Desk, job: Job, *arguments: str) -> str:
     return ended.err
 
 
+@pytest.mark.picked
 @pytest.mark.row(106, 109)
 def test_a_name_that_leads_elsewhere_is_left_out_and_the_others_come(desk: Desk) -> None:
     job = job_of(desk)

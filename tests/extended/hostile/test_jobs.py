@@ -76,6 +76,7 @@ REFUSED: dict[str, dict[str, object]] = {
 }
 
 
+@pytest.mark.picked
 @pytest.mark.slow
 @pytest.mark.row(106, 109)
 def test_a_job_that_is_not_as_it_should_be_is_refused_and_named(desk: Desk) -> None:
@@ -215,6 +216,7 @@ STREAMS: dict[str, tuple[dict[str, object], ...]] = {
 }
 
 
+@pytest.mark.picked
 @pytest.mark.slow
 @pytest.mark.row(106, 109)
 def test_output_comes_to_its_place_or_not_at_all(desk: Desk) -> None:

@@ -223,6 +223,7 @@ CONNECTING = {
 STARTING = (*CONNECTING, "before the request", "after the request", "at its folder", "at its record")
 
 
+@pytest.mark.picked_case("before the banner-kill")
 @pytest.mark.row(9, 14, 36)
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)

@@ -69,6 +69,7 @@ def occupy(host: NetworkHost, pids: Iterable[int]) -> set[int]:
     return {pid for pid, command in host.pids().items() if command == "sleep 1000"}
 
 
+@pytest.mark.picked
 @pytest.mark.row(5)
 @pytest.mark.slow
 def test_a_job_whose_server_rebooted_is_lost_and_nobody_who_got_its_pid_is_signalled(

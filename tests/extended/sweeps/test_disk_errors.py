@@ -31,6 +31,7 @@ def _writing(calls: list[Call], error: str) -> list[Fault]:
     return [fault for fault in found if "/stdout-" not in fault.call.text and "<pipe:" not in fault.call.text]
 
 
+@pytest.mark.picked
 @pytest.mark.slow
 @pytest.mark.row(11, 29)
 @each_error
@@ -71,6 +72,7 @@ def test_a_start_that_cannot_write_says_so_or_starts(
     sweep(f"{who}, {error}", _writing(calls_of_beginning(zygote, tmp_path, generation), error), run)
 
 
+@pytest.mark.picked
 @pytest.mark.slow
 @pytest.mark.row(11, 28)
 @each_error
@@ -140,6 +142,7 @@ def test_an_end_that_cannot_be_written_for_long_arrives_when_it_can(zygote: Zygo
     sweep(f"an end that cannot be written for long, {error}", lasting, run)
 
 
+@pytest.mark.picked
 @pytest.mark.row(11)
 def test_an_end_that_a_full_disk_holds_up_is_told_so(zygote: Zygote, tmp_path: Path, small_disk: Path) -> None:
     calls = calls_of_life(zygote, tmp_path, ENDS)
@@ -249,6 +252,7 @@ def test_a_supervisor_whose_folder_a_network_disk_has_removed_ends_soon_and_not_
         case.clean()
 
 
+@pytest.mark.picked
 @pytest.mark.row(3, 29)
 def test_a_folder_that_cannot_be_opened_now_is_not_called_gone(zygote: Zygote, tmp_path: Path) -> None:
     case = JobCase(zygote, tmp_path, STAYS)

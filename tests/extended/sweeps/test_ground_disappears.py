@@ -93,6 +93,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TestServer,
         yield server, folder / "checkout", key
 
 
+@pytest.mark.picked_case("Python-renamed-mended later")
 @pytest.mark.slow
 @pytest.mark.row(136)
 @pytest.mark.parametrize("mended", [True, False], ids=["mended later", "not mended"])

@@ -29,6 +29,7 @@ ENDS = "exit 3"
 KILL = "signal=KILL"
 
 
+@pytest.mark.picked
 @pytest.mark.slow
 @pytest.mark.row(9, 12)
 @pytest.mark.parametrize(("who", "generation"), [("start", CONTROL), ("a supervisor that begins", SUPERVISOR)])
@@ -81,6 +82,7 @@ def test_a_second_start_comes_at_any_moment_of_the_first(
     sweep(f"two starts, {who} held", faults(calls, "signal=STOP"), run)
 
 
+@pytest.mark.picked
 def test_the_jobs_of_one_call_begin_together(zygote: Zygote, tmp_path: Path) -> None:
     """Each waits for the disk by itself: one that is held up holds up no other."""
     case = JobCase(zygote, tmp_path, STAYS)
@@ -93,6 +95,7 @@ def test_the_jobs_of_one_call_begin_together(zygote: Zygote, tmp_path: Path) -> 
         case.clean()
 
 
+@pytest.mark.picked
 @pytest.mark.slow
 @pytest.mark.row(3, 12, 22)
 def test_a_supervisor_that_is_killed_anywhere_leaves_the_truth(zygote: Zygote, tmp_path: Path) -> None:

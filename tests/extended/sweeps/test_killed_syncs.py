@@ -177,6 +177,7 @@ def sync_once(world: World, folder: Path) -> list[int]:
     return [status for status, _ in ends]
 
 
+@pytest.mark.picked
 @pytest.mark.row(146)
 @pytest.mark.slow
 @pytest.mark.parametrize("run", range(RUNS))

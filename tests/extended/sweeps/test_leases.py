@@ -61,6 +61,7 @@ def calls_of_life(zygote: Zygote, folder: Path) -> list[Call]:
     return calls[next(number for number, call in enumerate(calls) if call.name.startswith("rename")) + 1 :]
 
 
+@pytest.mark.picked
 @pytest.mark.slow
 @pytest.mark.row(262)
 def test_a_supervisor_that_is_killed_anywhere_leaves_its_gpu_to_the_next_job(zygote: Zygote, tmp_path: Path) -> None:

@@ -163,6 +163,7 @@ def project(prepared: Path, tmp_path: Path) -> Iterator[Path]:
     workspace.stop_jobs(JobSelection(jobs=(running.id,)), signal="SIGKILL")
 
 
+@pytest.mark.picked_case("read")
 @pytest.mark.slow
 @pytest.mark.row(138, 139)
 @pytest.mark.parametrize("name", CASES)

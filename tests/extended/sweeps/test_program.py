@@ -80,6 +80,7 @@ def _calls(case: ProgramCase, arguments: tuple[str, ...]) -> list[Call]:
     return calls[first:]
 
 
+@pytest.mark.picked_case("run")
 @pytest.mark.slow
 @pytest.mark.row(9, 121)
 @pytest.mark.parametrize("arguments", [RUN, FOLLOW, LIST, STOP], ids=["run", "follow", "list", "kill"])

@@ -115,6 +115,7 @@ class RegistryCase:
         assert len(self.jobs()) == len(known) + 2
 
 
+@pytest.mark.picked
 @pytest.mark.slow
 @pytest.mark.row(121)
 def test_a_program_that_is_killed_anywhere_loses_no_job(zygote: Zygote, tmp_path: Path) -> None:
@@ -150,6 +151,7 @@ def test_a_program_that_cannot_write_says_where_and_loses_nothing(zygote: Zygote
     sweep(f"the registry, {error}", relevant, run)
 
 
+@pytest.mark.picked
 @pytest.mark.row(124)
 def test_a_full_disk_is_named_and_what_was_recorded_stays(small_disk: Path) -> None:
     registry = Registry(small_disk / "jobs")

@@ -69,6 +69,7 @@ def wait_for_holder(program: Program) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.picked
 @pytest.mark.row(122)
 @pytest.mark.slow
 def test_twenty_programs_lose_nothing_of_each_other_and_no_lock_survives_its_holder(tmp_path: Path, told: Path) -> None:

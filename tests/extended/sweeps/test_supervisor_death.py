@@ -21,6 +21,7 @@ RUNS = int(os.environ.get("TESTS_EXAMPLES", "100"))
 BUSY = "while :; do (setsid sleep 0.1 &); sleep 0.05; done"
 
 
+@pytest.mark.picked
 @pytest.mark.slow
 @pytest.mark.row(3)
 def test_a_supervisor_that_is_killed_at_any_time_leaves_a_lost_job_that_can_be_stopped(

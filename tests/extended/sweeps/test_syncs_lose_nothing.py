@@ -202,6 +202,7 @@ async def sync_once(world: World, number: int, pools: list[HostPool]) -> None:
         world.settled[number] = {name: text for name, text in here.items() if there.get(name) == text}
 
 
+@pytest.mark.picked
 @pytest.mark.row(146)
 @pytest.mark.slow
 @pytest.mark.parametrize("run", range(RUNS))

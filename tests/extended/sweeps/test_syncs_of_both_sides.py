@@ -177,6 +177,7 @@ def laptops(make_server: MakeServer, tmp_path: Path) -> Iterator[list[Laptop]]:
         assert (folder / "train.py").exists()
 
 
+@pytest.mark.picked_case("0")
 @pytest.mark.row(146)
 @pytest.mark.slow
 @pytest.mark.parametrize("run", range(RUNS))

@@ -247,6 +247,7 @@ def finish_two(case: HomeCase, copy: copies.Copy, job_id: str, alive: int) -> No
     case.check_nothing_is_lost()
 
 
+@pytest.mark.picked
 @pytest.mark.slow
 @pytest.mark.row(296)
 @each_effect
