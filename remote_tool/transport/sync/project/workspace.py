@@ -1,7 +1,6 @@
 """Which workspaces have sent a folder on a server, so that two projects of one name do not remove each other's files.
 
-A workspace has a random id, which is in its own folder: a copy of that folder on another machine is the same one. A
-copy beside the original is not: it is probably the beginning of another project.
+A workspace has a random id, which is in its own folder: a copy of that folder on another machine is the same one.
 A server's record has a line for each workspace, and for each place of it: ``<id> <user>@<machine>:<path>``.
 """
 
@@ -14,7 +13,6 @@ import secrets
 import shlex
 import socket
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from remote_tool.errors import AnotherWorkspaceError
@@ -41,12 +39,10 @@ class WorkspaceId(NamedTuple):
     Attributes:
         id: Random, 32 hex digits.
         place: User, machine and folder.
-        local: Its files here.
     """
 
     id: str
     place: str
-    local: LocalPaths
 
     @property
     def line(self) -> str:
@@ -63,13 +59,13 @@ def own_workspace(local: LocalPaths) -> WorkspaceId:
     place = printable(f"{own_name()}:{local.root}").encode(errors="replace").decode()
     file = local.workspace_id
     if found := _recall(local):
-        return WorkspaceId(found, place, local)
+        return WorkspaceId(found, place)
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         # Another sync may create it at the same time.
         write_all_atomically({file: secrets.token_hex(16).encode() + b"\n"}, overwrite=False)
     # Where nothing can be written, such as on a full disk, the place is all there is.
-    return WorkspaceId(_recall(local) or hashlib.sha256(place.encode()).hexdigest()[:32], place, local)
+    return WorkspaceId(_recall(local) or hashlib.sha256(place.encode()).hexdigest()[:32], place)
 
 
 def _recall(local: LocalPaths) -> str:
@@ -95,7 +91,7 @@ def has_sent(known: Path | None, begun: Path | None, snapshot: str) -> bool:
 
 
 def are_others(own: WorkspaceId, lines: Sequence[str], *, has_sent: bool) -> bool:
-    """Return whether only other workspaces have sent a folder, or those of which this one is a copy.
+    """Return whether only other workspaces have sent a folder.
 
     Args:
         own: This workspace.
@@ -103,41 +99,20 @@ def are_others(own: WorkspaceId, lines: Sequence[str], *, has_sent: bool) -> boo
         has_sent: Whether this workspace has sent there before servers kept a record.
     """
     ids = {line.partition(" ")[0] for line in lines}
-    if own.id in ids:
-        return bool(_copied_from(own, lines))
-    return bool(ids) and not (has_sent and UNKNOWN in ids)
-
-
-def _copied_from(own: WorkspaceId, lines: Sequence[str]) -> list[str]:
-    """Return the lines of other folders here with this workspace's id, if only those have sent: it was copied."""
-    here = f"{own.id} {own_name()}:"
-    if own.line in lines:
-        return []
-    return [line for line in lines if line.startswith(here) and _is_another(own, line.removeprefix(here))]
-
-
-def _is_another(own: WorkspaceId, folder: str) -> bool:
-    """Return whether a folder is not this one, under whatever path, and has the same id; one that was moved is gone."""
-    with suppress(OSError, ValueError):
-        other = replace(own.local, root=own.local.root / folder)
-        return not other.root.samefile(own.local.root) and _recall(other) == own.id
-    return False
+    return bool(ids) and own.id not in ids and not (has_sent and UNKNOWN in ids)
 
 
 def refusal(server: str, remote: RemotePaths, own: WorkspaceId, lines: Sequence[str]) -> AnotherWorkspaceError:
     """Return the error of a workspace that would use the folder of others."""
-    copied = _copied_from(own, lines)
-    places = [printable(line.partition(" ")[2]) or "another workspace" for line in copied or lines]
+    places = [printable(line.partition(" ")[2]) or "another workspace" for line in lines]
     # The name of a computer says less than the place on it, which was recorded later.
     shown = [place for place in dict.fromkeys(places) if not any(each.startswith(f"{place}:") for each in places)]
     others = ", ".join(shown[:_SHOWN]) + (f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else "")
     folder = f"~/{remote.project}"
-    logs = shlex.quote(own.local.logs_folder)
-    way = f"{'rm -r ' + logs + ', and ' if copied else ''}set another name: in .remote/configs.yaml"
     return AnotherWorkspaceError(
-        f"{server}: {folder} was sent from {others}; this workspace, {own.place}, "
-        + ("is a copy of that one" if copied else "has never sent it"),
-        hint=f"For another project, {way}. To share {folder}: remote-tool rsync --adopt --server {shlex.quote(server)}",
+        f"{server}: {folder} was sent from {others}; this workspace, {own.place}, has never sent it",
+        hint=f"For another project, set another name: in .remote/configs.yaml. To share {folder}: "
+        f"remote-tool rsync --adopt --server {shlex.quote(server)}",
         server=server,
         question=f"{server}: {folder} was sent from {others}. Share it with this workspace, {own.place}? "
         "Its files of the same names are replaced, others stay",

@@ -88,7 +88,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory, servers: list[TestServer]
     kept = tmp_path_factory.mktemp("kept")
     for server in servers:
         scripts = server.home / "project" / ".remote-scripts"
-        for name in ("sync", "sent", "workspaces"):
+        for name in ("sync", "sent"):
             (scripts / name).unlink()
         shutil.copytree(scripts, kept / server.name, symlinks=True)
     return [kept / server.name for server in servers]
