@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 WIDTHS = (50, 80, 200)
 HEIGHT = 36
 GIB = 1024**3
-# Shown in days and hours, so that it does not change while the test runs.
-STARTED = time.time() - 3 * 86400 - 90 * 60
 
 
 class NoActions:
@@ -63,6 +61,11 @@ async def drawn(width: int, wanted: str | None = None) -> str:
     return text
 
 
+def _started() -> float:
+    """Return a moment that is shown in days and hours, so that it does not change while the screen is drawn."""
+    return time.time() - 3 * 86400 - 90 * 60
+
+
 def _board() -> Board:
     board = Board(("gpu1", "gpu2", "gpu3"), clock=lambda: 0.0)
     for load in (5.0, 40.0, 80.0, 97.0):
@@ -76,7 +79,7 @@ def _board() -> Board:
                 _job(1, "gpu1", node_rank=0, **launch),
                 _job(2, "gpu2", node_rank=1, **launch),
                 _job(3, "gpu3", command="python evaluate.py"),
-                _job(4, "gpu1", command="python prepare.py", state=JobState.FAILED, ended_at=STARTED + 3700),
+                _job(4, "gpu1", command="python prepare.py", state=JobState.FAILED, ended_at=_started() + 3700),
             )
         )
     )
@@ -88,7 +91,7 @@ def _board() -> Board:
 
 def _sample(load: float, job: str, *, first_rank: int) -> Sample:
     users = (GpuProcess(7, 39 * GIB, "ann", job),), (GpuProcess(8, 39 * GIB, "ann", job), GpuProcess(9, GIB, "ben", ""))
-    leases = GpuLease("ann", job, "digits", STARTED), GpuLease("ben", "id-9", "eval", STARTED)
+    leases = GpuLease("ann", job, "digits", _started()), GpuLease("ben", "id-9", "eval", _started())
     gpus = tuple(
         GpuSample(number, "H100", load, 40 * GIB, 80 * GIB, 61.0, 512.0, 700.0, users[number], leases[number])
         for number in range(2)
@@ -98,7 +101,7 @@ def _sample(load: float, job: str, *, first_rank: int) -> Sample:
 
 
 def _job(key: int, server: str, **fields: object) -> Job:
-    known = {"state": JobState.RUNNING, "started_at": STARTED, **fields}
+    known = {"state": JobState.RUNNING, "started_at": _started(), **fields}
     return Job(key=key, id=f"id-{key}", server=server, **known)  # type: ignore[arg-type]
 
 
