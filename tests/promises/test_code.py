@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -60,6 +61,16 @@ def test_the_code_of_two_jobs_is_compared_by_their_copies(desk: Desk) -> None:
     shown = desk.does("job-diff", "1", "2")
     assert "-print('one')\n+print('two')\n" in shown
     assert "copy" not in [line.split(" ")[0] for line in shown.splitlines()]
+
+
+def test_an_edit_in_the_second_of_the_last_sync_is_part_of_the_difference(desk: Desk) -> None:
+    for text, moment in (("one", 1_700_000_000_100_000_000), ("two", 1_700_000_000_900_000_000)):
+        write(desk, text)
+        os.utime(desk.root / "train.py", ns=(moment, moment))
+        desk.does(*RUN, "--frozen")
+    assert diff_of(desk, 1, 2) == {"source": "copies", "lines": ["-print('one')", "+print('two')"]}
+    said = desk.tries("job-rerun", "1").stderr
+    assert "train.py" in said
 
 
 def test_the_code_of_two_jobs_is_compared_by_commits_and_what_was_not_committed(desk_of_two: Desk) -> None:

@@ -22,6 +22,7 @@ MOST_NAMES = 1000
 LARGEST_LIST = 64 * 1024 * 1024
 LARGEST_DIFF = 4 * 1024 * 1024
 SECONDS = 60.0
+_SECOND = 1_000_000_000
 _DIFF = 'diff -uN -L "a/$1" -L "b/$1" {one}/code/"$1" {other}/code/"$1"'
 
 
@@ -52,7 +53,7 @@ async def changed_since_copy(context: Context, server: str, copy: str) -> list[s
             continue
         if status.st_size != was[0]:
             changed.append(name)
-        elif int(status.st_mtime) != was[1]:
+        elif not _is_same_time(status.st_mtime_ns, was[1]):
             doubtful.append(name)
     hashes = await _hashes(context, server, copy, doubtful[:MOST_NAMES])
     for name in doubtful:
@@ -61,6 +62,11 @@ async def changed_since_copy(context: Context, server: str, copy: str) -> list[s
                 continue
         changed.append(name)
     return sorted(changed)
+
+
+def _is_same_time(here: int, there: int) -> bool:
+    """Return whether two times in nanoseconds are the same; a server's disk may keep seconds only."""
+    return here == there or (there % _SECOND == 0 and here // _SECOND * _SECOND == there)
 
 
 async def diff_copies(context: Context, server: str, one: str, other: str) -> bytes:
@@ -76,7 +82,7 @@ async def diff_copies(context: Context, server: str, one: str, other: str) -> by
 
 
 async def _list_files(context: Context, server: str, copy: str) -> dict[str, tuple[int, int]]:
-    """Return size and time of each file of a copy as it was sent."""
+    """Return size and time, in nanoseconds, of each file of a copy as it was sent."""
     place = shlex.quote(f"{context.config.remote.copies}/{copy}")
     host = await context.pool.host(server)
     script = f'cd "$HOME"/{place} && cat files'
@@ -86,7 +92,7 @@ async def _list_files(context: Context, server: str, copy: str) -> dict[str, tup
         try:
             mode, size, modified, name = record.split(b" ", 3)
             if stat.S_ISREG(int(mode, 8)):
-                found[name.decode(errors="surrogateescape")] = int(size), int(modified) // 1_000_000_000
+                found[name.decode(errors="surrogateescape")] = int(size), int(modified)
         except ValueError:
             continue
     return found
