@@ -80,8 +80,8 @@ def _server(name: str, place: ConfigNode, root: Path) -> Server | None:
         password=fields.text_of(values, "password", forms.SECRET),
         password_env=fields.text_of(values, "password_env", forms.VARIABLE),
         address=_address(values),
-        launch=_words(values, "launch", forms.LAUNCH),
-        container=_words(values, "container", forms.CONTAINER),
+        launch=_literal_words(values, "launch", forms.LAUNCH),
+        container=_literal_words(values, "container", forms.CONTAINER),
         environment=read_environment(values["environment"], root) if "environment" in values else None,
         devices=_devices(values["devices"]) if "devices" in values else (),
         setup=fields.text_of(values, "setup", forms.SCRIPT),
@@ -99,7 +99,7 @@ def _login(values: dict[str, ConfigNode]) -> tuple[str, str | None]:
     return forms.plain_host(host), username or user or None
 
 
-def _words(values: dict[str, ConfigNode], key: str, form: Validator) -> tuple[str, ...] | None:
+def _literal_words(values: dict[str, ConfigNode], key: str, form: Validator) -> tuple[str, ...] | None:
     words = fields.words(values, key, form)
     # A word with a space may be the script of a shell, which replaces its variables itself.
     found = [match for word in words or () if " " not in word and (match := _VARIABLE.search(word))]

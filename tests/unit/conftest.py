@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
@@ -20,14 +21,17 @@ _REFUSED = {
     "socket.bind",
     "socket.connect",
     "subprocess.Popen",
-    "time.sleep",
 }
 _is_in_test = False
 
 
 def _refuse(event: str, arguments: tuple[object, ...]) -> None:
     if _is_in_test and event in _REFUSED:
-        raise AssertionError(f"a test in tests/unit calls {event}{arguments!r}: it belongs in tests/extended")
+        _fail(event, *arguments)
+
+
+def _fail(name: str, *arguments: object) -> NoReturn:
+    raise AssertionError(f"a test in tests/unit calls {name}{arguments!r}: it belongs in tests/extended")
 
 
 # A hook stays until the end of the process.
@@ -35,8 +39,10 @@ sys.addaudithook(_refuse)
 
 
 @pytest.fixture(autouse=True)
-def _only_pure(_nothing_redacted: None) -> Iterator[None]:
+def _only_pure(_nothing_redacted: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Refuse these calls from the beginning of a test to its end."""
+    # Python has an event for it since 3.13.
+    monkeypatch.setattr("time.sleep", partial(_fail, "time.sleep"))
     global _is_in_test  # noqa: PLW0603 - a hook has no other way to know
     _is_in_test = True
     yield

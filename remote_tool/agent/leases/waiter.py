@@ -191,13 +191,13 @@ class Waiter:
         if answer.problem:
             return True
         devices = self._request.devices
-        self._gpus = [gpu for gpu in answer.gpus if is_one_of(gpu, devices)]
-        count = len(self._gpus)
+        gpus = [gpu for gpu in answer.gpus if is_one_of(gpu, devices)]
+        count = len(gpus)
+        if count < self._request.gpus and answer.is_kept:
+            return False
+        self._gpus = gpus
         if count >= self._request.gpus:
             return True
-        if answer.is_kept:
-            self._gpus = None
-            return False
         has = f"only {count} of its GPUs are configured for jobs" if devices else f"this server has {count or 'none'}"
         raise LeaseError(f"it needs {self._request.gpus} GPU{'s' * (self._request.gpus > 1)}, and {has}")
 

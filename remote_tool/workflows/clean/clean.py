@@ -164,11 +164,10 @@ def _waits_for_artifacts(job: Job) -> bool:
 
 
 def _refuse_unfetched(jobs: Iterable[Job]) -> None:
-    for job in filter(_waits_for_artifacts, jobs):
-        raise UsageError(
-            f"Artifacts of job {job.key} have not been pulled",
-            hint=f"remote-tool job-pull {job.key}; to remove it without: remote-tool clean {job.key} --artifacts",
-        )
+    keys = ",".join(str(job.key) for job in jobs if _waits_for_artifacts(job))
+    if keys:
+        hint = f"remote-tool job-pull {keys}, or to give them up: remote-tool clean {keys} --artifacts"
+        raise UsageError(f"Artifacts of job {keys} have not been pulled", hint=hint)
 
 
 async def _examine(context: Context, jobs: Sequence[Job], errors: Mapping[str, RemoteToolError]) -> dict[str, str]:

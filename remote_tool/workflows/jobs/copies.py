@@ -22,7 +22,6 @@ MOST_NAMES = 1000
 LARGEST_LIST = 64 * 1024 * 1024
 LARGEST_DIFF = 4 * 1024 * 1024
 SECONDS = 60.0
-_SECOND = 1_000_000_000
 _DIFF = 'diff -uN -L "a/$1" -L "b/$1" {one}/code/"$1" {other}/code/"$1"'
 
 
@@ -53,7 +52,8 @@ async def changed_since_copy(context: Context, server: str, copy: str) -> list[s
             continue
         if status.st_size != was[0]:
             changed.append(name)
-        elif not _is_same_time(status.st_mtime_ns, was[1]):
+        # A server's disk may keep seconds only.
+        elif was[1] not in (status.st_mtime_ns, status.st_mtime_ns // 10**9 * 10**9):
             doubtful.append(name)
     hashes = await _hashes(context, server, copy, doubtful[:MOST_NAMES])
     for name in doubtful:
@@ -62,11 +62,6 @@ async def changed_since_copy(context: Context, server: str, copy: str) -> list[s
                 continue
         changed.append(name)
     return sorted(changed)
-
-
-def _is_same_time(here: int, there: int) -> bool:
-    """Return whether two times in nanoseconds are the same; a server's disk may keep seconds only."""
-    return here == there or (there % _SECOND == 0 and here // _SECOND * _SECOND == there)
 
 
 async def diff_copies(context: Context, server: str, one: str, other: str) -> bytes:

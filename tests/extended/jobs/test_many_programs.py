@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
+from remote_tool.config.hosts import parse_hosts
+from remote_tool.config.loading import parse
+from remote_tool.jobs.listed_hosts import recall_hosts, remember_hosts
 from remote_tool.jobs.registry import Registry
 
 if TYPE_CHECKING:
@@ -28,3 +32,22 @@ def test_twenty_programs_at_once_lose_no_job_and_share_no_key(tmp_path: Path) ->
     jobs, bad = Registry(tmp_path).load()
     assert sorted(job.key for job in jobs) == list(range(1, 201))
     assert not bad
+
+
+def test_lists_at_the_same_time_forget_no_host(tmp_path: Path) -> None:
+    config = parse(b"name: x\nservers: {gpu1: {hostname: 10.0.0.5}}", tmp_path / ".remote" / "configs.yaml", tmp_path)
+    folder = config.local.jobs
+
+    def remember(number: int) -> None:
+        remember_hosts(config, Registry(folder), parse_hosts(f"10.1.0.{number}:2,user{number}@shared"))
+
+    threads = [threading.Thread(target=remember, args=(number,)) for number in range(1, 13)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    known = [
+        server for server in recall_hosts(config, Registry(folder), pytest.fail).servers.values() if server.is_listed
+    ]
+    assert {each.hostname for each in known} == {f"10.1.0.{number}" for number in range(1, 13)} | {"shared"}
+    assert len({each.username for each in known if each.hostname == "shared"}) == 12

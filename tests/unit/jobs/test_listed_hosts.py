@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -51,20 +50,6 @@ def test_the_file_is_private_yaml_without_configured_servers(config: Config, reg
     assert yaml.safe_load(file.read_text()) == {"1.2.3.4": {"hostname": "1.2.3.4", "username": "me"}}
     assert file.stat().st_mode & 0o777 == 0o600
     assert "hush" not in file.read_text()
-
-
-def test_lists_at_the_same_time_forget_no_host(config: Config, registry: Registry) -> None:
-    def remember(number: int) -> None:
-        remember_hosts(config, Registry(registry.folder), parse_hosts(f"10.1.0.{number}:2,user{number}@shared"))
-
-    threads = [threading.Thread(target=remember, args=(number,)) for number in range(1, 13)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    known = [server for server in recall_hosts(config, registry, pytest.fail).servers.values() if server.is_listed]
-    assert {each.hostname for each in known} == {f"10.1.0.{number}" for number in range(1, 13)} | {"shared"}
-    assert len({each.username for each in known if each.hostname == "shared"}) == 12
 
 
 def test_the_oldest_hosts_are_forgotten_when_there_are_very_many(
