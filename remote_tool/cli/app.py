@@ -19,7 +19,7 @@ from remote_tool.errors import MOST_FILES, RemoteToolError, SomeServersFailedErr
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType
+    from types import CodeType, FrameType
 
 # Typer has its own copy of click, whose place is private.
 _CommandLineError: Any = typer.BadParameter.__base__
@@ -124,13 +124,24 @@ def _raise_on(number: signal.Signals, leave: Callable[[int, FrameType | None], N
     def handle(_: int, frame: FrameType | None) -> None:
         if signal.getsignal(number) is not handle:
             return  # another one of them was handled while this one waited
-        if frame is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
+        met = _outside(handle.__code__, frame)
+        if met is not None and met.f_code.co_filename.startswith("<frozen importlib"):
             signal.signal(signal.SIGALRM, handle)
             signal.setitimer(signal.ITIMER_REAL, _SOON)
         else:
             leave(number, frame)
 
     signal.signal(number, handle)
+
+
+def _outside(handler: CodeType, frame: FrameType | None) -> FrameType | None:
+    """Return the frame that signals met: on a busy machine the next one meets the handler of the one before."""
+    met = frame
+    while frame is not None:
+        if frame.f_code is handler:
+            met = frame.f_back
+        frame = frame.f_back
+    return met
 
 
 def _leave(number: int, _frame: FrameType | None) -> NoReturn:

@@ -21,6 +21,7 @@ LARGEST_FILE = 1024 * 1024
 MOST_NODES = 20_000
 # libyaml's composer is recursive, and crashes when the stack is full.
 DEEPEST = 32
+_TOO_DEEP = f"nested deeper than {DEEPEST}"
 MOST_PROBLEMS = 50
 
 _STANDARD = "tag:yaml.org,2002:"
@@ -209,7 +210,7 @@ def _is_bounded(text: str, problems: Problems) -> bool:
         count += isinstance(event, (CollectionStartEvent, ScalarEvent, AliasEvent))
         depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
         if depth > DEEPEST or count > MOST_NODES:
-            limit = f"nested deeper than {DEEPEST}" if depth > DEEPEST else f"more than {MOST_NODES} values"
+            limit = _TOO_DEEP if depth > DEEPEST else f"more than {MOST_NODES} values"
             problems.add(limit, line=event.start_mark.line + 1 if event.start_mark else 1)
             return False
     return True
@@ -248,6 +249,9 @@ def _add_syntax_error(error: yaml.YAMLError, text: str, problems: Problems) -> N
         problems.add("tabs are not allowed here; indent with spaces", line=line + 1)
     elif "alias" in said:
         problems.add("undefined alias (*...); quote text that starts with *", line=line + 1)
+    elif "nesting depth" in said:
+        # libyaml 0.2.6 and later have a limit of their own, which a single line can reach before its first event.
+        problems.add(_TOO_DEEP, line=line + 1)
     else:
         # A quoted value may be part of a password that should have been quoted.
         problems.add("not valid YAML: " + re.sub(r"'[^']{2,}'", "it", said), line=line + 1)

@@ -333,7 +333,9 @@ def test_a_hint_names_options_that_its_command_shows() -> None:
     wrong, count = [], 0
     for path in (REPOSITORY / "remote_tool").rglob("*.py"):
         # A hint may quote a command to run on the servers, whose options are not ours.
-        for name, words in re.findall(r"remote-tool ([a-z][a-z-]+)((?: [^\s\"';`]+)*)", path.read_text()):
+        for name, words in re.findall(
+            r"remote-tool ([a-z][a-z-]+)((?: (?!remote-tool )[^\s\"';`]+)*)", path.read_text()
+        ):
             count += 1
             options = re.findall(r" (--[a-z-]+)", words.partition(" -- ")[0])
             wrong += [f"{path.name}: {name} {each}" for each in options if name in shown and each not in shown[name]]

@@ -6,6 +6,7 @@ import shutil
 import signal
 import threading
 import time
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +38,7 @@ CUT = 10.0
 PATIENCE = 300.0
 FOR_EVER = """
 import time
+from collections import defaultdict
 import torch
 import torch.distributed as dist
 
@@ -191,7 +193,7 @@ class Following:
     """A ``--follow`` on another thread."""
 
     def __init__(self, workspace: Workspace, request: LaunchRequest, jobs: Sequence[object]) -> None:
-        self.output = b""
+        self._outputs: defaultdict[tuple[str, str], bytes] = defaultdict(bytes)
         self.answer: FollowAnswer | None = None
         self._thread = threading.Thread(target=self._follow, args=(workspace, request, jobs))
         self._thread.start()
@@ -200,11 +202,16 @@ class Following:
         self.answer = workspace.follow_launch(request, jobs, self._take)  # type: ignore[arg-type]
 
     def _take(self, chunk: Chunk) -> None:
-        self.output += chunk.data
+        self._outputs[chunk.job.id, chunk.stream] += chunk.data
+
+    @property
+    def output(self) -> str:
+        """What was printed, stream by stream: a line may come in pieces, with those of others between them."""
+        return b"".join(self._outputs.values()).decode(errors="replace")
 
     def end(self, seconds: float) -> FollowAnswer:
         self._thread.join(seconds)
-        assert self.answer is not None, self.output.decode(errors="replace")
+        assert self.answer is not None, self.output
         return self.answer
 
 
@@ -221,7 +228,7 @@ def test_a_launch_with_restarts_recovers_when_a_rank_fails_on_either_node(
     answer = workspace.launch(request)
     following = Following(workspace, request, answer.jobs)
     followed = following.end(PATIENCE)
-    output = following.output.decode()
+    output = following.output
     assert followed.exit_code == 0, output
     # A rank whose peer has failed fails as well, so its node counts a failure too.
     assert [line for line in output.splitlines() if line.startswith("sum")] == ["sum 2.0"] * 2, output
@@ -244,7 +251,7 @@ def test_a_launch_with_restarts_resumes_from_its_checkpoint_when_a_server_reboot
     hosts[rebooting].reboot()
     followed = following.end(PATIENCE)
     record_figure("a node's reboot to the end of the resumed launch (s)", round(time.monotonic() - began, 1))
-    output = following.output.decode()
+    output = following.output
     assert followed.exit_code == 0, output
     assert [job.state for job in followed.jobs] == [JobState.SUCCEEDED] * 2
     assert "resuming after epoch " in output

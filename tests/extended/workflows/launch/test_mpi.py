@@ -117,7 +117,7 @@ def test_ranks_of_all_servers_add_up_with_the_environment_of_their_own_server(tr
 def test_ranks_begin_in_the_working_folder(trainer: Workspace) -> None:
     folder = trainer.root / "solver" / "part one"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "where.py").write_text("import os; print(os.getcwd())\n")
+    (folder / "where.py").write_text("import os, sys; sys.stdout.write(os.getcwd() + '\\n')\n")
     answer = trainer.launch_mpi(LaunchRequest("where.py", workdir="solver/part one"))
     shown: list[Chunk] = []
     followed = trainer.follow_jobs(by_id(answer.jobs), shown.append)
@@ -134,7 +134,9 @@ def test_ranks_begin_in_the_working_folder(trainer: Workspace) -> None:
 def test_a_module_is_run_as_python_does(trainer: Workspace, words: list[str]) -> None:
     folder = trainer.root / "solver"
     folder.mkdir(exist_ok=True)
-    (folder / "steps.py").write_text("import sys; print(__name__, __package__, *sys.argv[1:])\n")
+    (folder / "steps.py").write_text(
+        "import sys\nsys.stdout.write(' '.join([__name__, __package__, *sys.argv[1:]]) + '\\n')\n"
+    )
     done = remote_tool("helper-mpi-launch", *words, "--follow", cwd=trainer.root)
     assert done.returncode == 0, done.stderr
     assert sorted(line.partition(" | ")[2] for line in done.stdout.splitlines()) == ["__main__ solver --count 5"] * 2
