@@ -15,6 +15,8 @@ from tests.processes import environments, is_running
 from tests.promises.conftest import HeldRequest, until
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tests.promises.conftest import Desk
 
 
@@ -31,13 +33,23 @@ def reboot(desk: Desk, server: str = "first") -> None:
     def holders() -> list[int]:
         return [pid for pid, environment in environments() if mark in environment and is_running(pid) and ours(pid)]
 
-    def kill() -> bool:
-        for pid in holders():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        return not holders()
+    stopped: set[int] = set()
 
-    until(kill, "the end of all jobs")
+    def send(number: signal.Signals, pids: Iterable[int]) -> None:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def stop() -> bool:
+        found = {*holders()} - stopped
+        send(signal.SIGSTOP, found)
+        stopped.update(found)
+        return not found
+
+    # First, as nothing sees the end of something else when a machine loses its power.
+    until(stop, "all jobs stand still")
+    send(signal.SIGKILL, stopped)
+    until(lambda: not holders(), "the end of all jobs")
     for path in [each for each in (desk.there(server) / ".jobs").iterdir() if (each / "spec.json").exists()]:
         for name in ("spec.json", "started.json"):
             with suppress(FileNotFoundError):
