@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 
+from tests.processes import environments, is_running, open_files
 from tests.project import make_project, remote_tool
 from tests.sshd import TestServer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
 PATIENCE = 300.0
@@ -112,6 +114,33 @@ class Desk:
         until(has_it, f"job {key} is {' or '.join(states)}")
         return found[0]
 
+    def end_all(self, server: str) -> None:
+        """Kill all processes of the project on a server at the same time, as a power cut does."""
+        mark = f"HOME={self.servers[server].home}\0".encode()
+        folder = f"{self.there(server)}/"
+        stopped: set[int] = set()
+
+        def holders() -> set[int]:
+            found = [pid for pid, environment in environments() if mark in environment and is_running(pid)]
+            return {pid for pid in found if any(name.startswith(folder) for name in open_files(pid).values())}
+
+        def stop() -> bool:
+            found = holders() - stopped
+            _send(signal.SIGSTOP, found)
+            stopped.update(found)
+            return not found
+
+        # First, as none may see the end of another.
+        until(stop, "everything stands still")
+        _send(signal.SIGKILL, stopped)
+        until(lambda: not holders(), "the end of everything")
+
+
+def _send(number: signal.Signals, pids: Iterable[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
 
 class HeldRequest:
     """The first request to a server, of this project, for which a shell command succeeds: it hangs there."""
@@ -175,9 +204,8 @@ def desk_of_all(_desk_of_a_module: Desk) -> Desk:
 def _desk_of_a_module(two_machines: dict[str, TestServer], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     found = _made(tmp_path_factory.mktemp("desk"), two_machines)
     yield found
-    # The homes of the tests have gone by now.
-    home = {"HOME": str(tmp_path_factory.mktemp("home"))}
-    found.tries("job-kill", "--all", "--yes", "--signal", "SIGKILL", environment=home)
+    for server in two_machines:
+        found.end_all(server)
 
 
 def _made(folder: Path, servers: dict[str, TestServer]) -> Desk:

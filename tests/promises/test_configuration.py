@@ -203,8 +203,9 @@ def _on_end(desk: Desk) -> None:
 def _on_empty(desk: Desk) -> None:
     file = desk.there() / "empty.txt"
     desk.configure(on_empty={"run": f"touch {file}", "after": "1s"})
-    ended(desk, "true")
-    until(file.exists, "the command has run")
+    log = desk.there() / ".jobs" / ended(desk, "true")["id"] / "on-empty.log"
+    until(lambda: file.exists() or (log.exists() and "not run" in log.read_text()), "the command has run")
+    assert file.exists(), log.read_text()
 
 
 @effect("snapshots")

@@ -6,50 +6,21 @@ import json
 import os
 import signal
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.processes import environments, is_running
 from tests.promises.conftest import HeldRequest, until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from pathlib import Path
 
     from tests.promises.conftest import Desk
 
 
 def reboot(desk: Desk, server: str = "first") -> None:
     """End all jobs of the project at once, and let their records be of an earlier boot."""
-    mark = f"HOME={desk.servers[server].home}\0".encode()
-    folder = f"{desk.there(server)}/"
-
-    def ours(pid: int) -> bool:
-        with suppress(OSError):
-            return any(str(each.readlink()).startswith(folder) for each in Path(f"/proc/{pid}/fd").iterdir())
-        return False
-
-    def holders() -> list[int]:
-        return [pid for pid, environment in environments() if mark in environment and is_running(pid) and ours(pid)]
-
-    stopped: set[int] = set()
-
-    def send(number: signal.Signals, pids: Iterable[int]) -> None:
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
-
-    def stop() -> bool:
-        found = {*holders()} - stopped
-        send(signal.SIGSTOP, found)
-        stopped.update(found)
-        return not found
-
-    # First, as nothing sees the end of something else when a machine loses its power.
-    until(stop, "all jobs stand still")
-    send(signal.SIGKILL, stopped)
-    until(lambda: not holders(), "the end of all jobs")
+    desk.end_all(server)
     for path in [each for each in (desk.there(server) / ".jobs").iterdir() if (each / "spec.json").exists()]:
         for name in ("spec.json", "started.json"):
             with suppress(FileNotFoundError):
