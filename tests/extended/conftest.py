@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark each test of this folder, and the case that is picked of a test with many."""
+    """Mark each test of this folder."""
     item.add_marker("extended")
-    case = item.get_closest_marker("picked_case")
-    if case is not None and isinstance(item, pytest.Function) and item.callspec.id == case.args[0]:
-        item.add_marker("picked")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem(collector: pytest.Module, name: str) -> Generator[None, object, object]:
+    """Mark the case that is picked of a test with many; fail when there is none with this id."""
+    made = yield
+    cases = [item for item in made if isinstance(item, pytest.Function)] if isinstance(made, list) else []
+    for wanted in {mark.args[0] for item in cases for mark in item.iter_markers("picked_case")}:
+        picked = [item for item in cases if item.callspec.id == wanted]
+        if not picked:
+            raise collector.CollectError(f"{name}: no case has the id {wanted!r} of picked_case")
+        picked[0].add_marker("picked")
+    return made
