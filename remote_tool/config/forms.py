@@ -177,7 +177,8 @@ PROJECT_NAME = _like(
 )
 # Absolute paths are refused with their reason.
 NAME_AS_WRITTEN = Validator(
-    PROJECT_NAME.wanted, lambda text: text.startswith("/") or PROJECT_NAME.accepts(text.removeprefix("~/"))
+    PROJECT_NAME.wanted,
+    lambda text: (text.startswith("/") and text.isprintable()) or PROJECT_NAME.accepts(text.removeprefix("~/")),
 )
 SERVER_NAME = _like("made of letters, digits, . _ - and start with a letter, a digit or _", _NO_OPTION + "{0,63}")
 HOSTNAME = Validator("a host name, an address or an alias from ~/.ssh/config, without user or port", _is_host)

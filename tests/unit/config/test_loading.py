@@ -866,6 +866,7 @@ TOPS = st.fixed_dictionaries(
 @pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(TOPS)
+@example({"name": "/\x1f"})
 def test_any_values_are_a_configuration_or_refused(tree: object) -> None:
     """And what is accepted can harm neither ssh nor a path."""
     config = read_or_refuse(flow(tree).encode("utf-8", "replace"))

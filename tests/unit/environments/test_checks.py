@@ -58,7 +58,7 @@ def found(
     tmp_path: Path, name: str, *, facts: dict[str, Any] | None = None, machine: dict[str, Any] | None = None
 ) -> Check:
     """Return one check of a server that is fit but for what is given."""
-    config = config_for(tmp_path, environment=Environment(EnvironmentKind.VENV))
+    config = config_for(tmp_path, environment=Environment(EnvironmentKind.VENV), python="3.11")
     examined = ServerInspection(config, replace(FACTS, **facts or {}), replace(MACHINE, **machine or {}), ("gpu2",))
     return next(check for check in check_server(examined) if check.name == name)
 
