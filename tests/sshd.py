@@ -57,6 +57,18 @@ def make_key(path: Path, *, passphrase: str = "") -> Path:
     return path
 
 
+def python_of_servers() -> str:
+    """Return the version of the Python that servers have before they are prepared, such as ``3.11``."""
+    said = subprocess.run(
+        ["python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
+        env={"PATH": _PATH},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return said.stdout.strip()
+
+
 class Reachable(Protocol):
     """What a configuration says of a server: one on loopback, or one in namespaces of its own."""
 

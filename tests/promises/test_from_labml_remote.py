@@ -17,6 +17,7 @@ from tests.files_over_http import serve
 from tests.processes import is_running
 from tests.project import THIS_PYTHON
 from tests.promises.conftest import PATIENCE, Desk, until
+from tests.sshd import python_of_servers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,7 +54,7 @@ def test_its_configuration_is_read_and_its_environment_made_without_root(old: De
     sudo.chmod(0o755)
     try:
         # Its own default would download conda.
-        old.configure(environment="venv")
+        old.configure(environment="venv", python=python_of_servers())
         said = old.tries("setup").stderr
     finally:
         sudo.unlink()

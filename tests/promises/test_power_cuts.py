@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.sshd import python_of_servers
+
 if TYPE_CHECKING:
     from tests.promises.conftest import Desk
 
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
 @pytest.mark.slow
 @pytest.mark.parametrize("left", ["", '{"schema": 1, "pre'])
 def test_a_damaged_record_of_an_environment_in_use_is_written_again(desk: Desk, left: str) -> None:
-    desk.configure(environment="venv")
+    desk.configure(environment="venv", python=python_of_servers())
     desk.does("prepare")
     desk.does("job-run", "--cmd", "sleep 1000")
     folder = desk.there() / ".remote-scripts"
