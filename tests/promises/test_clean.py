@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.promises.conftest import until
+from tests.promises.conftest import Desk, until
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from tests.promises.conftest import Desk
 
 DAY = 86400
 CLOCK = """
@@ -125,6 +124,40 @@ def test_a_job_that_is_named_stays_until_its_files_are_fetched_or_given_up(desk:
     desk.does("job-pull", "1")
     desk.does("clean", "1", "--yes")
     assert list((desk.there() / ".jobs").glob("*/ended.json")) == []
+
+
+@pytest.mark.row(173)
+def test_clean_keeps_what_runs_and_what_was_not_fetched(desk: Desk) -> None:
+    desk.does("job-run", "--no-sync", "--artifact", "*.pt", "--cmd", "echo weights > model.pt")
+    desk.waits_for(1, "succeeded")
+    desk.does("job-run", "--no-sync", "--cmd", "sleep 1000")
+    run(desk)
+    clean_until_gone(desk, 3)
+    assert keys(desk) == [1, 2]
+    assert desk.job(2)["state"] == "running"
+    desk.does("job-kill", "2")
+
+
+@pytest.mark.row(173)
+def test_another_laptop_learns_how_a_job_ended_that_was_cleaned_away(desk: Desk, tmp_path: Path) -> None:
+    desk.does("job-run", "--no-sync", "--cmd", f"until test -e {tmp_path}/go; do sleep 0.05; done; exit 7")
+    other = Desk(shutil.copytree(desk.root, tmp_path / "other-laptop"), desk.servers)
+    assert other.job(1)["state"] == "running"
+    (tmp_path / "go").touch()
+    desk.waits_for(1, "failed")
+    clean_until_gone(desk, 1)
+    known = other.job(1)
+    assert (known["state"], known["exit_code"]) == ("failed", 7)
+
+
+def clean_until_gone(desk: Desk, key: int) -> None:
+    """Clean until a job is gone, whose last process may end a moment after it."""
+
+    def is_gone() -> bool:
+        desk.does("clean", "--yes")
+        return key not in keys(desk)
+
+    until(is_gone, f"job {key} is gone")
 
 
 def lose(desk: Desk, job_id: str) -> None:
