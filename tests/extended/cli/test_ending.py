@@ -197,7 +197,6 @@ INTERRUPTED_IMPORT = '''
 import _imp, operator, signal, sys, threading
 from collections import deque
 from functools import partial
-from itertools import chain, repeat
 from remote_tool.cli import app
 
 number, times = int(sys.argv.pop(1)), int(sys.argv.pop(1))
@@ -209,15 +208,13 @@ def at_once(which, _seconds):
     """The first time, the alarm meets the handler that has set it, as on a busy machine."""
     signal.setitimer = set_timer
     set_timer(which, 1e-6)
-    operator.index(0)
+    operator.index(0)  # after a call Python looks for signals
 
 
 signal.setitimer = at_once
 take = _imp.acquire_lock
 last = [take, partial(setattr, _imp, "acquire_lock", take), partial(signal.raise_signal, number)]
-steps = [take] * (times - 1) + [partial(deque, map(operator.call, last), 0)]
-# Another thread may take the lock between the last step and its end.
-steps = map(operator.call, chain(steps, repeat(take)))
+steps = map(operator.call, [take] * (times - 1) + [partial(deque, map(operator.call, last), 0)])
 _imp.acquire_lock = partial(next, steps)
 try:
     app.main()
