@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -49,3 +51,11 @@ esac
     )
     new.chmod(0o755)
     return new.rename(program)
+
+
+def remove_in_use(folder: Path) -> None:
+    """Remove a folder of leases or of an nvidia-smi, though jobs may write into it at the same time."""
+    while True:
+        with suppress(OSError):
+            shutil.rmtree(folder)
+            return

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from remote_tool.errors import JobError
 from remote_tool.protocol import strict_json
 from remote_tool.system.files import opened_beneath, read_bounded, write_atomically
-from remote_tool.system.locks import lock
+from remote_tool.system.locks import lock, unlock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -139,7 +139,7 @@ class ArtifactFolder:
             lock(file)
             yield
         finally:
-            os.close(file)
+            unlock(file)
 
     def partial_size(self, file: RemoteFile) -> int:
         """Return the downloaded bytes of the file's current version."""

@@ -25,7 +25,7 @@ from remote_tool.jobs.registry_lock import LOCK_TIMEOUT, held_by_another, wait_f
 from remote_tool.protocol import job_folder, removing
 from remote_tool.protocol.job_fields import JOB_FIELDS
 from remote_tool.system.files import sync_folder, sync_folders, write_all_atomically
-from remote_tool.system.locks import lock
+from remote_tool.system.locks import lock, unlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -268,7 +268,7 @@ class Registry:
         else:
             return None
         finally:
-            os.close(descriptor)
+            unlock(descriptor)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -286,4 +286,4 @@ class Registry:
         except OSError as error:
             raise JobError(f"Cannot write to {self.folder}: {error.strerror}", hint="df -h .") from error
         finally:
-            os.close(descriptor)
+            unlock(descriptor)

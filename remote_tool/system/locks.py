@@ -12,7 +12,7 @@ _PAUSE = 0.01
 
 
 def lock(descriptor: int, *, seconds: float = 0.0) -> None:
-    """Lock an open file until it is closed.
+    """Lock an open file until :func:`unlock` closes it, or this process ends.
 
     Raises:
         BlockingIOError: Another process still holds it when time is up.
@@ -28,6 +28,14 @@ def lock(descriptor: int, *, seconds: float = 0.0) -> None:
             time.sleep(_PAUSE)
         else:
             return
+
+
+def unlock(descriptor: int) -> None:
+    """Close a file, and release its lock for a forked child too, which would hold it for as long as it runs."""
+    # A file system without locks has none to release.
+    with suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
 
 
 def holders(descriptor: int) -> list[int]:

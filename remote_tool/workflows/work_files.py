@@ -13,7 +13,7 @@ from remote_tool.jobs.records import JOB_ID
 from remote_tool.protocol import strict_json
 from remote_tool.protocol.job_fields import is_seconds
 from remote_tool.system.files import read_bounded, write_atomically
-from remote_tool.system.locks import lock
+from remote_tool.system.locks import lock, unlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -74,7 +74,7 @@ class WorkFiles:
                 hint=f"remote-tool job-tail --tag {self.tag}{name}",
             ) from None
         finally:
-            os.close(descriptor)
+            unlock(descriptor)
 
     def name_of(self, launch_id: str) -> str:
         """Return the short name of work, as people give it."""

@@ -6,14 +6,13 @@ import json
 import os
 import pwd
 import re
-import shutil
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.project import make_project
 from tests.promises.conftest import Desk, until
-from tests.stand_in_gpus import gpu_line, put_nvidia_smi
+from tests.stand_in_gpus import gpu_line, put_nvidia_smi, remove_in_use
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,7 +31,7 @@ def gpus(desk: Desk) -> Iterator[Path]:
     yield folder
     desk.tries("job-kill", "--server", "first", "--yes", "--signal", "SIGKILL")
     # The server is shared.
-    shutil.rmtree(folder)
+    remove_in_use(folder)
 
 
 def has_said(desk: Desk, key: int, text: str) -> None:
@@ -108,7 +107,7 @@ def test_jobs_that_wait_keep_their_places_though_the_folder_of_the_queue_is_remo
         # Of these, the last one comes first.
         words = ["--priority", "5"] if number == 4 else []
         desk.does("job-run", "--gpus", "1", *words, "--cmd", f"echo {number} >> {desk.root}/order")
-    shutil.rmtree(folder)
+    remove_in_use(folder)
     until(lambda: len([*folder.glob("*.ticket")]) == 3, "all have their places again")
     until(lambda: len([*folder.glob("*.lease")]) == 1, "the running job has its lease again")
     assert [desk.job(number)["state"] for number in (1, 2, 3, 4)] == ["running", *["queued"] * 3]

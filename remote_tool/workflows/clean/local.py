@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from remote_tool.jobs.records import JOB_ID, become_cleaned
 from remote_tool.protocol import job_folder, removing
-from remote_tool.system.locks import lock
+from remote_tool.system.locks import lock, unlock
 from remote_tool.transport.ssh.endpoint import DEFAULT_PORT
 from remote_tool.transport.ssh.host_keys.known_hosts import lookup_names, note_for
 from remote_tool.transport.ssh.host_keys.record import forget
@@ -137,7 +137,7 @@ def is_followed(path: Path) -> bool:
     except OSError:
         return True
     finally:
-        os.close(descriptor)
+        unlock(descriptor)
     return False
 
 

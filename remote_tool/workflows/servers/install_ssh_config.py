@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from remote_tool.errors import UsageError
 from remote_tool.system.files import read_bounded, replacing
-from remote_tool.system.locks import lock
+from remote_tool.system.locks import lock, unlock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -121,7 +121,7 @@ def _locked(folder: Path) -> Iterator[None]:
         lock(descriptor, seconds=LOCK_SECONDS)
         yield
     finally:
-        os.close(descriptor)
+        unlock(descriptor)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from remote_tool.system.files import replacing
-from remote_tool.system.locks import lock
+from remote_tool.system.locks import lock, unlock
 from remote_tool.transport.ssh.host_keys import hashed_names
 from remote_tool.transport.ssh.host_keys.entries import UnusableFileError, parse
 from remote_tool.transport.ssh.host_keys.known_hosts import Answer, KnownHosts, Lines, Verdict
@@ -58,7 +58,7 @@ def accept(
                 _append(descriptor, content, " ".join(filter(None, (shown, key.text, "" if hash_name else note))))
             return answer
         finally:
-            os.close(descriptor)
+            unlock(descriptor)
     except OSError as error:
         raise UnusableFileError(f"The host key cannot be recorded in {file}: {error.strerror}") from None
 
@@ -76,7 +76,7 @@ def forget(file: Path, is_forgotten: Callable[[Entry], bool], *, dry_run: bool =
         try:
             return _without(descriptor, file, is_forgotten, dry_run=dry_run)[1]
         finally:
-            os.close(descriptor)
+            unlock(descriptor)
     except OSError as error:
         raise UnusableFileError(f"{file} cannot be written: {error.strerror}") from None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pwd
-import shutil
 import signal
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 from tests.extended.agent.conftest import PretendServer, changed_copy, wait_until
 from tests.processes import parents
 from tests.small_disks import small_disk
-from tests.stand_in_gpus import gpu_line, process_line, put_nvidia_smi, set_gpus
+from tests.stand_in_gpus import gpu_line, process_line, put_nvidia_smi, remove_in_use, set_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -256,7 +255,7 @@ def test_a_new_job_takes_no_gpu_whose_lease_was_removed(tmp_path: Path, installe
     gpus = GpuServer(server)
     gpus.put_gpus(gpu_line(0, load=0, used=1))
     first = gpus.hold()
-    shutil.rmtree(server.leases / f"remote-tool-{os.geteuid()}")
+    remove_in_use(server.leases / f"remote-tool-{os.geteuid()}")
     second, state = gpus.start("true")
     assert state == "queued"
     wait_until(lambda: "1 is leased by" in server.status(second)["reason"], "the lease")

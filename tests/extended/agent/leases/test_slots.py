@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import random
-import shutil
 import signal
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.extended.agent.conftest import wait_until
+from tests.stand_in_gpus import remove_in_use
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -142,7 +142,7 @@ def test_nothing_begins_beside_those_that_run_though_the_leases_were_removed(slo
     (waiting,) = slots.start(HOLDS, slots=1)
     slots.wait_for_states([waiting], "queued")
     (mine,) = slots.server.leases.iterdir()
-    shutil.rmtree(mine)
+    remove_in_use(mine)
     # Both are back before anybody gets a slot, also one that has come meanwhile.
     (late,) = slots.start(HOLDS, slots=1)
     wait_until(lambda: len(slots.left()) == 5, "the lease and both places are there again")
