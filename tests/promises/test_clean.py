@@ -139,6 +139,20 @@ def test_clean_keeps_what_runs_and_what_was_not_fetched(desk: Desk) -> None:
 
 
 @pytest.mark.row(173)
+def test_a_launch_stays_whole_while_one_of_its_nodes_runs(desk_of_two: Desk) -> None:
+    desk = desk_of_two
+    desk.does("helper-launch", "--cmd", "[ $NODE_RANK = 1 ] || until [ -e end ]; do sleep 0.1; done")
+    desk.waits_for(2, "succeeded")
+    run(desk, "true", "--server", "second")
+    clean_until_gone(desk, 3)
+    assert keys(desk) == [1, 2]
+    (desk.there() / "end").touch()
+    desk.waits_for(1, "succeeded")
+    clean_until_gone(desk, 1)
+    assert keys(desk) == []
+
+
+@pytest.mark.row(173)
 def test_another_laptop_learns_how_a_job_ended_that_was_cleaned_away(desk: Desk, tmp_path: Path) -> None:
     desk.does("job-run", "--no-sync", "--cmd", f"until test -e {tmp_path}/go; do sleep 0.05; done; exit 7")
     other = Desk(shutil.copytree(desk.root, tmp_path / "other-laptop"), desk.servers)

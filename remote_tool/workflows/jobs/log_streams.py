@@ -152,7 +152,8 @@ async def stream_logs(
                 raise JobError(f"{server}: continued with job {copy.job.id} after its end", server=server)
             if frame.header.keys() & {"status", "error", "queued"}:
                 await context.may_write()
-            listener.on_answer()
+            if "error" not in frame.header:
+                listener.on_answer()
             await _take(context, copy, frame, listener)
     problems = [copy.problem for copy in copies.values() if copy.problem is not None]
     if problems:

@@ -1,0 +1,108 @@
+"""A job is lost only where its server has evidence of that, and it is found again."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.processes import is_running
+from tests.promises.conftest import PATIENCE, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.promises.conftest import Desk
+
+UNTIL_TOLD = "echo begun $$; until [ -e end ]; do sleep 0.05; done; echo done; exit 7"
+ANOTHER = "its server has another folder of jobs now, such as that of an empty disk; trying again"
+SHOWN = r"begun \d+\ndone\n"
+
+
+def begin(desk: Desk) -> int:
+    """Start a job that runs until it is told to end; return the process of its command."""
+    desk.does("job-run", "--cmd", UNTIL_TOLD)
+    (output,) = [job / "job.out" for job in (desk.there() / ".jobs").iterdir() if (job / "spec.json").exists()]
+    until(lambda: output.read_text().endswith("\n"), "it has begun")
+    assert desk.job(1)["state"] == "running"
+    return int(output.read_text().split()[1])
+
+
+@contextmanager
+def away(folder: Path, *, is_empty: bool = False) -> Iterator[None]:
+    """Take a folder away for a moment, as a disk that is not mounted yet; an empty one may be in its place."""
+    aside = folder.rename(folder.with_name(f"{folder.name}.aside"))
+    if is_empty:
+        folder.mkdir(mode=0o700)
+    try:
+        yield
+    finally:
+        if is_empty:
+            folder.rmdir()
+        aside.rename(folder)
+
+
+def ends(desk: Desk) -> None:
+    """Let the job end, and look at all that is known of it."""
+    (desk.there() / "end").touch()
+    job = desk.waits_for(1, "failed")
+    assert (job["exit_code"], job["reason"]) == (7, None)
+    assert re.fullmatch(SHOWN, desk.does("job-tail", "1"))
+
+
+@pytest.mark.row(131)
+@pytest.mark.parametrize("folder", [".jobs", ".remote-scripts"])
+def test_a_job_whose_folders_are_away_for_a_moment_is_unreachable_and_then_runs(desk: Desk, folder: str) -> None:
+    begin(desk)
+    with away(desk.there() / folder, is_empty=folder == ".jobs"):
+        listed = desk.tries("job-list", "--rsync")
+        assert "unreachable" in listed.stdout, listed.stdout + listed.stderr
+        assert "last seen running" in listed.stdout + listed.stderr
+    assert (desk.job(1)["state"], desk.job(1)["reason"]) == ("running", None)
+    ends(desk)
+
+
+@pytest.mark.row(131)
+def test_a_follower_waits_while_the_folders_are_away_and_shows_the_rest(desk: Desk) -> None:
+    begin(desk)
+    said = desk.root / "said"
+    words = [sys.executable, "-m", "remote_tool", "job-tail", "1"]
+    with said.open("wb") as to, subprocess.Popen(words, cwd=desk.root, stdout=to, stderr=to) as following:
+        try:
+            until(lambda: "begun" in said.read_text(), "the output so far")
+            with away(desk.there() / ".jobs", is_empty=True):
+                desk.servers["first"].drop_connections()
+                until(lambda: ANOTHER in said.read_text(), "the follower has asked again")
+            (desk.there() / "end").touch()
+            assert following.wait(PATIENCE) == 0
+        finally:
+            following.kill()
+    assert said.read_text().count(ANOTHER) == 1
+    assert re.findall("^(begun|done)", said.read_text(), re.MULTILINE) == ["begun", "done"]
+    ends(desk)
+
+
+@pytest.mark.row(131)
+def test_a_loss_is_taken_back_when_the_job_is_found(desk: Desk) -> None:
+    begin(desk)
+    with away(desk.there() / ".jobs" / desk.job(1)["id"]):
+        lost = desk.job(1)
+        assert lost["state"] == "lost"
+        assert lost["reason"].startswith("its folder is gone from the server")
+    assert (desk.job(1)["state"], desk.job(1)["reason"]) == ("running", None)
+    ends(desk)
+
+
+@pytest.mark.row(131)
+def test_a_stop_that_an_unprepared_server_does_not_take_is_made_up_for(desk: Desk) -> None:
+    command = begin(desk)
+    with away(desk.there()):
+        assert "first is not prepared" in desk.refuses("job-kill", "1", "--yes")
+        assert is_running(command)
+    desk.waits_for(1, "killed")
+    assert not is_running(command)
