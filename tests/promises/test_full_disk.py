@@ -93,6 +93,16 @@ def test_a_client_with_another_agent_looks_and_frees(small: Desk) -> None:
     small.does("job-run", "--follow", "--cmd", "true")
 
 
+@pytest.mark.row(28)
+def test_a_job_on_a_full_disk_is_stopped_and_its_end_is_recorded(small: Desk) -> None:
+    small.does("job-run", "--cmd", "exec sleep 1000")
+    small.waits_for(1, "running")
+    fill(small)
+    small.does("job-kill", "1", "--yes")
+    job = small.waits_for(1, "killed")
+    assert (job["signal"], job["exit_code"]) == ("SIGTERM", None)
+
+
 def test_what_had_no_space_says_so(small: Desk) -> None:
     small.does("job-run", "--cmd", "cat /dev/zero > big.txt")
     assert "the project's disk is full" in small.waits_for(1, "failed")["reason"]
