@@ -11,6 +11,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.promises.conftest import PATIENCE, until
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ def only_folder(desk: Desk) -> Path:
     return found
 
 
+@pytest.mark.row(36, 150)
 def test_output_continues_at_the_byte_where_the_connection_broke(desk: Desk) -> None:
     (desk.root / "prints.py").write_text(PRINTS)
     desk.does("job-run", "--cmd", "python prints.py")
@@ -71,6 +74,7 @@ def test_output_continues_at_the_byte_where_the_connection_broke(desk: Desk) -> 
     assert (desk.root / ".remote" / "jobs" / desk.job(1)["id"] / "job.out").read_bytes() == written
 
 
+@pytest.mark.row(14)
 def test_a_job_keeps_running_without_the_laptop_and_its_output_is_there_later(desk: Desk) -> None:
     (desk.root / "prints.py").write_text(PRINTS)
     with desk.runs_meanwhile("job-run", "--follow", "--cmd", "python prints.py") as program:
@@ -88,6 +92,7 @@ def test_a_job_keeps_running_without_the_laptop_and_its_output_is_there_later(de
     assert desk.job(1)["state"] == "succeeded"
 
 
+@pytest.mark.row(9)
 def test_a_job_whose_start_was_not_confirmed_is_not_started_twice(desk: Desk, tmp_path: Path) -> None:
     ran = tmp_path / "ran"
     with desk.runs_meanwhile("job-run", "--json", "--no-sync", "--cmd", f"echo ran >> {ran}; sleep 1000") as program:

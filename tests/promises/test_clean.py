@@ -90,6 +90,7 @@ def test_keep_jobs_says_what_it_removed_and_why(desk: Desk) -> None:
     assert keys(desk) == [2, 3, 4]
 
 
+@pytest.mark.row(173)
 @pytest.mark.parametrize("end", ["success", "loss"])
 def test_keep_jobs_never_takes_what_was_not_fetched(desk: Desk, end: str) -> None:
     command = "echo weights > model.pt" + ("; exec sleep 600" if end == "loss" else "")

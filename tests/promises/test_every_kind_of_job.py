@@ -81,6 +81,7 @@ def going(mark: str) -> list[int]:
     return [pid for pid in parents() if mark.encode() in read_of(pid, "cmdline") and is_running(pid)]
 
 
+@pytest.mark.row(6, 16)
 def test_the_exit_code_is_real_everywhere_and_nothing_outlives_the_command(
     office: Desk, kind: Kind, tmp_path: Path
 ) -> None:
@@ -97,6 +98,7 @@ def test_the_exit_code_is_real_everywhere_and_nothing_outlives_the_command(
     assert "Traceback" not in ran.stderr
 
 
+@pytest.mark.row(1, 2)
 def test_a_stop_ends_every_process(office: Desk, kind: Kind, tmp_path: Path) -> None:
     mark = tmp_path / os.urandom(8).hex()
     key = str(kind.start(office, f"{STUBBORN.format(mark=mark)} sleep 1000; sleep 1000")["key"])
@@ -111,6 +113,7 @@ def test_a_stop_ends_every_process(office: Desk, kind: Kind, tmp_path: Path) -> 
     assert office.tries("job-wait", key).returncode == expected
 
 
+@pytest.mark.row(7, 150)
 def test_output_arrives_whole_when_the_link_is_lost_and_a_signal_is_named(
     office: Desk, kind: Kind, tmp_path: Path
 ) -> None:
@@ -155,6 +158,7 @@ def plain(path: Path) -> str:
     return re.sub(r"(?m)^(first|0 first) \| |^remote-tool: .*\n", "", path.read_bytes().decode().replace("\r\n", "\n"))
 
 
+@pytest.mark.row(111)
 def test_values_of_variables_are_in_no_file_and_in_no_arguments_and_are_not_said(
     office: Desk, kind: Kind, tmp_path: Path
 ) -> None:
@@ -265,6 +269,7 @@ LATER = {
 }
 
 
+@pytest.mark.row(5, 22, 175, 296)
 @pytest.mark.parametrize("later", LATER)
 def test_what_jobs_wrote_and_how_they_ended_stays_after(
     later: str, machines: dict[str, TestServer], tmp_path: Path
@@ -284,6 +289,7 @@ def test_what_jobs_wrote_and_how_they_ended_stays_after(
     assert kept(desk) == kinds, removing
 
 
+@pytest.mark.row(5, 296)
 def test_what_jobs_wrote_stays_when_a_reboot_ends_them(machines: dict[str, TestServer], tmp_path: Path) -> None:
     desk = make_office(tmp_path, machines)
     started = write_with_all(desk, f"touch {tmp_path}/{{number}}; sleep 1000; sleep 1000")
@@ -353,6 +359,7 @@ raise ValueError(f"bad token {os.environ['TOKEN']}")
 """
 
 
+@pytest.mark.row(1, 111, 150, 159, 296)
 def test_a_node_of_torchrun_keeps_all_of_these_promises(office: Desk, tmp_path: Path) -> None:
     (office.root / "train.py").write_text(TRAINING)
     mark, go, out = (tmp_path / name for name in (os.urandom(8).hex(), "go", "tail"))

@@ -158,6 +158,7 @@ def test_processes_that_a_job_left_behind_are_only_listed_without_a_terminal(des
     desk.does("job-kill", *FIRST, "--orphans")
 
 
+@pytest.mark.row(14)
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_program_and_not_the_job(desk: Desk, number: int, status: int) -> None:
     key = started(desk, "echo up; sleep 1000")

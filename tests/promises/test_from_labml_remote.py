@@ -169,6 +169,7 @@ while True:
 """
 
 
+@pytest.mark.row(1, 2)
 @pytest.mark.parametrize(("words", "is_told"), [(("--grace", "2"), True), (("--signal", "SIGKILL"), False)])
 def test_a_stop_is_sigterm_then_sigkill_to_every_process(desk: Desk, words: tuple[str, ...], is_told: bool) -> None:
     (desk.root / "deaf.py").write_text(DEAF)

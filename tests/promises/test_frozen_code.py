@@ -27,6 +27,7 @@ def one_gpu(desk: Desk) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+@pytest.mark.row(291)
 def test_a_launch_that_waits_for_gpus_runs_the_code_that_it_sent(desk: Desk, one_gpu: Path) -> None:
     assert one_gpu.exists()
     go = desk.there().parent / f"go-{desk.there().name}"
@@ -59,6 +60,7 @@ def test_a_launch_that_waits_for_gpus_runs_the_code_that_it_sent(desk: Desk, one
     assert list((desk.there() / ".remote-scripts" / "copies").iterdir()) == []
 
 
+@pytest.mark.row(291)
 def test_a_shard_that_starts_after_another_sync_runs_the_code_of_its_fan_out(desk: Desk) -> None:
     go = desk.there().parent / f"go-{desk.there().name}"
     (desk.root / "code.sh").write_text("echo old\n")

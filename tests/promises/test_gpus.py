@@ -97,6 +97,7 @@ def test_top_shows_what_is_reserved_by_this_project_and_by_others(desk: Desk, gp
     assert sum(gpu["lease"] is None for gpu in server["gpus"]) == 1
 
 
+@pytest.mark.row(260)
 @pytest.mark.slow
 @pytest.mark.usefixtures("gpus")
 def test_jobs_that_wait_keep_their_places_though_the_folder_of_the_queue_is_removed(desk: Desk) -> None:

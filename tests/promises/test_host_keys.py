@@ -5,10 +5,13 @@ from __future__ import annotations
 import subprocess
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from tests.promises.conftest import Desk
 
 
+@pytest.mark.row(39)
 def test_a_damaged_line_of_a_known_host_does_not_make_its_key_new(desk: Desk) -> None:
     desk.configure(keep_connections=0)
     known = desk.root / ".remote" / "known_hosts"

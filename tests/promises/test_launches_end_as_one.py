@@ -47,6 +47,7 @@ def ends_within(desk: Desk, pid: int, seconds: float) -> None:
     assert desk.waits_for(1, "failed", "killed")["state"] != "succeeded"
 
 
+@pytest.mark.row(88)
 def test_the_rest_is_stopped_when_a_command_fails(desk_of_two: Desk) -> None:
     desk = desk_of_two
     pid = launched(desk, NEVER)
@@ -56,6 +57,7 @@ def test_the_rest_is_stopped_when_a_command_fails(desk_of_two: Desk) -> None:
     assert "second" in desk.job(1)["reason"]
 
 
+@pytest.mark.row(88)
 def test_the_rest_is_stopped_when_all_processes_of_a_node_die(desk_of_two: Desk) -> None:
     desk = desk_of_two
     pid = launched(desk, NEVER)
@@ -65,6 +67,7 @@ def test_the_rest_is_stopped_when_all_processes_of_a_node_die(desk_of_two: Desk)
     assert desk.waits_for(2, "lost")["exit_code"] is None
 
 
+@pytest.mark.row(158)
 @pytest.mark.slow
 def test_a_silent_node_is_waited_for_and_the_launch_goes_on_when_it_is_back(desk_of_two: Desk) -> None:
     desk = desk_of_two
@@ -80,6 +83,7 @@ def test_a_silent_node_is_waited_for_and_the_launch_goes_on_when_it_is_back(desk
     assert desk.waits_for(2, "succeeded", "failed")["state"] == "succeeded"
 
 
+@pytest.mark.row(88)
 @pytest.mark.slow
 def test_the_rest_is_stopped_when_a_node_stays_silent(desk_of_two: Desk) -> None:
     desk = desk_of_two

@@ -48,6 +48,7 @@ def test_a_script_that_wants_its_local_rank_as_an_argument_is_told_the_line_to_a
     assert desk.does(*LAUNCH, "--cmd", "train.py").endswith("| 0\n")
 
 
+@pytest.mark.row(159)
 @pytest.mark.slow
 def test_the_first_error_of_a_launch_is_that_of_the_node_that_failed_first(desk_of_two: Desk) -> None:
     desk = desk_of_two

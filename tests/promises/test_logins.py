@@ -26,6 +26,7 @@ def fingerprint(server: TestServer) -> str:
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()[1]
 
 
+@pytest.mark.row(38, 39)
 def test_a_new_key_is_shown_once_and_a_changed_one_is_refused(make_server: MakeServer, tmp_path: Path) -> None:
     server = make_server("first")
     desk = Desk(make_project(tmp_path / "project", [server]), {"first": server})
@@ -45,6 +46,7 @@ def test_a_new_key_is_shown_once_and_a_changed_one_is_refused(make_server: MakeS
     assert server.log().count("Accepted publickey") == before
 
 
+@pytest.mark.row(39)
 def test_a_new_key_is_refused_where_keys_are_strict(make_server: MakeServer, tmp_path: Path) -> None:
     server = make_server("first")
     desk = Desk(make_project(tmp_path / "project", [server], host_keys="strict"), {"first": server})
@@ -52,6 +54,7 @@ def test_a_new_key_is_refused_where_keys_are_strict(make_server: MakeServer, tmp
     assert not (desk.root / ".remote" / "known_hosts").exists()
 
 
+@pytest.mark.row(141)
 @pytest.mark.parametrize("key", ["password", "password_env"])
 def test_no_password_is_sent_to_a_host_before_its_key_is_accepted(
     make_server: MakeServer, tmp_path: Path, key: str

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 SECONDS = 60.0
 
 
+@pytest.mark.row(114)
 def test_a_pipe_as_configuration_is_refused(tmp_path: Path) -> None:
     (tmp_path / ".remote").mkdir()
     os.mkfifo(tmp_path / ".remote" / "configs.yaml")

@@ -7,6 +7,8 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.promises.conftest import until
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ def has_output(desk: Desk) -> bool:
     return (model.read_text(), log.read_text()) == ("weights\n", "log\n") and not model.is_symlink()
 
 
+@pytest.mark.row(296)
 def test_the_output_of_a_frozen_job_is_in_the_project_and_stays_after_clean(desk: Desk) -> None:
     trains(desk)
     assert has_output(desk)
@@ -51,6 +54,7 @@ def test_the_output_of_a_frozen_job_is_in_the_project_and_stays_after_clean(desk
     assert has_output(desk)
 
 
+@pytest.mark.row(175, 296)
 def test_clean_all_leaves_what_frozen_jobs_wrote(desk: Desk) -> None:
     trains(desk)
     desk.does("clean", "--all", "--server", "first", "--yes")
@@ -58,6 +62,7 @@ def test_clean_all_leaves_what_frozen_jobs_wrote(desk: Desk) -> None:
     assert has_output(desk)
 
 
+@pytest.mark.row(296)
 def test_keep_jobs_leaves_what_frozen_jobs_wrote(desk: Desk) -> None:
     trains(desk)
     desk.configure(keep_jobs=1)
@@ -67,6 +72,7 @@ def test_keep_jobs_leaves_what_frozen_jobs_wrote(desk: Desk) -> None:
     assert has_output(desk)
 
 
+@pytest.mark.row(296)
 def test_the_next_frozen_job_finds_the_output_of_one_before_an_edit(desk: Desk) -> None:
     edit(desk)
     desk.does("job-run", "--frozen", "--cmd", f"until [ -e ~/go-{desk.there().name} ]; do sleep 0.1; done; {TRAIN}")
@@ -78,6 +84,7 @@ def test_the_next_frozen_job_finds_the_output_of_one_before_an_edit(desk: Desk) 
     assert desk.does("job-tail", "2", "--no-follow") == f"weights\nlog\n{settings}"
 
 
+@pytest.mark.row(296)
 def test_a_lost_jobs_checkpoint_is_there_for_the_next_job_and_after_clean(desk: Desk) -> None:
     edit(desk)
     desk.does("job-run", "--frozen", "--artifact", "out/*.pt", "--cmd", f"{TRAIN}; exec sleep 600")
@@ -115,6 +122,7 @@ def kill_all(started: Path) -> None:
     os.killpg(record["command"]["pid"], signal.SIGKILL)
 
 
+@pytest.mark.row(296)
 def test_a_name_that_is_taken_is_kept_beside_it_and_named(desk: Desk) -> None:
     wait = f"until [ -e ~/go-{desk.there().name} ]; do sleep 0.1; done"
     for name in ("one", "two"):

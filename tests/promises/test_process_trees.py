@@ -24,6 +24,7 @@ exit 3
 """
 
 
+@pytest.mark.row(16)
 @pytest.mark.parametrize("words", [("run",), ("job-run", "--follow"), ("job-run", "--frozen", "--follow")])
 def test_what_a_command_left_running_ends_with_it(desk: Desk, tmp_path: Path, words: tuple[str, ...]) -> None:
     assert desk.tries(*words, "--cmd", LEAVES.format(folder=tmp_path)).returncode == 3

@@ -142,6 +142,7 @@ def test_a_key_that_no_job_has_is_not_the_beginning_of_an_id(desk: Desk) -> None
     assert desk.job(1)["state"] == "killed"
 
 
+@pytest.mark.row(7)
 def test_a_stopped_job_with_a_terminal_says_which_signal_ended_it(desk: Desk) -> None:
     desk.does("job-run", "--server", "first", "--tty", "--cmd", "sleep 1000")
     leader = desk.job(1)["pid"]
@@ -161,6 +162,7 @@ def _children(pid: int) -> list[int]:
     return [int(each) for each in found if b") Z " not in read_of(int(each), "stat")]
 
 
+@pytest.mark.row(20)
 def test_kept_shells_of_two_projects_are_two_shells(
     desk: Desk, two_machines: dict[str, TestServer], tmp_path: Path
 ) -> None:

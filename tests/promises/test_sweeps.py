@@ -75,6 +75,7 @@ def test_the_best_value_is_there_with_the_last_one_and_the_table_fits_a_terminal
     assert any("…" in line and "a-value" in line for line in lines)
 
 
+@pytest.mark.row(173)
 def test_clean_says_that_it_keeps_the_jobs_of_a_sweep_that_is_not_done(desk: Desk) -> None:
     desk.does("helper-sweep", "--no-sync", "--per-server", "3", "--grid", "n=0..2", "--cmd", "exit {n}")
     until(lambda: all(job["state"] in ("succeeded", "failed") for job in desk.jobs()), "all have ended")
@@ -83,6 +84,7 @@ def test_clean_says_that_it_keeps_the_jobs_of_a_sweep_that_is_not_done(desk: Des
     assert len(desk.jobs()) == 3
 
 
+@pytest.mark.row(308)
 @pytest.mark.parametrize("kind", ["sweep", "fan-out"])
 @pytest.mark.parametrize("removing", ["clean", "one job", "keep_jobs"])
 def test_what_is_done_is_not_done_again_after_its_jobs_were_removed(

@@ -128,6 +128,7 @@ def test_a_shell_without_python_is_on_a_terminal(poor: Desk) -> None:
     assert secret[:17] not in terminal.text
 
 
+@pytest.mark.row(204)
 def test_a_terminal_without_python_is_hung_up_when_the_user_leaves(poor: Desk) -> None:
     mark = os.urandom(8).hex()
     command = 'tty; stty -a | grep -c iutf8; [[ a == a ]] && python3 --version; trap "exit 3" HUP; echo rea""dy; cat'
@@ -155,6 +156,7 @@ def test_a_server_that_gives_no_terminal_says_so(poor: Desk) -> None:
         assert terminal.end() != 0
 
 
+@pytest.mark.row(37)
 def test_a_program_without_python_reads_any_input_and_ends_with_its_client(poor: Desk) -> None:
     mark, data = os.urandom(8).hex(), bytes(range(256)) * 1000 + b".\n:\\n"
     words = [sys.executable, "-m", "remote_tool", "shell", "--server", "first", "--env", "MARK", mark, "--"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.below import contents_below
 from tests.processes import parents, read_of
 from tests.promises.conftest import until
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from tests.promises.conftest import Desk
 
 
+@pytest.mark.row(111)
 def test_variables_of_a_job_are_on_no_disk_and_on_no_command_line(desk: Desk, own_home: Path, tmp_path: Path) -> None:
     canary = f"canary-{os.urandom(12).hex()}"
     words = ("--env", f"TOKEN={canary}", "--cmd")
@@ -32,6 +35,7 @@ def test_variables_of_a_job_are_on_no_disk_and_on_no_command_line(desk: Desk, ow
     assert [path for path, data in contents_below(*everywhere) if canary.encode() in data] == []
 
 
+@pytest.mark.row(112)
 def test_environment_files_and_keys_are_not_sent_whatever_the_patterns_say(desk: Desk) -> None:
     (desk.root / ".remote" / "exclude.txt").write_text("*.log\n")
     (desk.root / "deploy").mkdir()
@@ -46,6 +50,7 @@ def test_environment_files_and_keys_are_not_sent_whatever_the_patterns_say(desk:
         assert name.rpartition("/")[2] in said
 
 
+@pytest.mark.row(67)
 def test_a_sync_removes_and_replaces_only_what_was_sent_and_is_unchanged(desk: Desk) -> None:
     there = desk.there()
     for name in ("plain.txt", "changed.txt", "written.txt"):
@@ -63,6 +68,7 @@ def test_a_sync_removes_and_replaces_only_what_was_sent_and_is_unchanged(desk: D
     assert {name: (there / name).read_text() for name in kept} == kept
 
 
+@pytest.mark.row(70, 146)
 def test_a_file_that_changed_on_both_sides_is_kept_and_no_job_starts(desk: Desk) -> None:
     (desk.root / "settings.txt").write_text("sent\n")
     desk.does("rsync")
