@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.processes import processes_of, read_of
+from tests.processes import is_running, processes_of, read_of
 from tests.project import make_project
 from tests.promises.conftest import PATIENCE, Desk, until
 from tests.terminal import Terminal
@@ -179,3 +180,48 @@ def test_kept_shells_of_two_projects_are_two_shells(
         assert other.job(1)["state"] == "running"
         two.type("exit 9\r")
         assert two.end() == 9
+
+
+@pytest.mark.row(135)
+@pytest.mark.parametrize("folder", ["of the job", "of all jobs"])
+def test_a_job_whose_folder_was_removed_is_ended_completely(desk: Desk, folder: str) -> None:
+    desk.does("job-run", "--cmd", "echo $$ > pid; exec sleep 1000")
+    until(lambda: (desk.there() / "pid").exists() and (desk.there() / "pid").read_text(), "the job runs")
+    pid, jobs = int((desk.there() / "pid").read_text()), desk.there() / ".jobs"
+    job_id = desk.job(1)["id"]
+    shutil.rmtree(jobs / job_id if folder == "of the job" else jobs)
+    desk.tries("job-kill", "1", "--yes")
+    until(lambda: not is_running(pid), "its command has ended")
+    until(lambda: job_id not in desk.does("job-kill", "--orphans", "--json"), "nothing of it is left")
+
+
+@pytest.mark.row(273)
+def test_a_queued_job_that_is_stopped_never_starts(desk: Desk) -> None:
+    desk.does("job-run", "--cmd", "sleep 1000")
+    desk.does("job-run", "--after-any", "1", "--cmd", "touch began")
+    desk.waits_for(2, "queued")
+    desk.does("job-kill", "2", "--yes")
+    assert desk.job(2)["state"] == "killed"
+    desk.does("job-kill", "1", "--yes")
+    desk.does("job-run", "--after-any", "1", "--after-any", "2", "--follow", "--cmd", "true")
+    assert not (desk.there() / "began").exists()
+
+
+@pytest.mark.row(284)
+def test_a_job_that_was_stopped_is_not_tried_again(desk: Desk) -> None:
+    desk.does("job-run", "--retries", "3", "--cmd", "echo attempt >> attempts; sleep 1000")
+    until((desk.there() / "attempts").exists, "the first attempt")
+    desk.does("job-kill", "1", "--yes")
+    assert desk.job(1)["state"] == "killed"
+    assert (desk.there() / "attempts").read_text() == "attempt\n"
+
+
+@pytest.mark.row(269)
+def test_a_job_that_waits_for_one_that_fails_does_not_start(desk: Desk) -> None:
+    desk.does("job-run", "--cmd", "until [ -e go ]; do sleep 0.05; done; exit 3")
+    desk.does("job-run", "--after", "1", "--cmd", "touch began")
+    desk.does("job-run", "--after-any", "1", "--cmd", "touch went-on")
+    (desk.there() / "go").touch()
+    assert "job 1" in desk.waits_for(2, "failed")["reason"]
+    desk.waits_for(3, "succeeded")
+    assert [(desk.there() / name).exists() for name in ("began", "went-on")] == [False, True]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.project import make_project
-from tests.promises.conftest import Desk
+from tests.promises.conftest import Desk, until
 from tests.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -183,3 +183,54 @@ def test_after_a_new_name_the_old_folder_is_named_with_the_command_that_moves_it
     assert "this workspace has sent" not in desk.tries("rsync").stderr
     desk.does("job-run", "--follow", "--cmd", "cat made.txt")
     assert [job["state"] for job in desk.jobs()] == ["succeeded", "succeeded"]
+
+
+@pytest.mark.row(65, 66)
+def test_an_edit_is_sent_whatever_its_time_and_with_checksum_also_one_that_kept_size_and_time(desk: Desk) -> None:
+    here, there = desk.root / "train.py", desk.there() / "train.py"
+    here.write_text("rate = 0.1\n")
+    desk.does("rsync")
+    for moment, text in ((0, "rate = 0.2\n"), (time.time() + 86400, "rate = 0.3\n")):
+        here.write_text(text)
+        os.utime(here, (moment, moment))
+        desk.does("rsync")
+        assert there.read_text() == text
+    here.write_text("rate = 0.4\n")
+    os.utime(here, (moment, moment))
+    desk.does("rsync", "--checksum")
+    assert there.read_text() == "rate = 0.4\n"
+
+
+@pytest.mark.row(68)
+def test_a_sync_of_an_emptied_folder_removes_nothing(desk: Desk) -> None:
+    (desk.root / "train.py").write_text("rate = 0.1\n")
+    desk.does("rsync")
+    for path in desk.root.glob("*.py"):
+        path.unlink()
+    said = " ".join(desk.refuses("rsync", status=1).split())
+    assert f"The project folder {desk.root} has no files, so 2 would be removed from first" in said
+    assert {path.name for path in desk.there().glob("*.py")} == {"hello.py", "train.py"}
+
+
+@pytest.mark.row(72)
+def test_a_link_that_leads_out_of_the_project_is_named_and_not_sent(desk: Desk) -> None:
+    (desk.root / "outside").symlink_to("/etc/passwd")
+    (desk.root / "inside").symlink_to("hello.py")
+    assert "not sent: outside is a link that points outside the project" in desk.tries("rsync").stderr
+    assert not os.path.lexists(desk.there() / "outside")
+    assert (desk.there() / "inside").readlink().name == "hello.py"
+
+
+@pytest.mark.row(71)
+def test_a_sync_during_a_job_replaces_whole_files_and_warns(desk: Desk) -> None:
+    (desk.root / "train.py").write_text("rate = 0.1\n")
+    desk.does("job-run", "--cmd", "exec 3< train.py; touch open; until [ -e go ]; do sleep 0.05; done; cat <&3")
+    until((desk.there() / "open").exists, "the job has opened its file")
+    (desk.root / "train.py").write_text("rate = 0.2\n")
+    said = desk.tries("rsync").stderr
+    assert "a job is running in the folder that was updated" in said
+    assert "(job 1)" in said
+    (desk.there() / "go").touch()
+    desk.waits_for(1, "succeeded")
+    assert desk.does("job-tail", "1") == "rate = 0.1\n"
+    assert (desk.there() / "train.py").read_text() == "rate = 0.2\n"

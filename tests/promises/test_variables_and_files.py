@@ -80,3 +80,15 @@ def test_a_file_that_changed_on_both_sides_is_kept_and_no_job_starts(desk: Desk)
     assert desk.jobs() == []
     desk.does("rsync", "--overwrite")
     assert (desk.there() / "settings.txt").read_text() == "edited here\n"
+
+
+@pytest.mark.row(302)
+def test_a_rerun_asks_for_the_variables_that_are_on_no_disk(desk: Desk) -> None:
+    desk.does("job-run", "--env", "TOKEN", "abcdefgh", "--env", "DOOR", "ijklmnop", "--follow", "--cmd", "true")
+    desk.does("job-run", "--follow", "--cmd", "true")
+    said = desk.refuses("job-rerun", "1", "2", status=2)
+    assert "TOKEN" in said
+    assert "DOOR" in said
+    assert [job["key"] for job in desk.jobs()] == [1, 2]
+    desk.does("job-rerun", "1", "--env", "TOKEN", "abcdefgh", "--env", "DOOR", "ijklmnop")
+    assert desk.waits_for(3, "succeeded")["command"] == "true"
