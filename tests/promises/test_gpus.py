@@ -12,7 +12,7 @@ import pytest
 
 from tests.project import make_project
 from tests.promises.conftest import Desk, until
-from tests.stand_in_gpus import gpu_line, put_nvidia_smi, remove_in_use
+from tests.stand_in_gpus import gpu_line, process_line, put_nvidia_smi, remove_in_use
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -115,3 +115,32 @@ def test_jobs_that_wait_keep_their_places_though_the_folder_of_the_queue_is_remo
     (desk.root / "go").touch()
     desk.waits_for(3, "succeeded")
     assert (desk.root / "order").read_text().split() == ["4", "2", "3"]
+
+
+@pytest.mark.row(259, 270)
+def test_each_job_has_a_gpu_of_its_own_and_sees_no_other(desk: Desk, gpus: Path) -> None:
+    put_nvidia_smi(gpus, *(gpu_line(index, load=0, used=1) for index in range(2)))
+    command = f"echo $CUDA_VISIBLE_DEVICES >> {desk.root}/seen; until [ -e {desk.root}/go ]; do sleep 0.1; done"
+    for _ in range(3):
+        desk.does("job-run", "--no-sync", "--gpus", "1", "--cmd", command)
+    until(lambda: len(seen(desk)) == 2, "two have their GPUs")
+    assert sorted(seen(desk)) == ["GPU-0", "GPU-1"]
+    desk.waits_for(3, "queued")
+    (desk.root / "go").touch()
+    desk.waits_for(3, "succeeded")
+    assert len(seen(desk)) == 3
+
+
+def seen(desk: Desk) -> list[str]:
+    file = desk.root / "seen"
+    return file.read_text().split() if file.exists() else []
+
+
+@pytest.mark.row(264)
+def test_a_gpu_that_somebody_uses_is_not_given_to_a_job(desk: Desk, gpus: Path) -> None:
+    put_nvidia_smi(gpus, gpu_line(0, load=0, used=5000), processes=process_line(0, os.getpid(), used=5000))
+    desk.does("job-run", "--gpus", "1", "--cmd", "true")
+    has_said(desk, 1, pwd.getpwuid(os.getuid()).pw_name)
+    assert desk.job(1)["state"] == "queued"
+    put_nvidia_smi(gpus, FREE)
+    desk.waits_for(1, "succeeded")

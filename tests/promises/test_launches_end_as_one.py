@@ -94,3 +94,17 @@ def test_the_rest_is_stopped_when_a_node_stays_silent(desk_of_two: Desk) -> None
         assert "has not responded for 5 s" in desk.job(1)["reason"]
     finally:
         signal_node(desk, "second", signal.SIGKILL)
+
+
+@pytest.mark.row(87)
+def test_a_launch_that_one_server_does_not_start_runs_nowhere(desk_of_two: Desk) -> None:
+    desk = desk_of_two
+    servers = desk.settings()["servers"]
+    servers["second"]["port"] = 1
+    desk.configure(servers=servers, keep_connections=0)
+    assert "second" in desk.refuses("helper-launch", "--no-sync", "--cmd", "touch began-$NODE_RANK; sleep 1000")
+    until(
+        lambda: all(job["state"] in {"killed", "failed"} for job in desk.jobs("--stopped", "--server", "first")),
+        "its end",
+    )
+    assert not (desk.there("second") / "began-1").exists()

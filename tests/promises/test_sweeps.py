@@ -111,3 +111,15 @@ def test_what_is_done_is_not_done_again_after_its_jobs_were_removed(
     if kind == "sweep":
         shown = json.loads(desk.does("sweep-show", name, "--json"))["sweep"]["combinations"]
         assert [each["state"] for each in shown] == ["succeeded"] * 3
+
+
+@pytest.mark.row(312)
+def test_a_value_is_one_word_for_the_shell_and_an_unknown_placeholder_starts_nothing(desk: Desk) -> None:
+    assert "{m} is not a parameter" in desk.refuses("helper-sweep", "--grid", "n=1", "--cmd", "echo {m}", status=2)
+    assert "n" in desk.refuses("helper-sweep", "--grid", "n=1", "--cmd", "echo done", status=2)
+    assert desk.jobs() == []
+    value = 'it\'s; $(touch began) & "x"'
+    desk.does("helper-sweep", "--grid", f"n={value}", "--cmd", "printf %s {n} > value")
+    desk.waits_for(1, "succeeded")
+    assert (desk.there() / "value").read_text() == value
+    assert not (desk.there() / "began").exists()

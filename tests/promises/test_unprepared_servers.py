@@ -113,7 +113,8 @@ def test_a_shell_without_python_is_on_a_terminal(poor: Desk) -> None:
         terminal.type("echo in-$PWD, $GREETING, $WELCOME, $TERM; stty size\n")
         terminal.until(f"in-{home}, it's me, back, vt100\n40 80\n")
         terminal.resize(30, 100)
-        terminal.type("stty size; [ -t 1 ] && echo all-o''n-a-terminal\n")
+        # What is typed may overtake the signal of the new size.
+        terminal.type("until stty size | grep ^30; do sleep 0.1; done; [ -t 1 ] && echo all-o''n-a-terminal\n")
         terminal.until("30 100\nall-on-a-terminal")
         terminal.type(f'printf %s "$SECRET" | wc -c; echo {"x" * 3000} | wc -c\n')
         terminal.until(f"\n{len(secret)}\n3001\n")
