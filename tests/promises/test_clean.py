@@ -180,3 +180,34 @@ def lose(desk: Desk, job_id: str) -> None:
     started = json.loads((desk.there() / ".jobs" / job_id / "started.json").read_text())
     for process in (started["supervisor"], started["command"]):
         os.kill(process["pid"], signal.SIGKILL)
+
+
+@pytest.mark.row(176)
+def test_a_job_whose_folder_is_gone_for_good_can_be_forgotten_and_no_other(desk: Desk) -> None:
+    gone = run(desk)
+    desk.does("job-run", "--no-sync", "--cmd", "sleep 1000")
+    shutil.rmtree(desk.there() / ".jobs" / gone)
+    desk.does("clean", "--job", "1", "--yes")
+    assert keys(desk) == [2]
+    desk.tries("clean", "--job", "2", "--yes")
+    assert (keys(desk), desk.job(2)["state"]) == ([2], "running")
+    desk.does("job-kill", "2", "--yes")
+
+
+@pytest.mark.row(295)
+def test_a_copy_of_the_code_stays_until_its_last_job_is_cleaned(desk: Desk) -> None:
+    copies = desk.there() / ".remote-scripts" / "copies"
+    for text in ("one", "two"):
+        (desk.root / "train.py").write_text(f"print('{text}')\n")
+        desk.does("job-run", "--frozen", "--follow", "--cmd", "python train.py")
+    assert desk.does("job-rerun", "1", "--follow") == "one\n"
+
+    def has(*texts: str) -> bool:
+        return sorted(path.read_text() for path in copies.glob("*/**/train.py")) == [
+            f"print('{text}')\n" for text in texts
+        ]
+
+    assert has("one", "two")
+    for key, left in ((1, ("one", "two")), (2, ("one",)), (3, ())):
+        desk.does("clean", "--job", str(key), "--yes")
+        assert has(*left), [*copies.glob("*/**/train.py")]

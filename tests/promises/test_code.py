@@ -7,6 +7,8 @@ import os
 import subprocess
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from tests.promises.conftest import Desk
 
@@ -28,6 +30,7 @@ def diff_of(desk: Desk, one: int, other: int) -> dict[str, str]:
     return {"source": code["source"], "lines": lines}
 
 
+@pytest.mark.row(307)
 def test_a_rerun_says_which_code_it_runs_and_names_the_other(desk: Desk) -> None:
     write(desk, "one")
     desk.does(*RUN, "--frozen")
@@ -106,3 +109,37 @@ def test_code_that_cannot_be_compared_is_named(desk: Desk) -> None:
     told = desk.tries("job-diff", "1", "2")
     assert told.returncode == 0
     assert "code: they did not run in copies on one server, and no commit is recorded for job 1, 2" in told.stderr
+
+
+@pytest.mark.row(301)
+def test_a_rerun_has_all_that_its_job_had(desk: Desk) -> None:
+    (desk.root / "work").mkdir()
+    (desk.root / "work" / "data").touch()
+    options = ("--tag", "night", "--name", "digits", "--artifact", "work/*.pt", "--nice", "5", "--workdir", "work")
+    desk.does("job-run", *options, "--follow", "--cmd", "pwd; nice; echo weights > model.pt")
+    first = desk.does("job-tail", "1")
+    desk.does("job-rerun", "1", "--follow")
+    assert desk.does("job-tail", "2") == first
+    same = ("command", "server", "tags", "name", "nice", "workdir")
+    one, two = desk.job(1), desk.job(2)
+    assert [two[key] for key in same] == [one[key] for key in same]
+    assert first.splitlines() == [str(desk.there() / "work"), "5"]
+    desk.does("job-pull")
+    pulled = {path.relative_to(desk.root / ".remote" / "jobs").parts[0] for path in desk.root.rglob("model.pt")}
+    assert pulled == {one["id"], two["id"]}
+
+
+@pytest.mark.row(305)
+def test_a_launch_is_run_again_as_a_whole(desk_of_two: Desk) -> None:
+    desk = desk_of_two
+    desk.does("helper-launch", "--follow", "--cmd", "echo $NODE_RANK >> ranks")
+    desk.does("job-rerun", "2", "--follow")
+    jobs = desk.jobs()
+    assert [(job["key"], job["server"], job["node_rank"]) for job in sorted(jobs, key=lambda job: job["key"])] == [
+        (1, "first", 0),
+        (2, "second", 1),
+        (3, "first", 0),
+        (4, "second", 1),
+    ]
+    assert len({job["launch_id"] for job in jobs}) == 2
+    assert (desk.there("second") / "ranks").read_text().split() == ["1", "1"]

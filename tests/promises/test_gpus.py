@@ -144,3 +144,20 @@ def test_a_gpu_that_somebody_uses_is_not_given_to_a_job(desk: Desk, gpus: Path) 
     assert desk.job(1)["state"] == "queued"
     put_nvidia_smi(gpus, FREE)
     desk.waits_for(1, "succeeded")
+
+
+@pytest.mark.row(275)
+def test_a_launch_starts_nothing_where_one_server_has_no_free_gpu(desk_of_two: Desk) -> None:
+    desk = desk_of_two
+    desk.configure(idle_after=1)
+    folders = [desk.servers[name].programs for name in ("first", "second")]
+    try:
+        put_nvidia_smi(folders[0], FREE)
+        put_nvidia_smi(folders[1], gpu_line(0, load=97, used=5000), processes=process_line(0, os.getpid()))
+        said = desk.refuses("helper-launch", "--gpus", "1", "--no-sync", "--cmd", f"touch {desk.root}/began")
+        assert "second" in said
+        assert {job["state"] for job in desk.jobs()} <= {"failed", "killed"}
+        assert not (desk.root / "began").exists()
+    finally:
+        for folder in folders:
+            remove_in_use(folder)

@@ -24,3 +24,33 @@ def test_a_damaged_line_of_a_known_host_does_not_make_its_key_new(desk: Desk) ->
         assert known.read_text() == f"{damaged}\n"
     subprocess.run(["sed", "-i.bak", "1d", str(known)], check=True)
     assert "accepted" in desk.tries("run", "--cmd", "true").stderr
+
+
+@pytest.mark.row(41)
+def test_hashed_names_are_known_and_revoked_keys_are_refused(desk: Desk) -> None:
+    desk.configure(keep_connections=0)
+    known = desk.root / ".remote" / "known_hosts"
+    line = known.read_text()
+    subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(known)], check=True)
+    assert known.read_text().startswith("|1|")
+    assert "host key" not in desk.tries("run", "--cmd", "true").stderr
+    known.write_text(f"@revoked {line}")
+    assert "revoked" in desk.refuses("run", "--cmd", "true", status=4)
+
+
+@pytest.mark.row(108)
+@pytest.mark.parametrize("key", ["hostname", "username"])
+def test_a_name_that_ssh_would_take_for_an_option_is_refused(desk: Desk, key: str) -> None:
+    servers = desk.settings()["servers"]
+    servers["first"][key] = f"-oProxyCommand=touch {desk.root}/began"
+    desk.configure(servers=servers, keep_connections=0)
+    assert key in desk.refuses("run", "--cmd", "true", status=2)
+    assert not (desk.root / "began").exists()
+
+
+@pytest.mark.row(117)
+def test_the_ssh_agent_is_not_forwarded(desk: Desk) -> None:
+    command = 'echo "${SSH_AUTH_SOCK-none}"'
+    for words in (("run",), ("job-run", "--follow"), ("shell", "--", "sh", "-c")):
+        line = [command] if "shell" in words else ["--cmd", command]
+        assert desk.does(*words, *line, environment={"SSH_AUTH_SOCK": "/tmp/agent"}) == "none\n"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.processes import open_files
 from tests.project import make_project
 from tests.promises.conftest import Desk, HeldRequest, until
 
@@ -92,3 +93,13 @@ def test_a_start_that_has_arrived_is_not_given_up_however_long_it_took(fresh: De
     until((jobs / record.parent.name / "started.json").exists, "the start goes on", 60)
     assert fresh.job(1)["state"] == "running"
     fresh.does("job-kill", "1")
+
+
+@pytest.mark.row(13)
+def test_a_job_holds_nothing_of_the_connection_that_started_it(desk: Desk) -> None:
+    desk.does("job-run", "--cmd", "echo $$ > pid; exec sleep 1000")
+    until(lambda: (desk.there() / "pid").exists() and (desk.there() / "pid").read_text(), "the job runs")
+    files = open_files(int((desk.there() / "pid").read_text()))
+    assert sorted(files) == [0, 1, 2]
+    assert [name for name in files.values() if not name.startswith(("/dev/null", str(desk.there())))] == []
+    desk.does("job-kill", "1", "--yes")
