@@ -114,3 +114,19 @@ def test_a_job_whose_start_was_not_confirmed_is_not_started_twice(desk: Desk, tm
     assert job["state"] == "running"
     desk.does("job-kill", "1", "--grace", "0")
     assert ran.read_text() == "ran\n"
+
+
+@pytest.mark.row(36, 182)
+@pytest.mark.parametrize("kept", [0, "10m"], ids=["own login", "kept login"])
+def test_a_command_whose_connection_breaks_is_an_error_and_is_not_run_again(desk: Desk, kept: object) -> None:
+    desk.configure(keep_connections=kept)
+    desk.does("run", "--cmd", "true")
+    with desk.runs_meanwhile("run", "--cmd", "echo run >> runs; echo begun; sleep 1000") as running:
+        assert running.stdout is not None
+        while "begun" not in running.stdout.readline():
+            assert running.poll() is None, "it ends before the connection breaks"
+        desk.servers["first"].drop_connections()
+        said, _ = running.communicate(timeout=PATIENCE)
+    assert running.returncode == 4, said
+    assert "the connection was lost" in said
+    assert (desk.there() / "runs").read_text() == "run\n"

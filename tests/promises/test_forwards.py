@@ -84,3 +84,18 @@ def test_ssh_config_names_only_keys_that_exist(desk: Desk, tmp_path: Path) -> No
     assert f"first: its private_key {tmp_path / 'missing'} does not exist, so no key is named" in ran.stderr
     (tmp_path / "missing.pub").touch()
     assert f'IdentityFile "{tmp_path}/missing"' in desk.does("ssh-config", environment={"HOME": str(home)})
+
+
+@pytest.mark.row(243)
+def test_settings_for_ssh_are_one_line_and_go_without_a_trace(desk: Desk, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    (home / ".ssh").mkdir(parents=True)
+    own = home / ".ssh" / "config"
+    own.write_text("Host other\n  Port 2222\n")
+    before = own.read_bytes()
+    desk.does("ssh-config", "--install", environment={"HOME": str(home)})
+    added = [line for line in own.read_text().splitlines() if line not in before.decode().splitlines()]
+    assert [line.split()[0] for line in added if line.strip()] == ["Include"]
+    assert own.read_bytes().endswith(before)
+    desk.does("ssh-config", "--remove", environment={"HOME": str(home)})
+    assert own.read_bytes() == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from typing import TYPE_CHECKING
 
@@ -84,3 +85,14 @@ def test_a_shard_that_starts_after_another_sync_runs_the_code_of_its_fan_out(des
     for key in keys:
         said = desk.does("job-tail", str(key), "--no-follow")
         assert ("old" in said, "newer" in said) == (True, False)
+
+
+@pytest.mark.row(294)
+def test_a_large_file_of_a_frozen_job_survives_a_sync_that_replaces_it(desk: Desk) -> None:
+    (desk.root / "large").write_bytes(b"a" * 5_000_000)
+    desk.does("job-run", "--frozen", "--cmd", f"until [ -e {desk.root}/go ]; do sleep 0.05; done; sha256sum < large")
+    (desk.root / "large").write_bytes(b"b" * 5_000_000)
+    desk.does("rsync")
+    (desk.root / "go").touch()
+    desk.waits_for(1, "succeeded")
+    assert desk.does("job-tail", "1").split()[0] == hashlib.sha256(b"a" * 5_000_000).hexdigest()

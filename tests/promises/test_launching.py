@@ -70,3 +70,16 @@ def test_a_rank_that_fails_ends_the_launch_although_other_processes_of_its_serve
     first, second = desk_of_two.waits_for(1, "failed"), desk_of_two.waits_for(2, "failed")
     assert (first["exit_code"], second["exit_code"] != 0) == (7, True)
     assert "first (node 0) ended with exit code 7" in second["reason"]
+
+
+@pytest.mark.row(162)
+def test_a_command_runs_once_on_each_server_and_knows_its_place(desk_of_two: Desk) -> None:
+    desk = desk_of_two
+    desk.does(
+        "helper-launch", "--follow", "--cmd", 'echo "$NODE_RANK of $NNODES at $MASTER_ADDR $MASTER_PORT" >> place'
+    )
+    first, second = ((desk.there(name) / "place").read_text() for name in ("first", "second"))
+    rank, _, count, *rendezvous = first.split()
+    assert (rank, count) == ("0", "2")
+    assert second.split() == ["1", "of", "2", *rendezvous]
+    assert len(rendezvous) == 3

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.processes import is_running
+from tests.processes import is_running, open_files, parents
 from tests.promises.conftest import PATIENCE, until
 
 if TYPE_CHECKING:
@@ -106,3 +108,28 @@ def test_a_stop_that_an_unprepared_server_does_not_take_is_made_up_for(desk: Des
         assert is_running(command)
     desk.waits_for(1, "killed")
     assert not is_running(command)
+
+
+@pytest.mark.row(3)
+def test_a_job_without_its_supervisor_is_lost_and_what_is_left_of_it_is_stopped(desk: Desk) -> None:
+    command = begin(desk)
+    os.kill(parents()[command], signal.SIGKILL)
+    job = desk.waits_for(1, "lost")
+    assert (job["exit_code"], is_running(command)) == (None, True)
+    desk.does("job-kill", "1", "--yes")
+    assert not is_running(command)
+    assert desk.job(1)["exit_code"] is None
+
+
+@pytest.mark.row(268)
+def test_a_job_that_waited_without_its_supervisor_is_lost_and_holds_nobody_up(desk: Desk) -> None:
+    begin(desk)
+    for _ in range(2):
+        desk.does("job-run", "--after-any", "1", "--cmd", "touch began-$REMOTE_TOOL_JOB_ID")
+    second, third = (desk.waits_for(key, "queued")["id"] for key in (2, 3))
+    (supervisor,) = [pid for pid in parents() if f"/.jobs/{second}" in " ".join(open_files(pid).values())]
+    os.kill(supervisor, signal.SIGKILL)
+    assert desk.waits_for(2, "lost")["reason"]
+    (desk.there() / "end").touch()
+    desk.waits_for(3, "succeeded")
+    assert [path.name for path in desk.there().glob("began-*")] == [f"began-{third}"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -56,3 +57,26 @@ def test_a_secret_in_the_place_of_the_names_of_secrets_is_not_shown(desk: Desk, 
     said = desk.refuses("rsync", status=2)
     assert f"{key}.secrets" in said
     assert "hunter2" not in said
+
+
+@pytest.mark.row(300)
+def test_recorded_changes_have_no_file_that_is_not_sent_and_no_value_of_a_variable(desk: Desk) -> None:
+    def git(*words: str) -> None:
+        who = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+        subprocess.run(["git", *who, *words], cwd=desk.root, check=True, capture_output=True)
+
+    for name in ("train.py", "login.py", ".env"):
+        (desk.root / name).write_text("rate = 1\n")
+    git("init")
+    git("add", "--force", "hello.py", "train.py", "login.py", ".env")
+    git("commit", "-m", "one")
+    (desk.root / ".env").write_text("DOOR=open-sesame-open-sesame\n")
+    (desk.root / "login.py").write_text("token = 'hunter2hunter2'\n")
+    (desk.root / "train.py").write_text("rate = 2\n")
+    desk.does("job-run", "--frozen", "--env", "TOKEN", "hunter2hunter2", "--follow", "--cmd", "true")
+    (changes,) = (desk.root / ".remote" / "jobs").glob("*/changes.patch")
+    assert [line for line in changes.read_text().splitlines() if line.startswith("+") and line[1] != "+"] == [
+        "+token = '***'",
+        "+rate = 2",
+    ]
+    assert "DOOR" not in changes.read_text()
