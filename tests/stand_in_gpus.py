@@ -55,7 +55,8 @@ esac
 
 def remove_in_use(folder: Path) -> None:
     """Remove a folder of leases or of an nvidia-smi, though jobs may write into it at the same time."""
-    while True:
+    for _ in range(100):
         with suppress(OSError):
             shutil.rmtree(folder)
             return
+    shutil.rmtree(folder)

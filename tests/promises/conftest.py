@@ -7,8 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -169,6 +170,13 @@ def until(condition: Callable[[], object], what: str, seconds: float = PATIENCE)
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds:.0f} seconds: {what}"
         time.sleep(0.1)
+
+
+@contextmanager
+def folder_of_sockets() -> Iterator[dict[str, str]]:
+    """A place where logins may be kept, whose path is short."""
+    with tempfile.TemporaryDirectory(prefix="rtk") as folder:
+        yield {"XDG_RUNTIME_DIR": folder}
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.promises.conftest import PATIENCE, until
+from tests.promises.conftest import PATIENCE, folder_of_sockets, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -118,9 +118,20 @@ def test_a_job_whose_start_was_not_confirmed_is_not_started_twice(desk: Desk, tm
 
 @pytest.mark.row(36, 182)
 @pytest.mark.parametrize("kept", [0, "10m"], ids=["own login", "kept login"])
-def test_a_command_whose_connection_breaks_is_an_error_and_is_not_run_again(desk: Desk, kept: object) -> None:
+def test_a_command_whose_connection_breaks_is_an_error_and_is_not_run_again(
+    desk: Desk, kept: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
     desk.configure(keep_connections=kept)
-    desk.does("run", "--cmd", "true")
+    with folder_of_sockets() as environment:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", environment["XDG_RUNTIME_DIR"])
+        desk.does("run", "--cmd", "true")
+        if kept:
+            until(lambda: "no login is kept" not in desk.tries("connections").stderr, "the login is kept")
+        check_that_a_break_is_an_error(desk)
+        desk.does("disconnect")
+
+
+def check_that_a_break_is_an_error(desk: Desk) -> None:
     with desk.runs_meanwhile("run", "--cmd", "echo run >> runs; echo begun; sleep 1000") as running:
         assert running.stdout is not None
         while "begun" not in running.stdout.readline():

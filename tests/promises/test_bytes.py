@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -45,14 +44,3 @@ def test_what_a_server_says_does_not_control_the_terminal(desk: Desk) -> None:
     said = desk.tries("job-show", "1")
     assert "ValueError" in said.stdout
     assert [character for character in said.stdout + said.stderr if character in "\033\007"] == []
-
-
-@pytest.mark.row(113)
-def test_our_files_on_a_server_are_private_and_a_link_in_their_place_is_refused(desk: Desk) -> None:
-    desk.does("job-run", "--no-sync", "--follow", "--cmd", "true")
-    for name in (".jobs", ".remote-scripts"):
-        assert stat.S_IMODE((desk.there() / name).stat().st_mode) == 0o700
-    elsewhere = (desk.there() / ".jobs").rename(desk.root.parent / "elsewhere")
-    (desk.there() / ".jobs").symlink_to(elsewhere)
-    desk.refuses("job-run", "--no-sync", "--cmd", "touch began")
-    assert not (desk.there() / "began").exists()

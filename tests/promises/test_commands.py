@@ -6,19 +6,15 @@ import json
 import re
 import shutil
 import socket
-import tempfile
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.promises.conftest import until
+from tests.promises.conftest import folder_of_sockets, until
 from tests.terminal import Terminal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.promises.conftest import Desk
 
 README = Path(__file__).parents[2] / "README.md"
@@ -299,13 +295,6 @@ def test_logins_that_are_kept_are_listed_and_closed(desk: Desk) -> None:
         assert differs(closed, described, "disconnect") == []
         assert kept()["connections"] == []
         assert "no login was kept" in desk.tries("disconnect", environment=environment).stderr
-
-
-@contextmanager
-def folder_of_sockets() -> Iterator[dict[str, str]]:
-    """A place where logins may be kept, whose path is short."""
-    with tempfile.TemporaryDirectory(prefix="rtk") as folder:
-        yield {"XDG_RUNTIME_DIR": folder}
 
 
 def test_programs_for_the_browser_are_asked_for_where_they_are_missing(desk: Desk) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.promises.conftest import folder_of_sockets, until
 
 if TYPE_CHECKING:
     from tests.promises.conftest import Desk
@@ -51,6 +54,14 @@ def test_a_name_that_ssh_would_take_for_an_option_is_refused(desk: Desk, key: st
 @pytest.mark.row(117)
 def test_the_ssh_agent_is_not_forwarded(desk: Desk) -> None:
     command = 'echo "${SSH_AUTH_SOCK-none}"'
-    for words in (("run",), ("job-run", "--follow"), ("shell", "--", "sh", "-c")):
-        line = [command] if "shell" in words else ["--cmd", command]
-        assert desk.does(*words, *line, environment={"SSH_AUTH_SOCK": "/tmp/agent"}) == "none\n"
+    with folder_of_sockets() as environment:
+        environment["SSH_AUTH_SOCK"] = f"{environment['XDG_RUNTIME_DIR']}/agent"
+        with subprocess.Popen(["ssh-agent", "-D", "-a", environment["SSH_AUTH_SOCK"]], stdout=subprocess.PIPE) as agent:
+            try:
+                until(Path(environment["SSH_AUTH_SOCK"]).exists, "the agent listens")
+                for words in (("run",), ("job-run", "--follow"), ("shell", "--", "sh", "-c")):
+                    line = [command] if "shell" in words else ["--cmd", command]
+                    assert desk.does(*words, *line, environment=environment) == "none\n"
+                desk.does("disconnect", environment=environment)
+            finally:
+                agent.kill()

@@ -97,14 +97,11 @@ def test_the_rest_is_stopped_when_a_node_stays_silent(desk_of_two: Desk) -> None
 
 
 @pytest.mark.row(87)
-def test_a_launch_that_one_server_does_not_start_runs_nowhere(desk_of_two: Desk) -> None:
+def test_the_rest_is_stopped_when_one_server_does_not_start_its_part(desk_of_two: Desk) -> None:
     desk = desk_of_two
-    servers = desk.settings()["servers"]
-    servers["second"]["port"] = 1
-    desk.configure(servers=servers, keep_connections=0)
-    assert "second" in desk.refuses("helper-launch", "--no-sync", "--cmd", "touch began-$NODE_RANK; sleep 1000")
-    until(
-        lambda: all(job["state"] in {"killed", "failed"} for job in desk.jobs("--stopped", "--server", "first")),
-        "its end",
-    )
-    assert not (desk.there("second") / "began-1").exists()
+    # A file in the place of the folder of its jobs.
+    (desk.there("second") / ".jobs").touch()
+    said = desk.refuses("helper-launch", "--no-sync", "--cmd", "sleep 1000; sleep 1000", status=3)
+    assert "second: node 1 did not start; stopping the rest of the launch" in said
+    (desk.there("second") / ".jobs").unlink()
+    assert {job["server"]: job["state"] for job in desk.jobs()} == {"first": "killed", "second": "failed"}

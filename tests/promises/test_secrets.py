@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -80,3 +81,15 @@ def test_recorded_changes_have_no_file_that_is_not_sent_and_no_value_of_a_variab
         "+rate = 2",
     ]
     assert "DOOR" not in changes.read_text()
+
+
+@pytest.mark.row(113)
+def test_our_files_on_a_server_are_private_and_a_link_in_their_place_is_refused(desk: Desk) -> None:
+    desk.does("job-run", "--no-sync", "--follow", "--cmd", "true")
+    for name in (".jobs", ".remote-scripts"):
+        assert stat.S_IMODE((desk.there() / name).stat().st_mode) == 0o700
+    elsewhere = (desk.there() / ".jobs").rename(desk.root.parent / "elsewhere")
+    (desk.there() / ".jobs").symlink_to(elsewhere)
+    said = desk.refuses("job-run", "--no-sync", "--cmd", "touch began")
+    assert f"{desk.there()}/.jobs is a symbolic link or no folder" in said
+    assert not (desk.there() / "began").exists()

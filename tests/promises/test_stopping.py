@@ -190,6 +190,7 @@ def test_a_job_whose_folder_was_removed_is_ended_completely(desk: Desk, folder: 
     pid, jobs = int((desk.there() / "pid").read_text()), desk.there() / ".jobs"
     job_id = desk.job(1)["id"]
     shutil.rmtree(jobs / job_id if folder == "of the job" else jobs)
+    assert is_running(pid)
     desk.tries("job-kill", "1", "--yes")
     until(lambda: not is_running(pid), "its command has ended")
     until(lambda: job_id not in desk.does("job-kill", "--orphans", "--json"), "nothing of it is left")

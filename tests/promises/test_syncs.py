@@ -197,6 +197,8 @@ def test_an_edit_is_sent_whatever_its_time_and_with_checksum_also_one_that_kept_
         assert there.read_text() == text
     here.write_text("rate = 0.4\n")
     os.utime(here, (moment, moment))
+    desk.does("rsync")
+    assert there.read_text() == "rate = 0.3\n"
     desk.does("rsync", "--checksum")
     assert there.read_text() == "rate = 0.4\n"
 

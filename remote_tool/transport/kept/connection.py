@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from remote_tool.system.locks import unlock
 from remote_tool.transport.kept.master import ANSWER_SECONDS, NoAnswerError, pid_of_master, run_blindly, server_answers
 from remote_tool.transport.kept.session import KeptSession
 from remote_tool.transport.ssh.channel import lost
@@ -109,7 +109,7 @@ class KeptConnection:
             return False
 
         def end(is_gone: bool) -> None:
-            os.close(slot)
+            unlock(slot)
             self._sessions.discard(session)
             self._is_lost = self._is_lost or is_gone
 
@@ -120,11 +120,11 @@ class KeptConnection:
             async with asyncio.timeout(ANSWER_SECONDS):
                 await session.open()
         except (NoAnswerError, TimeoutError):
-            os.close(slot)
+            unlock(slot)
             await self._forget_a_dead_master()
             return False
         except BaseException:
-            os.close(slot)
+            unlock(slot)
             raise
         self._hear()
         self._sessions.add(session)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from remote_tool.system.locks import lock
+from remote_tool.system.locks import lock, unlock
 
 if TYPE_CHECKING:
     from remote_tool.config.model import Config
@@ -73,7 +73,7 @@ class Place:
         """Number of sessions of all processes now."""
         free = [taken for name in self._slots if (taken := self._locked(name)) is not None]
         for taken in free:
-            os.close(taken)
+            unlock(taken)
         return MOST_SESSIONS - len(free)
 
     @property

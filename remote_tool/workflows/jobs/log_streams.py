@@ -93,7 +93,7 @@ class Viewer:
 
 @dataclass(frozen=True)
 class Listener:
-    """Callbacks for following: output, if requested, each job's end, and each answer."""
+    """Callbacks for following: output, if requested, each job's end, and each answer about a job that is there."""
 
     viewer: Viewer | None = None
     on_end: Callable[[Job], None] = lambda _job: None
