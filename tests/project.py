@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING
 
 import yaml
 
+from remote_tool import JobSelection, Workspace
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from remote_tool import Job
     from tests.sshd import Reachable
 
 THIS_PYTHON = {"existing": sys.prefix}
@@ -67,3 +70,14 @@ def remote_tool(
         stdin=subprocess.DEVNULL,
         env={**os.environ, **(environment or {})},
     )
+
+
+def start(project: Path, command: str, *tags: str, server: str = "first") -> Job:
+    """Start a job."""
+    return Workspace.find(project).start(server, command, tags=tags).job
+
+
+def kill(project: Path, *jobs: Job) -> None:
+    """Stop jobs at once."""
+    chosen = JobSelection(jobs=tuple(job.id for job in jobs))
+    Workspace.find(project).stop_jobs(chosen, signal="SIGKILL").raise_if_any_failed()

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from tests.processes import environments, is_running, open_files
-from tests.project import make_project, remote_tool
+from tests.project import make_project, make_workspace_id, remote_tool
 from tests.sshd import TestServer
 
 if TYPE_CHECKING:
@@ -214,6 +214,27 @@ def _desk_of_a_module(two_machines: dict[str, TestServer], tmp_path_factory: pyt
     yield found
     for server in two_machines:
         found.end_all(server)
+
+
+@pytest.fixture(scope="session")
+def project(tmp_path_factory: pytest.TempPathFactory, two_machines: dict[str, TestServer]) -> Path:
+    """A project that the tests of one process share, prepared on both servers."""
+    root = make_project(tmp_path_factory.mktemp("projects") / "project", two_machines.values())
+    prepared = remote_tool("prepare", cwd=root)
+    assert prepared.returncode == 0, prepared.stderr
+    return root
+
+
+@pytest.fixture
+def away(project: Path, tmp_path: Path) -> Path:
+    """A checkout of it with the first server, which works, and one that cannot be reached."""
+    values = yaml.safe_load((project / ".remote" / "configs.yaml").read_text())
+    del values["servers"]["second"]
+    values["servers"]["away"] = {"hostname": "127.0.0.1", "port": 1}
+    root = tmp_path / "project"
+    make_workspace_id(root)
+    (root / ".remote" / "configs.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    return root
 
 
 def _made(folder: Path, servers: dict[str, TestServer]) -> Desk:

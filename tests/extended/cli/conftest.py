@@ -7,15 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from remote_tool import JobSelection, Workspace
 from tests.project import make_project, make_workspace_id, remote_tool
 from tests.sshd import TestServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-    from remote_tool import Job
 
 
 @pytest.fixture(scope="session")
@@ -46,14 +43,3 @@ def away(project: Path, tmp_path: Path) -> Path:
     head, _, _ = text.partition("  second:")
     (root / ".remote" / "configs.yaml").write_text(head + gone)
     return root
-
-
-def start(project: Path, command: str, *tags: str, server: str = "first") -> Job:
-    """Start a job."""
-    return Workspace.find(project).start(server, command, tags=tags).job
-
-
-def kill(project: Path, *jobs: Job) -> None:
-    """Stop jobs at once."""
-    chosen = JobSelection(jobs=tuple(job.id for job in jobs))
-    Workspace.find(project).stop_jobs(chosen, signal="SIGKILL").raise_if_any_failed()

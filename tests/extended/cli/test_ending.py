@@ -20,10 +20,9 @@ import pytest
 from remote_tool import Workspace
 from remote_tool.cli.local_problems import explain
 from tests.below import files_below
-from tests.extended.cli.conftest import kill, start
 from tests.extended.workflows.jobs.test_jobs import until
 from tests.processes import processes_of
-from tests.project import make_project, remote_tool, write_configuration
+from tests.project import kill, make_project, remote_tool, start, write_configuration
 from tests.sshd import TestServer
 from tests.terminal import Terminal
 

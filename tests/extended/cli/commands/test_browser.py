@@ -24,13 +24,12 @@ import yaml
 from remote_tool import JobSelection, Workspace
 from tests.below import contents_below
 from tests.containers import IMAGE, OPTIONS
-from tests.extended.cli.commands.test_forward import Forwarding, agents_in
-from tests.extended.cli.conftest import kill, start
 from tests.extended.sample.test_frameworks import FRAMEWORKS, lacks
 from tests.extended.workflows.jobs.test_jobs import until
+from tests.forwarding import Forwarding, agents_in
 from tests.kept_logins import keeping_logins, wait_for_logins
 from tests.processes import parents, processes_of, read_of
-from tests.project import make_project, remote_tool
+from tests.project import kill, make_project, remote_tool, start
 from tests.sshd import TestServer
 
 if TYPE_CHECKING:

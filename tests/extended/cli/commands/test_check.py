@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.extended.cli.described import undescribed
+from tests.described import undescribed
 from tests.extended.environments.test_facts import stub
 from tests.extended.environments.test_machine import answering
 from tests.project import make_project, remote_tool

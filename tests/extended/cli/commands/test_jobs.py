@@ -20,10 +20,9 @@ from remote_tool.errors import UsageError
 from remote_tool.jobs.job import MASTER_TAG, Job, JobState, new_job_id
 from remote_tool.jobs.registry import Registry
 from remote_tool.workflows.selection import JobSelection
-from tests.extended.cli.conftest import kill, start
 from tests.extended.workflows.jobs.test_jobs import until
 from tests.processes import processes_of
-from tests.project import make_project, remote_tool
+from tests.project import kill, make_project, remote_tool, start
 from tests.terminal import Terminal
 
 if TYPE_CHECKING:

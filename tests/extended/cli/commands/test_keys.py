@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from tests.extended.cli.described import undescribed
+from tests.described import undescribed
 from tests.extended.transport.password_server import PasswordServer, password_server
 from tests.project import remote_tool
 from tests.sshd import free_port

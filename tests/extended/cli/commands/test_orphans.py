@@ -15,11 +15,10 @@ import pytest
 
 from remote_tool import Workspace
 from remote_tool.errors import UsageError
-from tests.extended.cli.conftest import kill, start
-from tests.extended.cli.described import undescribed
+from tests.described import undescribed
 from tests.extended.workflows.jobs.test_jobs import until
 from tests.processes import processes_of
-from tests.project import remote_tool
+from tests.project import kill, remote_tool, start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

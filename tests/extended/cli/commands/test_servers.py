@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from remote_tool.jobs.job import new_job_id
-from tests.extended.cli.described import undescribed
+from tests.described import undescribed
 from tests.extended.workflows.jobs.test_jobs import until
 from tests.project import make_project, remote_tool, write_configuration
 from tests.terminal import Terminal

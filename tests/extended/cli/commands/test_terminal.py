@@ -22,10 +22,9 @@ from remote_tool.cli.terminal.notice_line import LAST, NOT_BELOW
 from remote_tool.jobs.job import JobState
 from remote_tool.workflows.selection import JobsAnswer
 from remote_tool.workflows.terminal.shell import ShellRequest
-from tests.extended.cli.conftest import kill
 from tests.extended.transport.channels import stopped
 from tests.processes import environments
-from tests.project import make_project, remote_tool
+from tests.project import kill, make_project, remote_tool
 from tests.sshd import TestServer, make_key
 from tests.terminal import Terminal
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.extended.cli.conftest import start
-from tests.project import remote_tool
+from tests.project import remote_tool, start
 from tests.terminal import Terminal
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import pytest
 from remote_tool.cli.tables.bandwidth import matrix, remarks
 from remote_tool.errors import JobError
 from remote_tool.workflows.servers.bandwidth import BandwidthAnswer, Link, _read_link, readable_rate, tournament
-from tests.extended.cli.described import undescribed
+from tests.described import undescribed
 from tests.project import remote_tool
 
 if TYPE_CHECKING:

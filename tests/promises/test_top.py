@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from remote_tool import JobSelection, Workspace
-from tests.extended.cli.conftest import kill, start
-from tests.extended.cli.described import undescribed
-from tests.project import remote_tool
+from tests.described import undescribed
+from tests.project import kill, remote_tool, start
 from tests.stand_in_gpus import gpu_line, put_nvidia_smi
 from tests.terminal import Terminal
 
@@ -23,9 +22,10 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def gpus(servers: tuple[TestServer, TestServer]) -> Iterator[None]:
+def gpus(two_machines: dict[str, TestServer]) -> Iterator[None]:
     """Give the first server two GPUs."""
-    program = put_nvidia_smi(servers[0].programs, gpu_line(0), gpu_line(1, load=13), processes="GPU-1, 4194305, 512\n")
+    programs = two_machines["first"].programs
+    program = put_nvidia_smi(programs, gpu_line(0), gpu_line(1, load=13), processes="GPU-1, 4194305, 512\n")
     yield
     program.unlink()
 

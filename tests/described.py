@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-REFERENCE = Path(__file__).parents[3] / "docs" / "reference.md"
+REFERENCE = Path(__file__).parents[1] / "docs" / "reference.md"
 
 
 def undescribed(document: object) -> set[str]:

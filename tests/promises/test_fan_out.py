@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.extended.cli.described import undescribed
+from tests.described import undescribed
 from tests.project import remote_tool
 
 if TYPE_CHECKING:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from remote_tool import Workspace
-from tests.extended.cli.conftest import start
 from tests.processes import processes_of
-from tests.project import make_project, remote_tool
+from tests.project import make_project, remote_tool, start
 
 if TYPE_CHECKING:
     from pathlib import Path

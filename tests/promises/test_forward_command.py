@@ -5,23 +5,19 @@ from __future__ import annotations
 import http.client
 import http.server
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import urllib.error
 import urllib.request
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.extended.cli.conftest import kill, start
-from tests.extended.workflows.jobs.test_jobs import until
-from tests.processes import environments, read_of
-from tests.project import make_project, remote_tool
+from tests.forwarding import Forwarding, agents_in
+from tests.project import kill, make_project, remote_tool, start
+from tests.promises.conftest import until
 from tests.sshd import TestServer, free_low_port, free_port
 
 if TYPE_CHECKING:
@@ -29,56 +25,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.slow
-
-
-class Forwarding:
-    """The program while it runs, and the lines that it has printed."""
-
-    command = "forward"
-
-    def __init__(self, *arguments: str, cwd: Path, environment: dict[str, str] | None = None) -> None:
-        self.lines: list[str] = []
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "remote_tool", self.command, *arguments],
-            cwd=cwd,
-            env={**os.environ, **(environment or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self._reading = threading.Thread(target=self._read, daemon=True)
-        self._reading.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line.rstrip("\n"))
-
-    def wait_for(self, text: str, count: int = 1, seconds: float = 300.0) -> str:
-        until(lambda: len(self._with(text)) >= count or not self._reading.is_alive(), seconds)
-        assert len(self._with(text)) >= count, (text, self.lines)
-        return self._with(text)[-1]
-
-    def _with(self, text: str) -> list[str]:
-        return [line for line in self.lines if text in line]
-
-    def stop(self, number: int = signal.SIGINT) -> int:
-        if self.process.poll() is None:
-            self.process.send_signal(number)
-        status = self.process.wait(60)
-        self._reading.join(60)
-        return status
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait()
-        self._reading.join(60)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
 
 
 class Answer(http.server.BaseHTTPRequestHandler):
@@ -143,12 +89,6 @@ def port_in(line: str) -> int:
     return int(line.partition(" ")[0].rpartition(":")[2])
 
 
-def agents_in(server: TestServer) -> list[int]:
-    """The programs of ours that run on a server."""
-    home = f"HOME={server.home}\0".encode()
-    return [pid for pid, found in environments() if home in found and b"run_control.py" in read_of(pid, "cmdline")]
-
-
 @pytest.mark.row(211, 212, 213)
 def test_ports_are_forwarded_where_the_server_allows_none_and_nothing_is_left(
     workspace: Path, closed: TestServer, web: int
@@ -167,7 +107,7 @@ def test_ports_are_forwarded_where_the_server_allows_none_and_nothing_is_left(
         said = [line for line in forwarding.lines if "nothing listens" in line]
         assert said == [f"nothing listens on localhost:{nothing} on gpu1"]
         assert forwarding.lines[-1] == "interrupted; the ports are closed"
-    until(lambda: agents_in(closed) == [])
+    until(lambda: agents_in(closed) == [], "nothing is left on the server")
     with socket.socket() as sock, pytest.raises(ConnectionRefusedError):
         sock.connect(("127.0.0.1", dead))
 
@@ -185,7 +125,7 @@ def test_after_a_lost_connection_it_reconnects_and_keeps_the_port(
         assert fetch(port) == Answer.DATA
         forwarding.wait_for("is answering again")
         assert forwarding.stop(signal.SIGTERM) == 143
-    until(lambda: agents_in(closed) == [])
+    until(lambda: agents_in(closed) == [], "nothing is left on the server")
 
 
 @pytest.mark.row(211, 213)
@@ -196,16 +136,16 @@ def test_a_reverse_forward_survives_a_lost_connection(workspace: Path, closed: T
         assert fetch(there) == Answer.DATA
         closed.drop_connections()
         forwarding.wait_for("reconnecting")
-        until(lambda: is_served(there), 60)
+        until(lambda: is_served(there), "the page is there again", 60)
         with Forwarding(f"0:{path}", cwd=workspace) as back:
             here = port_in(back.wait_for("-> "))
-            until(lambda: is_served(here), 60)
+            until(lambda: is_served(here), "the page is here", 60)
             assert back.stop() == 130
         refused = remote_tool("forward", "--reverse", str(there), cwd=workspace)
         assert (refused.returncode, refused.stdout) == (1, "")
         assert f"port {there} is in use on the server" in refused.stderr
         assert forwarding.stop() == 130
-    until(lambda: agents_in(closed) == [] and not path.exists())
+    until(lambda: agents_in(closed) == [] and not path.exists(), "nothing is left on the server")
 
 
 @pytest.mark.row(214)
@@ -228,7 +168,7 @@ def test_the_ports_of_a_job_are_forwarded_until_it_ends(workspace: Path) -> None
 def test_json_has_the_ports_and_errors_name_the_next_command(workspace: Path, web: int) -> None:
     with Forwarding("--json", f"0:{web}", cwd=workspace) as forwarding:
         forwarding.wait_for("}")
-        until(lambda: forwarding.lines[-1] == "}")
+        until(lambda: forwarding.lines[-1] == "}", "the document is whole")
         document = json.loads("\n".join(forwarding.lines))
         (found,) = document["forwards"]
         assert fetch(found["port"]) == Answer.DATA

@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from tests.extended.cli.described import undescribed
+from tests.described import undescribed
 from tests.project import remote_tool
 
 
