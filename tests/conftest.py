@@ -15,21 +15,15 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 from hypothesis import HealthCheck, settings
 
-from remote_tool import redaction
-from remote_tool.config.model import Config, HostKeyPolicy, Server
-from remote_tool.paths import LocalPaths, RemotePaths
 from tests import figures
 from tests.containers import Podman
 from tests.kept_logins import masters
 from tests.leftovers import new_name, remove_leftovers
 from tests.machine_gpus import without_gpus
-from tests.project import make_workspace_id
 from tests.sshd import TestServer, make_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from tests.sshd import Reachable
+    from collections.abc import Iterator
 
 # A busy machine is slow now and then; a test that hangs is ended by its timeout.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -60,36 +54,6 @@ class MakeServer(Protocol):
 
     def __call__(self, name: str = "first", **options: str) -> TestServer:
         """Return it when it answers; it is stopped after the test."""
-
-
-class Configuration(Protocol):
-    """Makes a configuration without a file."""
-
-    def __call__(self, servers: Iterable[Reachable], root: Path) -> Config:
-        """Return one with these servers for the project folder root."""
-
-
-def make_configuration(
-    servers: Iterable[Reachable], root: Path, *, host_keys: HostKeyPolicy = HostKeyPolicy.ACCEPT_NEW
-) -> Config:
-    """Configure servers as ``configs.yaml`` would, for the project folder root, which is made."""
-    make_workspace_id(root)
-    return Config(
-        name="project",
-        servers={
-            server.name: Server(
-                name=server.name,
-                hostname=server.address,
-                port=server.port,
-                username=server.username,
-                private_key=server.key,
-            )
-            for server in servers
-        },
-        local=LocalPaths(root),
-        remote=RemotePaths("project"),
-        host_keys=host_keys,
-    )
 
 
 @pytest.fixture(scope="session")
@@ -148,14 +112,6 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     return home
 
 
-@pytest.fixture(autouse=True)
-def _nothing_redacted() -> Iterator[None]:
-    """Values of an earlier test are nobody's secret."""
-    redaction.forget()
-    yield
-    redaction.forget()
-
-
 @pytest.fixture
 def make_server(tmp_path: Path, ssh_key: Path) -> Iterator[MakeServer]:
     """A factory of servers that are stopped after the test."""
@@ -171,9 +127,3 @@ def make_server(tmp_path: Path, ssh_key: Path) -> Iterator[MakeServer]:
 def two_servers(make_server: MakeServer) -> tuple[TestServer, TestServer]:
     """Two servers with fresh homes."""
     return make_server("first"), make_server("second")
-
-
-@pytest.fixture
-def configuration() -> Configuration:
-    """A function that configures servers, see :func:`make_configuration`."""
-    return make_configuration

@@ -8,8 +8,6 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from remote_tool.agent.machine.gpus import count_nvidia
-
 PROGRAMS = ("sh", "cat", "sleep", "env", "sed", "grep", "echo", "head", "kill", "ls", "printf", "tr", "true")
 # What a machine without the right to raise limits needs.
 OPTIONS = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096")
@@ -41,7 +39,7 @@ class Podman:
         wrapper.chmod(0o755)
         self._import_image(Path(busybox))
         # A job's container gets the GPUs of the machine, which podman must know of.
-        gpus = ("--device", "nvidia.com/gpu=all") if count_nvidia() else ()
+        gpus = ("--device", "nvidia.com/gpu=all") if [*Path("/dev").glob("nvidia[0-9]*")] else ()
         trial = self.run("run", "--rm", "--network", "host", "--ipc", "host", *gpus, *OPTIONS, IMAGE, "echo", "works")
         return "" if trial.stdout == "works\n" else f"podman does not work here: {trial.stderr.strip()}"
 

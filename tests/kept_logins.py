@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
+import subprocess
 import tempfile
 import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from remote_tool.transport.kept.folder import Place
-from remote_tool.transport.kept.listing import end_kept
-from remote_tool.transport.kept.record import read_record
 from tests.processes import environments, read_of
 
 if TYPE_CHECKING:
@@ -30,10 +27,8 @@ def keeping_logins(patch: pytest.MonkeyPatch) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        for file in folder.glob("remote-tool/*/record.json"):
-            record = read_record(Place(file.parent))
-            if record is not None:
-                asyncio.run(end_kept(Place(file.parent), record))
+        for socket in _sockets(folder):
+            subprocess.run(["ssh", "-S", socket, "-O", "exit", "-"], check=False, capture_output=True, timeout=300)
         # A master that was just starting may still make a file here.
         deadline = time.monotonic() + 300
         while folder.exists():
@@ -44,9 +39,13 @@ def keeping_logins(patch: pytest.MonkeyPatch) -> Iterator[Path]:
 def wait_for_logins(folder: Path, count: int) -> None:
     """Wait until so many logins are kept."""
     deadline = time.monotonic() + 300
-    while len([path for path in folder.glob("remote-tool/*/s????") if path.is_socket()]) < count:
+    while len(_sockets(folder)) < count:
         assert time.monotonic() < deadline, "no login is kept"
         time.sleep(0.05)
+
+
+def _sockets(folder: Path) -> list[Path]:
+    return [path for path in folder.glob("remote-tool/*/s????") if path.is_socket()]
 
 
 def masters(homes: Path) -> list[int]:

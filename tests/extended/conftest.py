@@ -6,8 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from remote_tool import redaction
+from tests.extended.configuration import make_configuration
+
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterator
+
+    from tests.extended.configuration import Configuration
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -26,3 +31,17 @@ def pytest_pycollect_makeitem(collector: pytest.Module, name: str) -> Generator[
             raise collector.CollectError(f"{name}: no case has the id {wanted!r} of picked_case")
         picked[0].add_marker("picked")
     return made
+
+
+@pytest.fixture(autouse=True)
+def _nothing_redacted() -> Iterator[None]:
+    """Values of an earlier test are nobody's secret."""
+    redaction.forget()
+    yield
+    redaction.forget()
+
+
+@pytest.fixture
+def configuration() -> Configuration:
+    """A function that configures servers, see :func:`make_configuration`."""
+    return make_configuration

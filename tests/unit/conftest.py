@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
+from remote_tool import redaction
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -47,3 +49,11 @@ def _only_pure(_nothing_redacted: None, monkeypatch: pytest.MonkeyPatch) -> Iter
     _is_in_test = True
     yield
     _is_in_test = False
+
+
+@pytest.fixture(autouse=True)
+def _nothing_redacted() -> Iterator[None]:
+    """Values of an earlier test are nobody's secret."""
+    redaction.forget()
+    yield
+    redaction.forget()

@@ -18,7 +18,7 @@ from remote_tool.transport.ssh.endpoint import printable
 from remote_tool.workflows.events import Notice, Outcome, StepEnded
 from remote_tool.workflows.jobs.run import RunRequest
 from remote_tool.workflows.start.start import StartRequest
-from tests.conftest import make_configuration
+from tests.extended.configuration import make_configuration
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -25,7 +25,7 @@ from remote_tool.jobs.job import JobSpec, JobState, new_job_id
 from remote_tool.jobs.registry import Registry
 from remote_tool.launchers.fan_out import FanOutRequest
 from remote_tool.workflows.fan_out_records import FanOutRecord, write_record
-from tests.conftest import make_configuration
+from tests.extended.configuration import make_configuration
 
 root = Path(sys.argv[1])
 registry = Registry(root / ".remote" / "jobs")

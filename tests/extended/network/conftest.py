@@ -9,7 +9,7 @@ import pytest
 from remote_tool import Workspace
 from remote_tool.workflows.events import Event, Notice
 from remote_tool.workspace import Hooks
-from tests.conftest import make_configuration
+from tests.extended.configuration import make_configuration
 from tests.leftovers import remove_leftovers
 from tests.network_hosts import Network, missing
 from tests.project import make_project
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.conftest import Configuration
+    from tests.extended.configuration import Configuration
     from tests.network_hosts import NetworkHost
 
 

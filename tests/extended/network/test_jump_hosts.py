@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from remote_tool.config.model import Config
-    from tests.conftest import Configuration
+    from tests.extended.configuration import Configuration
     from tests.network_hosts import Network, NetworkHost
 
 NAMES = ("outer", "inner", "far")

@@ -9,7 +9,7 @@ import pytest
 
 from remote_tool import Workspace
 from remote_tool.workspace import Hooks
-from tests.conftest import make_configuration
+from tests.extended.configuration import make_configuration
 
 if TYPE_CHECKING:
     from pathlib import Path

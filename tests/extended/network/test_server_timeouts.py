@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from remote_tool.workflows.jobs.follow import Chunk
-    from tests.conftest import Configuration
+    from tests.extended.configuration import Configuration
     from tests.extended.network.conftest import MakeWorkspace
     from tests.network_hosts import Network, NetworkHost
 

@@ -22,7 +22,7 @@ from remote_tool.errors import RemoteToolError
 from remote_tool.transport.pool import HostPool
 from remote_tool.workflows.sync.options import SyncOptions
 from remote_tool.workflows.sync.sync import sync
-from tests.conftest import make_configuration
+from tests.extended.configuration import make_configuration
 from tests.extended.transport.sync.test_push import Desk
 from tests.figures import record_figure
 

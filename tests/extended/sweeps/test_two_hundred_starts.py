@@ -21,7 +21,7 @@ from remote_tool.workflows.jobs.listing import list_jobs
 from remote_tool.workflows.jobs.stop import stop_jobs
 from remote_tool.workflows.selection import JobSelection
 from remote_tool.workflows.start.start_specs import start_specs
-from tests.conftest import make_configuration
+from tests.extended.configuration import make_configuration
 from tests.extended.sweeps.relay import CLIENT, SERVER, Relay, spread
 from tests.figures import record_figure
 from tests.processes import environments, processes_of

@@ -27,7 +27,7 @@ from remote_tool.transport.kept.listing import end_kept, kept_logins
 from remote_tool.transport.kept.master import Conversation, NoAnswerError, pid_of_master
 from remote_tool.transport.pool import HostPool
 from remote_tool.transport.ssh import client_keys, ssh_config
-from tests.conftest import make_configuration
+from tests.extended.configuration import make_configuration
 from tests.extended.transport.channels import (
     ALL_BYTES,
     check_every_verb,

@@ -12,8 +12,8 @@ import pytest
 
 from remote_tool.errors import ConnectionLostError
 from remote_tool.transport.pool import HostPool
-from tests.conftest import make_configuration
 from tests.extended.agent.conftest import wait_until
+from tests.extended.configuration import make_configuration
 from tests.extended.transport.password_server import PasswordServer, password_server, trust
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from remote_tool.transport.ssh import log_in as ssh_log_in
 from remote_tool.transport.ssh import ssh_config
 from remote_tool.transport.ssh.errors import explained
 from remote_tool.transport.ssh.login_errors import Progress, Stage
-from tests.conftest import make_configuration
+from tests.extended.configuration import make_configuration
 
 if TYPE_CHECKING:
     from collections.abc import Callable

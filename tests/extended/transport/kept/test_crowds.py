@@ -11,7 +11,7 @@ import pytest
 
 from remote_tool.transport.pool import HostPool
 from remote_tool.transport.ssh import log_in
-from tests.conftest import make_configuration
+from tests.extended.configuration import make_configuration
 from tests.extended.transport.test_kept import keep
 
 if TYPE_CHECKING:

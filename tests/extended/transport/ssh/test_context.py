@@ -23,7 +23,7 @@ from remote_tool.transport.sync.push_options import PushOptions
 from remote_tool.workflows.events import ignore
 from remote_tool.workflows.sync.options import SyncOptions
 from remote_tool.workflows.sync.sync import sync
-from tests.conftest import make_configuration
+from tests.extended.configuration import make_configuration
 from tests.project import make_project
 from tests.sshd import make_key
 

@@ -22,7 +22,7 @@ from remote_tool.transport.host import MEBIBYTE, Exit
 from remote_tool.transport.pool import HostPool
 from remote_tool.transport.ssh import ssh_config
 from remote_tool.transport.ssh.login_errors import Stage
-from tests.conftest import make_configuration
+from tests.extended.configuration import make_configuration
 from tests.extended.transport.channels import (
     ALL_BYTES,
     check_every_verb,

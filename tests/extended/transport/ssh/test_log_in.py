@@ -21,7 +21,7 @@ from remote_tool.paths import LocalPaths, RemotePaths
 from remote_tool.transport.pool import HostPool
 from remote_tool.transport.ssh import log_in as ssh_log_in
 from remote_tool.transport.ssh import login_errors
-from tests.conftest import make_configuration
+from tests.extended.configuration import make_configuration
 from tests.extended.transport.password_server import PasswordServer, password_server, trust
 from tests.sshd import free_port, make_key
 

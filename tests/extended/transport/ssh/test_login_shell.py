@@ -16,7 +16,7 @@ from remote_tool.errors import LoginShellError, RemoteCommandError
 from remote_tool.transport.ssh import login_shell
 from remote_tool.transport.ssh.script import NOT_OURS, wrap
 from remote_tool.workflows.agent_client import request_line
-from tests.conftest import make_configuration
+from tests.extended.configuration import make_configuration
 
 if TYPE_CHECKING:
     from pathlib import Path

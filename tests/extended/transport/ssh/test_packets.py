@@ -8,7 +8,7 @@ import asyncssh
 import pytest
 
 from remote_tool.transport.pool import HostPool
-from tests.conftest import make_configuration
+from tests.extended.configuration import make_configuration
 
 if TYPE_CHECKING:
     from pathlib import Path

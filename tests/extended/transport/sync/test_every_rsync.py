@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from remote_tool.errors import SyncError
-from tests.conftest import make_configuration
+from tests.extended.configuration import make_configuration
 from tests.extended.transport.sync.test_push import Desk
 from tests.rsyncs import PAIRS, use_here, use_there
 

@@ -16,7 +16,7 @@ from remote_tool.transport.sync import server_script
 from remote_tool.workflows.events import StepProgress
 from remote_tool.workflows.sync.options import SyncOptions
 from remote_tool.workflows.sync.sync import sync
-from tests.conftest import make_configuration
+from tests.extended.configuration import make_configuration
 from tests.extended.transport.sync.test_push import Desk
 
 if TYPE_CHECKING:

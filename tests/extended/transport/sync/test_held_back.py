@@ -12,7 +12,7 @@ import pytest
 from remote_tool.transport.sync import secrets
 from remote_tool.transport.sync.project.snapshot import take_snapshot
 from remote_tool.workflows.sync.project import selection_rules
-from tests.conftest import make_configuration
+from tests.extended.configuration import make_configuration
 from tests.extended.transport.sync.test_push import Desk
 from tests.unit.transport.sync.test_secrets import KEYS
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from remote_tool.errors import SyncError
-from tests.conftest import make_configuration
+from tests.extended.configuration import make_configuration
 from tests.extended.transport.sync.test_push import Desk
 from tests.rsyncs import EACH_RSYNC, use_there
 

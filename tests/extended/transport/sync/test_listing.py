@@ -20,7 +20,7 @@ from remote_tool.transport.sync.blocks import Blocks
 from remote_tool.transport.sync.local_rsync import scratch_file
 from remote_tool.transport.sync.project import found_files, listing, snapshot
 from remote_tool.transport.sync.project.snapshot import SelectionRules, take_snapshot
-from tests.conftest import make_configuration
+from tests.extended.configuration import make_configuration
 from tests.extended.transport.sync.test_push import Desk
 from tests.unit.transport.sync.test_secrets import KEYS
 

@@ -15,7 +15,7 @@ from remote_tool.transport.pool import HostPool
 from remote_tool.workflows.events import Event, Notice, StepEnded, StepOutput
 from remote_tool.workflows.sync.options import SyncOptions
 from remote_tool.workflows.sync.sync import sync
-from tests.conftest import make_configuration
+from tests.extended.configuration import make_configuration
 
 if TYPE_CHECKING:
     from remote_tool.config.model import Config

@@ -12,7 +12,7 @@ from remote_tool.transport.pool import HostPool
 from remote_tool.transport.sync import server_questions
 from remote_tool.workflows.sync.options import SyncOptions
 from remote_tool.workflows.sync.sync import sync
-from tests.conftest import make_configuration
+from tests.extended.configuration import make_configuration
 from tests.extended.transport.sync.server_tools import rename
 from tests.extended.transport.sync.test_push import Desk
 

@@ -21,7 +21,7 @@ from remote_tool.transport.sync.project.snapshot import take_snapshot
 from remote_tool.transport.sync.push import PushResult, push
 from remote_tool.transport.sync.push_options import PushOptions
 from remote_tool.workflows.sync.project import selection_rules
-from tests.conftest import make_configuration
+from tests.extended.configuration import make_configuration
 from tests.extended.transport.sync.test_push import Desk
 
 if TYPE_CHECKING:

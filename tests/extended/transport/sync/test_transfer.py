@@ -37,7 +37,7 @@ from remote_tool.workflows.sync.options import SyncOptions
 from remote_tool.workflows.sync.project import selection_rules
 from remote_tool.workflows.sync.sync import sync
 from tests.below import files_below
-from tests.conftest import make_configuration
+from tests.extended.configuration import make_configuration
 from tests.extended.transport.sync.test_push import Desk
 from tests.figures import record_figure
 

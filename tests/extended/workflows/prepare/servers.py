@@ -11,7 +11,7 @@ from remote_tool.config.model import Environment, EnvironmentKind
 from remote_tool.transport.pool import HostPool
 from remote_tool.workflows.events import Event, StepEnded, StepStarted
 from remote_tool.workflows.prepare.prepare import PreparedServer, PrepareOptions, prepare, setup, update_packages
-from tests.conftest import make_configuration
+from tests.extended.configuration import make_configuration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -19,7 +19,7 @@ from remote_tool.transport.ssh.host_keys.rules import UnconfirmedKeyError
 from remote_tool.workflows.context import Context
 from remote_tool.workflows.events import Event, Notice
 from remote_tool.workflows.servers.install_keys import KeysRequest, KeyState, install_keys
-from tests.conftest import make_configuration
+from tests.extended.configuration import make_configuration
 from tests.extended.transport.password_server import PasswordServer, password_server, trust
 from tests.extended.transport.ssh.test_log_in import Answers, agent_with
 from tests.sshd import make_key

@@ -26,7 +26,7 @@ from remote_tool.workflows.sync.options import SyncOptions
 from remote_tool.workflows.sync.project import ProjectSnapshot
 from remote_tool.workflows.sync.sync import sync
 from remote_tool.workflows.transfer_pace import TransferPace
-from tests.conftest import make_configuration
+from tests.extended.configuration import make_configuration
 
 if TYPE_CHECKING:
     from pathlib import Path

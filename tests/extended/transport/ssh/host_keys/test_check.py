@@ -14,7 +14,7 @@ import pytest
 from remote_tool.config.model import HostKeyPolicy
 from remote_tool.errors import ConnectError, HostKeyError
 from remote_tool.transport.pool import HostPool
-from tests.conftest import make_configuration
+from tests.extended.configuration import make_configuration
 from tests.extended.transport.password_server import PasswordServer, password_server
 from tests.extended.transport.ssh.host_keys.test_known_hosts import key_of
 from tests.sshd import make_key

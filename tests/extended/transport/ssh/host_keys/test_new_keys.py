@@ -13,7 +13,7 @@ from remote_tool.errors import HostKeyError, LoginError
 from remote_tool.transport.pool import HostPool
 from remote_tool.transport.ssh import ssh_config
 from remote_tool.transport.ssh.endpoint import AuthMethods
-from tests.conftest import make_configuration
+from tests.extended.configuration import make_configuration
 from tests.extended.transport.password_server import PasswordServer, password_server
 from tests.extended.transport.ssh.host_keys.test_known_hosts import key_of
 from tests.extended.transport.ssh.test_log_in import Answers

@@ -1,0 +1,149 @@
+"""What lies where logins are kept is used only if it is what was left there, and only for the same server."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.kept_logins import keeping_logins, masters, wait_for_logins
+from tests.project import make_project
+from tests.promises.conftest import Desk, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.conftest import MakeServer
+
+pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="there is no ssh program here")
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where logins are kept."""
+    with keeping_logins(monkeypatch) as folder:
+        yield folder
+
+
+@pytest.fixture
+def keeping(make_server: MakeServer, tmp_path: Path, folder: Path) -> Desk:
+    """A prepared project whose login is kept, with a server of its own."""
+    server = make_server()
+    desk = Desk(make_project(tmp_path / "project", [server]), {"first": server})
+    desk.does("prepare")
+    wait_for_logins(folder, 1)
+    return desk
+
+
+def kept(folder: Path) -> Path:
+    """The folder of the only login."""
+    (found,) = (folder / "remote-tool").iterdir()
+    return found
+
+
+def runs(desk: Desk) -> None:
+    """Look whether a command has its own output and exit status."""
+    ran = desk.tries("run", "--cmd", "echo out-$((40 + 2)); exit 7")
+    assert (ran.returncode, ran.stdout) == (7, "out-42\n"), ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.row(197)
+def test_a_server_that_has_another_key_after_a_reboot_is_refused_though_its_login_was_kept(keeping: Desk) -> None:
+    server = keeping.servers["first"]
+    server.stop()
+    server.host_key.unlink()
+    server.host_key.with_suffix(".pub").unlink()
+    server.start()
+    said = keeping.refuses("run", "--cmd", f"touch {keeping.root}/began")
+    assert "host key" in said
+    assert not (keeping.root / "began").exists()
+
+
+@pytest.mark.row(195)
+def test_a_followed_job_goes_on_when_the_program_that_keeps_its_login_is_killed(keeping: Desk, own_home: Path) -> None:
+    command = "echo begun; until [ -e go ]; do sleep 0.05; done; echo over; exit 7"
+    with keeping.runs_meanwhile("job-run", "--follow", "--cmd", command) as following, ExitStack() as stack:
+        stack.callback(following.kill)
+        assert following.stdout is not None
+        shown = following.stdout.readline()
+        while "begun" not in shown:
+            shown = following.stdout.readline()
+        (master,) = masters(own_home)
+        os.kill(master, signal.SIGKILL)
+        (keeping.there() / "go").touch()
+        rest = following.stdout.read()
+        assert following.wait() == 7, rest
+    assert rest.count("over\n") == 1
+    assert keeping.job(1)["exit_code"] == 7
+
+
+@pytest.mark.row(196)
+@pytest.mark.parametrize("answer", [b"", b"\0\0\0\4\0\0\0\0", b"\xff" * 100_000])
+def test_a_program_at_the_socket_that_keeps_no_login_runs_nothing_and_answers_nothing(
+    keeping: Desk, folder: Path, own_home: Path, answer: bytes
+) -> None:
+    (place,) = kept(folder).glob("s????")
+    (master,) = masters(own_home)
+    os.kill(master, signal.SIGKILL)
+    until(lambda: not masters(own_home), "it has gone")
+    place.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(place))
+        place.chmod(0o600)
+        listener.listen(5)
+        listener.settimeout(300)
+        child = os.fork()
+        if child == 0:
+            _answer_all(listener, answer)
+        try:
+            runs(keeping)
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+def _answer_all(listener: socket.socket, answer: bytes) -> None:
+    """Send everyone the same, and hang up."""
+    while True:
+        caller, _ = listener.accept()
+        try:
+            caller.sendall(answer)
+            caller.close()
+        except OSError:
+            continue
+
+
+def _pipes(login: Path) -> None:
+    for path in [path for path in login.iterdir() if path.is_file()]:
+        path.unlink()
+        os.mkfifo(path, 0o600)
+
+
+def _garbage(login: Path) -> None:
+    for path in [path for path in login.iterdir() if path.is_file()]:
+        path.write_bytes(b"\xff{" * 5000)
+
+
+def _link(login: Path) -> None:
+    login.symlink_to(login.rename(login.parent.parent / "elsewhere"))
+
+
+def _open_to_all(login: Path) -> None:
+    login.chmod(0o777)
+
+
+@pytest.mark.row(193)
+@pytest.mark.parametrize("plant", [_pipes, _garbage, _link, _open_to_all])
+def test_what_is_not_as_a_kept_login_left_it_is_passed_over(
+    keeping: Desk, folder: Path, plant: Callable[[Path], None]
+) -> None:
+    plant(kept(folder))
+    runs(keeping)
+    assert "Traceback" not in keeping.tries("connections").stderr
