@@ -6,10 +6,12 @@ import json
 import os
 import pwd
 import re
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.processes import parents
 from tests.project import make_project
 from tests.promises.conftest import Desk, until
 from tests.stand_in_gpus import gpu_line, process_line, put_nvidia_smi, remove_in_use
@@ -144,6 +146,20 @@ def test_a_gpu_that_somebody_uses_is_not_given_to_a_job(desk: Desk, gpus: Path) 
     assert desk.job(1)["state"] == "queued"
     put_nvidia_smi(gpus, FREE)
     desk.waits_for(1, "succeeded")
+
+
+@pytest.mark.row(263)
+@pytest.mark.usefixtures("gpus")
+def test_the_gpu_of_a_killed_supervisor_is_free_once_the_processes_of_its_job_have_gone(desk: Desk) -> None:
+    desk.configure(idle_after=3600)
+    desk.does("job-run", "--no-sync", "--gpus", "1", "--cmd", f"echo $$ >> {desk.root}/seen; exec sleep 1000")
+    until(lambda: seen(desk), "it has its GPU")
+    desk.does("job-run", "--no-sync", "--gpus", "1", "--cmd", "true")
+    os.kill(parents()[int(seen(desk)[0])], signal.SIGKILL)
+    has_said(desk, 2, "must be idle for 3600 s")
+    assert desk.job(2)["state"] == "queued"
+    desk.does("job-kill", "1", "--signal", "SIGKILL", "--yes")
+    desk.waits_for(2, "succeeded")
 
 
 @pytest.mark.row(275)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -136,3 +137,25 @@ def test_a_job_that_waited_without_its_supervisor_is_lost_and_holds_nobody_up(de
     (desk.there() / "end").touch()
     desk.waits_for(3, "succeeded")
     assert [path.name for path in desk.there().glob("began-*")] == [f"began-{third}"]
+
+
+@pytest.mark.row(133)
+def test_a_job_of_a_newer_version_is_unreachable_with_the_reason_and_others_are_followed_to_their_ends(
+    desk: Desk,
+) -> None:
+    begin(desk)
+    desk.does("job-run", "--cmd", "until [ -e end ]; do sleep 0.05; done; echo over; exit 3")
+    record = desk.there() / ".jobs" / desk.job(1)["id"] / "spec.json"
+    text = record.read_text()
+    record.write_text(json.dumps(json.loads(text) | {"schema": 2}))
+    job = desk.waits_for(1, "unreachable")
+    assert "spec.json: schema must be 1, found 2; a newer remote-tool" in job["reason"]
+    (desk.there() / "end").touch()
+    followed = desk.tries("job-tail", "1", "2")
+    assert "over\n" in followed.stdout
+    assert followed.returncode != 0
+    assert "Traceback" not in followed.stderr
+    assert {key: desk.job(key)["state"] for key in (1, 2)} == {1: "unreachable", 2: "failed"}
+    record.write_text(text)
+    assert desk.waits_for(1, "failed")["exit_code"] == 7
+    assert re.fullmatch(SHOWN, desk.does("job-tail", "1"))

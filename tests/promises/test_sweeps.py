@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.promises.conftest import until
+from tests.project import make_project
+from tests.promises.conftest import Desk, until
 from tests.terminal import Terminal
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.promises.conftest import Desk
+    from tests.conftest import MakeServer
 
 
 def begin(desk: Desk, kind: str, ran: Path) -> str:
@@ -125,3 +126,29 @@ def test_a_value_is_one_word_for_the_shell_and_an_unknown_placeholder_starts_not
     desk.waits_for(1, "succeeded")
     assert (desk.there() / "value").read_text() == value
     assert not (desk.there() / "began").exists()
+
+
+@pytest.mark.row(309)
+def test_combinations_of_a_server_that_went_away_are_resumed_when_it_is_back_and_each_is_done_once(
+    make_server: MakeServer, tmp_path: Path
+) -> None:
+    servers = {name: make_server(name) for name in ("first", "second")}
+    desk = Desk(make_project(tmp_path / "project", servers.values()), servers)
+    desk.does("prepare")
+    go, done = tmp_path / "go", tmp_path / "done"
+    command = f"until [ -e {go} ]; do sleep 0.05; done; echo {{n}} >> {done}"
+    sweep = json.loads(desk.does("helper-sweep", "--cmd", command, "--grid", "n=1..4", "--json"))["sweep"]["name"]
+    until(lambda: [job["state"] for job in desk.jobs()].count("running") == 2, "one runs on each server")
+    desk.end_all("second")
+    servers["second"].stop()
+    resume = ("helper-sweep", "--resume", sweep, "--no-sync")
+    said = " ".join(desk.refuses(*resume).split())
+    assert "combinations may still run there, and will not be started elsewhere" in said
+    assert f"remote-tool job-kill --tag sweep-{sweep} --server second" in said
+    assert len(json.loads(desk.tries("job-list", "--stopped", "--json").stdout)["jobs"]) == 4
+    servers["second"].start()
+    desk.does(*resume)
+    go.touch()
+    desk.tries("job-wait", "--tag", f"sweep-{sweep}")
+    assert sorted(done.read_text().split()) == ["1", "2", "3", "4"]
+    assert sorted(job["state"] for job in desk.jobs()) == ["lost"] * 2 + ["succeeded"] * 4

@@ -15,6 +15,7 @@ from tests.promises.conftest import Desk, until
 from tests.terminal import Terminal
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -236,3 +237,67 @@ def test_a_sync_during_a_job_replaces_whole_files_and_warns(desk: Desk) -> None:
     desk.waits_for(1, "succeeded")
     assert desk.does("job-tail", "1") == "rate = 0.1\n"
     assert (desk.there() / "train.py").read_text() == "rate = 0.2\n"
+
+
+@pytest.fixture
+def rsync_there(desk: Desk) -> Iterator[Path]:
+    """Where a program takes the place of the server's rsync."""
+    program = desk.servers["first"].programs / "rsync"
+    program.parent.mkdir(exist_ok=True)
+    yield program
+    # The server is shared.
+    program.unlink(missing_ok=True)
+
+
+def _put(program: Path, before: str, after: str) -> None:
+    """Have the server do more before and after it runs rsync."""
+    program.write_text(f'#!/bin/sh\n{before}\n{shutil.which("rsync")} "$@"\n{after}\n')
+    program.chmod(0o755)
+
+
+def _at_second(file: Path, second: int, nanoseconds: int) -> None:
+    os.utime(file, ns=(0, second * 10**9 + nanoseconds))
+
+
+@pytest.mark.row(201, 293)
+@pytest.mark.parametrize("more", [(), ("--overwrite",)])
+def test_after_a_sync_that_broke_off_no_code_is_kept_and_an_edit_that_looks_like_what_arrived_is_sent(
+    desk: Desk, rsync_there: Path, more: tuple[str, ...]
+) -> None:
+    file, there, second = desk.root / "code.sh", desk.there() / "code.sh", int(time.time()) + 3600
+    file.write_text("echo one\n")
+    _at_second(file, second, 1)
+    # All has arrived when it breaks off.
+    _put(rsync_there, "", "exit 11")
+    desk.refuses("rsync")
+    assert there.read_text() == "echo one\n"
+    frozen = ("job-run", "--no-sync", "--frozen", "--follow", "--cmd", "sh code.sh")
+    assert "is incomplete: its last sync did not finish" in " ".join(desk.refuses(*frozen).split())
+    rsync_there.unlink()
+    file.write_text("echo two\n")
+    _at_second(file, second, 2)
+    desk.does("rsync", *more)
+    assert there.read_text() == "echo two\n"
+    assert desk.does(*frozen) == "two\n"
+
+
+@pytest.mark.row(293)
+def test_code_is_kept_as_it_is_after_a_sync_that_runs(desk: Desk, rsync_there: Path) -> None:
+    file, came, go = desk.root / "code.sh", desk.root.parent / "came", desk.root.parent / "go"
+    file.write_text("echo old\n")
+    desk.does("rsync")
+    file.write_text("echo new\n")
+    _put(rsync_there, f"touch {came}; until [ -e {go} ]; do sleep 0.05; done", "")
+    words = ("job-run", "--no-sync", "--frozen", "--follow", "--cmd", "sh code.sh")
+    with desk.runs_meanwhile("rsync") as sync:
+        until(came.exists, "the sync runs")
+        with desk.runs_meanwhile(*words) as start:
+            deadline = time.monotonic() + 3
+            while time.monotonic() < deadline:
+                assert start.poll() is None
+                time.sleep(0.1)
+            go.touch()
+            said = start.communicate()[0]
+        assert sync.wait() == 0
+    assert "new\n" in said
+    assert "old\n" not in said

@@ -622,3 +622,19 @@ def test_behind_a_launch_command(tmp_path: Path, two_machines: dict[str, TestSer
     scripts = two_machines["second"].home / "behind" / ".remote-scripts"
     wait_for(lambda: not list(scripts.glob(".script-*")), "the removal of the named pipes")
     wait_for(lambda: not processes_with("behind"), "the end of every process")
+
+
+@pytest.mark.row(208)
+def test_a_terminal_that_nobody_reads_delays_neither_the_job_nor_its_log(
+    project: Path, two_machines: dict[str, TestServer], jobs: list[Job]
+) -> None:
+    job = start(project, "--cmd", "read line; yes 123456789 | head -n 500000; echo l''ast")
+    jobs.append(job)
+    with attach(project, job) as terminal:
+        terminal.type("go\r")
+        terminal.until("123456789", seconds=LONG)
+        waited = remote_tool("job-wait", str(job.key), cwd=project, timeout=LONG)
+        assert waited.returncode == 0, waited.stderr
+    log = log_of(two_machines, job)
+    assert log.count(b"123456789") == 500_000
+    assert log.endswith(b"last\r\n")
