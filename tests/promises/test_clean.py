@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.project import make_project
 from tests.promises.conftest import Desk, until
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.conftest import MakeServer
 
 DAY = 86400
 CLOCK = """
@@ -211,3 +214,50 @@ def test_a_copy_of_the_code_stays_until_its_last_job_is_cleaned(desk: Desk) -> N
     for key, left in ((1, ("one", "two")), (2, ("one",)), (3, ())):
         desk.does("clean", "--job", str(key), "--yes")
         assert has(*left), [*copies.glob("*/**/train.py")]
+
+
+@pytest.mark.row(173)
+def test_a_key_is_not_given_again_when_its_job_is_cleaned(desk: Desk) -> None:
+    for _ in range(2):
+        desk.does("job-run", "--no-sync", "--follow", "--cmd", "true")
+    desk.does("clean", "--yes")
+    assert desk.jobs() == []
+    desk.does("job-run", "--no-sync", "--follow", "--cmd", "true")
+    assert [job["key"] for job in desk.jobs()] == [3]
+
+
+@pytest.mark.row(174)
+def test_clean_follows_no_link_of_a_job(desk: Desk, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "results"
+    elsewhere.mkdir()
+    (elsewhere / "best").write_text("a week's work\n")
+    desk.does("job-run", "--no-sync", "--follow", "--cmd", "true")
+    folder = desk.there() / ".jobs" / desk.job(1)["id"]
+    (folder / "results").symlink_to(elsewhere)
+    desk.does("clean", "1", "--yes")
+    assert not folder.exists()
+    assert (elsewhere / "best").read_text() == "a week's work\n"
+
+
+@pytest.mark.row(175)
+def test_clean_all_removes_our_files_and_what_is_as_it_was_sent_and_nothing_while_a_job_runs(
+    make_server: MakeServer, tmp_path: Path
+) -> None:
+    server = make_server()
+    desk = Desk(make_project(tmp_path / "project", [server]), {"first": server})
+    desk.does("prepare")
+    for name in ("as-sent.py", "changed.py"):
+        (desk.root / name).write_text("sent\n")
+    desk.does("job-run", "--follow", "--cmd", "echo made > made; echo more >> changed.py")
+    desk.does("job-run", "--no-sync", "--cmd", "until [ -e go ]; do sleep 0.05; done")
+    before = sorted(path.name for path in desk.there().iterdir())
+    clean_all = ("clean", "--all", "--server", "first", "--yes")
+    desk.refuses(*clean_all)
+    assert sorted(path.name for path in desk.there().iterdir()) == before
+    (desk.there() / "go").touch()
+    desk.waits_for(2, "succeeded")
+    desk.does(*clean_all)
+    assert sorted(path.name for path in desk.there().iterdir()) == ["changed.py", "go", "made"]
+    assert (desk.there() / "changed.py").read_text() == "sent\nmore\n"
+    left = [path.relative_to(server.home) for path in server.home.rglob("*") if path.is_file()]
+    assert [path for path in left if path.parts[0] != "project" and "remote" in str(path)] == []

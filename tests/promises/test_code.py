@@ -123,7 +123,8 @@ def test_a_rerun_has_all_that_its_job_had(desk: Desk) -> None:
     same = ("command", "server", "tags", "name", "nice", "workdir")
     one, two = desk.job(1), desk.job(2)
     assert [two[key] for key in same] == [one[key] for key in same]
-    assert first.splitlines() == [str(desk.there() / "work"), "5"]
+    assert (one["rerun_of"], two["rerun_of"]) == (None, one["id"])
+    assert first.splitlines() == [str(desk.there() / "work"), str(os.nice(0) + 5)]
     desk.does("job-pull")
     pulled = {path.relative_to(desk.root / ".remote" / "jobs").parts[0] for path in desk.root.rglob("model.pt")}
     assert pulled == {one["id"], two["id"]}
@@ -143,3 +144,6 @@ def test_a_launch_is_run_again_as_a_whole(desk_of_two: Desk) -> None:
     ]
     assert len({job["launch_id"] for job in jobs}) == 2
     assert (desk.there("second") / "ranks").read_text().split() == ["1", "1"]
+    desk.does("clean", "2", "--yes")
+    assert "had 2 nodes, and only 1 of them are known here" in desk.refuses("job-rerun", "1", status=2)
+    assert len(desk.jobs()) == 3

@@ -120,6 +120,9 @@ def test_a_job_without_its_supervisor_is_lost_and_what_is_left_of_it_is_stopped(
     os.kill(parents()[command], signal.SIGKILL)
     job = desk.waits_for(1, "lost")
     assert (job["exit_code"], is_running(command)) == (None, True)
+    desk.does("clean", "--yes")
+    assert "Job 1 is lost" in desk.refuses("clean", "1", "--yes", status=2)
+    assert (desk.there() / ".jobs" / job["id"] / "job.out").exists()
     desk.does("job-kill", "1", "--yes")
     assert not is_running(command)
     assert desk.job(1)["exit_code"] is None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.forwarding import agents_in
 from tests.promises.conftest import PATIENCE, until
 from tests.sshd import free_port
 from tests.terminal import Terminal
@@ -201,10 +202,13 @@ def test_all_of_a_wide_row_is_on_a_terminal(desk: Desk) -> None:
 
 def test_ctrl_c_names_the_key_to_follow_again_before_there_is_output(desk: Desk) -> None:
     desk.does("job-run", "--cmd", "sleep 1000")
-    pause, text = 1.0, ""
+    server, pause, text = desk.servers["first"], 1.0, ""
+    before: set[int] = set()
     # Nothing shows that the job is followed now, so a busy machine gets more time at each try.
     while "to follow again" not in text and pause < PATIENCE:
+        before.update(agents_in(server))
         with Terminal("job-tail", desk.job(1)["id"], cwd=desk.root) as terminal:
+            until(lambda: {*agents_in(server)} - before, "it asks the server")
             time.sleep(pause)
             terminal.type("\x03")
             assert terminal.end() == 130

@@ -92,3 +92,6 @@ def test_a_rerun_asks_for_the_variables_that_are_on_no_disk(desk: Desk) -> None:
     assert [job["key"] for job in desk.jobs()] == [1, 2]
     desk.does("job-rerun", "1", "--env", "TOKEN", "abcdefgh", "--env", "DOOR", "ijklmnop")
     assert desk.waits_for(3, "succeeded")["command"] == "true"
+    # This machine's HOME is not that of the server.
+    desk.does("job-run", "--env", "HOME", "/nowhere", "--follow", "--cmd", "true")
+    assert "HOME" in desk.refuses("job-rerun", "4", status=2)
