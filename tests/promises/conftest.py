@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
+    from tests.conftest import MakeServer
+
 PATIENCE = 300.0
 # The first control program for which the condition holds hangs with its request, as on a machine whose disk does.
 _HOLD = """\
@@ -197,6 +199,12 @@ def desk(two_machines: dict[str, TestServer], tmp_path: Path) -> Desk:
 def desk_of_two(two_machines: dict[str, TestServer], tmp_path: Path) -> Desk:
     """A project with a name of its own that is prepared on both servers."""
     return _prepared(tmp_path, two_machines)
+
+
+@pytest.fixture
+def desk_alone(make_server: MakeServer, tmp_path: Path) -> Desk:
+    """A project that is prepared on a server which no other project uses."""
+    return _prepared(tmp_path, {"first": make_server()})
 
 
 @pytest.fixture

@@ -11,13 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.project import make_project
 from tests.promises.conftest import Desk, until
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from tests.conftest import MakeServer
 
 DAY = 86400
 CLOCK = """
@@ -240,12 +237,8 @@ def test_clean_follows_no_link_of_a_job(desk: Desk, tmp_path: Path) -> None:
 
 
 @pytest.mark.row(175)
-def test_clean_all_removes_our_files_and_what_is_as_it_was_sent_and_nothing_while_a_job_runs(
-    make_server: MakeServer, tmp_path: Path
-) -> None:
-    server = make_server()
-    desk = Desk(make_project(tmp_path / "project", [server]), {"first": server})
-    desk.does("prepare")
+def test_clean_all_removes_our_files_and_what_is_as_it_was_sent_and_nothing_while_a_job_runs(desk_alone: Desk) -> None:
+    desk = desk_alone
     for name in ("as-sent.py", "changed.py"):
         (desk.root / name).write_text("sent\n")
     desk.does("job-run", "--follow", "--cmd", "echo made > made; echo more >> changed.py")
@@ -259,5 +252,4 @@ def test_clean_all_removes_our_files_and_what_is_as_it_was_sent_and_nothing_whil
     desk.does(*clean_all)
     assert sorted(path.name for path in desk.there().iterdir()) == ["changed.py", "go", "made"]
     assert (desk.there() / "changed.py").read_text() == "sent\nmore\n"
-    left = [path.relative_to(server.home) for path in server.home.rglob("*") if path.is_file()]
-    assert [path for path in left if path.parts[0] != "project" and "remote" in str(path)] == []
+    assert [*desk.servers["first"].home.glob(".remote*")] == []

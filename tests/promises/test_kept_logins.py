@@ -6,20 +6,20 @@ import os
 import shutil
 import signal
 import socket
-from contextlib import ExitStack
+import threading
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.kept_logins import keeping_logins, masters, wait_for_logins
-from tests.project import make_project
-from tests.promises.conftest import Desk, until
+from tests.promises.conftest import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.conftest import MakeServer
+    from tests.promises.conftest import Desk
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="there is no ssh program here")
 
@@ -32,13 +32,10 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def keeping(make_server: MakeServer, tmp_path: Path, folder: Path) -> Desk:
-    """A prepared project whose login is kept, with a server of its own."""
-    server = make_server()
-    desk = Desk(make_project(tmp_path / "project", [server]), {"first": server})
-    desk.does("prepare")
+def keeping(folder: Path, desk_alone: Desk) -> Desk:
+    """A prepared project whose login is kept."""
     wait_for_logins(folder, 1)
-    return desk
+    return desk_alone
 
 
 def kept(folder: Path) -> Path:
@@ -72,9 +69,7 @@ def test_a_followed_job_goes_on_when_the_program_that_keeps_its_login_is_killed(
     with keeping.runs_meanwhile("job-run", "--follow", "--cmd", command) as following, ExitStack() as stack:
         stack.callback(following.kill)
         assert following.stdout is not None
-        shown = following.stdout.readline()
-        while "begun" not in shown:
-            shown = following.stdout.readline()
+        assert any("begun" in line for line in following.stdout)
         (master,) = masters(own_home)
         os.kill(master, signal.SIGKILL)
         (keeping.there() / "go").touch()
@@ -97,27 +92,23 @@ def test_a_program_at_the_socket_that_keeps_no_login_runs_nothing_and_answers_no
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(place))
         place.chmod(0o600)
-        listener.listen(5)
-        listener.settimeout(300)
-        child = os.fork()
-        if child == 0:
-            _answer_all(listener, answer)
+        listener.listen()
+        answering = threading.Thread(target=_answer_all, args=(listener, answer))
+        answering.start()
         try:
             runs(keeping)
         finally:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
+            listener.shutdown(socket.SHUT_RDWR)
+            answering.join()
 
 
 def _answer_all(listener: socket.socket, answer: bytes) -> None:
-    """Send everyone the same, and hang up."""
-    while True:
-        caller, _ = listener.accept()
-        try:
-            caller.sendall(answer)
-            caller.close()
-        except OSError:
-            continue
+    """Send everyone the same, and hang up, until nobody listens any more."""
+    with suppress(OSError):
+        while True:
+            caller, _ = listener.accept()
+            with caller, suppress(OSError):
+                caller.sendall(answer)
 
 
 def _pipes(login: Path) -> None:

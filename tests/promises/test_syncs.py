@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.forwarding import agents_in
 from tests.project import make_project
 from tests.promises.conftest import Desk, until
 from tests.terminal import Terminal
@@ -291,11 +292,11 @@ def test_code_is_kept_as_it_is_after_a_sync_that_runs(desk: Desk, rsync_there: P
     words = ("job-run", "--no-sync", "--frozen", "--follow", "--cmd", "sh code.sh")
     with desk.runs_meanwhile("rsync") as sync:
         until(came.exists, "the sync runs")
+        before = {*agents_in(desk.servers["first"])}
         with desk.runs_meanwhile(*words) as start:
-            deadline = time.monotonic() + 3
-            while time.monotonic() < deadline:
-                assert start.poll() is None
-                time.sleep(0.1)
+            until(lambda: {*agents_in(desk.servers["first"])} - before, "the server is asked")
+            time.sleep(1)  # a start that does not wait would be over
+            assert start.poll() is None
             go.touch()
             said = start.communicate()[0]
         assert sync.wait() == 0

@@ -18,19 +18,9 @@ from tests.shells import DRAWS, LONG, prompt, say, shell
 from tests.sshd import TestServer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from remote_tool import Job
-
-
-@pytest.fixture
-def jobs(project: Path) -> Iterator[list[Job]]:
-    """Jobs to end after a test."""
-    started: list[Job] = []
-    yield started
-    if started:
-        kill(project, *started)
 
 
 class _SeenError(Exception):
@@ -40,7 +30,7 @@ class _SeenError(Exception):
 @pytest.mark.row(236)
 @pytest.mark.parametrize("is_recorded", [False, True])
 def test_two_programs_that_see_no_running_kept_shell_start_the_same_one(
-    project: Path, jobs: list[Job], monkeypatch: pytest.MonkeyPatch, *, is_recorded: bool
+    project: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, *, is_recorded: bool
 ) -> None:
     class Screen:
         is_terminal, window, variables = True, (24, 80), {"TERM": "xterm"}
@@ -59,7 +49,7 @@ def test_two_programs_that_see_no_running_kept_shell_start_the_same_one(
         with pytest.raises(_SeenError) as attached:
             workspace.shell(ShellRequest(servers=("first",), keep=f"twin-{is_recorded}"), Screen())  # type: ignore[arg-type]
         seen.append(attached.value.args[0])
-    jobs += seen
+    request.addfinalizer(lambda: kill(project, *seen))
     assert seen[0].id == seen[1].id
     assert [job.state for job in seen] == [JobState.RUNNING, JobState.RUNNING]
 
