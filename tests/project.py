@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -53,23 +51,12 @@ def make_workspace_id(root: Path, name: str = "project") -> None:
     """Make a folder a checkout of the one workspace of all tests with this name, which may share folders on servers."""
     file = root / ".remote" / "logs" / "workspace"
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(hashlib.sha256(name.encode()).hexdigest()[:32] + "\n")
+    file.write_text(f"{workspace_id(name)}\n")
 
 
-def remote_tool(
-    *arguments: str, cwd: Path, timeout: float = 300.0, environment: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Run the real program."""
-    return subprocess.run(
-        [sys.executable, "-m", "remote_tool", *arguments],
-        cwd=cwd,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        stdin=subprocess.DEVNULL,
-        env={**os.environ, **(environment or {})},
-    )
+def workspace_id(name: str) -> str:
+    """Return the id of the one workspace with this name."""
+    return hashlib.sha256(name.encode()).hexdigest()[:32]
 
 
 def start(project: Path, command: str, *tags: str, server: str = "first") -> Job:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.project import make_project, remote_tool
+from tests.program import remote_tool
+from tests.project import make_project
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,8 @@ import pytest
 import yaml
 
 from tests.processes import environments, is_running, open_files
-from tests.project import make_project, make_workspace_id, remote_tool
+from tests.program import remote_tool
+from tests.project import make_project, make_workspace_id, workspace_id
 from tests.sshd import TestServer
 
 if TYPE_CHECKING:
@@ -189,16 +191,26 @@ def two_machines(tmp_path_factory: pytest.TempPathFactory, ssh_key: Path) -> Ite
         yield {name: stack.enter_context(TestServer(name, folder / name, ssh_key)) for name in ("first", "second")}
 
 
+@pytest.fixture(scope="session")
+def _prepared_on_first(two_machines: dict[str, TestServer], tmp_path_factory: pytest.TempPathFactory) -> Desk:
+    return _prepared(tmp_path_factory.mktemp("prepared"), {"first": two_machines["first"]})
+
+
+@pytest.fixture(scope="session")
+def _prepared_on_both(two_machines: dict[str, TestServer], tmp_path_factory: pytest.TempPathFactory) -> Desk:
+    return _prepared(tmp_path_factory.mktemp("prepared"), two_machines)
+
+
 @pytest.fixture
-def desk(two_machines: dict[str, TestServer], tmp_path: Path) -> Desk:
+def desk(_prepared_on_first: Desk, tmp_path: Path) -> Desk:
     """A project with a name of its own that is prepared on ``first``."""
-    return _prepared(tmp_path, {"first": two_machines["first"]})
+    return _copied(_prepared_on_first, tmp_path)
 
 
 @pytest.fixture
-def desk_of_two(two_machines: dict[str, TestServer], tmp_path: Path) -> Desk:
+def desk_of_two(_prepared_on_both: Desk, tmp_path: Path) -> Desk:
     """A project with a name of its own that is prepared on both servers."""
-    return _prepared(tmp_path, two_machines)
+    return _copied(_prepared_on_both, tmp_path)
 
 
 @pytest.fixture
@@ -245,12 +257,36 @@ def away(project: Path, tmp_path: Path) -> Path:
     return root
 
 
-def _made(folder: Path, servers: dict[str, TestServer]) -> Desk:
-    name = f"p-{os.urandom(4).hex()}"
+def _new_name() -> str:
+    return f"p-{os.urandom(4).hex()}"
+
+
+def _made(folder: Path, servers: Mapping[str, TestServer]) -> Desk:
+    name = _new_name()
     return Desk(make_project(folder / name, servers.values(), name=name), servers)
 
 
-def _prepared(folder: Path, servers: dict[str, TestServer]) -> Desk:
+def _copied(prepared: Desk, folder: Path) -> Desk:
+    """Copy a project, here and on its servers, to another name: to prepare each anew would be most of a test's time."""
+    found = Desk(folder / _new_name(), prepared.servers)
+    old = prepared.root.name
+    texts = {bytes(prepared.root): bytes(found.root), old.encode(): found.root.name.encode()}
+    texts |= {workspace_id(old).encode(): workspace_id(found.root.name).encode()}
+    copies = {prepared.root: found.root}
+    copies |= {server.home / old: server.home / found.root.name for server in found.servers.values()}
+    for source, copy in copies.items():
+        shutil.copytree(source, copy, symlinks=True)
+        for file in [*copy.glob(".remote/**/*"), *copy.glob(".remote-scripts/*")]:
+            if file.is_file() and not file.is_symlink():
+                before = after = file.read_bytes()
+                for text, other in texts.items():
+                    after = after.replace(text, other)
+                if after != before:
+                    file.write_bytes(after)
+    return found
+
+
+def _prepared(folder: Path, servers: Mapping[str, TestServer]) -> Desk:
     found = _made(folder, servers)
     found.does("prepare")
     return found

@@ -10,7 +10,8 @@ import pytest
 
 from remote_tool import Workspace
 from tests.processes import processes_of
-from tests.project import make_project, remote_tool, start
+from tests.program import remote_tool
+from tests.project import make_project, start
 
 if TYPE_CHECKING:
     from pathlib import Path

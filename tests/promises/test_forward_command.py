@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.forwarding import Forwarding, agents_in
-from tests.project import kill, make_project, remote_tool, start
+from tests.program import remote_tool
+from tests.project import kill, make_project, start
 from tests.promises.conftest import until
 from tests.sshd import TestServer, free_low_port, free_port
 

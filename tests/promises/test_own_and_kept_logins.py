@@ -10,7 +10,8 @@ import pytest
 
 from tests.kept_logins import keeping_logins, masters, wait_for_logins
 from tests.processes import processes_of
-from tests.project import make_project, remote_tool
+from tests.program import remote_tool
+from tests.project import make_project
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from tests.described import undescribed
-from tests.project import remote_tool
+from tests.program import remote_tool
 
 
 def test_a_followed_job_brings_its_files_and_job_pull_says_where_they_are(project: Path) -> None:

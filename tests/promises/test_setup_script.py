@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from tests.project import make_workspace_id, remote_tool
+from tests.program import remote_tool
+from tests.project import make_workspace_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,7 +17,8 @@ import yaml
 
 from remote_tool import Workspace
 from tests.processes import environments
-from tests.project import kill, make_project, remote_tool
+from tests.program import remote_tool
+from tests.project import kill, make_project
 from tests.shells import DRAWS, LONG, PROMPT, prompt, say, shell, wait_for
 from tests.sshd import TestServer, make_key
 from tests.terminal import Terminal

@@ -10,7 +10,8 @@ import pytest
 
 from remote_tool import JobSelection, Workspace
 from tests.described import undescribed
-from tests.project import kill, remote_tool, start
+from tests.program import remote_tool
+from tests.project import kill, start
 from tests.stand_in_gpus import gpu_line, put_nvidia_smi
 from tests.terminal import Terminal
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.project import make_project, make_workspace_id, remote_tool
+from tests.program import remote_tool
+from tests.project import make_project, make_workspace_id
 from tests.sshd import TestServer
 
 if TYPE_CHECKING:

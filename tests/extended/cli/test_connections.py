@@ -16,7 +16,8 @@ import pytest
 
 from tests.kept_logins import keeping_logins, wait_for_logins
 from tests.processes import open_files
-from tests.project import make_project, remote_tool
+from tests.program import remote_tool
+from tests.project import make_project
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -22,7 +22,8 @@ from remote_tool.cli.local_problems import explain
 from tests.below import files_below
 from tests.extended.workflows.jobs.test_jobs import until
 from tests.processes import processes_of
-from tests.project import kill, make_project, remote_tool, start, write_configuration
+from tests.program import remote_tool
+from tests.project import kill, make_project, start, write_configuration
 from tests.sshd import TestServer
 from tests.terminal import Terminal
 

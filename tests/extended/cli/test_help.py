@@ -15,7 +15,7 @@ from remote_tool.cli.options import read_command, read_environment
 from remote_tool.cli.program import COMMANDS, load_command
 from remote_tool.cli.reference import reference
 from remote_tool.errors import UsageError
-from tests.project import remote_tool
+from tests.program import remote_tool
 from tests.sshd import free_port
 
 REPOSITORY = Path(__file__).parents[3]

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.project import make_project, remote_tool
+from tests.program import remote_tool
+from tests.project import make_project
 from tests.sshd import TestServer
 
 if TYPE_CHECKING:

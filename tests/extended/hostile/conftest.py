@@ -19,7 +19,8 @@ from remote_tool.cli.output import streams
 from remote_tool.jobs.job import Job, JobState, new_job_id
 from remote_tool.jobs.registry import Registry
 from tests.extended.hostile import forced
-from tests.project import THIS_PYTHON, make_workspace_id, remote_tool
+from tests.program import remote_tool
+from tests.project import THIS_PYTHON, make_workspace_id
 from tests.sshd import TestServer
 
 if TYPE_CHECKING:

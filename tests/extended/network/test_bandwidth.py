@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.figures import record_figure
-from tests.project import remote_tool
+from tests.program import remote_tool
 
 if TYPE_CHECKING:
     from remote_tool.workflows.servers.bandwidth import BandwidthAnswer

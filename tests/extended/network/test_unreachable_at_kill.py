@@ -11,7 +11,7 @@ from remote_tool import JobState
 from remote_tool.transport.ssh import login_errors
 from remote_tool.workflows.selection import JobSelection
 from remote_tool.workflows.start.start import StartRequest
-from tests.project import remote_tool
+from tests.program import remote_tool
 
 if TYPE_CHECKING:
     from tests.extended.network.conftest import MakeWorkspace

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.extended.test_documents import Block, Desk
-from tests.project import remote_tool, write_configuration
+from tests.program import remote_tool
+from tests.project import write_configuration
 
 if TYPE_CHECKING:
     from tests.conftest import MakeServer

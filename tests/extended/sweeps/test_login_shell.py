@@ -17,7 +17,8 @@ import pytest
 from remote_tool import JobSelection, JobState, Workspace
 from remote_tool.jobs.registry import Registry
 from tests.figures import record_case
-from tests.project import make_project, remote_tool
+from tests.program import remote_tool
+from tests.project import make_project
 from tests.sshd import TestServer
 
 from .commands_at_once import Ran, run_at_once

@@ -16,7 +16,8 @@ from remote_tool import JobSelection, LaunchRequest, StartRequest, Workspace
 from remote_tool.workflows import git_state
 from remote_tool.workflows.git_state import GitState, while_asking_git
 from tests.extended.workflows.jobs.test_jobs import until
-from tests.project import make_project, remote_tool
+from tests.program import remote_tool
+from tests.project import make_project
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

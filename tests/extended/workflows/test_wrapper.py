@@ -14,7 +14,8 @@ import yaml
 from remote_tool import JobSelection, JobState, StartRequest, Workspace
 from tests.containers import IMAGE, OPTIONS, Podman
 from tests.processes import processes_of
-from tests.project import make_project, remote_tool
+from tests.program import remote_tool
+from tests.project import make_project
 from tests.sshd import TestServer
 from tests.terminal import Terminal
 

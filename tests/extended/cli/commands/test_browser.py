@@ -29,7 +29,8 @@ from tests.extended.workflows.jobs.test_jobs import until
 from tests.forwarding import Forwarding, agents_in
 from tests.kept_logins import keeping_logins, wait_for_logins
 from tests.processes import parents, processes_of, read_of
-from tests.project import kill, make_project, remote_tool, start
+from tests.program import remote_tool
+from tests.project import kill, make_project, start
 from tests.sshd import TestServer
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ import pytest
 from tests.described import undescribed
 from tests.extended.environments.test_facts import stub
 from tests.extended.environments.test_machine import answering
-from tests.project import make_project, remote_tool
+from tests.program import remote_tool
+from tests.project import make_project
 from tests.terminal import Terminal
 
 if TYPE_CHECKING:

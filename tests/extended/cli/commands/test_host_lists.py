@@ -10,7 +10,8 @@ import pytest
 
 from remote_tool.config.loading import load
 from tests.extended.workflows.test_host_lists import tell_ssh
-from tests.project import make_project, remote_tool
+from tests.program import remote_tool
+from tests.project import make_project
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -22,7 +22,8 @@ from remote_tool.jobs.registry import Registry
 from remote_tool.workflows.selection import JobSelection
 from tests.extended.workflows.jobs.test_jobs import until
 from tests.processes import processes_of
-from tests.project import kill, make_project, remote_tool, start
+from tests.program import remote_tool
+from tests.project import kill, make_project, start
 from tests.terminal import Terminal
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import yaml
 
 from tests.described import undescribed
 from tests.extended.transport.password_server import PasswordServer, password_server
-from tests.project import remote_tool
+from tests.program import remote_tool
 from tests.sshd import free_port
 from tests.terminal import Terminal
 

@@ -18,7 +18,8 @@ from remote_tool.errors import UsageError
 from tests.described import undescribed
 from tests.extended.workflows.jobs.test_jobs import until
 from tests.processes import processes_of
-from tests.project import kill, remote_tool, start
+from tests.program import remote_tool
+from tests.project import kill, start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

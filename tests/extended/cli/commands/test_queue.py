@@ -13,7 +13,8 @@ import pytest
 from remote_tool import JobState, Workspace
 from remote_tool.workflows.selection import JobSelection
 from tests.extended.workflows.jobs.test_jobs import until
-from tests.project import kill, remote_tool
+from tests.program import remote_tool
+from tests.project import kill
 from tests.stand_in_gpus import gpu_line, put_nvidia_smi
 
 if TYPE_CHECKING:

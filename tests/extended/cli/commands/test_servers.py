@@ -15,7 +15,8 @@ import pytest
 from remote_tool.jobs.job import new_job_id
 from tests.described import undescribed
 from tests.extended.workflows.jobs.test_jobs import until
-from tests.project import make_project, remote_tool, write_configuration
+from tests.program import remote_tool
+from tests.project import make_project, write_configuration
 from tests.terminal import Terminal
 
 if TYPE_CHECKING:

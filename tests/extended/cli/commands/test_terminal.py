@@ -13,7 +13,8 @@ from remote_tool.jobs.job import JobState
 from remote_tool.workflows.selection import JobsAnswer
 from remote_tool.workflows.terminal.shell import ShellRequest
 from tests.extended.transport.channels import stopped
-from tests.project import kill, make_project, remote_tool
+from tests.program import remote_tool
+from tests.project import kill, make_project
 from tests.shells import DRAWS, LONG, prompt, say, shell
 from tests.sshd import TestServer
 

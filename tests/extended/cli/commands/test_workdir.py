@@ -11,7 +11,8 @@ import pytest
 
 from remote_tool import FanOutRequest, LaunchRequest, StartRequest, Workspace
 from remote_tool.errors import ConfigError, UsageError
-from tests.project import make_project, remote_tool, write_configuration
+from tests.program import remote_tool
+from tests.project import make_project, write_configuration
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.project import remote_tool, start
+from tests.program import remote_tool
+from tests.project import start
 from tests.terminal import Terminal
 
 if TYPE_CHECKING:

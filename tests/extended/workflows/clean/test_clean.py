@@ -17,7 +17,8 @@ from remote_tool.jobs.registry import Registry
 from remote_tool.workflows.clean.request import CleanAnswer, CleanRequest
 from tests.extended.workflows.jobs.test_jobs import begin, by_id, remote_folder, until
 from tests.extended.workflows.jobs.test_lost_jobs import renamed
-from tests.project import make_project, remote_tool, write_configuration
+from tests.program import remote_tool
+from tests.project import make_project, write_configuration
 
 if TYPE_CHECKING:
     from pathlib import Path

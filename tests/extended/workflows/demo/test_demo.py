@@ -18,7 +18,7 @@ from remote_tool.workflows.demo import journey
 from remote_tool.workflows.demo.journey import how_to_install, require_packages
 from remote_tool.workflows.demo.server import DemoServer, running_servers
 from tests.processes import is_running
-from tests.project import remote_tool
+from tests.program import remote_tool
 from tests.sshd import make_key
 
 FIVE_MEGABYTES = 5 * 1024 * 1024

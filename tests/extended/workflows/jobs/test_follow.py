@@ -31,7 +31,8 @@ from remote_tool.workflows.jobs.log_streams import Viewer
 from remote_tool.workflows.selection import JobSelection
 from remote_tool.workspace import Hooks
 from tests.extended.workflows.jobs.test_jobs import by_id, log_of, remote_folder, until
-from tests.project import make_project, remote_tool
+from tests.program import remote_tool
+from tests.project import make_project
 
 if TYPE_CHECKING:
     from remote_tool.workflows.events import Event

@@ -33,7 +33,8 @@ from remote_tool.workspace import Hooks
 from tests.extended.workflows.jobs.test_jobs import begin, by_id, log_of, remote_folder, until
 from tests.figures import record_case
 from tests.processes import processes_of
-from tests.project import make_project, remote_tool
+from tests.program import remote_tool
+from tests.project import make_project
 from tests.small_disks import small_disk
 
 if TYPE_CHECKING:

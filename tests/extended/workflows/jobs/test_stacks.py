@@ -10,7 +10,7 @@ import pytest
 from remote_tool import JobSelection, LaunchRequest, StartRequest, Workspace
 from remote_tool.workspace import Hooks
 from tests.extended.workflows.jobs.test_jobs import until
-from tests.project import remote_tool
+from tests.program import remote_tool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

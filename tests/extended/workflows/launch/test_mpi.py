@@ -17,7 +17,7 @@ from remote_tool.workflows.launch import first_node, launch
 from remote_tool.workflows.selection import JobSelection
 from remote_tool.workflows.start.start_specs import start_specs
 from tests.processes import processes_of
-from tests.project import remote_tool
+from tests.program import remote_tool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,7 +18,8 @@ from remote_tool.workflows.launch import launch, restart
 from remote_tool.workflows.selection import JobsAnswer
 from remote_tool.workflows.start.start_specs import start_specs
 from tests.processes import processes_of
-from tests.project import make_project, remote_tool
+from tests.program import remote_tool
+from tests.project import make_project
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

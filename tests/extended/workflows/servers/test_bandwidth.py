@@ -13,7 +13,7 @@ from remote_tool.cli.tables.bandwidth import matrix, remarks
 from remote_tool.errors import JobError
 from remote_tool.workflows.servers.bandwidth import BandwidthAnswer, Link, _read_link, readable_rate, tournament
 from tests.described import undescribed
-from tests.project import remote_tool
+from tests.program import remote_tool
 
 if TYPE_CHECKING:
     from remote_tool import Workspace

@@ -14,7 +14,8 @@ from remote_tool import JobSelection, JobState, StartRequest, Workspace
 from remote_tool.errors import UsageError
 from remote_tool.workflows.servers.gpus import INTERVAL, parse_gpus
 from tests.extended.workflows.jobs.test_jobs import until
-from tests.project import make_project, remote_tool
+from tests.program import remote_tool
+from tests.project import make_project
 from tests.stand_in_gpus import gpu_line, put_nvidia_smi
 
 if TYPE_CHECKING:

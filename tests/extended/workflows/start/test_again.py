@@ -27,7 +27,8 @@ from remote_tool.workflows.events import Notice
 from remote_tool.workflows.start import kept_code
 from tests.extended.workflows.test_git_state import git
 from tests.processes import open_files, parents
-from tests.project import make_project, remote_tool, write_configuration
+from tests.program import remote_tool
+from tests.project import make_project, write_configuration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

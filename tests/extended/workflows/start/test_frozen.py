@@ -17,7 +17,8 @@ from remote_tool.workflows import git_changes
 from remote_tool.workflows.git_changes import read_changes
 from remote_tool.workflows.start.send import is_frozen
 from tests.extended.workflows.test_git_state import git
-from tests.project import make_project, remote_tool
+from tests.program import remote_tool
+from tests.project import make_project
 
 if TYPE_CHECKING:
     from collections.abc import Collection

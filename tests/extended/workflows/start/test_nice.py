@@ -11,7 +11,7 @@ import pytest
 from remote_tool import JobSelection, LaunchRequest, StartRequest, Workspace
 from remote_tool.errors import UsageError
 from remote_tool.launchers.fan_out import FanOutRequest
-from tests.project import remote_tool
+from tests.program import remote_tool
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,7 +19,8 @@ from remote_tool.workflows.events import Event, Notice
 from remote_tool.workflows.sync import first_sync
 from tests.extended.environments.test_facts import stub
 from tests.extended.workflows.jobs.test_jobs import until
-from tests.project import make_project, remote_tool, write_configuration
+from tests.program import remote_tool
+from tests.project import make_project, write_configuration
 
 if TYPE_CHECKING:
     from pathlib import Path

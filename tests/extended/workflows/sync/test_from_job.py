@@ -11,7 +11,8 @@ from remote_tool import JobState, Workspace
 from remote_tool.errors import ConnectError, JobError, SyncError, UsageError
 from remote_tool.workspace import Hooks
 from tests.extended.workflows.jobs.test_jobs import until
-from tests.project import make_project, remote_tool
+from tests.program import remote_tool
+from tests.project import make_project
 
 if TYPE_CHECKING:
     from pathlib import Path

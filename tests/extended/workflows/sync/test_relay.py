@@ -15,7 +15,8 @@ from remote_tool import Workspace
 from remote_tool.workflows.events import Event, Notice, StepEnded, StepProgress
 from remote_tool.workflows.sync import relay
 from remote_tool.workspace import Hooks
-from tests.project import make_project, remote_tool
+from tests.program import remote_tool
+from tests.project import make_project
 from tests.sshd import TestServer
 
 if TYPE_CHECKING:
