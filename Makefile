@@ -6,7 +6,9 @@ PYTHON ?= $(shell for each in python3 python3.14 python3.13 python3.12 python3.1
 VENV := .venv
 BIN := $(VENV)/bin
 WHEELS := .cache/wheels
-WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
+# Tests wait now and then, so one more than there are cores; who is done early takes from the others.
+WORKERS ?= $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 1)))
+SHARED := -n $(WORKERS) --dist worksteal
 PYTEST_OPTIONS ?=
 TORCH := torch==2.13.0
 
@@ -30,14 +32,14 @@ AGAIN = { status=$$?; if [ $$status = 1 ]; then echo "Once more, alone:"; \
 	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none --maxfail 10; fi; exit $$status; }
 
 test: $(TEST_NEEDS)
-	$(BIN)/python -m pytest -n $(WORKERS) -m '$(SHORT)' $(PYTEST_OPTIONS) || $(AGAIN)
+	$(BIN)/python -m pytest $(SHARED) -m '$(SHORT)' $(PYTEST_OPTIONS) || $(AGAIN)
 
 test-all: $(TEST_NEEDS)
-	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_OPTIONS) || $(AGAIN)
+	$(BIN)/python -m pytest $(SHARED) $(PYTEST_OPTIONS) || $(AGAIN)
 
 # The quick tests as an ordinary user: root makes one for it, and removes it after.
 test-user: system-test $(VENV)/stamp-test $(RSYNCS)/stamp
-	$(BIN)/python tools/test_as_user.py -n $(WORKERS) -m 'not slow' $(PYTEST_OPTIONS)
+	$(BIN)/python tools/test_as_user.py $(SHARED) -m 'not slow' $(PYTEST_OPTIONS)
 
 check: $(VENV)/stamp-test
 	$(BIN)/ruff check .
