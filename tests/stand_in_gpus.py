@@ -1,4 +1,4 @@
-"""A stand-in for nvidia-smi: it answers the two questions of ``top``, once or in a loop, as the real one does."""
+"""A stand-in for nvidia-smi: it answers ``top`` and stop_if_idle, once or in a loop, as the real one does."""
 
 from __future__ import annotations
 
@@ -44,6 +44,8 @@ echo "$$ $*" >> "$here/asked"
 {otherwise}
 case "$1" in
 --query-compute-apps=*) exec cat "$here/processes" ;;
+--query-gpu=index,uuid,utilization.gpu)
+  while awk -F, -v OFS=, 'NF > 3 {{ print $1, $2, $4; next }} 1' "$here/gpus" && [ "$3" = -l ]; do sleep 0.2; done ;;
 --query-gpu=*)
   while cat "$here/gpus" && [ "$3" = -l ]; do sleep 0.2; done ;;
 esac

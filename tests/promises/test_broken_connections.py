@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.promises.conftest import PATIENCE, folder_of_sockets, until
+from tests.processes import parents
+from tests.promises.conftest import PATIENCE, HeldRequest, folder_of_sockets, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -141,3 +142,43 @@ def check_that_a_break_is_an_error(desk: Desk) -> None:
     assert running.returncode == 4, said
     assert "the connection was lost" in said
     assert (desk.there() / "runs").read_text() == "run\n"
+
+
+def kill_what_answers(desk: Desk) -> int:
+    """Kill what answers requests on the server, but not their connections; return how many there were."""
+    sessions = {*desk.servers["first"].session_pids()}
+    answering = [pid for pid, parent in parents().items() if parent in sessions and pid not in sessions]
+    signal_all(answering, signal.SIGKILL)
+    return len(answering)
+
+
+@pytest.mark.row(151)
+def test_a_job_is_followed_to_its_end_though_what_answers_is_killed(desk: Desk) -> None:
+    command = "echo one; until [ -e go ]; do sleep 0.1; done; echo two; exit 7"
+    with desk.runs_meanwhile("job-run", "--follow", "--cmd", command) as program:
+        assert program.stdout is not None
+        lines = iter(program.stdout.readline, "")
+        assert "one\n" in lines
+        until(lambda: kill_what_answers(desk), "something answers")
+        assert any("ended by SIGKILL; trying again" in line for line in lines)
+        (desk.there() / "go").touch()
+        said, _ = program.communicate(timeout=PATIENCE)
+    assert program.returncode == 7, said
+    assert (said.count("one\n"), said.count("two\n")) == (0, 1)
+    assert desk.job(1)["state"] == "failed"
+
+
+@pytest.mark.row(151)
+def test_an_answer_that_does_not_come_says_nothing_about_the_jobs(desk: Desk) -> None:
+    desk.does("job-run", "--cmd", "sleep 1000")
+    held = HeldRequest(desk, f"[ -e {desk.root}/hold ]")
+    (desk.root / "hold").touch()
+    with desk.runs_meanwhile("job-list") as program:
+        held.wait()
+        assert kill_what_answers(desk) == 1
+        said, _ = program.communicate(timeout=PATIENCE)
+    assert program.returncode == 1, said
+    assert "first: the control program ended by SIGKILL" in said
+    assert "last seen running" in said
+    assert desk.job(1)["state"] == "running"
+    desk.does("job-kill", "1", "--grace", "0")

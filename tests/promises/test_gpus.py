@@ -68,6 +68,26 @@ def test_a_job_that_wants_a_gpu_which_has_just_come_back_is_not_refused(desk: De
     desk.does("job-run", "--gpus", "2", "--follow", "--cmd", "true")
 
 
+@pytest.mark.row(286)
+@pytest.mark.usefixtures("gpus")
+def test_a_job_whose_gpu_was_idle_for_the_whole_time_is_stopped_after_a_notice(desk: Desk) -> None:
+    desk.does("job-run", "--gpus", "1", "--stop-if-idle", "2s", "--cmd", "sleep 1000")
+    stopped = desk.waits_for(1, "killed")
+    assert "stopped because it used its GPUs for less than 5 % in the last 2s: stop_if_idle" in stopped["reason"]
+    notice = (desk.there() / ".jobs" / stopped["id"] / "job.err").read_text()
+    assert "its GPUs are idle; stop_if_idle stops it in 1s if they stay so" in notice
+
+
+@pytest.mark.row(286)
+@pytest.mark.parametrize("load", [97, "[N/A]"])
+def test_a_job_whose_gpu_may_be_used_is_not_stopped(desk: Desk, gpus: Path, load: int | str) -> None:
+    put_nvidia_smi(gpus, FREE, gpu_line(1, load=load))
+    for device in ("1", "0"):
+        desk.does("job-run", "--devices", device, "--stop-if-idle", "2s", "--cmd", "sleep 1000")
+    desk.waits_for(2, "killed")
+    assert desk.job(1)["state"] == "running"
+
+
 def test_top_shows_what_is_reserved_by_this_project_and_by_others(desk: Desk, gpus: Path, tmp_path: Path) -> None:
     put_nvidia_smi(gpus, *(gpu_line(number, load=0, used=1) for number in range(3)))
     desk.does("job-run", "--gpus", "1", "--name", "r1", "--cmd", "sleep 1000")

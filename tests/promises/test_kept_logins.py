@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +18,6 @@ from tests.promises.conftest import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from tests.promises.conftest import Desk
 
@@ -49,6 +49,49 @@ def runs(desk: Desk) -> None:
     ran = desk.tries("run", "--cmd", "echo out-$((40 + 2)); exit 7")
     assert (ran.returncode, ran.stdout) == (7, "out-42\n"), ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+def logins(desk: Desk) -> int:
+    """Count the logins that the server has accepted."""
+    return desk.servers["first"].log().count("Accepted publickey")
+
+
+def logs_in_itself(desk: Desk) -> None:
+    """Look whether a command does all that without the kept login."""
+    before = logins(desk)
+    runs(desk)
+    assert logins(desk) > before
+
+
+def _other_key(desk: Desk) -> None:
+    servers = desk.settings()["servers"]
+    servers["first"]["private_key"] = str(shutil.copy(servers["first"]["private_key"], desk.root / "other-key"))
+    desk.configure(servers=servers)
+
+
+def _other_ssh_config(_: Desk) -> None:
+    folder = Path.home() / ".ssh"
+    folder.mkdir()
+    (folder / "config").write_text("Host *\n    Compression yes\n")
+
+
+def _forgotten_host_key(desk: Desk) -> None:
+    (desk.root / ".remote" / "known_hosts").write_text("")
+
+
+def _half_of_what_is_known_of_it(_: Desk) -> None:
+    for file in kept(Path(os.environ["XDG_RUNTIME_DIR"])).glob("*.json"):
+        file.write_text(file.read_text()[:100])
+
+
+@pytest.mark.row(180)
+@pytest.mark.parametrize("change", [_other_key, _other_ssh_config, _forgotten_host_key, _half_of_what_is_known_of_it])
+def test_a_login_whose_settings_have_changed_is_not_used(keeping: Desk, change: Callable[[Desk], None]) -> None:
+    before = logins(keeping)
+    runs(keeping)
+    assert logins(keeping) == before
+    change(keeping)
+    logs_in_itself(keeping)
 
 
 @pytest.mark.row(197)
@@ -96,7 +139,7 @@ def test_a_program_at_the_socket_that_keeps_no_login_runs_nothing_and_answers_no
         answering = threading.Thread(target=_answer_all, args=(listener, answer))
         answering.start()
         try:
-            runs(keeping)
+            logs_in_itself(keeping)
         finally:
             listener.shutdown(socket.SHUT_RDWR)
             answering.join()
@@ -117,9 +160,21 @@ def _pipes(login: Path) -> None:
         os.mkfifo(path, 0o600)
 
 
-def _garbage(login: Path) -> None:
+def _fill(login: Path, data: bytes) -> None:
     for path in [path for path in login.iterdir() if path.is_file()]:
-        path.write_bytes(b"\xff{" * 5000)
+        path.write_bytes(data)
+
+
+def _garbage(login: Path) -> None:
+    _fill(login, b"\xff{" * 5000)
+
+
+def _a_list(login: Path) -> None:
+    _fill(login, b"[1]")
+
+
+def _lists_in_lists(login: Path) -> None:
+    _fill(login, b"[" * 100_000)
 
 
 def _link(login: Path) -> None:
@@ -131,10 +186,10 @@ def _open_to_all(login: Path) -> None:
 
 
 @pytest.mark.row(193)
-@pytest.mark.parametrize("plant", [_pipes, _garbage, _link, _open_to_all])
+@pytest.mark.parametrize("plant", [_pipes, _garbage, _a_list, _lists_in_lists, _link, _open_to_all])
 def test_what_is_not_as_a_kept_login_left_it_is_passed_over(
     keeping: Desk, folder: Path, plant: Callable[[Path], None]
 ) -> None:
     plant(kept(folder))
-    runs(keeping)
+    logs_in_itself(keeping)
     assert "Traceback" not in keeping.tries("connections").stderr

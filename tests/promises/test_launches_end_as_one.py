@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.processes import environments, is_running
+from tests.processes import environments, is_running, processes_of, read_of
 from tests.promises.conftest import until
 
 if TYPE_CHECKING:
@@ -105,3 +105,31 @@ def test_the_rest_is_stopped_when_one_server_does_not_start_its_part(desk_of_two
     assert "second: node 1 did not start; stopping the rest of the launch" in said
     (desk.there("second") / ".jobs").unlink()
     assert {job["server"]: job["state"] for job in desk.jobs()} == {"first": "killed", "second": "failed"}
+
+
+def workers_of(job_id: str) -> list[int]:
+    """Return the processes of a job to which torchrun has given a rank."""
+    return [pid for pid in processes_of(job_id) if b"\0LOCAL_RANK=" in read_of(pid, "environ")]
+
+
+@pytest.mark.row(89)
+@pytest.mark.slow
+def test_a_torchrun_that_waits_for_the_others_and_ignores_sigterm_is_killed_after_the_grace(desk_of_two: Desk) -> None:
+    desk = desk_of_two
+    # The first node is done at once, and its torchrun waits for that of the other one, deaf to SIGTERM.
+    (desk.root / "train.py").write_text(
+        "import os, time\nopen('done', 'w').close() if os.environ['RANK'] == '0' else time.sleep(1000)\n"
+    )
+    desk.does("helper-torch-launch", "--nproc-per-node", "1", "--cmd", "train.py")
+    first, second = (str(job["id"]) for job in desk.jobs())
+    until(lambda: workers_of(second), "the second node works")
+    until(lambda: (desk.there("first") / "done").exists() and not workers_of(first), "the first node is done")
+    assert processes_of(first)
+    began = time.monotonic()
+    desk.does("job-kill", "1", "--grace", "1")
+    assert time.monotonic() - began < BOUND
+    job = desk.job(1)
+    assert job["state"] == "killed"
+    assert "SIGKILL ended the remaining processes" in job["reason"]
+    desk.waits_for(2, "failed", "killed")
+    assert [processes_of(first), processes_of(second)] == [[], []]

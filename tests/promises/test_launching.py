@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import re
+import socket
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.promises.conftest import until
+from tests.promises.conftest import PATIENCE, HeldRequest, until
 from tests.promises.kinds import works
 
 if TYPE_CHECKING:
     from tests.promises.conftest import Desk
 
 LAUNCH = ("helper-torch-launch", "--follow")
+# The second node shows the name of its launch, the name that it is told at the port of its launch, and the port.
+MEETS = """
+import os, socket, sys, time
+port = int(os.environ["MASTER_PORT"])
+if os.environ["NODE_RANK"] == "0":
+    socket.create_server(("", port)).accept()[0].sendall(sys.argv[1].encode())
+    sys.exit()
+while True:
+    try:
+        peer = socket.create_connection((os.environ["MASTER_ADDR"], port))
+        break
+    except ConnectionRefusedError:
+        time.sleep(0.05)
+print(sys.argv[1], peer.recv(99).decode(), port)
+"""
 
 
 @pytest.mark.slow
@@ -83,3 +100,51 @@ def test_a_command_runs_once_on_each_server_and_knows_its_place(desk_of_two: Des
     assert (rank, count) == ("0", "2")
     assert second.split() == ["1", "of", "2", *rendezvous]
     assert len(rendezvous) == 3
+
+
+@pytest.mark.row(93)
+def test_a_port_in_use_is_refused_before_anything_starts(desk: Desk) -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = desk.refuses("helper-launch", "--no-sync", "--master-port", str(port), "--cmd", "true")
+    assert f"Port {port} is in use on this server" in said
+    assert desk.jobs() == []
+
+
+@pytest.mark.row(93)
+@pytest.mark.slow
+def test_a_launch_whose_port_is_taken_in_the_last_moment_says_so_and_goes_on_with_another(desk: Desk) -> None:
+    (desk.root / "train.py").write_text("import os; print('at', os.environ['MASTER_PORT'])\n")
+    held = HeldRequest(desk, f"""grep -qs '"starting"' {desk.root}/.remote/jobs/*/job.yaml""")
+    with desk.runs_meanwhile(*LAUNCH, "--cmd", "train.py") as program:
+        held.wait()
+        (record,) = (desk.root / ".remote" / "jobs").glob("*/job.yaml")
+        (port,) = re.findall(r"--master-port (\d+)", record.read_text())
+        with socket.create_server(("", int(port))):
+            held.let_go()
+            said, _ = program.communicate(timeout=PATIENCE)
+    assert program.returncode == 0, said
+    reason = f"another program took port {port} before torchrun could listen on it"
+    assert reason in said
+    assert reason in desk.job(1)["reason"]
+    assert [job["state"] for job in desk.jobs()] == ["failed", "succeeded"]
+    (other,) = re.findall(r"(?m)\| at (\d+)$", said)
+    assert other != port
+
+
+@pytest.mark.row(93)
+def test_two_launches_at_once_have_ports_of_their_own_and_never_meet(desk_of_two: Desk) -> None:
+    desk = desk_of_two
+    (desk.root / "meets.py").write_text(MEETS)
+    desk.does("rsync")
+    words = ("helper-launch", "--no-sync", "--follow", "--cmd")
+    with ExitStack() as stack:
+        programs = [
+            stack.enter_context(desk.runs_meanwhile(*words, f"python meets.py {name} >> met"))
+            for name in ("one", "two")
+        ]
+        said = [program.communicate(timeout=PATIENCE)[0] for program in programs]
+    assert [program.returncode for program in programs] == [0, 0], said
+    one, two = sorted(line.split() for line in (desk.there("second") / "met").read_text().splitlines())
+    assert (one[:2], two[:2]) == (["one", "one"], ["two", "two"])
+    assert one[2] != two[2]

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.program import remote_tool
-
-if TYPE_CHECKING:
-    from tests.promises.conftest import Desk
+from tests.project import make_project
+from tests.promises.conftest import Desk
+from tests.sshd import TestServer
 
 SECONDS = 60.0
 
@@ -29,6 +30,21 @@ def test_a_pipe_as_configuration_is_refused(tmp_path: Path) -> None:
 def test_a_pipe_of_patterns_is_refused(desk: Desk) -> None:
     os.mkfifo(desk.root / ".remote" / "exclude.txt")
     assert "exclude.txt cannot be read: Not a plain file" in desk.refuses("rsync")
+
+
+@pytest.mark.row(247)
+def test_a_pipe_of_patterns_is_one_error_for_all_servers_without_waiting_for_a_login(
+    tmp_path: Path, ssh_key: Path
+) -> None:
+    with ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        ports = {f"server{number}": each.getsockname()[1] for number, each in enumerate(silent)}
+        servers = [TestServer(name, tmp_path / name, ssh_key, port=port) for name, port in ports.items()]
+        desk = Desk(make_project(tmp_path / "project", servers), {})
+        os.mkfifo(desk.root / ".remote" / "exclude.txt")
+        said = desk.refuses("rsync")
+    assert said.count("exclude.txt cannot be read: Not a plain file") == 1
+    assert "no answer" not in said
 
 
 def test_a_pipe_of_host_keys_is_refused(desk: Desk) -> None:

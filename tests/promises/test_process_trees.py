@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.processes import is_running
 from tests.promises.conftest import until
+from tests.stand_in_gpus import gpu_line, put_nvidia_smi, remove_in_use, set_gpus
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.promises.conftest import Desk
@@ -40,3 +44,47 @@ def test_before_a_command_runs_again_nothing_of_its_last_attempt_is_left(desk: D
     command = f'if [ "$REMOTE_TOOL_ATTEMPT" = 1 ]; then {left}; exit 75; else {again}; fi'
     desk.does("job-run", "--retries", "1", "--follow", "--cmd", command)
     assert [line for line in desk.does("job-tail", "1").splitlines() if "remote-tool: " not in line] == []
+
+
+@pytest.fixture
+def loader(desk: Desk, tmp_path: Path) -> Iterator[Path]:
+    """A file for the pid of a data loader, which uses the only GPU of the server for as long as it runs."""
+    pid, folder = tmp_path / "loader", desk.servers["first"].programs
+    pid.touch()
+    (tmp_path / "in-use").mkdir()
+    set_gpus(tmp_path / "in-use", gpu_line(0))
+    uses = f'kill -0 "$(cat {pid})" 2>/dev/null && here={tmp_path}/in-use'
+    put_nvidia_smi(folder, gpu_line(0, load=0, used=1), otherwise=uses)
+    # Questions follow each other in a sixth of this.
+    desk.configure(idle_after=1)
+    yield pid
+    # The server is shared.
+    remove_in_use(folder)
+
+
+@pytest.mark.row(17)
+def test_a_data_loader_that_a_crash_has_left_ends_with_its_job_and_keeps_no_gpu(desk: Desk, loader: Path) -> None:
+    leaves = f"setsid sh -c 'echo $$ > {loader}; exec sleep 1000' >/dev/null 2>&1 &"
+    crash = f"{leaves} until [ -s {loader} ]; do sleep 0.05; done; kill -KILL $$"
+    assert desk.tries("job-run", "--gpus", "1", "--follow", "--cmd", crash).returncode == 128 + 9
+    assert not is_running(int(loader.read_text()))
+    assert "1 process left behind by the command had to be ended" in desk.job(1)["reason"]
+    desk.does("job-run", "--gpus", "1", "--follow", "--cmd", "true")
+
+
+@pytest.mark.row(4)
+def test_a_process_that_has_got_the_pid_of_a_lost_job_is_left_alone(desk: Desk) -> None:
+    desk.does("job-run", "--cmd", "exec sleep 1000")
+    desk.end_all("first")
+    (record,) = (desk.there() / ".jobs").glob("*/started.json")
+    started = json.loads(record.read_text())
+    with subprocess.Popen(["sleep", "1000"]) as other:
+        try:
+            for name in ("command", "supervisor"):
+                started[name]["pid"] = other.pid
+            record.write_text(json.dumps(started))
+            desk.tries("job-kill", "1", "--signal", "SIGKILL", "--yes")
+            assert desk.job(1)["state"] == "lost"
+            assert other.poll() is None
+        finally:
+            other.kill()

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.sshd import make_key
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from tests.promises.conftest import Desk
 
 
@@ -41,6 +47,53 @@ def test_keys_and_credentials_stay_here_however_they_are_written_and_code_is_sen
         (desk.root / name).write_bytes(data)
     assert desk.tries("rsync").stderr.count("not sent: ") >= 10
     assert {path.name for path in desk.there().iterdir()} == {*sent, "hello.py", ".remote-scripts"}
+
+
+@pytest.mark.row(186)
+@pytest.mark.parametrize("unusable", ["", "grep", "find"])
+def test_no_private_key_among_many_new_files_is_sent(desk: Desk, tmp_path: Path, unusable: str) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    if unusable:
+        (programs / unusable).write_text("#!/bin/sh\nexit 1\n")
+        (programs / unusable).chmod(0o755)
+    key = make_key(tmp_path / "key").read_text()
+    age = f"AGE-SECRET-{'KEY'}-1{'QPZRY9X8GF' * 5}QPZRY9X8\n"
+    secret = {"openssh": key.encode(), "wide": key.encode("utf-16"), "age": age.encode()}
+    sent = {f"{number}.txt": f"{number}\n".encode() * 40 for number in range(600)}
+    sent["mentions.txt"] = b"PRIVATE KEY, in a text about keys\n" * 5
+    (desk.root / "many").mkdir()
+    for name, data in (secret | sent).items():
+        (desk.root / "many" / name).write_bytes(data)
+    said = desk.tries("rsync", environment={"PATH": f"{programs}:{os.environ['PATH']}"}).stderr
+    assert {name for name in secret if f"not sent: many/{name} is a private key" in said} == secret.keys()
+    assert {path.name: path.read_bytes() for path in (desk.there() / "many").iterdir()} == sent
+
+
+def _nothing(_: Desk) -> None:
+    """The next sync looks at what has changed since the last one."""
+
+
+def _other_patterns(desk: Desk) -> None:
+    """The next sync looks at everything again."""
+    (desk.root / ".remote" / "exclude.txt").write_text("*.other\n")
+
+
+@pytest.mark.row(186)
+@pytest.mark.parametrize("meanwhile", [_nothing, _other_patterns])
+def test_a_file_that_turns_into_a_private_key_of_the_same_size_and_time_is_held_back(
+    desk: Desk, tmp_path: Path, meanwhile: Callable[[Desk], None]
+) -> None:
+    key, file, there = make_key(tmp_path / "key").read_text(), desk.root / "notes.txt", desk.there() / "notes.txt"
+    harmless = "x" * len(key)
+    file.write_text(harmless)
+    desk.does("rsync")
+    before = file.stat()
+    file.write_text(key)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    meanwhile(desk)
+    assert "not sent: notes.txt is a private key" in desk.tries("rsync", "--checksum").stderr
+    assert there.read_text() == harmless
 
 
 def test_a_secret_in_the_place_of_variables_is_not_shown(desk: Desk) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.processes import open_files
+from tests.processes import open_files, processes_of
 from tests.project import make_project
 from tests.promises.conftest import Desk, HeldRequest, until
 
@@ -19,6 +19,19 @@ if TYPE_CHECKING:
     from tests.conftest import MakeServer
 
 LATER = 11 * 60
+# The first request to start a job is carried out twenty times at once, as if it had been sent again and again.
+MANY = """\
+#!/bin/bash
+if grep -qs '"starting"' {records} && mkdir {answers} 2>/dev/null; then
+    read -r request
+    for number in {{1..20}}; do
+        {python} "$@" <<<"$request" >{answers}/$number &
+    done
+    wait
+    exec cat {answers}/1
+fi
+exec {python} "$@"
+"""
 
 
 @pytest.fixture
@@ -103,3 +116,21 @@ def test_a_job_holds_nothing_of_the_connection_that_started_it(desk: Desk) -> No
     assert sorted(files) == [0, 1, 2]
     assert [name for name in files.values() if not name.startswith(("/dev/null", str(desk.there())))] == []
     desk.does("job-kill", "1", "--yes")
+
+
+@pytest.mark.row(10)
+def test_of_many_starts_of_one_job_at_once_exactly_one_runs(desk: Desk, tmp_path: Path) -> None:
+    answers, program = tmp_path / "answers", desk.there() / ".remote-scripts" / "python"
+    text = MANY.format(records=f"{desk.root}/.remote/jobs/*/job.yaml", answers=answers, python=program.resolve())
+    program.unlink()
+    program.write_text(text)
+    program.chmod(0o700)
+    runs = f"echo ran >> {tmp_path}/ran; until [ -e {tmp_path}/go ]; do sleep 0.1; done"
+    desk.does("job-run", "--no-sync", "--cmd", runs)
+    assert [answer.stat().st_size > 0 for answer in answers.iterdir()] == [True] * 20
+    job = str(desk.job(1)["id"])
+    assert [folder.name for folder in (desk.there() / ".jobs").glob("[!.]*")] == [job]
+    (tmp_path / "go").touch()
+    desk.waits_for(1, "succeeded")
+    until(lambda: not processes_of(job), "nothing of it is left")
+    assert (tmp_path / "ran").read_text() == "ran\n"

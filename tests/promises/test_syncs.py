@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,11 +15,23 @@ import pytest
 from tests.forwarding import agents_in
 from tests.project import make_project
 from tests.promises.conftest import Desk, until
+from tests.small_disks import small_disk
+from tests.sshd import TestServer
 from tests.terminal import Terminal
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterator
     from pathlib import Path
+
+WITHOUT_RSYNC = (
+    "unshare",
+    "--mount",
+    "sh",
+    "-c",
+    'for each in /usr/bin/rsync /usr/local/bin/rsync; do mount --bind /dev/null "$each"; done 2>/dev/null; exec "$@"',
+    "sh",
+)
 
 
 @pytest.mark.row(146)
@@ -244,15 +258,15 @@ def test_a_sync_during_a_job_replaces_whole_files_and_warns(desk: Desk) -> None:
 def rsync_there(desk: Desk) -> Iterator[Path]:
     """Where a program takes the place of the server's rsync."""
     program = desk.servers["first"].programs / "rsync"
-    program.parent.mkdir(exist_ok=True)
     yield program
     # The server is shared.
     program.unlink(missing_ok=True)
 
 
 def _put(program: Path, before: str, after: str) -> None:
-    """Have the server do more before and after it runs rsync."""
-    program.write_text(f'#!/bin/sh\n{before}\n{shutil.which("rsync")} "$@"\n{after}\n')
+    """Have more done before and after the program of this name runs."""
+    program.parent.mkdir(parents=True, exist_ok=True)
+    program.write_text(f'#!/bin/sh\n{before}\n{shutil.which(program.name)} "$@"\n{after}\n')
     program.chmod(0o755)
 
 
@@ -302,3 +316,157 @@ def test_code_is_kept_as_it_is_after_a_sync_that_runs(desk: Desk, rsync_there: P
         assert sync.wait() == 0
     assert "new\n" in said
     assert "old\n" not in said
+
+
+@pytest.mark.row(69)
+def test_a_server_without_rsync_says_how_to_get_it(tmp_path: Path, ssh_key: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("taking a program from a server needs root")
+    with TestServer("first", tmp_path / "first", ssh_key, before=WITHOUT_RSYNC) as server:
+        desk = Desk(make_project(tmp_path / "project", [server]), {"first": server})
+        said = " ".join(desk.refuses("rsync", status=1).split())
+    assert "rsync is not installed on the server" in said
+    assert "On first: sudo apt-get install rsync (or: conda install -c conda-forge rsync)" in said
+    assert not desk.there().exists()
+
+
+@pytest.mark.row(69)
+def test_a_full_disk_of_a_server_is_named_with_the_command_that_shows_it(tmp_path: Path, ssh_key: Path) -> None:
+    with (
+        small_disk(tmp_path / "first" / "home", "size=1m"),
+        TestServer("first", tmp_path / "first", ssh_key) as server,
+    ):
+        desk = Desk(make_project(tmp_path / "project", [server]), {"first": server})
+        (desk.root / "large.bin").write_bytes(bytes(3 << 20))
+        said = " ".join(desk.refuses("rsync", status=1).split())
+    assert "a file could not be written: is the server's disk full?" in said
+    assert "No space left on device" in said
+    assert "remote-tool run --server first --cmd 'df -h .'" in said
+
+
+@pytest.mark.row(69)
+@pytest.mark.parametrize(
+    ("end", "cause", "tries"),
+    [
+        ("exit 1", "rsync did not understand its options", 1),
+        ("exit 77", "rsync ended with status 77", 1),
+        ("kill -KILL $$", "the server's rsync was killed by SIGKILL", 1),
+        ("exit 12", "the server's rsync exited too early", 2),
+        ("exit 30", "no data arrived for too long", 2),
+    ],
+)
+def test_how_the_rsync_of_a_server_ends_is_one_cause_and_only_a_lost_one_is_tried_once_more(
+    desk: Desk, rsync_there: Path, tmp_path: Path, end: str, cause: str, tries: int
+) -> None:
+    (desk.root / "train.py").write_text("rate = 0.1\n")
+    _put(rsync_there, f"echo once >> {tmp_path}/tries; echo the reason >&2; {end}", "")
+    said = desk.refuses("rsync", status=1)
+    causes = re.findall("the project was not sent: (.*)", said)
+    assert {told.removesuffix("; trying again") for told in causes} == {cause}
+    assert "the reason" in said
+    assert (tmp_path / "tries").read_text().split() == ["once"] * tries
+    assert not (desk.there() / "train.py").exists()
+
+
+@pytest.mark.row(69)
+def test_a_sync_whose_connection_is_lost_is_tried_once_more(desk: Desk, rsync_there: Path, tmp_path: Path) -> None:
+    came, go = tmp_path / "came", tmp_path / "go"
+    (desk.root / "train.py").write_text("rate = 0.1\n")
+    _put(rsync_there, f"[ -e {go} ] || {{ touch {came}; until [ -e {go} ]; do sleep 0.05; done; exit 1; }}", "")
+    with desk.runs_meanwhile("rsync") as sync:
+        until(came.exists, "the sync runs")
+        desk.servers["first"].drop_connections()
+        go.touch()
+        said = sync.communicate()[0]
+    assert sync.returncode == 0, said
+    assert said.count("trying again") == 1
+    assert (desk.there() / "train.py").read_text() == "rate = 0.1\n"
+
+
+@pytest.mark.row(40)
+def test_a_sync_logs_in_once_on_the_way_and_at_its_end_and_starts_no_ssh(
+    desk_of_two: Desk, tmp_path: Path, own_home: Path
+) -> None:
+    server, gate = desk_of_two.servers["first"], desk_of_two.servers["second"]
+    blocks = [
+        f"Host {name}\n  HostName {each.address}\n  User {each.username}\n  Port {each.port}\n"
+        f"  IdentityFile {each.key}\n"
+        for name, each in {"gate": gate, "lab": server}.items()
+    ]
+    (own_home / ".ssh").mkdir(mode=0o700)
+    (own_home / ".ssh" / "config").write_text("".join([*blocks, "  ProxyJump gate\n"]))
+    desk_of_two.configure(servers={"first": {"hostname": "lab"}}, keep_connections=0)
+    ssh = tmp_path / "programs" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\nexit 1\n")
+    ssh.chmod(0o755)
+    (desk_of_two.root / "train.py").write_text("rate = 0.1\n")
+    before = [each.log().count("Accepted publickey") for each in (gate, server)]
+    desk_of_two.does("rsync", environment={"PATH": f"{ssh.parent}:{os.environ['PATH']}"})
+    assert (desk_of_two.there() / "train.py").read_text() == "rate = 0.1\n"
+    assert [each.log().count("Accepted publickey") for each in (gate, server)] == [count + 1 for count in before]
+    assert not (tmp_path / "asked").exists()
+
+
+@contextmanager
+def _sync_that_lists(desk: Desk, folder: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A sync that lists its project until a file exists; the server has compared its copy."""
+    compared, go, digest = folder / "compared", folder / "go", desk.servers["first"].programs / "sha256sum"
+    _put(folder / "programs" / "find", f"until [ -e {go} ]; do sleep 0.05; done", "")
+    _put(digest, "", f"touch {compared}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{folder / 'programs'}:{os.environ['PATH']}")
+        sync = desk.runs_meanwhile("rsync")
+    try:
+        with sync:
+            try:
+                until(compared.exists, "the server compares its copy")
+                yield sync, go
+            finally:
+                go.touch()
+    finally:
+        # The server is shared.
+        digest.unlink()
+
+
+@pytest.mark.row(247, 248)
+def test_a_sync_that_lists_its_project_holds_up_no_other_and_sees_what_that_one_sent(
+    desk: Desk, tmp_path: Path
+) -> None:
+    there = desk.there() / "train.py"
+    (desk.root / "train.py").write_text("of the first\n")
+    desk.does("rsync")
+    other = Desk(shutil.copytree(desk.root, tmp_path / "copied"), desk.servers)
+    (other.root / "train.py").write_text("of the second laptop\n")
+    before = {path: path.stat().st_mtime_ns for path in desk.there().rglob("*")}
+    with _sync_that_lists(desk, tmp_path / "slow") as (sync, go):
+        assert {path: path.stat().st_mtime_ns for path in desk.there().rglob("*")} == before
+        second = other.runs_meanwhile("rsync")
+        until(lambda: second.poll() is not None, "the other sync ends", 60)
+        assert "waiting" not in second.communicate()[0]
+        assert there.read_text() == "of the second laptop\n"
+        assert sync.poll() is None
+        go.touch()
+        said = sync.communicate()[0]
+    assert sync.returncode == 0, said
+    assert there.read_text() == "of the first\n"
+
+
+@pytest.mark.row(249)
+def test_an_edit_on_the_server_while_the_project_is_listed_for_long_is_not_overwritten(
+    desk: Desk, tmp_path: Path
+) -> None:
+    there = desk.there() / "train.py"
+    (desk.root / "train.py").write_text("rate = 0.1\n")
+    desk.does("rsync")
+    (desk.root / "train.py").write_text("rate = 0.2  # edited here\n")
+    with _sync_that_lists(desk, tmp_path / "slow") as (sync, go):
+        there.write_text("rate = 0.3, edited there\n")
+        enough = time.monotonic() + 6
+        until(lambda: time.monotonic() > enough, "listing takes more than five seconds")
+        go.touch()
+        said = sync.communicate()[0]
+    assert sync.returncode == 1, said
+    assert "train.py" in said
+    assert "changed both here and on the server" in " ".join(said.split())
+    assert there.read_text() == "rate = 0.3, edited there\n"

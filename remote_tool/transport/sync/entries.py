@@ -27,11 +27,11 @@ class Seen(NamedTuple):
     st_mode: int
     st_size: int
     st_mtime_ns: int
+    st_ctime_ns: int
     st_ino: int
     st_dev: int
     st_uid: int
     target: bytes = b""
-    changed: int = 0
 
 
 def see(base: bytes, name: bytes) -> Seen:
@@ -44,7 +44,7 @@ def see(base: bytes, name: bytes) -> Seen:
     found = os.lstat(path)
     target = os.readlink(path) if stat.S_ISLNK(found.st_mode) else b""
     identity = (found.st_ino, found.st_dev, found.st_uid)
-    return Seen(name, found.st_mode, found.st_size, found.st_mtime_ns, *identity, target)
+    return Seen(name, found.st_mode, found.st_size, found.st_mtime_ns, found.st_ctime_ns, *identity, target)
 
 
 class Entry(NamedTuple):

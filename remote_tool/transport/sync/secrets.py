@@ -145,7 +145,9 @@ def holds_private_key(text: bytes) -> bool:
 
 
 class Looked:
-    """Files known to hold no private key, identified by inode, size and time, until the rules change.
+    """Files known to hold no private key, identified by inode, size and times, until the rules change.
+
+    The time of the last change tells of one that kept size and time, as of ``rsync --times`` or ``touch -d``.
 
     Args:
         file: Where they are recorded; None: nowhere.
@@ -173,16 +175,16 @@ class Looked:
         """Return whether a file holds a private key; reads only files that are not recorded."""
         if not may_be_key(found.st_size):
             return False
-        record = b"%d %d %d" % (found.st_ino, found.st_size, found.st_mtime_ns)
+        record = b"%d %d %d %d" % (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
         if not self.searched and record not in self._before and is_private_key(path, found):
             return True
         self._now += b"\n" + record
         return False
 
-    def assume_no_key(self, inode: bytes, size: bytes, modified: bytes) -> None:
+    def assume_no_key(self, inode: bytes, size: bytes, modified: bytes, changed: bytes) -> None:
         """Record a file as one without a key, because another search finds its key if it has one."""
         if may_be_key(int(size)):
-            self._now += b"\n%b %b %b" % (inode, size, modified)
+            self._now += b"\n%b %b %b %b" % (inode, size, modified, changed)
 
     def note(self) -> None:
         """Write the record."""

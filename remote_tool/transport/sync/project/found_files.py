@@ -32,9 +32,10 @@ _OTHER = rf"%P\0{_FIELDS}\0\0"
 _TIME = re.compile(rb"([0-9]{1,18})(?:\.([0-9]{9})[0-9]*)?")
 
 
-# A regular file; the groups: name, mode, inode, device, user, second and nanosecond of its time, size.
+# A regular file; the groups: name, mode, inode, device, user, seconds and nanoseconds of ctime and mtime, size.
 PLAIN = re.compile(
-    rb"([^\0]+)\0f ([0-7]{3}) ([0-9]+) ([0-9]+) ([0-9]+) [0-9.]+ ([1-9][0-9]{0,17})\.([0-9]{9})[0-9]* ([0-9]+)"
+    rb"([^\0]+)\0f ([0-7]{3}) ([0-9]+) ([0-9]+) ([0-9]+) ([1-9][0-9]{0,17})\.([0-9]{9})[0-9]*"
+    rb" ([1-9][0-9]{0,17})\.([0-9]{9})[0-9]* ([0-9]+)"
 )
 
 
@@ -51,9 +52,9 @@ def parse_record(record: bytes) -> Seen:
     try:
         name, fields, *target = record.split(b"\0")
         kind, mode, inode, device, user, changed, modified, size = fields.split(b" ")
-        identity = (int(inode), int(device), int(user))
+        times, identity = (_time(modified), _time(changed)), (int(inode), int(device), int(user))
         permissions = _KINDS.get(kind, 0) | int(mode, 8)
-        return Seen(name, permissions, int(size), _time(modified), *identity, b"".join(target), _time(changed))
+        return Seen(name, permissions, int(size), *times, *identity, b"".join(target))
     except ValueError as error:
         raise OddRecordError(record) from error
 

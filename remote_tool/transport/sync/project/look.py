@@ -112,12 +112,12 @@ class Look:
         found = PLAIN.fullmatch(record) if self.looked.searched and not self.send_anyway else None
         if found is None:
             return None
-        name, mode, inode, device, user, second, rest, size = found.groups()
+        name, mode, inode, device, user, *changed, second, rest, size = found.groups()
         permissions = int(mode, 8)
         is_readable = int(user) == self.user and permissions & stat.S_IRUSR
         if not is_readable or (int(device), int(inode)) in self.private_keys or secret_in(name) is not None:
             return None
-        self.looked.assume_no_key(inode, size, second + rest)
+        self.looked.assume_no_key(inode, size, second + rest, b"".join(changed))
         look = b"%x %b %b ./%b" % (stat.S_IFREG | permissions, size, second, name)
         return b"%b %b %b" % (size, second, name), look, b"%d" % int(rest)
 

@@ -212,4 +212,4 @@ class _Run:
     def _is_newer(self, record: bytes) -> bool:
         if key_of(record).endswith(b"\0d"):
             return self._look.changed_since(name_of(record), self._began)
-        return parse_record(record).changed >= self._began
+        return parse_record(record).st_ctime_ns >= self._began
