@@ -41,6 +41,33 @@ def test_hashed_names_are_known_and_revoked_keys_are_refused(desk: Desk) -> None
     assert "revoked" in desk.refuses("run", "--cmd", "true", status=4)
 
 
+@pytest.mark.row(116)
+@pytest.mark.parametrize("changed", ["first", "second"])
+def test_a_server_or_a_jump_host_on_the_way_that_has_another_key_gets_no_command(
+    desk_of_two: Desk, own_home: Path, tmp_path: Path, changed: str
+) -> None:
+    (own_home / ".ssh").mkdir(mode=0o700)
+    blocks = [
+        f"Host {name}\n  HostName {each.address}\n  User {each.username}\n  Port {each.port}\n"
+        f"  IdentityFile {each.key}\n"
+        for name, each in desk_of_two.servers.items()
+    ]
+    (own_home / ".ssh" / "config").write_text("".join([*blocks, "Host first\n  ProxyJump second\n"]))
+    desk_of_two.configure(servers={name: {"hostname": name} for name in desk_of_two.servers}, keep_connections=0)
+    desk_of_two.does("run", "--cmd", "true")
+    known = desk_of_two.root / ".remote" / "known_hosts"
+    ports = {name: f":{each.port}" for name, each in desk_of_two.servers.items()}
+    keys = {port: line.split()[2] for port in ports.values() for line in known.read_text().splitlines() if port in line}
+    (other,) = keys.keys() - {ports[changed]}
+    known.write_text(known.read_text().replace(keys[ports[changed]], keys[other]))
+    before = desk_of_two.servers["first"].log().count("Accepted publickey")
+    said = desk_of_two.refuses("run", "--server", "first", "--cmd", f"touch {tmp_path}/began", status=4)
+    name = {"first": "first", "second": "jump host second"}[changed]
+    assert f"The host key of {name} (127.0.0.1{ports[changed]}) has changed" in said
+    assert not (tmp_path / "began").exists()
+    assert desk_of_two.servers["first"].log().count("Accepted publickey") == before
+
+
 @pytest.mark.row(108)
 @pytest.mark.parametrize("key", ["hostname", "username"])
 def test_a_name_that_ssh_would_take_for_an_option_is_refused(desk: Desk, key: str) -> None:
