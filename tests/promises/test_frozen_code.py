@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
+import signal
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.forwarding import agents_in
 from tests.promises.conftest import PATIENCE, until
 from tests.stand_in_gpus import gpu_line, put_nvidia_smi
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tests.promises.conftest import Desk
 
@@ -96,3 +100,27 @@ def test_a_large_file_of_a_frozen_job_survives_a_sync_that_replaces_it(desk: Des
     (desk.root / "go").touch()
     desk.waits_for(1, "succeeded")
     assert desk.does("job-tail", "1").split()[0] == hashlib.sha256(b"a" * 5_000_000).hexdigest()
+
+
+@pytest.mark.row(292)
+def test_a_start_that_is_killed_while_it_copies_leaves_nothing_that_is_taken_for_a_copy(desk: Desk) -> None:
+    (desk.root / "many").mkdir()
+    names = {f"{number}.txt" for number in range(1000)}
+    for name in names:
+        (desk.root / "many" / name).touch()
+    desk.does("rsync")
+    copies = desk.there() / ".remote-scripts" / "copies"
+    deadline = time.monotonic() + PATIENCE
+    with desk.runs_meanwhile("job-run", "--no-sync", "--frozen", "--cmd", "true") as start:
+        # It takes a fraction of a second.
+        while not any(copies.glob("*/code/many/*.txt")):
+            assert time.monotonic() < deadline, "nothing is copied"
+        for pid in agents_in(desk.servers["first"]):
+            if str(copies.parent.parent) in str(Path(f"/proc/{pid}/cwd").readlink()):
+                os.kill(pid, signal.SIGKILL)
+        assert "cannot tell whether a job has started" in start.communicate()[0]
+    assert {*copies.glob("*/code/many/*")} != set()
+    desk.does("job-run", "--no-sync", "--frozen", "--follow", "--cmd", "ls many > there.txt")
+    assert {*(desk.there() / "there.txt").read_text().split()} == names
+    (copy,) = copies.iterdir()
+    assert copy.name == desk.job(2)["copy"]

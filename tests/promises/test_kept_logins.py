@@ -122,7 +122,7 @@ def test_a_followed_job_goes_on_when_the_program_that_keeps_its_login_is_killed(
     assert keeping.job(1)["exit_code"] == 7
 
 
-@pytest.mark.row(196)
+@pytest.mark.row(181, 196)
 @pytest.mark.parametrize("answer", [b"", b"\0\0\0\4\0\0\0\0", b"\xff" * 100_000])
 def test_a_program_at_the_socket_that_keeps_no_login_runs_nothing_and_answers_nothing(
     keeping: Desk, folder: Path, own_home: Path, answer: bytes
@@ -185,7 +185,7 @@ def _open_to_all(login: Path) -> None:
     login.chmod(0o777)
 
 
-@pytest.mark.row(193)
+@pytest.mark.row(181, 193)
 @pytest.mark.parametrize("plant", [_pipes, _garbage, _a_list, _lists_in_lists, _link, _open_to_all])
 def test_what_is_not_as_a_kept_login_left_it_is_passed_over(
     keeping: Desk, folder: Path, plant: Callable[[Path], None]

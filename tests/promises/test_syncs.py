@@ -470,3 +470,49 @@ def test_an_edit_on_the_server_while_the_project_is_listed_for_long_is_not_overw
     assert "train.py" in said
     assert "changed both here and on the server" in " ".join(said.split())
     assert there.read_text() == "rate = 0.3, edited there\n"
+
+
+def _create(root: Path) -> None:
+    (root / "new" / "deep").mkdir(parents=True)
+    (root / "new" / "deep" / "file.py").write_text("new\n")
+
+
+def _change(root: Path) -> None:
+    file = root / "train.py"
+    before = file.stat()
+    file.write_text(file.read_text().swapcase())
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + 1_000_000_000))
+
+
+def _move(root: Path) -> None:
+    (root / "new").rename(root / "moved")
+
+
+def _remove(root: Path) -> None:
+    shutil.rmtree(root / "moved" / "deep")
+    (root / "hello.py").unlink()
+
+
+def _link(root: Path) -> None:
+    (root / "link.py").symlink_to("train.py")
+
+
+def _damage_what_is_known(root: Path) -> None:
+    _create(root)
+    (root / ".remote" / "logs" / "listing").write_bytes(b"\xff" * 500)
+
+
+@pytest.mark.row(185)
+def test_each_sync_sends_what_has_changed_since_the_last_one(desk: Desk) -> None:
+    def files(root: Path) -> dict[str, bytes]:
+        found = [
+            path for path in root.rglob("*") if path.is_file() and not path.relative_to(root).parts[0].startswith(".")
+        ]
+        return {f"{path.relative_to(root)} {path.is_symlink()}": path.read_bytes() for path in found}
+
+    (desk.root / "train.py").write_text("rate = 0.1\n")
+    desk.does("rsync")
+    for edit in (_create, _change, _move, _remove, _link, _damage_what_is_known):
+        edit(desk.root)
+        desk.does("rsync")
+        assert files(desk.there()) == files(desk.root), edit
