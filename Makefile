@@ -6,7 +6,7 @@ PYTHON ?= $(shell for each in python3 python3.14 python3.13 python3.12 python3.1
 VENV := .venv
 BIN := $(VENV)/bin
 WHEELS := .cache/wheels
-# Tests wait now and then, so one more than there are cores; who is done early takes from the others.
+# Tests wait now and then, so there is one worker more than cores; an idle one takes tests from busy ones.
 WORKERS ?= $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 1)))
 SHARED := -n $(WORKERS) --dist worksteal
 PYTEST_OPTIONS ?=

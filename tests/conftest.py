@@ -20,6 +20,7 @@ from tests.containers import Podman
 from tests.kept_logins import masters
 from tests.leftovers import new_name, remove_leftovers
 from tests.machine_gpus import without_gpus
+from tests.program import load_program
 from tests.sshd import TestServer, make_key
 
 if TYPE_CHECKING:
@@ -89,7 +90,8 @@ def no_logins_kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder.mkdir()
     folder.chmod(0o755)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_RUNTIME_DIR", str(folder))
+        live_in(tmp_path_factory.mktemp("user"), folder, patch)
+        load_program()
         yield folder
     # A master ends with its server at the latest; it has the home of the test that started it.
     deadline = time.monotonic() + 300
@@ -100,16 +102,18 @@ def no_logins_kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, no_logins_kept: Path) -> Path:
-    """The user's home while the test runs: no keys, no agent, no ssh_config, no settings from outside.
-
-    Nor are logins kept.
-    """
+    """The user's home while the test runs."""
     home = tmp_path_factory.mktemp("user")
-    for name in [name for name in os.environ if name.startswith(("SSH_", "REMOTE_TOOL_", "XDG_"))]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(home))
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(no_logins_kept))
+    live_in(home, no_logins_kept, monkeypatch)
     return home
+
+
+def live_in(home: Path, sockets: Path, patch: pytest.MonkeyPatch) -> None:
+    """Have no keys, no agent, no ssh_config and no settings from outside."""
+    for name in [name for name in os.environ if name.startswith(("SSH_", "REMOTE_TOOL_", "XDG_"))]:
+        patch.delenv(name)
+    patch.setenv("HOME", str(home))
+    patch.setenv("XDG_RUNTIME_DIR", str(sockets))
 
 
 @pytest.fixture

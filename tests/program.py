@@ -11,7 +11,7 @@ import runpy
 import subprocess
 import sys
 import time
-from multiprocessing import get_context
+from multiprocessing import forkserver, get_context
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING
 
@@ -21,14 +21,23 @@ if TYPE_CHECKING:
 
 _FORKS = get_context("forkserver")
 _FORKS.set_forkserver_preload(["asyncssh", "yaml", "remote_tool.cli.app", "remote_tool.workspace", __name__])
+# What Python, its libraries, or coverage look at when they are loaded.
+_READ_ONCE = (
+    *("PYTHON", "LANG", "LC_", "LD_", "TZ", "COV"),
+    *("TYPER_", "_TYPER_", "TERMINAL_WIDTH", "FORCE_COLOR", "PY_COLORS", "NO_COLOR", "GITHUB_ACTIONS"),
+)
 
 
-def _read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that Python and its libraries read once, when they are loaded."""
-    return {name: value for name, value in environment.items() if name.startswith(("PYTHON", "LANG", "LC_", "COV"))}
+def _read_once(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith(_READ_ONCE)}
 
 
-_READ = _read_at_start(os.environ)
+_READ = {name: value for name, value in _read_once(os.environ).items() if not name.startswith("COV")}
+
+
+def load_program() -> None:
+    """Have it loaded, in the present folder and with the present variables, by a process that ends with this one."""
+    forkserver.ensure_running()
 
 
 def remote_tool(
@@ -36,18 +45,18 @@ def remote_tool(
 ) -> subprocess.CompletedProcess[str]:
     """Run the program to its end, and to the end of its output; ``environment`` adds to the variables of the tests."""
     variables = {**os.environ, **(environment or {})}
-    if _read_at_start(variables) != _READ:
-        return subprocess.run(
-            [sys.executable, "-m", "remote_tool", *arguments],
-            cwd=cwd,
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            stdin=subprocess.DEVNULL,
-            env=variables,
-        )
-    return _run_fork(arguments, cwd, timeout, variables)
+    if _read_once(variables) == _READ:
+        return _run_fork(arguments, cwd, timeout, variables)
+    return subprocess.run(
+        [sys.executable, "-m", "remote_tool", *arguments],
+        cwd=cwd,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        stdin=subprocess.DEVNULL,
+        env=variables,
+    )
 
 
 def _run_fork(
@@ -62,19 +71,21 @@ def _run_fork(
     for _, write in pipes:
         write.close()
     deadline = time.monotonic() + timeout
-    while unread := [read for read in output if not read.closed]:
-        ready = wait(unread, max(deadline - time.monotonic(), 0))
-        if not ready:
-            program.kill()
-            raise subprocess.TimeoutExpired(arguments, timeout, *output.values())
-        for each in [read for read in unread if read in ready]:
+    unread = set(output)
+    while unread and (ready := unread.intersection(wait(unread, max(deadline - time.monotonic(), 0)))):
+        for each in ready:
             part = os.read(each.fileno(), 1 << 16)
             output[each] += part
             if not part:
-                each.close()
-    program.join(timeout)
+                unread.remove(each)
+    program.join(max(deadline - time.monotonic(), 0))
+    for read in output:
+        read.close()
+    if unread or program.exitcode is None:
+        program.kill()
+        program.join()
+        raise subprocess.TimeoutExpired(arguments, timeout, *output.values())
     stdout, stderr = [text.decode().replace("\r\n", "\n").replace("\r", "\n") for text in output.values()]
-    assert program.exitcode is not None, f"still running: {arguments}"
     return subprocess.CompletedProcess(arguments, program.exitcode, stdout, stderr)
 
 

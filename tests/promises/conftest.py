@@ -19,11 +19,13 @@ import yaml
 from tests.processes import environments, is_running, open_files
 from tests.program import remote_tool
 from tests.project import make_project, make_workspace_id, workspace_id
+from tests.promises.kinds import works
 from tests.sshd import TestServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
+    from types import TracebackType
 
     from tests.conftest import MakeServer
 
@@ -85,16 +87,16 @@ class Desk:
         assert "Traceback" not in ran.stderr, ran.stderr
         return ran.stderr
 
-    def runs_meanwhile(self, *words: str) -> subprocess.Popen[str]:
+    def runs_meanwhile(self, *words: str, environment: dict[str, str] | None = None) -> Meanwhile:
         """Start the program; the test ends it."""
-        return subprocess.Popen(
+        return Meanwhile(
             [sys.executable, "-m", "remote_tool", *words],
             cwd=self.root,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=dict(os.environ),
+            env={**os.environ, **(environment or {})},
         )
 
     def jobs(self, *words: str) -> list[dict[str, Any]]:
@@ -141,6 +143,22 @@ class Desk:
         until(lambda: not holders(), "the end of everything")
 
 
+class Meanwhile(subprocess.Popen[str]):
+    """A program that runs meanwhile; a test that fails does not wait for its end."""
+
+    def communicate(self, input: str | None = None, timeout: float | None = PATIENCE) -> tuple[str, str]:  # noqa: A002
+        """Read the rest of its output, with a bound."""
+        return super().communicate(input, timeout)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Wait for its end, unless the test has failed."""
+        if kind is not None:
+            self.kill()
+        super().__exit__(kind, value, traceback)
+
+
 def _send(number: signal.Signals, pids: Iterable[int]) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):
@@ -174,6 +192,14 @@ def until(condition: Callable[[], object], what: str, seconds: float = PATIENCE)
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds:.0f} seconds: {what}"
         time.sleep(0.1)
+
+
+def without(programs: str) -> tuple[str, ...]:
+    """Return what the command of a server begins with, so that it has none of these; skip where that does not work."""
+    if not works("unshare --mount true"):
+        pytest.skip("taking a program from a server needs root")
+    hide = f'for each in {programs}; do [ ! -e "$each" ] || mount --bind /dev/null "$each"; done; exec "$@"'
+    return ("unshare", "--mount", "sh", "-c", hide, "sh")
 
 
 @contextmanager

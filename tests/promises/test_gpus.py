@@ -69,6 +69,7 @@ def test_a_job_that_wants_a_gpu_which_has_just_come_back_is_not_refused(desk: De
 
 
 @pytest.mark.row(286)
+@pytest.mark.slow
 @pytest.mark.usefixtures("gpus")
 def test_a_job_whose_gpu_was_idle_for_the_whole_time_is_stopped_after_a_notice(desk: Desk) -> None:
     desk.does("job-run", "--gpus", "1", "--stop-if-idle", "2s", "--cmd", "sleep 1000")
@@ -79,6 +80,7 @@ def test_a_job_whose_gpu_was_idle_for_the_whole_time_is_stopped_after_a_notice(d
 
 
 @pytest.mark.row(286)
+@pytest.mark.slow
 @pytest.mark.parametrize("load", [97, "[N/A]"])
 def test_a_job_whose_gpu_may_be_used_is_not_stopped(desk: Desk, gpus: Path, load: int | str) -> None:
     put_nvidia_smi(gpus, FREE, gpu_line(1, load=load))

@@ -15,7 +15,7 @@ import pytest
 
 from tests.processes import environments, read_of
 from tests.project import make_project
-from tests.promises.conftest import Desk, until
+from tests.promises.conftest import Desk, until, without
 from tests.sshd import TestServer
 from tests.stand_in_gpus import gpu_line, process_line, put_nvidia_smi
 from tests.terminal import Terminal
@@ -24,14 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-WITHOUT_PYTHON = (
-    "unshare",
-    "--mount",
-    "sh",
-    "-c",
-    'for each in /usr/bin/python3* /usr/local/bin/python3*; do mount --bind /dev/null "$each"; done; exec "$@"',
-    "sh",
-)
+PYTHONS = "/usr/bin/python3* /usr/local/bin/python3*"
 
 
 @pytest.fixture
@@ -46,19 +39,15 @@ def bare(tmp_path: Path, ssh_key: Path) -> Iterator[Desk]:
 @pytest.fixture
 def poor(tmp_path: Path, ssh_key: Path) -> Iterator[Desk]:
     """A server without any Python."""
-    if os.geteuid() != 0:
-        pytest.skip("taking a program from a server needs root")
-    with TestServer("first", tmp_path / "first", ssh_key, before=WITHOUT_PYTHON) as server:
+    with TestServer("first", tmp_path / "first", ssh_key, before=without(PYTHONS)) as server:
         yield Desk(make_project(tmp_path / "project", [server], env={"GREETING": "it's me"}), {"first": server})
 
 
 @pytest.fixture
 def mixed(tmp_path: Path, ssh_key: Path) -> Iterator[Desk]:
     """A server without any Python beside two that have one."""
-    if os.geteuid() != 0:
-        pytest.skip("taking a program from a server needs root")
     with ExitStack() as stack:
-        before = {"first": WITHOUT_PYTHON, "second": (), "third": ()}
+        before = {"first": without(PYTHONS), "second": (), "third": ()}
         servers = {
             name: stack.enter_context(TestServer(name, tmp_path / name, ssh_key, before=words))
             for name, words in before.items()

@@ -147,7 +147,7 @@ def holds_private_key(text: bytes) -> bool:
 class Looked:
     """Files known to hold no private key, identified by inode, size and times, until the rules change.
 
-    The time of the last change tells of one that kept size and time, as of ``rsync --times`` or ``touch -d``.
+    The time of the inode's last change, ctime, reveals a change that kept size and modification time.
 
     Args:
         file: Where they are recorded; None: nowhere.
