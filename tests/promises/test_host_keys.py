@@ -41,11 +41,9 @@ def test_hashed_names_are_known_and_revoked_keys_are_refused(desk: Desk) -> None
     assert "revoked" in desk.refuses("run", "--cmd", "true", status=4)
 
 
-@pytest.mark.row(116)
-@pytest.mark.parametrize("changed", ["first", "second"])
-def test_a_server_or_a_jump_host_on_the_way_that_has_another_key_gets_no_command(
-    desk_of_two: Desk, own_home: Path, tmp_path: Path, changed: str
-) -> None:
+@pytest.fixture
+def behind(desk_of_two: Desk, own_home: Path) -> Desk:
+    """A project whose first server is reached through its second; both are known."""
     (own_home / ".ssh").mkdir(mode=0o700)
     blocks = [
         f"Host {name}\n  HostName {each.address}\n  User {each.username}\n  Port {each.port}\n"
@@ -55,17 +53,35 @@ def test_a_server_or_a_jump_host_on_the_way_that_has_another_key_gets_no_command
     (own_home / ".ssh" / "config").write_text("".join([*blocks, "Host first\n  ProxyJump second\n"]))
     desk_of_two.configure(servers={name: {"hostname": name} for name in desk_of_two.servers}, keep_connections=0)
     desk_of_two.does("run", "--cmd", "true")
-    known = desk_of_two.root / ".remote" / "known_hosts"
-    ports = {name: f":{each.port}" for name, each in desk_of_two.servers.items()}
+    return desk_of_two
+
+
+@pytest.mark.row(116)
+@pytest.mark.parametrize("changed", ["first", "second"])
+def test_a_server_or_a_jump_host_on_the_way_that_has_another_key_gets_no_command(
+    behind: Desk, tmp_path: Path, changed: str
+) -> None:
+    known = behind.root / ".remote" / "known_hosts"
+    ports = {name: f":{each.port}" for name, each in behind.servers.items()}
     keys = {port: line.split()[2] for port in ports.values() for line in known.read_text().splitlines() if port in line}
     (other,) = keys.keys() - {ports[changed]}
     known.write_text(known.read_text().replace(keys[ports[changed]], keys[other]))
-    before = desk_of_two.servers["first"].log().count("Accepted publickey")
-    said = desk_of_two.refuses("run", "--server", "first", "--cmd", f"touch {tmp_path}/began", status=4)
+    before = behind.servers["first"].log().count("Accepted publickey")
+    said = behind.refuses("run", "--server", "first", "--cmd", f"touch {tmp_path}/began", status=4)
     name = {"first": "first", "second": "jump host second"}[changed]
     assert f"The host key of {name} (127.0.0.1{ports[changed]}) has changed" in said
     assert not (tmp_path / "began").exists()
-    assert desk_of_two.servers["first"].log().count("Accepted publickey") == before
+    assert behind.servers["first"].log().count("Accepted publickey") == before
+
+
+@pytest.mark.row(116)
+def test_a_server_that_is_only_a_jump_host_from_now_on_stays_known(behind: Desk) -> None:
+    # Lines of servers that have left go when that of a new one is written.
+    behind.configure(servers={"new": {"hostname": "first"}})
+    known = behind.root / ".remote" / "known_hosts"
+    for _ in range(2):
+        assert "host key" not in behind.tries("run", "--cmd", "true").stderr
+        assert f":{behind.servers['second'].port} " in known.read_text()
 
 
 @pytest.mark.row(108)

@@ -134,14 +134,15 @@ class HostKeyCheck:
         )
 
     def _note_own_name(self) -> None:
-        """Record the key for this server too, if only another server's line has it, which may be removed."""
+        """Record the key for this host too, if only another server's line has it, which may be removed."""
         if self._accepted is None:
             return
         new = NewKey(self._endpoint, self._accepted)
         entries = self._known.check(self._names, self._accepted).entries
-        if new.note and entries and all(each.file == self._rules.file and each.note for each in entries):
+        if entries and all(each.file == self._rules.file and each.note for each in entries):
             notes = {each.note for each in entries}
-            if new.note not in notes and not self._endpoint.trust.hashes_names:
+            is_lost = new.note not in notes if new.note else all(map(self._rules.is_forgotten, entries))
+            if is_lost and not self._endpoint.trust.hashes_names:
                 self._rules.record(new)
 
     def _authorities(self) -> set[HostKey]:

@@ -36,7 +36,7 @@ def accept(
         name: As from :func:`lookup_names`.
         key: The presented key.
         hash_name: Whether to hash the name, as for ``HashKnownHosts``.
-        note: The server it is for, see :func:`note_for`; empty to leave that out.
+        note: The server it is for, see :func:`note_for`; empty for a line that stays when servers leave.
         is_forgotten: Selects lines to remove, because their server has left the configuration.
 
     Returns:
@@ -52,7 +52,7 @@ def accept(
             content = _without(descriptor, file, is_forgotten)[0]
             entries = parse(content, file)[0]
             answer = KnownHosts([Lines(entries)]).check((name,), key)
-            is_noted = not note or any(entry.note == note for entry in answer.entries)
+            is_noted = any(entry.note == note for entry in answer.entries)
             if answer.verdict is Verdict.NEW or (answer.verdict is Verdict.KNOWN and not is_noted):
                 shown = hashed_names.hash_name(name) if hash_name else name
                 _append(descriptor, content, " ".join(filter(None, (shown, key.text, "" if hash_name else note))))
