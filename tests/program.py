@@ -1,6 +1,6 @@
 """The real program in a process of its own, without the time that it takes to load.
 
-Loading is most of a short command. So one process has loaded the program and waits, and each command is a fork of it
+Loading is half of a short command. So one process has loaded the program and waits, and each command is a fork of it
 that has its own arguments, folder, variables and streams.
 """
 

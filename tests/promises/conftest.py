@@ -246,6 +246,21 @@ def desk_alone(make_server: MakeServer, tmp_path: Path) -> Desk:
 
 
 @pytest.fixture
+def behind(desk_of_two: Desk, own_home: Path) -> Desk:
+    """A project whose first server is reached through its second; both are known."""
+    (own_home / ".ssh").mkdir(mode=0o700)
+    blocks = [
+        f"Host {name}\n  HostName {each.address}\n  User {each.username}\n  Port {each.port}\n"
+        f"  IdentityFile {each.key}\n"
+        for name, each in desk_of_two.servers.items()
+    ]
+    (own_home / ".ssh" / "config").write_text("".join([*blocks, "Host first\n  ProxyJump second\n"]))
+    desk_of_two.configure(servers={name: {"hostname": name} for name in desk_of_two.servers}, keep_connections=0)
+    desk_of_two.does("run", "--cmd", "true")
+    return desk_of_two
+
+
+@pytest.fixture
 def desk_of_all(_desk_of_a_module: Desk) -> Desk:
     """A project that the tests of a module share, prepared on both servers; other tests have left jobs and files."""
     # A home belongs to a single test, so the first one prepares.
@@ -304,12 +319,16 @@ def _copied(prepared: Desk, folder: Path) -> Desk:
         shutil.copytree(source, copy, symlinks=True)
         for file in [*copy.glob(".remote/**/*"), *copy.glob(".remote-scripts/*")]:
             if file.is_file() and not file.is_symlink():
-                before = after = file.read_bytes()
-                for text, other in texts.items():
-                    after = after.replace(text, other)
-                if after != before:
-                    file.write_bytes(after)
+                _replace_in(file, texts)
     return found
+
+
+def _replace_in(file: Path, texts: Mapping[bytes, bytes]) -> None:
+    before = after = file.read_bytes()
+    for text, other in texts.items():
+        after = after.replace(text, other)
+    if after != before:
+        file.write_bytes(after)
 
 
 def _prepared(folder: Path, servers: Mapping[str, TestServer]) -> Desk:

@@ -41,21 +41,6 @@ def test_hashed_names_are_known_and_revoked_keys_are_refused(desk: Desk) -> None
     assert "revoked" in desk.refuses("run", "--cmd", "true", status=4)
 
 
-@pytest.fixture
-def behind(desk_of_two: Desk, own_home: Path) -> Desk:
-    """A project whose first server is reached through its second; both are known."""
-    (own_home / ".ssh").mkdir(mode=0o700)
-    blocks = [
-        f"Host {name}\n  HostName {each.address}\n  User {each.username}\n  Port {each.port}\n"
-        f"  IdentityFile {each.key}\n"
-        for name, each in desk_of_two.servers.items()
-    ]
-    (own_home / ".ssh" / "config").write_text("".join([*blocks, "Host first\n  ProxyJump second\n"]))
-    desk_of_two.configure(servers={name: {"hostname": name} for name in desk_of_two.servers}, keep_connections=0)
-    desk_of_two.does("run", "--cmd", "true")
-    return desk_of_two
-
-
 @pytest.mark.row(116)
 @pytest.mark.parametrize("changed", ["first", "second"])
 def test_a_server_or_a_jump_host_on_the_way_that_has_another_key_gets_no_command(

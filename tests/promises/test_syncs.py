@@ -374,27 +374,17 @@ def test_a_sync_whose_connection_is_lost_is_tried_once_more(desk: Desk, rsync_th
 
 
 @pytest.mark.row(40)
-def test_a_sync_logs_in_once_on_the_way_and_at_its_end_and_starts_no_ssh(
-    desk_of_two: Desk, tmp_path: Path, own_home: Path
-) -> None:
-    server, gate = desk_of_two.servers["first"], desk_of_two.servers["second"]
-    blocks = [
-        f"Host {name}\n  HostName {each.address}\n  User {each.username}\n  Port {each.port}\n"
-        f"  IdentityFile {each.key}\n"
-        for name, each in {"gate": gate, "lab": server}.items()
-    ]
-    (own_home / ".ssh").mkdir(mode=0o700)
-    (own_home / ".ssh" / "config").write_text("".join([*blocks, "  ProxyJump gate\n"]))
-    desk_of_two.configure(servers={"first": {"hostname": "lab"}}, keep_connections=0)
+def test_a_sync_logs_in_once_on_the_way_and_at_its_end_and_starts_no_ssh(behind: Desk, tmp_path: Path) -> None:
     ssh = tmp_path / "programs" / "ssh"
     ssh.parent.mkdir()
     ssh.write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\nexit 1\n")
     ssh.chmod(0o755)
-    (desk_of_two.root / "train.py").write_text("rate = 0.1\n")
-    before = [each.log().count("Accepted publickey") for each in (gate, server)]
-    desk_of_two.does("rsync", environment={"PATH": f"{ssh.parent}:{os.environ['PATH']}"})
-    assert (desk_of_two.there() / "train.py").read_text() == "rate = 0.1\n"
-    assert [each.log().count("Accepted publickey") for each in (gate, server)] == [count + 1 for count in before]
+    (behind.root / "train.py").write_text("rate = 0.1\n")
+    before = [each.log().count("Accepted publickey") for each in behind.servers.values()]
+    behind.does("rsync", "--server", "first", environment={"PATH": f"{ssh.parent}:{os.environ['PATH']}"})
+    assert (behind.there() / "train.py").read_text() == "rate = 0.1\n"
+    after = [each.log().count("Accepted publickey") for each in behind.servers.values()]
+    assert after == [count + 1 for count in before]
     assert not (tmp_path / "asked").exists()
 
 
