@@ -22,11 +22,13 @@ WHEELS = REPOSITORY / ".cache" / "wheels"
 
 
 def give_packages(server: TestServer) -> None:
-    """Put uv on the server, and have it take packages from a folder instead of the network."""
+    """Put uv and this Python on the server, and have uv take packages from a folder instead of the network."""
     uv = shutil.which("uv", path=f"{Path(sys.executable).parent}")
     assert uv is not None
-    (server.home / ".local" / "bin").mkdir(parents=True)
-    (server.home / ".local" / "bin" / "uv").symlink_to(uv)
+    programs = server.home / ".local" / "bin"
+    programs.mkdir(parents=True)
+    (programs / "uv").symlink_to(uv)
+    (programs / "python{}.{}".format(*sys.version_info)).symlink_to(Path(sys.executable).resolve())
     (server.home / ".config" / "uv").mkdir(parents=True)
     (server.home / ".config" / "uv" / "uv.toml").write_text(f'no-index = true\nfind-links = ["{WHEELS}"]\n')
 
