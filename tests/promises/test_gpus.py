@@ -14,7 +14,7 @@ import pytest
 from tests.processes import parents
 from tests.project import make_project
 from tests.promises.conftest import Desk, until
-from tests.stand_in_gpus import gpu_line, process_line, put_nvidia_smi, remove_in_use
+from tests.stand_in_gpus import gpu_line, process_line, put_nvidia_smi, remove_in_use, set_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -199,3 +199,45 @@ def test_a_launch_starts_nothing_where_one_server_has_no_free_gpu(desk_of_two: D
     finally:
         for folder in folders:
             remove_in_use(folder)
+
+
+@pytest.mark.row(260)
+@pytest.mark.slow
+def test_a_large_job_is_not_passed_by_small_ones_unless_they_may(desk: Desk, gpus: Path) -> None:
+    put_nvidia_smi(gpus, *(gpu_line(index, load=0, used=1) for index in range(2)))
+    command = f"echo $REMOTE_TOOL_JOB_ID >> {desk.root}/seen; until [ -e {desk.root}/go-{{0}} ]; do sleep 0.1; done"
+    desk.does("job-run", "--no-sync", "--gpus", "1", "--cmd", command.format(1))
+    until(lambda: seen(desk), "the first has its GPU")
+    for key, words in ((2, ("2",)), (3, ("1",)), (4, ("1", "--backfill"))):
+        desk.does("job-run", "--no-sync", "--gpus", *words, "--cmd", command.format(key))
+    desk.waits_for(4, "running")
+    for key in (4, 1):
+        (desk.root / f"go-{key}").touch()
+    desk.waits_for(2, "running")
+    assert desk.job(3)["state"] == "queued"
+    for key in (2, 3):
+        (desk.root / f"go-{key}").touch()
+    desk.waits_for(3, "succeeded")
+    assert seen(desk) == [desk.job(key)["id"] for key in (1, 4, 2, 3)]
+
+
+@pytest.mark.row(264)
+def test_no_job_gets_a_gpu_by_what_nvidia_smi_told_before_it_came(desk: Desk, gpus: Path) -> None:
+    put_nvidia_smi(gpus, FREE, gpu_line(1, load=0, used=1))
+    desk.does("job-run", "--no-sync", "--gpus", "1", "--cmd", f"until [ -e {desk.root}/go ]; do sleep 0.1; done")
+    desk.waits_for(1, "running")
+    set_gpus(gpus, FREE, gpu_line(1, load=0, used=900))
+    desk.does("job-run", "--no-sync", "--gpus", "1", "--cmd", "true")
+    has_said(desk, 2, "GPU 1 is used by a process")
+    assert desk.job(2)["state"] == "queued"
+    (desk.root / "go").touch()
+    desk.waits_for(2, "succeeded")
+
+
+@pytest.mark.row(270)
+def test_behind_a_launch_command_a_job_sees_its_own_gpu_alone(desk: Desk, gpus: Path) -> None:
+    put_nvidia_smi(gpus, *(gpu_line(index, load=0, used=1) for index in range(2)))
+    first = desk.settings()["servers"]["first"]
+    desk.configure(servers={"first": {**first, "launch": "env CUDA_VISIBLE_DEVICES=0,1", "devices": [1]}})
+    words = ("job-run", "--no-sync", "--gpus", "1", "--follow", "--cmd", "echo $CUDA_VISIBLE_DEVICES")
+    assert desk.does(*words) == "GPU-1\n"

@@ -7,6 +7,7 @@ import ctypes
 import fcntl
 import json
 import os
+import resource
 import secrets
 import signal
 import socket
@@ -22,7 +23,7 @@ import pytest
 
 from remote_tool.agent.launch import heartbeat
 from remote_tool.agent.launch.cause import Cause, find_rank_error, read_cause, read_membership
-from remote_tool.agent.launch.first_node import listen_on
+from remote_tool.agent.launch.first_node import FirstNode, listen_on
 from remote_tool.agent.launch.other_node import OtherNode
 from remote_tool.agent.launch.wire import PeerClosed, Session
 from remote_tool.agent.proc.processes import find_alive
@@ -189,6 +190,7 @@ def test_when_one_node_fails_the_others_are_stopped_and_say_why(start: Callable[
     wait_until(launch.is_gone, "the end of the supervisors")
 
 
+@pytest.mark.picked
 @pytest.mark.row(88)
 @pytest.mark.slow
 def test_a_start_is_reported_once_the_first_node_knows_the_node(start_patient: Callable[..., Launch]) -> None:
@@ -276,6 +278,35 @@ def test_a_launch_of_hundreds_of_nodes_joins_over_long_ways_and_goes_on(size: in
     assert ends == [{"joined": count, "gave up": []} for count in (*joined, 0)]
 
 
+@pytest.mark.picked
+@pytest.mark.row(157)
+def test_all_nodes_of_a_large_launch_may_connect_before_one_of_them_is_known(tmp_path: Path) -> None:
+    size, folder = 600, os.open(tmp_path, os.O_RDONLY)
+    place = {"servers": ["server"] * size, "address": "127.0.0.1", "port": free_low_port(), "secret": "s" * 64}
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Both ends are in this process: the last ones have numbers above those that select() knows.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
+    with contextlib.ExitStack() as stack:
+        node = make_watch(read_membership(place, 0, 1), folder)
+        assert isinstance(node, FirstNode)
+        for each in (node._listener, node._woken, node._wake):
+            stack.enter_context(each)
+        peers = []
+        for _ in range(size):
+            peers.append(stack.enter_context(socket.create_connection(("127.0.0.1", place["port"]), PATIENCE)))
+            node._accept()
+            node._drop_unknown()
+        peers[0].sendall(b"\n")
+        sessions = node._sessions()
+        wait_until(lambda: node._wait(sessions, node._listener) == {sessions[0]}, "the first one's line")
+        assert len(sessions) == size
+        for session in sessions:
+            session.close()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    os.close(folder)
+
+
+@pytest.mark.picked
 @pytest.mark.row(88, 157)
 @pytest.mark.slow
 def test_a_node_has_joined_when_the_first_one_knows_it(tmp_path: Path) -> None:
@@ -401,6 +432,7 @@ def test_a_launch_that_is_only_half_started_ends_by_itself(tmp_path: Path, insta
     server.clean()
 
 
+@pytest.mark.picked
 @pytest.mark.row(105, 88)
 def test_a_client_without_the_secret_changes_nothing(start: Callable[..., Launch]) -> None:
     launch = start(UNTIL_GO, UNTIL_GO, UNTIL_GO)

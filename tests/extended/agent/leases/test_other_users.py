@@ -165,6 +165,7 @@ def test_a_lease_that_forges_an_older_time_is_waited_for(
     assert not job.settle()
 
 
+@pytest.mark.picked
 @pytest.mark.row(266)
 def test_what_is_not_a_lease_or_a_pipe_is_ignored_and_named(
     job: Job, strangers: list[Stranger], tmp_path: Path

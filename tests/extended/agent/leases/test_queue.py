@@ -280,6 +280,7 @@ def test_the_ticket_of_a_job_that_was_killed_holds_nobody_up_and_is_removed(jobs
         assert listing.tickets == []
 
 
+@pytest.mark.picked
 @pytest.mark.row(259)
 @pytest.mark.usefixtures("machine")
 def test_of_two_leases_of_a_gpu_the_older_is_kept_and_an_undecided_one_is_waited_for(jobs: list[Job]) -> None:

@@ -26,6 +26,7 @@ def connect(
     return found
 
 
+@pytest.mark.picked
 @pytest.mark.row(90, 94)
 def test_a_server_that_listens_is_reached_and_known_by_its_secret(server: PretendServer) -> None:
     with server.open("listen", port=0, secret="s3cret") as call:
@@ -76,6 +77,7 @@ def test_a_port_given_to_another_launch_is_not_given_again_until_long_after(
     wait_until(lambda: reachability._reserve(23456))
 
 
+@pytest.mark.picked
 @pytest.mark.row(93)
 def test_a_port_that_was_given_is_not_chosen_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
