@@ -210,7 +210,8 @@ def test_a_large_job_is_not_passed_by_small_ones_unless_they_may(desk: Desk, gpu
     until(lambda: seen(desk), "the first has its GPU")
     for key, words in ((2, ("2",)), (3, ("1",)), (4, ("1", "--backfill"))):
         desk.does("job-run", "--no-sync", "--gpus", *words, "--cmd", command.format(key))
-    desk.waits_for(4, "running")
+    until(lambda: len(seen(desk)) == 2, "another one has a GPU")
+    assert seen(desk)[1] == desk.job(4)["id"]
     for key in (4, 1):
         (desk.root / f"go-{key}").touch()
     desk.waits_for(2, "running")

@@ -1,4 +1,4 @@
-"""Servers that share a home, and servers that have rebooted."""
+"""Servers that share a home, that have rebooted, and that go away."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.processes import is_running
-from tests.promises.conftest import until
+from tests.promises.conftest import HeldRequest, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.promises.conftest import Desk
 
@@ -65,15 +66,6 @@ def test_a_job_of_before_a_reboot_is_lost_and_whoever_has_its_pid_now_is_not_sig
     desk.does("job-kill", "1", "--yes")
 
 
-@pytest.mark.row(22)
-def test_the_recorded_end_of_a_job_stays_whatever_its_server_says_later(desk: Desk) -> None:
-    desk.does("job-run", "--no-sync", "--follow", "--cmd", "true")
-    (record,) = (desk.there() / ".jobs").glob("*/ended.json")
-    record.write_text(json.dumps(json.loads(record.read_text()) | {"exit_code": 9}))
-    desk.does("job-rsync")
-    assert (desk.job(1)["state"], desk.job(1)["exit_code"]) == ("succeeded", 0)
-
-
 @pytest.mark.row(20)
 def test_the_end_of_a_job_leaves_its_neighbour_alone(desk: Desk) -> None:
     for number in (1, 2):
@@ -82,3 +74,24 @@ def test_the_end_of_a_job_leaves_its_neighbour_alone(desk: Desk) -> None:
     assert desk.job(2)["state"] == "running"
     desk.does("job-kill", "2", "--yes")
     assert desk.job(2)["reason"] == desk.job(1)["reason"]
+
+
+@pytest.mark.row(9)
+@pytest.mark.slow
+def test_a_job_whose_server_went_away_before_its_answer_came_is_not_called_failed(
+    desk_alone: Desk, tmp_path: Path
+) -> None:
+    desk, ran = desk_alone, tmp_path / "ran"
+    held = HeldRequest(desk, f"""grep -qs '"starting"' {desk.root}/.remote/jobs/*/job.yaml""")
+    with desk.runs_meanwhile("job-run", "--no-sync", "--cmd", f"echo ran >> {ran}; sleep 1000") as program:
+        held.wait()
+        desk.servers["first"].stop()
+        said, _ = program.communicate()
+    assert program.returncode != 0
+    assert "The answer of first to 'start' was lost, so it may have been done" in said
+    desk.servers["first"].start()
+    held.let_go()
+    until(ran.exists, "the job runs")
+    desk.waits_for(1, "running")
+    desk.does("job-kill", "1", "--yes")
+    assert ran.read_text() == "ran\n"

@@ -213,7 +213,7 @@ def test_a_job_that_was_stopped_is_not_tried_again(desk: Desk) -> None:
     desk.does("job-run", "--retries", "3", "--cmd", "echo attempt >> attempts; sleep 1000")
     until((desk.there() / "attempts").exists, "the first attempt")
     desk.does("job-kill", "1", "--yes")
-    assert desk.job(1)["state"] == "killed"
+    assert (desk.job(1)["state"], desk.job(1)["reason"]) == ("killed", "stopped with SIGTERM")
     assert (desk.there() / "attempts").read_text() == "attempt\n"
 
 

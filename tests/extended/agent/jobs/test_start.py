@@ -385,6 +385,7 @@ def test_a_start_that_goes_on_is_left_alone_by_a_machine_whose_clock_is_ahead(
     assert [path.name for path in server.jobs.iterdir()] == [".starting-elsewhere"]
 
 
+@pytest.mark.picked
 @pytest.mark.row(20)
 def test_a_job_that_a_job_starts_is_not_ended_with_it(server: PretendServer) -> None:
     """The inner start finds the outer job's mark in its own environment and drops it."""

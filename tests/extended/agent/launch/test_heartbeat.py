@@ -296,10 +296,10 @@ def test_all_nodes_of_a_large_launch_may_connect_before_one_of_them_is_known(tmp
             peers.append(stack.enter_context(socket.create_connection(("127.0.0.1", place["port"]), PATIENCE)))
             node._accept()
             node._drop_unknown()
-        peers[0].sendall(b"\n")
         sessions = node._sessions()
-        wait_until(lambda: node._wait(sessions, node._listener) == {sessions[0]}, "the first one's line")
         assert len(sessions) == size
+        peers[0].sendall(b"\n")
+        wait_until(lambda: node._wait(sessions, node._listener) == {sessions[0]}, "the first one's line")
         for session in sessions:
             session.close()
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

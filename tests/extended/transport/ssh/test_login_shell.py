@@ -56,6 +56,7 @@ async def test_only_what_carries_our_mark_is_run(
     assert not list(server.home.glob("ran"))
 
 
+@pytest.mark.picked
 @pytest.mark.row(138)
 def test_a_script_that_was_cut_off_is_not_run(tmp_path: Path) -> None:
     """The link may go in the middle of it, and the first half of a command may be one."""
@@ -79,6 +80,7 @@ def test_the_script_of_another_session_is_not_run(tmp_path: Path) -> None:
     assert (ended.returncode, list(tmp_path.iterdir())) == (NOT_OURS, [])
 
 
+@pytest.mark.picked_case("bash")
 @pytest.mark.row(138)
 @pytest.mark.parametrize("shell", ["sh", "bash", "zsh", "fish", "tcsh", "busybox sh"])
 def test_a_shell_that_takes_our_lines_for_commands_runs_none(tmp_path: Path, shell: str) -> None:
