@@ -76,6 +76,29 @@ def test_the_rest_is_stopped_when_all_processes_of_the_first_node_die(desk_of_tw
     assert desk_of_two.waits_for(1, "lost")["exit_code"] is None
 
 
+@pytest.mark.row(88)
+@pytest.mark.slow
+def test_a_start_is_not_reported_before_the_first_node_knows_the_node_unless_it_is_late(desk_of_two: Desk) -> None:
+    desk = desk_of_two
+    held = HeldRequest(desk, f"""grep -qs '"starting"' {desk.root}/.remote/jobs/*/job.yaml""")
+    with desk.runs_meanwhile("helper-launch", "--no-sync", "--cmd", RUNS) as program:
+        held.wait()
+        until(lambda: reported(desk), "the second node has started")
+        (started,) = (desk.there("second") / ".jobs").glob("*/started.json")
+        # It has waited for the first one, of which nothing was heard, for two seconds.
+        assert reported(desk)[0].stat().st_mtime - started.stat().st_mtime > 1
+        held.let_go()
+        said, _ = program.communicate()
+    assert program.returncode == 0, said
+    desk.does("job-kill", "--all", "--yes")
+
+
+def reported(desk: Desk) -> list[Path]:
+    """Return the records of jobs here that are known to run."""
+    records = (desk.root / ".remote" / "jobs").glob("*/job.yaml")
+    return [record for record in records if '"running"' in record.read_text()]
+
+
 @pytest.mark.row(105)
 def test_a_launch_listens_only_where_its_nodes_meet(running: list[int]) -> None:
     first, second = (parents()[pid] for pid in running)

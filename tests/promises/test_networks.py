@@ -92,6 +92,6 @@ def test_a_job_whose_server_went_away_before_its_answer_came_is_not_called_faile
     desk.servers["first"].start()
     held.let_go()
     until(ran.exists, "the job runs")
-    desk.waits_for(1, "running")
+    assert desk.waits_for(1, "running", "failed")["state"] == "running"
     desk.does("job-kill", "1", "--yes")
     assert ran.read_text() == "ran\n"

@@ -190,7 +190,6 @@ def test_when_one_node_fails_the_others_are_stopped_and_say_why(start: Callable[
     wait_until(launch.is_gone, "the end of the supervisors")
 
 
-@pytest.mark.picked
 @pytest.mark.row(88)
 @pytest.mark.slow
 def test_a_start_is_reported_once_the_first_node_knows_the_node(start_patient: Callable[..., Launch]) -> None:

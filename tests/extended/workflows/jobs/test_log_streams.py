@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ import pytest
 
 from remote_tool import Workspace
 from remote_tool.errors import JobError
-from remote_tool.protocol.streams import MOST_STREAMS, find_streams
+from remote_tool.protocol.streams import MOST_STREAMS
 from remote_tool.workflows.events import Event, Notice
 from remote_tool.workflows.selection import JobSelection
 from remote_tool.workspace import Hooks
@@ -81,17 +80,3 @@ def test_of_very_many_output_files_the_first_come_home_and_this_is_said(shared_p
     answer = workspace.pull_logs(JobSelection(jobs=(job.id,), stopped=True))
     assert not answer.errors
     assert f"job {job.job.key}: only {MOST_STREAMS} of its output files are pulled" in told
-
-
-@pytest.mark.row(76)
-def test_a_million_names_in_a_folder_are_not_read(tmp_path: Path) -> None:
-    ranks = tmp_path / "ranks"
-    for run in range(3):
-        for attempt in range(2000):
-            (ranks / f"run{run}" / f"attempt_{attempt}" / "0").mkdir(parents=True)
-            (ranks / f"run{run}" / f"attempt_{attempt}" / "0" / "stdout.log").touch()
-    folder = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        assert len(find_streams(folder)) == MOST_STREAMS
-    finally:
-        os.close(folder)
