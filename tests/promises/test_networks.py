@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
+import os
+import signal
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -95,3 +97,28 @@ def test_a_job_whose_server_went_away_before_its_answer_came_is_not_called_faile
     assert desk.waits_for(1, "running", "failed")["state"] == "running"
     desk.does("job-kill", "1", "--yes")
     assert ran.read_text() == "ran\n"
+
+
+@pytest.mark.row(36)
+@pytest.mark.slow
+def test_a_server_that_falls_silent_in_the_middle_of_a_command_is_an_error(desk: Desk, own_home: Path) -> None:
+    (own_home / ".ssh").mkdir(mode=0o700)
+    (own_home / ".ssh" / "config").write_text("Host *\n  ServerAliveInterval 1\n  ServerAliveCountMax 1\n")
+    desk.configure(keep_connections=0)
+    with desk.runs_meanwhile("run", "--cmd", "echo begun; sleep 1000") as running:
+        assert running.stdout is not None
+        assert any("begun" in line for line in iter(running.stdout.readline, ""))
+        sessions = desk.servers["first"].session_pids()
+        try:
+            signal_all(sessions, signal.SIGSTOP)
+            said, _ = running.communicate(timeout=60)
+        finally:
+            signal_all(sessions, signal.SIGKILL)
+    assert running.returncode == 4, said
+    assert "the connection was lost" in said
+
+
+def signal_all(pids: list[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
