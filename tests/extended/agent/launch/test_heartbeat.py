@@ -280,8 +280,8 @@ def test_a_launch_of_hundreds_of_nodes_joins_over_long_ways_and_goes_on(size: in
 @pytest.mark.picked
 @pytest.mark.row(157)
 def test_all_nodes_of_a_large_launch_may_connect_before_one_of_them_is_known(tmp_path: Path) -> None:
-    size, folder = 600, os.open(tmp_path, os.O_RDONLY)
-    place = {"servers": ["server"] * size, "address": "127.0.0.1", "port": free_low_port(), "secret": "s" * 64}
+    size, port, folder = 600, free_low_port(), os.open(tmp_path, os.O_RDONLY)
+    place = {"servers": ["server"] * size, "address": "127.0.0.1", "port": port, "secret": "s" * 64}
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # Both ends are in this process: the last ones have numbers above those that select() knows.
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
@@ -292,7 +292,7 @@ def test_all_nodes_of_a_large_launch_may_connect_before_one_of_them_is_known(tmp
             stack.enter_context(each)
         peers = []
         for _ in range(size):
-            peers.append(stack.enter_context(socket.create_connection(("127.0.0.1", place["port"]), PATIENCE)))
+            peers.append(stack.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE)))
             node._accept()
             node._drop_unknown()
         sessions = node._sessions()
