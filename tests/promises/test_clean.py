@@ -217,6 +217,7 @@ def test_a_copy_of_the_code_stays_until_its_last_job_is_cleaned(desk: Desk) -> N
 def test_a_key_is_not_given_again_when_its_job_is_cleaned(desk: Desk) -> None:
     for _ in range(2):
         desk.does("job-run", "--no-sync", "--follow", "--cmd", "true")
+    (desk.root / ".remote" / "jobs" / "last_key").unlink()
     desk.does("clean", "--yes")
     assert desk.jobs() == []
     desk.does("job-run", "--no-sync", "--follow", "--cmd", "true")
@@ -249,7 +250,15 @@ def test_clean_all_removes_our_files_and_what_is_as_it_was_sent_and_nothing_whil
     assert sorted(path.name for path in desk.there().iterdir()) == before
     (desk.there() / "go").touch()
     desk.waits_for(2, "succeeded")
-    desk.does(*clean_all)
+    # A conda that has an environment of somebody else.
+    home = desk.servers["first"].home
+    conda = home / ".miniconda3.20261121053000.4711"
+    (conda / "envs" / "other").mkdir(parents=True)
+    (home / "miniconda3").symlink_to(conda.name)
+    planned, done = (json.loads(desk.does(*clean_all, *words, "--json"))["items"] for words in (("--dry-run",), ()))
+    # Nothing is counted twice.
+    assert sum(each["frees"] for each in done) <= sum(each["frees"] for each in planned)
+    assert (home / "miniconda3" / "envs" / "other").exists()
     assert sorted(path.name for path in desk.there().iterdir()) == ["changed.py", "go", "made"]
     assert (desk.there() / "changed.py").read_text() == "sent\nmore\n"
     assert [*desk.servers["first"].home.glob(".remote*")] == []
