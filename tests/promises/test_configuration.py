@@ -124,6 +124,8 @@ def _log_limit(desk: Desk) -> None:
     log = desk.there() / ".jobs" / job["id"] / "job.out"
     assert log.stat().st_blocks * 512 < 4_000_000
     assert desk.does("job-tail", str(job["key"]), "--lines", "1") == "the end\n"
+    told = desk.tries("job-tail", str(job["key"])).stderr
+    assert "bytes of older output (out) were dropped by log_limit" in told
 
 
 @effect("artifacts", "artifacts_folder", "artifact_limit")
