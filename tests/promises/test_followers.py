@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.promises.conftest import PATIENCE, until
+from tests.promises.kinds import works
 
 if TYPE_CHECKING:
     from tests.promises.conftest import Desk
@@ -54,3 +55,24 @@ def test_what_a_job_writes_while_its_output_comes_home_comes_with_the_next_comma
     desk.does("job-rsync")
     assert here.stat().st_size == count + len("end\n")
     assert here.read_bytes()[count:] == b"end\n"
+
+
+@pytest.mark.row(151)
+def test_a_job_whose_output_cannot_be_read_for_a_moment_holds_up_no_other_and_loses_nothing(desk: Desk) -> None:
+    if not works("strace -qq -o /dev/null true"):
+        pytest.skip("a disk with errors needs strace")
+    for word in ("one", "other"):
+        desk.does("job-run", "--no-sync", "--cmd", f"echo {word}")
+    here, there = desk.root / ".remote" / "jobs", desk.there() / ".jobs"
+    until(lambda: len([*there.glob("*/ended.json")]) == 2, "both have ended")
+    one, other = (f"{job['id']}/job.out" for job in sorted(desk.jobs(), key=lambda job: job["key"]))
+    program = desk.there() / ".remote-scripts" / "python"
+    fails = f"-e trace=pread64 -e inject=pread64:error=EIO:when=1..2 -P '{there / one}'"
+    text = f'#!/bin/sh\nexec strace -qq -o /dev/null {fails} "{program.resolve()}" "$@"\n'
+    program.unlink()
+    program.write_text(text)
+    program.chmod(0o700)
+    told = desk.tries("job-rsync")
+    assert told.returncode == 0, told.stderr
+    assert told.stderr.count("job 1 cannot be read on the server: Input/output error; trying again") == 1
+    assert [(here / name).read_text() for name in (one, other)] == ["one\n", "other\n"]

@@ -37,6 +37,10 @@ def test_hashed_names_are_known_and_revoked_keys_are_refused(desk: Desk) -> None
     subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(known)], check=True)
     assert known.read_text().startswith("|1|")
     assert "host key" not in desk.tries("run", "--cmd", "true").stderr
+    # A pattern that is for all hosts but this one.
+    name, kind, key = line.split()[:3]
+    known.write_text(f"*,!{name} {kind} {key[:-8]}{key[:-9:-1]}\n")
+    assert "new host key" in desk.tries("run", "--cmd", "true").stderr
     known.write_text(f"@revoked {line}")
     assert "revoked" in desk.refuses("run", "--cmd", "true", status=4)
 
@@ -67,6 +71,16 @@ def test_a_server_that_is_only_a_jump_host_from_now_on_stays_known(behind: Desk)
     for _ in range(2):
         assert "host key" not in behind.tries("run", "--cmd", "true").stderr
         assert f":{behind.servers['second'].port} " in known.read_text()
+
+
+@pytest.mark.row(176)
+def test_a_key_stays_known_when_the_server_that_it_was_recorded_for_gets_another_name(desk: Desk) -> None:
+    servers = desk.settings()["servers"]
+    desk.configure(servers={**servers, "other": servers["first"]}, keep_connections=0)
+    assert "host key" not in desk.tries("run", "--server", "other", "--cmd", "true").stderr
+    desk.configure(servers={"other": servers["first"]})
+    desk.does("clean", "--yes")
+    assert "host key" not in desk.tries("run", "--cmd", "true").stderr
 
 
 @pytest.mark.row(108)
