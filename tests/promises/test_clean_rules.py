@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.processes import is_running
 from tests.promises.conftest import PATIENCE, until
 
 if TYPE_CHECKING:
@@ -47,20 +48,19 @@ def lock(path: Path, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
         os.close(opened)
 
 
-def folder_of(desk: Desk, key: int) -> Path:
-    return desk.there() / ".jobs" / str(desk.job(key)["id"])
+def only_folder(desk: Desk) -> Path:
+    """Return the folder of the only job on the server."""
+    (found,) = (path.parent for path in desk.there().glob(".jobs/20*/spec.json"))
+    return found
 
 
-def run(desk: Desk, command: str = "true") -> Path:
+def run(desk: Desk, command: str = "true", *words: str) -> Path:
     """Run a job until nothing of it is left, and return its folder on the server."""
-    desk.does("job-run", "--no-sync", "--follow", "--cmd", command)
-    folder = folder_of(desk, max(job["key"] for job in desk.jobs()))
-
-    def is_over() -> bool:
-        found = json.loads(desk.does("clean", "--dry-run", "--json"))
-        return folder.name not in json.dumps(found["kept"])
-
-    until(is_over, "the end of its supervisor")
+    desk.does("job-run", "--no-sync", *words, "--cmd", command)
+    folder = only_folder(desk)
+    until((folder / "ended.json").exists, "its end")
+    supervisor = json.loads((folder / "started.json").read_text())["supervisor"]["pid"]
+    until(lambda: not is_running(supervisor), "the end of its supervisor")
     return folder
 
 
@@ -73,20 +73,16 @@ def clean(desk: Desk, *words: str) -> dict[str, dict[str, Any]]:
 @pytest.mark.row(173, 175)
 def test_a_lost_job_stays_while_one_of_its_processes_is_left(desk: Desk) -> None:
     desk.does("job-run", "--no-sync", "--cmd", "exec sleep 600")
-    folder = folder_of(desk, 1)
+    folder = only_folder(desk)
     started = json.loads((folder / "started.json").read_text())
     os.kill(started["supervisor"]["pid"], signal.SIGKILL)
     desk.waits_for(1, "lost")
-    clean(desk)
     assert "processes are still running" in desk.refuses("clean", "--all", "--server", "first", "--yes")
     assert folder.exists()
     os.kill(started["command"]["pid"], signal.SIGKILL)
-
-    def is_gone() -> bool:
-        clean(desk)
-        return not folder.exists()
-
-    until(is_gone, "the job is removed")
+    until(lambda: not is_running(started["command"]["pid"]), "the end of its process")
+    clean(desk)
+    assert not folder.exists()
 
 
 @pytest.mark.row(173)
@@ -102,15 +98,10 @@ def test_a_job_stays_while_its_supervisor_is_not_done_with_it(desk: Desk) -> Non
 
 @pytest.mark.row(173)
 def test_fetched_files_stay_here_until_they_are_given_up(desk: Desk) -> None:
-    desk.does("job-run", "--no-sync", "--artifact", "*.pt", "--follow", "--cmd", "echo weights > model.pt")
+    folder = run(desk, "echo weights > model.pt", "--artifact", "*.pt")
     desk.does("job-pull", "1")
-    folder = folder_of(desk, 1)
-
-    def is_gone() -> bool:
-        clean(desk)
-        return not folder.exists()
-
-    until(is_gone, "the job is removed on its server")
+    clean(desk)
+    assert not folder.exists()
     (fetched,) = desk.root.glob(".remote/jobs/*/artifacts/model.pt")
     assert fetched.read_text() == "weights\n"
     desk.does("clean", "--artifacts", "--yes")
@@ -142,7 +133,7 @@ def test_a_start_whose_answer_is_lost_runs_no_second_time_when_its_job_was_clean
 
         def is_gone() -> bool:
             clean(desk)
-            return not [*place.glob(".jobs/*/spec.json")]
+            return not [*place.glob(".jobs/20*")]
 
         until(is_gone, "the job is removed")
         desk.servers["first"].drop_connections()
