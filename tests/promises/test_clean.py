@@ -234,6 +234,10 @@ def test_clean_follows_no_link_of_a_job(desk: Desk, tmp_path: Path) -> None:
     (folder / "results").symlink_to(elsewhere)
     desk.does("clean", "1", "--yes")
     assert not folder.exists()
+    partial = desk.there() / ".remote-scripts" / "partial"
+    partial.symlink_to(elsewhere)
+    desk.does("clean", "--yes")
+    assert not partial.is_symlink()
     assert (elsewhere / "best").read_text() == "a week's work\n"
 
 
