@@ -208,6 +208,39 @@ def test_an_edit_is_sent_whatever_its_time_and_with_checksum_also_one_that_kept_
     assert there.read_text() == "rate = 0.3\n"
     desk.does("rsync", "--checksum")
     assert there.read_text() == "rate = 0.4\n"
+    # Here, rsync compares by itself, and the server's file is newer.
+    here.write_text("rate = 0.5\n")
+    os.utime(here, (0, 0))
+    desk.does("rsync", "--checksum")
+    assert there.read_text() == "rate = 0.5\n"
+
+
+@pytest.mark.row(65)
+def test_what_was_removed_on_the_server_is_sent_again_though_nothing_has_changed_here(desk: Desk) -> None:
+    desk.does("rsync")
+    (desk.there() / "hello.py").unlink()
+    desk.does("rsync")
+    assert (desk.there() / "hello.py").read_text() == (desk.root / "hello.py").read_text()
+
+
+@pytest.mark.row(67)
+def test_a_sync_removes_nothing_outside_of_the_project_nor_behind_a_link(desk: Desk, tmp_path: Path) -> None:
+    (desk.root / "data").mkdir()
+    (desk.root / "data" / "set.txt").write_text("large")
+    desk.does("rsync")
+    # Somebody moves the data to a larger disk.
+    elsewhere = shutil.move(desk.there() / "data", tmp_path / "elsewhere")
+    (desk.there() / "data").symlink_to(elsewhere)
+    # And somebody writes into the list of what was sent.
+    outside = tmp_path / "outside.txt"
+    outside.write_text("mine")
+    record = f"{outside.stat().st_size} {int(outside.stat().st_mtime)} {os.path.relpath(outside, desk.there())}\0"
+    with (desk.there() / ".remote-scripts" / "sent").open("a") as sent:
+        sent.write(record)
+    shutil.rmtree(desk.root / "data")
+    desk.does("rsync")
+    assert (elsewhere / "set.txt").exists()
+    assert outside.exists()
 
 
 @pytest.mark.row(68)
@@ -239,6 +272,8 @@ def test_a_sync_during_a_job_replaces_whole_files_and_warns(desk: Desk) -> None:
     said = desk.tries("rsync").stderr
     assert "a job is running in the folder that was updated" in said
     assert "(job 1)" in said
+    (desk.root / "more.py").write_text("")
+    assert "(job 1)" in desk.tries("job-run", "--cmd", "true").stderr
     (desk.there() / "go").touch()
     desk.waits_for(1, "succeeded")
     assert desk.does("job-tail", "1") == "rate = 0.1\n"
@@ -356,6 +391,30 @@ def test_how_the_rsync_of_a_server_ends_is_one_cause_and_only_a_lost_one_is_trie
     assert "the reason" in said
     assert (tmp_path / "tries").read_text().split() == ["once"] * tries
     assert not (desk.there() / "train.py").exists()
+
+
+@pytest.mark.row(69)
+def test_a_file_that_vanishes_while_others_are_sent_is_a_warning(desk: Desk, tmp_path: Path) -> None:
+    (desk.root / "train.py").write_text("rate = 0.1\n")
+    _put(tmp_path / "rsync", "", 'status=$?; case "$*" in *server:*) exit 24 ;; esac; exit $status')
+    ran = desk.tries("rsync", environment={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    assert ran.returncode == 0, ran.stderr
+    assert "some local files disappeared before they were sent" in ran.stderr
+    assert (desk.there() / "train.py").exists()
+
+
+@pytest.mark.row(70)
+def test_a_sync_that_another_one_overtakes_does_not_say_that_the_copy_is_whole(desk: Desk, rsync_there: Path) -> None:
+    """As on a server without flock, where nobody waits."""
+    state = desk.there() / ".remote-scripts" / "sync"
+    (desk.root / "train.py").write_text("rate = 0.1\n")
+    _put(rsync_there, "", f"echo 'incomplete other mark' > {state}")
+    assert "has started another sync here" in " ".join(desk.refuses("rsync", status=1).split())
+    start = ("job-run", "--no-sync", "--cmd", "true")
+    assert "is incomplete: its last sync did not finish" in " ".join(desk.refuses(*start).split())
+    rsync_there.unlink()
+    desk.does("rsync")
+    desk.does(*start)
 
 
 @pytest.mark.row(69)

@@ -66,6 +66,9 @@ def test_a_sync_removes_and_replaces_only_what_was_sent_and_is_unchanged(desk: D
     assert "kept the server's version, changed or made there: written.txt" in said
     assert not (there / "plain.txt").exists()
     assert {name: (there / name).read_text() for name in kept} == kept
+    # Now rsync looks at everything by itself.
+    desk.does("rsync", "--checksum")
+    assert {name: (there / name).read_text() for name in kept} == kept
 
 
 @pytest.mark.row(70, 146)
