@@ -33,6 +33,7 @@ def requirements(package: str, extra: str = "") -> dict[str, Requirement]:
     }
 
 
+@pytest.mark.picked
 @pytest.mark.row(64)
 def test_only_an_ssh_library_without_known_holes_is_accepted() -> None:
     """2.24.0 is the first release with all of them closed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -216,11 +217,15 @@ def test_an_edit_is_sent_whatever_its_time_and_with_checksum_also_one_that_kept_
 
 
 @pytest.mark.row(65)
-def test_what_was_removed_on_the_server_is_sent_again_though_nothing_has_changed_here(desk: Desk) -> None:
+def test_what_was_removed_on_the_server_is_sent_again(desk: Desk) -> None:
+    (desk.root / "train.py").write_text("rate = 0.1\n")
     desk.does("rsync")
-    (desk.there() / "hello.py").unlink()
-    desk.does("rsync")
-    assert (desk.there() / "hello.py").read_text() == (desk.root / "hello.py").read_text()
+    for edits in ({}, {"train.py": "rate = 0.25\n"}):
+        for name, text in edits.items():
+            (desk.root / name).write_text(text)
+        (desk.there() / "hello.py").unlink()
+        desk.does("rsync")
+        assert (desk.there() / "hello.py").read_text() == (desk.root / "hello.py").read_text()
 
 
 @pytest.mark.row(67)
@@ -261,6 +266,10 @@ def test_a_link_that_leads_out_of_the_project_is_named_and_not_sent(desk: Desk) 
     assert "not sent: outside is a link that points outside the project" in desk.tries("rsync").stderr
     assert not os.path.lexists(desk.there() / "outside")
     assert (desk.there() / "inside").readlink().name == "hello.py"
+    # Now rsync looks at everything by itself.
+    desk.does("rsync", "--checksum")
+    assert not os.path.lexists(desk.there() / "outside")
+    assert (desk.there() / "inside").is_symlink()
 
 
 @pytest.mark.row(71)
@@ -273,7 +282,8 @@ def test_a_sync_during_a_job_replaces_whole_files_and_warns(desk: Desk) -> None:
     assert "a job is running in the folder that was updated" in said
     assert "(job 1)" in said
     (desk.root / "more.py").write_text("")
-    assert "(job 1)" in desk.tries("job-run", "--cmd", "true").stderr
+    (warning,) = json.loads(desk.does("job-run", "--json", "--cmd", "true"))["warnings"]
+    assert "(job 1)" in warning["message"]
     (desk.there() / "go").touch()
     desk.waits_for(1, "succeeded")
     assert desk.does("job-tail", "1") == "rate = 0.1\n"
