@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.processes import is_running, open_files, parents
+from tests.processes import is_running, open_files, parents, read_of
 from tests.promises.conftest import PATIENCE, until
 
 if TYPE_CHECKING:
@@ -126,6 +126,19 @@ def test_a_job_without_its_supervisor_is_lost_and_what_is_left_of_it_is_stopped(
     desk.does("job-kill", "1", "--yes")
     assert not is_running(command)
     assert desk.job(1)["exit_code"] is None
+
+
+@pytest.mark.row(3)
+def test_a_command_that_hides_is_stopped_without_its_supervisor(desk: Desk, tmp_path: Path) -> None:
+    """It has no variables of its job, and writes nowhere."""
+    desk.does("job-run", "--cmd", f"echo $$ > {tmp_path}/pid; exec env -i sleep 1000 >/dev/null 2>&1")
+    until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "it has begun")
+    command = int((tmp_path / "pid").read_text())
+    until(lambda: read_of(command, "comm") == b"sleep\n", "it hides")
+    os.kill(parents()[command], signal.SIGKILL)
+    desk.waits_for(1, "lost")
+    desk.does("job-kill", "1", "--yes")
+    assert not is_running(command)
 
 
 @pytest.mark.row(268)

@@ -29,11 +29,13 @@ for number in range(1, 81):
 
 
 @pytest.mark.row(37)
-def test_an_answer_without_end_is_given_up(make_server: MakeServer, tmp_path: Path) -> None:
-    server = make_server()
-    desk = Desk(make_project(tmp_path / "project", [server]), {"first": server})
-    (server.programs / "nvidia-smi").write_text("#!/bin/sh\nexec yes 0, NVIDIA H100, 1, 1, 1, 1\n")
-    assert "nvidia-smi: printed more than 16777216 bytes" in desk.tries("gpus").stderr
+def test_a_difference_that_is_too_long_is_not_shown_cut_off(desk: Desk) -> None:
+    for letter in "ab":
+        (desk.root / "data.txt").write_text(f"{letter * 99}\n" * 25_000)
+        desk.does("job-run", "--frozen", "--follow", "--cmd", "true")
+    ran = desk.tries("job-diff", "1", "2")
+    assert "printed more than 4194304 bytes" in " ".join((ran.stdout + ran.stderr).split())
+    assert f"+{'b' * 99}" not in ran.stdout
 
 
 @pytest.mark.row(53)
@@ -53,7 +55,7 @@ def test_output_that_nobody_reads_waits_on_the_server_and_all_of_it_arrives(desk
     desk.configure(keep_connections=0)
     (desk.there() / "flood.py").write_text(FLOOD)
     written = desk.there() / "written"
-    words = [sys.executable, "-m", "remote_tool", "run", "--cmd", "python flood.py"]
+    words = [sys.executable, "-m", "remote_tool", "shell", "--", "python", "flood.py"]
     with subprocess.Popen(words, cwd=desk.root, stdout=subprocess.PIPE) as running:
         assert running.stdout is not None
         try:

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from remote_tool import Workspace
-from tests.processes import environments
+from tests.processes import environments, open_files, parents
 from tests.program import remote_tool
 from tests.project import kill, make_project
 from tests.shells import DRAWS, LONG, PROMPT, prompt, say, shell, wait_for
@@ -38,6 +38,10 @@ NOT_REACHED = 4
 def processes_with(mark: str) -> list[int]:
     """Every process with a variable of this value."""
     return [pid for pid, found in environments() if f"MARK={mark}\0".encode() in found]
+
+
+def sockets_of(pid: int) -> int:
+    return sum(name.startswith("socket:") for name in open_files(pid).values())
 
 
 def through_pipes(project: Path, given: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -630,13 +634,21 @@ def test_behind_a_launch_command(tmp_path: Path, two_machines: dict[str, TestSer
 def test_a_terminal_that_nobody_reads_delays_neither_the_job_nor_its_log(
     project: Path, two_machines: dict[str, TestServer], jobs: list[Job]
 ) -> None:
-    job = start(project, "--cmd", "read line; yes 123456789 | head -n 500000; echo l''ast")
+    job = start(project, "--cmd", "read line; yes 123456789 | head -n 500000; echo l''ast; read line; exit 3")
     jobs.append(job)
+    of_job = {pid for pid in parents() if f"/.jobs/{job.id}" in " ".join(open_files(pid).values())}
+    (supervisor,) = [pid for pid in of_job if parents()[pid] not in of_job]
+    alone = sockets_of(supervisor)
     with attach(project, job) as terminal:
         terminal.type("go\r")
         terminal.until("123456789", seconds=LONG)
-        waited = remote_tool("job-wait", str(job.key), cwd=project, timeout=LONG)
-        assert waited.returncode == 0, waited.stderr
+        assert sockets_of(supervisor) > alone
+        wait_for(lambda: log_of(two_machines, job).endswith(b"last\r\n"), "the whole log")
+        wait_for(lambda: sockets_of(supervisor) == alone, "who does not read is dropped")
+        with attach(project, job) as other:
+            other.until("last", seconds=LONG)
+            other.type("\r")
+            assert other.end(LONG) == 3
     log = log_of(two_machines, job)
     assert log.count(b"123456789") == 500_000
-    assert log.endswith(b"last\r\n")
+    assert log.endswith(b"last\r\n\r\n")
