@@ -457,6 +457,16 @@ def test_a_sync_logs_in_once_on_the_way_and_at_its_end_and_starts_no_ssh(behind:
     assert not (tmp_path / "asked").exists()
 
 
+@pytest.mark.row(112)
+def test_a_secret_that_appears_after_the_project_was_listed_is_not_sent(desk: Desk, tmp_path: Path) -> None:
+    _put(tmp_path / "find", "", f"for name in .env id_rsa late.py; do echo x > {desk.root}/$name; done")
+    # Here, rsync looks at everything by itself.
+    desk.does("rsync", "--checksum", environment={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    assert (desk.there() / "late.py").exists()
+    assert not (desk.there() / ".env").exists()
+    assert not (desk.there() / "id_rsa").exists()
+
+
 @contextmanager
 def _sync_that_lists(desk: Desk, folder: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """A sync that lists its project until a file exists; the server has compared its copy."""

@@ -434,6 +434,7 @@ async def test_a_file_appears_whole_with_its_mode(host: Host, server: TestServer
     assert sorted(path.name for path in (server.home / ".scripts").iterdir()) == ["deep", "run"]
 
 
+@pytest.mark.picked
 @pytest.mark.row(36)
 async def test_an_upload_that_breaks_off_leaves_the_old_file(server: TestServer, log_in: LogIn) -> None:
     """Stdin ends early when the link goes; half a file must not take the name."""
