@@ -234,7 +234,8 @@ def test_a_sync_removes_nothing_outside_of_the_project_nor_behind_a_link(desk: D
     (desk.root / "data" / "set.txt").write_text("large")
     desk.does("rsync")
     # Somebody moves the data to a larger disk.
-    elsewhere = shutil.move(desk.there() / "data", tmp_path / "elsewhere")
+    elsewhere = tmp_path / "elsewhere"
+    shutil.move(desk.there() / "data", elsewhere)
     (desk.there() / "data").symlink_to(elsewhere)
     # And somebody writes into the list of what was sent.
     outside = tmp_path / "outside.txt"
