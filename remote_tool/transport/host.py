@@ -148,6 +148,3 @@ class Host(Protocol):
 
         Runs until canceled. A responsive server is never reported, even when its commands print nothing.
         """
-
-    async def upload(self, data: bytes, path: str, *, mode: int = 0o600) -> None:
-        """Write a file atomically, relative to ``$HOME``; create its parent (0700)."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import shlex
 import signal
 import time
 from contextlib import asynccontextmanager
@@ -118,27 +116,6 @@ class SshHost:
         async with self._open(script, label or _label_of(script), terminal) as channel:
             yield channel
 
-    async def upload(self, data: bytes, path: str, *, mode: int = 0o600) -> None:
-        """Write a file; see :meth:`remote_tool.transport.host.Host.upload`."""
-        folder, name = os.path.split(path)
-        if not name or "\0" in path:
-            raise ValueError(f"not a file's path: {path!r}")
-        # A lost connection also ends stdin early, so the size is checked.
-        script = (
-            "umask 077\n"
-            'cd "$HOME" || exit\n'
-            f"mkdir -p -- {_quote_path(folder or '.')} && cd {_quote_path(folder or '.')} || exit\n"
-            f"name={shlex.quote(name)}\n"
-            "new=.upload.$$\n"
-            "trap 'rm -f \"$new\"' EXIT\n"
-            "trap 'exit 1' HUP PIPE TERM\n"
-            'cat > "$new" || exit\n'
-            f'[ "$(wc -c < "$new")" -eq {len(data)} ] || {{ echo "the transfer was cut off" >&2; exit 1; }}\n'
-            '[ ! -d "./$name" ] || { echo "$name is a folder" >&2; exit 1; }\n'
-            f'chmod {mode:o} "$new" && mv -f "$new" "./$name"\n'
-        )
-        await self.run(script, stdin=data, timeout=60 + len(data) / 100_000, label=f"upload {path}")
-
     async def watch(self, seconds: float, tell: Callable[[bool], None]) -> None:
         """Monitor whether the server responds; see :meth:`remote_tool.transport.host.Host.watch`."""
         await self._connection.watch(seconds, tell)
@@ -241,7 +218,3 @@ def _label_of(script: str) -> str:
     """Return a label for a script: its first line that does something."""
     lines = [line.strip() for line in script.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     return (lines[0] if lines else "script")[:100]
-
-
-def _quote_path(path: str) -> str:
-    return shlex.quote(path if path.startswith("/") else f"./{path}")

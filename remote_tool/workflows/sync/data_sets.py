@@ -194,9 +194,6 @@ class _RootedHost:
     async def watch(self, seconds: float, tell: Callable[[bool], None]) -> None:
         await self._host.watch(seconds, tell)
 
-    async def upload(self, data: bytes, path: str, *, mode: int = 0o600) -> None:
-        await self._host.upload(data, path, mode=mode)
-
 
 async def check_data_sets(host: Host, data_sets: Mapping[str, DataSet]) -> list[Check]:
     """Return for each data set whether the server has all of it."""

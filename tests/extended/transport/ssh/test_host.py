@@ -18,7 +18,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from remote_tool.errors import ConnectError, ConnectionLostError, RemoteCommandError
-from remote_tool.transport.host import MEBIBYTE, Exit
+from remote_tool.transport.host import Exit
 from remote_tool.transport.pool import HostPool
 from remote_tool.transport.ssh import ssh_config
 from remote_tool.transport.ssh.login_errors import Stage
@@ -417,44 +417,6 @@ async def test_no_variable_and_no_agent_goes_along(
     assert b"SSH_AUTH_SOCK" not in environment
     assert b"471" not in environment
     assert host.name == "first"
-
-
-# Files
-
-
-async def test_a_file_appears_whole_with_its_mode(host: Host, server: TestServer) -> None:
-    await host.upload(ALL_BYTES, ".scripts/deep/file")
-    await host.upload(b"#!/bin/sh\n", ".scripts/run", mode=0o755)
-
-    file = server.home / ".scripts/deep/file"
-    assert file.read_bytes() == ALL_BYTES
-    assert file.stat().st_mode & 0o777 == 0o600
-    assert file.parent.stat().st_mode & 0o777 == 0o700
-    assert (server.home / ".scripts/run").stat().st_mode & 0o777 == 0o755
-    assert sorted(path.name for path in (server.home / ".scripts").iterdir()) == ["deep", "run"]
-
-
-@pytest.mark.picked
-@pytest.mark.row(36)
-async def test_an_upload_that_breaks_off_leaves_the_old_file(server: TestServer, log_in: LogIn) -> None:
-    """Stdin ends early when the link goes; half a file must not take the name."""
-    async with log_in(server) as host:
-        await host.upload(b"old", "file")
-        uploading = asyncio.create_task(host.upload(os.urandom(40 * MEBIBYTE), "file"))
-        assert await until(lambda: bool(list(server.home.glob(".upload.*"))))
-        server.drop_connections()
-        with pytest.raises(ConnectionLostError):
-            await uploading
-    assert await until(lambda: not list(server.home.glob(".upload.*")))
-    assert [path.name for path in server.home.iterdir()] == ["file"]
-    assert (server.home / "file").read_bytes() == b"old"
-
-
-async def test_a_file_cannot_replace_a_folder(host: Host, server: TestServer) -> None:
-    (server.home / "name").mkdir()
-    with pytest.raises(RemoteCommandError, match="name is a folder"):
-        await host.upload(b"x", "name")
-    assert list((server.home / "name").iterdir()) == []
 
 
 # The link
