@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.processes import open_files, processes_of
+from tests.processes import open_files, parents, processes_of
 from tests.project import make_project
 from tests.promises.conftest import Desk, HeldRequest, until
 
@@ -32,6 +33,15 @@ if grep -qs '"starting"' {records} && mkdir {answers} 2>/dev/null; then
 fi
 exec {python} "$@"
 """
+# Something happens, once, to the first request to start a job.
+ONCE = """\
+if record=$(grep -ls '"starting"' {records}) && mkdir {once} 2>/dev/null; then
+    job=$(basename "$(dirname "$record")")
+    {does}
+fi
+"""
+# Its answer is lost with its connection.
+CUT = "kill -KILL $PPID; exit"
 
 
 @pytest.fixture
@@ -56,6 +66,23 @@ def cut_a_start(desk: Desk, *words: str) -> tuple[Path, HeldRequest]:
         os.kill(starting.pid, signal.SIGKILL)
     (record,) = {*records(desk)} - known
     return record, held
+
+
+def before_each_request(desk: Desk, does: str) -> None:
+    """Have a shell of the server do something before it becomes the program that answers, which it knows as $python."""
+    program = desk.there() / ".remote-scripts" / "python"
+    text = f'#!/bin/bash\npython={program.resolve()}\n{does}\nexec "$python" "$@"\n'
+    program.unlink()
+    program.write_text(text)
+    program.chmod(0o700)
+
+
+def before_a_start(desk: Desk, does: str) -> None:
+    """Have a shell do something before it answers the next request to start a job, which it knows as $job."""
+    records = f"{desk.root}/.remote/jobs/*/job.yaml"
+    before_each_request(
+        desk, ONCE.format(records=records, once=desk.there("first").with_name(f"once-{desk.root.name}"), does=does)
+    )
 
 
 def age(record: Path, seconds: float) -> None:
@@ -112,9 +139,13 @@ def test_a_start_that_has_arrived_is_not_given_up_however_long_it_took(fresh: De
 def test_a_job_holds_nothing_of_the_connection_that_started_it(desk: Desk) -> None:
     desk.does("job-run", "--cmd", "echo $$ > pid; exec sleep 1000")
     until(lambda: (desk.there() / "pid").exists() and (desk.there() / "pid").read_text(), "the job runs")
-    files = open_files(int((desk.there() / "pid").read_text()))
-    assert sorted(files) == [0, 1, 2]
-    assert [name for name in files.values() if not name.startswith(("/dev/null", str(desk.there())))] == []
+    pid = int((desk.there() / "pid").read_text())
+    assert sorted(open_files(pid)) == [0, 1, 2]
+    supervisor = parents()[pid]
+    for each in (pid, supervisor):
+        names = set(open_files(each).values())
+        assert [name for name in names if not name.startswith(("/dev/null", str(desk.there())))] == []
+    assert os.getsid(supervisor) == supervisor
     desk.does("job-kill", "1", "--yes")
 
 
@@ -134,3 +165,64 @@ def test_of_many_starts_of_one_job_at_once_exactly_one_runs(desk: Desk, tmp_path
     desk.waits_for(1, "succeeded")
     until(lambda: not processes_of(job), "nothing of it is left")
     assert (tmp_path / "ran").read_text() == "ran\n"
+
+
+@pytest.mark.row(153)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        '"$python" "$@" >/dev/null; exit 1',
+        'exec strace -o /dev/null -e trace=openat -e inject=openat:error=EIO -P "$job" "$python" "$@"',
+    ],
+    ids=["that ends without an answer", "whose disk does not answer"],
+)
+def test_a_start_that_is_answered_unclearly_is_asked_for_by_its_id(desk: Desk, fault: str) -> None:
+    if "strace" in fault and shutil.which("strace") is None:
+        pytest.skip("strace is missing")
+    before_a_start(desk, fault)
+    desk.does("job-run", "--no-sync", "--cmd", "sleep 1000")
+    assert desk.job(1)["state"] == "running"
+    desk.does("job-kill", "1", "--grace", "0")
+
+
+@pytest.mark.row(153)
+def test_a_start_that_the_server_could_not_begin_has_failed_and_says_why(desk: Desk) -> None:
+    jobs = desk.there() / ".jobs"
+    before_a_start(desk, "ulimit -f 0")
+    said = desk.refuses("job-run", "--no-sync", "--cmd", "true", status=1)
+    job = desk.job(1)
+    assert f"{jobs}/{job['id']}: " in said
+    assert (job["state"], job["exit_code"]) == ("failed", None)
+    assert job["reason"].startswith(f"not started: {jobs}/{job['id']}: ")
+
+
+@pytest.mark.row(153)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        f'touch {{jobs}}/"$job"; {CUT}',
+        f"rm {{scripts}}/activation.json; {CUT}",
+        f"rm {{scripts}}/python; {CUT}",
+    ],
+    ids=["a folder that cannot be made", "no environment", "nothing"],
+)
+def test_a_start_whose_link_was_lost_is_not_called_failed_when_it_cannot_begin_again(desk: Desk, fault: str) -> None:
+    jobs, scripts = desk.there() / ".jobs", desk.there() / ".remote-scripts"
+    before_a_start(desk, f"mkdir -p -m 700 {jobs}; {fault.format(jobs=jobs, scripts=scripts)}")
+    said = desk.refuses("job-run", "--no-sync", "--cmd", "true")
+    assert "remote-tool job-list" in said
+    (record,) = records(desk)
+    assert "starting" in record.read_text()
+
+
+@pytest.mark.row(153)
+@pytest.mark.parametrize("limit", ["ulimit -Sn 24", "ulimit -n 24"], ids=["that may be raised", "that may not"])
+def test_more_jobs_than_open_files_start_at_once_and_are_stopped_at_once(desk: Desk, limit: str) -> None:
+    before_each_request(desk, limit)
+    sweep = ("helper-sweep", "--no-sync", "--grid", "n=1..30", "--per-server", "30")
+    desk.does(*sweep, "--cmd", f"ulimit -Sn > {desk.root}/limit-{{n}}; exec sleep 1000")
+    limits = [desk.root / f"limit-{number}" for number in range(1, 31)]
+    until(lambda: all(each.exists() and each.read_text() for each in limits), "all run")
+    assert {each.read_text() for each in limits} == {"24\n"}
+    desk.does("job-kill", "--all", "--yes", "--grace", "0")
+    assert {job["state"] for job in desk.jobs()} == {"killed"}
