@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 
     from tests.promises.conftest import Desk
 
-# A plain child, one in a session of its own without output here, and one whose parent has ended.
+# A plain child, one in a session of its own without output here, one whose parent has ended, and one with all of this
+# and nothing of the job's environment.
 LEAVES = """
 cd {folder}
 sleep 1000 & echo $! >> pids
 setsid sleep 1000 >/dev/null 2>&1 & echo $! >> pids
 (nohup sleep 1000 >/dev/null 2>&1 & echo $! >> pids)
+(env -i setsid sleep 1000 >/dev/null 2>&1 & echo $! >> pids)
 exit 3
 """
 
@@ -33,8 +35,8 @@ exit 3
 def test_what_a_command_left_running_ends_with_it(desk: Desk, tmp_path: Path, words: tuple[str, ...]) -> None:
     assert desk.tries(*words, "--cmd", LEAVES.format(folder=tmp_path)).returncode == 3
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
-    assert len(pids) == 3
-    until(lambda: not any(is_running(pid) for pid in pids), "all processes have ended")
+    assert len(pids) == 4
+    until(lambda: not any(is_running(pid) for pid in pids), "all processes have ended", 30)
 
 
 @pytest.mark.row(283)

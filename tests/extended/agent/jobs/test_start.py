@@ -293,6 +293,7 @@ def test_more_jobs_than_may_be_open_files_are_stopped_by_one_call(server: Preten
     assert {(job["state"], job.get("error")) for job in stopped} == {("killed", None)}
 
 
+@pytest.mark.picked
 @pytest.mark.slow
 @pytest.mark.row(153)
 def test_descriptors_over_1024_are_waited_for_when_jobs_start(server: PretendServer) -> None:
@@ -325,6 +326,7 @@ def test_a_job_requested_before_is_never_reported_as_not_started(server: Pretend
     assert server.call("start", jobs=[bad], again=True)["begun"] is True
 
 
+@pytest.mark.picked
 @pytest.mark.row(153)
 def test_an_answer_that_would_be_too_long_leaves_out_jobs_which_run_all_the_same(server: PretendServer) -> None:
     tags = ["\x01" * 1000] * 100
