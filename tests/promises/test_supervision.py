@@ -97,7 +97,7 @@ def test_a_disk_that_does_not_tell_its_room_for_a_while_ends_no_job(desk: Desk, 
     log = tmp_path / "calls"
     if shutil.which("strace") is None:
         pytest.skip("strace is missing")
-    words = ["strace", "-o", log, "-e", "trace=fstatfs", "-e", "inject=fstatfs:error=EIO", "-p", str(supervisor)]
+    words = ["strace", "-o", str(log), "-e", "trace=fstatfs", "-e", "inject=fstatfs:error=EIO", "-p", str(supervisor)]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as tracing:
         assert tracing.stderr is not None
         if "attached" not in tracing.stderr.readline():
