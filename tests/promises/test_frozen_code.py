@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
 import signal
+import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.promises.conftest import PATIENCE, HeldRequest, until
+from tests.small_disks import small_disk
 from tests.stand_in_gpus import gpu_line, put_nvidia_smi
 
 if TYPE_CHECKING:
@@ -134,3 +137,108 @@ def test_a_start_that_is_killed_while_it_copies_leaves_nothing_that_is_taken_for
     desk.does("job-run", "--no-sync", "--frozen", "--follow", "--cmd", "ls many > there.txt")
     assert {*(desk.there() / "there.txt").read_text().split()} == names
     assert half() == []
+
+
+@pytest.mark.row(291)
+def test_everything_that_leads_to_the_project_leads_into_the_copy(desk: Desk) -> None:
+    go = desk.there().parent / f"go-{desk.there().name}"
+    desk.configure(setup=f"until [ -e {go} ]; do sleep 0.05; done; cat code.txt")
+    for name in ("code.txt", "inside.py"):
+        (desk.root / name).write_text("print('old')\n")
+    show = 'pwd -P; echo "$REMOTE_TOOL_PROJECT"; cd /; cat "$REMOTE_TOOL_PROJECT/code.txt"; python -m inside'
+    desk.does("job-run", "--frozen", "--cmd", show)
+    for name in ("code.txt", "inside.py"):
+        (desk.root / name).write_text("print('newer')\n")
+    desk.does("rsync")
+    go.touch()
+    desk.waits_for(1, "succeeded")
+    assert (desk.there() / "inside.py").read_text() == "print('newer')\n"
+    said = desk.does("job-tail", "1", "--no-follow").split("\n")
+    (copy,) = (desk.there() / ".remote-scripts" / "copies").glob("*/code")
+    assert said[:5] == ["print('old')", str(copy), str(copy), "print('old')", "old"]
+
+
+@pytest.mark.row(292)
+def test_a_disk_without_room_for_a_copy_refuses_the_start_and_has_no_part_of_one(desk: Desk) -> None:
+    for number in range(3):
+        (desk.root / f"{number}.bin").write_bytes(os.urandom(900_000))
+    desk.does("rsync")
+    copies = desk.there() / ".remote-scripts" / "copies"
+    with small_disk(copies, "size=2m"):
+        said = desk.refuses("job-run", "--no-sync", "--frozen", "--cmd", "touch began")
+        assert "No space left on device" in said
+        assert list(copies.iterdir()) == []
+    assert not (desk.there() / "began").exists()
+
+
+@pytest.mark.row(294)
+def test_a_job_whose_large_file_was_changed_in_place_while_it_waited_fails_and_names_it(desk: Desk) -> None:
+    go = desk.there().parent / f"go-{desk.there().name}"
+    (desk.root / "large").write_bytes(bytes(5_000_000))
+    desk.does("job-run", "--cmd", f"until [ -e {go} ]; do sleep 0.05; done")
+    desk.does("job-run", "--frozen", "--after", "1", "--no-sync", "--cmd", "touch began")
+    (copied,) = (desk.there() / ".remote-scripts" / "copies").glob("*/code/large")
+    is_shared = copied.stat().st_nlink > 1
+    with (desk.there() / "large").open("r+b") as file:
+        file.write(b"x")
+    go.touch()
+    if not is_shared:
+        pytest.skip("this file system has reflinks")
+    assert "large changed since the job was given" in desk.waits_for(2, "failed")["reason"]
+    assert not (desk.there() / "began").exists()
+
+
+@pytest.mark.row(295)
+def test_a_copy_stays_while_a_start_may_need_it_or_a_record_cannot_be_read(desk: Desk) -> None:
+    copies = desk.there() / ".remote-scripts" / "copies"
+    desk.does("job-run", "--frozen", "--cmd", "true")
+    desk.does("job-run", "--no-sync", "--no-frozen", "--cmd", "true")
+    for key in (1, 2):
+        desk.waits_for(key, "succeeded")
+    record = desk.there() / ".jobs" / desk.job(2)["id"] / "spec.json"
+    text = record.read_text()
+    record.write_text("{")
+    said = desk.does("clean", "1", "--yes")
+    assert len(list(copies.iterdir())) == 1, said
+    record.write_text(text)
+    # As a start does until its jobs are recorded.
+    folder = os.open(copies, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_SH)
+        said = desk.does("clean", "--yes")
+        assert "a job is starting" in said
+        assert len(list(copies.iterdir())) == 1
+    finally:
+        os.close(folder)
+    desk.does("clean", "--yes")
+    assert list(copies.iterdir()) == []
+
+
+@pytest.mark.row(296)
+def test_jobs_in_different_copies_do_not_share_a_file_because_it_has_the_same_name(desk: Desk) -> None:
+    go = desk.there().parent / f"go-{desk.there().name}"
+    command = f"echo $REMOTE_TOOL_JOB_ID >out.txt; until [ -e {go} ]; do sleep 0.05; done"
+    for version in ("old", "newer"):
+        (desk.root / "code.txt").write_text(version)
+        desk.does("job-run", "--frozen", "--artifact", "out.txt", "--cmd", command)
+    copies = desk.there() / ".remote-scripts" / "copies"
+    until(lambda: len({*(path.read_text() for path in copies.glob("*/code/out.txt"))} - {""}) == 2, "their files")
+    ran = desk.tries("job-pull", "1", "2")
+    go.touch()
+    assert ran.returncode == 0, ran.stderr
+    assert "another job" not in ran.stderr
+    for job in desk.jobs():
+        pulled = desk.root / ".remote" / "jobs" / job["id"] / "artifacts" / "out.txt"
+        assert pulled.read_text() == f"{job['id']}\n"
+
+
+@pytest.mark.row(296)
+def test_folders_that_come_home_to_another_disk_keep_their_permissions(desk: Desk, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "size=20m") as disk:
+        (desk.there() / "data").symlink_to(disk)
+        command = "umask 022; mkdir -p data/out/shared; echo a >data/out/shared/a; chmod 2775 data/out/shared"
+        desk.does("job-run", "--frozen", "--cmd", f"{command}; chmod 555 data/out")
+        desk.waits_for(1, "succeeded")
+        modes = [stat.S_IMODE((disk / name).stat().st_mode) for name in ("out", "out/shared")]
+        assert modes == [0o555, 0o2775]
+        assert (disk / "out" / "shared" / "a").read_text() == "a\n"
