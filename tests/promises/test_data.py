@@ -93,6 +93,8 @@ def test_a_newer_file_on_a_server_is_not_overwritten_by_those_of_a_job_and_nothi
     said = " ".join(desk.refuses("helper-launch", "--from-job", key, "--cmd", "touch run/began").split())
     assert "second: some files were not sent: the server has its own version" in said
     assert f"remote-tool job-pull {key} --to-all --overwrite" in said
+    words = ("--server", "second", "--from-job", key, "--cmd", "touch run/began")
+    assert "the server has its own version" in " ".join(desk.refuses("job-run", *words).split())
     assert [path.name for path in other.iterdir()] == ["last"]
     assert (other / "last").read_text() == "newer"
     assert not (desk.there() / "run" / "began").exists()

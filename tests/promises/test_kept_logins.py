@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="there is no ssh program here")
 
+# As OpenSSH's PROTOCOL.mux has it: the greeting, and the answer that a session is refused.
+REFUSED = b"\0\0\0\x08\0\0\0\x01\0\0\0\x04" + b"\0\0\0\x0e\x80\0\0\x03\0\0\0\x01\0\0\0\2no"
+
 
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
@@ -123,7 +126,7 @@ def test_a_followed_job_goes_on_when_the_program_that_keeps_its_login_is_killed(
 
 
 @pytest.mark.row(181, 196)
-@pytest.mark.parametrize("answer", [b"", b"\0\0\0\4\0\0\0\0", b"\xff" * 100_000])
+@pytest.mark.parametrize("answer", [b"", b"\0\0\0\4\0\0\0\0", b"\xff" * 100_000, REFUSED])
 def test_a_program_at_the_socket_that_keeps_no_login_runs_nothing_and_answers_nothing(
     keeping: Desk, folder: Path, own_home: Path, answer: bytes
 ) -> None:
@@ -185,11 +188,29 @@ def _open_to_all(login: Path) -> None:
     login.chmod(0o777)
 
 
+def _files_open_to_others(login: Path) -> None:
+    for path in [path for path in login.iterdir() if path.is_file()]:
+        path.chmod(0o660)
+
+
 @pytest.mark.row(181, 193)
-@pytest.mark.parametrize("plant", [_pipes, _garbage, _a_list, _lists_in_lists, _link, _open_to_all])
+@pytest.mark.parametrize(
+    "plant", [_pipes, _garbage, _a_list, _lists_in_lists, _link, _open_to_all, _files_open_to_others]
+)
 def test_what_is_not_as_a_kept_login_left_it_is_passed_over(
     keeping: Desk, folder: Path, plant: Callable[[Path], None]
 ) -> None:
     plant(kept(folder))
     logs_in_itself(keeping)
     assert "Traceback" not in keeping.tries("connections").stderr
+
+
+@pytest.mark.row(182)
+def test_a_command_whose_kept_login_loses_its_server_has_failed(keeping: Desk) -> None:
+    with keeping.runs_meanwhile("run", "--cmd", "echo begun; exec sleep 1000") as running:
+        assert running.stdout is not None
+        assert any("begun" in line for line in running.stdout)
+        keeping.servers["first"].drop_connections()
+        said = running.stdout.read()
+    assert running.returncode not in {0, 255}, said
+    assert "the connection was lost" in said

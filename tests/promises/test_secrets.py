@@ -119,21 +119,31 @@ def test_recorded_changes_have_no_file_that_is_not_sent_and_no_value_of_a_variab
         who = ("-c", "user.name=a", "-c", "user.email=a@b.c")
         subprocess.run(["git", *who, *words], cwd=desk.root, check=True, capture_output=True)
 
-    for name in ("train.py", "login.py", ".env"):
+    for name in ("train.py", "login.py", ".env", "old.py", "old.env"):
         (desk.root / name).write_text("rate = 1\n")
+    # It is a key no more, so it is sent.
+    key = make_key(desk.root / "was-key.txt").read_text().splitlines()
+    (desk.root / "was-key.txt.pub").unlink()
     git("init")
-    git("add", "--force", "hello.py", "train.py", "login.py", ".env")
+    git("add", "--force", "hello.py", "train.py", "login.py", ".env", "old.py", "old.env", "was-key.txt")
     git("commit", "-m", "one")
     (desk.root / ".env").write_text("DOOR=open-sesame-open-sesame\n")
     (desk.root / "login.py").write_text("token = 'hunter2hunter2'\n")
     (desk.root / "train.py").write_text("rate = 2\n")
+    (desk.root / "was-key.txt").write_text("none\n")
+    for name in ("old.py", "old.env"):
+        (desk.root / name).unlink()
     desk.does("job-run", "--frozen", "--env", "TOKEN", "hunter2hunter2", "--follow", "--cmd", "true")
     (changes,) = (desk.root / ".remote" / "jobs").glob("*/changes.patch")
     assert [line for line in changes.read_text().splitlines() if line.startswith("+") and line[1] != "+"] == [
         "+token = '***'",
         "+rate = 2",
     ]
-    assert "DOOR" not in changes.read_text()
+    for secret in ("DOOR", "old.env", key[1]):
+        assert secret not in changes.read_text()
+    # What was removed is only named.
+    assert "old.py" in changes.read_text()
+    assert changes.read_text().count("-rate = 1") == 2
 
 
 @pytest.mark.row(113)
