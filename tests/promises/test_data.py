@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -61,6 +62,30 @@ def test_a_file_of_a_data_set_that_changed_on_a_server_is_kept_until_overwrite(d
     assert theirs.read_text() == "a mouse\n"
 
 
+@pytest.mark.row(165)
+def test_a_data_set_whose_sync_was_cut_off_is_not_called_complete_until_it_is(desk_of_two: Desk, source: Path) -> None:
+    desk = desk_of_two
+
+    def value() -> str:
+        (found,) = json.loads(desk.tries("check", "--server", "first", "--json").stdout)["servers"]
+        (check,) = [check for check in found["checks"] if check["name"] == "data my-set"]
+        return str(check["value"])
+
+    breaking = desk.servers["first"].programs / "rsync"
+    breaking.parent.mkdir(exist_ok=True)
+    breaking.write_text("#!/bin/sh\necho No space left on device >&2\nexit 11\n")
+    breaking.chmod(0o755)
+    try:
+        desk.refuses("data-sync", status=3)
+    finally:
+        breaking.unlink()
+    assert value() == f"not all of it at ~/{placed(desk, 'first').name}"
+    (source / "more").write_text("more\n")
+    desk.does("data-sync")
+    assert value() == f"~/{placed(desk, 'first').name}"
+    assert (placed(desk, "first") / "more").read_text() == "more\n"
+
+
 def _write(desk: Desk, text: str) -> str:
     """Run a job on the first server that makes a checkpoint; return its key."""
     command = f"mkdir -p run; printf %s {text} > run/last"
@@ -93,8 +118,8 @@ def test_a_newer_file_on_a_server_is_not_overwritten_by_those_of_a_job_and_nothi
     said = " ".join(desk.refuses("helper-launch", "--from-job", key, "--cmd", "touch run/began").split())
     assert "second: some files were not sent: the server has its own version" in said
     assert f"remote-tool job-pull {key} --to-all --overwrite" in said
-    words = ("--server", "second", "--from-job", key, "--cmd", "touch run/began")
-    assert "the server has its own version" in " ".join(desk.refuses("job-run", *words).split())
+    words = ("job-run", "--server", "second", "--from-job", key, "--cmd", "touch run/began")
+    assert "the server has its own version" in " ".join(desk.refuses(*words).split())
     assert [path.name for path in other.iterdir()] == ["last"]
     assert (other / "last").read_text() == "newer"
     assert not (desk.there() / "run" / "began").exists()

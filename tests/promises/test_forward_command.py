@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 import urllib.request
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -28,16 +28,19 @@ pytestmark = pytest.mark.slow
 
 
 class Answer(http.server.BaseHTTPRequestHandler):
-    """Answers with a megabyte and more, so that windows are used up."""
+    """Answers with a megabyte and more, so that windows are used up, or with much more than any buffer takes."""
 
     DATA = bytes(range(256)) * 12345
+    MUCH = DATA * 10
 
     def do_GET(self) -> None:
         """Answer."""
+        data = self.MUCH if self.path == "/much" else self.DATA
         self.send_response(200)
-        self.send_header("Content-Length", str(len(self.DATA)))
+        self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        self.wfile.write(self.DATA)
+        with suppress(OSError):
+            self.wfile.write(data)
 
     def log_message(self, *_: object) -> None:
         """Print nothing."""
@@ -115,6 +118,19 @@ def test_ports_are_forwarded_where_the_server_allows_none_and_nothing_is_left(
         sock.connect(("127.0.0.1", dead))
 
 
+@pytest.mark.row(212)
+def test_a_connection_that_nobody_reads_delays_no_other_and_gets_all_later(workspace: Path, web: int) -> None:
+    with Forwarding(f"0:{web}", cwd=workspace) as forwarding, ExitStack() as stack:
+        port = port_in(forwarding.wait_for("-> "))
+        unread = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+        unread.sendall(b"GET /much HTTP/1.0\r\n\r\n")
+        for _ in range(3):
+            assert fetch(port) == Answer.DATA
+        answer = stack.enter_context(unread.makefile("rb")).read()
+        assert answer.partition(b"\r\n\r\n")[2] == Answer.MUCH
+        assert forwarding.stop() == 130
+
+
 @pytest.mark.row(213)
 def test_after_a_lost_connection_it_reconnects_and_keeps_the_port(
     workspace: Path, closed: TestServer, web: int
@@ -122,7 +138,12 @@ def test_after_a_lost_connection_it_reconnects_and_keeps_the_port(
     with Forwarding(f"0:localhost:{web}", cwd=workspace) as forwarding:
         port = port_in(forwarding.wait_for("-> "))
         assert fetch(port) == Answer.DATA
-        closed.drop_connections()
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as held:
+            held.sendall(b"GET")
+            closed.drop_connections()
+            # What it had before is no end of an answer.
+            with pytest.raises(ConnectionResetError):
+                held.recv(1)
         forwarding.wait_for("reconnecting")
         # It waits for the server.
         assert fetch(port) == Answer.DATA

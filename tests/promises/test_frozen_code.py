@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import signal
 import stat
-from contextlib import suppress
+import time
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -248,3 +250,31 @@ def test_folders_that_come_home_to_another_disk_keep_their_permissions(desk: Des
         modes = [stat.S_IMODE((disk / name).stat().st_mode) for name in ("out", "out/shared")]
         assert modes == [0o555, 0o2775]
         assert (disk / "out" / "shared" / "a").read_text() == "a\n"
+
+
+@pytest.fixture
+def other_disk(desk: Desk, tmp_path: Path) -> Iterator[Path]:
+    """The project's folder ``src`` on the server, which is on another disk."""
+    (desk.root / "src").mkdir()
+    (desk.root / "src" / "part.txt").write_text("old\n")
+    with small_disk(tmp_path / "disk", "size=200m") as disk:
+        (desk.there() / "src").symlink_to(disk)
+        desk.does("rsync")
+        yield disk
+
+
+@pytest.mark.row(296)
+def test_output_that_is_long_on_its_way_to_another_disk_holds_up_no_sync(desk: Desk, other_disk: Path) -> None:
+    desk.does("job-run", "--frozen", "--cmd", "head -c 150000000 /dev/zero >src/big")
+    (started,) = (desk.there() / ".jobs").glob("2*/started.json")
+    supervisor = json.loads(started.read_text())["supervisor"]["pid"]
+    deadline = time.monotonic() + PATIENCE
+    while not any(other_disk.glob(".remote-tool-partial/*")):
+        assert time.monotonic() < deadline
+    with ExitStack() as stack:
+        os.kill(supervisor, signal.SIGSTOP)
+        stack.callback(os.kill, supervisor, signal.SIGCONT)
+        syncs = stack.enter_context(desk.runs_meanwhile("rsync"))
+        assert syncs.wait(timeout=60) == 0
+    desk.waits_for(1, "succeeded")
+    assert (other_disk / "big").stat().st_size == 150_000_000

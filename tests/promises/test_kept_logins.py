@@ -7,13 +7,14 @@ import shutil
 import signal
 import socket
 import threading
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.kept_logins import keeping_logins, masters, wait_for_logins
+from tests.processes import is_running
 from tests.promises.conftest import until
 
 if TYPE_CHECKING:
@@ -21,10 +22,10 @@ if TYPE_CHECKING:
 
     from tests.promises.conftest import Desk
 
-pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="there is no ssh program here")
+# What a master and its clients say to each other begins with these; see PROTOCOL.mux of OpenSSH.
+HELLO, NEW_SESSION, FAILURE = (1).to_bytes(4), (0x10000002).to_bytes(4), (0x80000003).to_bytes(4)
 
-# As OpenSSH's PROTOCOL.mux has it: the greeting, and the answer that a session is refused.
-REFUSED = b"\0\0\0\x08\0\0\0\x01\0\0\0\x04" + b"\0\0\0\x0e\x80\0\0\x03\0\0\0\x01\0\0\0\2no"
+pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="there is no ssh program here")
 
 
 @pytest.fixture
@@ -125,15 +126,66 @@ def test_a_followed_job_goes_on_when_the_program_that_keeps_its_login_is_killed(
     assert keeping.job(1)["exit_code"] == 7
 
 
+@pytest.mark.row(182, 195)
+def test_output_that_a_killed_master_still_had_is_a_lost_connection_though_the_command_has_ended(
+    keeping: Desk, own_home: Path
+) -> None:
+    here, there = keeping.root, keeping.there()
+    command = f"echo $$ >{here}/shell; echo begun; until [ -e go ]; do sleep 0.05; done; head -c 1500000 /dev/zero"
+    with keeping.runs_meanwhile("run", "--cmd", command) as running, ExitStack() as stack:
+        stack.callback(running.kill)
+        assert running.stdout is not None
+        assert running.stdout.readline() == "begun\n"
+        # It reads nothing more, so that most of the output stays with the master.
+        os.kill(running.pid, signal.SIGSTOP)
+        (there / "go").touch()
+        until(lambda: not is_running(int((here / "shell").read_text())), "the command has ended")
+        # When another one has, the master knows the exit status of this one, and has the rest of its output.
+        keeping.does("run", "--cmd", "true")
+        (master,) = masters(own_home)
+        os.kill(master, signal.SIGKILL)
+        until(lambda: not masters(own_home), "it has gone")
+        os.kill(running.pid, signal.SIGCONT)
+        rest = running.stdout.read()
+        assert running.wait() != 0
+    assert "connection was lost" in rest.replace("\0", "")
+
+
 @pytest.mark.row(181, 196)
-@pytest.mark.parametrize("answer", [b"", b"\0\0\0\4\0\0\0\0", b"\xff" * 100_000, REFUSED])
+@pytest.mark.parametrize("answer", [b"", b"\0\0\0\4\0\0\0\0", b"\xff" * 100_000])
 def test_a_program_at_the_socket_that_keeps_no_login_runs_nothing_and_answers_nothing(
     keeping: Desk, folder: Path, own_home: Path, answer: bytes
 ) -> None:
+    with _instead_of_the_master(folder, own_home, lambda caller: caller.sendall(answer)):
+        logs_in_itself(keeping)
+
+
+@pytest.mark.row(196)
+def test_a_master_whose_greeting_says_more_is_asked_and_if_it_refuses_nothing_is_lost(
+    keeping: Desk, folder: Path, own_home: Path
+) -> None:
+    asked: list[bytes] = []
+    greeting, refusal = HELLO + (4).to_bytes(4) + b"\0\0\0\4info\0\0\0\x010", FAILURE + b"\0\0\0\1\0\0\0\2no"
+
+    def refuse(caller: socket.socket) -> None:
+        caller.sendall(b"".join(len(each).to_bytes(4) + each for each in (greeting, refusal)))
+        with caller.makefile("rb") as said:
+            asked.extend(said.read(int.from_bytes(said.read(4))) for _ in range(2))
+            # The three pipes of a session follow.
+            said.read(3 if asked[-1].startswith(NEW_SESSION) else 0)
+
+    with _instead_of_the_master(folder, own_home, refuse):
+        logs_in_itself(keeping)
+    assert any(each.startswith(NEW_SESSION) for each in asked)
+
+
+@contextmanager
+def _instead_of_the_master(folder: Path, home: Path, answer: Callable[[socket.socket], None]) -> Iterator[None]:
+    """Kill the program that keeps the only login, and answer everyone at its socket."""
     (place,) = kept(folder).glob("s????")
-    (master,) = masters(own_home)
+    (master,) = masters(home)
     os.kill(master, signal.SIGKILL)
-    until(lambda: not masters(own_home), "it has gone")
+    until(lambda: not masters(home), "it has gone")
     place.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(place))
@@ -142,19 +194,19 @@ def test_a_program_at_the_socket_that_keeps_no_login_runs_nothing_and_answers_no
         answering = threading.Thread(target=_answer_all, args=(listener, answer))
         answering.start()
         try:
-            logs_in_itself(keeping)
+            yield
         finally:
             listener.shutdown(socket.SHUT_RDWR)
             answering.join()
 
 
-def _answer_all(listener: socket.socket, answer: bytes) -> None:
-    """Send everyone the same, and hang up, until nobody listens any more."""
+def _answer_all(listener: socket.socket, answer: Callable[[socket.socket], None]) -> None:
+    """Answer everyone, and hang up, until nobody listens any more."""
     with suppress(OSError):
         while True:
             caller, _ = listener.accept()
             with caller, suppress(OSError):
-                caller.sendall(answer)
+                answer(caller)
 
 
 def _pipes(login: Path) -> None:
@@ -188,14 +240,14 @@ def _open_to_all(login: Path) -> None:
     login.chmod(0o777)
 
 
-def _files_open_to_others(login: Path) -> None:
-    for path in [path for path in login.iterdir() if path.is_file()]:
-        path.chmod(0o660)
+def _record_open_to_all(login: Path) -> None:
+    for path in login.glob("*.json"):
+        path.chmod(0o666)
 
 
 @pytest.mark.row(181, 193)
 @pytest.mark.parametrize(
-    "plant", [_pipes, _garbage, _a_list, _lists_in_lists, _link, _open_to_all, _files_open_to_others]
+    "plant", [_pipes, _garbage, _a_list, _lists_in_lists, _link, _open_to_all, _record_open_to_all]
 )
 def test_what_is_not_as_a_kept_login_left_it_is_passed_over(
     keeping: Desk, folder: Path, plant: Callable[[Path], None]

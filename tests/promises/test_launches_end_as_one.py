@@ -47,7 +47,7 @@ def ends_within(desk: Desk, pid: int, seconds: float) -> None:
     assert desk.waits_for(1, "failed", "killed")["state"] != "succeeded"
 
 
-@pytest.mark.row(88)
+@pytest.mark.row(88, 162)
 def test_the_rest_is_stopped_when_a_command_fails(desk_of_two: Desk) -> None:
     desk = desk_of_two
     pid = launched(desk, NEVER)

@@ -133,6 +133,19 @@ def test_a_launch_whose_port_is_taken_in_the_last_moment_says_so_and_goes_on_wit
 
 
 @pytest.mark.row(93)
+def test_a_launch_of_any_command_whose_port_is_taken_in_the_last_moment_goes_on_with_another(desk: Desk) -> None:
+    # As torch says it when it cannot listen there.
+    says = "failed to listen on any local network address. port: $MASTER_PORT, code: -98, name: EADDRINUSE"
+    command = f'[ -e taken ] && exec echo at $MASTER_PORT; echo $MASTER_PORT >taken; echo "{says}" >&2; exit 1'
+    ran = desk.tries("helper-launch", "--server", "first", "--follow", "--cmd", command)
+    assert ran.returncode == 0, ran.stderr
+    port = (desk.there() / "taken").read_text().strip()
+    assert f"another program took port {port} before the launch could listen on it" in desk.job(1)["reason"]
+    assert ran.stdout.split()[-2] == "at"
+    assert ran.stdout.split()[-1] != port
+
+
+@pytest.mark.row(93)
 def test_two_launches_at_once_have_ports_of_their_own_and_never_meet(desk_of_two: Desk) -> None:
     desk = desk_of_two
     (desk.root / "meets.py").write_text(MEETS)

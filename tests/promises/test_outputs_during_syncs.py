@@ -67,7 +67,9 @@ def test_a_job_that_ends_during_a_sync_keeps_its_file_and_the_sync_sends_its_own
 ) -> None:
     gate.open()
     go = desk.there().parent / f"go-{desk.there().name}"
-    command = f"until [ -e {go} ]; do sleep 0.05; done; mkdir -p out; echo made by the job >{name}"
+    command = (
+        f"until [ -e {go} ]; do sleep 0.05; done; mkdir -p out made; echo by it >made/a; echo made by the job >{name}"
+    )
     desk.does("job-run", "--frozen", "--cmd", command)
     gate.close()
     path = desk.root / name
@@ -79,6 +81,9 @@ def test_a_job_that_ends_during_a_sync_keeps_its_file_and_the_sync_sends_its_own
     desk.waits_for(1, "succeeded")
     # The next job finds it, as long as the sync runs.
     assert (desk.there() / name).read_text() == "made by the job\n"
+    # What is a link to a folder, a sync could write through.
+    assert not (desk.there() / "made").is_symlink()
+    assert (desk.there() / "made" / "a").read_text() == "by it\n"
     gate.open()
     said, _ = syncs.communicate(timeout=300)
     assert syncs.returncode == 0, said

@@ -37,6 +37,7 @@ pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="there is no
     ("how", "check_seconds"), [(signal.SIGKILL, 600.0), (signal.SIGSTOP, 0.1)], ids=["killed", "stopped"]
 )
 @pytest.mark.row(195)
+@pytest.mark.picked_case("stopped")
 async def test_output_that_a_killed_master_still_had_is_missed(
     config: Config, monkeypatch: pytest.MonkeyPatch, how: signal.Signals, check_seconds: float
 ) -> None:
