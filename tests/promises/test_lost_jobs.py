@@ -96,6 +96,8 @@ def test_a_follower_waits_while_the_folders_are_away_and_shows_the_rest(desk: De
 @pytest.mark.row(131)
 def test_a_loss_is_taken_back_when_the_job_is_found(desk: Desk) -> None:
     begin(desk)
+    # The next start is in the same folder of jobs.
+    desk.does("job-run", "--no-sync", "--cmd", "true")
     with away(desk.there() / ".jobs" / desk.job(1)["id"]):
         lost = desk.job(1)
         assert lost["state"] == "lost"
@@ -156,16 +158,24 @@ def test_a_job_that_waited_without_its_supervisor_is_lost_and_holds_nobody_up(de
 
 
 @pytest.mark.row(133)
-def test_a_job_of_a_newer_version_is_unreachable_with_the_reason_and_others_are_followed_to_their_ends(
-    desk: Desk,
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"schema": 2}, "spec.json: schema must be 1, found 2; a newer remote-tool"),
+        ({"server": "x" * 300}, "server: must be a text of at most 256 characters"),
+    ],
+    ids=["a newer version", "a refused field"],
+)
+def test_a_job_that_cannot_be_read_is_unreachable_with_the_reason_and_others_are_followed_to_their_ends(
+    desk: Desk, changed: dict[str, object], why: str
 ) -> None:
     begin(desk)
     desk.does("job-run", "--cmd", "until [ -e end ]; do sleep 0.05; done; echo over; exit 3")
     record = desk.there() / ".jobs" / desk.job(1)["id"] / "spec.json"
     text = record.read_text()
-    record.write_text(json.dumps(json.loads(text) | {"schema": 2}))
+    record.write_text(json.dumps(json.loads(text) | changed))
     job = desk.waits_for(1, "unreachable")
-    assert "spec.json: schema must be 1, found 2; a newer remote-tool" in job["reason"]
+    assert why in job["reason"]
     (desk.there() / "end").touch()
     followed = desk.tries("job-tail", "1", "2")
     assert "over\n" in followed.stdout
