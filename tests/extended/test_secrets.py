@@ -13,15 +13,11 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 from urllib.parse import quote
 
 import pytest
 
-from remote_tool.config.model import Server
-from remote_tool.jobs.job import JobSpec, LaunchWatch
-from remote_tool.launchers.request import LaunchRequest
-from remote_tool.workflows.start.start import StartRequest
 from tests.below import contents_below
 from tests.extended.transport.password_server import PasswordServer, password_server
 from tests.figures import record_figure
@@ -231,23 +227,6 @@ async def test_a_new_key_stays_here_and_its_password_goes_nowhere_else(tmp_path:
     assert not canary.is_in(journey.said)
     assert [path for path, data in everything_below(tmp_path, own_home) if canary.is_in(data)] == []
     assert not sampler.found
-
-
-@pytest.mark.row(111)
-@pytest.mark.parametrize("shown", [repr, str])
-def test_no_value_shows_itself_in_a_traceback_or_a_debugger(shown: Any) -> None:
-    canary = Canary()
-    variables = {"TOKEN": canary.value}
-    watch = LaunchWatch(("a", "b"), "10.0.0.1", 1, canary.value)
-    values = [
-        JobSpec(id="1", server="first", command="true", environment=variables, watch=watch),
-        StartRequest("true", environment=variables),
-        LaunchRequest("a.py", environment=variables),
-        Server("first", "10.0.0.1", password=canary.value),
-        watch,
-    ]
-    assert not [value for value in values if canary.is_in(shown(value).encode())]
-    assert canary.is_in(canary.value.encode())
 
 
 def test_the_search_finds_what_is_there(tmp_path: Path) -> None:

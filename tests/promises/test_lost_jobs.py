@@ -107,6 +107,20 @@ def test_a_loss_is_taken_back_when_the_job_is_found(desk: Desk) -> None:
 
 
 @pytest.mark.row(131)
+def test_files_of_an_ended_job_that_are_away_for_a_moment_come_later(desk: Desk) -> None:
+    desk.does("job-run", "--artifact", "*.pt", "--cmd", "echo 7 > model.pt")
+    desk.waits_for(1, "succeeded")
+    jobs = desk.there() / ".jobs"
+    with away(jobs, is_empty=True):
+        # Another one of this program.
+        (jobs / ".folder-id").write_text("a" * 32)
+        desk.tries("job-rsync")
+        (jobs / ".folder-id").unlink()
+    desk.does("job-rsync")
+    assert [path.read_text() for path in (desk.root / ".remote" / "jobs").glob("*/artifacts/model.pt")] == ["7\n"]
+
+
+@pytest.mark.row(131)
 def test_a_stop_that_an_unprepared_server_does_not_take_is_made_up_for(desk: Desk) -> None:
     command = begin(desk)
     with away(desk.there()):

@@ -13,7 +13,8 @@ import pytest
 from remote_tool import redaction
 from remote_tool.config.model import Server
 from remote_tool.errors import ConfigError, RemoteCommandError, RemoteToolError
-from remote_tool.jobs.job import Job, JobState
+from remote_tool.jobs.job import Job, JobSpec, JobState, LaunchWatch
+from remote_tool.launchers.request import LaunchRequest
 from remote_tool.transport.ssh.endpoint import printable
 from remote_tool.workflows.events import Notice, Outcome, StepEnded
 from remote_tool.workflows.jobs.run import RunRequest
@@ -86,6 +87,21 @@ def test_no_error_notice_or_record_of_ours_shows_a_value() -> None:
     shown.append(str(Job(1, "id", "s", "true", JobState.FAILED, reason=said)))
     assert [text for text in shown if CORE in text or LONG[:40] in text or LONG[-40:] in text] == []
     assert all(redaction.REDACTED in text for text in shown)
+
+
+@pytest.mark.row(111)
+@pytest.mark.parametrize("shown", [repr, str])
+def test_no_value_shows_itself_in_a_traceback_or_a_debugger(shown: Callable[[object], str]) -> None:
+    variables = {"TOKEN": CORE}
+    watch = LaunchWatch(("a", "b"), "10.0.0.1", 1, CORE)
+    values = [
+        JobSpec(id="1", server="first", command="true", environment=variables, watch=watch),
+        StartRequest("true", environment=variables),
+        LaunchRequest("a.py", environment=variables),
+        Server("first", "10.0.0.1", password=CORE),
+        watch,
+    ]
+    assert [value for value in values if CORE in shown(value)] == []
 
 
 @pytest.mark.row(111)

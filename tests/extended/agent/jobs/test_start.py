@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from remote_tool.agent.jobs import new_folder
 from remote_tool.agent.proc import processes
 from remote_tool.protocol import limits
 from tests.below import contents_below
@@ -370,21 +369,6 @@ def test_leftovers_of_a_killed_start_are_removed_after_an_hour(server: PretendSe
         os.utime(server.jobs / name, (time.time() - age,) * 2)
     server.start("true")
     assert sorted(path.name for path in server.jobs.glob(".s*")) == [".starting-new"]
-
-
-@pytest.mark.row(30)
-def test_a_start_that_goes_on_is_left_alone_by_a_machine_whose_clock_is_ahead(
-    server: PretendServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of machines with one home another one may be starting a job: the disk's own time counts."""
-    (server.jobs / ".starting-elsewhere").mkdir(parents=True)
-    monkeypatch.setattr("remote_tool.agent.jobs.start.time.time", lambda now=time.time: now() + 7200)
-    jobs = os.open(server.jobs, os.O_RDONLY)
-    try:
-        new_folder.remove_abandoned(jobs)
-    finally:
-        os.close(jobs)
-    assert [path.name for path in server.jobs.iterdir()] == [".starting-elsewhere"]
 
 
 @pytest.mark.picked

@@ -24,9 +24,7 @@ from remote_tool.workflows.context import Context
 from remote_tool.workflows.events import ignore
 from remote_tool.workflows.jobs import follow
 from remote_tool.workflows.jobs.follow import FollowOptions, follow_server
-from remote_tool.workflows.jobs.listing import Seen, _record
 from remote_tool.workflows.jobs.log_streams import Listener
-from remote_tool.workflows.jobs.stop import record_pending_stops
 from remote_tool.workflows.selection import JobSelection
 from remote_tool.workflows.start.start_specs import start_specs
 from remote_tool.workspace import Hooks
@@ -382,24 +380,6 @@ def test_a_start_that_is_stopped_before_it_arrives_is_ended_when_it_does(desk: W
 async def start_again(desk: Workspace, spec: JobSpec) -> None:
     async with HostPool(desk.config) as pool:
         await start_specs(Context(desk.config, pool, desk._registry, ignore), [spec])
-
-
-@pytest.mark.row(134)
-def test_what_was_read_before_is_not_written_over_what_is_known_now(desk: Workspace) -> None:
-    """A start is confirmed while another terminal asks about it, or notes that it is to be stopped."""
-    registry = desk._registry
-    (starting,) = registry.create([JobSpec(new_job_id(), "first", "true")])
-    running = replace(starting, state=JobState.RUNNING, pid=7, seen_at=5.0, folder_id="a" * 32)
-    registry.update([running])
-    context = Context(desk.config, HostPool(desk.config), registry, ignore)
-    record_pending_stops(context, [starting])
-    assert registry.find([starting.id])[starting.id] == replace(running, stop_signal="SIGTERM")
-    _record(context, "first", [starting], Seen(folder_id="a" * 32))
-    assert registry.find([starting.id])[starting.id] == replace(running, stop_signal="SIGTERM")
-    registry.update([replace(running, state=JobState.SUCCEEDED, exit_code=0)])
-    record_pending_stops(context, [running])
-    _record(context, "first", [running], Seen(folder_id="a" * 32))
-    assert registry.find([starting.id])[starting.id].state is JobState.SUCCEEDED
 
 
 @pytest.mark.row(131)

@@ -1,0 +1,88 @@
+"""What a sync does where the server has another version than here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.promises.conftest import Desk
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BOTH = "changed both here and on the server since the last sync: results.csv"
+
+
+@pytest.fixture
+def there(desk: Desk) -> Path:
+    """A file that was sent, and that a job has changed since."""
+    (desk.root / "results.csv").write_text("step,loss\n")
+    (desk.root / "train.py").write_text("rate = 0.1\n")
+    desk.does("rsync")
+    file = desk.there() / "results.csv"
+    file.write_text("a job's\n")
+    return file
+
+
+@pytest.mark.row(146)
+def test_what_a_job_has_changed_is_kept_and_named_also_with_checksum(desk: Desk, there: Path) -> None:
+    said = desk.tries("rsync", "--checksum")
+    assert (said.returncode, there.read_text()) == (0, "a job's\n")
+    assert "results.csv" in said.stderr
+    (desk.root / "train.py").write_text("rate = 0.2\n")
+    for words in ((), ("--checksum",)):
+        desk.does("rsync", *words)
+        assert there.read_text() == "a job's\n"
+    assert (desk.there() / "train.py").read_text() == "rate = 0.2\n"
+
+
+@pytest.mark.row(146)
+def test_what_was_changed_on_both_sides_is_refused_the_rest_is_sent_and_no_job_starts_on_it(
+    desk: Desk, there: Path
+) -> None:
+    (desk.root / "results.csv").write_text("mine, and longer\n")
+    (desk.root / "train.py").write_text("rate = 0.2\n")
+    assert BOTH in " ".join(desk.refuses("rsync", status=1).split())
+    assert (desk.there() / "train.py").read_text() == "rate = 0.2\n"
+    for words in ((), ("--no-sync",)):
+        desk.refuses("job-run", *words, "--cmd", "touch began")
+    assert not (desk.there() / "began").exists()
+    assert there.read_text() == "a job's\n"
+    there.unlink()
+    desk.does("job-run", "--follow", "--cmd", "touch began")
+    assert there.read_text() == "mine, and longer\n"
+
+
+@pytest.mark.row(146)
+def test_a_second_laptop_replaces_what_the_first_sent_and_keeps_what_the_server_wrote(
+    desk: Desk, there: Path, tmp_path: Path
+) -> None:
+    other = Desk(shutil.copytree(desk.root, tmp_path / "copied"), desk.servers)
+    (desk.root / "train.py").write_text("rate = 0.2, of the first\n")
+    desk.does("rsync")
+    (other.root / "train.py").write_text("rate = 0.3, of the other one\n")
+    other.does("rsync")
+    assert (desk.there() / "train.py").read_text() == "rate = 0.3, of the other one\n"
+    assert there.read_text() == "a job's\n"
+    desk.does("rsync")
+    assert (desk.there() / "train.py").read_text() == "rate = 0.2, of the first\n"
+    (other.root / "results.csv").write_text("something else\n")
+    assert "results.csv" in other.refuses("rsync", status=1)
+    assert there.read_text() == "a job's\n"
+
+
+@pytest.mark.row(146)
+def test_what_a_job_has_changed_is_not_replaced_by_what_another_server_hands_on(desk_of_two: Desk) -> None:
+    desk, large = desk_of_two, os.urandom(300_000)
+    (desk.root / "results.csv").write_text("step,loss\n")
+    desk.does("rsync")
+    there = desk.there("second") / "results.csv"
+    there.write_text("a job's, and longer\n")
+    (desk.root / "large.bin").write_bytes(large)
+    assert "from first" in desk.tries("rsync", "--server", "first").stderr + desk.tries("rsync", "--relay").stderr
+    assert (desk.there("second") / "large.bin").read_bytes() == large
+    assert there.read_text() == "a job's, and longer\n"
+    assert (desk.there("first") / "results.csv").read_text() == "step,loss\n"
