@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.promises.conftest import folder_of_sockets, until
+from tests.project import make_project
+from tests.promises.conftest import Desk, folder_of_sockets, until
+from tests.terminal import Terminal
 
 if TYPE_CHECKING:
-    from tests.promises.conftest import Desk
+    from tests.conftest import MakeServer
 
 
 @pytest.mark.row(39)
@@ -81,6 +83,25 @@ def test_a_key_stays_known_when_the_server_that_it_was_recorded_for_gets_another
     desk.configure(servers={"other": servers["first"]})
     desk.does("clean", "--yes")
     assert "host key" not in desk.tries("run", "--cmd", "true").stderr
+
+
+@pytest.mark.row(141)
+def test_before_any_password_one_question_is_about_all_new_keys_and_a_no_is_a_no(
+    make_server: MakeServer, tmp_path: Path
+) -> None:
+    found = {name: make_server(name, PasswordAuthentication="yes") for name in ("first", "second")}
+    desk = Desk(make_project(tmp_path / "project", found.values()), found)
+    settings = desk.settings()["servers"]
+    for each in settings.values():
+        del each["private_key"]
+    desk.configure(servers=settings)
+    with Terminal("keys", cwd=desk.root) as terminal:
+        terminal.until("Do you trust them? [y/N]: ", seconds=60)
+        assert all(f"{name} (127.0.0.1:{each.port}): ssh-ed25519 " in terminal.text for name, each in found.items())
+        terminal.type("n\n")
+        assert terminal.end() == 4
+    assert " ".join(terminal.text.split()).count("no password was sent to it") == 2
+    assert not (desk.root / ".remote" / "known_hosts").exists()
 
 
 @pytest.mark.row(108)

@@ -96,9 +96,10 @@ def test_a_follower_waits_while_the_folders_are_away_and_shows_the_rest(desk: De
 @pytest.mark.row(131)
 def test_a_loss_is_taken_back_when_the_job_is_found(desk: Desk) -> None:
     begin(desk)
+    folder = desk.there() / ".jobs" / desk.job(1)["id"]
     # The next start is in the same folder of jobs.
     desk.does("job-run", "--no-sync", "--cmd", "true")
-    with away(desk.there() / ".jobs" / desk.job(1)["id"]):
+    with away(folder):
         lost = desk.job(1)
         assert lost["state"] == "lost"
         assert lost["reason"].startswith("its folder is gone from the server")
@@ -109,7 +110,7 @@ def test_a_loss_is_taken_back_when_the_job_is_found(desk: Desk) -> None:
 @pytest.mark.row(131)
 def test_files_of_an_ended_job_that_are_away_for_a_moment_come_later(desk: Desk) -> None:
     desk.does("job-run", "--artifact", "*.pt", "--cmd", "echo 7 > model.pt")
-    desk.waits_for(1, "succeeded")
+    assert desk.waits_for(1, "succeeded", "failed")["state"] == "succeeded"
     jobs = desk.there() / ".jobs"
     with away(jobs, is_empty=True):
         # Another one of this program.

@@ -34,20 +34,3 @@ def test_a_server_hands_on_no_other_content_and_an_edit_in_the_same_second_reach
     write(desk.root / "same.bin", bytes(LARGE), 1_700_000_000_200_000_000)
     desk.does("rsync", "--relay")
     assert [(desk.there(server) / "same.bin").read_bytes() == bytes(LARGE) for server in desk.servers] == [True] * 2
-
-
-@pytest.mark.row(109)
-def test_what_a_server_hands_on_is_not_written_through_a_link(desk_of_two: Desk) -> None:
-    desk = desk_of_two
-    (desk.root / "data").mkdir()
-    (desk.root / "data" / "mine.txt").write_text("mine\n")
-    (desk.root / "linked").symlink_to("data")
-    desk.does("rsync")
-    (desk.root / "linked").unlink()
-    (desk.root / "linked").mkdir()
-    write(desk.root / "linked" / "large.bin", os.urandom(LARGE))
-    desk.does("rsync", "--server", "first")
-    desk.does("rsync", "--relay")
-    there = desk.there("second")
-    assert [path.name for path in (there / "data").iterdir()] == ["mine.txt"]
-    assert (there / "linked" / "large.bin").read_bytes() == (desk.root / "linked" / "large.bin").read_bytes()

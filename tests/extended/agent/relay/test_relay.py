@@ -150,6 +150,7 @@ def strangers_context(pair: KeyPair | None, tmp_path: Path) -> ssl.SSLContext:
     return context
 
 
+@pytest.mark.picked_case("False")
 @pytest.mark.row(105, 106)
 @pytest.mark.parametrize("with_certificate", [False, True])
 def test_a_stranger_gets_nothing_and_can_send_nothing(
@@ -173,6 +174,7 @@ def test_a_stranger_gets_nothing_and_can_send_nothing(
         silent.close()
 
 
+@pytest.mark.picked
 @pytest.mark.row(105)
 def test_where_an_address_is_configured_no_other_one_listens(
     server: PretendServer, pair: KeyPair, entries: list[Entry]
@@ -211,6 +213,7 @@ def test_nothing_is_taken_that_is_not_what_the_client_has(
     assert other_list["problem"] == "its list of files is not the one of this sync"
 
 
+@pytest.mark.picked
 @pytest.mark.row(109)
 def test_nothing_is_written_through_a_link_or_over_a_folder(
     server: PretendServer, other: PretendServer, pair: KeyPair, entries: list[Entry], tmp_path: Path
