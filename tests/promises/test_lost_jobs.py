@@ -185,17 +185,24 @@ def test_a_job_that_cannot_be_read_is_unreachable_with_the_reason_and_others_are
     desk: Desk, changed: dict[str, object], why: str
 ) -> None:
     begin(desk)
-    desk.does("job-run", "--cmd", "until [ -e end ]; do sleep 0.05; done; echo over; exit 3")
+    desk.does("job-run", "--cmd", "echo waits; until [ -e end-2 ]; do sleep 0.05; done; echo over; exit 3")
     record = desk.there() / ".jobs" / desk.job(1)["id"] / "spec.json"
     text = record.read_text()
     record.write_text(json.dumps(json.loads(text) | changed))
     job = desk.waits_for(1, "unreachable")
     assert why in job["reason"]
     (desk.there() / "end").touch()
-    followed = desk.tries("job-tail", "1", "2")
-    assert "over\n" in followed.stdout
-    assert followed.returncode != 0
-    assert "Traceback" not in followed.stderr
+    until((record.parent / "ended.json").exists, "its end")
+    said = ""
+    with desk.runs_meanwhile("job-tail", "1", "2") as following:
+        assert following.stdout is not None
+        for line in following.stdout:
+            said += line
+            if "waits" in line:
+                (desk.there() / "end-2").touch()
+    assert "over\n" in said
+    assert following.returncode != 0
+    assert "Traceback" not in said
     assert {key: desk.job(key)["state"] for key in (1, 2)} == {1: "unreachable", 2: "failed"}
     record.write_text(text)
     assert desk.waits_for(1, "failed")["exit_code"] == 7

@@ -151,6 +151,7 @@ async def test_a_project_that_is_as_it_was_is_not_listed_by_rsync(
     assert not calls.exists()
 
 
+@pytest.mark.picked
 @pytest.mark.parametrize("is_folder", [False, True])
 @pytest.mark.row(185)
 async def test_what_appears_while_the_project_is_listed_is_sent_by_the_next_sync(
