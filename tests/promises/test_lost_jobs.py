@@ -131,6 +131,14 @@ def test_a_stop_that_an_unprepared_server_does_not_take_is_made_up_for(desk: Des
     assert not is_running(command)
 
 
+@pytest.mark.row(14)
+def test_the_end_of_the_login_that_started_a_job_does_not_end_its_supervisor(desk: Desk) -> None:
+    command = begin(desk)
+    supervisor = parents()[command]
+    assert os.getsid(supervisor) == supervisor
+    ends(desk)
+
+
 @pytest.mark.row(3)
 def test_a_job_without_its_supervisor_is_lost_and_what_is_left_of_it_is_stopped(desk: Desk) -> None:
     command = begin(desk)

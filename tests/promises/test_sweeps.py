@@ -114,6 +114,20 @@ def test_what_is_done_is_not_done_again_after_its_jobs_were_removed(
         assert [each["state"] for each in shown] == ["succeeded"] * 3
 
 
+@pytest.mark.row(308)
+def test_resuming_leaves_what_runs_and_does_again_what_failed(desk: Desk, tmp_path: Path) -> None:
+    ran, go, good = (tmp_path / name for name in ("ran", "go", "good"))
+    command = f"[ {{n}} != 1 ] || [ -e {good} ] || exit 3; until [ -e {go} ]; do sleep 0.05; done; echo {{n}} >> {ran}"
+    words = ("--cmd", command, "--grid", "n=1..3", "--per-server", "3")
+    name = json.loads(desk.does("helper-sweep", *words, "--no-sync", "--json"))["sweep"]["name"]
+    until(lambda: sorted(job["state"] for job in desk.jobs()) == ["failed", "running", "running"], "one has failed")
+    good.touch()
+    assert len(json.loads(desk.does("helper-sweep", "--resume", name, "--no-sync", "--json"))["jobs"]) == 1
+    go.touch()
+    until(lambda: [job["state"] for job in desk.jobs()].count("succeeded") == 3, "all are done")
+    assert sorted(ran.read_text().split()) == ["1", "2", "3"]
+
+
 @pytest.mark.row(312)
 def test_a_value_is_one_word_for_the_shell_and_an_unknown_placeholder_starts_nothing(desk: Desk) -> None:
     assert "{m} is not a parameter" in desk.refuses("helper-sweep", "--grid", "n=1", "--cmd", "echo {m}", status=2)

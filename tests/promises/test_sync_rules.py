@@ -90,6 +90,25 @@ def test_what_a_job_has_changed_is_not_replaced_by_what_another_server_hands_on(
     assert (desk.there("first") / "results.csv").read_text() == "step,loss\n"
 
 
+@pytest.mark.row(146)
+def test_a_file_that_changes_while_it_is_sent_is_no_conflict_later(desk: Desk) -> None:
+    here, there, rsync = desk.root / "run.log", desk.there() / "run.log", desk.servers["first"].programs / "rsync"
+    here.write_text("1\n")
+    rsync.parent.mkdir(exist_ok=True)
+    # The project has been listed by now, and the file is not yet read.
+    rsync.write_text(f'#!/bin/sh\nprintf "1\\n2\\n" > {here}\n{shutil.which("rsync")} "$@"\n')
+    rsync.chmod(0o755)
+    try:
+        desk.does("rsync")
+    finally:
+        # The server is shared.
+        rsync.unlink()
+    assert there.read_text() == "1\n2\n"
+    here.write_text("1\n2\n3\n")
+    desk.does("rsync")
+    assert there.read_text() == "1\n2\n3\n"
+
+
 @pytest.mark.row(247)
 def test_a_project_that_cannot_be_listed_is_one_error_before_any_login(desk: Desk) -> None:
     (desk.root / ".remote" / "exclude.txt").unlink(missing_ok=True)

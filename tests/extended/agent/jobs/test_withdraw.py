@@ -28,6 +28,7 @@ def waiting(server: PretendServer, command: str, **fields: Any) -> tuple[str, st
     return first, job_id
 
 
+@pytest.mark.picked
 @pytest.mark.row(277)
 def test_a_job_that_waits_ends_and_its_record_says_what_takes_its_place(server: PretendServer) -> None:
     on_end = {"command": "touch on-end", "secrets": {}}
@@ -46,6 +47,7 @@ def test_a_job_that_waits_ends_and_its_record_says_what_takes_its_place(server: 
     assert not (server.project / "on-end").exists()
 
 
+@pytest.mark.picked
 @pytest.mark.row(277)
 def test_a_job_that_has_begun_stays(server: PretendServer) -> None:
     job_id = server.start("until [ -e go ]; do sleep 0.01; done")

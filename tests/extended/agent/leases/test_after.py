@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tests.extended.agent.conftest import PretendServer
 
 
+@pytest.mark.picked
 @pytest.mark.row(310)
 def test_a_job_may_be_queued_before_the_one_that_it_follows_is_there(server: PretendServer) -> None:
     first = server.new_job("echo first >> order")

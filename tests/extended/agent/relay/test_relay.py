@@ -150,7 +150,7 @@ def strangers_context(pair: KeyPair | None, tmp_path: Path) -> ssl.SSLContext:
     return context
 
 
-@pytest.mark.picked_case("False")
+@pytest.mark.picked_case("True")
 @pytest.mark.row(105, 106)
 @pytest.mark.parametrize("with_certificate", [False, True])
 def test_a_stranger_gets_nothing_and_can_send_nothing(
