@@ -202,7 +202,9 @@ def test_a_queued_job_that_is_stopped_never_starts(desk: Desk) -> None:
     desk.does("job-run", "--after-any", "1", "--cmd", "touch began")
     desk.waits_for(2, "queued")
     desk.does("job-kill", "2", "--yes")
-    assert desk.job(2)["state"] == "killed"
+    job = desk.job(2)
+    assert job["state"] == "killed"
+    assert "before its command started" in job["reason"]
     desk.does("job-kill", "1", "--yes")
     desk.does("job-run", "--after-any", "1", "--after-any", "2", "--follow", "--cmd", "true")
     assert not (desk.there() / "began").exists()
