@@ -28,6 +28,9 @@ def test_keys_and_credentials_stay_here_however_they_are_written_and_code_is_sen
     literal = "KEY = (\n" + "".join(f'    "{line}\\n"\n' for line in lines) + ")\n"
     secret = {
         "look.ipynb": json.dumps({"cells": [{"source": [f"{line}\n" for line in lines]}]}, indent=1).encode(),
+        "narrow.json": json.dumps(
+            {"key": "\n".join([lines[0], *("MIIEvQIBADANBgkqhkiG9w0B" for _ in range(9))])}
+        ).encode(),
         "deploy.py": literal.encode(),
         "wide.txt": "\n".join(lines).encode("utf-16-le"),
         "identity.txt": f"AGE-SECRET-{'KEY'}-1{'QPZRY9X8GF' * 5}QPZRY9X8\n".encode(),
