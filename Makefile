@@ -20,7 +20,7 @@ WORKS ?=
 # What make test takes of the three rings in tests/.
 SHORT := not extended or picked
 
-.PHONY: demo test test-all test-user check bench mutants reference clean system-demo system-test
+.PHONY: demo test test-all test-user check bench reference clean system-demo system-test
 
 demo: system-demo $(VENV)/stamp-demo
 	$(BIN)/remote-tool demo
@@ -52,10 +52,6 @@ check: $(VENV)/stamp-test
 # Side by side with doing it by hand and with labml_remote; WORKS='sync-one run-8' chooses, BENCH_OPTIONS adds to it.
 bench: system-test $(VENV)/stamp-bench $(BENCH)/stamp
 	$(BIN)/python -m benchmarks --labml $(CURDIR)/$(BENCH)/bin/python $(BENCH_OPTIONS) $(WORKS)
-
-# Takes each answer out of a copy of the code, and looks whether its tests go red: MUTANTS='36 wire' chooses.
-mutants: system-test $(VENV)/stamp-test
-	$(BIN)/python -m tests.mutants.try_mutants -j $(WORKERS) $(MUTANTS)
 
 reference: $(VENV)/stamp-test
 	$(BIN)/python -m remote_tool.cli.reference
