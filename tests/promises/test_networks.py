@@ -42,14 +42,18 @@ def recorded_at(desk: Desk, **place: str) -> Iterator[None]:
 
 
 @pytest.mark.row(30)
-def test_a_job_of_another_machine_with_the_same_home_is_neither_judged_nor_stopped(desk: Desk) -> None:
+@pytest.mark.parametrize("also", [{}, {"machine_id": "another"}], ids=["cloned", "other"])
+def test_a_job_of_another_machine_with_the_same_home_is_neither_judged_nor_stopped(
+    desk: Desk, also: dict[str, str]
+) -> None:
     pid = begin(desk)
-    with recorded_at(desk, boot_id="another", machine_id="another", hostname="another"):
+    with recorded_at(desk, boot_id="another", hostname="another", **also):
         job = desk.job(1)
         reason = "last seen running; it runs on another machine or container: another"
         assert (job["state"], job["reason"]) == ("unreachable", reason)
-        said = desk.refuses("job-kill", "1", "--yes", "--signal", "SIGKILL")
-        assert "it cannot be stopped from here: it runs on another machine or container: another" in said
+        for wish in (("--signal", "SIGKILL"), ("--grace", "0")):
+            said = desk.refuses("job-kill", "1", "--yes", *wish)
+            assert "it cannot be stopped from here: it runs on another machine or container: another" in said
         assert is_running(pid)
         assert desk.job(1)["state"] == "unreachable"
     desk.does("job-kill", "1", "--yes")

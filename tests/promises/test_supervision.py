@@ -130,23 +130,6 @@ def test_what_a_lost_job_has_left_is_stopped_though_it_has_nothing_of_its_enviro
     assert [pid for pid in pids if is_running(pid)] == []
 
 
-@pytest.mark.row(30)
-def test_a_job_of_another_machine_with_the_same_home_is_neither_judged_nor_stopped(desk: Desk) -> None:
-    command, _ = begin(desk)
-    record = folder_of(desk) / "started.json"
-    text = record.read_text()
-    started = json.loads(text)
-    started["place"] |= {"boot_id": "00000000-0000-0000-0000-000000000000", "hostname": "other"}
-    record.write_text(json.dumps(started))
-    job = desk.job(1)
-    assert (job["state"], job["exit_code"]) == ("unreachable", None)
-    assert "it runs on another machine or container" in job["reason"]
-    assert "it cannot be stopped from here" in desk.refuses("job-kill", "1", "--yes", "--grace", "0")
-    assert is_running(command)
-    record.write_text(text)
-    desk.does("job-kill", "1", "--yes", "--grace", "0")
-
-
 @pytest.mark.row(1, 16)
 def test_a_stop_that_does_not_reach_what_runs_behind_a_launch_command_says_so(desk: Desk, tmp_path: Path) -> None:
     engine = tmp_path / "engine"
