@@ -32,14 +32,12 @@ if TYPE_CHECKING:
 PATIENCE = 300.0
 # The first control program for which the condition holds hangs with its request, as on a machine whose disk does.
 _HOLD = """\
-#!/bin/bash
 if {condition} && mkdir "{place}/held" 2>/dev/null; then
     until read -t 0; do sleep 0.05; done
     touch "{place}/arrived"
     while [ ! -e "{place}/go" ]; do sleep 0.05; done
     touch "{place}/gone-on"
 fi
-exec {python} "$@"
 """
 
 
@@ -165,16 +163,26 @@ def _send(number: signal.Signals, pids: Iterable[int]) -> None:
             os.kill(pid, number)
 
 
+def before_each_request(desk: Desk, does: str, server: str = "first") -> Path:
+    """Have a shell of a server do something before it becomes the program that answers, which it knows as $python.
+
+    Return that program; put back in its place, it answers by itself again.
+    """
+    place = desk.there(server) / ".remote-scripts" / "python"
+    program = place.with_name("python.answers")
+    if not program.exists():
+        place.rename(program)
+    place.write_text(f'#!/bin/bash\npython={program}\n{does}\nexec "$python" "$@"\n')
+    place.chmod(0o700)
+    return program
+
+
 class HeldRequest:
     """The first request to a server, of this project, for which a shell command succeeds: it hangs there."""
 
     def __init__(self, desk: Desk, condition: str, server: str = "first") -> None:
         self.place = desk.there(server)
-        program = self.place / ".remote-scripts" / "python"
-        text = _HOLD.format(condition=condition, place=self.place, python=program.resolve())
-        program.unlink()
-        program.write_text(text)
-        program.chmod(0o700)
+        before_each_request(desk, _HOLD.format(condition=condition, place=self.place), server)
 
     def wait(self) -> None:
         """Wait until it has arrived."""

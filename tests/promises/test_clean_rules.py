@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.processes import is_running
-from tests.promises.conftest import PATIENCE, until
+from tests.promises.conftest import PATIENCE, before_each_request, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,14 +26,12 @@ if TYPE_CHECKING:
 DEEP = "/".join(["deep"] * 210)
 # A server whose first start does what it is asked for, and whose answer is lost later.
 LOSES_AN_ANSWER = """\
-#!/bin/bash
 if mkdir "{place}/lost" 2>/dev/null; then
-    {python} "$@" >/dev/null
+    "$python" "$@" >/dev/null
     touch "{place}/done"
     while [ ! -e "{place}/go" ]; do sleep 0.05; done
     exit
 fi
-exec {python} "$@"
 """
 
 
@@ -123,11 +121,7 @@ def test_clean_all_removes_nothing_while_a_job_runs_on_another_machine_that_has_
 @pytest.mark.row(174)
 def test_a_start_whose_answer_is_lost_runs_no_second_time_when_its_job_was_cleaned_meanwhile(desk: Desk) -> None:
     place = desk.there()
-    program = place / ".remote-scripts" / "python"
-    text = LOSES_AN_ANSWER.format(place=place, python=program.resolve())
-    program.unlink()
-    program.write_text(text)
-    program.chmod(0o700)
+    before_each_request(desk, LOSES_AN_ANSWER.format(place=place))
     with desk.runs_meanwhile("job-run", "--no-sync", "--cmd", "echo ran >> ran") as starting:
         until((place / "done").exists, "the job was started")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.promises.conftest import PATIENCE, until
+from tests.promises.conftest import PATIENCE, before_each_request, until
 from tests.promises.kinds import works
 
 if TYPE_CHECKING:
@@ -65,12 +65,8 @@ def test_a_job_whose_output_cannot_be_read_for_a_moment_holds_up_no_other_and_lo
     here, there = desk.root / ".remote" / "jobs", desk.there() / ".jobs"
     until(lambda: len([*there.glob("*/ended.json")]) == 2, "both have ended")
     one, other = (f"{job['id']}/job.out" for job in sorted(desk.jobs(), key=lambda job: job["key"]))
-    program = desk.there() / ".remote-scripts" / "python"
     fails = f"-e trace=pread64 -e inject=pread64:error=EIO:when=1..2 -P '{there / one}'"
-    text = f'#!/bin/sh\nexec strace -qq -o /dev/null {fails} "{program.resolve()}" "$@"\n'
-    program.unlink()
-    program.write_text(text)
-    program.chmod(0o700)
+    before_each_request(desk, f'exec strace -qq -o /dev/null {fails} "$python" "$@"')
     told = desk.tries("job-rsync")
     assert told.returncode == 0, told.stderr
     assert told.stderr.count("job 1 cannot be read on the server: Input/output error; trying again") == 1

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.files_over_http import serve
+from tests.promises.conftest import before_each_request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.promises.conftest import Desk
@@ -18,31 +18,11 @@ if TYPE_CHECKING:
 JOB_ID = "[0-9]\\{8\\}-[0-9]\\{6\\}-[0-9a-f]\\{32\\}"
 
 
-@pytest.fixture
-def put_before(desk_of_two: Desk) -> Iterator[Callable[[str], None]]:
-    """Put a script before what answers on the first server, which is "$python" there, until the test is over."""
-    program = desk_of_two.there() / ".remote-scripts" / "python"
-    real = program.readlink() if program.is_symlink() else program.resolve()
-
-    def put(script: str) -> None:
-        program.unlink()
-        program.write_text(f"#!/bin/bash\npython={real}\nhere={desk_of_two.there()}\n{script}\n")
-        program.chmod(0o700)
-
-    yield put
-    program.unlink()
-    program.symlink_to(real)
-    for server in desk_of_two.servers:
-        (desk_of_two.there(server) / "end").touch()
-
-
 @pytest.mark.row(106)
 @pytest.mark.parametrize(
     "words", [("job-kill", "1", "--grace", "0"), ("job-run", "--no-sync", "--server", "first", "--cmd", "true")]
 )
-def test_a_server_changes_nothing_of_a_job_of_another_one(
-    desk_of_two: Desk, put_before: Callable[[str], None], words: tuple[str, ...]
-) -> None:
+def test_a_server_changes_nothing_of_a_job_of_another_one(desk_of_two: Desk, words: tuple[str, ...]) -> None:
     desk = desk_of_two
     for server in ("first", "second"):
         desk.does("job-run", "--no-sync", "--server", server, "--cmd", "until [ -e end ]; do sleep 0.1; done")
@@ -51,27 +31,28 @@ def test_a_server_changes_nothing_of_a_job_of_another_one(
     record = desk.root / ".remote" / "jobs" / other["id"] / "job.yaml"
     before = record.read_text()
     # It says of another server's job whatever is true of its own.
-    put_before(f'"$python" "$@" | LC_ALL=C sed -u "s/{JOB_ID}/{other["id"]}/g"')
+    program = before_each_request(desk, f'"$python" "$@" | LC_ALL=C sed -u "s/{JOB_ID}/{other["id"]}/g"; exit')
     assert "Traceback" not in desk.tries(*words).stderr
     assert record.read_text() == before
+    program.rename(program.with_name("python"))
+    desk.does("job-kill", "--all", "--yes")
 
 
 @pytest.mark.row(106)
-def test_a_file_that_a_server_sends_twice_over_does_not_appear(
-    desk_of_two: Desk, put_before: Callable[[str], None]
-) -> None:
+def test_a_file_that_a_server_sends_twice_over_does_not_appear(desk_of_two: Desk) -> None:
     desk = desk_of_two
     command = "head -c 3000000 /dev/urandom > model.pt"
     desk.does("job-run", "--no-sync", "--server", "first", "--artifact", "*.pt", "--cmd", command)
     desk.waits_for(1, "succeeded")
     place = desk.root / ".remote" / "jobs" / desk.job(1)["id"] / "artifacts" / "model.pt"
-    put_before('"$python" "$@" | LC_ALL=C sed -u -E \'s/("offset": ?)[1-9]([0-9]+)/\\1\\2 /\'')
+    repeats = '"$python" "$@" | LC_ALL=C sed -u -E \'s/("offset": ?)[1-9]([0-9]+)/\\1\\2 /\'; exit'
+    before_each_request(desk, repeats)
     assert "received bytes that do not continue the local copy" in desk.refuses("job-pull", "1")
     assert not place.exists()
 
 
 @pytest.mark.row(76)
-def test_files_that_grow_after_they_were_listed_count_too(desk_of_two: Desk, put_before: Callable[[str], None]) -> None:
+def test_files_that_grow_after_they_were_listed_count_too(desk_of_two: Desk) -> None:
     desk = desk_of_two
     desk.configure(artifact_limit={"file": "1MB", "job": "1500KB"})
     requests = desk.there() / "requests"
@@ -80,12 +61,12 @@ def test_files_that_grow_after_they_were_listed_count_too(desk_of_two: Desk, put
         desk.does("job-run", "--no-sync", "--server", "first", *words)
     for key in (1, 2):
         desk.waits_for(key, "succeeded")
-    put_before('echo >> "$here/requests"; exec "$python" "$@"')
+    before_each_request(desk, f"echo >> {requests}")
     desk.does("job-pull", "1")
     count = len(requests.read_text())
     requests.unlink()
-    grow = 'for name in a b c; do head -c 1000000 /dev/zero > "$here/$name.two"; done'
-    put_before(f'echo >> "$here/requests"; [ $(wc -l < "$here/requests") -lt {count} ] || {grow}; exec "$python" "$@"')
+    grow = f'for name in a b c; do head -c 1000000 /dev/zero > "{desk.there()}/$name.two"; done'
+    before_each_request(desk, f"echo >> {requests}; [ $(wc -l < {requests}) -lt {count} ] || {grow}")
     said = desk.refuses("job-pull", "2")
     assert "grew during the pull, beyond artifact_limit" in said
 

@@ -255,14 +255,3 @@ def test_what_is_not_as_a_kept_login_left_it_is_passed_over(
     plant(kept(folder))
     logs_in_itself(keeping)
     assert "Traceback" not in keeping.tries("connections").stderr
-
-
-@pytest.mark.row(182)
-def test_a_command_whose_kept_login_loses_its_server_has_failed(keeping: Desk) -> None:
-    with keeping.runs_meanwhile("run", "--cmd", "echo begun; exec sleep 1000") as running:
-        assert running.stdout is not None
-        assert any("begun" in line for line in running.stdout)
-        keeping.servers["first"].drop_connections()
-        said = running.stdout.read()
-    assert running.returncode not in {0, 255}, said
-    assert "the connection was lost" in said

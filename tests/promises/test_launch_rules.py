@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.processes import is_running, open_files, parents, processes_of
-from tests.promises.conftest import HeldRequest, until
+from tests.promises.conftest import HeldRequest, before_each_request, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,15 +43,20 @@ LISTENS = "0A"
 def running(desk_of_two: Desk) -> Iterator[list[int]]:
     """The commands of a launch on both servers."""
     desk = desk_of_two
-    servers = desk.settings()["servers"]
-    # The nodes meet at this address of the first one.
-    servers["first"]["address"] = "127.0.0.1"
-    desk.configure(servers=servers, lost_after=86400)
+    meet_at(desk, "127.0.0.1")
+    desk.configure(lost_after=86400)
     desk.does("helper-launch", "--no-sync", "--cmd", RUNS)
     files = [desk.there(name) / f"pid-{rank}" for rank, name in enumerate(("first", "second"))]
     until(lambda: all(file.exists() and file.read_text() for file in files), "both run")
     yield [int(file.read_text()) for file in files]
     desk.tries("job-kill", "--all", "--yes", "--signal", "SIGKILL")
+
+
+def meet_at(desk: Desk, address: str) -> None:
+    """Have the nodes of launches meet at this address of the first server."""
+    servers = desk.settings()["servers"]
+    servers["first"]["address"] = address
+    desk.configure(servers=servers)
 
 
 def listening(pid: int) -> set[str]:
@@ -144,14 +149,12 @@ def test_the_ports_of_a_launch_are_not_of_those_that_the_kernel_gives_to_anybody
 
 @pytest.mark.row(93)
 def test_the_ports_that_a_launch_has_tested_are_free_when_it_begins(desk: Desk) -> None:
-    python = desk.there() / ".remote-scripts" / "python"
-    text = f'#!/bin/sh\n(cat; sleep 1) | {python.resolve()} "$@"\n'
-    python.unlink()
-    python.write_text(text)
-    python.chmod(0o700)
+    before_each_request(desk, '(cat; sleep 1) | "$python" "$@"; exit')
     before = given(desk)
     desk.does("helper-launch", "--no-sync", "--dry-run", "--cmd", "true")
-    for port in given(desk) - before:
+    ports = given(desk) - before
+    assert len(ports) == 2
+    for port in ports:
         socket.create_server(("", port)).close()
 
 
@@ -181,9 +184,7 @@ def test_a_port_that_is_taken_again_and_again_is_given_up_and_one_that_the_user_
 @pytest.mark.row(90)
 def test_an_address_that_no_server_reaches_is_named_before_anything_starts(desk_of_two: Desk) -> None:
     desk = desk_of_two
-    servers = desk.settings()["servers"]
-    servers["first"]["address"] = "nowhere.invalid"
-    desk.configure(servers=servers)
+    meet_at(desk, "nowhere.invalid")
     said = desk.refuses("helper-launch", "--no-sync", "--cmd", "true")
     assert "cannot reach first at nowhere.invalid:" in said
     assert desk.jobs() == []
@@ -192,9 +193,7 @@ def test_an_address_that_no_server_reaches_is_named_before_anything_starts(desk_
 @pytest.mark.row(90)
 def test_the_nodes_of_a_launch_use_the_network_at_which_they_meet(desk_of_two: Desk) -> None:
     desk = desk_of_two
-    servers = desk.settings()["servers"]
-    servers["first"]["address"] = "127.0.0.1"
-    desk.configure(servers=servers)
+    meet_at(desk, "127.0.0.1")
     told = "echo $MASTER_ADDR $GLOO_SOCKET_IFNAME $NCCL_SOCKET_IFNAME"
     shown = desk.does("helper-launch", "--no-sync", "--follow", "--cmd", told)
     assert {line.partition("| ")[2] for line in shown.splitlines()} == {"127.0.0.1 lo lo"}
@@ -220,11 +219,7 @@ def test_the_node_that_failed_first_is_named_even_when_another_one_ends_before_i
 @pytest.mark.slow
 def test_a_first_node_that_may_not_open_enough_files_says_so(desk_of_two: Desk) -> None:
     desk = desk_of_two
-    python = desk.there("first") / ".remote-scripts" / "python"
-    text = f'#!/bin/sh\nulimit -n 33; exec {python.resolve()} "$@"\n'
-    python.unlink()
-    python.write_text(text)
-    python.chmod(0o700)
+    before_each_request(desk, "ulimit -n 33")
     said = desk.refuses("helper-launch", "--no-sync", "--cmd", "sleep 1000")
     assert "2 nodes need 34 open files here, and `ulimit -Hn` allows 33" in said
     assert {job["server"]: job["state"] for job in desk.jobs()} == {"first": "failed", "second": "killed"}

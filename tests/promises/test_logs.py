@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.promises.conftest import until
+from tests.promises.conftest import before_each_request, until
 from tests.promises.kinds import works
 
 if TYPE_CHECKING:
@@ -61,11 +61,7 @@ def test_of_very_many_output_files_the_first_come_home_and_this_is_said(desk: De
 @pytest.mark.row(8)
 @pytest.mark.skipif(not works("unshare --mount true"), reason="control groups of one's own need root")
 def test_a_job_that_the_kernel_killed_for_its_memory_says_so_and_another_one_does_not(desk: Desk) -> None:
-    python = desk.there() / ".remote-scripts" / "python"
-    text = f'#!/bin/sh\n{COUNTS}exec {python.resolve()} "$@"\n'
-    python.unlink()
-    python.write_text(text)
-    python.chmod(0o700)
+    before_each_request(desk, COUNTS)
     desk.does("job-run", "--no-sync", "--cmd", f"printf 'oom 1\\noom_kill 3\\n' > {EVENTS}; kill -9 $$")
     desk.does("job-run", "--no-sync", "--cmd", "kill -9 $$")
     until(lambda: all(job["ended_at"] for job in desk.jobs()), "the end of both")

@@ -12,7 +12,7 @@ import pytest
 
 from tests.processes import open_files, parents, processes_of
 from tests.project import make_project
-from tests.promises.conftest import Desk, HeldRequest, until
+from tests.promises.conftest import Desk, HeldRequest, before_each_request, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,16 +22,14 @@ if TYPE_CHECKING:
 LATER = 11 * 60
 # The first request to start a job is carried out twenty times at once, as if it had been sent again and again.
 MANY = """\
-#!/bin/bash
 if grep -qs '"starting"' {records} && mkdir {answers} 2>/dev/null; then
     read -r request
     for number in {{1..20}}; do
-        {python} "$@" <<<"$request" >{answers}/$number &
+        "$python" "$@" <<<"$request" >{answers}/$number &
     done
     wait
     exec cat {answers}/1
 fi
-exec {python} "$@"
 """
 # Something happens, once, to the first request to start a job.
 ONCE = """\
@@ -66,15 +64,6 @@ def cut_a_start(desk: Desk, *words: str) -> tuple[Path, HeldRequest]:
         os.kill(starting.pid, signal.SIGKILL)
     (record,) = {*records(desk)} - known
     return record, held
-
-
-def before_each_request(desk: Desk, does: str) -> None:
-    """Have a shell of the server do something before it becomes the program that answers, which it knows as $python."""
-    program = desk.there() / ".remote-scripts" / "python"
-    text = f'#!/bin/bash\npython={program.resolve()}\n{does}\nexec "$python" "$@"\n'
-    program.unlink()
-    program.write_text(text)
-    program.chmod(0o700)
 
 
 def before_a_start(desk: Desk, does: str) -> None:
@@ -151,11 +140,8 @@ def test_a_job_holds_nothing_of_the_connection_that_started_it(desk: Desk) -> No
 
 @pytest.mark.row(10)
 def test_of_many_starts_of_one_job_at_once_exactly_one_runs(desk: Desk, tmp_path: Path) -> None:
-    answers, program = tmp_path / "answers", desk.there() / ".remote-scripts" / "python"
-    text = MANY.format(records=f"{desk.root}/.remote/jobs/*/job.yaml", answers=answers, python=program.resolve())
-    program.unlink()
-    program.write_text(text)
-    program.chmod(0o700)
+    answers = tmp_path / "answers"
+    before_each_request(desk, MANY.format(records=f"{desk.root}/.remote/jobs/*/job.yaml", answers=answers))
     runs = f"echo ran >> {tmp_path}/ran; until [ -e {tmp_path}/go ]; do sleep 0.1; done"
     desk.does("job-run", "--no-sync", "--cmd", runs)
     assert [answer.stat().st_size > 0 for answer in answers.iterdir()] == [True] * 20

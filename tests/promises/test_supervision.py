@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.processes import is_running, parents, read_of
-from tests.promises.conftest import until
+from tests.promises.conftest import before_each_request, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 # Its end is up to the test, which knows its process.
 WAITS = "echo $$ > pid; until [ -e end ]; do sleep 0.05; done; exit 7"
 # A server whose program that answers cannot open some path.
-TRACED = """\
-#!/bin/sh
-exec strace -o /dev/null -e trace=openat -e inject=openat:error={error} -P {path} {python} "$@"
-"""
+TRACED = 'exec strace -o /dev/null -e trace=openat -e inject=openat:error={error} -P {path} "$python" "$@"'
 
 
 def numbers(path: Path, count: int = 1) -> list[int]:
@@ -157,14 +154,10 @@ def test_a_job_that_its_server_cannot_look_at_now_is_not_lost(desk: Desk, path: 
         pytest.skip("strace is missing")
     begin(desk)
     path = path.format(id=desk.job(1)["id"])
-    program = desk.there() / ".remote-scripts" / "python"
-    aside = program.rename(program.with_name("python.aside"))
-    text = TRACED.format(error=error, path=path, python=aside)
-    program.write_text(text)
-    program.chmod(0o700)
+    program = before_each_request(desk, TRACED.format(error=error, path=path))
     listed = desk.tries("job-list", "--stopped")
     assert "last seen running" in listed.stdout + listed.stderr
     assert "lost" not in listed.stdout
-    aside.rename(program)
+    program.rename(program.with_name("python"))
     assert desk.job(1)["state"] == "running"
     ends(desk)

@@ -284,8 +284,10 @@ def test_all_nodes_of_a_large_launch_may_connect_before_one_of_them_is_known(tmp
     place = {"servers": ["server"] * size, "address": "127.0.0.1", "port": port, "secret": "s" * 64}
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # Both ends are in this process: the last ones have numbers above those that select() knows.
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
     with contextlib.ExitStack() as stack:
+        stack.callback(os.close, folder)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
         node = make_watch(read_membership(place, 0, 1), folder)
         assert isinstance(node, FirstNode)
         for each in (node._listener, node._woken, node._wake):
@@ -301,8 +303,6 @@ def test_all_nodes_of_a_large_launch_may_connect_before_one_of_them_is_known(tmp
         wait_until(lambda: node._wait(sessions, node._listener) == {sessions[0]}, "the first one's line")
         for session in sessions:
             session.close()
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    os.close(folder)
 
 
 @pytest.mark.picked
