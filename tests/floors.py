@@ -34,7 +34,6 @@ PURPOSE = {
     "protocol": "what both sides know: requests, records, limits",
     "errors": "the error tree",
     "redaction": "values that are never shown",
-    "lazy": "imports on first use",
 }
 
 FOOT = "A module imports only from further down. Purple: third-party packages, which no other floor imports."

@@ -9,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from remote_tool.errors import RemoteToolError, SomeServersFailedError, UsageError
-from remote_tool.transport import kept
 from remote_tool.transport.connection_cache import ConnectionCache
 from remote_tool.transport.prompter import Prompter
 from remote_tool.transport.ssh.context import ConnectionContext
@@ -161,8 +160,9 @@ class HostPool:
         return host
 
     def _find_kept(self, name: str) -> Kept | None:
-        found: Kept | None = kept.find.find_kept(self._config, name)
-        return found
+        from remote_tool.transport.kept.find import find_kept  # noqa: PLC0415 - seldom needed
+
+        return find_kept(self._config, name)
 
     async def _log_in(self, name: str) -> Connection:
         with self._reporting_silence(name):
@@ -190,9 +190,14 @@ class HostPool:
     async def _keep(self, name: str, connection: Connection) -> None:
         """Start what keeps a login for the next command: now, so that this one does not share its time with it."""
         seconds, local = self._config.keep_connections, self._config.local
-        if seconds and connection.alive and (place := kept.folder.place_of(self._config, name)):
-            wanted = kept.start.Wanted(connection.hops, connection.login, local.root, local.known_hosts, seconds)
-            await asyncio.to_thread(kept.start.start_master, place, wanted)
+        if not (seconds and connection.alive):
+            return
+        from remote_tool.transport.kept.folder import place_of  # noqa: PLC0415 - seldom needed
+        from remote_tool.transport.kept.start import Wanted, start_master  # noqa: PLC0415
+
+        if place := place_of(self._config, name):
+            wanted = Wanted(connection.hops, connection.login, local.root, local.known_hosts, seconds)
+            await asyncio.to_thread(start_master, place, wanted)
 
     async def _ssh(self) -> ModuleType:
         """Import the modules with asyncssh once, in the background: this takes a third of a short command."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from remote_tool import workflows
 from remote_tool.config.limits import check_note
 from remote_tool.jobs.job import DEFAULT_GRACE
 from remote_tool.workflows.selection import JobsAnswer, JobSelection, choose_jobs, find_job
@@ -35,8 +34,10 @@ class JobMethods(Project):
 
     def list_jobs(self, selection: JobSelection | None = None, *, logs: bool = False) -> JobsAnswer:
         """Return jobs as their servers see them; with ``logs``, also fetch their logs."""
+        from remote_tool.workflows.jobs.listing import list_jobs
+
         selection = selection or JobSelection()
-        return self._work(lambda context: workflows.jobs.listing.list_jobs(context, selection, logs=logs))
+        return self._work(lambda context: list_jobs(context, selection, logs=logs))
 
     def show_job(self, job: str) -> JobDetails:
         """Return everything about one job, by key or id; what its server does not say is listed as unknown.
@@ -44,7 +45,9 @@ class JobMethods(Project):
         Raises:
             UsageError: There is no such job.
         """
-        return self._work(lambda context: workflows.jobs.show.show_job(context, job))
+        from remote_tool.workflows.jobs.show import show_job
+
+        return self._work(lambda context: show_job(context, job))
 
     def known_jobs(self, ids: Sequence[str]) -> list[Job]:
         """Return the locally recorded jobs among these ids."""
@@ -64,8 +67,10 @@ class JobMethods(Project):
         The callback runs on the thread that does the work: it cannot call this API, and while it blocks, everything
         waits. If it returns an awaitable, only this call waits for it.
         """
-        options = options or workflows.jobs.follow.FollowOptions()
-        return self._work(lambda context: workflows.jobs.follow.follow_selected(context, selection, on_chunk, options))
+        from remote_tool.workflows.jobs.follow import FollowOptions, follow_selected
+
+        options = options or FollowOptions()
+        return self._work(lambda context: follow_selected(context, selection, on_chunk, options))
 
     def attach(self, selection: JobSelection, screen: Screen) -> Attached:
         """Attach a screen to the terminal of one running job, until the job ends or the user detaches.
@@ -77,15 +82,21 @@ class JobMethods(Project):
             JobError: Its server cannot do it.
             ConnectError: Its server cannot be reached.
         """
-        return self._work(lambda context: workflows.terminal.attach.attach(context, selection, screen))
+        from remote_tool.workflows.terminal.attach import attach
+
+        return self._work(lambda context: attach(context, selection, screen))
 
     def wait_jobs(self, selection: JobSelection, *, timeout: float | None = None) -> JobsAnswer:
         """Wait until jobs have ended; the timeout is in seconds."""
-        return self._work(lambda context: workflows.jobs.follow.wait_for_jobs(context, selection, timeout=timeout))
+        from remote_tool.workflows.jobs.follow import wait_for_jobs
+
+        return self._work(lambda context: wait_for_jobs(context, selection, timeout=timeout))
 
     def stop_jobs(self, selection: JobSelection, *, signal: str = "SIGTERM", grace: float | None = None) -> JobsAnswer:
         """Stop jobs and all their processes."""
-        return self._work(lambda context: workflows.jobs.stop.stop_jobs(context, selection, signal=signal, grace=grace))
+        from remote_tool.workflows.jobs.stop import stop_jobs
+
+        return self._work(lambda context: stop_jobs(context, selection, signal=signal, grace=grace))
 
     def diff(self, first: str, second: str, *, check: bool = True) -> JobDiff:
         """Return what differs between two jobs, by key or id: how they were started, and how they ended.
@@ -93,7 +104,9 @@ class JobMethods(Project):
         Raises:
             UsageError: There is no such job.
         """
-        answer = self._work(lambda context: workflows.jobs.compare.diff_jobs(context, first, second))
+        from remote_tool.workflows.jobs.compare import diff_jobs
+
+        answer = self._work(lambda context: diff_jobs(context, first, second))
         return checked(answer, check=check)
 
     def note_job(self, job: str, text: str) -> Job:
@@ -112,21 +125,23 @@ class JobMethods(Project):
         With ``keep``, the servers also add the stacks to ``stacks.txt`` in the folders of the jobs.
         With ``native``, py-spy on the servers adds calls in C and C++.
         """
-        return self._work(
-            lambda context: workflows.jobs.stacks.take_stacks(context, selection, keep=keep, native=native)
-        )
+        from remote_tool.workflows.jobs.stacks import take_stacks
+
+        return self._work(lambda context: take_stacks(context, selection, keep=keep, native=native))
 
     def find_orphans(self, servers: Sequence[str] = ()) -> OrphansAnswer:
         """Return the processes that jobs of this project have left on servers, which no supervisor watches anymore."""
-        return self._work(lambda context: workflows.jobs.orphans.find_orphans(context, servers))
+        from remote_tool.workflows.jobs.orphans import find_orphans
+
+        return self._work(lambda context: find_orphans(context, servers))
 
     def end_orphans(
         self, found: OrphansAnswer, *, signal: str = "SIGTERM", grace: float = DEFAULT_GRACE
     ) -> Mapping[str, RemoteToolError]:
         """End the processes that :meth:`find_orphans` found, with their children; return the errors by server."""
-        return self._work(
-            lambda context: workflows.jobs.orphans.end_orphans(context, found, signal=signal, grace=grace)
-        )
+        from remote_tool.workflows.jobs.orphans import end_orphans
+
+        return self._work(lambda context: end_orphans(context, found, signal=signal, grace=grace))
 
     def find_strays(self, servers: Sequence[str] = ()) -> OrphansAnswer:
         """Find orphans: the older name of :meth:`find_orphans`."""
@@ -140,8 +155,10 @@ class JobMethods(Project):
 
     def pull_logs(self, selection: JobSelection | None = None) -> JobsAnswer:
         """Fetch the logs and artifacts of jobs."""
+        from remote_tool.workflows.jobs.listing import pull_logs
+
         selection = selection or JobSelection()
-        return self._work(lambda context: workflows.jobs.listing.pull_logs(context, selection))
+        return self._work(lambda context: pull_logs(context, selection))
 
     def pull_jobs(
         self,
@@ -159,16 +176,21 @@ class JobMethods(Project):
             to: A folder outside the project to use instead of the configured one; each job gets a folder in it.
             check: Raise if a server failed; otherwise the result holds its error.
         """
+        from remote_tool.workflows.jobs.pull import pull_jobs
+
         selection = selection or JobSelection()
-        answer = self._work(lambda context: workflows.jobs.pull.pull_jobs(context, selection, artifacts, to))
+        answer = self._work(lambda context: pull_jobs(context, selection, artifacts, to))
         return checked(answer, check=check)
 
     def pull_artifacts(self, jobs: Sequence[Job]) -> PullAnswer:
         """Fetch the artifacts that these jobs were started with and that are not here yet."""
+        from remote_tool.workflows.artifacts.answer import PullAnswer
+        from remote_tool.workflows.artifacts.pull import pull_artifacts
+
         missing = [job for job in jobs if job.artifacts and not job.artifacts_complete]
         if not missing:
-            return workflows.artifacts.answer.PullAnswer(())
-        return self._work(lambda context: workflows.artifacts.pull.pull_artifacts(context, missing))
+            return PullAnswer(())
+        return self._work(lambda context: pull_artifacts(context, missing))
 
     def tensorboard(self, request: TensorboardRequest, on_open: Callable[[str], None]) -> None:
         """Run TensorBoard here on the event files of jobs, fetched while they run; ``on_open`` gets its address.
@@ -179,11 +201,14 @@ class JobMethods(Project):
             UsageError: TensorBoard is not installed here, or the selected jobs have no event files.
             JobError: TensorBoard does not start, or has ended.
         """
-        self._work(lambda context: workflows.jobs.tensorboard.tensorboard(context, request, on_open))
+        from remote_tool.workflows.jobs.tensorboard import tensorboard
+
+        self._work(lambda context: tensorboard(context, request, on_open))
 
     def _begin_to_follow(self, selection: JobSelection, on_chunk: OnChunk) -> Running[FollowAnswer]:
-        options, follow = workflows.jobs.follow.FollowOptions(), workflows.jobs.follow.follow_selected
-        return self._begin(lambda context: follow(context, selection, on_chunk, options))
+        from remote_tool.workflows.jobs.follow import FollowOptions, follow_selected
+
+        return self._begin(lambda context: follow_selected(context, selection, on_chunk, FollowOptions()))
 
 
 class RunningJob:

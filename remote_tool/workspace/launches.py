@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from remote_tool import workflows
 from remote_tool.config.limits import names_of
 from remote_tool.workspace.jobs import JobMethods, RunningJob
 from remote_tool.workspace.project import checked
@@ -89,7 +88,9 @@ class LaunchMethods(JobMethods):
             JobError: The job could not be started.
             ConnectError: The server cannot be reached.
         """
-        request = workflows.start.start.StartRequest(
+        from remote_tool.workflows.start.start import StartRequest
+
+        request = StartRequest(
             command,
             (server,),
             env=env,
@@ -122,8 +123,10 @@ class LaunchMethods(JobMethods):
 
         The project is sent to each server once, and a server is asked once per 256 jobs. ``env`` applies to every job.
         """
+        from remote_tool.workflows.start.start import start_jobs
+
         every = [replace(request, env=env) for request in requests]
-        return checked(self._work(lambda context: workflows.start.start.start_jobs(context, every)), check=check)
+        return checked(self._work(lambda context: start_jobs(context, every)), check=check)
 
     def plan_rerun(
         self,
@@ -135,15 +138,17 @@ class LaunchMethods(JobMethods):
         kept_code: bool = False,
     ) -> list[StartRequest | LaunchRequest]:
         """Return the requests of :meth:`rerun`, each launch once; starts nothing."""
-        again = workflows.start.again
-        changes = again.RerunChanges(command, names_of(servers), dict(env or {}), current_code, kept_code)
-        return self._work(lambda context: again.requests_again(context, jobs, changes))
+        from remote_tool.workflows.rerun import RerunChanges, requests_again
+
+        changes = RerunChanges(command, names_of(servers), dict(env or {}), current_code, kept_code)
+        return self._work(lambda context: requests_again(context, jobs, changes))
 
     def plan_requeue(self, *jobs: str, env: Mapping[str, str] | None = None) -> list[StartRequest | LaunchRequest]:
         """Return the requests that put jobs back into the queue; starts nothing."""
-        again = workflows.start.again
-        changes = again.RerunChanges(environment=dict(env or {}))
-        return self._work(lambda context: again.requests_to_requeue(context, jobs, changes))
+        from remote_tool.workflows.rerun import RerunChanges, requests_to_requeue
+
+        changes = RerunChanges(environment=dict(env or {}))
+        return self._work(lambda context: requests_to_requeue(context, jobs, changes))
 
     def requeue(self, *jobs: str, env: Mapping[str, str] | None = None, check: bool = True) -> JobsAnswer:
         """Put jobs that left the queue before they began back into it, with the same settings; see :meth:`rerun`.
@@ -155,7 +160,9 @@ class LaunchMethods(JobMethods):
 
     def start_requests(self, requests: Sequence[StartRequest | LaunchRequest], *, check: bool = True) -> JobsAnswer:
         """Start jobs and launches, such as those of :meth:`plan_rerun`."""
-        return checked(self._work(lambda context: workflows.start.again.start_requests(context, requests)), check=check)
+        from remote_tool.workflows.rerun import start_requests
+
+        return checked(self._work(lambda context: start_requests(context, requests)), check=check)
 
     def rerun(
         self,
@@ -236,7 +243,7 @@ class LaunchMethods(JobMethods):
             stop_if_idle: Stop the launch after the GPUs of a node were idle for this long; 0: never; None: as
                 configured.
         """
-        from remote_tool.launchers.request import LaunchRequest  # noqa: PLC0415 - only a launch needs it
+        from remote_tool.launchers.request import LaunchRequest
 
         request = LaunchRequest(
             command=command,
@@ -265,7 +272,9 @@ class LaunchMethods(JobMethods):
 
     def plan_launch(self, request: LaunchRequest) -> LaunchPlan:
         """Return what a launch would start; starts nothing."""
-        return self._work(lambda context: workflows.launch.launch.plan_only(context, request))
+        from remote_tool.workflows.launch.launch import plan_only
+
+        return self._work(lambda context: plan_only(context, request))
 
     def plan_torch(self, request: LaunchRequest) -> LaunchPlan:
         """Plan a launch: the older name of :meth:`plan_launch`."""
@@ -273,8 +282,10 @@ class LaunchMethods(JobMethods):
 
     def launch(self, request: LaunchRequest, *, env: Mapping[str, str] | None = None, check: bool = True) -> JobsAnswer:
         """Start one torchrun per server or, with the launcher ``shell``, the command itself."""
+        from remote_tool.workflows.launch.launch import launch
+
         request = replace(request, env=env)
-        return checked(self._work(lambda context: workflows.launch.launch.launch(context, request)), check=check)
+        return checked(self._work(lambda context: launch(context, request)), check=check)
 
     def plan_mpi(self, request: LaunchRequest) -> LaunchPlan:
         """Return what a launch of mpiexec would start; starts nothing."""
@@ -288,11 +299,15 @@ class LaunchMethods(JobMethods):
 
     def follow_launch(self, request: LaunchRequest, jobs: Sequence[Job], on_chunk: OnChunk) -> FollowAnswer:
         """Pass on the output of a launch until it ends; with ``max_restarts``, restart it when it loses a node."""
-        return self._work(lambda context: workflows.launch.restart.follow_launch(context, request, jobs, on_chunk))
+        from remote_tool.workflows.launch.restart import follow_launch
+
+        return self._work(lambda context: follow_launch(context, request, jobs, on_chunk))
 
     def plan_fan_out(self, request: FanOutRequest) -> FanOutPlan:
         """Return what a fan-out would start; starts nothing."""
-        return self._work(lambda context: workflows.fan_out.fan_out.plan(context, request))
+        from remote_tool.workflows.fan_out.fan_out import plan
+
+        return self._work(lambda context: plan(context, request))
 
     def fan_out(
         self,
@@ -310,8 +325,11 @@ class LaunchMethods(JobMethods):
             JobError: A shard failed more often than ``retries`` allows.
             SomeServersFailedError: Servers failed; the others did their work.
         """
+        from remote_tool.workflows.fan_out.fan_out import follow as follow_all
+        from remote_tool.workflows.fan_out.fan_out import start
+
         request = replace(request, env=env)
-        run = workflows.fan_out.fan_out.follow if follow else workflows.fan_out.fan_out.start
+        run = follow_all if follow else start
         return checked(self._work(lambda context: run(context, request, observer)), check=check)
 
     def resume_fan_out(
@@ -325,7 +343,9 @@ class LaunchMethods(JobMethods):
         check: bool = True,
     ) -> FanOutAnswer:
         """Resume a fan-out by name: follow running shards, start those that failed or never started."""
-        resume, variables = workflows.fan_out.resume.resume, dict(env or {})
+        from remote_tool.workflows.fan_out.resume import resume
+
+        variables = dict(env or {})
         return checked(
             self._work(lambda context: resume(context, name, variables, observer, sync=sync, overwrite=overwrite)),
             check=check,
@@ -333,7 +353,9 @@ class LaunchMethods(JobMethods):
 
     def plan_sweep(self, request: SweepRequest) -> SweepPlan:
         """Return what a sweep would start; starts nothing."""
-        return self._work(lambda context: workflows.sweep.sweep.plan(context, request))
+        from remote_tool.workflows.sweep.sweep import plan
+
+        return self._work(lambda context: plan(context, request))
 
     def sweep(self, request: SweepRequest, *, env: Mapping[str, str] | None = None, check: bool = True) -> SweepAnswer:
         """Queue a job for each combination of parameters, placed over all servers; return once they are queued.
@@ -341,8 +363,10 @@ class LaunchMethods(JobMethods):
         Raises:
             SomeServersFailedError: Servers failed; the others have their jobs.
         """
+        from remote_tool.workflows.sweep.sweep import start
+
         request = replace(request, env=env)
-        return checked(self._work(lambda context: workflows.sweep.sweep.start(context, request)), check=check)
+        return checked(self._work(lambda context: start(context, request)), check=check)
 
     def resume_sweep(
         self,
@@ -359,7 +383,9 @@ class LaunchMethods(JobMethods):
         Raises:
             UsageError: There is no such sweep, or it has another command or other parameters.
         """
-        resume, variables = workflows.sweep.sweep.resume, dict(env or {})
+        from remote_tool.workflows.sweep.sweep import resume
+
+        variables = dict(env or {})
         return checked(
             self._work(lambda context: resume(context, name, variables, more, sync=sync, overwrite=overwrite)),
             check=check,
@@ -377,5 +403,6 @@ class LaunchMethods(JobMethods):
             sort: A column, with ``-`` before it for the reverse order.
             logs: Fetch the output first.
         """
-        show = workflows.sweep.results.results
-        return self._work(lambda context: show(context, name, metric=metric, mode=mode, sort=sort, logs=logs))
+        from remote_tool.workflows.sweep.results import results
+
+        return self._work(lambda context: results(context, name, metric=metric, mode=mode, sort=sort, logs=logs))

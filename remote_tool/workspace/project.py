@@ -89,7 +89,7 @@ class Project:
         Raises:
             UsageError: The list is invalid, or a host has the name of another configured server.
         """
-        from remote_tool.config.hosts import parse_hosts  # noqa: PLC0415 - seldom needed
+        from remote_tool.config.hosts import parse_hosts
 
         listed = parse_hosts(hosts) if isinstance(hosts, str) else hosts
         key = None if private_key is None else _find_key(private_key)
@@ -103,9 +103,9 @@ class Project:
             ConfigError: The file cannot be read or is invalid; lists every problem.
             UsageError: A host has the name of another configured server.
         """
-        from pathlib import Path  # noqa: PLC0415 - only annotations need it otherwise
+        from pathlib import Path
 
-        from remote_tool.config.hosts import load_hostfile  # noqa: PLC0415 - seldom needed
+        from remote_tool.config.hosts import load_hostfile
 
         return self.with_hosts(load_hostfile(Path(file)), private_key=private_key)
 
@@ -156,7 +156,7 @@ class Project:
 
 def _usual_user(server: Server) -> str:
     """Return who logs in to a server that has no user: as ~/.ssh/config says, else the default."""
-    from remote_tool.transport.ssh.ssh_config import resolve_way  # noqa: PLC0415 - loads the SSH library
+    from remote_tool.transport.ssh.ssh_config import resolve_way
 
     try:
         return resolve_way(server)[-1].username
@@ -166,7 +166,7 @@ def _usual_user(server: Server) -> str:
 
 
 def _find_key(file: Path | str) -> Path:
-    from pathlib import Path  # noqa: PLC0415 - only annotations need it otherwise
+    from pathlib import Path
 
     path = Path.cwd() / Path(file).expanduser()
     if not path.is_file():

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from remote_tool import workflows
 from remote_tool.config.limits import names_of
 from remote_tool.config.loading import remark_on_terminals
 from remote_tool.protocol.limits import DEFAULT_INTERVAL
@@ -13,7 +13,7 @@ from remote_tool.workflows.selection import choose_servers
 from remote_tool.workspace.project import Project, checked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from remote_tool.transport.pool import Results
     from remote_tool.transport.sync.push import PushResult
@@ -29,9 +29,12 @@ if TYPE_CHECKING:
     from remote_tool.workflows.servers.install_keys import KeyOnServer, KeysRequest
     from remote_tool.workflows.servers.kept_logins import KeptLogin
     from remote_tool.workflows.servers.top import OnTopEvent, TopAnswer
+    from remote_tool.workflows.sync.options import OnLowDisk
     from remote_tool.workflows.terminal.session import Screen
     from remote_tool.workflows.terminal.shell import ShellEnd, ShellRequest
     from remote_tool.workspace.background import Running
+
+T = TypeVar("T")
 
 
 class ServerMethods(Project):
@@ -39,14 +42,18 @@ class ServerMethods(Project):
 
     def install_keys(self, request: KeysRequest | None = None, *, check: bool = True) -> Results[KeyOnServer]:
         """Set up key-based login on servers; create a key if there is none."""
-        request = request or workflows.servers.install_keys.KeysRequest()
-        work = self._work(lambda context: workflows.servers.install_keys.install_keys(context, request))
+        from remote_tool.workflows.servers.install_keys import KeysRequest, install_keys
+
+        request = request or KeysRequest()
+        work = self._work(lambda context: install_keys(context, request))
         return checked(work, check=check)
 
     def check(self, servers: Sequence[str] = ()) -> CheckAnswer:
         """Check that servers are ready for training together; change nothing and raise for no server."""
+        from remote_tool.workflows.servers.check import check
+
         self._tell_of_terminals(servers)
-        return self._work(lambda context: workflows.servers.check.check(context.pool, context.config, servers))
+        return self._work(lambda context: check(context.pool, context.config, servers))
 
     def _tell_of_terminals(self, servers: Sequence[str]) -> None:
         """Report launch commands that request a terminal: not with every command, as they work."""
@@ -55,22 +62,30 @@ class ServerMethods(Project):
 
     def measure_bandwidth(self, servers: Sequence[str] = (), *, seconds: float = 2.0) -> BandwidthAnswer:
         """Measure network bandwidth between each pair of servers, for this many seconds in each direction."""
-        return self._work(lambda context: workflows.servers.bandwidth.measure_bandwidth(context, servers, seconds))
+        from remote_tool.workflows.servers.bandwidth import measure_bandwidth
+
+        return self._work(lambda context: measure_bandwidth(context, servers, seconds))
 
     def list_gpus(self, servers: Sequence[str] = ()) -> GpusAnswer:
         """Return who has each GPU of servers now, and how many jobs wait for some; raise for no server."""
-        return self._work(lambda context: workflows.servers.gpus.list_gpus(context, servers))
+        from remote_tool.workflows.servers.gpus import list_gpus
+
+        return self._work(lambda context: list_gpus(context, servers))
 
     def wait_for_gpus(self, count: int, servers: Sequence[str] = ()) -> GpusAnswer:
         """Wait until one of the servers has this many free GPUs; ``with_free(count)`` of the answer names it.
 
         They are not reserved: a job that waits for GPUs is started with ``gpus`` of its request.
         """
-        return self._work(lambda context: workflows.servers.gpus.wait_for_gpus(context, servers, count))
+        from remote_tool.workflows.servers.gpus import wait_for_gpus
+
+        return self._work(lambda context: wait_for_gpus(context, servers, count))
 
     def take_samples(self, servers: Sequence[str] = ()) -> TopAnswer:
         """Return the use of GPUs, processors, memory and disks of servers now, and their running jobs."""
-        return self._work(lambda context: workflows.servers.top.take_samples(context, servers))
+        from remote_tool.workflows.servers.top import take_samples
+
+        return self._work(lambda context: take_samples(context, servers))
 
     def watch(
         self, on_event: OnTopEvent, servers: Sequence[str] = (), *, interval: float = DEFAULT_INTERVAL
@@ -79,21 +94,27 @@ class ServerMethods(Project):
 
         The callback runs on the thread that does the work: it must return soon, and cannot call this API.
         """
-        watch = workflows.servers.top.watch
+        from remote_tool.workflows.servers.top import watch
+
         return self._begin(lambda context: watch(context, servers, on_event, interval=interval))
 
     def list_connections(self, servers: Sequence[str] = ()) -> list[KeptLogin]:
         """Return the logins that are kept open for later commands, without asking a server."""
-        return self._work(lambda context: workflows.servers.kept_logins.list_connections(context, servers))
+        from remote_tool.workflows.servers.kept_logins import list_connections
+
+        return self._work(lambda context: list_connections(context, servers))
 
     def disconnect(self, servers: Sequence[str] = ()) -> list[KeptLogin]:
         """Close the logins that are kept open, also those in use; return the closed ones."""
-        return self._work(lambda context: workflows.servers.kept_logins.end_connections(context, servers))
+        from remote_tool.workflows.servers.kept_logins import end_connections
+
+        return self._work(lambda context: end_connections(context, servers))
 
     def ssh_config(self, servers: Sequence[str] = (), *, check: bool = True) -> Results[str]:
         """Return ``Host`` blocks for ``~/.ssh/config`` with which ssh logs in to servers by their names, as we do."""
-        make = workflows.servers.ssh_config.host_blocks
-        return checked(self._work(lambda context: make(context, servers)), check=check)
+        from remote_tool.workflows.servers.ssh_config import host_blocks
+
+        return checked(self._work(lambda context: host_blocks(context, servers)), check=check)
 
     def install_ssh_config(self, servers: Sequence[str] = (), *, check: bool = True) -> Results[str]:
         """Write these blocks into a file that ``~/.ssh/config`` includes; does nothing if no block can be made.
@@ -101,9 +122,11 @@ class ServerMethods(Project):
         Raises:
             UsageError: A file cannot be written, or belongs to another project.
         """
+        from remote_tool.workflows.servers.install_ssh_config import install
+
         blocks = self.ssh_config(servers, check=check)
         if blocks.values:
-            workflows.servers.install_ssh_config.install(self.config, list(blocks.values.values()))
+            install(self.config, list(blocks.values.values()))
         return blocks
 
     def remove_ssh_config(self) -> bool:
@@ -112,7 +135,9 @@ class ServerMethods(Project):
         Raises:
             UsageError: A file cannot be written, or belongs to another project.
         """
-        return workflows.servers.install_ssh_config.remove(self.config)
+        from remote_tool.workflows.servers.install_ssh_config import remove
+
+        return remove(self.config)
 
     def prepare(
         self,
@@ -124,21 +149,32 @@ class ServerMethods(Project):
         check: bool = True,
     ) -> Results[PreparedServer]:
         """Install the environment, send the project and install its packages; skip every step that is up to date."""
+        from remote_tool.workflows.prepare.prepare import PrepareOptions, prepare
+
         self._tell_of_terminals(servers)
-        options = workflows.prepare.prepare.PrepareOptions(force=force, relay=relay, overwrite=overwrite)
-        return self._work_on_servers(workflows.prepare.prepare.prepare, servers, options, check=check)
+        options = PrepareOptions(force=force, relay=relay, overwrite=overwrite)
+
+        async def send(context: Context, on_low_disk: OnLowDisk) -> Results[PreparedServer]:
+            told = replace(options, on_low_disk=on_low_disk)
+            return await prepare(context.pool, context.config, servers, told, context.report)
+
+        return checked(self._send(send), check=check)
 
     def setup(self, servers: Sequence[str] = (), *, force: bool = False, check: bool = True) -> Results[PreparedServer]:
         """Install the environment."""
-        options = workflows.prepare.prepare.PrepareOptions(force=force)
-        return self._work_on_servers(workflows.prepare.prepare.setup, servers, options, check=check)
+        from remote_tool.workflows.prepare.prepare import PrepareOptions, setup
+
+        options = PrepareOptions(force=force)
+        return self._work_on_servers(setup, servers, options, check=check)
 
     def update_packages(
         self, servers: Sequence[str] = (), *, force: bool = False, check: bool = True
     ) -> Results[PreparedServer]:
         """Install the packages that the project lists."""
-        options = workflows.prepare.prepare.PrepareOptions(force=force)
-        return self._work_on_servers(workflows.prepare.prepare.update_packages, servers, options, check=check)
+        from remote_tool.workflows.prepare.prepare import PrepareOptions, update_packages
+
+        options = PrepareOptions(force=force)
+        return self._work_on_servers(update_packages, servers, options, check=check)
 
     def rsync(  # noqa: PLR0913 - one parameter per option
         self,
@@ -165,10 +201,16 @@ class ServerMethods(Project):
         Raises:
             SyncError: Not everything could be sent, for example because a file changed both here and on the server.
         """
-        options = workflows.sync.options.SyncOptions(
-            dry_run=dry_run, checksum=checksum, relay=relay, overwrite=overwrite, adopt=adopt
-        )
-        return self._work_on_servers(workflows.sync.sync.sync, servers, options, check=check)
+        from remote_tool.workflows.sync.options import SyncOptions
+        from remote_tool.workflows.sync.sync import sync
+
+        options = SyncOptions(dry_run=dry_run, checksum=checksum, relay=relay, overwrite=overwrite, adopt=adopt)
+
+        async def send(context: Context, on_low_disk: OnLowDisk) -> Results[PushResult]:
+            told = replace(options, on_low_disk=on_low_disk)
+            return await sync(context.pool, context.config, servers, told, context.report)
+
+        return checked(self._send(send), check=check)
 
     def data_sync(  # noqa: PLR0913 - one parameter per option
         self,
@@ -196,13 +238,32 @@ class ServerMethods(Project):
             UsageError: A data set is not configured, or does not exist here.
             SyncError: Not everything could be sent; the next call resumes.
         """
-        options = workflows.sync.options.SyncOptions(
-            dry_run=dry_run, checksum=checksum, relay=relay, overwrite=overwrite
-        )
-        answer = self._work(lambda context: workflows.sync.data_sets.data_sync(context, names, servers, options))
+        from remote_tool.workflows.sync.data_sets import data_sync
+        from remote_tool.workflows.sync.options import SyncOptions
+
+        options = SyncOptions(dry_run=dry_run, checksum=checksum, relay=relay, overwrite=overwrite)
+
+        async def send(context: Context, on_low_disk: OnLowDisk) -> dict[str, Results[PushResult]]:
+            return await data_sync(context, names, servers, replace(options, on_low_disk=on_low_disk))
+
+        answer = self._send(send)
         for results in answer.values():
             checked(results, check=check)
         return answer
+
+    def _send(self, send: Callable[[Context, OnLowDisk], Coroutine[Any, Any, T]]) -> T:
+        """Send files, then warn of disks that are low."""
+
+        async def work(context: Context) -> T:
+            low: dict[str, tuple[int, int]] = {}
+            sent = await send(context, low.__setitem__)
+            if low:
+                from remote_tool.workflows.clean.disk_space import warn_of_low_disks
+
+                await warn_of_low_disks(context, low)
+            return sent
+
+        return self._work(work)
 
     def send_from_job(
         self, job: str, servers: Sequence[str] = (), *, overwrite: bool = False, check: bool = True
@@ -212,8 +273,11 @@ class ServerMethods(Project):
         Raises:
             SyncError: A file is newer on a server, or was changed there; ``overwrite`` replaces it.
         """
-        send = workflows.sync.from_job.send_from_job
-        return checked(self._work(lambda context: send(context, job, servers, overwrite=overwrite)), check=check)
+        from remote_tool.workflows.sync.from_job import send_from_job
+
+        return checked(
+            self._work(lambda context: send_from_job(context, job, servers, overwrite=overwrite)), check=check
+        )
 
     def run(  # noqa: PLR0913 - one parameter per option
         self,
@@ -241,13 +305,15 @@ class ServerMethods(Project):
             RemoteCommandError: The command exited with a status other than 0.
             SomeServersFailedError: This happened on one of several servers.
         """
-        request = workflows.jobs.run.RunRequest(command, names_of(servers), env or {}, tuple(devices), workdir)
+        from remote_tool.workflows.jobs.run import RunRequest, run_command, with_statuses_checked
+
+        request = RunRequest(command, names_of(servers), env or {}, tuple(devices), workdir)
 
         async def work(context: Context) -> Results[RunResult]:
-            return await workflows.jobs.run.run_command(context, request, on_output)
+            return await run_command(context, request, on_output)
 
         results = self._work(work)
-        return checked(workflows.jobs.run.with_statuses_checked(command, results) if check else results, check=check)
+        return checked(with_statuses_checked(command, results) if check else results, check=check)
 
     def shell(self, request: ShellRequest, screen: Screen) -> ShellEnd:
         """Run a program on one server with a screen, until the program ends or the user leaves it.
@@ -257,7 +323,9 @@ class ServerMethods(Project):
             JobError: The server cannot do it.
             ConnectError: The server cannot be reached, or the connection to a shell that is not kept was lost.
         """
-        return self._work(lambda context: workflows.terminal.shell.open_shell(context, request, screen))
+        from remote_tool.workflows.terminal.shell import open_shell
+
+        return self._work(lambda context: open_shell(context, request, screen))
 
     def forward(
         self, request: ForwardRequest, listener: Listener | None = None, *, check: bool = True
@@ -266,9 +334,10 @@ class ServerMethods(Project):
 
         It reconnects after a lost connection. To stop it earlier, press Ctrl-C, or end the program that called it.
         """
-        run = workflows.forward.forward
-        listener = listener or run.Listener()
-        return checked(self._work(lambda context: run.forward(context, request, listener)), check=check)
+        from remote_tool.workflows.forward.forward import Listener, forward
+
+        listener = listener or Listener()
+        return checked(self._work(lambda context: forward(context, request, listener)), check=check)
 
     def jupyter(self, request: JupyterRequest, on_open: Callable[[Notebook], None]) -> None:
         """Start Jupyter Lab on one server, or find it there, and forward a port to it; return when it has ended.
@@ -280,13 +349,21 @@ class ServerMethods(Project):
             UsageError: Not one server is selected.
             JobError: Jupyter Lab is not installed there, or does not start.
         """
-        self._work(lambda context: workflows.forward.jupyter.jupyter(context, request, on_open))
+        from remote_tool.workflows.forward.jupyter import jupyter
+
+        self._work(lambda context: jupyter(context, request, on_open))
 
     def survey(self, request: CleanRequest | None = None) -> CleanAnswer:
         """Count the files of remote-tool on servers and here, and those that can be removed; remove nothing."""
-        request = request or workflows.clean.request.CleanRequest()
-        return self._work(lambda context: workflows.clean.clean.survey(context, request))
+        from remote_tool.workflows.clean.clean import survey
+        from remote_tool.workflows.clean.request import CleanRequest
+        from remote_tool.workflows.jobs.listing import refresh
+
+        request = request or CleanRequest()
+        return self._work(lambda context: survey(context, request, refresh))
 
     def clean(self, found: CleanAnswer) -> CleanAnswer:
         """Remove the files that :meth:`survey` found removable, except those in use by now."""
-        return self._work(lambda context: workflows.clean.clean.carry_out(context, found))
+        from remote_tool.workflows.clean.clean import carry_out
+
+        return self._work(lambda context: carry_out(context, found))

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from remote_tool import workflows
 from remote_tool.cli.groups import ChosenJobs, Connection
 from remote_tool.cli.options import Devices, Servers
 from remote_tool.cli.output import streams
@@ -45,7 +44,9 @@ def jupyter(
     It runs as a job, which is found again the next time. Nobody else on the server can connect to it. Ctrl-C ends only
     the connection. The port is 8888 or the next free one, unless --port names another.
     """
-    request = workflows.forward.jupyter.JupyterRequest(tuple(server or ()), port, parse_devices(devices))
+    from remote_tool.workflows.forward.jupyter import JupyterRequest  # noqa: PLC0415 - not for --help
+
+    request = JupyterRequest(tuple(server or ()), port, parse_devices(devices))
     running: list[Notebook] = []
     with _browser(wanted=not no_browser) as show:
 
@@ -86,7 +87,9 @@ def tensorboard(
     Without a selection, it shows all jobs, also those that start later. The port is 6006 or one of the next, unless
     --port names another.
     """
-    request = workflows.jobs.tensorboard.TensorboardRequest(jobs.selection(stopped=True), port, interval)
+    from remote_tool.workflows.jobs.tensorboard import TensorboardRequest  # noqa: PLC0415 - not for --help
+
+    request = TensorboardRequest(jobs.selection(stopped=True), port, interval)
     with _browser(wanted=not no_browser) as show:
 
         def on_open(url: str) -> None:

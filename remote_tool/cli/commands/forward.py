@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from remote_tool import workflows
 from remote_tool.cli.groups import Connection
 from remote_tool.cli.options import AsJson, JobName, Servers
 from remote_tool.cli.output.console import leave_unless_ok, print_data, show_failures
@@ -34,7 +33,9 @@ def forward(
     ssh -L. Only programs on this machine can connect, unless an address comes first: 0.0.0.0:8888:localhost:6006.
     With --job and no port, every port that the job listens on is forwarded.
     """
-    request = workflows.forward.forward.ForwardRequest(tuple(forwards or ()), tuple(server or ()), job, reverse)
+    from remote_tool.workflows.forward.forward import ForwardRequest, Listener  # noqa: PLC0415 - not for --help
+
+    request = ForwardRequest(tuple(forwards or ()), tuple(server or ()), job, reverse)
     opened: list[Opened] = []
 
     def show(each: Opened) -> None:
@@ -47,7 +48,7 @@ def forward(
             print_json({"forwards": [_as_json(each) for each in opened], "errors": []})
 
     with connection.console() as console:
-        listener = workflows.forward.forward.Listener(show, show_document)
+        listener = Listener(show, show_document)
         results = console.find_workspace().forward(request, listener, check=False)
     show_failures(results.errors)
     if results.errors:

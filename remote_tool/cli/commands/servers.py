@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from remote_tool import workflows
 from remote_tool.cli.groups import Connection, Targets
 from remote_tool.cli.options import AsJson
 from remote_tool.cli.output.console import inform, leave_unless_ok, print_data, show_failures
@@ -31,8 +30,10 @@ def keys(
     connection: Connection,
 ) -> None:
     """Set up key-based login: create a key if there is none, add it to the servers, and test it."""
+    from remote_tool.workflows.servers.install_keys import KeysRequest  # noqa: PLC0415 - not for --help
+
     with connection.console("connecting") as console:
-        request = workflows.servers.install_keys.KeysRequest(targets.servers, passphrase, dry_run)
+        request = KeysRequest(targets.servers, passphrase, dry_run)
         results = targets.find_workspace(console).install_keys(request, check=False)
     if json:
         print_json(servers_document(results.values, results.errors))
@@ -46,13 +47,14 @@ def keys(
 
 
 def _described(key: KeyOnServer) -> str:
-    states = workflows.servers.install_keys.KeyState
+    from remote_tool.workflows.servers.install_keys import KeyState  # noqa: PLC0415 - not for --help
+
     match key.state:
-        case states.WORKS:
+        case KeyState.WORKS:
             return "key-based login already works"
-        case states.ADDED:
+        case KeyState.ADDED:
             return f"added to {key.file}: {key.line}"
-        case states.MISSING:
+        case KeyState.MISSING:
             new = "" if key.line else " (new)"
             return f"no key works; would add {key.key or 'the key of the SSH agent'}{new}"
 
@@ -108,8 +110,10 @@ def gpus(
 
 def _unmeasured(answer: BandwidthAnswer) -> dict[str, JobError]:
     """Each pair that was not measured, once."""
+    from remote_tool.workflows.servers.bandwidth import FIREWALL_HINT  # noqa: PLC0415 - not for --help
+
     return {
-        f"{link.source} and {link.target}": JobError(link.error, hint=workflows.servers.bandwidth.FIREWALL_HINT)
+        f"{link.source} and {link.target}": JobError(link.error, hint=FIREWALL_HINT)
         for link in answer.links
         if link.error and answer.servers.index(link.source) < answer.servers.index(link.target)
     }

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from remote_tool import workflows
 from remote_tool.cli.groups import Connection, Targets
 from remote_tool.cli.output.console import inform, leave_unless_ok, print_data, show_failures
 from remote_tool.errors import SomeServersFailedError, UsageError
@@ -25,6 +24,8 @@ def ssh_config(
 
     They have the address, user, port, key, and jump hosts that remote-tool uses, and its file of known host keys.
     """
+    from remote_tool.workflows.servers.install_ssh_config import installed_file  # noqa: PLC0415 - not for --help
+
     if remove:
         if install or targets.words:
             raise UsageError("--remove takes no other option: it removes the whole file of this project")
@@ -36,7 +37,7 @@ def ssh_config(
         results = make(targets.servers, check=False)
     if install and results.values:
         names = ", ".join(results.values)
-        inform(f"wrote {workflows.servers.install_ssh_config.installed_file(workspace.config)}: {names}")
+        inform(f"wrote {installed_file(workspace.config)}: {names}")
     for text in () if install else results.values.values():
         print_data(text.rstrip("\n"))
     show_failures(results.errors)
@@ -45,8 +46,10 @@ def ssh_config(
 
 
 def _remove(connection: Connection) -> None:
+    from remote_tool.workflows.servers.install_ssh_config import installed_file  # noqa: PLC0415 - not for --help
+
     with connection.console() as console:
         workspace = console.find_workspace()
         was_there = workspace.remove_ssh_config()
-    file = workflows.servers.install_ssh_config.installed_file(workspace.config)
+    file = installed_file(workspace.config)
     inform(f"removed {file}" if was_there else f"there is no {file}")

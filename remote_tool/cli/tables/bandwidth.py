@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from remote_tool import workflows
 from remote_tool.cli.output.sanitize import one_line
+from remote_tool.workflows.servers.bandwidth import readable_rate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +48,7 @@ def remarks(answer: BandwidthAnswer) -> list[str]:
 
 def _rate(link: Link) -> str:
     assert link.gbit is not None
-    return f"{workflows.servers.bandwidth.readable_rate(link.gbit)} Gbit/s"
+    return f"{readable_rate(link.gbit)} Gbit/s"
 
 
 def _block(
@@ -67,7 +67,7 @@ def _cell(source: str, target: str, rates: dict[tuple[str, str], float | None]) 
     if source == target:
         return ITSELF
     rate = rates.get((source, target))
-    return UNKNOWN if rate is None else workflows.servers.bandwidth.readable_rate(rate)
+    return UNKNOWN if rate is None else readable_rate(rate)
 
 
 def _short(name: str) -> str:

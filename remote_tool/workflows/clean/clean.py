@@ -18,17 +18,20 @@ from remote_tool.workflows.clean.request import CleanAnswer, CleanRequest, Item,
 from remote_tool.workflows.clean.work_done import note_done
 from remote_tool.workflows.fan_out_records import find_record
 from remote_tool.workflows.home_groups import Groups
-from remote_tool.workflows.jobs.listing import ask_about_jobs, refresh
 from remote_tool.workflows.selection import JobSelection, choose_jobs, choose_servers
+from remote_tool.workflows.status.query import ask_about_jobs
+from remote_tool.workflows.status.refresh import query_and_record
 from remote_tool.workflows.sweep_records import find_sweep
 from remote_tool.workflows.sync.adoption import find_folders_of_others
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from remote_tool.jobs.job import Job
     from remote_tool.workflows.context import Context
+
+    Refresh = Callable[..., Awaitable[dict[str, RemoteToolError]]]
 
 # Jobs per request, and its timeout in seconds: it works for 20 of them, or for 540 with ``everything``.
 PORTION = 2000
@@ -42,8 +45,19 @@ KEEPS_LAUNCH = "jobs of the same launch have not ended"
 KEEPS_RESUMABLE = "a sweep or fan-out may still be resumed; clean --job KEY removes a job of it"
 
 
-async def survey(context: Context, request: CleanRequest) -> CleanAnswer:
+async def _record(
+    context: Context, servers: Sequence[str], *, stays: Collection[str] | None = None
+) -> dict[str, RemoteToolError]:
+    return (await query_and_record(context, servers, stays=stays or ())).errors
+
+
+async def survey(context: Context, request: CleanRequest, refresh: Refresh = _record) -> CleanAnswer:
     """List our files on servers and here, and which may be removed; remove nothing.
+
+    Args:
+        context: The command's context.
+        request: What to look for.
+        refresh: Brings the records up to date; by default without putting back jobs that left a queue.
 
     Raises:
         UsageError: A job that is named runs, may be starting, or has artifacts that are only on its server.

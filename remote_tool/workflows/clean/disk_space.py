@@ -5,14 +5,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from remote_tool import workflows
 from remote_tool.errors import RemoteToolError
 from remote_tool.jobs.records import JOB_ID, become_cleaned
-from remote_tool.jobs.registry import Registry
 from remote_tool.readable import readable_size
 from remote_tool.workflows.clean.local import ARTIFACTS
 from remote_tool.workflows.clean.work_done import note_done
-from remote_tool.workflows.context import Context
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.home_groups import Groups
 
@@ -21,8 +18,7 @@ if TYPE_CHECKING:
 
     from remote_tool.config.model import Config, KeptJobs
     from remote_tool.jobs.job import Job
-    from remote_tool.transport.pool import HostPool
-    from remote_tool.workflows.events import Report
+    from remote_tool.workflows.context import Context
 
 # For one start, which waits for it.
 MOST_CLEANED = 200
@@ -35,8 +31,11 @@ def spent_jobs(context: Context, servers: Sequence[str]) -> dict[str, list[str]]
     kept = context.config.keep_jobs
     if kept is None:
         return {}
-    request = workflows.clean.request.CleanRequest(servers=tuple(servers), older=kept.seconds, keep=kept.count)
-    spent, _ = workflows.clean.clean.choose_spent(context, context.registry.load()[0], request, servers)
+    from remote_tool.workflows.clean.clean import choose_spent  # noqa: PLC0415 - seldom configured
+    from remote_tool.workflows.clean.request import CleanRequest  # noqa: PLC0415
+
+    request = CleanRequest(servers=tuple(servers), older=kept.seconds, keep=kept.count)
+    spent, _ = choose_spent(context, context.registry.load()[0], request, servers)
     created_before = time.time() - (kept.seconds or 0.0)
     oldest = {
         server: [job for job in reversed(jobs) if _may_go(job, created_before)][:MOST_CLEANED]
@@ -92,21 +91,14 @@ def read_room(answer: Mapping[str, Any]) -> tuple[int, int] | None:
     return (free, total) if isinstance(free, int) and isinstance(total, int) and 0 <= free <= total else None
 
 
-async def warn_of_low_disks(
-    pool: HostPool, config: Config, rooms: Mapping[str, tuple[int, int]], report: Report
-) -> None:
-    """Warn about the disks of some servers."""
-    await _warn(Context(config, pool, Registry(config.local.jobs), report), rooms)
-
-
 async def warn_of_low_disk(context: Context, server: str, room: tuple[int, int] | None) -> None:
     """Warn once about low disk space on a server."""
     if room is not None and server not in context.low:
         context.low.add(server)
-        await _warn(context, {server: room})
+        await warn_of_low_disks(context, {server: room})
 
 
-async def _warn(context: Context, rooms: Mapping[str, tuple[int, int]]) -> None:
+async def warn_of_low_disks(context: Context, rooms: Mapping[str, tuple[int, int]]) -> None:
     """Warn about low disk space; only then ask these servers, in parallel, how much a clean would free."""
     freed = await _freed_by_clean(context, tuple(rooms))
     for server, room in rooms.items():
@@ -118,8 +110,11 @@ async def _warn(context: Context, rooms: Mapping[str, tuple[int, int]]) -> None:
 
 async def _freed_by_clean(context: Context, servers: tuple[str, ...]) -> dict[str, int]:
     """Return the bytes that a clean would free on each server that answers."""
+    from remote_tool.workflows.clean.clean import survey  # noqa: PLC0415 - seldom needed
+    from remote_tool.workflows.clean.request import CleanRequest  # noqa: PLC0415
+
     try:
-        found = await workflows.clean.clean.survey(context, workflows.clean.request.CleanRequest(servers=servers))
+        found = await survey(context, CleanRequest(servers=servers))
     except RemoteToolError:
         return {}
     # Of servers sharing a folder, one has answered for all.

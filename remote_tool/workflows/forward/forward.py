@@ -15,8 +15,8 @@ from remote_tool.workflows.events import Notice
 from remote_tool.workflows.forward.places import parse_forward
 from remote_tool.workflows.forward.session import Opened, Session
 from remote_tool.workflows.jobs.follow import Patience, is_interruption
-from remote_tool.workflows.jobs.link_news import LinkNews
 from remote_tool.workflows.selection import choose_servers, find_job
+from remote_tool.workflows.status.link_news import LinkNews
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from remote_tool.errors import RemoteToolError
 from remote_tool.redaction import redact
 from remote_tool.workflows.git_state import ask_git, excluding
-from remote_tool.workflows.jobs.copies import diff_copies
+from remote_tool.workflows.start.copies import diff_copies
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from remote_tool import workflows
 from remote_tool.errors import (
     ConnectError,
     HostKeyError,
@@ -33,7 +32,6 @@ from remote_tool.workflows.agent_client import (
 )
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.jobs.failures import RankFailure, first_failure
-from remote_tool.workflows.jobs.link_news import LinkNews
 from remote_tool.workflows.jobs.listing import (
     bring_artifacts_home,
     load_matching,
@@ -49,6 +47,7 @@ from remote_tool.workflows.selection import (
     choose_job_to_follow,
     choose_jobs,
 )
+from remote_tool.workflows.status.link_news import LinkNews
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -274,8 +273,10 @@ async def _follow_servers(
     errors = dict((await on_every(by_server, follow)).errors)
     left = [job for job in _current(context, jobs) if job.id in waited and has_to_be_given_again(job)]
     if left:
-        # Later commands will know them as ended. Imported only if needed.
-        await workflows.start.put_back.put_back(context, left)
+        from remote_tool.workflows.start.put_back import put_back  # noqa: PLC0415 - seldom needed
+
+        # Later commands will know them as ended.
+        await put_back(context, left)
     moved = [job for job in _latest(context, left) if job.id not in waited]
     return errors | (await _follow_servers(context, moved, listener, logs=logs) if moved else {})
 

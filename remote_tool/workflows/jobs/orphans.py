@@ -12,9 +12,9 @@ from remote_tool.jobs.job import DEFAULT_GRACE
 from remote_tool.protocol.job_fields import is_number
 from remote_tool.transport.pool import on_every
 from remote_tool.workflows.agent_client import NotPreparedError, call_until_answered
-from remote_tool.workflows.jobs.pending_stops import become_lost, longest_stop, unprepared
 from remote_tool.workflows.jobs.stop import check_stop
 from remote_tool.workflows.selection import choose_servers
+from remote_tool.workflows.status.pending_stops import become_lost, longest_stop, unprepared
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

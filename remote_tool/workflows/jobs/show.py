@@ -11,11 +11,11 @@ from remote_tool.jobs.artifacts import ArtifactFolder
 from remote_tool.jobs.job import Job, JobState
 from remote_tool.jobs.logs import LogFolder
 from remote_tool.workflows.artifacts.listing import list_files
-from remote_tool.workflows.jobs.copies import ask_for_copies
 from remote_tool.workflows.jobs.failures import RankFailure, first_failure
 from remote_tool.workflows.jobs.listing import list_jobs
 from remote_tool.workflows.jobs.log_streams import bring_logs_home
 from remote_tool.workflows.selection import JobsAnswer, JobSelection, find_job
+from remote_tool.workflows.start.copies import ask_for_copies
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from remote_tool import workflows
 from remote_tool.errors import ConnectError, JobError, UsageError
 from remote_tool.jobs.job import JobState
 from remote_tool.protocol.limits import LONGEST_GRACE
@@ -15,9 +14,10 @@ from remote_tool.protocol.records import is_grace, is_signal
 from remote_tool.transport.pool import on_every
 from remote_tool.workflows.agent_client import NoAnswerError, NotPreparedError, SupervisorMissingError
 from remote_tool.workflows.events import Notice
-from remote_tool.workflows.jobs.listing import ask_about_jobs, load_matching, recorded_jobs, refresh, servers_of_jobs
-from remote_tool.workflows.jobs.pending_stops import stop_on_server
+from remote_tool.workflows.jobs.listing import load_matching, recorded_jobs, refresh, servers_of_jobs
 from remote_tool.workflows.selection import JobsAnswer, JobSelection, choose_jobs
+from remote_tool.workflows.status.pending_stops import stop_on_server
+from remote_tool.workflows.status.query import ask_about_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,7 +80,9 @@ async def _successors(context: Context, before: Sequence[Job], jobs: Sequence[Jo
     now = context.registry.find([job.id for job in (*before, *jobs)])
     left = [now[job.id] for job in before if job.state is JobState.QUEUED and job.id in now and now[job.id].moved_as]
     if left:
-        await workflows.start.put_back.put_back(context, left)
+        from remote_tool.workflows.start.put_back import put_back  # noqa: PLC0415 - seldom needed
+
+        await put_back(context, left)
     found = context.registry.find([job.moved_as for job in now.values() if job.moved_as]).values()
     known = {job.id for job in jobs}
     return [job for job in found if not job.state.is_finished and job.id not in known]

@@ -8,7 +8,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from remote_tool import workflows
 from remote_tool.config.model import EnvironmentKind
 from remote_tool.environments.choice import is_fulfilled, require_own_folders, require_rsync
 from remote_tool.errors import ConnectError, EnvironmentSetupError
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from remote_tool.transport.host import Host
     from remote_tool.transport.pool import HostPool, Results
     from remote_tool.workflows.events import Report
+    from remote_tool.workflows.sync.options import OnLowDisk
     from remote_tool.workflows.sync.relay import Exchange
 
 # A network disk may cache names for a minute.
@@ -54,11 +54,13 @@ class PrepareOptions:
         force: Recreate the environment and reinstall the packages, even if they are up to date.
         relay: Send the project to one server, and from there to the others.
         overwrite: Also replace files that were changed on the server, or never sent.
+        on_low_disk: Called with each server whose disk is low, and its free and total bytes.
     """
 
     force: bool = False
     relay: bool = False
     overwrite: bool = False
+    on_low_disk: OnLowDisk | None = None
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ async def prepare(
     pool: HostPool, config: Config, servers: Sequence[str], options: PrepareOptions, report: Report
 ) -> Results[PreparedServer]:
     """Prepare servers; if nothing has changed, this takes one query and rsync's own comparison."""
-    project = ProjectSnapshot(config)
+    project = ProjectSnapshot(config, options.on_low_disk)
     exchange = _exchange(pool, config, servers, options, report)
 
     async def prepare_one(work: ServerWork) -> None:
@@ -112,8 +114,6 @@ async def prepare(
             await report_skipped(project, report)
     finally:
         project.cancel()
-    if project.low:
-        await workflows.clean.disk_space.warn_of_low_disks(pool, config, project.low, report)
     return results
 
 

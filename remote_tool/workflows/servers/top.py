@@ -20,10 +20,10 @@ from remote_tool.protocol.limits import DEFAULT_INTERVAL, LONGEST_INTERVAL, SHOR
 from remote_tool.transport.pool import on_every
 from remote_tool.workflows.agent_client import NoAnswerError, SupervisorMissingError, converse, provide_supervisor
 from remote_tool.workflows.jobs.follow import Patience, is_interruption
-from remote_tool.workflows.jobs.link_news import LinkNews
 from remote_tool.workflows.jobs.listing import list_jobs, refresh
 from remote_tool.workflows.selection import JobSelection, choose_servers
 from remote_tool.workflows.servers.samples import Sample, parse_sample
+from remote_tool.workflows.status.link_news import LinkNews
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -11,7 +11,7 @@ from remote_tool.errors import RemoteToolError
 from remote_tool.launchers.job_request import KeptCode
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.git_state import GitState, changed_since, while_asking_git
-from remote_tool.workflows.jobs.copies import ask_for_copies, changed_since_copy
+from remote_tool.workflows.start.copies import ask_for_copies, changed_since_copy
 from remote_tool.workflows.start.send import never_sent
 
 if TYPE_CHECKING:

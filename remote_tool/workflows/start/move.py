@@ -14,12 +14,12 @@ from remote_tool.jobs.job import JobState, new_job_id
 from remote_tool.jobs.records import merge
 from remote_tool.workflows.agent_client import call_until_answered
 from remote_tool.workflows.events import Notice
-from remote_tool.workflows.jobs.copies import changed_since_copy
-from remote_tool.workflows.jobs.listing import ask_about_jobs
+from remote_tool.workflows.start.copies import changed_since_copy
 from remote_tool.workflows.start.free_gpus import ask_free_gpus
 from remote_tool.workflows.start.kept_code import differing
 from remote_tool.workflows.start.put_back import as_moved, put_back, why_not
 from remote_tool.workflows.start.send import send_project
+from remote_tool.workflows.status.query import ask_about_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

@@ -22,9 +22,9 @@ from remote_tool.launchers.sweep import TAG as SWEEP_TAG
 from remote_tool.protocol.records import COMMAND_LIMIT
 from remote_tool.readable import counted
 from remote_tool.workflows.events import Notice
-from remote_tool.workflows.jobs.copies import ask_for_copies
-from remote_tool.workflows.jobs.listing import ask_about_jobs
+from remote_tool.workflows.start.copies import ask_for_copies
 from remote_tool.workflows.start.start_specs import start_specs
+from remote_tool.workflows.status.query import ask_about_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from remote_tool import workflows
 from remote_tool.config.limits import on_empty_of, on_end_of
 from remote_tool.config.model import Snapshots
 from remote_tool.protocol.limits import NAMES_OF_VARIABLES, NEW_COPY
@@ -51,7 +50,7 @@ async def send_project(
     """Send changed files; before jobs that run in copies, find out what is not committed."""
     if not wanted:
         return Sent(dict.fromkeys(servers, ""))
-    options = SyncOptions(overwrite=overwrite, tells_room=False)
+    options = SyncOptions(overwrite=overwrite)
     sending = sync(context.pool, context.config, servers, options, context.report)
     local = context.config.local
     results, git = await while_asking_git(local.root, sending, never_sent(local))
@@ -146,5 +145,6 @@ async def bring_files(
     """Bring the artifacts of an earlier job, if one is named; return the servers that failed."""
     if not from_job or not servers:
         return {}
-    # Imported only if needed.
-    return (await workflows.sync.from_job.bring_from_job(context, from_job, servers, overwrite=overwrite)).errors
+    from remote_tool.workflows.sync.from_job import bring_from_job  # noqa: PLC0415 - seldom needed
+
+    return (await bring_from_job(context, from_job, servers, overwrite=overwrite)).errors

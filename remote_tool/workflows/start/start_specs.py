@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from remote_tool import workflows
 from remote_tool.config.limits import check_request
 from remote_tool.errors import (
     ConnectError,
@@ -35,8 +34,9 @@ from remote_tool.workflows.agent_client import (
 )
 from remote_tool.workflows.clean.disk_space import least_free, read_room, spent_jobs, take_cleaned, warn_of_low_disk
 from remote_tool.workflows.events import Notice
-from remote_tool.workflows.jobs.clock_skew import warn_of_skew
 from remote_tool.workflows.selection import JobsAnswer
+from remote_tool.workflows.status.clock_skew import warn_of_skew
+from remote_tool.workflows.status.query import ask_about_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -221,7 +221,7 @@ async def _ask_to_start(
         told.reserved = str(answer.get("reserved") or "")[:LONGEST_REASON]
     if told.unknown:
         with suppress(RemoteToolError):
-            seen = await workflows.jobs.listing.ask_about_jobs(context, server, ids=list(told.unknown))
+            seen = await ask_about_jobs(context, server, ids=list(told.unknown))
             found = [each.job for job_id, each in seen.jobs.items() if job_id in told.unknown and not each.elsewhere]
             context.registry.update(found)
             for job in found:

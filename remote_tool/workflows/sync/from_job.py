@@ -13,8 +13,8 @@ from remote_tool.jobs.artifacts import OURS, ArtifactFolder
 from remote_tool.paths import LocalPaths, RemotePaths
 from remote_tool.workflows.artifacts.pull import pull_artifacts
 from remote_tool.workflows.events import Notice
-from remote_tool.workflows.jobs.listing import refresh
 from remote_tool.workflows.selection import find_job
+from remote_tool.workflows.status.refresh import query_and_record
 from remote_tool.workflows.sync.options import SyncOptions
 from remote_tool.workflows.sync.sync import sync
 
@@ -73,8 +73,6 @@ async def _send(context: Context, job: Job, servers: Sequence[str], *, overwrite
         overwrite=overwrite,
         only_adds=f"remote-tool job-pull {job.key} --to-all",
         step=f"files of job {job.key}",
-        # The start reports them itself.
-        tells_room=False,
     )
     return await sync(context.pool, _config_of(context.config, job), servers, options, context.report)
 
@@ -128,7 +126,7 @@ async def _pull(context: Context, job: Job) -> RemoteToolError | None:
     """
     if job.server not in context.config.servers:
         return JobError(f"The server of job {job.key}, {job.server}, is not in the configuration", server=job.server)
-    errors = await refresh(context, [job.server])
+    errors = (await query_and_record(context, [job.server])).errors
     if job.server in errors:
         return errors[job.server]
     current = context.registry.find([job.id]).get(job.id, job)

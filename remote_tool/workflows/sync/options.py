@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from remote_tool.config.model import Config
     from remote_tool.transport.pool import HostPool
 
+    OnLowDisk = Callable[[str, tuple[int, int]], None]
+
 STEP = "rsync"
 
 
@@ -26,7 +28,7 @@ class SyncOptions:
         adopt: Share a folder that only other workspaces have sent.
         only_adds: As in :class:`PushOptions`.
         step: The step's name in messages.
-        tells_room: Whether to warn about low disk space; a start does so itself.
+        on_low_disk: Called with each server whose disk is low, and its free and total bytes.
         asks_to_adopt: Asks whether to share such a folder.
     """
 
@@ -37,7 +39,7 @@ class SyncOptions:
     adopt: bool = False
     only_adds: str = ""
     step: str = STEP
-    tells_room: bool = True
+    on_low_disk: OnLowDisk | None = None
     asks_to_adopt: Callable[[str], Awaitable[bool]] | None = None
 
 

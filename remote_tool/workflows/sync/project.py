@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from remote_tool.config.model import Config
     from remote_tool.transport.sync.project.contents import Snapshot
     from remote_tool.workflows.events import Report
+    from remote_tool.workflows.sync.options import OnLowDisk
 
 T = TypeVar("T")
 SHOWN_NOTICES = 10
@@ -32,18 +33,18 @@ SHOWN_NOTICES = 10
 class ProjectSnapshot:
     """The state of the project to send, listed once for all servers when first needed."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, on_low_disk: OnLowDisk | None = None) -> None:
         self._config = config
+        self._on_low_disk = on_low_disk
         self.reported = config.local.held_back
         self._is_first = not any(config.local.known_copy(server).exists() for server in config.servers)
-        self.low: dict[str, tuple[int, int]] = {}
         self._task: asyncio.Task[Snapshot] | None = None
 
     def note_room(self, server: str, free: int, total: int) -> None:
-        """Record a server with low disk space, with its free and total bytes."""
+        """Report a server with low disk space, with its free and total bytes."""
         least = self._config.min_free
-        if is_low(free, total, (least.bytes, least.hundredths)):
-            self.low[server] = free, total
+        if self._on_low_disk and is_low(free, total, (least.bytes, least.hundredths)):
+            self._on_low_disk(server, (free, total))
 
     def begin(self) -> asyncio.Task[Snapshot]:
         """List it in the background."""

@@ -6,7 +6,6 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from remote_tool import workflows
 from remote_tool.errors import AnotherWorkspaceError, ConnectionLostError
 from remote_tool.jobs.registry import Registry
 from remote_tool.readable import readable_size
@@ -47,7 +46,7 @@ async def sync(
     through: Through | None = None,
 ) -> Results[PushResult]:
     """Send the project to all servers in parallel; retry once if a connection is lost."""
-    project = ProjectSnapshot(config)
+    project = ProjectSnapshot(config, options.on_low_disk)
     chosen = choose_servers(config, servers)
     turns = Groups.recall(config).turns()
     if not options.only_adds:
@@ -77,10 +76,6 @@ async def sync(
     finally:
         project.cancel()
     forget_old_logs(config.local)
-    if project.low and options.tells_room:
-        # The freed space is queried for the project, even if a data set was sent.
-        asked = through or Through(pool, config)
-        await workflows.clean.disk_space.warn_of_low_disks(asked.pool, asked.config, project.low, report)
     return results
 
 

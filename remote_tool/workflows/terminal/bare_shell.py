@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from remote_tool.protocol.terminal import END, INPUT, WINDOW, MessageReader, read_window
 from remote_tool.transport.host import Stream, UserTerminal
 from remote_tool.workflows.jobs.bare_run import CHUNK, END_OF_INPUT, input_line, open_bare, status_of
-from remote_tool.workflows.jobs.link_news import LinkNews
+from remote_tool.workflows.status.link_news import LinkNews
 from remote_tool.workflows.terminal.session import End, serve, unless_left
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from remote_tool.workflows.agent_client import (
     provide_supervisor,
 )
 from remote_tool.workflows.jobs.follow import WORKED_SECONDS, Patience, is_interruption
-from remote_tool.workflows.jobs.link_news import LinkNews
+from remote_tool.workflows.status.link_news import LinkNews
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine, Mapping

@@ -109,16 +109,17 @@ def test_help_of_a_command_does_not_load_the_ssh_library(tmp_path: Path, module:
 @pytest.mark.parametrize(
     ("words", "needed"),
     [
-        (("run", "--cmd", "true"), {"jobs.bare_run"}),
+        (("run", "--cmd", "true"), {"jobs.run", "jobs.bare_run"}),
         (
             ("job-list",),
-            {"jobs.link_news", "jobs.log_streams", "jobs.clock_skew", "jobs.late_starts", "jobs.pending_stops"}
-            | {"home_groups"},
+            {"jobs.listing", "jobs.log_streams", "home_groups"}
+            | {"status.query", "status.refresh", "status.link_news", "status.clock_skew"}
+            | {"status.late_starts", "status.pending_stops"},
         ),
         (
             ("prepare",),
             {"step_logs", "home_groups"}
-            | {"prepare.server", "prepare.steps", "prepare.shared_home", "transfer_pace"}
+            | {"prepare.prepare", "prepare.server", "prepare.steps", "prepare.shared_home", "transfer_pace"}
             | {"sync.sync", "sync.options", "sync.project", "sync.first_sync", "sync.adoption"},
         ),
     ],
@@ -130,7 +131,6 @@ def test_a_command_in_a_pipe_loads_only_what_it_needs(tmp_path: Path, words: tup
     )
     modules = modules_of(*words, cwd=tmp_path, ends=4, environment={"HOME": str(tmp_path)})
     assert "asyncssh" in modules
-    # Python's list lacks the workflow itself, which is imported by its name.
     names = {module.partition("remote_tool.workflows.")[2] for module in modules} - {""}
     loaded = {name for name in names if not (REPOSITORY / "remote_tool" / "workflows" / name).is_dir()}
     assert loaded == needed | {"agent_client", "agent_scripts", "agent_sources", "context", "events", "selection"}

@@ -10,8 +10,9 @@ import pytest
 
 from remote_tool.jobs.job import JobSpec, JobState, new_job_id
 from remote_tool.jobs.registry import Registry
-from remote_tool.workflows.jobs.listing import Seen, _record
 from remote_tool.workflows.jobs.stop import record_pending_stops
+from remote_tool.workflows.status.query import Seen
+from remote_tool.workflows.status.refresh import _record
 
 if TYPE_CHECKING:
     from pathlib import Path

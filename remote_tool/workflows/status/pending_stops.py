@@ -13,7 +13,7 @@ from remote_tool.jobs.job import JobState
 from remote_tool.protocol.limits import LONGEST_GRACE
 from remote_tool.workflows.agent_client import NotPreparedError, call_until_answered
 from remote_tool.workflows.events import Notice
-from remote_tool.workflows.jobs.link_news import LinkNews
+from remote_tool.workflows.status.link_news import LinkNews
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

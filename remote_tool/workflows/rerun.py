@@ -10,7 +10,6 @@ import os
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from remote_tool import workflows
 from remote_tool.errors import RemoteToolError, UsageError
 from remote_tool.jobs.job import JUPYTER_MARK, MASTER_TAG, Job, JobSettings
 from remote_tool.launchers.fan_out import TAG, fan_out_name
@@ -22,10 +21,13 @@ from remote_tool.protocol.limits import SHELL
 from remote_tool.protocol.records import COMMAND_LIMIT
 from remote_tool.readable import counted
 from remote_tool.workflows.events import Notice
+from remote_tool.workflows.jobs.listing import list_jobs
+from remote_tool.workflows.launch.launch import launch
 from remote_tool.workflows.selection import JobsAnswer, JobSelection, choose_servers, find_job
 from remote_tool.workflows.start.kept_code import find_kept_code, report_code, report_kept_code
 from remote_tool.workflows.start.put_back import id_when_put_back
 from remote_tool.workflows.start.start import StartRequest, start_jobs
+from remote_tool.workflows.status.query import ask_about_variables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -76,7 +78,7 @@ async def requests_to_requeue(context: Context, words: Sequence[str], changes: R
     ids = tuple(job.id for job in jobs)
     if not all(job.state.is_final for job in jobs):
         # The server may have lost them since.
-        answer = await workflows.jobs.listing.list_jobs(context, JobSelection(ids, stopped=True, hidden=True))
+        answer = await list_jobs(context, JobSelection(ids, stopped=True, hidden=True))
         answer.raise_if_any_failed()
         recorded = context.registry.load()[0]
     back = {job.rerun_of: job.key for job in recorded if job.rerun_of and not job.state.is_finished}
@@ -143,11 +145,7 @@ async def start_requests(context: Context, requests: Sequence[Request]) -> JobsA
         for request in sorted(starts, key=lambda each: each.rerun_of)
         if request.after
     ]
-    answers += [
-        await workflows.launch.launch.launch(context, request)
-        for request in requests
-        if isinstance(request, LaunchRequest)
-    ]
+    answers += [await launch(context, request) for request in requests if isinstance(request, LaunchRequest)]
     errors = {server: error for answer in answers for server, error in answer.errors.items()}
     return JobsAnswer(
         tuple(job for answer in answers for job in answer.jobs),
@@ -352,7 +350,7 @@ async def _environment(
 async def _names_on_server(context: Context, job: Job) -> set[str]:
     """Return the names of a job's variables for a record of an older version, which lacks them."""
     try:
-        names = await workflows.jobs.listing.ask_about_variables(context, job)
+        names = await ask_about_variables(context, job)
     except RemoteToolError as error:
         context.report(Notice("", f"job {job.key}: the names of its variables are not known: {error}"))
         return set()
