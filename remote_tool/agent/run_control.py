@@ -4,7 +4,7 @@ import gc
 import os
 import sys
 
-# Their __init__ modules are empty; finding and loading each would cost every answer as much as a full module.
+# Nothing needs their __init__ modules; finding and loading each would cost every answer as much as a full module.
 _PACKAGES = (
     "remote_tool",
     "remote_tool.protocol",

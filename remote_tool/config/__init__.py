@@ -1,0 +1,14 @@
+__all__ = [
+    "artifacts",
+    "data_sets",
+    "devices",
+    "forms",
+    "hosts",
+    "limits",
+    "listed",
+    "loading",
+    "model",
+    "servers",
+    "sweep_file",
+    "sweep_values",
+]

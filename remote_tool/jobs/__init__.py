@@ -1,0 +1,12 @@
+__all__ = [
+    "artifacts",
+    "job",
+    "listed_hosts",
+    "logs",
+    "metrics",
+    "records",
+    "registry",
+    "registry_lock",
+    "stacks",
+    "status_values",
+]

@@ -1,1 +1,3 @@
 """This machine: atomic files, locks, and subprocesses."""
+
+__all__ = ["files", "guard", "locks", "programs"]

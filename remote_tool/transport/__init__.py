@@ -1,0 +1,1 @@
+__all__ = ["authorized_keys", "daemon_threads", "host", "kept", "login", "pool", "ssh", "sync"]

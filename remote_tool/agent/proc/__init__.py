@@ -1,1 +1,3 @@
 """Processes and subprocesses."""
+
+__all__ = ["processes", "py_spy", "sockets", "stacks", "subprocess", "subreaper"]

@@ -1,1 +1,3 @@
 """Printing to the terminal and to pipes."""
+
+__all__ = ["console", "json_output", "log_lines", "sanitize", "streams"]

@@ -1,1 +1,3 @@
 """The status line at the bottom of the screen."""
+
+__all__ = ["live_status"]

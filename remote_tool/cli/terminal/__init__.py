@@ -1,1 +1,3 @@
 """This side's terminal, while a program on a server has it."""
+
+__all__ = ["local_screen"]

@@ -1,1 +1,3 @@
 """The screen of ``top``."""
+
+__all__ = ["run"]

@@ -2,3 +2,5 @@
 
 A module has ``plan(request: EnvironmentRequest) -> EnvironmentPlan``.
 """
+
+__all__ = ["image"]

@@ -1,1 +1,3 @@
 """Pull artifacts of jobs."""
+
+__all__ = ["answer", "listing", "pull"]

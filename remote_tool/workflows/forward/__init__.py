@@ -1,1 +1,3 @@
 """Carry connections between ports here and ports of servers."""
+
+__all__ = ["forward", "jupyter", "session"]

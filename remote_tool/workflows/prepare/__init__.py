@@ -1,1 +1,3 @@
 """Prepare servers."""
+
+__all__ = ["prepare"]

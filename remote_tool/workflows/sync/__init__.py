@@ -1,1 +1,3 @@
 """Sync the project and data sets."""
+
+__all__ = ["adoption", "data_sets", "first_sync", "from_job", "options", "project", "relay", "sync"]

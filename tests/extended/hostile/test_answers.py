@@ -15,9 +15,10 @@ from remote_tool.transport.ssh import login_shell
 from remote_tool.transport.sync import bridge
 from remote_tool.workflows import agent_client
 from remote_tool.workflows.forward import session
-from remote_tool.workflows.jobs import pending_stops, run, stacks
+from remote_tool.workflows.jobs import run, stacks
 from remote_tool.workflows.launch import rendezvous
 from remote_tool.workflows.prepare import server as prepare_server
+from remote_tool.workflows.status import pending_stops
 from tests.extended.hostile.conftest import SILENCE
 from tests.figures import record_figure
 
