@@ -46,9 +46,9 @@ class _Background:
         """The running loop; started when first used."""
         with self._lock:
             if self._loop is None:
-                loop = Loop()
-                threading.Thread(target=loop.run_forever, name="remote-tool", daemon=True).start()
-                self._loop = loop
+                made: SimpleQueue[Loop] = SimpleQueue()
+                threading.Thread(target=_run_loop, args=(made,), name="remote-tool", daemon=True).start()
+                self._loop = made.get()
             return self._loop
 
     def begin_again(self) -> None:
@@ -59,6 +59,13 @@ class _Background:
             # Kept to prevent its finalization while this process runs.
             self._abandoned.append(self._loop)
             self._loop = None
+
+
+def _run_loop(made: SimpleQueue[Loop]) -> None:
+    # Made here, as Ctrl-C comes to the main thread, and half a loop complains when it is finalized.
+    loop = Loop()
+    made.put(loop)
+    loop.run_forever()
 
 
 _background = _Background()

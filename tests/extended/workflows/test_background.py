@@ -236,3 +236,25 @@ def test_every_line_comes_to_a_slow_reader(workspace: Workspace) -> None:
             time.sleep(0.2)
     assert found == count
     assert job.job.state is JobState.SUCCEEDED
+
+
+def test_ctrl_c_while_the_loop_is_made_says_nothing(tmp_path: Path) -> None:
+    script = """if True:
+        import asyncio, os, signal, time
+        from remote_tool.workspace import background
+
+        class Slow(background.Loop):
+            def __init__(self):
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.2)
+                super().__init__()
+
+        background.Loop = Slow
+        work = asyncio.sleep(0)
+        try:
+            background.run_in_background(work)
+        except KeyboardInterrupt:
+            work.close()
+            print("interrupted")
+    """
+    assert run_script(script, cwd=tmp_path) == "interrupted\n"
