@@ -13,6 +13,7 @@ from remote_tool.environments.checks.checks import Check, ServerInspection, Stat
 from remote_tool.environments.checks.machine import GPU_SECONDS, Machine, machine_script, parse_machine, split_answer
 from remote_tool.environments.facts import facts_script, parse_facts
 from remote_tool.errors import HostKeyError, LoginError, RemoteToolError, SomeServersFailedError, SyncError
+from remote_tool.readable import readable_size
 from remote_tool.transport.pool import on_every
 from remote_tool.transport.sync.local_rsync import find_local_rsync
 from remote_tool.workflows.agent_sources import source_archive
@@ -139,16 +140,21 @@ async def _rsync_here() -> str:
 async def _ask(host: Host, config: Config, others: Sequence[str], gpu_seconds: float) -> _Answered:
     facts = facts_script(config, source_archive()[0], probe=True, look_only=True)
     script = machine_script(config, facts, others, gpu_seconds=gpu_seconds)
-    asked_at = time.time()
+    asked_at, seconds = time.time(), OTHER_SECONDS + 2 * gpu_seconds
     async with host.open(script, label="what it has for training") as channel:
         await channel.write_eof()
         await channel.start()
-        answer, heard_at = await _listen(channel, OTHER_SECONDS + 2 * gpu_seconds)
+        answer, heard_at = await _listen(channel, seconds)
     told, of_facts = split_answer(answer)
     machine = parse_machine(told)
     if not of_facts:
+        problem = f"did not answer within {seconds:.0f} s"
+        if len(answer) >= LONGEST_ANSWER:
+            problem = f"sent more than {readable_size(LONGEST_ANSWER)} that are no answer"
+        elif time.time() - asked_at < seconds:
+            problem = "did not answer completely"
         raise RemoteToolError(
-            f"{host.name} did not answer within {OTHER_SECONDS:.0f} s",
+            f"{host.name} {problem}",
             hint=f"remote-tool run --server {host.name} --cmd 'df -h; uptime'",
             server=host.name,
         )

@@ -113,6 +113,21 @@ def test_a_list_shows_the_other_servers_whatever_one_answers(
     record_figure("answers of a hostile server tried", 1)
 
 
+@pytest.mark.row(106)
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (ANYTHING["endless text before the frame"], "bad sent more than 4.0 MiB that are no answer"),
+        (BEGIN, "bad did not answer completely"),
+    ],
+)
+def test_a_check_says_what_came_instead_of_an_answer(desk: Desk, source: str, said: str) -> None:
+    desk.answer(source)
+    ended = desk.program("check", "--server", "bad")
+    desk.check(ended)
+    assert said in " ".join(ended.shown.split())
+
+
 @pytest.mark.slow
 @pytest.mark.row(106, 110, 120)
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name != "job-list"])
