@@ -80,9 +80,9 @@ def test_patterns_of_the_user_come_beside_the_usual_ones_or_instead() -> None:
 
 
 def test_a_pattern_that_takes_long_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status_values, "SLOW_SECONDS", 0.002)
+    monkeypatch.setattr(status_values, "SLOW_SECONDS", 0.01)
     reader = StatusReader({"slow": r"(a*a*a*)b"})
-    line = "step 3 " + "a" * 100
+    line = "step 3 " + "a" * 150
     began = time.monotonic()
     for _ in range(100):
         assert reader.read([line]) == {"step": "3"}
