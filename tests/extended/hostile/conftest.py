@@ -136,7 +136,7 @@ def hostile_server(tmp_path_factory: pytest.TempPathFactory, ssh_key: Path) -> I
         root = make_hostile_project(folder / "first" / "project", server, ("honest",))
         prepared = remote_tool("prepare", cwd=root)
         assert prepared.returncode == 0, prepared.stderr
-        Workspace.find(root).start("honest", "echo an honest word", tags=("honest-tag",)).wait(60)
+        Workspace.find(root).start("honest", "echo an honest word", tags=("honest-tag",)).wait(300)
         yield server
 
 

@@ -131,7 +131,7 @@ def test_a_job_goes_on_while_the_cable_is_out(network: Network, make_workspace: 
         begun.set()
 
     def pull() -> None:
-        begun.wait(60)
+        begun.wait(300)
         host.cut()
         # The connection is given up here and there, and the job ends in the dark.
         host.drop_connections()
@@ -226,14 +226,14 @@ def test_a_wrong_clock_is_told_and_changes_no_duration(
     job = begin(workspace, "first", "sleep 1; date +%s")
     # It jumps while the job runs, back and forth.
     host.skew_clock(-2 * seconds)
-    assert job.wait(60) is JobState.SUCCEEDED
+    assert job.wait(300) is JobState.SUCCEEDED
     assert int(next(iter(job.tail()))) == pytest.approx(time.time() - 2 * seconds, abs=60)
     # A jump would make it hours.
     assert 0.9 < record_of(host, job, "ended")["duration"] < 60
     way = "behind" if seconds < 0 else "ahead of"
     assert any(notice == f"first: its clock is 2 h {way} this computer's" for notice in notices), notices
     later = begin(workspace, "first", "true")
-    later.wait(60)
+    later.wait(300)
     # Jobs are in the order in which they were asked for, whatever the server's clock said.
     assert [each.id for each in workspace.list_jobs(JobSelection(stopped=True)).jobs] == [job.id, later.id]
 
@@ -246,7 +246,7 @@ def test_a_clock_that_is_a_little_off_is_nothing_to_tell(network: Network, make_
     notices: list[str] = []
     workspace = make_workspace(host, notices=notices)
     host.skew_clock(-30)
-    begin(workspace, "first", "true").wait(60)
+    begin(workspace, "first", "true").wait(300)
     assert not [notice for notice in notices if "clock" in notice]
 
 

@@ -82,7 +82,7 @@ def test_machines_that_share_only_the_projects_folder_are_found_too(
     assert len([log for log in workspace.config.local.logs.glob("*.log") if "rsync" in log.name]) == 1
     assert workspace.run("python hello.py").values == {"first": 0, "second": 0}
     jobs = [workspace.start(host.name, "exit 3") for host in hosts]
-    assert [job.wait(60) for job in jobs] == [JobState.FAILED] * 2
+    assert [job.wait(300) for job in jobs] == [JobState.FAILED] * 2
     assert {job.id: job.server for job in workspace.list_jobs(ALL).jobs} == {
         job.id: host.name for job, host in zip(jobs, hosts, strict=True)
     }

@@ -71,7 +71,7 @@ class Desk:
         self.folder.mkdir(exist_ok=True)
         (self.folder / "end").touch()
         for job in self.jobs:
-            self.workspace.wait_jobs(by_id(job), timeout=30)
+            self.workspace.wait_jobs(by_id(job), timeout=300)
 
     def write(self, name: str, data: bytes) -> Path:
         """Write a file as the job would."""
@@ -142,7 +142,7 @@ def test_what_jobs_wrote_is_here_when_they_have_ended_and_somebody_waited(
     jobs = [
         workspace.start(server, command, sync=False, artifacts=[f"{name}/**/*.pt"]) for server in ("first", "second")
     ]
-    workspace.wait_jobs(by_id(*jobs), timeout=30).raise_if_any_failed()
+    workspace.wait_jobs(by_id(*jobs), timeout=300).raise_if_any_failed()
     for job in jobs:
         home = workspace.config.local.job(job.id) / "artifacts"
         (path,) = [path for path in files_below(home) if ".remote-tool" not in path.parts]
@@ -615,7 +615,7 @@ def test_artifacts_come_to_the_folder_that_is_configured_and_are_never_sent(
         workspace = Workspace.find(root)
         workspace.prepare()
         job = workspace.start("first", "mkdir -p out; echo 1 > out/one")
-        assert job.wait(30).is_final
+        assert job.wait(300).is_final
         assert [path.relative_to(here) for path in job.pull()] == [Path(job.id, "out", "one")]
         assert (here / job.id / "out" / "one").read_text() == "1\n"
         assert not (workspace.config.local.job(job.id) / "artifacts").exists()
@@ -634,7 +634,7 @@ def test_a_pull_goes_to_a_folder_of_ones_choice(
     workspace = Workspace.find(make_project(tmp_path / "project", [make_server("first")], artifacts=["out/*"]))
     workspace.prepare()
     job = workspace.start("first", "mkdir -p out; echo 1 > out/one")
-    assert job.wait(30).is_final
+    assert job.wait(300).is_final
     usual = job.pull()
     monkeypatch.chdir(own_home)
     for _ in range(2):

@@ -41,7 +41,7 @@ def desk(server: TestServer, tmp_path: Path) -> Workspace:
 
 def ended(desk: Workspace, command: str = "exit 3", **wishes: object) -> Job:
     job = desk.start("first", command, sync=False, **wishes)  # type: ignore[arg-type]
-    job.wait(30)
+    job.wait(300)
     desk.pull_logs(by_id(job.id))
     # Its supervisor may need a moment after it has recorded the end.
     until(lambda: job.id not in desk.survey().kept)
@@ -111,7 +111,7 @@ def test_another_laptop_learns_how_a_job_ended_that_was_cleaned_away(
     job = begin(desk, "first", "until test -e $HOME/go; do sleep 0.05; done; exit 5")
     assert other.list_jobs().jobs[0].state is JobState.RUNNING
     (server.home / "go").touch()
-    assert job.wait(30) is JobState.FAILED
+    assert job.wait(300) is JobState.FAILED
     clean_until_gone(desk, server, job.job)
     (known,) = other.list_jobs(by_id(job.id)).jobs
     assert (known.state, known.exit_code, known.reason) == (JobState.FAILED, 5, "its folder was removed by clean")

@@ -78,7 +78,7 @@ def remote_folder(server: TestServer, job_id: str) -> Path:
 @pytest.mark.row(6)
 def test_exit_codes_come_home_exactly(workspace: Workspace) -> None:
     jobs = [begin(workspace, "first", f"exit {code}") for code in EXIT_CODES]
-    answer = workspace.wait_jobs(by_id(*(job.id for job in jobs)), timeout=30)
+    answer = workspace.wait_jobs(by_id(*(job.id for job in jobs)), timeout=300)
     assert {job.id: job.exit_code for job in answer.jobs} == dict(
         zip((job.id for job in jobs), EXIT_CODES, strict=True)
     )
@@ -110,7 +110,7 @@ def test_every_request_takes_its_variables_as_env(workspace: Workspace) -> None:
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGKILL", "SIGTERM"])
 def test_a_signal_is_told_apart_from_its_exit_code(workspace: Workspace, name: str) -> None:
     job = begin(workspace, "second", f"kill -{name.removeprefix('SIG')} $$")
-    assert job.wait(30) is JobState.FAILED
+    assert job.wait(300) is JobState.FAILED
     assert (job.job.signal, job.job.exit_code) == (name, None)
     assert job.job.program_exit_code == 128 + signal.Signals[name]
 
@@ -131,7 +131,7 @@ def test_the_bytes_of_a_log_come_home_as_they_were(workspace: Workspace) -> None
 
 def test_the_last_lines_are_shown_and_the_rest_is_kept(workspace: Workspace) -> None:
     job = begin(workspace, "first", "seq 1 5000")
-    job.wait(30)
+    job.wait(300)
     shown: list[Chunk] = []
     workspace.follow_jobs(by_id(job.id), shown.append, FollowOptions(lines=3, wait=False))
     assert b"".join(chunk.data for chunk in shown) == b"4998\n4999\n5000\n"
@@ -144,7 +144,7 @@ def test_what_a_job_wrote_is_brought_home_also_after_somebody_only_waited_for_it
     job = begin(workspace, "first", "until test -e $REMOTE_TOOL_JOB_ID.go; do sleep 0.1; done; echo written")
     assert job.state is JobState.RUNNING
     (shared_servers[0].home / "project" / f"{job.id}.go").touch()
-    assert job.wait(30) is JobState.SUCCEEDED
+    assert job.wait(300) is JobState.SUCCEEDED
     workspace.pull_logs(by_id(job.id))
     assert log_of(workspace, job.id) == b"written\n"
     assert list(job.tail()) == ["written"]
@@ -185,7 +185,7 @@ def test_killing_one_job_leaves_its_neighbour_alone(workspace: Workspace) -> Non
 @pytest.mark.row(21)
 def test_killing_twice_and_killing_what_ended_changes_nothing(workspace: Workspace) -> None:
     job = begin(workspace, "first", "exit 3")
-    job.wait(30)
+    job.wait(300)
     answer = workspace.stop_jobs(by_id(job.id))
     assert (answer.jobs[0].state, answer.jobs[0].exit_code, answer.errors) == (JobState.FAILED, 3, {})
 
@@ -272,13 +272,13 @@ def test_a_second_laptop_sees_and_stops_the_same_jobs(workspace: Workspace, tmp_
 
 
 def test_an_older_job_that_is_found_later_is_not_taken_for_the_newest(workspace: Workspace, tmp_path: Path) -> None:
-    begin(workspace, "first", "echo old", tags=["two-laptops"]).wait(30)
+    begin(workspace, "first", "echo old", tags=["two-laptops"]).wait(300)
     other_root = tmp_path / "project"
     (other_root / ".remote").mkdir(parents=True)
     (other_root / ".remote" / "configs.yaml").write_bytes(workspace.config.local.config_file.read_bytes())
     other = Workspace.find(other_root)
     new = begin(other, "first", "echo new", tags=["two-laptops"])
-    new.wait(30)
+    new.wait(300)
     tagged = JobSelection(tags=("two-laptops",), stopped=True)
     assert [job.key > new.job.key for job in other.list_jobs(tagged).jobs] == [False, True]
     assert [job.id for job in other.follow_jobs(tagged, lambda _chunk: None).jobs] == [new.id]
@@ -328,7 +328,7 @@ def test_more_jobs_than_one_answer_holds_are_listed(
     workspace: Workspace, shared_servers: tuple[TestServer, TestServer], tmp_path: Path
 ) -> None:
     job = begin(workspace, "first", "true")
-    job.wait(30)
+    job.wait(300)
     model = remote_folder(shared_servers[0], job.id)
     # As thousands of small ones would.
     large = json.dumps(["x" * 1000] * 100)
@@ -433,7 +433,7 @@ def test_variables_reach_the_job_and_are_written_nowhere(
 ) -> None:
     secret = "canary-" + new_job_id()
     job = begin(workspace, "first", f'test "${{#TOKEN}}" = {len(secret)} && echo found', env={"TOKEN": secret})
-    job.wait(30)
+    job.wait(300)
     assert list(job.tail()) == ["found"]
     for path, content in contents_below(workspace.root, shared_servers[0].home):
         assert secret.encode() not in content, path
@@ -462,7 +462,7 @@ def test_waiting_too_long_names_the_job(workspace: Workspace) -> None:
 def test_a_start_on_several_servers_gives_each_its_own_job(workspace: Workspace) -> None:
     answer = workspace.start_jobs(StartRequest("echo on $REMOTE_TOOL_SERVER", tags=("both",)))
     assert [job.server for job in answer.jobs] == ["first", "second"]
-    workspace.wait_jobs(by_id(*(job.id for job in answer.jobs)), timeout=30)
+    workspace.wait_jobs(by_id(*(job.id for job in answer.jobs)), timeout=300)
     workspace.list_jobs(by_id(*(job.id for job in answer.jobs)), logs=True)
     assert [log_of(workspace, job.id) for job in answer.jobs] == [b"on first\n", b"on second\n"]
 
@@ -478,7 +478,7 @@ def test_many_jobs_start_with_one_question_per_server(workspace: Workspace) -> N
     answer = Workspace(workspace.config, hooks).start_jobs(*requests)
     assert [job.server for job in answer.jobs] == ["first", "second"] * 4 + ["second"]
     selection = by_id(*(job.id for job in answer.jobs))
-    workspace.wait_jobs(selection, timeout=30)
+    workspace.wait_jobs(selection, timeout=300)
     workspace.list_jobs(selection, logs=True)
     expected = [b"%d\n" % number for number in range(4) for _ in range(2)]
     assert [log_of(workspace, job.id) for job in answer.jobs] == [*expected, b"alone\n"]
@@ -526,7 +526,7 @@ def test_a_program_for_the_api_of_labml_remote_finds_jobs_and_servers(
 
 
 async def test_the_api_works_where_an_event_loop_runs_as_in_a_notebook(workspace: Workspace) -> None:
-    assert begin(workspace, "first", "exit 5").wait(30) is JobState.FAILED
+    assert begin(workspace, "first", "exit 5").wait(300) is JobState.FAILED
 
 
 @pytest.mark.row(24)

@@ -55,7 +55,7 @@ def test_files_over_the_limit_are_not_pulled_and_are_reported(shared_project: Pa
     """As from a server that never stops sending."""
     workspace = Workspace.find(shared_project)
     job = workspace.start("first", f"head -c {8 * MB} /dev/zero | tr '\\0' y", sync=False)
-    job.wait(30)
+    job.wait(300)
     careful = Workspace(replace(workspace.config, log_limit=2 * MB))
     answer = careful.pull_logs(JobSelection(jobs=(job.id,), stopped=True))
     assert isinstance(answer.errors["first"], JobError)
@@ -76,7 +76,7 @@ def test_of_very_many_output_files_the_first_come_home_and_this_is_said(shared_p
     folder = ".jobs/$REMOTE_TOOL_JOB_ID/ranks/run/attempt_0"
     command = f"mkdir -p {folder}; cd {folder}; mkdir $(seq {many}); for i in $(seq {many}); do : > $i/stdout.log; done"
     job = workspace.start("second", command, sync=False)
-    job.wait(60)
+    job.wait(300)
     answer = workspace.pull_logs(JobSelection(jobs=(job.id,), stopped=True))
     assert not answer.errors
     assert f"job {job.job.key}: only {MOST_STREAMS} of its output files are pulled" in told

@@ -123,7 +123,7 @@ def test_a_job_whose_folders_are_away_for_a_moment_is_unreachable_and_then_what_
     (listed_again,) = desk.pull_logs(by_id(job.id)).jobs
     assert (listed_again.state, listed_again.reason) == (JobState.RUNNING, "")
     let_end(server, job)
-    assert job.wait(30) is JobState.FAILED
+    assert job.wait(300) is JobState.FAILED
     assert job.job.exit_code == 7
     desk.pull_logs(by_id(job.id))
     assert log_of(desk, job.id) == b"begun\ndone\n"
@@ -167,7 +167,7 @@ def test_a_loss_needs_the_folder_that_the_job_was_in_and_is_taken_back_when_it_i
         (gone,) = desk.pull_logs(by_id(job.id)).jobs
         assert gone.state is JobState.LOST
         assert gone.reason.startswith("its folder is gone from the server; ")
-        assert desk.wait_jobs(by_id(job.id), timeout=30).program_exit_code == 1
+        assert desk.wait_jobs(by_id(job.id), timeout=300).program_exit_code == 1
         # Nothing more comes of it, so it is not asked for at every look.
         assert Registry(log).find([job.id])[job.id].logs_complete
         assert desk.pull_logs(by_id(job.id)).exit_code == 0
@@ -175,7 +175,7 @@ def test_a_loss_needs_the_folder_that_the_job_was_in_and_is_taken_back_when_it_i
     (found,) = desk.list_jobs().jobs
     assert (found.id, found.state, found.reason, found.logs_complete) == (job.id, JobState.RUNNING, "", False)
     let_end(server, job)
-    assert job.wait(30) is JobState.FAILED
+    assert job.wait(300) is JobState.FAILED
     desk.pull_logs(by_id(job.id))
     assert log_of(desk, job.id) == b"begun\ndone\n"
     assert job.id in (registry := desk._registry).ended, registry.ended
@@ -219,7 +219,7 @@ def test_a_record_of_an_older_version_learns_which_folder_its_job_is_in(desk: Wo
 @pytest.mark.row(131)
 def test_files_of_an_ended_job_that_are_away_for_a_moment_come_later(desk: Workspace, server: TestServer) -> None:
     job = desk.start("first", "sleep 0.1; echo 7 > model.pt", sync=False, artifacts=["*.pt"])
-    assert job.wait(30) is JobState.SUCCEEDED
+    assert job.wait(300) is JobState.SUCCEEDED
     shutil.rmtree(desk.config.local.job(job.id) / "artifacts")
     desk._registry.revise([(job.id, lambda known: replace(known, artifacts_complete=False))])
     jobs = server.home / "project" / ".jobs"
@@ -351,7 +351,7 @@ def test_a_start_that_is_delayed_while_another_terminal_lists_is_not_called_fail
 ) -> None:
     registry = Registry(desk.config.local.jobs)
     spec = JobSpec(new_job_id(), "first", "exit 5")
-    begin(desk, "first", "true").wait(30)
+    begin(desk, "first", "true").wait(300)
     registry.create([spec])
     # As a minute later.
     registry.revise([(spec.id, lambda known: replace(known, created_at=known.created_at - 100))])
@@ -362,12 +362,12 @@ def test_a_start_that_is_delayed_while_another_terminal_lists_is_not_called_fail
     with pytest.raises(JobError, match="Still running"):
         desk.wait_jobs(by_id(spec.id), timeout=2)
     asyncio.run(start_again(desk, spec))
-    assert desk.wait_jobs(by_id(spec.id), timeout=30).jobs[0].exit_code == 5
+    assert desk.wait_jobs(by_id(spec.id), timeout=300).jobs[0].exit_code == 5
 
 
 @pytest.mark.row(134)
 def test_a_start_that_is_stopped_before_it_arrives_is_ended_when_it_does(desk: Workspace) -> None:
-    begin(desk, "first", "true").wait(30)
+    begin(desk, "first", "true").wait(300)
     spec = JobSpec(new_job_id(), "first", "sleep 1000")
     desk._registry.create([spec])
     assert "there is no such job" in str(desk.stop_jobs(by_id(spec.id)).errors["first"])
@@ -430,7 +430,7 @@ def test_no_exit_status_of_the_control_script_ends_a_job_that_runs(desk: Workspa
     finally:
         aside.rename(python)
     let_end(server, job)
-    assert (job.wait(30), job.job.exit_code) == (JobState.FAILED, 7)
+    assert (job.wait(300), job.job.exit_code) == (JobState.FAILED, 7)
     assert doomed.state is JobState.KILLED
 
 

@@ -74,7 +74,7 @@ def multiply(desk: Workspace, server: TestServer, job: Job, count: int) -> list[
 
 def ended(desk: Workspace) -> Job:
     job = desk.start("first", "exit 3", sync=False)
-    job.wait(30)
+    job.wait(300)
     desk.pull_logs(by_id(job.id))
     return job.job
 
