@@ -215,7 +215,7 @@ async def _ask_whether_gone(context: Context, job: Job) -> str:
     why = seen.unread.get(job.id, NO_SUCH_JOB)
     if there is None and why != NO_SUCH_JOB:
         raise UsageError(f"{job.server} cannot tell whether it has job {job.key}: {why}", hint="try again later")
-    if seen.left[job.id]:
+    if seen.processes_left[job.id]:
         raise UsageError(f"Processes of job {job.key} are still running", hint=f"remote-tool job-kill {job.key}")
     return f"{job.server} does not have it"
 

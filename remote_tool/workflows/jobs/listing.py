@@ -101,17 +101,17 @@ async def refresh(
     that the command removes or stops (``stays``) are left alone, and it moves none.
     """
     found = await query_and_record(context, servers, stays=stays or ())
-    if found.left:
+    if found.to_put_back:
         from remote_tool.workflows.start.put_back import put_back  # noqa: PLC0415 - seldom needed
 
         # Recorded after that: the next command then does what this one does not finish.
-        await put_back(context, found.left)
-        context.registry.update(found.left)
+        await put_back(context, found.to_put_back)
+        context.registry.update(found.to_put_back)
     reached = [server for server in servers if server not in found.errors]
-    if found.waiting and stays is None and len(reached) > 1:
+    if found.movable and stays is None and len(reached) > 1:
         from remote_tool.workflows.start.move import move_waiting  # noqa: PLC0415 - seldom needed
 
-        await move_waiting(context, found.waiting, reached)
+        await move_waiting(context, found.movable, reached)
     return found.errors
 
 

@@ -91,7 +91,7 @@ async def _put_back_on(context: Context, server: str, left: Sequence[Job], begun
     ids = {job.id: _next_id(job) for job in able}
     # Another laptop may have put them back, and their end may have been cleaned away since.
     seen = await ask_about_jobs(context, server, ids=[*ids.values()], known=[*ids.values()]) if able else None
-    new = [job for job in able if seen and ids[job.id] not in {*seen.jobs, *seen.removed, *seen.left}]
+    new = [job for job in able if seen and ids[job.id] not in {*seen.jobs, *seen.removed, *seen.processes_left}]
     if seen:
         there = [replace(each.job, server=server) for each in seen.jobs.values() if not each.elsewhere]
         context.registry.adopt(there)

@@ -38,23 +38,23 @@ MOST_SKIPPED = 60
 
 
 @dataclass
-class Seen:
+class StatusAnswer:
     """A server's answer about its jobs, by id.
 
     Attributes:
         jobs: Including those of machines that share its home; invalid entries are left out.
         unread: Why an existing job is unreadable, now or for us.
         folder_id: Id of the folder of jobs; empty if it has none, or changed meanwhile.
-        left: Number of living processes of a job without a folder there.
+        processes_left: Number of living processes of a job without a folder there.
         removed: How cleaned jobs ended.
-        unsure: Jobs in the buckets that differ from the ends known here.
-        unlike: These buckets.
+        unlike: The buckets of ended jobs that differ from those known here.
+        unsure: The ids of the jobs in them.
     """
 
     jobs: dict[str, RemoteJob] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)
     folder_id: str = ""
-    left: Counter[str] = field(default_factory=Counter)
+    processes_left: Counter[str] = field(default_factory=Counter)
     removed: dict[str, RemovedJob] = field(default_factory=dict)
     unsure: tuple[str, ...] = ()
     unlike: frozenset[int] = frozenset()
@@ -67,26 +67,32 @@ async def ask_about_jobs(
     ids: Sequence[str] | None = None,
     skip: Sequence[str] = (),
     known: Sequence[str] = (),
-) -> Seen:
-    """Query a server about these jobs, or about all but some, in batches.
+) -> StatusAnswer:
+    """Query a server about jobs, in batches.
 
-    Many skipped jobs are sent as fingerprints: the server returns the ids in buckets that differ as unsure.
+    Args:
+        context: The command's context.
+        server: The server.
+        ids: Of the jobs; None: all but the skipped ones.
+        skip: Jobs whose ends are known. Many are sent as fingerprints: the answer has the ids in buckets that differ.
+        known: Jobs of which the number of living processes is asked if the server no longer has them.
 
-    For known jobs that the server no longer has, it returns the number of living processes.
+    Raises:
+        RemoteToolError: The server does not answer.
     """
-    seen = Seen()
+    seen = StatusAnswer()
     is_many = len(skip) > MOST_SKIPPED
     ended = fingerprints(skip) if is_many else None
-    told = set() if is_many else set(skip)
+    received = set() if is_many else set(skip)
     for portion in range(MOST_PORTIONS):
         asked_at = time.time()
-        request = {"ids": ids, "skip": list(told), "known": list(known), "ended": ended}
+        request = {"ids": ids, "skip": list(received), "known": list(known), "ended": ended}
         answer = await call_until_answered(context.pool, context.config, server, "status", request)
         if portion == 0:
             warn_of_skew(context, server, answer, asked_at)
         folder_id = read_folder_id(answer.get("folder_id"))
         seen.folder_id = folder_id if portion == 0 or folder_id == seen.folder_id else ""
-        seen.left = Counter(
+        seen.processes_left = Counter(
             {name: read_count(each.get("count")) for name, each in _named(answer.get("left"), "id").items()}
         )
         if portion == 0 and ended is not None:
@@ -96,17 +102,17 @@ async def ask_about_jobs(
                 removed = parse_removed(entry)
                 seen.removed[removed.id] = removed
         _take_jobs(context, server, answer, seen)
-        told |= _named(answer.get("jobs"), "id").keys() | _named(answer.get("bad"), "name").keys()
+        received |= _named(answer.get("jobs"), "id").keys() | _named(answer.get("bad"), "name").keys()
         if answer.get("more") is not True:
             return seen
     raise JobError(f"{server}: listed too many jobs", server=server)
 
 
 async def ask_about_variables(context: Context, job: Job) -> tuple[str, ...]:
-    """Return the names of all variables that a job was started with, configured ones included, as its server has them.
+    """Ask a server for the names of all variables of a job, configured ones included.
 
     Raises:
-        RemoteToolError: The server does not say.
+        RemoteToolError: The server does not answer, or has no record of it.
     """
     answer = await call_until_answered(context.pool, context.config, job.server, "status", {"ids": [job.id]})
     spec = _named(answer.get("jobs"), "id").get(job.id, {}).get("spec")
@@ -121,7 +127,7 @@ def _named(entries: object, name: str) -> dict[str, Mapping[str, Any]]:
     return {str(entry[name]): entry for entry in entries if isinstance(entry, dict) and name in entry}
 
 
-def _take_jobs(context: Context, server: str, answer: Mapping[str, Any], seen: Seen) -> None:
+def _take_jobs(context: Context, server: str, answer: Mapping[str, Any], seen: StatusAnswer) -> None:
     for name, each in _named(answer.get("bad"), "name").items():
         seen.unread[name] = str(each.get("why"))[:LONGEST_REASON]
     refused = 0

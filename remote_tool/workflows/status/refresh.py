@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from remote_tool.errors import JobError
 from remote_tool.jobs.job import Job, JobState
 from remote_tool.jobs.records import (
     RemoteJob,
@@ -18,13 +20,15 @@ from remote_tool.jobs.records import (
     why_missing,
 )
 from remote_tool.protocol.fingerprints import bucket_of
+from remote_tool.protocol.job_fields import REQUEST_FIELDS
+from remote_tool.protocol.limits import NEVER_ARRIVED
 from remote_tool.transport.pool import on_every
-from remote_tool.workflows.agent_client import NotPreparedError
+from remote_tool.workflows.agent_client import NotPreparedError, call_until_answered
+from remote_tool.workflows.events import Notice
 from remote_tool.workflows.home_groups import Groups
-from remote_tool.workflows.status.late_starts import give_up_late_starts
 from remote_tool.workflows.status.link_news import LinkNews
 from remote_tool.workflows.status.pending_stops import stop_as_requested
-from remote_tool.workflows.status.query import Seen, ask_about_jobs
+from remote_tool.workflows.status.query import StatusAnswer, ask_about_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -36,33 +40,39 @@ if TYPE_CHECKING:
 MOST_LOST = 100
 # Limit per refresh: writing a record takes time.
 MOST_NOTED = 500
+# A start takes far less.
+START_SECONDS = 600.0
+# Late starts of 16 KiB each in one request; the next command gives up the others.
+MOST_GIVEN_UP = 256
 
 
 @dataclass(frozen=True)
 class Refreshed:
-    """What servers say about their jobs, beyond their recorded states.
+    """What is left to be done after the answers of servers were recorded.
 
     Attributes:
         errors: The servers that did not answer.
-        left: Jobs that have left a queue before they began, which is not recorded yet: they are to be given again.
-        waiting: Ids of queued jobs that may be moved to another server.
+        to_put_back: Jobs that left a queue before they began; recorded as queued until somebody puts them back.
+        movable: Ids of queued jobs that may be moved to another server.
     """
 
     errors: dict[str, RemoteToolError]
-    left: Sequence[Job]
-    waiting: Collection[str]
+    to_put_back: Sequence[Job]
+    movable: Collection[str]
 
 
 async def query_and_record(context: Context, servers: Sequence[str], *, stays: Collection[str] = ()) -> Refreshed:
     """Query all servers in parallel, adopt jobs of other laptops, and record changes.
 
-    A job that has left the queue stays recorded as queued, unless the command removes or stops it (``stays``): the next
-    command then finds it, too.
+    A job that left the queue stays recorded as queued, so that the next command finds it too, unless this command
+    removes or stops it (``stays``).
     """
     recorded = context.registry.load_unfinished()[0]
     readable = {job.id for job in recorded}
     unfinished, ended = _by_server(context, recorded)
     groups = Groups.recall(context.config)
+    to_put_back: list[Job] = []
+    movable: set[str] = set()
 
     async def ask(server: str) -> None:
         known = [job_id for name in groups.of(server) for job_id in ended.get(name, ())]
@@ -71,16 +81,14 @@ async def query_and_record(context: Context, servers: Sequence[str], *, stays: C
         with news.waiting():
             answer = await _ask(context, server, unfinished[server], known)
             await _settle_unsure(context, server, answer, known, readable)
-            await _give_up_starts(context, server, unfinished[server], answer)
+            await _settle_late_starts(context, server, unfinished[server], answer)
         news.resume()
         await context.may_write()
-        left.extend(_record(context, server, unfinished[server], answer, stays))
-        waiting.update(job_id for job_id, each in answer.jobs.items() if _may_be_moved(each))
+        to_put_back.extend(_record(context, server, unfinished[server], answer, stays))
+        movable.update(job_id for job_id, each in answer.jobs.items() if _may_be_moved(each))
 
-    left: list[Job] = []
-    waiting: set[str] = set()
     errors = dict((await on_every(servers, ask)).errors)
-    return Refreshed(errors, left, waiting)
+    return Refreshed(errors, to_put_back, movable)
 
 
 def _may_be_moved(remote: RemoteJob) -> bool:
@@ -107,68 +115,90 @@ def _long_lost(jobs: Sequence[Job]) -> list[str]:
     return [job.id for job in jobs if not job.may_run][:-MOST_LOST]
 
 
-async def _settle_unsure(
-    context: Context, server: str, answer: Seen, ended: Sequence[str], readable: Collection[str]
-) -> None:
-    """Query jobs that are new here, and record which ended ones the server lost or has again."""
-    recorded = context.registry.ended
-    if new := [job_id for job_id in answer.unsure if job_id not in recorded and job_id not in readable]:
-        more = await ask_about_jobs(context, server, ids=new)
-        answer.jobs.update(more.jobs)
-    told = set(answer.unsure)
-    back = [job_id for job_id in told if recorded.get(job_id) == ""]
-    gone = [job_id for job_id in ended if job_id not in told and bucket_of(job_id) in answer.unlike]
-    context.registry.revise((job_id, lambda known: replace(known, cleaned=False)) for job_id in back)
-    context.registry.revise((job_id, partial(_note_gone, answer=answer)) for job_id in gone[:MOST_NOTED])
-
-
-async def _give_up_starts(context: Context, server: str, asked: Sequence[Job], answer: Seen) -> None:
-    """Have the server refuse starts that it has not got for long, and learn how it has these jobs now."""
-    there = {*answer.jobs, *answer.unread, *answer.removed, *answer.left}
-    late = await give_up_late_starts(context, server, [job for job in asked if job.id not in there], answer.folder_id)
-    if late:
-        more = await ask_about_jobs(context, server, ids=late)
-        answer.jobs.update(more.jobs)
-        answer.unread.update(more.unread)
-
-
-def _note_gone(known: Job, answer: Seen) -> Job:
-    """Mark an ended job as missing on its server if it is gone from its own folder of jobs."""
-    is_gone = answer.folder_id != "" and known.folder_id == answer.folder_id
-    return replace(known, cleaned=True) if is_gone else known
-
-
-async def _ask(context: Context, server: str, unfinished: Sequence[Job], ended: Sequence[str]) -> Seen:
+async def _ask(context: Context, server: str, unfinished: Sequence[Job], ended: Sequence[str]) -> StatusAnswer:
     try:
         return await ask_about_jobs(context, server, skip=ended, known=[job.id for job in unfinished])
     except NotPreparedError:
         # Its home or our folder may be unavailable for a moment while its jobs continue.
         if any(not job.state.is_finished for job in unfinished):
             raise
-        return Seen()
+        return StatusAnswer()
+
+
+async def _settle_unsure(
+    context: Context, server: str, answer: StatusAnswer, ended: Sequence[str], readable: Collection[str]
+) -> None:
+    """Query jobs that are new here, and record which ended ones the server lost or has again."""
+    recorded = context.registry.ended
+    if new := [job_id for job_id in answer.unsure if job_id not in recorded and job_id not in readable]:
+        more = await ask_about_jobs(context, server, ids=new)
+        answer.jobs.update(more.jobs)
+    listed = set(answer.unsure)
+    found_again = [job_id for job_id in listed if recorded.get(job_id) == ""]
+    missing = [job_id for job_id in ended if job_id not in listed and bucket_of(job_id) in answer.unlike]
+    context.registry.revise((job_id, lambda known: replace(known, cleaned=False)) for job_id in found_again)
+    context.registry.revise((job_id, partial(_note_missing, answer=answer)) for job_id in missing[:MOST_NOTED])
+
+
+def _note_missing(known: Job, answer: StatusAnswer) -> Job:
+    """Mark an ended job as missing on its server if it is missing from its own folder of jobs."""
+    is_missing = answer.folder_id != "" and known.folder_id == answer.folder_id
+    return replace(known, cleaned=True) if is_missing else known
+
+
+async def _settle_late_starts(context: Context, server: str, asked: Sequence[Job], answer: StatusAnswer) -> None:
+    """Have the server refuse starts that it should have received long ago, and query these jobs again."""
+    there = {*answer.jobs, *answer.unread, *answer.removed, *answer.processes_left}
+    late = [job for job in asked if job.id not in there and _is_late_start(job)][:MOST_GIVEN_UP]
+    if not late or not _is_usual_folder(context, server, answer.folder_id):
+        return
+    jobs = [{each.name: getattr(job, each.name) for each in REQUEST_FIELDS if each.of_job} for job in late]
+    try:
+        reply = await call_until_answered(context.pool, context.config, server, "give_up", {"jobs": jobs})
+    except JobError:
+        return  # such as an older agent; the next command tries again
+    given_up = reply.get("given_up")
+    for job in late:
+        if isinstance(given_up, list) and job.id in given_up:
+            hint = f"remote-tool job-rerun {job.key} starts it again"
+            context.report(Notice(server, f"job {job.key}: {NEVER_ARRIVED}; {hint}"))
+    more = await ask_about_jobs(context, server, ids=[job.id for job in late])
+    answer.jobs.update(more.jobs)
+    answer.unread.update(more.unread)
+
+
+def _is_late_start(job: Job) -> bool:
+    return job.state is JobState.STARTING and time.time() - job.created_at > START_SECONDS
+
+
+def _is_usual_folder(context: Context, server: str, folder_id: str) -> bool:
+    """Return whether the server's other jobs are in this folder of jobs: it is not the folder of an empty disk."""
+    known = {job.folder_id for job in context.registry.load()[0] if job.server == server} - {""}
+    return not known or folder_id in known
 
 
 def _record(
-    context: Context, server: str, asked: Sequence[Job], answer: Seen, stays: Collection[str] = ()
+    context: Context, server: str, asked: Sequence[Job], answer: StatusAnswer, stays: Collection[str] = ()
 ) -> list[Job]:
-    """Adopt jobs of other laptops, and record changes of the queried ones; return those that are to be given again.
+    """Adopt jobs of other laptops, and record changes of the queried ones, except those that left the queue.
 
-    These have left the queue, which is not recorded yet.
+    Returns:
+        Those, with the state that the server reports: they are to be put back.
     """
     here = {job_id: each.job for job_id, each in answer.jobs.items() if not each.elsewhere}
     foreign = {job_id for job_id, each in answer.jobs.items() if _is_of_another(context, server, each)}
     others = here.keys() - foreign - {job.id for job in asked} - context.registry.ended.keys()
     new = others - context.registry.find(others).keys()
     context.registry.adopt(replace(here[job_id], server=server) for job_id in here if job_id in new)
-    waited = [job for job in asked if job.state is JobState.QUEUED and job.id in here and job.id not in stays]
-    left = [job for job in (merge(job, here[job.id]) for job in waited) if has_to_be_given_again(job)]
-    later = {job.id for job in left}
+    queued = [job for job in asked if job.state is JobState.QUEUED and job.id in here and job.id not in stays]
+    to_put_back = [job for job in (merge(job, here[job.id]) for job in queued) if has_to_be_given_again(job)]
+    later = {job.id for job in to_put_back}
     rest = [job for job in asked if job.id not in later]
     context.registry.revise((job.id, partial(_revise, asked=job, answer=answer)) for job in rest)
-    return left
+    return to_put_back
 
 
-def _revise(known: Job, asked: Job, answer: Seen) -> Job:
+def _revise(known: Job, asked: Job, answer: StatusAnswer) -> Job:
     """Return a job's new state from its current record and the server's answer."""
     remote = answer.jobs.get(known.id)
     if remote is not None and not remote.elsewhere:
@@ -181,10 +211,10 @@ def _revise(known: Job, asked: Job, answer: Seen) -> Job:
     return _miss(known, asked, answer) if why is None else become_unreachable(known, why)
 
 
-def _miss(known: Job, asked: Job, answer: Seen) -> Job:
-    """Return the state of a job unknown to its server: gone only if missing from its very own folder."""
+def _miss(known: Job, asked: Job, answer: StatusAnswer) -> Job:
+    """Return the state of a job unknown to its server: lost only if missing from its very own folder."""
     if asked.folder_id and asked.folder_id == answer.folder_id:
-        return vanish(known, answer.left[known.id])
+        return vanish(known, answer.processes_left[known.id])
     if known.state is JobState.STARTING:
         return known  # its start may still arrive
     return become_unreachable(known, why_missing(asked))

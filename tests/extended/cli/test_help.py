@@ -113,8 +113,7 @@ def test_help_of_a_command_does_not_load_the_ssh_library(tmp_path: Path, module:
         (
             ("job-list",),
             {"jobs.listing", "jobs.log_streams", "home_groups"}
-            | {"status.query", "status.refresh", "status.link_news", "status.clock_skew"}
-            | {"status.late_starts", "status.pending_stops"},
+            | {"status.query", "status.refresh", "status.link_news", "status.clock_skew", "status.pending_stops"},
         ),
         (
             ("prepare",),

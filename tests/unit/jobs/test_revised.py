@@ -11,7 +11,7 @@ import pytest
 from remote_tool.jobs.job import JobSpec, JobState, new_job_id
 from remote_tool.jobs.registry import Registry
 from remote_tool.workflows.jobs.stop import record_pending_stops
-from remote_tool.workflows.status.query import Seen
+from remote_tool.workflows.status.query import StatusAnswer
 from remote_tool.workflows.status.refresh import _record
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ def test_a_start_is_confirmed_while_another_terminal_asks_about_it_or_notes_that
     registry.update([running])
     record_pending_stops(context, [starting])
     assert registry.find([starting.id])[starting.id] == replace(running, stop_signal="SIGTERM")
-    _record(context, "first", [starting], Seen(folder_id="a" * 32))
+    _record(context, "first", [starting], StatusAnswer(folder_id="a" * 32))
     assert registry.find([starting.id])[starting.id] == replace(running, stop_signal="SIGTERM")
     registry.update([replace(running, state=JobState.SUCCEEDED, exit_code=0)])
     record_pending_stops(context, [running])
-    _record(context, "first", [running], Seen(folder_id="a" * 32))
+    _record(context, "first", [running], StatusAnswer(folder_id="a" * 32))
     assert registry.find([starting.id])[starting.id].state is JobState.SUCCEEDED
