@@ -66,27 +66,27 @@ class LocalPaths:
 
     @property
     def sharing(self) -> Path:
-        """Which servers share the project folder."""
+        """The groups of servers that share the project folder."""
         return self.logs / "sharing"
 
     @property
     def looked(self) -> Path:
-        """Which files of the project were searched for private keys."""
+        """The files of the project that were searched for private keys."""
         return self.logs / "looked-into"
 
     @property
     def listing(self) -> Path:
-        """What the last listing of the project found."""
+        """The result of the last listing of the project."""
         return self.logs / "listing"
 
     @property
     def held_back(self) -> Path:
-        """Which files were reported as not sent."""
+        """The files that were reported as not sent."""
         return self.logs / "held-back"
 
     @property
     def chosen_server(self) -> Path:
-        """Where job-run starts jobs without ``--server``, as answered on a terminal."""
+        """The server on which job-run starts jobs without ``--server``, as answered on a terminal."""
         return self.logs / "chosen-server"
 
     def job(self, job_id: str) -> Path:
@@ -192,12 +192,12 @@ class RemotePaths:
 
     @property
     def sync_owner(self) -> str:
-        """Who is sending, and since when: ``<seconds since the epoch> <user>@<host>``."""
+        """The sender of a sync and its beginning: ``<seconds since the epoch> <user>@<host>``."""
         return f"{self.scripts}/sync-owner"
 
     @property
     def workspaces(self) -> str:
-        """Which workspaces have sent the project here."""
+        """The workspaces that have sent the project here."""
         return f"{self.scripts}/workspaces"
 
     @property

@@ -1,4 +1,4 @@
-"""Values that no message, error or record of ours shows: those of ``--env``, of ``env:``, and passwords.
+"""Hide values that no message, error or record may show: of ``--env``, of ``env:``, and passwords.
 
 What a server says may quote what it was sent. The output and the logs of jobs are the user's, and are left as they are.
 """

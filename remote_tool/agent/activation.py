@@ -58,7 +58,7 @@ class Activation(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """What an environment belongs to.
+    """The project and server to which an environment belongs.
 
     Attributes:
         project: The project's folder, absolute.

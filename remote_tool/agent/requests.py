@@ -112,7 +112,7 @@ class Request:
         return Folders(*(os.path.join(home, name) for name in names))
 
     def synced(self) -> "Tuple[str, str]":
-        """Return a sync's own folder and its target: the project's, or those of a data set."""
+        """Return the target of a sync, the project or a data set, and the folder for its partial files."""
         folders, data = self.folders(), self.get("folder", is_text, "")
         if not data:
             return folders.project, os.path.join(folders.scripts, "partial")

@@ -45,7 +45,7 @@ def _artifact(place: ConfigNode) -> ArtifactPattern | None:
 
 
 def artifact_limit(place: ConfigNode) -> ArtifactLimit:
-    """Read the limit of each file, or those of each file and in total; the latter is at least the former."""
+    """Read the limit of each file, or also the limit of all files together, which is never smaller."""
     values = place.entries(LIMIT_KEYS) if place.is_mapping else {"file": place}
     usual = ArtifactLimit()
     file, job = (forms.read_size(fields.text_of(values, key, forms.SIZE) or "") for key in LIMIT_KEYS)

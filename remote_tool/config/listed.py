@@ -90,7 +90,7 @@ def with_remembered(config: Config, remembered: Iterable[Server]) -> Config:
 
 
 def _each_once(hosts: Sequence[ListedHost], usual_user: Callable[[Server], str]) -> list[ListedHost]:
-    """Return the hosts, with the processes of those together that are one login with and without its user."""
+    """Return the hosts, merging entries that are the same login with and without its user."""
     merged: dict[tuple[str, str | None], ListedHost] = {}
     users: dict[str, list[ListedHost]] = defaultdict(list)
     for host in hosts:
@@ -141,7 +141,7 @@ def _with_its_user(server: Server, host: ListedHost, usual_user: Callable[[Serve
 
 
 def _known(there: Sequence[Server], host: ListedHost, usual_user: Callable[[Server], str]) -> Server | None:
-    """Return the server that this host became in an earlier list, of those with its address."""
+    """Return the server that this host became in an earlier list, from the servers with its address."""
     exactly = (server for server in there if server.username == host.username)
     alike = (server for server in there if _is_one_login(server, host, usual_user))
     return next(itertools.chain(exactly, alike), None)

@@ -121,7 +121,7 @@ def _read_combinations(place: ConfigNode) -> tuple[dict[str, str], ...]:
 
 @contextmanager
 def _problem_of(place: ConfigNode) -> Iterator[None]:
-    """Add the problem of a value to those of the file."""
+    """Add the problem of a value to the problems of the file."""
     try:
         yield
     except UsageError as error:

@@ -67,7 +67,7 @@ def home() -> Path:
 
 
 def of_conda(folder: Path) -> tuple[dict[str, str], list[str], list[str]]:
-    """Return the changes of ``conda activate``: its own variables, the user's, and those of package scripts."""
+    """Return the changes of ``conda activate``: its own variables, the user's, and variables of package scripts."""
     before = {name: value for name, value in os.environ.items() if not name.startswith(("CONDA_", "_CE_"))}
     own = {"CONDA_PREFIX": str(folder), "CONDA_DEFAULT_ENV": str(folder), "CONDA_SHLVL": "1"}
     own.update(users_variables(folder))

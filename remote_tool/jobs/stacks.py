@@ -82,7 +82,7 @@ class ProcessStack:
 
     @property
     def where(self) -> str:
-        """What the project's code calls, and where: ``all_reduce (train.py:88)``."""
+        """The call of the project's code, with its place: ``all_reduce (train.py:88)``."""
         stack = self.stack
         if not stack:
             return self.why or "no Python code"

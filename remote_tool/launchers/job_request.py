@@ -1,4 +1,4 @@
-"""What a user asks for the jobs of any command: of job-run, of a launch, of a fan-out."""
+"""Options that the jobs of every command have: of job-run, of a launch, of a fan-out."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class JobRequest:
         tags_besides: int = 0,
         may_wait: bool = False,
     ) -> None:
-        """Refuse invalid options; the example is a command for the hint, the artifacts those of one job."""
+        """Refuse invalid options; ``example`` is a command for the hint."""
         names_of(self.servers)
         for variables in (self.environment, env or {}):
             check_texts(self.command, variables)
@@ -126,7 +126,7 @@ class JobRequest:
         check_request(self.command, self.tags, self.environment, tags_besides=tags_besides)
 
     def _check_queue(self, *, may_wait: bool) -> None:
-        """Refuse invalid numbers of GPUs and conditions, and those of a single job unless it may wait."""
+        """Refuse options about GPUs and other jobs that are invalid, or that only a job that may wait can have."""
         for option, value, most in (("gpus", self.gpus, MOST_GPUS), ("priority", self.priority, HIGHEST_PRIORITY)):
             if not (type(value) is int and 0 <= value <= most):
                 raise UsageError(f"--{option} must be a whole number from 0 to {most}, found {value!r:.40}")

@@ -1,4 +1,4 @@
-"""What a launch was asked for, as the record of its first node keeps it: without variables, servers and tags."""
+"""The options of a launch as the record of its first node keeps them: without variables, servers and tags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user asks a launch for."""
+"""The request for a launch."""
 
 from __future__ import annotations
 

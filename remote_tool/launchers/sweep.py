@@ -87,7 +87,7 @@ class SweepRequest(JobRequest):
 
 
 def check_command(command: str, made: Sequence[Mapping[str, str]]) -> None:
-    """Refuse a command whose placeholders are not those of the parameters.
+    """Refuse a command with other placeholders than the parameters.
 
     Raises:
         UsageError: One is unknown, unused, or in quotes that its value would break.
@@ -131,7 +131,7 @@ def command_of(template: str, number: int, combination: Mapping[str, str]) -> st
 
 @dataclass(frozen=True)
 class ServerQueue:
-    """What a server can do, and what it has to do already.
+    """The slots of a server, and the work that it has already.
 
     Attributes:
         server: Its name.

@@ -74,7 +74,7 @@ def set_aside(parent: int, name: str) -> str:
 
 
 def remove_marked(parent: int, deadline: float) -> bool:
-    """Remove all renamed entries in a folder, including those of interrupted cleans; return whether none is left."""
+    """Remove all renamed entries in a folder, also after interrupted cleans; return whether none is left."""
     left = [name for name in names_in(parent) if name.startswith(MARK) and not remove(parent, name, deadline)]
     return not left
 

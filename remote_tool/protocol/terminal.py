@@ -1,4 +1,4 @@
-"""What the client of a terminal sends, the user's own shell on it, and the modes of its screen.
+"""Messages of the client of a terminal, the user's own shell on it, and the modes of its screen.
 
 The server answers in frames like any other answer. The client's side of the channel needs no header: each message is
 one letter, a length in 4 bytes, and bytes.

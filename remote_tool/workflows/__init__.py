@@ -1,4 +1,4 @@
-"""What commands do, a room for each subject; a room imports only from those below it, as pyproject.toml lists them."""
+"""The work of the commands, a room for each subject; pyproject.toml says which room may import which."""
 
 __all__ = [
     "artifacts",

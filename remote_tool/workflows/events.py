@@ -36,7 +36,7 @@ class StepProgress:
 
 @dataclass(frozen=True)
 class StepOutput:
-    """What a step printed, for ``--show-output``; bytes as they came."""
+    """Output of a step, for ``--show-output``; bytes as they came."""
 
     server: str
     step: str

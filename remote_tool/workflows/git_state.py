@@ -1,4 +1,4 @@
-"""Which commit of the project is sent: git runs locally while the servers are being asked."""
+"""Find the commit of the project that is sent: git runs locally while the servers are being asked."""
 
 from __future__ import annotations
 

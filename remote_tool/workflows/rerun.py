@@ -289,7 +289,7 @@ def _servers(config: Config, nodes: Sequence[Job], changes: RerunChanges) -> tup
 
 
 def _devices(config: Config, nodes: Sequence[Job], servers: Sequence[str]) -> tuple[str, ...]:
-    """Return the recorded GPUs; empty if they are the configured ones, or those of other servers by UUID."""
+    """Return the recorded GPUs; empty if they are the configured ones, or UUIDs of another server's GPUs."""
     recorded = {job.gpus or () for job in nodes}
     configured = [config.servers[job.server].devices if job.server in config.servers else () for job in nodes]
     if [job.gpus or () for job in nodes] == configured:

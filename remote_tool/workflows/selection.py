@@ -1,4 +1,4 @@
-"""Which jobs a command is about, and what it answers."""
+"""The jobs that a command selects, and its answer about them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class JobSelection:
 
 @dataclass(frozen=True)
 class JobsAnswer:
-    """What a command about jobs found or did.
+    """The answer of a command about jobs.
 
     Attributes:
         jobs: The jobs, as they are now.

@@ -120,7 +120,7 @@ class JobMethods(Project):
         return self._registry.revise([(chosen.id, lambda known: replace(known, note=text))])[0]
 
     def take_stacks(self, selection: JobSelection, *, keep: bool = False, native: bool = False) -> StacksAnswer:
-        """Return where all Python processes of running jobs are; for a launch, those of all its servers.
+        """Return the stacks of all Python processes of running jobs; for a launch, on all its servers.
 
         With ``keep``, the servers also add the stacks to ``stacks.txt`` in the folders of the jobs.
         With ``native``, py-spy on the servers adds calls in C and C++.

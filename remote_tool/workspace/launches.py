@@ -159,7 +159,7 @@ class LaunchMethods(JobMethods):
         return self.start_requests(self.plan_requeue(*jobs, env=env), check=check)
 
     def start_requests(self, requests: Sequence[StartRequest | LaunchRequest], *, check: bool = True) -> JobsAnswer:
-        """Start jobs and launches, such as those of :meth:`plan_rerun`."""
+        """Start jobs and launches, such as the requests of :meth:`plan_rerun`."""
         from remote_tool.workflows.rerun import start_requests
 
         return checked(self._work(lambda context: start_requests(context, requests)), check=check)
@@ -378,7 +378,7 @@ class LaunchMethods(JobMethods):
         overwrite: bool = False,
         check: bool = True,
     ) -> SweepAnswer:
-        """Start the combinations of a sweep that failed or were lost, and those of ``more`` that it does not have.
+        """Start the combinations of a sweep that failed or were lost, and the combinations of ``more`` that are new.
 
         Raises:
             UsageError: There is no such sweep, or it has another command or other parameters.

@@ -128,7 +128,7 @@ def _needed(removal: Removal) -> "Optional[Set[str]]":
 
 
 def _size_of(removal: Removal, name: str) -> int:
-    """Return the bytes that the removal of a copy frees: not those of files that it shares with the project."""
+    """Return the bytes that the removal of a copy frees; files that it shares with the project do not count."""
     size = 0
     for path, folders, files in os.walk(os.path.join(removal.folders.copies, name)):
         if removing.is_over(removal.deadline):

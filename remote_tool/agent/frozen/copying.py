@@ -62,7 +62,7 @@ def parse(record: bytes) -> File:
 
 
 def look(project: str, names: List[bytes]) -> List[File]:
-    """Return those of the files that exist, by name: a folder comes before what it holds."""
+    """Return the files that exist, by name: a folder comes before its contents."""
     base = os.fsencode(project)
     found = []
     for name in sorted(set(names)):

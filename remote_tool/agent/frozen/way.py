@@ -26,7 +26,7 @@ _MOST_SHOWN = 3
 
 
 class Homecoming:
-    """What a pass did.
+    """The result of a pass.
 
     Attributes:
         beside: The names, in the project, of files and folders whose own name was taken.

@@ -1,4 +1,4 @@
-"""Whose GPUs the jobs of a start may use that reserve none: they start all the same, with a warning."""
+"""Warn when jobs that reserve no GPU may use GPUs that others have reserved; they start all the same."""
 
 from __future__ import annotations
 

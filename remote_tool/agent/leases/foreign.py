@@ -1,4 +1,4 @@
-"""Which GPUs are used by processes that have no lease, visible here or not, by nvidia-smi's answers over time."""
+"""Find GPUs that processes without a lease use, visible here or not, from nvidia-smi's answers over time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NO_ANSWER = "nvidia-smi does not answer"
 
 
 class GpuAnswer(NamedTuple):
-    """What nvidia-smi said.
+    """One answer of nvidia-smi.
 
     Attributes:
         gpus: As of :func:`parse_gpu`, by index.
@@ -47,7 +47,7 @@ class GpuAnswer(NamedTuple):
 
 
 class Said(NamedTuple):
-    """What nvidia-smi printed.
+    """Output of nvidia-smi.
 
     Attributes:
         gpus: Lines about GPUs.
@@ -173,7 +173,7 @@ def is_idle(gpu: "Dict[str, Any]") -> bool:
 
 
 class ForeignUse:
-    """Which GPUs somebody uses without a lease, or may still use: from one answer to the next."""
+    """GPUs that somebody uses without a lease, or may still use, from one answer to the next."""
 
     def __init__(self, idle_after: float) -> None:
         """Initialize.
@@ -243,7 +243,7 @@ class ForeignUse:
         return min((wait for wait in waits if wait > 0), default=self._idle_after)
 
     def describe(self, gpus: "List[Dict[str, Any]]") -> str:
-        """Return why those of these GPUs that are not free are not; empty if all are."""
+        """Explain why GPUs are not free; empty if all are."""
         notes = []
         for gpu in gpus:
             uuid = gpu["uuid"]

@@ -1,4 +1,4 @@
-"""What all users of this machine have in their folders: tickets in the order of the queue, and leases."""
+"""The tickets, in the order of the queue, and the leases of all users of this machine."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Queued(NamedTuple):
-    """What a waiting job says.
+    """The state of a waiting job, as it says itself.
 
     Attributes:
         supervisor: The record ``{"pid", "start_time"}`` of its supervisor; empty when unknown.

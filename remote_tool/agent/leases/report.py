@@ -1,4 +1,4 @@
-"""Who has each GPU of this machine now: a lease, a process without one, or nobody."""
+"""Report the user of each GPU of this machine: a lease, a process without one, or nobody."""
 
 from __future__ import annotations
 

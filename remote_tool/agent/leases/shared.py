@@ -35,7 +35,7 @@ _LISTS = ("gpus", "processes", "leased")
 
 
 class Here(NamedTuple):
-    """What decides which nvidia-smi a process starts, and what that sees.
+    """The facts that decide which nvidia-smi a process starts, and which GPUs it sees.
 
     Attributes:
         place: The boot, the files, and the processes that are visible.

@@ -46,7 +46,7 @@ _RETURN_SECONDS = 20.0
 
 
 class LeaseRequest(NamedTuple):
-    """What a job wants.
+    """The GPUs and conditions that a job waits for.
 
     Attributes:
         job_id: The job.

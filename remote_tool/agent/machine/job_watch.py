@@ -1,4 +1,4 @@
-"""What changes about the jobs of a project, for ``top``."""
+"""Report changes of the jobs of a project, for ``top``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class JobWatch:
         self._sizes: Dict[str, Dict[str, int]] = {}
 
     def look(self) -> Dict[str, Any]:
-        """Return ``jobs``, the states of those that have not ended, if they have changed since the last call."""
+        """Return ``jobs``, the states of unfinished jobs, if they have changed since the last call."""
         try:
             jobs = job_folder.open_jobs_folder(self._path)
         except (OSError, job_folder.FolderError):

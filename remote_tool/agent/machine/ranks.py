@@ -1,4 +1,4 @@
-"""Which ranks of jobs are alive: from their processes, and from the folders that torchrun makes for them."""
+"""Find the living ranks of jobs, from their processes and from the folders that torchrun makes for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forward connections between the client and this server: to its ports, from its ports, or to those of a job."""
+"""Forward connections between the client and this server: to its ports, from its ports, or to a job's ports."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def _open_descriptor(pid: int) -> Optional[int]:
 
 
 class Owner(NamedTuple):
-    """What identifies the processes of a job."""
+    """The marks that identify the processes of a job."""
 
     job_id: str
     folder: str

@@ -1,4 +1,4 @@
-"""Where the Python processes of jobs are: each writes its stacks to a file of its own upon a signal.
+"""Collect the Python stacks of jobs: on a signal, each process writes its stacks to a file of its own.
 
 A start-up hook in the jobs' Python (see :mod:`remote_tool.agent.hook.sitecustomize`) prepares that. A process gets
 the signal only if it catches it and has that file open: any other process would end.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class OnEnd(NamedTuple):
-    """What to run when a job ends.
+    """A command to run when a job ends.
 
     Attributes:
         command: For the shell.
@@ -30,7 +30,7 @@ class OnEnd(NamedTuple):
 
 
 class OnEmpty(NamedTuple):
-    """What to run when a job has ended and nothing of this user is left here.
+    """A command to run when a job has ended and nothing of this user is left here.
 
     Attributes:
         command: For the shell.
@@ -44,7 +44,7 @@ class OnEmpty(NamedTuple):
 
 
 class QueueRequest(NamedTuple):
-    """What a job waits for.
+    """The GPUs and jobs that a job waits for.
 
     Attributes:
         lease: The GPUs, or one of the slots of its sweep; None without any.

@@ -1,4 +1,4 @@
-"""What a job has printed: all of it in its log, and the end of it for who attaches."""
+"""Record the output of a terminal: all of it in the log, and the end of it for clients that attach."""
 
 from __future__ import annotations
 

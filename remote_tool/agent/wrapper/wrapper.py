@@ -43,7 +43,7 @@ _PASSED_ON = ("CUDA_VISIBLE_DEVICES",)
 
 
 class CommandWrapper(NamedTuple):
-    """Where a command starts, and how to reach its processes.
+    """The launch command or container of a command, and the way to reach its processes.
 
     Attributes:
         words: Start a shell that reads its script from stdin.

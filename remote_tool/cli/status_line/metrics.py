@@ -1,4 +1,4 @@
-"""How far a job is, and how long it still takes: for the status line."""
+"""The progress of a job and the time that it still takes, for the status line."""
 
 from __future__ import annotations
 

@@ -71,12 +71,12 @@ class LocalScreen:
 
     @property
     def variables(self) -> Mapping[str, str]:
-        """What describes this terminal to programs."""
+        """The variables that describe this terminal to programs."""
         return {name: os.environ[name] for name in VARIABLES if os.environ.get(name)}
 
     @property
     def line_break(self) -> str:
-        """What to print first so that a message is on a line of its own, such as after a prompt."""
+        """The line break to print before a message, if the cursor is not at the beginning of a line."""
         return "\n" if self._saved is not None and self._last not in {b"", b"\n"} else ""
 
     @contextmanager

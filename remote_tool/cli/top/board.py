@@ -1,4 +1,4 @@
-"""What the screen of ``top`` shows: the newest samples, jobs and values, filtered and sorted."""
+"""The contents of the screen of ``top``: the newest samples, jobs and values, filtered and sorted."""
 
 from __future__ import annotations
 

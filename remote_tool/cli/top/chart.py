@@ -13,7 +13,7 @@ LABEL_WIDTH = 9
 
 
 def sparkline(values: Sequence[float], width: int, *, low: float | None = None, high: float | None = None) -> str:
-    """Return the last values as bars of different heights, between bounds or those of the values."""
+    """Return the last values as bars of different heights, between the given bounds or the bounds of the values."""
     shown = [value for value in values[-width:] if math.isfinite(value)]
     if not shown:
         return ""

@@ -101,7 +101,7 @@ class _Hooks:
 
 
 class _Keys:
-    """What the keys do."""
+    """The actions of the keys."""
 
     def __init__(self, workspace: remote_tool.Workspace) -> None:
         self._workspace = workspace

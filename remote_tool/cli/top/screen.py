@@ -62,7 +62,7 @@ GAP = 2  # between two columns of a table, in Textual
 
 
 class Actions(Protocol):
-    """What the keys do; text that is returned is shown."""
+    """The actions of the keys; returned text is shown."""
 
     def log(self, job: Job, show: Callable[[str], None]) -> Callable[[], None]: ...
     def attach(self, job: Job) -> None: ...

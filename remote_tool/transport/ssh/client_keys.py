@@ -44,7 +44,7 @@ class ClientKeys:
         self._files: dict[int, Path] = {}
 
     async def load(self, agent: asyncssh.SSHAgentClient | None) -> list[asyncssh.SSHKeyPair]:
-        """Return only the configured key, or those of the agent and of ~/.ssh that need no passphrase.
+        """Return only the configured key, or the keys of the agent and of ~/.ssh that need no passphrase.
 
         Raises:
             LoginError: The configured key cannot be used.

@@ -50,7 +50,7 @@ def forget(file: Path) -> None:
 
 
 def time_record() -> bytes:
-    """Return the record of the time at which a sync began, before those of its files."""
+    """Return the record of the time at which a sync began; the records of its files follow."""
     return b"began %d\0" % (int(time.time()) - _MOMENT)
 
 

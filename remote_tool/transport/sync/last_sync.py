@@ -223,7 +223,7 @@ class KnownCopy:
         return self._versions(zip(each_record(columns.sent), each_record(columns.fractions), strict=False))
 
     def versions_of(self, names: Collection[bytes]) -> Mapping[bytes, Version]:
-        """The local versions of these files at that time, and perhaps those of others."""
+        """Return the local versions of these files at that time, and perhaps of others."""
         rows = self.columns.rows(names) if names else ()
         try:
             return self._versions((record, rest) for record, _, rest in rows)

@@ -42,7 +42,7 @@ class Item:
 
 @dataclass(frozen=True)
 class CleanRequest:
-    """What may go.
+    """The jobs and files that may be removed.
 
     Attributes:
         servers: On which servers; empty: all.
@@ -70,7 +70,7 @@ class CleanRequest:
 
 @dataclass(frozen=True)
 class CleanAnswer:
-    """What exists and may be removed, or was removed.
+    """The files that exist and may be removed, or were removed.
 
     Attributes:
         request: The request.

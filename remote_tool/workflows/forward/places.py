@@ -1,4 +1,4 @@
-"""What a forward connects: a port or a socket to listen on, and a target, in the words of ``ssh -L`` and ``ssh -R``."""
+"""The two ends of a forward: a port or socket to listen on, and a target, written as for ``ssh -L`` and ``ssh -R``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the code of two jobs differs: from their copies on a server, or from commits and recorded changes."""
+"""Compare the code of two jobs: by their copies on a server, or by commits and recorded changes."""
 
 from __future__ import annotations
 

@@ -361,7 +361,7 @@ class Patience:
 
 
 def _latest(context: Context, jobs: Sequence[Job]) -> list[Job]:
-    """Return jobs as recorded now, and in the place of those that were moved, the jobs on the other server."""
+    """Return jobs as recorded now, and for a job that was moved, the one on the other server."""
     latest = []
     for job in _current(context, jobs):
         found, seen = job, {job.id}

@@ -36,7 +36,7 @@ async def list_jobs(context: Context, selection: JobSelection, *, logs: bool = F
 
 
 def servers_of_jobs(context: Context, selection: JobSelection, *, logs: bool = False) -> tuple[str, ...]:
-    """Return the servers to query: those of named jobs, the named ones, or the usual ones and some of earlier lists.
+    """Return the servers to query: of named jobs, the named ones, or the usual ones and some of earlier lists.
 
     Servers of earlier lists may no longer exist. They are queried if a job may still be running, and for logs if some
     are incomplete here.

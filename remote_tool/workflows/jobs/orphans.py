@@ -102,7 +102,7 @@ async def find_orphans(context: Context, servers: Sequence[str] = ()) -> Orphans
 
 
 def _servers_to_ask(context: Context, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the selected servers; without a selection, include those of earlier host lists that had jobs."""
+    """Return the selected servers; without a selection, include servers of earlier host lists that had jobs."""
     config = context.config
     listed = {name for name, server in config.servers.items() if server.is_listed}
     if names or config.listed or not listed:

@@ -33,7 +33,7 @@ LONGEST_TEXT = 200
 
 @dataclass(frozen=True)
 class KeptStacks:
-    """What a job's server kept of its stacks, before it stopped the job's processes."""
+    """Stacks that a job's server kept before it stopped the job's processes."""
 
     job: Job
     text: str
@@ -41,7 +41,7 @@ class KeptStacks:
 
 @dataclass(frozen=True)
 class StacksAnswer:
-    """Where the processes of jobs are.
+    """The stacks of the processes of jobs.
 
     Attributes:
         jobs: The jobs that were asked for, with those of the same launches.
@@ -107,7 +107,7 @@ async def take_stacks(
 
 
 async def _choose(context: Context, selection: JobSelection) -> tuple[list[Job], dict[str, RemoteToolError]]:
-    """Return the selected jobs with those of their launches; servers are asked first only if a job is unknown here."""
+    """Return the selected jobs and the rest of their launches; servers are asked only if a job is unknown here."""
     errors: dict[str, RemoteToolError] = {}
     chosen = named_jobs(context, selection)
     if not chosen:

@@ -219,7 +219,7 @@ async def _running(command: Sequence[str], folder: str) -> AsyncIterator[asyncio
 
 
 class _Lines:
-    """What TensorBoard prints: its address, or why it ends."""
+    """Lines that TensorBoard prints: its address, or why it ends."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None

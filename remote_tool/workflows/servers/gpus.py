@@ -1,4 +1,4 @@
-"""Who has which GPU of which server, and waiting for free ones; what a server says is not trusted."""
+"""Ask servers for the users of their GPUs, or wait for free ones; answers are not trusted."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class QueuedJob:
 
 @dataclass(frozen=True)
 class GpuState:
-    """Who has a GPU.
+    """The user of a GPU.
 
     Attributes:
         index: As in nvidia-smi.

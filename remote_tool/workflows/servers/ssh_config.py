@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 async def host_blocks(context: Context, servers: Sequence[str]) -> Results[str]:
-    """Return the ``Host`` block of each server, preceded by those of its jump hosts; connects to none.
+    """Return the ``Host`` block of each server, after the blocks of its jump hosts; connects to none.
 
     Raises:
         UsageError: A server is unknown.

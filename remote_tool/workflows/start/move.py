@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 async def move_waiting(context: Context, waiting: Collection[str], reached: Sequence[str]) -> None:
-    """Move those of some waiting jobs to other servers that need not wait there, in their order."""
+    """Move waiting jobs, in their order, to other servers if they need not wait there."""
     recorded = context.registry.load_unfinished()[0]
     needed = {job_id for job in recorded for job_id in job.after}
     jobs = [job for job in recorded if job.id in waiting and job.id not in needed and _is_movable(context, job)]

@@ -48,7 +48,7 @@ MOST_GIVEN_UP = 256
 
 @dataclass(frozen=True)
 class Refreshed:
-    """What is left to be done after the answers of servers were recorded.
+    """The work that is left after the answers of servers were recorded.
 
     Attributes:
         errors: The servers that did not answer.
@@ -96,7 +96,7 @@ def _may_be_moved(remote: RemoteJob) -> bool:
 
 
 def _by_server(context: Context, recorded: Sequence[Job]) -> tuple[dict[str, list[Job]], dict[str, list[str]]]:
-    """Return the jobs to ask each server about, and the ids of those whose ends are known."""
+    """Return the jobs to ask each server about, and the ids of jobs with a known end."""
     unfinished: dict[str, list[Job]] = defaultdict(list)
     for job in recorded:
         unfinished[job.server].append(job)

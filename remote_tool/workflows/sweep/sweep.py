@@ -123,7 +123,7 @@ def _warn_of_shared_outputs(context: Context, request: SweepRequest) -> tuple[tu
 
 
 def jobs_of(jobs: Iterable[Job], record: SweepRecord) -> list[Job]:
-    """Return those of some jobs that belong to a sweep."""
+    """Select the jobs that belong to a sweep."""
     numbers = range(len(record.request.made))
     return [job for job in jobs if job.launch_id == record.launch_id and job.node_rank in numbers]
 

@@ -1,4 +1,4 @@
-"""A key pair that lives as long as one sync: servers that show it to each other are those of this sync."""
+"""A key pair that lives as long as one sync, with which its servers prove to each other that they take part."""
 
 from __future__ import annotations
 

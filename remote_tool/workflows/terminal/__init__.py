@@ -1,3 +1,3 @@
-"""Terminals on servers: a shell, and those of jobs."""
+"""Terminals on servers: of shells and of jobs."""
 
 __all__ = ["attach", "session", "shell"]

@@ -44,7 +44,7 @@ class Screen(Protocol):
 
     @property
     def is_terminal(self) -> bool:
-        """Whether keys and output are those of one terminal."""
+        """Whether keys and output belong to one terminal."""
 
     @property
     def window(self) -> tuple[int, int]:

@@ -88,7 +88,7 @@ class KnownHosts:
         self._revoked = frozenset(revoked)
 
     def select(self, names: Sequence[str], marker: Marker) -> list[Entry]:
-        """Return the lines for a host with one marker, only those of its first name if there are any."""
+        """Return the lines for a host with one marker; if there are any for its first name, only these."""
         for name in names:
             if found := [entry for entry in self._lines_of(name) if entry.marker is marker]:
                 return found

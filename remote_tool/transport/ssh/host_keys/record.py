@@ -1,4 +1,4 @@
-"""Add a host key to a known_hosts file, and remove those of former servers."""
+"""Add a host key to a known_hosts file, and remove keys of former servers."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ class _Run:
         return made.columns(), newer
 
     def _find_keys(self, suspects: list[bytes]) -> list[bytes]:
-        """Search files that may hold a key; return the names of those that do."""
+        """Search files that may hold a key; return the names of the files that hold one."""
         keys = [found.name for found in map(parse_record, suspects) if self._look.holds_key(found)]
         for name in keys:
             self._look.skip(name, PRIVATE_KEY)

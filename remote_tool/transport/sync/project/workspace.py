@@ -1,4 +1,4 @@
-"""Which workspaces have sent a folder on a server, so that two projects of one name do not remove each other's files.
+"""Record which workspaces have sent a folder on a server: projects of one name do not remove each other's files.
 
 A workspace has a random id, which is in its own folder: a copy of that folder on another machine is the same one.
 A server's record has a line for each workspace, and for each place of it: ``<id> <user>@<machine>:<path>``.
