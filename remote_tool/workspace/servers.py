@@ -155,8 +155,8 @@ class ServerMethods(Project):
         options = PrepareOptions(force=force, relay=relay, overwrite=overwrite)
 
         async def send(context: Context, on_low_disk: OnLowDisk) -> Results[PreparedServer]:
-            told = replace(options, on_low_disk=on_low_disk)
-            return await prepare(context.pool, context.config, servers, told, context.report)
+            with_warnings = replace(options, on_low_disk=on_low_disk)
+            return await prepare(context.pool, context.config, servers, with_warnings, context.report)
 
         return checked(self._send(send), check=check)
 
@@ -207,8 +207,8 @@ class ServerMethods(Project):
         options = SyncOptions(dry_run=dry_run, checksum=checksum, relay=relay, overwrite=overwrite, adopt=adopt)
 
         async def send(context: Context, on_low_disk: OnLowDisk) -> Results[PushResult]:
-            told = replace(options, on_low_disk=on_low_disk)
-            return await sync(context.pool, context.config, servers, told, context.report)
+            with_warnings = replace(options, on_low_disk=on_low_disk)
+            return await sync(context.pool, context.config, servers, with_warnings, context.report)
 
         return checked(self._send(send), check=check)
 

@@ -45,13 +45,13 @@ KEEPS_LAUNCH = "jobs of the same launch have not ended"
 KEEPS_RESUMABLE = "a sweep or fan-out may still be resumed; clean --job KEY removes a job of it"
 
 
-async def _record(
+async def _refresh(
     context: Context, servers: Sequence[str], *, stays: Collection[str] | None = None
 ) -> dict[str, RemoteToolError]:
     return (await query_and_record(context, servers, stays=stays or ())).errors
 
 
-async def survey(context: Context, request: CleanRequest, refresh: Refresh = _record) -> CleanAnswer:
+async def survey(context: Context, request: CleanRequest, refresh: Refresh = _refresh) -> CleanAnswer:
     """List our files on servers and here, and which may be removed; remove nothing.
 
     Args:
