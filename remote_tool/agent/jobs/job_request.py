@@ -10,6 +10,7 @@ from remote_tool.agent.activation import Activation, Origin
 from remote_tool.agent.launch.cause import Membership, read_membership
 from remote_tool.agent.proc import processes
 from remote_tool.agent.requests import Folders, is_text
+from remote_tool.agent.supervisor.plan import JobRequest
 from remote_tool.protocol import job_folder, limits
 from remote_tool.protocol.errors import RequestError
 from remote_tool.protocol.job_fields import REQUEST_FIELDS
@@ -29,7 +30,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Optional, Tuple
 
-    from remote_tool.agent.frozen.copies import Copies, Copy
+    from remote_tool.agent.frozen.copies import Copies
     from remote_tool.agent.supervisor.plan import OnEmpty, OnEnd, QueueRequest
     from remote_tool.agent.wrapper.wrapper import CommandWrapper
     from remote_tool.protocol.records import Record
@@ -39,40 +40,6 @@ if TYPE_CHECKING:
 _HOOK = os.fsencode(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "hook"))
 # The client hides these too.
 _SHORTEST_HIDDEN = 8
-
-
-class JobRequest(NamedTuple):
-    """A validated job to start.
-
-    Attributes:
-        spec: The job's record.
-        command: The shell command, in full.
-        environment: The environment of the command, or of its launch command.
-        membership: The job's place in a launch of several nodes; None without one.
-        log_limit: Limit in bytes for each output file.
-        command_wrapper: The launch command that runs the command; None without one.
-        script: What the shell inside reads.
-        setup: The script that the shell sources first; empty without one.
-        on_end: What to run when the job has ended; None: nothing.
-        on_empty: What to run when the job has ended and none is left; None: nothing.
-        queue: What it waits for before the command starts; None: nothing.
-        copy: The copy of the project that it runs in; None: it runs in the project.
-        hidden: Values of its variables, which no record shows.
-    """
-
-    spec: Record
-    command: str
-    environment: Dict[bytes, bytes]
-    membership: Optional[Membership] = None
-    log_limit: int = DEFAULT_LOG_LIMIT
-    command_wrapper: "Optional[CommandWrapper]" = None
-    script: bytes = b""
-    setup: str = ""
-    on_end: "Optional[OnEnd]" = None
-    on_empty: "Optional[OnEmpty]" = None
-    queue: "Optional[QueueRequest]" = None
-    copy: "Optional[Copy]" = None
-    hidden: "Tuple[str, ...]" = ()
 
 
 def check_job(job: object, active: Activation, folders: Folders, copies: "Optional[Copies]" = None) -> JobRequest:

@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Optional
 
-    from remote_tool.agent.jobs.job_request import JobRequest
+    from remote_tool.agent.supervisor.plan import JobRequest
     from remote_tool.protocol.records import Record
 
 _TEMPORARY = ".starting-"

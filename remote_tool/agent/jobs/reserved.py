@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import List, Optional, Set
 
-    from remote_tool.agent.jobs.job_request import JobRequest
+    from remote_tool.agent.supervisor.plan import JobRequest
 
 _VISIBLE = b"CUDA_VISIBLE_DEVICES"
 

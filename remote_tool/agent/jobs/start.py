@@ -11,11 +11,11 @@ import time
 from remote_tool.agent import activation, states
 from remote_tool.agent.activation import ActivationError
 from remote_tool.agent.jobs import new_folder
-from remote_tool.agent.jobs.job_request import JobRequest, check_job
+from remote_tool.agent.jobs.job_request import check_job
 from remote_tool.agent.leases.folders import have_leases
 from remote_tool.agent.requests import Folders, Request, is_flag, is_list
 from remote_tool.agent.supervisor import supervise
-from remote_tool.agent.supervisor.plan import Plan
+from remote_tool.agent.supervisor.plan import JobRequest, Plan
 from remote_tool.protocol import job_folder, limits
 from remote_tool.protocol.errors import RequestError
 from remote_tool.protocol.framing import HEADER_LIMIT
@@ -287,32 +287,16 @@ def _plan(call: Call, job: JobRequest) -> Optional[Plan]:
     made = new_folder.make_folder(call.jobs, job)
     if made is None:
         return None
+    project = job.copy.code if job.copy else call.folders.project
     return Plan(
-        job_id=job.spec["id"],
-        folder=made.folder,
-        path=f"{call.folders.jobs}/{job.spec['id']}",
-        reserve=made.reserve,
-        locked=made.locked,
-        workdir=os.path.join(job.copy.code if job.copy else call.folders.project, job.spec["workdir"]),
-        environment=job.environment,
-        grace=job.spec["grace"],
-        place=job.spec["place"],
-        membership=job.membership,
-        log_limit=job.log_limit,
-        command_wrapper=job.command_wrapper,
-        script=job.script,
-        nice=job.spec["nice"],
-        on_end=job.on_end,
-        terminal=job.spec["terminal"] or "",
-        max_duration=job.spec["max_duration"],
-        stop_if_idle=job.spec["stop_if_idle"],
-        gpus=tuple(job.spec["gpus"] or ()),
-        retries=job.spec["retries"] or 0,
-        retry_on=tuple(job.spec["retry_on"] or ()),
-        on_empty=job.on_empty,
-        queue=job.queue,
-        copy=job.copy,
-        hidden=job.hidden,
+        job,
+        made.folder,
+        f"{call.folders.jobs}/{job.spec['id']}",
+        made.reserve,
+        made.locked,
+        os.path.join(project, job.spec["workdir"]),
+        job.environment,
+        job.script,
     )
 
 

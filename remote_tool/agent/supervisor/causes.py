@@ -74,7 +74,7 @@ def _end_of(folder: int, name: str) -> bytes:
 
 def note_rank_error(plan: Plan, outcome: Outcome) -> None:
     """Record the error that a rank of torchrun reported."""
-    place = plan.membership or Membership(0, ("",), "", 0, b"", 0, hidden=plan.hidden)
+    place = plan.request.membership or Membership(0, ("",), "", 0, b"", 0, hidden=plan.request.hidden)
     # During a long job, this program may have been removed.
     with suppress(OSError, ImportError):
         if job_folder.exists(plan.folder, job_folder.RANKS):

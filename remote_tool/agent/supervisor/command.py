@@ -91,12 +91,12 @@ def become_command(
             else:
                 terminal.enter()
             os.chdir(plan.workdir)
-            if plan.command_wrapper is not None:
+            if plan.request.command_wrapper is not None:
                 from remote_tool.agent.wrapper.wrapper import enter  # noqa: PLC0415 - few jobs have a launch command
 
                 script = None if terminal is not None else plan.script
-                enter(plan.command_wrapper.words, script, plan.environment)
-            os.nice(plan.nice or 0)
+                enter(plan.request.command_wrapper.words, script, plan.environment)
+            os.nice(plan.spec["nice"] or 0)
             tracer = {TRACER_VARIABLE.encode(): b"%d" % os.getppid()}
             run_shell(f"{plan.path}/{job_folder.COMMAND}", {**plan.environment, **tracer})
     except BaseException as error:  # noqa: BLE001 - the supervisor reports it, and this must never return

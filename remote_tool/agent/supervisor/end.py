@@ -58,7 +58,7 @@ class Ending:
         self._outcome.had_to_end = True
         if name != "SIGKILL":
             self._tree.signal(number_of(name) or signal.SIGTERM)
-            if self._plan.terminal == SHELL:
+            if self._plan.spec["terminal"] == SHELL:
                 # An interactive shell ignores SIGTERM.
                 self._tree.signal(signal.SIGHUP)
             if self._tree.wait(grace, self._events.must_hurry):
@@ -120,9 +120,9 @@ class Ending:
         with suppress(OSError):
             outcome.never_began = not outcome.killed and not job_folder.exists(self._plan.folder, job_folder.BEGUN)
         if outcome.never_began:
-            assert self._plan.command_wrapper is not None
+            assert self._plan.request.command_wrapper is not None
             how = describe_end(decode_status(outcome.status))
-            outcome.notes.append(f"{self._plan.command_wrapper.words[0]} {how} before the command began")
+            outcome.notes.append(f"{self._plan.request.command_wrapper.words[0]} {how} before the command began")
 
     def _give_up_on(self, members: List[Process]) -> None:
         if not members:
@@ -134,11 +134,12 @@ class Ending:
 
 
 def _make_wrapped(plan: Plan) -> "Optional[WrappedProcesses]":
-    if plan.command_wrapper is None:
+    wrapper = plan.request.command_wrapper
+    if wrapper is None:
         return None
     from remote_tool.agent.wrapper.container import WrappedProcesses  # noqa: PLC0415 - few jobs have a launch command
 
-    return WrappedProcesses(plan.job_id, plan.command_wrapper.ask, plan.command_wrapper.end, plan.environment)
+    return WrappedProcesses(plan.job_id, wrapper.ask, wrapper.end, plan.environment)
 
 
 def _count(members: List[Process]) -> str:

@@ -34,7 +34,7 @@ class Events:
         self._outcome = outcome
         self._requested = ""
         self._wakeup = self._waker = -1
-        self._log_limit = LogLimit(plan.folder, plan.log_limit)
+        self._log_limit = LogLimit(plan.folder, plan.request.log_limit)
 
     @property
     def log_note(self) -> str:
@@ -109,9 +109,9 @@ class Events:
             # An unreadable request still asks for a stop; a disk that does not answer does not.
             with suppress(OSError):
                 if job_folder.exists(self._plan.folder, STOP):
-                    request = {"signal": "SIGTERM", "grace": self._plan.grace}
+                    request = {"signal": "SIGTERM", "grace": self._plan.spec["grace"]}
         if self._requested and (request is None or self._requested == "SIGKILL"):
-            return {"signal": self._requested, "grace": self._plan.grace, "by_signal": True}
+            return {"signal": self._requested, "grace": self._plan.spec["grace"], "by_signal": True}
         return request
 
     def read_withdrawal(self) -> Dict[str, str]:

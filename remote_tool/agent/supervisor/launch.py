@@ -31,7 +31,7 @@ class NodeOfLaunch:
         self._membership = membership
         self._watch = make_watch(membership, plan.folder)
         # Processes in a container cannot be inspected.
-        self._rendezvous = rendezvous.RendezvousCheck() if plan.command_wrapper is None else None
+        self._rendezvous = rendezvous.RendezvousCheck() if plan.request.command_wrapper is None else None
 
     @property
     def verdict(self) -> Optional[Cause]:

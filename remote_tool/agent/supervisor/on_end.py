@@ -40,11 +40,11 @@ def read_on_end(value: Any, name: str) -> OnEnd:  # noqa: ANN401 - from the requ
 
 def run(plan: Plan, ended: Record) -> None:
     """Run the command with its output in the job's folder; stop waiting after a minute."""
-    assert plan.on_end is not None
+    assert plan.request.on_end is not None
     # A full disk, or too many processes: the job's end is recorded all the same.
     with suppress(OSError):
         log = job_folder.create_file(plan.folder, job_folder.ON_END)
-        run_logged(plan, plan.on_end.command, _environment(plan, plan.on_end, ended), log, "on_end")
+        run_logged(plan, plan.request.on_end.command, _environment(plan, plan.request.on_end, ended), log, "on_end")
 
 
 def run_logged(plan: Plan, command: str, environment: Mapping[bytes, bytes], log: int, name: str) -> None:

@@ -1,4 +1,4 @@
-"""A supervisor's instructions."""
+"""A job as requested, and as its supervisor runs it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from remote_tool.agent.launch.cause import Membership
     from remote_tool.agent.leases.waiter import LeaseRequest
     from remote_tool.agent.wrapper.wrapper import CommandWrapper
+    from remote_tool.protocol.records import Record
 
 
 class OnEnd(NamedTuple):
@@ -65,59 +66,69 @@ class QueueRequest(NamedTuple):
     arrivals: "Tuple[int, ...]" = ()
 
 
-class Plan(NamedTuple):
-    """A job about to be started.
+class JobRequest(NamedTuple):
+    """A validated job to start.
 
     Attributes:
-        job_id: The job.
+        spec: The job's record.
+        command: The shell command, in full.
+        environment: The environment of the command, or of its launch command.
+        membership: The job's place in a launch of several nodes; None without one.
+        log_limit: Limit in bytes for each output file.
+        command_wrapper: The launch command that runs the command; None without one.
+        script: The script that the shell behind the launch command reads.
+        setup: The script that the shell sources first; empty without one.
+        on_end: Run when the job has ended; None: nothing.
+        on_empty: Run when the job has ended and none is left; None: nothing.
+        queue: The GPUs and jobs that it waits for before the command starts; None: nothing.
+        copy: The copy of the project that it runs in; None: it runs in the project.
+        hidden: Values of its variables, which no record shows.
+    """
+
+    spec: Record
+    command: str
+    environment: Dict[bytes, bytes]
+    membership: Optional[Membership] = None
+    log_limit: int = DEFAULT_LOG_LIMIT
+    command_wrapper: "Optional[CommandWrapper]" = None
+    script: bytes = b""
+    setup: str = ""
+    on_end: "Optional[OnEnd]" = None
+    on_empty: "Optional[OnEmpty]" = None
+    queue: "Optional[QueueRequest]" = None
+    copy: "Optional[Copy]" = None
+    hidden: "Tuple[str, ...]" = ()
+
+
+class Plan(NamedTuple):
+    """A job about to be started: the request, and the folder that was made for it.
+
+    Attributes:
+        request: The job as requested.
         folder: Descriptor of the job's folder.
         path: The same folder as an absolute path.
         reserve: Descriptor of the file reserved for the final record, locked.
         locked: Whether the file system could lock it.
         workdir: The working folder, absolute.
-        environment: The command's environment.
-        grace: Default grace period in seconds for stop requests.
-        place: This machine.
-        membership: The job's place in a launch of several nodes; None without one.
-        log_limit: Limit in bytes for each output file.
-        command_wrapper: The launch command that runs the command; None without one.
-        script: What the shell inside reads.
-        on_end: What to run when the job has ended; None: nothing.
-        terminal: The program on a terminal: the command, or the user's shell; empty without one.
-        max_duration: Seconds after which it is stopped; None: never.
-        stop_if_idle: Seconds after which it is stopped if its GPUs are idle for so long; None: never.
-        gpus: Its GPUs, by number or UUID; empty: all.
-        retries: How many times its command is run again after a failure.
-        retry_on: Exit codes and signals after which it is; empty: any failure.
-        on_empty: What to run when the job has ended and none is left; None: nothing.
-        queue: What it waits for before the command starts; None: nothing.
-        copy: The copy of the project that it runs in; None: it runs in the project.
-        nice: Added to the command's niceness; behind a launch command, by the script.
-        hidden: Values of its variables, which no record shows.
+        environment: The command's environment: as requested, with the GPUs and the number of the attempt.
+        script: The script that the shell behind the launch command reads, with these as well.
     """
 
-    job_id: str
+    request: JobRequest
     folder: int
     path: str
     reserve: int
     locked: bool
     workdir: str
     environment: Dict[bytes, bytes]
-    grace: float
-    place: Dict[str, str]
-    membership: Optional[Membership] = None
-    log_limit: int = DEFAULT_LOG_LIMIT
-    command_wrapper: "Optional[CommandWrapper]" = None
     script: bytes = b""
-    nice: Optional[int] = None
-    on_end: Optional[OnEnd] = None
-    terminal: str = ""
-    max_duration: Optional[float] = None
-    stop_if_idle: Optional[float] = None
-    gpus: "Tuple[str, ...]" = ()
-    retries: int = 0
-    retry_on: "Tuple[str, ...]" = ()
-    on_empty: Optional[OnEmpty] = None
-    queue: "Optional[QueueRequest]" = None
-    copy: "Optional[Copy]" = None
-    hidden: "Tuple[str, ...]" = ()
+
+    @property
+    def spec(self) -> Record:
+        """The job's record, as in spec.json."""
+        return self.request.spec
+
+    @property
+    def job_id(self) -> str:
+        """The job's id."""
+        return str(self.request.spec["id"])

@@ -72,7 +72,9 @@ def read_queue(job: "Mapping[str, Any]", spec: Record) -> QueueRequest:
 def with_gpus(plan: Plan, gpus: "Tuple[str, ...]") -> Plan:
     """Return a plan whose command sees these GPUs only."""
     names = ",".join(gpus).encode("utf-8", "surrogateescape")
-    script = plan.script.replace(*_filled(plan.script, names)) if plan.command_wrapper is not None else plan.script
+    script = (
+        plan.script.replace(*_filled(plan.script, names)) if plan.request.command_wrapper is not None else plan.script
+    )
     return plan._replace(environment={**plan.environment, VISIBLE: names}, script=script)
 
 
@@ -101,16 +103,16 @@ class JobQueue:
             outcome: Receives why the command cannot start.
             report: Tells the one who started the job that it waits.
         """
-        assert plan.queue is not None
+        assert plan.request.queue is not None
         self._plan = plan
-        self._request = plan.queue
+        self._request = plan.request.queue
         self._events = events
         self._outcome = outcome
         self._report = report
         # One that may not wait is decided soon, and the start answers that.
-        self._tell_at: Optional[float] = time.monotonic() + _TELL_SECONDS if plan.queue.may_wait else None
+        self._tell_at: Optional[float] = time.monotonic() + _TELL_SECONDS if plan.request.queue.may_wait else None
         self._said: Optional[str] = None
-        self._privacy = "" if plan.queue.lease is None or plan.queue.slots else folders.find_privacy()
+        self._privacy = "" if plan.request.queue.lease is None or plan.request.queue.slots else folders.find_privacy()
         self._claim: Optional[Claim] = None
         self._refreshed_at = time.monotonic()
         self._quick = 0

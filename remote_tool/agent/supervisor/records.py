@@ -49,7 +49,7 @@ class Records:
             "pid": command.pid,
             "command": command.as_record(),
             "supervisor": supervisor.as_record(),
-            "place": self._plan.place,
+            "place": self._plan.spec["place"],
             "started_at": self._started_at,
             "monotonic": self.started,
             "subreaper": is_subreaper,
@@ -95,7 +95,7 @@ class Records:
         """Add lines of ours to the job's output; OSError when it cannot be written."""
         text = "".join(f"remote-tool: {job_folder.printable(line)}\n" for line in lines).encode()
         # What a terminal shows is counted by those who watch it.
-        if text and not self._plan.terminal:
+        if text and not self._plan.spec["terminal"]:
             file = os.open(job_folder.ERR, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW, dir_fd=self._plan.folder)
             try:
                 job_folder.write_all(file, text)

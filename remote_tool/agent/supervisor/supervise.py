@@ -85,7 +85,7 @@ def _note_crash(plan: Plan) -> None:
 
 
 def _attempts_of(plan: Plan) -> Optional[Attempts]:
-    if not plan.retries:
+    if not plan.spec["retries"]:
         return None
     from remote_tool.agent.supervisor.limits.attempts import Attempts  # noqa: PLC0415 - few jobs have retries
 
@@ -93,7 +93,7 @@ def _attempts_of(plan: Plan) -> Optional[Attempts]:
 
 
 def _early_end_of(plan: Plan, records: Records) -> Optional[EarlyEnd]:
-    if plan.max_duration is None and plan.stop_if_idle is None:
+    if plan.spec["max_duration"] is None and plan.spec["stop_if_idle"] is None:
         return None
     from remote_tool.agent.supervisor.limits.early_end import EarlyEnd  # noqa: PLC0415 - few jobs have such a limit
 
@@ -150,12 +150,12 @@ class Supervisor:
     def _run_commands_for_the_end(self, ended: Record) -> None:
         # Loaded by the start, which read the commands.
         waiter = None
-        if self._plan.on_empty is not None:
+        if self._plan.request.on_empty is not None:
             from remote_tool.agent.supervisor.limits import on_empty  # noqa: PLC0415 - few jobs have such a command
 
             waiter = on_empty.prepare(self._plan, self._events)
         # One that was moved has not ended for its user.
-        if self._plan.on_end is not None and not self._outcome.moved:
+        if self._plan.request.on_end is not None and not self._outcome.moved:
             from remote_tool.agent.supervisor import on_end  # noqa: PLC0415 - few jobs have such a command
 
             on_end.run(self._plan, ended)
@@ -197,7 +197,7 @@ class Supervisor:
 
     def _wait_in_queue(self) -> bool:
         """Wait for other jobs and for GPUs; return False when the command must not start."""
-        if self._plan.queue is None:
+        if self._plan.request.queue is None:
             return True
         # Loaded by the start, which read the request.
         from remote_tool.agent.supervisor import queue  # noqa: PLC0415 - few jobs wait
@@ -212,7 +212,7 @@ class Supervisor:
 
     def _join_launch(self) -> bool:
         """Prepare the heartbeat of a launch; return False when the other nodes could not reach this one."""
-        membership = self._plan.membership
+        membership = self._plan.request.membership
         if membership is None:
             return True
         from remote_tool.agent.supervisor import launch  # noqa: PLC0415 - only launches need threads and sockets
@@ -222,7 +222,7 @@ class Supervisor:
 
     def _open_terminal(self) -> bool:
         """Open the command's terminal, if it has one; return False when that is impossible."""
-        if not self._plan.terminal:
+        if not self._plan.spec["terminal"]:
             return True
         from remote_tool.agent.supervisor import terminal  # noqa: PLC0415 - few jobs have a terminal
 
@@ -235,7 +235,7 @@ class Supervisor:
     def _start_command(self) -> bool:
         # An earlier attempt may have changed it itself, as a checkpoint.
         is_first = self._attempts is None or not self._attempts.failed
-        if is_first and self._plan.copy is not None and self._has_changed(self._plan.copy):
+        if is_first and self._plan.request.copy is not None and self._has_changed(self._plan.request.copy):
             return False
         plan = self._plan if self._attempts is None else self._attempts.plan_for(self._plan)
         started = command.start(plan, self._umask, self._outcome, self._record_start, self._terminal)
@@ -265,7 +265,7 @@ class Supervisor:
 
     def _bring_home(self) -> None:
         """Bring what the job wrote in its copy into the project, before the end of the job is known to others."""
-        copy = self._plan.copy
+        copy = self._plan.request.copy
         if copy is None or not self._is_in_copy:
             return
         # Loaded by the start, which made the copy.

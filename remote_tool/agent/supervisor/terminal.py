@@ -28,7 +28,7 @@ class JobTerminal:
         master = self._device.master
         self._terminal = Terminal({master: 1}, master, device=master, recording=self._recording)
         self._terminal.listen(plan.folder)
-        if plan.command_wrapper is not None:
+        if plan.request.command_wrapper is not None:
             from remote_tool.agent.terminal.inside import offer_script  # noqa: PLC0415 - few have a launch command
 
             offer_script(plan.path, plan.script, job_folder.TERMINAL_SCRIPT)

@@ -36,7 +36,7 @@ class Attempts:
     def plan_for(self, plan: Plan) -> Plan:
         """Return the plan of this attempt at a job."""
         name, number = ATTEMPT_VARIABLE, len(self.failed) + 1
-        if plan.command_wrapper is not None:
+        if plan.request.command_wrapper is not None:
             from remote_tool.agent.wrapper.wrapper import ECHO_BEGUN  # noqa: PLC0415 - few jobs have a launch command
 
             before, begun, rest = plan.script.rpartition(ECHO_BEGUN.encode())
@@ -47,12 +47,12 @@ class Attempts:
         """Forget a failed attempt, and return True, if there is to be another; its processes must have ended."""
         end = outcome.end
         is_over = is_stopping or outcome.was_stopped or bool(outcome.unkillable)
-        if is_over or len(self.failed) >= plan.retries or not _is_for(plan, end):
+        if is_over or len(self.failed) >= plan.spec["retries"] or not _is_for(plan, end):
             return False
         self.failed.append(
             end.signal or (f"exit code {end.exit_code}" if end.exit_code is not None else "no exit code")
         )
-        note = states.describe_attempt(self.failed, plan.retries)
+        note = states.describe_attempt(self.failed, plan.spec["retries"])
         outcome.begin_again(note)
         # The command says so in these; a full disk, or one that does not answer now, is the next attempt's problem.
         with suppress(OSError):
@@ -66,7 +66,7 @@ def _is_for(plan: Plan, end: End) -> bool:
     """Return whether a command that ended so is run again."""
     if end.exit_code == 0:
         return False
-    return not plan.retry_on or any(_matches(end, each) for each in plan.retry_on)
+    return not plan.spec["retry_on"] or any(_matches(end, each) for each in plan.spec["retry_on"])
 
 
 def _matches(end: End, wanted: str) -> bool:

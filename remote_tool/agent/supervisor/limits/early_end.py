@@ -35,17 +35,17 @@ class EarlyEnd:
     def __init__(self, plan: Plan, records: Records) -> None:
         self._plan = plan
         self._records = records
-        self._idle = IdleGpus(plan, plan.stop_if_idle) if plan.stop_if_idle else None
+        self._idle = IdleGpus(plan, plan.spec["stop_if_idle"]) if plan.spec["stop_if_idle"] else None
 
     def request(self) -> Optional[Dict[str, Any]]:
         """Return a stop request, if it is to be stopped now."""
         why = ""
-        limit = self._plan.max_duration
+        limit = self._plan.spec["max_duration"]
         if limit is not None and time.monotonic() - self._records.started >= limit:
             why = f"ran for {spell(limit)}, its max_duration"
         elif self._idle is not None:
             why = self._idle.look(time.monotonic())
-        return {"signal": "SIGTERM", "grace": self._plan.grace, "why": why} if why else None
+        return {"signal": "SIGTERM", "grace": self._plan.spec["grace"], "why": why} if why else None
 
     def pause(self) -> None:
         """End what looks at the GPUs: no command is running."""
@@ -174,7 +174,7 @@ class IdleGpus:
 def gpus_of(plan: Plan) -> str:
     """Return the GPUs of a job as ``CUDA_VISIBLE_DEVICES`` names them; empty for all."""
     # A job from the queue has some of those that it may use.
-    given = "" if plan.queue is not None else ",".join(plan.gpus)
+    given = "" if plan.request.queue is not None else ",".join(plan.spec["gpus"] or ())
     return given or plan.environment.get(b"CUDA_VISIBLE_DEVICES", b"").decode("utf-8", "replace")
 
 

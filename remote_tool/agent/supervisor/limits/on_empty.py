@@ -60,10 +60,10 @@ class Waiter:
     """Waits until nothing is left, from the end of a job on."""
 
     def __init__(self, plan: Plan, events: Events) -> None:
-        assert plan.on_empty is not None
+        assert plan.request.on_empty is not None
         self._plan = plan
         self._events = events
-        self._on_empty = plan.on_empty
+        self._on_empty = plan.request.on_empty
         self._ticks = os.sysconf("SC_CLK_TCK")
         self._ended = int(time.clock_gettime(time.CLOCK_BOOTTIME) * self._ticks)
         self._namespace = processes.place()["pid_namespace"]

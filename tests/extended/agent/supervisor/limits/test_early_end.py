@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from remote_tool.agent.supervisor.limits.early_end import IdleGpus
-from remote_tool.agent.supervisor.plan import Plan
+from remote_tool.agent.supervisor.plan import JobRequest, Plan
 from tests.extended.agent.conftest import PretendServer, changed_copy, wait_until
 from tests.stand_in_gpus import put_nvidia_smi
 
@@ -119,11 +119,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return found
 
 
-def watch(folder: Path, clock: Clock, seconds: int, **of_plan: Any) -> list[str]:
+def watch(folder: Path, clock: Clock, seconds: int, gpus: tuple[str, ...] = (), **of_request: Any) -> list[str]:
     """Return what a watch with a limit of 100 s says, asked once per second of the clock."""
     (folder / "job.err").touch()
     descriptor = os.open(folder, os.O_RDONLY)
-    plan = Plan("id", descriptor, str(folder), -1, True, "/", {}, 10.0, {}, **of_plan)
+    request = JobRequest({"id": "id", "gpus": gpus}, "", {}, **of_request)
+    plan = Plan(request, descriptor, str(folder), -1, True, "/", request.environment)
     idle = IdleGpus(plan, 100.0)
     said = []
     for _ in range(seconds):
