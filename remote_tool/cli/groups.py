@@ -5,54 +5,45 @@ from __future__ import annotations
 import inspect
 import shlex
 from dataclasses import dataclass, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hints
+
+import typer
 
 from remote_tool.cli.options import (
     AcceptNewKeys,
     After,
     AfterAny,
-    AnyServer,
     Artifacts,
     AsJson,
-    Backfill,
     ChangeNothing,
     Checksum,
     Devices,
     Environment,
     Follow,
-    FromJob,
-    Frozen,
-    Gpus,
     Hostfile,
     Hosts,
     JobNames,
     Keys,
-    LostAfter,
     MasterPort,
-    MaxDuration,
-    Name,
-    Nice,
     NoSync,
-    OnEnd,
     Overwrite,
     PlanOnly,
-    Priority,
     PrivateKey,
     Relay,
     Servers,
     ShowOutput,
-    StopIfIdle,
     TagsToFind,
     TagsToSet,
     Verbose,
-    WaitForGpus,
     Workdir,
+    complete,
     read_environment,
     read_workdir,
 )
 from remote_tool.cli.output.console import Console
 from remote_tool.config.devices import parse_devices
 from remote_tool.errors import UsageError
+from remote_tool.launchers import options
 from remote_tool.workflows.selection import JobSelection
 
 if TYPE_CHECKING:
@@ -150,22 +141,20 @@ class Targets:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class StartOptions(Targets):
-    """How a command starts jobs."""
+class _StartedJobs(Targets):
+    """Options of commands that start jobs which a request has in another form."""
 
     env: Environment = None
     devices: Devices = None
-    gpus: Gpus = 0
-    frozen: Frozen = None
-    nice: Nice = None
-    max_duration: MaxDuration = None
-    stop_if_idle: StopIfIdle = None
-    name: Name = ""
     tag: TagsToSet = None
     artifact: Artifacts = None
     workdir: Workdir = None
     no_sync: NoSync = False
-    overwrite: Overwrite = False
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class StartFlags(options.JobOptions, _StartedJobs):
+    """How a command starts jobs."""
 
     def request(self, kind: Callable[..., R], **own: object) -> R:
         """Return a request of this kind, with these options and the command's own."""
@@ -183,26 +172,20 @@ class StartOptions(Targets):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class JobOptions(StartOptions):
-    """How a command starts jobs that may resume from another one."""
-
-    from_job: FromJob = ""
-    on_end: OnEnd = None
+class ProgramFlags(options.ProgramOptions, options.EndOptions, StartFlags):
+    """How a command starts one program, which may resume from the artifacts of a job."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class QueueOptions(JobOptions):
+class RunFlags(options.RunOptions, ProgramFlags):
     """How a command starts jobs that may wait for GPUs and for other jobs.
 
     Raises:
         UsageError: Both kinds of waiting for jobs are given.
     """
 
-    priority: Priority = 0
     after: After = None
     after_any: AfterAny = None
-    backfill: Backfill = False
-    any_server: AnyServer = False
 
     def __post_init__(self) -> None:
         """Refuse two conditions."""
@@ -217,15 +200,12 @@ class QueueOptions(JobOptions):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class LaunchOptions(JobOptions):
+class LaunchFlags(options.LaunchOptions, ProgramFlags):
     """How a command starts one program on several servers."""
-
-    lost_after: LostAfter = None
-    wait: WaitForGpus = False
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class RendezvousOptions(LaunchOptions):
+class RendezvousFlags(LaunchFlags):
     """How a command starts a program whose nodes meet at a port of the first server."""
 
     master_port: MasterPort = None
@@ -326,5 +306,22 @@ def _parameters_of(group: Any) -> list[inspect.Parameter]:  # noqa: ANN401 - a c
     hints = get_type_hints(group, include_extras=True)
     kind = inspect.Parameter.KEYWORD_ONLY
     return [
-        inspect.Parameter(each.name, kind, default=each.default, annotation=hints[each.name]) for each in fields(group)
+        inspect.Parameter(each.name, kind, default=each.default, annotation=_as_typed(hints[each.name]))
+        for each in fields(group)
     ]
+
+
+def _as_typed(hint: Any) -> Any:  # noqa: ANN401 - a type with its annotations has no type
+    """Return the type of an option as Typer reads it."""
+    kind, *notes = get_args(hint)
+    option = notes[0]
+    if not isinstance(option, options.Option):
+        return hint
+    typed = typer.Option(
+        option.flag,
+        metavar=option.metavar,
+        help=option.help,
+        show_default=False,
+        autocompletion=complete(option.completes) if option.completes else None,
+    )
+    return Annotated[kind if option.typed is None else option.typed | None, typed]

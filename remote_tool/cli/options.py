@@ -112,15 +112,6 @@ Artifacts = Annotated[
     list[str] | None,
     typer.Option("--artifact", metavar="GLOB", help="Fetch files that match this pattern; may be repeated."),
 ]
-FromJob = Annotated[
-    str,
-    typer.Option(
-        "--from-job",
-        metavar="KEY",
-        help="Send the artifacts of this job to every server first, to resume from its checkpoint.",
-        autocompletion=complete("job"),
-    ),
-]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Force = Annotated[bool, typer.Option("--force", help="Redo every step, even if up to date.")]
 Relay = Annotated[
@@ -131,21 +122,6 @@ ShowOutput = Annotated[bool, typer.Option("--show-output", help="Show the output
 Devices = Annotated[
     str | None,
     typer.Option("--devices", metavar="LIST", help="GPUs to expose, e.g. 0,3 or UUIDs; default: as configured."),
-]
-Nice = Annotated[
-    int | None, typer.Option("--nice", metavar="N", help="Lower its CPU priority by N, 0 to 19, as nice -n does.")
-]
-Gpus = Annotated[
-    int,
-    typer.Option(
-        "--gpus", metavar="N", show_default=False, help="Wait for N free GPUs on each server, and reserve them."
-    ),
-]
-Priority = Annotated[
-    int,
-    typer.Option(
-        "--priority", metavar="N", show_default=False, help="0 to 100; waiting jobs with a higher one start first."
-    ),
 ]
 After = Annotated[
     list[str] | None,
@@ -163,48 +139,6 @@ AfterAny = Annotated[
         metavar="KEY",
         help="Start when this job has ended, also if it failed; may be repeated.",
         autocompletion=complete("job"),
-    ),
-]
-Backfill = Annotated[
-    bool, typer.Option("--backfill", help="Start before an earlier job that waits for more GPUs, if this one fits.")
-]
-AnyServer = Annotated[
-    bool, typer.Option("--any-server", help="With --gpus, start one job, on the server where GPUs are free first.")
-]
-WaitForGpus = Annotated[
-    bool, typer.Option("--wait", help="With --gpus, wait until they are free on all servers; Ctrl-C starts nothing.")
-]
-Frozen = Annotated[
-    bool | None,
-    typer.Option(
-        "--frozen/--no-frozen",
-        show_default=False,
-        help="Run in a copy of the project as it is now; default: snapshots in configs.yaml.",
-    ),
-]
-Name = Annotated[str, typer.Option("--name", metavar="NAME", help="Name the jobs, as shown in lists.")]
-OnEnd = Annotated[
-    str | None,
-    typer.Option(
-        "--on-end",
-        metavar="COMMAND",
-        help="Run this on the server when the job has ended; default: on_end in configs.yaml.",
-    ),
-]
-MaxDuration = Annotated[
-    str | None,
-    typer.Option(
-        "--max-duration",
-        metavar="TIME",
-        help="Stop the job after this time, e.g. 12h; 0: never; default: max_duration in configs.yaml.",
-    ),
-]
-StopIfIdle = Annotated[
-    str | None,
-    typer.Option(
-        "--stop-if-idle",
-        metavar="TIME",
-        help="Stop the job when its GPUs were idle this long, e.g. 30m; 0: never; default: as configured.",
     ),
 ]
 Overwrite = Annotated[
@@ -227,14 +161,6 @@ Checksum = Annotated[bool, typer.Option("--checksum", help="Compare file content
 ChangeNothing = Annotated[bool, typer.Option("--dry-run", help="List what would change, and change nothing.")]
 PlanOnly = Annotated[bool, typer.Option("--dry-run", help="Show what would be started, and start nothing.")]
 NoSync = Annotated[bool, typer.Option("--no-sync", help="Do not send changed files first.")]
-LostAfter = Annotated[
-    float | None,
-    typer.Option(
-        "--lost-after",
-        metavar="SECONDS",
-        help="Stop the launch when a server is silent this long; default: lost_after in configs.yaml, else 60.",
-    ),
-]
 MasterPort = Annotated[
     int | None,
     typer.Option("--master-port", metavar="PORT", help="Rendezvous port on the first server; default: a free port."),

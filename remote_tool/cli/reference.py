@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import textwrap
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from remote_tool.cli.program import COMMANDS, PROGRAM, load_command, make_program
+from remote_tool.protocol.job_fields import JOB_FIELDS
 
 if TYPE_CHECKING:
     from typer.core import TyperCommand, TyperGroup
@@ -16,6 +19,9 @@ FILE = Path(__file__).parents[2] / "docs" / "reference.md"
 # What --help takes on a terminal of 80 columns.
 WIDTH = 78
 
+# The place of the keys of a job in the text, and those that are in no record.
+OF_A_JOB = "OF_A_JOB"
+MORE_OF_A_JOB = ('"values"', '"log"')
 INTRODUCTION = """\
 # Commands
 
@@ -47,11 +53,8 @@ for the others. Commands that start jobs add `"warnings": […]` if there are an
 "message"}`, is in the document and on stderr. A command that fails before it contacts a server, for example because of
 an unknown option, prints only `{"errors": [{"server": "", "message"}]}`.
 
-- A job: `"key", "id", "launch_id", "node_rank", "server", "name", "state", "exit_code", "signal", "reason", "pid",
-  "tags", "note", "started_by", "command", "workdir", "git": {"commit", "branch", "dirty"}, "copy",
-  "environment_hash", "nice", "gpus", "gpu_count", "leased_gpus", "priority", "after", "terminal", "variables",
-  "rerun_of", "max_duration", "stop_if_idle", "retries", "failed_attempts", "created_at", "started_at", "ended_at",
-  "values", "log"`. Times are ISO 8601 UTC, `log` is the local folder, `workdir` is relative to the project; `git` is
+OF_A_JOB
+  Times are ISO 8601 UTC, `log` is the local folder, `workdir` is relative to the project; `git` is
   null if unknown. `copy` is the name of the copy of the project that the job runs in, and `environment_hash` is that
   of its environment; null if it runs in the project. `started_by` is the `user@machine` that started the job. `nice`
   is null if the niceness was not set. `gpus` lists the GPUs that the job was given, by number or UUID; null if it may
@@ -123,13 +126,25 @@ an unknown option, prints only `{"errors": [{"server": "", "message"}]}`.
 def reference() -> str:
     """Return the page."""
     program = make_program()
+    before, after = INTRODUCTION.split(OF_A_JOB)
     parts = [
-        INTRODUCTION,
+        f"{before}{_job_keys()}{after}",
         _section(PROGRAM, _context(program, PROGRAM).get_help()),
     ]
     names = {name: f"{PROGRAM} {name}" for name in COMMANDS}
     parts += [_section(title, _context(load_command(name), title).get_help()) for name, title in names.items()]
     return "\n".join(parts)
+
+
+def _job_keys() -> str:
+    """Return the keys of a job in ``--json``, in their order, as the page has them."""
+    shown = [each.shown.partition(".") for each in JOB_FIELDS if each.shown]
+    keys = []
+    for name, parts in groupby(shown, key=lambda each: each[0]):
+        inner = ", ".join(f'"{each[2]}"' for each in parts if each[2])
+        keys.append(f'"{name}": {{{inner}}}' if inner else f'"{name}"')
+    text = f"- A job: `{', '.join((*keys, *MORE_OF_A_JOB))}`."
+    return textwrap.fill(text, 118, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _context(command: TyperCommand | TyperGroup, name: str) -> typer.Context:

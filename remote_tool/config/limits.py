@@ -114,14 +114,24 @@ def check_workdir(workdir: str | None) -> None:
         )
 
 
+def check_whole_number(option: str, value: object, most: int) -> None:
+    """Refuse anything but a whole number from 0 to a limit.
+
+    Raises:
+        UsageError: It is something else.
+    """
+    if not (type(value) is int and 0 <= value <= most):
+        raise UsageError(f"{option} must be a whole number from 0 to {most}, found {value!r:.40}")
+
+
 def check_nice(nice: int | None) -> None:
     """Refuse an invalid niceness; None leaves it unchanged.
 
     Raises:
         UsageError: It is not a whole number from 0 to 19.
     """
-    if nice is not None and not (type(nice) is int and 0 <= nice <= HIGHEST_NICE):
-        raise UsageError(f"--nice must be a whole number from 0 to {HIGHEST_NICE}, found {nice!r:.40}")
+    if nice is not None:
+        check_whole_number("--nice", nice, HIGHEST_NICE)
 
 
 def read_duration(option: str, value: object) -> float | None:
@@ -144,8 +154,8 @@ def check_retries(retries: int | None, retry_on: Sequence[str] | None) -> None:
     Raises:
         UsageError: One is invalid.
     """
-    if retries is not None and not (type(retries) is int and 0 <= retries <= MOST_RETRIES):
-        raise UsageError(f"--retries must be a whole number from 0 to {MOST_RETRIES}, found {retries!r:.40}")
+    if retries is not None:
+        check_whole_number("--retries", retries, MOST_RETRIES)
     for each in retry_on or ():
         if not forms.RETRY_ON.accepts(each):
             raise UsageError(

@@ -1,1 +1,11 @@
-__all__ = ["command", "fan_out", "job_request", "launch_options", "plan", "request", "shared_outputs", "sweep"]
+__all__ = [
+    "command",
+    "fan_out",
+    "job_request",
+    "launch_options",
+    "options",
+    "plan",
+    "request",
+    "shared_outputs",
+    "sweep",
+]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from remote_tool.config.limits import check_lost_after
 from remote_tool.errors import UsageError
 from remote_tool.launchers.job_request import JobRequest
+from remote_tool.launchers.options import LaunchOptions
 from remote_tool.launchers.registry import LAUNCHERS
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class _Positions:
 
 
 @dataclass(frozen=True)
-class LaunchRequest(JobRequest, _Positions):
+class LaunchRequest(JobRequest, LaunchOptions, _Positions):
     """A launch of one program on several servers; see :class:`JobRequest` for the options that are not listed here.
 
     Attributes:
@@ -44,19 +44,13 @@ class LaunchRequest(JobRequest, _Positions):
         max_restarts: Restart failed workers up to N times, by torchrun's elastic rendezvous; with the launcher shell,
             restart the launch up to N times while it is followed.
         nproc_per_node: Another name for ``processes``, as the option has it.
-        lost_after: Seconds to wait for a server that does not answer; None: as configured.
         launcher: A name of :data:`~remote_tool.launchers.registry.LAUNCHERS`.
-        from_job: Key of a job whose artifacts are brought to every server first; empty: of none.
-        wait: With ``gpus``: wait until they are free on all servers; otherwise, nothing is started then.
         nnodes: Use only the first N of the servers; None: all.
     """
 
     _: KW_ONLY
     nproc_per_node: InitVar[int | Literal["auto", "cpu", "gpu"] | None] = None
-    lost_after: float | None = None
     launcher: str = "torchrun"
-    from_job: str = ""
-    wait: bool = False
     nnodes: int | None = None
 
     def __post_init__(
@@ -72,9 +66,7 @@ class LaunchRequest(JobRequest, _Positions):
             raise UsageError(f"--nproc-per-node must be at least 1, or auto, gpu or cpu, found {self.processes}")
         if self.nnodes is not None and self.nnodes < 1:
             raise UsageError(f"--nnodes must be at least 1, found {self.nnodes}")
-        check_lost_after(self.lost_after)
-        if self.wait and not self.gpus:
-            raise UsageError("--wait is for launches that reserve GPUs", hint="--gpus 1 --wait")
+        self._check_launch_options(self.gpus)
         if self.max_restarts < 0:
             raise UsageError(f"--max-restarts must be at least 0, found {self.max_restarts}")
         if self.master_port is not None and not SMALLEST_PORT <= self.master_port <= LARGEST_PORT:

@@ -4,7 +4,8 @@ This table drives the start request, ``spec.json``, validation of a server's ans
 updates of a record, and ``--json``. The attributes of ``Job`` and ``JobSpec`` are its typed counterpart; a
 test compares them with it.
 
-A new field is a row here, an attribute of ``JobSettings``, ``JobSpec`` or ``Job``, and the code that uses it. Values
+A new field is a row here, an attribute of ``JobSettings``, ``JobSpec`` or ``Job``, and the code that uses it; it is set
+from the option of the same name, if there is one. Values
 that must not be written to disk (variables, a launch's secret) have no row: the request has them beside the fields.
 """
 
@@ -141,8 +142,10 @@ class Field(NamedTuple):
         null: Whether a server's record may lack it or have null: no value, or written by an older version.
         changes: How a server's answer changes a recorded value.
         of_job: Whether the client keeps it; otherwise only the server does.
+        option: The option of a request that it is set from, if that has another name.
         shown: Its key in ``--json``, where a dot leads into an object; empty: not shown.
         blank: Shown by ``--json`` in place of an empty string.
+        phrase: A limit or a setting as ``job-show`` says it, with a placeholder for the value; empty: in its own way.
     """
 
     name: str
@@ -153,8 +156,10 @@ class Field(NamedTuple):
     null: bool = False
     changes: str = NEVER
     of_job: bool = True
+    option: str = ""
     shown: str = ""
     blank: "Any" = None
+    phrase: str = ""
 
     @property
     def is_required(self) -> bool:
@@ -197,11 +202,22 @@ FIELDS = (
     Field("git_dirty", FLAG, default=None, null=True, shown="git.dirty"),
     Field("copy", TEXT, limits.LONGEST_COPY, default="", null=True, changes=SEEN, shown="copy"),
     Field("environment_hash", TEXT, limits.LONGEST_HASH, default="", null=True, changes=SEEN, shown="environment_hash"),
-    Field("nice", COUNT, limits.HIGHEST_NICE, default=None, null=True, changes=ONCE, shown="nice"),
+    Field("nice", COUNT, limits.HIGHEST_NICE, default=None, null=True, changes=ONCE, shown="nice", phrase="nice {}"),
     Field("gpus", TEXTS, _GPUS, default=None, null=True, changes=ONCE, shown="gpus"),
-    Field("gpu_count", COUNT, limits.MOST_GPUS, default=None, null=True, changes=ONCE, shown="gpu_count"),
+    Field(
+        "gpu_count", COUNT, limits.MOST_GPUS, default=None, null=True, changes=ONCE, option="gpus", shown="gpu_count"
+    ),
     Field("leased_gpus", TEXTS, _GPUS, STARTED, default=None, null=True, changes=SEEN, shown="leased_gpus"),
-    Field("priority", COUNT, limits.HIGHEST_PRIORITY, default=None, null=True, changes=ONCE, shown="priority"),
+    Field(
+        "priority",
+        COUNT,
+        limits.HIGHEST_PRIORITY,
+        default=None,
+        null=True,
+        changes=ONCE,
+        shown="priority",
+        phrase="priority {}",
+    ),
     Field("after", TEXTS, (limits.MOST_AFTER, limits.LONGEST_ID), default=[], null=True, shown="after"),
     Field("after_any", FLAG, default=False, null=True),
     Field("backfill", FLAG, default=False, null=True),
@@ -210,10 +226,24 @@ FIELDS = (
     Field("variables", TEXTS, limits.NAMES_OF_VARIABLES, default=None, null=True, changes=ONCE, shown="variables"),
     Field("rerun_of", TEXT, limits.LONGEST_ID, default="", null=True, changes=ONCE, shown="rerun_of"),
     Field(
-        "max_duration", SECONDS, limits.LONGEST_DURATION, default=None, null=True, changes=ONCE, shown="max_duration"
+        "max_duration",
+        SECONDS,
+        limits.LONGEST_DURATION,
+        default=None,
+        null=True,
+        changes=ONCE,
+        shown="max_duration",
+        phrase="stopped after {}",
     ),
     Field(
-        "stop_if_idle", SECONDS, limits.LONGEST_DURATION, default=None, null=True, changes=ONCE, shown="stop_if_idle"
+        "stop_if_idle",
+        SECONDS,
+        limits.LONGEST_DURATION,
+        default=None,
+        null=True,
+        changes=ONCE,
+        shown="stop_if_idle",
+        phrase="stopped when its GPUs are idle for {}",
     ),
     Field("retries", COUNT, limits.MOST_RETRIES, default=None, null=True, changes=ONCE, shown="retries"),
     Field("retry_on", TEXTS, (limits.MOST_RETRY_ON, limits.LONGEST_RETRY_ON), default=[], null=True),

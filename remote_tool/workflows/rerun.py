@@ -7,11 +7,11 @@ configuration.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from remote_tool.errors import RemoteToolError, UsageError
-from remote_tool.jobs.job import JUPYTER_MARK, MASTER_TAG, Job, JobSettings
+from remote_tool.jobs.job import JUPYTER_MARK, MASTER_TAG, Job
 from remote_tool.launchers.fan_out import TAG, fan_out_name
 from remote_tool.launchers.job_request import KeptCode
 from remote_tool.launchers.launch_options import read_options
@@ -26,6 +26,7 @@ from remote_tool.workflows.launch.launch import launch
 from remote_tool.workflows.selection import JobsAnswer, JobSelection, choose_servers, find_job
 from remote_tool.workflows.start.kept_code import find_kept_code, report_code, report_kept_code
 from remote_tool.workflows.start.put_back import id_when_put_back
+from remote_tool.workflows.start.send import option_names
 from remote_tool.workflows.start.start import StartRequest, start_jobs
 from remote_tool.workflows.status.query import ask_about_variables
 
@@ -44,8 +45,8 @@ OF_THIS_MACHINE = frozenset(
 )
 # We set variables with these beginnings.
 _OURS = ("REMOTE_TOOL_", "CUDA_")
-# A request has them in another form.
-_OTHER_SETTINGS = {"gpus", "after", "rerun_of", "max_duration", "stop_if_idle", "retries"}
+# Options that a repeated job has in its own way.
+_OWN_OPTIONS = {"gpus", "after", "rerun_of", "max_duration", "stop_if_idle", "retries"}
 
 
 @dataclass(frozen=True)
@@ -225,9 +226,13 @@ async def _request_again(context: Context, nodes: Sequence[Job], changes: RerunC
 
 
 def _settings(job: Job, kind: type[Request]) -> dict[str, Any]:
-    """Return the settings that a job and a request have under the same name."""
-    names = {each.name for each in fields(JobSettings)} & {each.name for each in fields(kind)} - _OTHER_SETTINGS
-    return {name: value for name in names if (value := getattr(job, name)) is not None}
+    """Return the options that start a job with its recorded settings."""
+    names = {**option_names(kind), "artifacts": "artifacts", "workdir": "workdir"}
+    return {
+        option: value
+        for name, option in names.items()
+        if option not in _OWN_OPTIONS and (value := getattr(job, name)) is not None
+    }
 
 
 def _command(job: Job, options: LaunchOptions | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Unpack
 
 from remote_tool.config.limits import names_of
 from remote_tool.workspace.jobs import JobMethods, RunningJob
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from remote_tool.config.sweep_values import SweepSpec
     from remote_tool.jobs.job import Job
     from remote_tool.launchers.fan_out import FanOutPlan, FanOutRequest
+    from remote_tool.launchers.options import LaunchKeywords, StartKeywords
     from remote_tool.launchers.plan import LaunchPlan
     from remote_tool.launchers.request import LaunchRequest
     from remote_tool.launchers.sweep import SweepPlan, SweepRequest
-    from remote_tool.protocol.artifact_patterns import ArtifactPattern
     from remote_tool.workflows.fan_out.answer import FanOutAnswer
     from remote_tool.workflows.fan_out.observer import Observer
     from remote_tool.workflows.jobs.follow import FollowAnswer, OnChunk
@@ -31,31 +31,13 @@ if TYPE_CHECKING:
 class LaunchMethods(JobMethods):
     """Methods that start the jobs of a project."""
 
-    def start(  # noqa: PLR0913 - one parameter per option
+    def start(
         self,
         server: str,
         command: str,
         env: Mapping[str, str] | None = None,
         tags: Sequence[str] = (),
-        *,
-        sync: bool = True,
-        overwrite: bool = False,
-        artifacts: Sequence[str | ArtifactPattern] = (),
-        devices: Sequence[str | int] = (),
-        gpus: int = 0,
-        priority: int = 0,
-        after: Sequence[str] = (),
-        after_any: bool = False,
-        backfill: bool = False,
-        frozen: bool | None = None,
-        nice: int | None = None,
-        name: str = "",
-        workdir: str | None = None,
-        from_job: str = "",
-        max_duration: float | str | None = None,
-        stop_if_idle: float | str | None = None,
-        retries: int | None = None,
-        retry_on: Sequence[str] | None = None,
+        **options: Unpack[StartKeywords],
     ) -> RunningJob:
         """Send changed files and start a job on one server.
 
@@ -64,56 +46,17 @@ class LaunchMethods(JobMethods):
             command: Text for the shell.
             env: Environment variables of the job; never written to disk.
             tags: Any words.
-            sync: Whether to send changed files first.
-            overwrite: Whether to also replace files that were changed on the server or never sent.
-            artifacts: Globs of files to fetch, in addition to the configured ones.
-            devices: GPUs to expose, by number or UUID; empty: as configured.
-            gpus: Wait until this many GPUs are free, and reserve them; 0: do not wait.
-            priority: 0 to 100; waiting jobs with a higher one start first.
-            after: Keys or ids of jobs on the server that must have succeeded before.
-            after_any: Whether to start even if those failed.
-            backfill: Whether to start before an earlier job that waits for more GPUs.
-            frozen: Whether to run in a copy of the project as it is now; None: as configured.
-            nice: Niceness of the command, 0 to 19; None: unchanged.
-            name: Name of the jobs, for lists; empty: none.
-            workdir: The working folder, relative to the project; None: as configured, else the project folder.
-            from_job: Key of a job whose artifacts are sent to the server first.
-            max_duration: Stop the job after this many seconds, or text such as 12h; 0: never; None: as configured.
-            stop_if_idle: Stop the job after its GPUs were idle for this long; 0: never; None: as configured.
-            retries: How many times a failed command is run again; None: as configured.
-            retry_on: Exit codes and signals after which it is; empty: any failure; None: as configured.
+            options: Of :class:`~remote_tool.StartRequest`, such as ``gpus=1``; its documentation lists them.
 
         Raises:
             SyncError: The project could not be sent; nothing was started.
             JobError: The job could not be started.
             ConnectError: The server cannot be reached.
         """
+        from remote_tool.launchers.options import as_fields
         from remote_tool.workflows.start.start import StartRequest
 
-        request = StartRequest(
-            command,
-            (server,),
-            env=env,
-            tags=tuple(tags),
-            sync=sync,
-            overwrite=overwrite,
-            artifacts=tuple(artifacts),
-            devices=tuple(devices),
-            gpus=gpus,
-            priority=priority,
-            after=names_of(after),
-            after_any=after_any,
-            backfill=backfill,
-            frozen=frozen,
-            nice=nice,
-            name=name,
-            workdir=workdir,
-            from_job=from_job,
-            max_duration=max_duration,
-            stop_if_idle=stop_if_idle,
-            retries=retries,
-            retry_on=None if retry_on is None else tuple(retry_on),
-        )
+        request = StartRequest(command, (server,), env=env, tags=tuple(tags), **as_fields(options))
         return RunningJob(self, self.start_jobs(request).jobs[0])
 
     def start_jobs(
@@ -192,7 +135,7 @@ class LaunchMethods(JobMethods):
         requests = self.plan_rerun(*jobs, command=command, env=env, servers=servers, current_code=current_code)
         return self.start_requests(requests, check=check)
 
-    def launch_torch(  # noqa: PLR0913 - one parameter per option
+    def launch_torch(
         self,
         command: str,
         nproc_per_node: int | Literal["auto", "cpu", "gpu"] | None = None,
@@ -200,22 +143,7 @@ class LaunchMethods(JobMethods):
         servers: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         tags: Sequence[str] = (),
-        max_restarts: int = 0,
-        master_port: int | None = None,
-        sync: bool = True,
-        overwrite: bool = False,
-        artifacts: Sequence[str | ArtifactPattern] = (),
-        devices: Sequence[str | int] = (),
-        gpus: int = 0,
-        wait: bool = False,
-        frozen: bool | None = None,
-        nice: int | None = None,
-        name: str = "",
-        lost_after: float | None = None,
-        workdir: str | None = None,
-        from_job: str = "",
-        max_duration: float | str | None = None,
-        stop_if_idle: float | str | None = None,
+        **options: Unpack[LaunchKeywords],
     ) -> list[RunningJob]:
         """Send changed files and start one torchrun per server; return the jobs by node rank.
 
@@ -225,24 +153,9 @@ class LaunchMethods(JobMethods):
             servers: In the order of their node ranks; empty: all.
             env: Environment variables of every rank; never written to disk.
             tags: Tags of every job of the launch.
-            max_restarts: How many times torchrun restarts failed workers.
-            master_port: Port on the first server; None: a free one.
-            sync: Whether to send changed files first.
-            overwrite: Whether to also replace files that were changed on the server or never sent.
-            artifacts: Globs of files to fetch from every node, in addition to the configured ones.
-            devices: GPUs to expose on each server, by number or UUID; empty: as configured.
-            gpus: Free GPUs to reserve on each server; if one has fewer, nothing is started. 0: reserve none.
-            wait: Whether to wait until all of these are free.
-            frozen: Whether to run in a copy of the project as it is now; None: as configured.
-            nice: Niceness of the command, 0 to 19; None: unchanged.
-            name: Name of the jobs, for lists; empty: none.
-            lost_after: Stop the launch when a server is silent for this many seconds; None: as configured.
-            workdir: The working folder, relative to the project; None: as configured, else the project folder.
-            from_job: Key of a job whose artifacts are sent to every server first, to resume from its checkpoint.
-            max_duration: Stop the launch after this many seconds, or text such as 12h; 0: never; None: as configured.
-            stop_if_idle: Stop the launch after the GPUs of a node were idle for this long; 0: never; None: as
-                configured.
+            options: Of :class:`~remote_tool.LaunchRequest`, such as ``max_restarts=1``; its documentation lists them.
         """
+        from remote_tool.launchers.options import as_fields
         from remote_tool.launchers.request import LaunchRequest
 
         request = LaunchRequest(
@@ -251,22 +164,7 @@ class LaunchMethods(JobMethods):
             nproc_per_node=nproc_per_node,
             env=env,
             tags=tuple(tags),
-            max_restarts=max_restarts,
-            master_port=master_port,
-            sync=sync,
-            overwrite=overwrite,
-            artifacts=tuple(artifacts),
-            devices=tuple(devices),
-            gpus=gpus,
-            wait=wait,
-            frozen=frozen,
-            nice=nice,
-            name=name,
-            lost_after=lost_after,
-            workdir=workdir,
-            from_job=from_job,
-            max_duration=max_duration,
-            stop_if_idle=stop_if_idle,
+            **as_fields(options),
         )
         return [RunningJob(self, job) for job in self.launch(request).jobs]
 

@@ -10,7 +10,7 @@ import typer
 
 import remote_tool
 from remote_tool.cli.following import follow
-from remote_tool.cli.groups import Connection, QueueOptions, Shown, Targets
+from remote_tool.cli.groups import Connection, RunFlags, Shown, Targets
 from remote_tool.cli.options import (
     AsJson,
     Command,
@@ -74,12 +74,8 @@ def job_run(  # noqa: PLR0913 - one parameter per option
     words: Words = None,
     *,
     cmd: Command = None,
-    start: QueueOptions,
+    start: RunFlags,
     tty: Annotated[bool, typer.Option("--tty", help="Give the job a terminal, for job-attach.")] = False,
-    retries: Annotated[
-        int | None,
-        typer.Option("--retries", min=0, metavar="N", help="Run the command again up to N times when it fails."),
-    ] = None,
     retry_on: Annotated[
         str | None,
         typer.Option("--retry-on", metavar="LIST", help="Retry only after these exit codes and signals: 75,SIGKILL."),
@@ -92,7 +88,6 @@ def job_run(  # noqa: PLR0913 - one parameter per option
         remote_tool.StartRequest,
         command=read_command(cmd, words),
         terminal=COMMAND if tty else "",
-        retries=retries,
         retry_on=None if retry_on is None else tuple(word.strip() for word in retry_on.split(",") if word.strip()),
     )
     console = connection.console("starting")

@@ -11,6 +11,7 @@ from remote_tool.cli.output import streams
 from remote_tool.cli.output.sanitize import escape_controls, one_line
 from remote_tool.cli.tables.jobs import how_it_ended, readable_duration, short_command
 from remote_tool.jobs.job import Job, JobState
+from remote_tool.protocol.job_fields import JOB_FIELDS, SECONDS
 from remote_tool.readable import counted, readable_size
 
 if TYPE_CHECKING:
@@ -215,13 +216,11 @@ def _artifacts(details: JobDetails) -> list[str]:
 
 def _limits(job: Job) -> list[str]:
     limits = []
-    if job.max_duration:
-        limits.append(f"stopped after {readable_duration(job.max_duration)}")
-    if job.stop_if_idle:
-        limits.append(f"stopped when its GPUs are idle for {readable_duration(job.stop_if_idle)}")
-    limits += [f"priority {job.priority}"] if job.priority else []
-    limits += [f"nice {job.nice}"] if job.nice is not None else []
-    return [", ".join(limits)] if limits else []
+    for field in JOB_FIELDS:
+        value = getattr(job, field.name)
+        if field.phrase and value is not None and value != field.default:
+            limits.append(field.phrase.format(readable_duration(value) if field.kind is SECONDS else value))
+    return [_plain(", ".join(limits))] if limits else []
 
 
 def _broken(lines: list[str], room: int) -> Iterator[str]:

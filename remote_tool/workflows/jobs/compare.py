@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from remote_tool.errors import JobError
 from remote_tool.launchers.launch_options import read_options
+from remote_tool.protocol.job_fields import JOB_FIELDS, REQUEST
 from remote_tool.workflows.jobs.code_diff import CodeDiff, diff_code
 from remote_tool.workflows.jobs.listing import list_jobs
 from remote_tool.workflows.selection import JobsAnswer, JobSelection, find_job
@@ -38,23 +39,12 @@ class JobDiff(JobsAnswer):
     code: CodeDiff = field(default_factory=CodeDiff)
 
 
-# Settings and results; ids, keys and moments always differ.
-_SETTINGS = (
-    *("name", "server", "workdir", "git_commit", "git_branch", "git_dirty", "variables", "configured_variables"),
-    *(
-        "copy",
-        "environment_hash",
-        "gpus",
-        "gpu_count",
-        "priority",
-        "after",
-        "after_any",
-        "backfill",
-        "nice",
-        "terminal",
-    ),
-    *("max_duration", "stop_if_idle", "retries", "retry_on", "tags", "started_by"),
-)
+# Ids, keys, moments, and what a launch says in its options always differ; the command and artifacts are described.
+_NOT_COMPARED = {
+    *("id", "launch_id", "node_rank", "rank_offset", "launch_options", "created_at", "rerun_of"),
+    *("command", "artifacts", "any_of", "slots"),
+}
+_SETTINGS = tuple(each.name for each in JOB_FIELDS if each.origin == REQUEST and each.name not in _NOT_COMPARED)
 _RESULTS = ("state", "exit_code", "signal", "reason")
 
 

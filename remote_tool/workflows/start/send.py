@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
 
 from remote_tool.config.limits import on_empty_of, on_end_of
 from remote_tool.config.model import Snapshots
+from remote_tool.launchers.job_request import JobRequest
+from remote_tool.protocol.job_fields import REQUEST_FIELDS
 from remote_tool.protocol.limits import NAMES_OF_VARIABLES, NEW_COPY
 from remote_tool.protocol.marks import DATA_PREFIX, RESERVED_NAMES
 from remote_tool.transport.pool import on_every
@@ -22,9 +24,12 @@ if TYPE_CHECKING:
     from remote_tool.config.model import Config
     from remote_tool.errors import RemoteToolError
     from remote_tool.jobs.job import JobSpec
-    from remote_tool.launchers.job_request import JobRequest
     from remote_tool.paths import LocalPaths
     from remote_tool.workflows.context import Context
+
+# Settings of a job that its request has in another form, or that are added to.
+_MADE_OTHERWISE = {"command", "tags", "gpus", "artifacts", "workdir"}
+_ZERO_IS_NONE = {"gpu_count", "priority", "max_duration", "stop_if_idle"}
 
 
 @dataclass(frozen=True)
@@ -101,24 +106,31 @@ def complete(spec: JobSpec, config: Config, request: JobRequest, sent: Sent, *, 
         snapshot=sent.snapshots.get(spec.server, ""),
         copy=_copy_for(spec.server, config, request),
         workdir=config.workdir_for(request.workdir),
-        nice=request.nice,
-        gpu_count=request.gpus or None,
-        priority=request.priority or None,
-        after=request.after,
-        after_any=request.after_any,
-        backfill=request.backfill,
-        name=request.name,
-        rerun_of=request.rerun_of,
         variables=names_for_record(request.environment),
         configured_variables=names_for_record(config.variables_of(spec.server)),
         on_end=on_end_of(config, request.on_end) if runs_on_end else None,
         on_empty=on_empty_of(config),
-        max_duration=_limit(request.max_duration, config.max_duration),
-        stop_if_idle=_limit(request.stop_if_idle, config.stop_if_idle),
+        **_settings(config, request),
     )
     code = request.code
     kept = GitState(code.git_commit, code.git_branch, code.git_dirty) if code and code.git_commit else None
     return with_git(spec, kept or sent.git)
+
+
+def option_names(kind: type) -> dict[str, str]:
+    """Return the settings of a job that a kind of request has as they are: the name of each, and of its option."""
+    options = {each.name for each in fields(kind)}
+    names = {each.name: each.option or each.name for each in REQUEST_FIELDS if each.name not in _MADE_OTHERWISE}
+    return {name: option for name, option in names.items() if option in options}
+
+
+def _settings(config: Config, request: JobRequest) -> dict[str, Any]:
+    """Return settings as requested, or else as configured."""
+    settings = {}
+    for name, option in option_names(JobRequest).items():
+        requested = getattr(request, option)
+        settings[name] = getattr(config, option, None) if requested is None else requested
+    return {name: value or None if name in _ZERO_IS_NONE else value for name, value in settings.items()}
 
 
 def _copy_for(server: str, config: Config, request: JobRequest) -> str:
@@ -132,11 +144,6 @@ def names_for_record(variables: Iterable[str]) -> tuple[str, ...] | None:
     names = tuple(sorted(name for name in variables if name not in RESERVED_NAMES and not name.startswith(DATA_PREFIX)))
     most, longest = NAMES_OF_VARIABLES
     return names if len(names) <= most and all(len(name) <= longest for name in names) else None
-
-
-def _limit(asked_for: float | str | None, configured: float | None) -> float | None:
-    """Return the seconds of a limit; None for none."""
-    return (configured if asked_for is None else float(asked_for)) or None
 
 
 async def bring_files(

@@ -11,6 +11,7 @@ from remote_tool.config.limits import check_request, check_retries
 from remote_tool.errors import UsageError
 from remote_tool.jobs.job import JobSpec, new_job_id
 from remote_tool.launchers.job_request import JobRequest
+from remote_tool.launchers.options import RunOptions
 from remote_tool.protocol.limits import COMMAND, MOST_ANY_OF, SHELL, TERMINALS
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.selection import JobsAnswer, choose_servers, find_job
@@ -26,23 +27,18 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class StartRequest(JobRequest):
+class StartRequest(JobRequest, RunOptions):
     """A command to start as one job on each of some servers; see :class:`JobRequest` for the other options.
 
     Attributes:
-        from_job: Key of a job whose artifacts are brought to its servers first; empty: of none.
-        any_server: Start one job, on the server where its GPUs are free first.
         terminal: ``command``: the command runs on a terminal, which :meth:`Workspace.attach` shows; ``shell``: the
             user's own shell does, and the command is its name in lists.
-        retries: Run the command again up to N times when it fails; None: as configured, but never on a terminal.
-        retry_on: Only after these exit codes and signals, such as 75 and SIGKILL; None: as configured; empty: any.
+        retry_on: Run it again only after these exit codes and signals, such as 75 and SIGKILL; None: as configured;
+            empty: any.
         job_id: Of the job, for one server: a job with this id starts once, whoever else requests it; empty: a new one.
     """
 
-    from_job: str = field(default="", kw_only=True)
-    any_server: bool = field(default=False, kw_only=True)
     terminal: str = field(default="", kw_only=True)
-    retries: int | None = field(default=None, kw_only=True)
     retry_on: tuple[str, ...] | None = field(default=None, kw_only=True)
     job_id: str = field(default="", kw_only=True)
 

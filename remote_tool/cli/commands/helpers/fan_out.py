@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from remote_tool.cli.following import Output
-from remote_tool.cli.groups import Connection, PlannedOrShown, StartOptions
+from remote_tool.cli.groups import Connection, PlannedOrShown, StartFlags
 from remote_tool.cli.options import read_environment
 from remote_tool.cli.output import streams
 from remote_tool.cli.output.console import inform, leave_unless_ok, show_failures
@@ -65,7 +65,7 @@ class SplitOptions:
         typer.Option("--retries", min=0, metavar="N", help="Retry a failed shard up to N times; default: 1."),
     ] = None
 
-    def request(self, start: StartOptions) -> FanOutRequest:
+    def request(self, start: StartFlags) -> FanOutRequest:
         """Return the request."""
         return start.request(
             FanOutRequest,
@@ -84,7 +84,7 @@ def helper_fan_out(
     resume: Annotated[
         str, typer.Option("--resume", metavar="NAME", help="Resume this fan-out; skips finished shards.")
     ] = "",
-    start: StartOptions,
+    start: StartFlags,
     shown: PlannedOrShown,
     connection: Connection,
 ) -> None:
@@ -109,7 +109,7 @@ def helper_fan_out(
     )
 
 
-def _resuming(name: str, start: StartOptions, observer: Observer) -> Callable[[Workspace], FanOutAnswer]:
+def _resuming(name: str, start: StartFlags, observer: Observer) -> Callable[[Workspace], FanOutAnswer]:
     variables = read_environment(start.env)
     return lambda at: at.resume_fan_out(
         name, variables, sync=not start.no_sync, overwrite=start.overwrite, observer=observer, check=False
@@ -163,7 +163,7 @@ def _drop(_chunk: Chunk) -> None:
 
 
 def _follow_to_end(
-    console: Console, start: StartOptions, screen: _Screen, work: Callable[[Workspace], FanOutAnswer], *, json: bool
+    console: Console, start: StartFlags, screen: _Screen, work: Callable[[Workspace], FanOutAnswer], *, json: bool
 ) -> None:
     with console:
         workspace = start.find_workspace(console)
@@ -208,7 +208,7 @@ def _print_document(workspace: Workspace, answer: FanOutAnswer) -> None:
     print_json({**started_document(jobs, workspace.config.local.jobs), "fan_out": {**names, **progress}})
 
 
-def _refuse_beside(resume: str, split: SplitOptions, start: StartOptions, *, dry_run: bool) -> None:
+def _refuse_beside(resume: str, split: SplitOptions, start: StartFlags, *, dry_run: bool) -> None:
     """Refuse options that would change a fan-out that has started.
 
     Raises:

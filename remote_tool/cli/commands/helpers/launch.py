@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from remote_tool.cli.following import follow_started
-from remote_tool.cli.groups import Connection, LaunchOptions, PlannedOrShown, RendezvousOptions
+from remote_tool.cli.groups import Connection, LaunchFlags, PlannedOrShown, RendezvousFlags
 from remote_tool.cli.starting import start_or_plan
 from remote_tool.errors import UsageError
 from remote_tool.launchers.request import LaunchRequest
@@ -38,7 +38,7 @@ def helper_torch_launch(  # noqa: PLR0913 - one parameter per option
     max_restarts: Annotated[
         int, typer.Option("--max-restarts", min=0, metavar="N", help="Restart failed workers up to N times.")
     ] = 0,
-    start: RendezvousOptions,
+    start: RendezvousFlags,
     shown: PlannedOrShown,
     connection: Connection,
 ) -> None:
@@ -70,7 +70,7 @@ def helper_launch(
             "--max-restarts", min=0, metavar="N", help="With --follow, restart the launch up to N times if it fails."
         ),
     ] = 0,
-    start: RendezvousOptions,
+    start: RendezvousFlags,
     shown: PlannedOrShown,
     connection: Connection,
 ) -> None:
@@ -104,7 +104,7 @@ def helper_mpi_launch(
             help="Ranks per server; auto: one per GPU, or 1 without GPUs. Default: as in the host list, else 1.",
         ),
     ] = None,
-    start: LaunchOptions,
+    start: LaunchFlags,
     shown: PlannedOrShown,
     connection: Connection,
 ) -> None:
@@ -126,7 +126,7 @@ def helper_mpi_launch(
         follow_started(workspace, request, answer)
 
 
-def _launch(request: LaunchRequest, start: RendezvousOptions, shown: PlannedOrShown, connection: Connection) -> None:
+def _launch(request: LaunchRequest, start: RendezvousFlags, shown: PlannedOrShown, connection: Connection) -> None:
     """Start a launch or show its plan; with ``--follow``, show its output until it ends, and exit with its status."""
     workspace, answer = start_or_plan(
         connection.console(STARTING),

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from remote_tool.cli.groups import Connection, StartOptions
-from remote_tool.cli.options import AsJson, Backfill, PlanOnly, Priority, read_environment
+from remote_tool.cli.groups import Connection, StartFlags
+from remote_tool.cli.options import AsJson, PlanOnly, read_environment
 from remote_tool.cli.output import streams
 from remote_tool.cli.output.console import inform, leave_unless_ok, print_data, show_failures
 from remote_tool.cli.output.json_output import print_json, started_document
@@ -19,6 +19,7 @@ from remote_tool.config.sweep_file import load_sweep_file
 from remote_tool.config.sweep_values import Random, SweepSpec, assignments
 from remote_tool.errors import SomeServersFailedError, UsageError
 from remote_tool.jobs.job import JobState
+from remote_tool.launchers.options import QueueOptions
 from remote_tool.launchers.sweep import MISSING, SweepRequest
 from remote_tool.readable import counted
 from remote_tool.workflows.selection import JobsAnswer
@@ -93,7 +94,7 @@ class SweptOptions:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SweepStart(StartOptions):
+class SweepStart(QueueOptions, StartFlags):
     """How a sweep starts its jobs."""
 
     gpus: Annotated[
@@ -106,8 +107,6 @@ class SweepStart(StartOptions):
             "--per-server", min=1, metavar="K", help="Run K jobs at once on each server, without waiting for GPUs."
         ),
     ] = None
-    priority: Priority = 0
-    backfill: Backfill = False
 
 
 def helper_sweep(
