@@ -55,6 +55,7 @@ bench: system-test $(VENV)/stamp-bench $(BENCH)/stamp
 
 reference: $(VENV)/stamp-test
 	$(BIN)/python -m remote_tool.cli.reference
+	$(BIN)/python -m remote_tool.config.reference
 	$(BIN)/python -m tests.reliability
 	$(BIN)/python -m tests.floors
 

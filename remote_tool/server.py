@@ -11,7 +11,7 @@ from remote_tool.workspace import Workspace
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from remote_tool.config import model
+    from remote_tool.config import servers
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Server:
         return self.name
 
     @property
-    def conf(self) -> model.Server:
+    def conf(self) -> servers.Server:
         """The configuration: ``hostname``, ``username``, ``private_key``."""
         return Workspace.find().config.servers[self.name]
 

@@ -2,6 +2,8 @@ __all__ = [
     "artifacts",
     "data_sets",
     "devices",
+    "ends",
+    "environment",
     "forms",
     "hosts",
     "limits",

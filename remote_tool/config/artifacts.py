@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from remote_tool.config import fields, forms
-from remote_tool.config.model import ArtifactLimit
+from remote_tool.config import forms
+from remote_tool.config.readers import text_of
 from remote_tool.errors import UsageError
 from remote_tool.protocol.artifact_patterns import (
     MOST_PATTERNS,
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from remote_tool.config.document import ConfigNode
-    from remote_tool.config.model import Config
+    from remote_tool.config.keys import Project
     from remote_tool.paths import LocalPaths
 
 PATTERN_KEYS = ("glob", "newest")
@@ -29,7 +30,20 @@ LIMIT_KEYS = ("file", "job")
 _TRUSTED = {".git", ".ssh", ".gnupg"}
 
 
-def artifact_patterns(place: ConfigNode) -> tuple[ArtifactPattern, ...]:
+@dataclass(frozen=True)
+class ArtifactLimit:
+    """Limits on the bytes of artifacts that are pulled.
+
+    Attributes:
+        file: Of each file.
+        job: Of all files of a job together.
+    """
+
+    file: int = 10 * 1024**3
+    job: int = 50 * 1024**3
+
+
+def read_artifact_patterns(place: ConfigNode, _project: Project) -> tuple[ArtifactPattern, ...]:
     items = place.items("a list of globs, such as [checkpoints/*.pt]")
     if len(items) > MOST_PATTERNS:
         place.refuse(f"too many globs: at most {MOST_PATTERNS} are allowed")
@@ -40,15 +54,15 @@ def _artifact(place: ConfigNode) -> ArtifactPattern | None:
     values = place.entries(PATTERN_KEYS) if place.is_mapping else {"glob": place}
     if "glob" not in values:
         place.refuse("requires glob, such as {glob: checkpoints/*.pt, newest: 2}")
-    glob, newest = fields.text_of(values, "glob", forms.ARTIFACT), fields.text_of(values, "newest", forms.NEWEST)
+    glob, newest = text_of(values, "glob", forms.ARTIFACT), text_of(values, "newest", forms.NEWEST)
     return ArtifactPattern(plain_glob(glob), int(newest) if newest else None) if glob else None
 
 
-def artifact_limit(place: ConfigNode) -> ArtifactLimit:
+def read_artifact_limit(place: ConfigNode, _project: Project) -> ArtifactLimit:
     """Read the limit of each file, or also the limit of all files together, which is never smaller."""
     values = place.entries(LIMIT_KEYS) if place.is_mapping else {"file": place}
     usual = ArtifactLimit()
-    file, job = (forms.read_size(fields.text_of(values, key, forms.SIZE) or "") for key in LIMIT_KEYS)
+    file, job = (forms.read_size(text_of(values, key, forms.SIZE) or "") for key in LIMIT_KEYS)
     each = usual.file if file is None else file
     return ArtifactLimit(each, max(usual.job, each) if job is None else job)
 
@@ -71,13 +85,15 @@ def read_artifacts(wanted: Iterable[str | ArtifactPattern]) -> tuple[ArtifactPat
     return tuple(ArtifactPattern(plain_glob(pattern.glob), pattern.newest) for pattern in patterns)
 
 
-def wanted_artifacts(config: Config, wanted: Iterable[str | ArtifactPattern]) -> tuple[ArtifactPattern, ...]:
+def wanted_artifacts(
+    configured: Iterable[ArtifactPattern], wanted: Iterable[str | ArtifactPattern]
+) -> tuple[ArtifactPattern, ...]:
     """Return a job's patterns: the configured ones, and its own, which win for equal globs.
 
     Raises:
         UsageError: There are too many, or one is not a glob.
     """
-    by_glob = {pattern.glob: pattern for pattern in (*config.artifacts, *read_artifacts(wanted))}
+    by_glob = {pattern.glob: pattern for pattern in (*configured, *read_artifacts(wanted))}
     _refuse_too_many(by_glob)
     return tuple(by_glob.values())
 

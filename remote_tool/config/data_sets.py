@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from remote_tool.config.document import ConfigNode
+    from remote_tool.config.keys import Project
 
 KEYS = ("from", "to")
 
@@ -38,13 +39,13 @@ class DataSet:
         return DATA_PREFIX + re.sub(r"[^A-Z0-9]", "_", self.name.upper())
 
 
-def read_data_sets(place: ConfigNode, root: Path, project: str) -> dict[str, DataSet]:
+def read_data_sets(place: ConfigNode, project: Project) -> dict[str, DataSet]:
     """Read ``data:``; problems are added to the node."""
     data_sets: dict[str, DataSet] = {}
     variables: dict[str, str] = {}
     targets: dict[str, str] = {}
     for name, found in place.pairs():
-        data_set = _data_set(name, found, root, project)
+        data_set = _data_set(name, found, project)
         if data_set is None:
             continue
         other = variables.setdefault(data_set.variable, name)
@@ -58,7 +59,7 @@ def read_data_sets(place: ConfigNode, root: Path, project: str) -> dict[str, Dat
     return data_sets
 
 
-def _data_set(name: str, place: ConfigNode, root: Path, project: str) -> DataSet | None:
+def _data_set(name: str, place: ConfigNode, project: Project) -> DataSet | None:
     if not forms.SERVER_NAME.accepts(name):
         place.refuse(f"the name must be {forms.SERVER_NAME.wanted}")
         return None
@@ -74,10 +75,9 @@ def _data_set(name: str, place: ConfigNode, root: Path, project: str) -> DataSet
     if source is None or target is None:
         return None
     target = _plain(target)
-    if problem := _problem(target, project):
+    if problem := _problem(target, project.name):
         values["to"].refuse(problem)
-    path = root.home() / source[2:] if source.startswith("~/") else root / source
-    return DataSet(name, path, target)
+    return DataSet(name, project.local_path(source), target)
 
 
 _FORMS = {"from": forms.LOCAL_PATH, "to": forms.PREFIX}

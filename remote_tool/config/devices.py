@@ -11,7 +11,8 @@ from remote_tool.errors import JobError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from remote_tool.config.model import Server
+    from remote_tool.config.document import ConfigNode
+    from remote_tool.config.keys import Project
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ORDER = "CUDA_DEVICE_ORDER"
@@ -31,6 +32,15 @@ def parse_devices(text: str | None) -> tuple[str, ...]:
     return devices
 
 
+def read_devices(place: ConfigNode, _project: Project) -> tuple[str, ...]:
+    """Read ``devices:`` of configs.yaml."""
+    found = [each.text(forms.DEVICE) for each in place.items("a list of GPUs, such as [0, 3]")]
+    devices = tuple(each for each in found if each)
+    if problem := _problem_with(devices):
+        place.refuse(problem)
+    return devices
+
+
 def check_devices(devices: Sequence[str | int], environment: Mapping[str, str] | None = None) -> None:
     """Refuse devices that CUDA would not accept, and devices that a variable of the same request contradicts.
 
@@ -40,13 +50,13 @@ def check_devices(devices: Sequence[str | int], environment: Mapping[str, str] |
     for device in map(str, devices):
         if not forms.DEVICE.accepts(device):
             raise UsageError(f"A device must be {forms.DEVICE.wanted}, found {device!r}", hint=HINT)
-    if problem := problem_with(devices):
+    if problem := _problem_with(devices):
         raise UsageError(f"Devices {joined(devices)}: {problem}", hint=HINT)
     if devices and VISIBLE in (environment or {}):
         raise UsageError(f"--devices and --env {VISIBLE} cannot be combined", hint="Keep one of the two")
 
 
-def problem_with(devices: Iterable[str | int]) -> str:
+def _problem_with(devices: Iterable[str | int]) -> str:
     """Return why CUDA would use only some or none of these devices; empty if it uses all."""
     names = [str(device) for device in devices]
     twice = [name for name in names if names.count(name) > 1]
@@ -109,14 +119,16 @@ def command_environment(
     return {**configured, **with_devices(given, devices)}
 
 
-def devices_of(server: Server, wanted: Sequence[str | int], environment: Mapping[str, str]) -> tuple[str, ...]:
+def devices_of(
+    configured: tuple[str, ...], wanted: Sequence[str | int], environment: Mapping[str, str]
+) -> tuple[str, ...]:
     """Return a command's devices on a server: the requested ones, or the configured ones.
 
     None if a variable given with the command sets them.
     """
     if VISIBLE in environment:
         return ()
-    return tuple(map(str, wanted)) or server.devices
+    return tuple(map(str, wanted)) or configured
 
 
 def with_devices(environment: Mapping[str, str], devices: Sequence[str]) -> dict[str, str]:

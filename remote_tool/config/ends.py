@@ -1,38 +1,56 @@
-"""The keys of configs.yaml about the end of jobs: their limits, and what servers run then."""
+"""Commands that servers run when a job has ended, and the readers of ``on_end:`` and ``on_empty:``."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from remote_tool.config import fields, forms
-from remote_tool.config.model import DEFAULT_ON_EMPTY_AFTER, OnEmpty, OnEnd
+from remote_tool.config import forms
+from remote_tool.config.readers import text_of
 
 if TYPE_CHECKING:
     from remote_tool.config.document import ConfigNode
+    from remote_tool.config.keys import Project
+
+DEFAULT_ON_EMPTY_AFTER = 600.0
 
 
-def read_duration(values: dict[str, ConfigNode], key: str) -> float | None:
-    """Return the seconds of a duration; None without one."""
-    return forms.read_duration(fields.text_of(values, key, forms.DURATION) or "")
+@dataclass(frozen=True)
+class OnEnd:
+    """A command that a server runs when a job has ended.
+
+    Attributes:
+        run: For the shell.
+        secrets: Names of local variables whose values only this command gets.
+    """
+
+    run: str
+    secrets: tuple[str, ...] = ()
 
 
-def read_retry_on(place: ConfigNode) -> tuple[str, ...]:
-    """Read exit codes and names of signals."""
-    items = place.items("a list of exit codes and signals, such as [75, SIGKILL]")
-    return tuple(text for each in items if (text := each.text(forms.RETRY_ON)) is not None)
+@dataclass(frozen=True)
+class OnEmpty(OnEnd):
+    """A command that a server runs when a job has ended and none is left.
+
+    Attributes:
+        after: Seconds that it waits for another job first.
+    """
+
+    after: float = DEFAULT_ON_EMPTY_AFTER
 
 
-def read_on_end(place: ConfigNode) -> OnEnd | None:
+def read_on_end(place: ConfigNode, _project: Project) -> OnEnd | None:
     """Read a command, or a command with the names of its secrets."""
     return _command(place, ("run", "secrets"))
 
 
-def read_on_empty(place: ConfigNode) -> OnEmpty | None:
+def read_on_empty(place: ConfigNode, _project: Project) -> OnEmpty | None:
     """Read a command, or a command with the names of its secrets and how long to wait."""
     command = _command(place, ("run", "secrets", "after"))
     if command is None:
         return None
-    after = read_duration(place.entries(("run", "secrets", "after")), "after") if place.is_mapping else None
+    values = place.entries(("run", "secrets", "after")) if place.is_mapping else {}
+    after = forms.read_duration(text_of(values, "after", forms.DURATION) or "")
     return OnEmpty(command.run, command.secrets, DEFAULT_ON_EMPTY_AFTER if after is None else after)
 
 
@@ -49,4 +67,4 @@ def _command(place: ConfigNode, keys: tuple[str, ...]) -> OnEnd | None:
         else ()
     )
     secrets = tuple(text for each in items if (text := each.text(forms.SECRET_VARIABLE)) is not None)
-    return OnEnd(fields.text_of(values, "run", forms.SCRIPT) or "", secrets)
+    return OnEnd(text_of(values, "run", forms.SCRIPT) or "", secrets)

@@ -68,6 +68,14 @@ def plain_host(text: str) -> str:
     return text[1:-1] if text.startswith("[") and text.endswith("]") else text
 
 
+def canonical_host(hostname: str) -> str:
+    """Return the canonical form of a host, for comparison."""
+    try:
+        return str(ipaddress.ip_address(hostname))
+    except ValueError:
+        return hostname.lower()
+
+
 def _is_host(text: str) -> bool:
     """Return whether ssh accepts it and cannot mistake it for an option, a pattern or a command."""
     inner = plain_host(text)

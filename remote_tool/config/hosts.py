@@ -5,7 +5,6 @@ This module does not know the configured servers.
 
 from __future__ import annotations
 
-import ipaddress
 import itertools
 import math
 import re
@@ -57,7 +56,7 @@ class ListedHost:
     @property
     def login(self) -> tuple[str, str | None]:
         """User and host, which identify it."""
-        return canonical_host(self.hostname), self.username
+        return forms.canonical_host(self.hostname), self.username
 
 
 @dataclass(frozen=True)
@@ -112,14 +111,6 @@ def parse_hostfile(data: bytes, shown: str) -> tuple[ListedHost, ...]:
     if problems:
         raise ConfigError(problems.sentences(), hint=f"A hostfile has {LINE_FORM}")
     return _together(entries)
-
-
-def canonical_host(hostname: str) -> str:
-    """Return the canonical form of a host, for comparison."""
-    try:
-        return str(ipaddress.ip_address(hostname))
-    except ValueError:
-        return hostname.lower()
 
 
 def name_for(hostname: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from remote_tool.config import forms
-from remote_tool.config.model import OnEnd
+from remote_tool.config.ends import OnEnd
 from remote_tool.errors import UsageError
 from remote_tool.protocol.job_fields import is_seconds
 from remote_tool.protocol.limits import (

@@ -7,8 +7,9 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from remote_tool.config.hosts import ListedHost, canonical_host, name_for
-from remote_tool.config.model import Server
+from remote_tool.config.forms import canonical_host
+from remote_tool.config.hosts import ListedHost, name_for
+from remote_tool.config.servers import Server
 from remote_tool.errors import UsageError
 
 if TYPE_CHECKING:

@@ -1,51 +1,46 @@
-"""The configuration of configs.yaml, as frozen values."""
+"""The configuration of configs.yaml, as frozen values: each key is declared here, or in the class of its section."""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from remote_tool.config.forms import within
+from remote_tool.config import forms
+from remote_tool.config.artifacts import ArtifactLimit, read_artifact_limit, read_artifact_patterns
+from remote_tool.config.data_sets import read_data_sets
+from remote_tool.config.ends import read_on_empty, read_on_end
+from remote_tool.config.environment import Environment, EnvironmentKind, read_environment
+from remote_tool.config.keys import Key, key
 from remote_tool.config.launch_command import as_started
+from remote_tool.config.readers import (
+    choice,
+    inside_project,
+    local_path,
+    script,
+    status_patterns,
+    text,
+    texts,
+    time_limit,
+    unused,
+    variables,
+    yes_or_no,
+)
+from remote_tool.config.servers import read_default_server
 from remote_tool.protocol.limits import DEFAULT_IDLE_AFTER, DEFAULT_LOG_LIMIT, DEFAULT_LOST_AFTER
 from remote_tool.redaction import hide
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from remote_tool.config.data_sets import DataSet
+    from remote_tool.config.ends import OnEmpty, OnEnd
+    from remote_tool.config.servers import Server
     from remote_tool.paths import LocalPaths, RemotePaths
     from remote_tool.protocol.artifact_patterns import ArtifactPattern
 
-CONDA_FORGE = ("conda-forge",)
 DEFAULT_KEPT_SECONDS = 600
-DEFAULT_ON_EMPTY_AFTER = 600.0
-
-
-class EnvironmentKind(StrEnum):
-    """How Python gets onto a server: each kind is a line here and a module in ``environments/kinds``.
-
-    ``inside`` is for jobs that start behind a launch command or in a container, which bring a Python of their own.
-    """
-
-    MINICONDA = "miniconda"
-    MINIFORGE = "miniforge"
-    UV = "uv"
-    VENV = "venv"
-    EXISTING = "existing"
-    INSIDE = "inside"
-
-    @property
-    def is_conda(self) -> bool:
-        return self in {EnvironmentKind.MINICONDA, EnvironmentKind.MINIFORGE}
-
-    @property
-    def module(self) -> str:
-        """The module of ``environments/kinds`` that plans it."""
-        return "conda" if self.is_conda else self.value
 
 
 class HostKeyPolicy(StrEnum):
@@ -53,129 +48,6 @@ class HostKeyPolicy(StrEnum):
 
     ACCEPT_NEW = "accept-new"
     STRICT = "strict"
-
-
-@dataclass(frozen=True)
-class Installer:
-    """A conda installer other than the pinned ones: a URL or a local file, with its SHA-256 (64 hex digits)."""
-
-    sha256: str
-    url: str | None = None
-    file: Path | None = None
-
-
-@dataclass(frozen=True)
-class Environment:
-    """The Python environment of a server.
-
-    Attributes:
-        kind: The tool that creates it.
-        prefix: Of an existing environment, on the server; ``~`` is allowed.
-        installer: Replaces the pinned conda installer.
-        channels: Where conda takes Python from.
-    """
-
-    kind: EnvironmentKind = EnvironmentKind.MINICONDA
-    prefix: str | None = None
-    installer: Installer | None = None
-    channels: tuple[str, ...] = CONDA_FORGE
-
-
-@dataclass(frozen=True)
-class ArtifactLimit:
-    """Limits on the bytes of artifacts that are pulled.
-
-    Attributes:
-        file: Of each file.
-        job: Of all files of a job together.
-    """
-
-    file: int = 10 * 1024**3
-    job: int = 50 * 1024**3
-
-
-@dataclass(frozen=True)
-class MinFree:
-    """The free space to keep on a server's disk: the smaller of a number of bytes and a share in percent."""
-
-    bytes: int = 5 * 1024**3
-    hundredths: float = 5.0
-
-
-@dataclass(frozen=True)
-class OnEnd:
-    """A command that a server runs when a job has ended.
-
-    Attributes:
-        run: For the shell.
-        secrets: Names of local variables whose values only this command gets.
-    """
-
-    run: str
-    secrets: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class OnEmpty(OnEnd):
-    """A command that a server runs when a job has ended and none is left.
-
-    Attributes:
-        after: Seconds that it waits for another job first.
-    """
-
-    after: float = DEFAULT_ON_EMPTY_AFTER
-
-
-@dataclass(frozen=True)
-class KeptJobs:
-    """The finished jobs to keep on a server when others start: the newest ``count``, or the last ``seconds``."""
-
-    count: int | None = None
-    seconds: float | None = None
-
-
-@dataclass(frozen=True)
-class Server:
-    """One machine.
-
-    Attributes:
-        name: Its name: letters, digits, ``. _ -``.
-        hostname: An address, a name, or an alias of ``~/.ssh/config``.
-        username: The login; None: User from ``~/.ssh/config``, else ubuntu, or your own name for a host of a list.
-        port: The SSH port; None: Port from ``~/.ssh/config``, else 22.
-        private_key: An absolute path; None: ssh agent, ``~/.ssh/config``, default keys.
-        password: The password; never shown.
-        password_env: The local variable that holds the password.
-        address: The address at which the other servers reach this one; None: detected.
-        devices: The GPUs that commands see there, by number or UUID; empty: all.
-        launch: Command that starts the shell of a job, such as ``docker exec -i NAME``; ``{project}`` is the project.
-        container: ``docker run`` options and the image of a new container for each job; None: no containers.
-        environment: Overrides the common one; None: the common one, or with launch or container the one inside.
-        is_listed: Whether it comes from a host list and not from configs.yaml.
-        setup: Shell commands to run before each command; None: the common ones.
-        env: Environment variables of each command, by name.
-    """
-
-    name: str
-    hostname: str
-    username: str | None = None
-    port: int | None = None
-    private_key: Path | None = None
-    password: str | None = field(default=None, repr=False)
-    password_env: str | None = None
-    address: str | None = None
-    launch: tuple[str, ...] | None = None
-    container: tuple[str, ...] | None = None
-    environment: Environment | None = None
-    devices: tuple[str, ...] = ()
-    is_listed: bool = False
-    setup: str | None = None
-    env: Mapping[str, str] = field(default_factory=dict, repr=False)
-
-    @property
-    def is_entered(self) -> bool:
-        """Whether commands on it start behind a launch command, or in a container."""
-        return self.launch is not None or self.container is not None
 
 
 class Snapshots(StrEnum):
@@ -187,77 +59,353 @@ class Snapshots(StrEnum):
 
 
 @dataclass(frozen=True)
+class MinFree:
+    """The free space to keep on a server's disk: the smaller of a number of bytes and a share in percent."""
+
+    bytes: int = 5 * 1024**3
+    hundredths: float = 5.0
+
+    @classmethod
+    def parse(cls, text: str) -> MinFree:
+        """Return bytes or a share, which then applies alone."""
+        hundredths = forms.read_hundredths(text)
+        size = forms.read_size(text) if hundredths is None else None
+        return cls(2**62 if size is None else size, 100.0 if hundredths is None else hundredths)
+
+
+@dataclass(frozen=True)
+class KeptJobs:
+    """The finished jobs to keep on a server when others start: the newest ``count``, or the last ``seconds``."""
+
+    count: int | None = None
+    seconds: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> KeptJobs:
+        """Return a number of jobs, or an age."""
+        return cls(count=int(text)) if text.isdigit() else cls(seconds=forms.read_age(text))
+
+
+def _whole_seconds(age: str) -> int:
+    return int(forms.read_age(age) or 0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Config:
-    """A whole configuration.
+    """A whole configuration: sizes are in bytes, times in seconds, and None stands for what is not configured.
 
     Attributes:
-        name: The project's folder under the server's home.
         servers: By name, in the order of the file; includes those of host lists, earlier ones too.
         local: The local files of the workspace.
         remote: The project's folders on each server.
-        python: The configured version; None: not configured.
-        environment: The Python environment of the servers.
-        host_keys: How to handle unknown host keys.
-        log_limit: The maximum bytes of each output file of a job, on its server and locally.
-        lost_after: Seconds that a launch waits for a silent server.
-        idle_after: Seconds for which a GPU that was used without being reserved must be idle to be free.
-        artifacts: Patterns of the files to pull from jobs.
-        artifact_limit: The maximum bytes of these files.
-        workdir: The folder in which commands start, relative to the project; None: not configured.
-        packages: Files and folders in the project that list packages; None: detected by name.
-        keep_jobs: Which finished jobs to keep; None: all, until they are cleaned.
-        min_free: Warn if less disk space is free on a server.
-        keep_connections: Seconds that a login is kept for later commands; 0: logins are not kept.
-        send_anyway: Patterns of files to send even though they look like credentials.
-        shared: Whether all servers share the project folder; None: detected.
         listed: The servers of a host list, in its order, with their numbers of processes (None: not given); they
             are the default selection. Empty: no list was given.
-        setup: Shell commands to run before each command; a server can override them.
-        env: Environment variables of each command, by name; those of a server take precedence.
-        status: Regular expressions by name, for values of the status line besides the built-in ones.
-        on_end: What servers run when a job has ended; None: nothing.
-        on_empty: What servers run when a job has ended and none is left; None: nothing.
-        max_duration: Seconds after which a job is stopped; None: never.
-        stop_if_idle: Seconds after which a job is stopped if its GPUs are idle for so long; None: never.
-        default_server: Where ``job-run`` starts a job without ``--server``: a name, or ``all``; None: not configured.
-        retries: How many times a failed command of ``job-run`` is run again.
-        retry_on: Exit codes and signals after which it is; empty: any failure.
-        data: Data sets outside the project, by name.
-        snapshots: Which jobs run in a copy of the project.
     """
 
-    name: str
-    servers: Mapping[str, Server]
+    name: str = field(
+        metadata=key(
+            None,
+            "the name of the project's folder here",
+            "The project's folder in the home folder on each server. Letters, digits, `.` `_` `-`; starts with a "
+            "letter, a digit, or `_`. May be a path: `dev/digits`, or `~/dev/digits`, is the folder `digits` in the "
+            "folder `dev`, up to eight levels deep. Not an absolute path: for another disk, make a link in the home "
+            "folder.",
+        ),
+    )
+    python: str | None = field(
+        default=None,
+        metadata=key(
+            text(forms.PYTHON),
+            "the version that runs remote-tool",
+            "The Python version to install, such as `3.11` or `3.11.7`; 3.8 or newer.",
+        ),
+    )
+    environment: Environment = field(
+        default=Environment(),
+        metadata=key(
+            read_environment,
+            "`miniconda`",
+            "The source of Python, see [below](#environments).",
+        ),
+    )
+    servers: Mapping[str, Server] = field(
+        metadata=key(
+            None,
+            "none",
+            "The servers, by name. The file is valid without any; commands then need [`--hosts` or "
+            "`--hostfile`](guide.md#hosts-on-the-command-line).",
+        ),
+    )
+    host_keys: HostKeyPolicy = field(
+        default=HostKeyPolicy.ACCEPT_NEW,
+        metadata=key(
+            choice(HostKeyPolicy),
+            "`accept-new`",
+            "How to handle an unknown host key: `accept-new` shows it and saves it in `.remote/known_hosts`, `strict` "
+            "refuses it. A password is sent to such a host only after you accept the key, or with "
+            "`--accept-new-keys`. A changed key is always refused.",
+        ),
+    )
+    log_limit: int = field(
+        default=DEFAULT_LOG_LIMIT,
+        metadata=key(
+            text(forms.LOG_LIMIT, forms.read_size),
+            "`4GB`",
+            "Maximum size of each output file of a job, on its server and here: `500MB`, `4GB`; 1 MB or more. Beyond "
+            "it, the oldest part is dropped; the first 256 KiB stay. All files of a job together may use a quarter of "
+            "the disk at most.",
+        ),
+    )
+    lost_after: float = field(
+        default=DEFAULT_LOST_AFTER,
+        metadata=key(
+            text(forms.LOST_AFTER, float),
+            "`60`",
+            "How many seconds a launch waits for a silent server: from 5 to 86400. If the server is back in time, the "
+            "launch continues; otherwise all of it is stopped. The launch does not wait for a server whose process "
+            "died or that has rebooted. `--lost-after` takes precedence.",
+        ),
+    )
+    idle_after: float = field(
+        default=DEFAULT_IDLE_AFTER,
+        metadata=key(
+            text(forms.IDLE_AFTER, float),
+            "`60`",
+            "How many seconds a GPU must be idle before a [queued job](guide.md#jobs-that-wait-for-gpus) takes it, if "
+            "it was used by a program that had not reserved it: from 0 to 86400. A GPU that a job of remote-tool had "
+            "reserved is free as soon as that job has ended.",
+        ),
+    )
+    shared: bool | None = field(
+        default=None,
+        metadata=key(
+            yes_or_no,
+            "found by a test",
+            "Whether all servers share the project's folder, as on a network disk (NFS). `true`: all do, without a "
+            "test; `false`: none do. See [one folder for several servers](guide.md#one-folder-for-several-servers).",
+        ),
+    )
+    scripts_folder: ClassVar[Key] = Key(
+        unused(forms.INSIDE),
+        "",
+        "labml_remote stored its scripts there. Accepted, and ignored: there are no local scripts.",
+    )
+    logs_folder: ClassVar[Key] = Key(
+        inside_project,
+        "`.remote/logs`",
+        "Local: the output of every setup, sync, and package step.",
+        fills="local.logs_folder",
+    )
+    jobs_folder: ClassVar[Key] = Key(
+        inside_project,
+        "`.remote/jobs`",
+        "Local: the records and logs of jobs.",
+        fills="local.jobs_folder",
+    )
+    exclude_file: ClassVar[Key] = Key(
+        inside_project,
+        "`.remote/exclude.txt`",
+        "Local: rsync patterns of files that are not sent, one per line.",
+        fills="local.exclude",
+    )
+    send_anyway: tuple[str, ...] = field(
+        default=(),
+        metadata=key(
+            texts(forms.SENT_ANYWAY, "a list of files, such as [config/example.env, tests/keys/*.pem]"),
+            "none",
+            "Files to send even if they look like credentials or private keys, see [below](#send-it-anyway).",
+        ),
+    )
+    remote_scripts_folder_name: ClassVar[Key] = Key(
+        text(forms.FOLDER_NAME),
+        "`.remote-scripts`",
+        "On the server: the environment, and remote-tool's own files.",
+        fills="remote.scripts_name",
+    )
+    remote_jobs_folder_name: ClassVar[Key] = Key(
+        text(forms.FOLDER_NAME),
+        "`.jobs`",
+        "On the server: the jobs.",
+        fills="remote.jobs_name",
+    )
+    artifacts: tuple[ArtifactPattern, ...] = field(
+        default=(),
+        metadata=key(
+            read_artifact_patterns,
+            "none",
+            "The files of jobs to fetch, see [below](#artifacts).",
+        ),
+    )
+    artifacts_folder: ClassVar[Key] = Key(
+        local_path(forms.LOCAL_FOLDER),
+        "beside each job's record",
+        "The folder for these files: relative to the project, absolute, or starting with `~/`. Its parent folder must "
+        "exist. Each job gets its own subfolder, named by its id. It is never sent.",
+        fills="local.artifacts_folder",
+    )
+    artifact_limit: ArtifactLimit = field(
+        default=ArtifactLimit(),
+        metadata=key(
+            read_artifact_limit,
+            "`{file: 10GB, job: 50GB}`",
+            "Maximum size of each of these files, and of all files of a job: `1GB` sets the first, `{file: 20GB, job: "
+            "200GB}` both. Larger files are listed and stay on the server.",
+        ),
+    )
+    packages: tuple[str, ...] | None = field(
+        default=None,
+        metadata=key(
+            texts(forms.PACKAGES, "a list of files and folders, such as [requirements/gpu.txt]", or_one=True),
+            "found by their names",
+            "The files and folders of the project that `update-packages` installs, see [below](#packages).",
+        ),
+    )
+    keep_jobs: KeptJobs | None = field(
+        default=None,
+        metadata=key(
+            text(forms.KEPT_JOBS, KeptJobs.parse),
+            "all",
+            "The ended jobs of each server to keep when others start there: a number such as `200`, or an age such as "
+            "`30d`. Older ones are removed on the server and here, and a line says so. Jobs whose artifacts have not "
+            "been fetched stay, and so do fetched files. See [clean up](guide.md#clean-up).",
+        ),
+    )
+    keep_connections: int = field(
+        default=DEFAULT_KEPT_SECONDS,
+        metadata=key(
+            text(forms.KEPT_LOGINS, _whole_seconds),
+            "`10m`",
+            "How long a login stays open for later commands after the last one that used it: `10m`, `2h`; `0` keeps "
+            "none. Only logins with a key that needs no passphrase, or with a key of the ssh agent, are kept. See "
+            "[kept logins](guide.md#kept-logins).",
+        ),
+    )
+    min_free: MinFree = field(
+        default=MinFree(),
+        metadata=key(
+            text(forms.MIN_FREE, MinFree.parse),
+            "the smaller one of `5%` and `5GB`",
+            "`prepare`, starts, and syncs that send files warn if a server's disk has less free space, with the space "
+            "that `clean` would free: a size such as `20GB`, or a part of the disk such as `10%`. `0MB` disables the "
+            "warning.",
+        ),
+    )
+    setup: str | None = field(
+        default=None,
+        metadata=key(
+            script,
+            "none",
+            "A shell script, sourced before the command of every job, launch, and `run`, see "
+            "[below](#setup-script-and-variables). Not related to the command `setup`.",
+        ),
+    )
+    env: Mapping[str, str] = field(
+        default_factory=dict,
+        repr=False,
+        metadata=key(
+            variables,
+            "none",
+            "Variables of every job, launch, `run`, and step of `prepare`, by name, see "
+            "[below](#setup-script-and-variables).",
+        ),
+    )
+    status: Mapping[str, str] = field(
+        default_factory=dict,
+        metadata=key(
+            status_patterns,
+            "none",
+            "Additional values for the status line while you follow jobs, see [below](#the-status-line).",
+        ),
+    )
+    workdir: str | None = field(
+        default=None,
+        metadata=key(
+            text(forms.WORKDIR, forms.within),
+            "where you type",
+            "The folder of the project in which every job, launch, and `run` starts, such as `src`; `.` is the "
+            "project's folder. `--workdir` takes precedence. See [the working folder](guide.md#the-working-folder).",
+        ),
+    )
+    data: Mapping[str, DataSet] = field(
+        default_factory=dict,
+        metadata=key(
+            read_data_sets,
+            "none",
+            "Data sets outside of the project, by name, see [below](#data-sets).",
+        ),
+    )
+    on_end: OnEnd | None = field(
+        default=None,
+        metadata=key(
+            read_on_end,
+            "none",
+            "A command that the server runs when a job has ended, see [below](#when-a-job-ends). `--on-end` takes "
+            "precedence.",
+        ),
+    )
+    snapshots: Snapshots = field(
+        default=Snapshots.QUEUED,
+        metadata=key(
+            choice(Snapshots),
+            "`queued`",
+            "Which jobs run in a copy of the project as it was when they were started: `queued`, those that wait for "
+            "GPUs or other jobs; `always`, all; `never`, none. See [frozen code](guide.md#frozen-code).",
+        ),
+    )
+    on_empty: OnEmpty | None = field(
+        default=None,
+        metadata=key(
+            read_on_empty,
+            "none",
+            "A command that the server runs when a job has ended and nothing of yours runs there any more, see "
+            "[below](#when-no-job-is-left).",
+        ),
+    )
+    default_server: str | None = field(
+        default=None,
+        metadata=key(
+            read_default_server,
+            "asks",
+            "Where `job-run` starts a job without `--server`: the name of a server, or `all`. Without it, `job-run` "
+            "asks the first time on a terminal, and starts on all servers in a pipe.",
+        ),
+    )
+    max_duration: float | None = field(
+        default=None,
+        metadata=key(
+            time_limit,
+            "none",
+            "Stop a job after this time: `45s`, `90m`, `12h`, `2d`. `0`: never. `--max-duration` takes precedence. "
+            "See [limits](guide.md#limits-retries-and-idle-machines).",
+        ),
+    )
+    stop_if_idle: float | None = field(
+        default=None,
+        metadata=key(
+            time_limit,
+            "none",
+            "Stop a job when all its GPUs were idle for this time. `0`: never. `--stop-if-idle` takes precedence.",
+        ),
+    )
+    retries: int = field(
+        default=0,
+        metadata=key(
+            text(forms.RETRIES, int),
+            "none",
+            "How many times `job-run` runs a failed command again. `--retries` takes precedence.",
+        ),
+    )
+    retry_on: tuple[str, ...] = field(
+        default=(),
+        metadata=key(
+            texts(forms.RETRY_ON, "a list of exit codes and signals, such as [75, SIGKILL]"),
+            "any failure",
+            "The exit codes and signals after which it does, such as `[75, SIGKILL]`. `--retry-on` takes precedence.",
+        ),
+    )
     local: LocalPaths
     remote: RemotePaths
-    python: str | None = None
-    environment: Environment = Environment()
-    host_keys: HostKeyPolicy = HostKeyPolicy.ACCEPT_NEW
-    log_limit: int = DEFAULT_LOG_LIMIT
-    lost_after: float = DEFAULT_LOST_AFTER
-    idle_after: float = DEFAULT_IDLE_AFTER
-    artifacts: tuple[ArtifactPattern, ...] = ()
-    artifact_limit: ArtifactLimit = ArtifactLimit()
-    packages: tuple[str, ...] | None = None
-    shared: bool | None = None
     listed: Mapping[str, int | None] = field(default_factory=dict)
-    status: Mapping[str, str] = field(default_factory=dict)
-    setup: str | None = None
-    env: Mapping[str, str] = field(default_factory=dict, repr=False)
-    send_anyway: tuple[str, ...] = ()
-    workdir: str | None = None
-    keep_jobs: KeptJobs | None = None
-    min_free: MinFree = MinFree()
-    keep_connections: int = DEFAULT_KEPT_SECONDS
-    data: Mapping[str, DataSet] = field(default_factory=dict)
-    on_end: OnEnd | None = None
-    snapshots: Snapshots = Snapshots.QUEUED
-    on_empty: OnEmpty | None = None
-    max_duration: float | None = None
-    stop_if_idle: float | None = None
-    default_server: str | None = None
-    retries: int = 0
-    retry_on: tuple[str, ...] = ()
 
     @property
     def usual_servers(self) -> tuple[str, ...]:
@@ -280,7 +428,7 @@ class Config:
 
     def workdir_for(self, asked_for: str | None) -> str:
         """Return the folder in which a command starts, relative to the project; empty for the project folder itself."""
-        return within((self.workdir or "") if asked_for is None else asked_for)
+        return forms.within((self.workdir or "") if asked_for is None else asked_for)
 
     def setup_of(self, server: str) -> str:
         """The shell commands to run before each command on a server; may be empty."""

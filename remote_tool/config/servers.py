@@ -1,15 +1,17 @@
-"""Read ``servers:`` of configs.yaml."""
+"""A machine, and the readers of ``servers:`` and ``default_server:`` of configs.yaml."""
 
 from __future__ import annotations
 
 import re
+import shlex
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from remote_tool.config import fields, forms
-from remote_tool.config.devices import problem_with
-from remote_tool.config.environment import read_environment
-from remote_tool.config.hosts import canonical_host
-from remote_tool.config.model import Server
+from remote_tool.config import forms
+from remote_tool.config.devices import read_devices
+from remote_tool.config.environment import Environment, read_environment
+from remote_tool.config.keys import key, keys_of, read_keys
+from remote_tool.config.readers import local_path, script, text, text_of, variables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,53 +19,184 @@ if TYPE_CHECKING:
 
     from remote_tool.config.document import ConfigNode
     from remote_tool.config.forms import Validator
+    from remote_tool.config.keys import Project, Reader
 
-KEYS = (
-    "hostname",
-    "username",
-    "port",
-    "private_key",
-    "password",
-    "password_env",
-    "address",
-    "devices",
-    "launch",
-    "container",
-    "environment",
-    "setup",
-    "env",
-)
 USUAL_PORT = 22
 _VARIABLE = re.compile(r"\$(?:[A-Za-z_][A-Za-z0-9_]*|\{[A-Za-z_][A-Za-z0-9_]*\})")
 ALL_SERVERS = "all"
 
 
-def read_servers(place: ConfigNode, root: Path) -> dict[str, Server]:
+def _literal_words(form: Validator) -> Reader:
+    """Return the reader of the words of a command in which no variable is replaced."""
+
+    def read(place: ConfigNode, _project: Project) -> tuple[str, ...]:
+        words = shlex.split(place.text(form) or "")
+        # A word with a space may be the script of a shell, which replaces its variables itself.
+        found = [match for word in words if " " not in word and (match := _VARIABLE.search(word))]
+        if found:
+            place.refuse(f"{found[0][0]} is not replaced; write its value")
+        return tuple(words)
+
+    return read
+
+
+@dataclass(frozen=True)
+class Server:
+    """One machine.
+
+    Attributes:
+        name: Its name: letters, digits, ``. _ -``.
+        environment: Overrides the common one; None: the common one, or with launch or container the one inside.
+        is_listed: Whether it comes from a host list and not from configs.yaml.
+    """
+
+    name: str
+    hostname: str = field(
+        metadata=key(
+            None,
+            "required",
+            "An address, a host name, or an alias from `~/.ssh/config`. `me@10.0.0.5` is short for `hostname: "
+            "10.0.0.5` and `username: me`. The port has its own key.",
+        ),
+    )
+    username: str | None = field(
+        default=None,
+        metadata=key(
+            None,
+            "`User` of `~/.ssh/config`, else `ubuntu`",
+            "The user to log in as.",
+        ),
+    )
+    port: int | None = field(
+        default=None,
+        metadata=key(
+            text(forms.PORT, int),
+            "`Port` of `~/.ssh/config`, else 22",
+            "The port of sshd.",
+        ),
+    )
+    private_key: Path | None = field(
+        default=None,
+        metadata=key(
+            local_path(),
+            "ssh agent, `~/.ssh/config`, default keys",
+            "The path of a key file, relative to the project, absolute, or starting with `~/`. Only this key is "
+            "offered then. If other users can read it, it gets mode 600 first, and a message says so.",
+        ),
+    )
+    password: str | None = field(
+        default=None,
+        repr=False,
+        metadata=key(
+            text(forms.SECRET),
+            "none",
+            "The password, stored as plain text in this file, so `chmod 600` the file; one of the next two ways is "
+            "better.",
+        ),
+    )
+    password_env: str | None = field(
+        default=None,
+        metadata=key(
+            text(forms.VARIABLE),
+            "none",
+            "The name of the local environment variable that contains the password. Cannot be combined with "
+            "`password`.",
+        ),
+    )
+    address: str | None = field(
+        default=None,
+        metadata=key(
+            text(forms.ADDRESS, forms.plain_host),
+            "found by a test before each launch",
+            "The address at which the other servers reach this one, if it differs from yours.",
+        ),
+    )
+    devices: tuple[str, ...] = field(
+        default=(),
+        metadata=key(
+            read_devices,
+            "all",
+            "A list of the GPUs that commands see on this server: numbers as in `nvidia-smi`, or UUIDs as listed by "
+            "`nvidia-smi -L`, `GPU-…` or `MIG-…`; the first letters of a UUID are enough. `--devices` takes "
+            "precedence over it, and it takes precedence over `CUDA_VISIBLE_DEVICES` of `env`.",
+        ),
+    )
+    launch: tuple[str, ...] | None = field(
+        default=None,
+        metadata=key(
+            _literal_words(forms.LAUNCH),
+            "none",
+            "A command that runs every other command, such as `docker exec -w {project} -i NAME`; see below.",
+        ),
+    )
+    container: tuple[str, ...] | None = field(
+        default=None,
+        metadata=key(
+            _literal_words(forms.CONTAINER),
+            "none",
+            "An image: every job gets its own container; see below. Cannot be combined with `launch`.",
+        ),
+    )
+    environment: Environment | None = field(
+        default=None,
+        metadata=key(
+            read_environment,
+            "that of the project",
+            "The source of Python on this server alone. With `launch` or `container`: the Python inside.",
+        ),
+    )
+    setup: str | None = field(
+        default=None,
+        metadata=key(
+            script,
+            "as for all",
+            "This server's setup script, which replaces the one for all.",
+        ),
+    )
+    env: Mapping[str, str] = field(
+        default_factory=dict,
+        repr=False,
+        metadata=key(
+            variables,
+            "none",
+            "This server's variables, in addition to those for all; they take precedence.",
+        ),
+    )
+    is_listed: bool = False
+
+    @property
+    def is_entered(self) -> bool:
+        """Whether commands on it start behind a launch command, or in a container."""
+        return self.launch is not None or self.container is not None
+
+
+def read_servers(place: ConfigNode, project: Project) -> dict[str, Server]:
+    """Read the servers by name; two of them cannot be the same machine."""
     servers: dict[str, Server] = {}
     machines: dict[tuple[str, int, str | None], str] = {}
     for name, found in place.pairs():
         if not forms.SERVER_NAME.accepts(name):
             found.refuse(f"the name must be {forms.SERVER_NAME.wanted}")
-        server = _server(name, found, root)
+        server = _server(name, found, project)
         if server is None:
             continue
         servers[name] = server
-        machine = (canonical_host(server.hostname), server.port or USUAL_PORT, server.username)
+        machine = (forms.canonical_host(server.hostname), server.port or USUAL_PORT, server.username)
         if machines.setdefault(machine, name) != name:
             found.refuse(f"is the same machine as {machines[machine]} (same hostname, port and username)")
     return servers
 
 
-def read_default(place: ConfigNode, servers: Mapping[str, Server]) -> str | None:
-    """Read ``default_server``: the name of a server, or ``all``."""
-    return place.text(forms.one_of((*servers, ALL_SERVERS)))
+def read_default_server(place: ConfigNode, project: Project) -> str | None:
+    """Read the name of a server, or ``all``."""
+    return place.text(forms.one_of((*project.servers, ALL_SERVERS)))
 
 
-def _server(name: str, place: ConfigNode, root: Path) -> Server | None:
+def _server(name: str, place: ConfigNode, project: Project) -> Server | None:
     if not place.is_mapping and not place.is_blank:
         place.must_be("a mapping, such as {hostname: 10.0.0.5}")
         return None
-    values = place.entries(KEYS)
+    values = place.entries(keys_of(Server))
     if "hostname" not in values:
         place.refuse(f"hostname is missing; it must be {forms.CONFIGURED_HOST.wanted}")
     if "password" in values and "password_env" in values:
@@ -71,56 +204,14 @@ def _server(name: str, place: ConfigNode, root: Path) -> Server | None:
     if "launch" in values and "container" in values:
         values["container"].refuse("cannot be combined with launch; keep one of them")
     hostname, username = _login(values)
-    server = Server(
-        name=name,
-        hostname=hostname,
-        username=username,
-        port=_port(values),
-        private_key=fields.local_path(values, "private_key", root),
-        password=fields.text_of(values, "password", forms.SECRET),
-        password_env=fields.text_of(values, "password_env", forms.VARIABLE),
-        address=_address(values),
-        launch=_literal_words(values, "launch", forms.LAUNCH),
-        container=_literal_words(values, "container", forms.CONTAINER),
-        environment=read_environment(values["environment"], root) if "environment" in values else None,
-        devices=_devices(values["devices"]) if "devices" in values else (),
-        setup=fields.text_of(values, "setup", forms.SCRIPT),
-        env=fields.variables(values),
-    )
+    server = Server(name, hostname, username, **read_keys(Server, values, project))
     return server if hostname else None
 
 
-def _login(values: dict[str, ConfigNode]) -> tuple[str, str | None]:
+def _login(values: Mapping[str, ConfigNode]) -> tuple[str, str | None]:
     """Return the host, empty if missing, and the user, who may precede it as for ssh: ``me@10.0.0.5``."""
-    user, _, host = (fields.text_of(values, "hostname", forms.CONFIGURED_HOST) or "").rpartition("@")
-    username = fields.text_of(values, "username", forms.USERNAME)
+    user, _, host = (text_of(values, "hostname", forms.CONFIGURED_HOST) or "").rpartition("@")
+    username = text_of(values, "username", forms.USERNAME)
     if user and username not in {None, user}:
         values["username"].refuse(f"is {username}, but hostname says {user}@; keep one of them")
     return forms.plain_host(host), username or user or None
-
-
-def _literal_words(values: dict[str, ConfigNode], key: str, form: Validator) -> tuple[str, ...] | None:
-    words = fields.words(values, key, form)
-    # A word with a space may be the script of a shell, which replaces its variables itself.
-    found = [match for word in words or () if " " not in word and (match := _VARIABLE.search(word))]
-    if found:
-        values[key].refuse(f"{found[0][0]} is not replaced; write its value")
-    return words
-
-
-def _port(values: dict[str, ConfigNode]) -> int | None:
-    text = fields.text_of(values, "port", forms.PORT)
-    return int(text) if text else None
-
-
-def _address(values: dict[str, ConfigNode]) -> str | None:
-    text = fields.text_of(values, "address", forms.ADDRESS)
-    return forms.plain_host(text) if text else None
-
-
-def _devices(place: ConfigNode) -> tuple[str, ...]:
-    found = [each.text(forms.DEVICE) for each in place.items("a list of GPUs, such as [0, 3]")]
-    devices = tuple(each for each in found if each)
-    if problem := problem_with(devices):
-        place.refuse(problem)
-    return devices

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remote_tool.config.model import EnvironmentKind
+from remote_tool.config.environment import EnvironmentKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from remote_tool.config.model import EnvironmentKind
+from remote_tool.config.environment import EnvironmentKind
 from remote_tool.environments.step import Step
 from remote_tool.errors import EnvironmentSetupError
 from remote_tool.readable import readable_size
 
 if TYPE_CHECKING:
-    from remote_tool.config.model import Environment
+    from remote_tool.config.environment import Environment
     from remote_tool.environments.facts import ServerFacts
 
 # Relative to $HOME of the server.

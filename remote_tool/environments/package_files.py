@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from remote_tool.config.model import EnvironmentKind
+    from remote_tool.config.environment import EnvironmentKind
 
 _INCLUDE = re.compile(r"^\s*(?:-r|--requirement|-c|--constraint)(?:\s+|=)?(?P<file>[^\s#]+)", re.MULTILINE)
 # A folder or file of this machine, as requirements.txt and environment.yml name it: -e ../lib, lib @ file:../lib.

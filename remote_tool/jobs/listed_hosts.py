@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from remote_tool.config import forms
 from remote_tool.config.listed import nobody, with_listed, with_remembered
-from remote_tool.config.model import Server
+from remote_tool.config.servers import Server
 from remote_tool.errors import JobError
 from remote_tool.protocol import strict_json
 from remote_tool.system.files import read_bounded, write_atomically

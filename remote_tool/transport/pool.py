@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
-    from remote_tool.config.model import Config, Server
+    from remote_tool.config.model import Config
+    from remote_tool.config.servers import Server
     from remote_tool.errors import HostKeyError
     from remote_tool.transport.host import Host
     from remote_tool.transport.kept.find import Kept

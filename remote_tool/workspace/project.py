@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from remote_tool.config.hosts import ListedHost
-    from remote_tool.config.model import Config, Server
+    from remote_tool.config.model import Config
+    from remote_tool.config.servers import Server
     from remote_tool.workflows.artifacts.answer import PullAnswer
     from remote_tool.workflows.fan_out.answer import FanOutAnswer
     from remote_tool.workflows.sweep.answer import SweepAnswer

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from remote_tool.config.model import Config, HostKeyPolicy, Server
+from remote_tool.config.model import Config, HostKeyPolicy
+from remote_tool.config.servers import Server
 from remote_tool.paths import LocalPaths, RemotePaths
 from tests.project import make_workspace_id
 

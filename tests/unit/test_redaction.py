@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from remote_tool import redaction
-from remote_tool.config.model import Server
+from remote_tool.config.servers import Server
 from remote_tool.errors import ConfigError, RemoteCommandError, RemoteToolError
 from remote_tool.jobs.job import Job, JobSpec, JobState, LaunchWatch
 from remote_tool.launchers.request import LaunchRequest

@@ -7,7 +7,7 @@ from enum import StrEnum
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
-from remote_tool.config.model import EnvironmentKind
+from remote_tool.config.environment import EnvironmentKind
 from remote_tool.environments.checks.gpu_facts import GpuState
 from remote_tool.environments.checks.torch_version import parts_of
 from remote_tool.environments.choice import is_fulfilled, plan_environment, require_own_folders

@@ -1,4 +1,4 @@
-"""The kinds of environments, one module each, named as in :class:`remote_tool.config.model.EnvironmentKind`.
+"""The kinds of environments, one module each, named as in :class:`remote_tool.config.environment.EnvironmentKind`.
 
 A module has ``plan(request: EnvironmentRequest) -> EnvironmentPlan``.
 """

@@ -20,7 +20,7 @@ from remote_tool.transport.ssh.ssh_config import resolve_way
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from remote_tool.config.model import Server
+    from remote_tool.config.servers import Server
     from remote_tool.transport.ssh.context import ConnectionContext, JumpConnection
     from remote_tool.transport.ssh.endpoint import Endpoint
 

@@ -21,7 +21,7 @@ from remote_tool.transport.ssh.library import SSHClientConfig
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from remote_tool.config.model import Server
+    from remote_tool.config.servers import Server
 
 KEEPALIVE_SECONDS = 15.0
 

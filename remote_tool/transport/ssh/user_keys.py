@@ -24,7 +24,7 @@ from remote_tool.transport.ssh.ssh_config import resolve_way
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from remote_tool.config.model import Server
+    from remote_tool.config.servers import Server
     from remote_tool.transport.ssh.host_keys.entries import HostKey
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from remote_tool.config.model import ArtifactLimit
+    from remote_tool.config.artifacts import ArtifactLimit
 
 # Some local disk space is always kept free.
 KEPT_FREE = 64 * 1024 * 1024

@@ -67,7 +67,7 @@ class Work:
             tags=(*self.request.tags, *fan_out_tags(self.plan.launch_id, shard, slot)),
             launch_id=self.plan.launch_id,
             node_rank=shard.number,
-            artifacts=wanted_artifacts(self.config, shard.globs(self.request.artifacts)),
+            artifacts=wanted_artifacts(self.config.artifacts, shard.globs(self.request.artifacts)),
             gpus=slot.gpus or (slot.wanted and self.config.servers[slot.server].devices) or None,
         )
         return complete(spec, self.config, self.request, self.ready, may_run_on_end=False)

@@ -139,7 +139,7 @@ def with_statuses_checked(command: str, results: Results[RunResult]) -> Results[
 
 
 def _request(config: Config, server: str, wanted: RunRequest) -> dict[str, object]:
-    devices = devices_of(config.servers[server], wanted.devices, wanted.env)
+    devices = devices_of(config.servers[server].devices, wanted.devices, wanted.env)
     setup, workdir = config.setup_of(server), config.workdir_for(wanted.workdir)
     return {
         "command": put_before_attached(wanted.command, setup, workdir) if setup else wanted.command,

@@ -89,7 +89,7 @@ async def _launch_once(context: Context, request: LaunchRequest, git: GitState |
     if request.lost_after is None:
         request = replace(request, lost_after=context.config.lost_after)
     plan = await make_plan(context, request, list(facts.values.values()), launcher)
-    artifacts, sent = wanted_artifacts(context.config, request.artifacts), replace(sent, git=sent.git or git)
+    artifacts, sent = wanted_artifacts(context.config.artifacts, request.artifacts), replace(sent, git=sent.git or git)
     specs = [
         replace(
             complete(spec, context.config, request, sent),

@@ -16,7 +16,7 @@ from remote_tool.workflows.agent_client import call
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from remote_tool.config.model import Server
+    from remote_tool.config.servers import Server
     from remote_tool.launchers.job_request import JobRequest
     from remote_tool.launchers.request import LaunchRequest
     from remote_tool.workflows.context import Context
@@ -95,7 +95,7 @@ def chosen_devices(server: Server, request: JobRequest, answer: Mapping[str, Any
     Raises:
         JobError: The server lacks them.
     """
-    devices = devices_of(server, request.devices, request.environment)
+    devices = devices_of(server.devices, request.devices, request.environment)
     gpus, uuids = _read_devices(server.name, answer)
     # In a container, AMD GPUs are not counted.
     if gpus or not server.is_entered:

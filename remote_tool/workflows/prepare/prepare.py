@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from remote_tool.config.model import EnvironmentKind
+from remote_tool.config.environment import EnvironmentKind
 from remote_tool.environments.choice import is_fulfilled, require_own_folders, require_rsync
 from remote_tool.errors import ConnectError, EnvironmentSetupError
 from remote_tool.transport.pool import on_every

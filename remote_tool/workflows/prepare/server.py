@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from remote_tool.config.model import EnvironmentKind
+from remote_tool.config.environment import EnvironmentKind
 from remote_tool.environments.choice import is_fulfilled, plan_environment
 from remote_tool.environments.facts import facts_script, parse_facts
 from remote_tool.environments.kinds.image import PRESENT, check_script, plan_pull

@@ -58,7 +58,7 @@ class StartRequest(JobRequest, RunOptions):
 
     def check_on(self, servers: Sequence[str], config: Config) -> None:
         """Refuse values that exceed limits together with the configuration, before anything is sent."""
-        wanted_artifacts(config, self.artifacts)
+        wanted_artifacts(config.artifacts, self.artifacts)
         for server in servers:
             check_request(self.command, self.tags, self.environment_on(server, config))
 
@@ -77,7 +77,7 @@ class StartRequest(JobRequest, RunOptions):
 
     def devices_on(self, server: str, config: Config) -> tuple[str, ...]:
         """Return the GPUs of the job on a server, or those from which to choose; empty: all."""
-        return devices_of(config.servers[server], self.devices, self.environment)
+        return devices_of(config.servers[server].devices, self.devices, self.environment)
 
 
 async def start_jobs(context: Context, requests: Sequence[StartRequest]) -> JobsAnswer:
@@ -107,7 +107,7 @@ async def start_jobs(context: Context, requests: Sequence[StartRequest]) -> Jobs
                 command=request.command,
                 environment=request.environment_on(server, context.config),
                 tags=request.tags,
-                artifacts=wanted_artifacts(context.config, request.artifacts),
+                artifacts=wanted_artifacts(context.config.artifacts, request.artifacts),
                 gpus=request.devices_on(server, context.config) or None,
                 terminal=request.terminal,
                 any_of=others,

@@ -110,7 +110,7 @@ async def resume(
 
 def _warn_of_shared_outputs(context: Context, request: SweepRequest) -> tuple[tuple[str, str], ...]:
     """Warn, and return the warning, if every combination writes the same files, as far as the command says."""
-    artifacts = [pattern.glob for pattern in wanted_artifacts(context.config, request.artifacts)]
+    artifacts = [pattern.glob for pattern in wanted_artifacts(context.config.artifacts, request.artifacts)]
     found = shared_outputs(request.command, artifacts) if len(request.made) > 1 else ()
     if not found:
         return ()
@@ -263,7 +263,7 @@ async def _start(
 def _as_spec(context: Context, request: SweepRequest, launch_id: str, job: SweepJob, sent: Sent) -> JobSpec:
     """Return the job of a combination; its server chooses the GPUs of one that waits for some."""
     config, server = context.config, job.server
-    devices = devices_of(config.servers[server], request.devices, request.environment)
+    devices = devices_of(config.servers[server].devices, request.devices, request.environment)
     spec = JobSpec(
         id=job.id,
         server=server,
@@ -272,7 +272,7 @@ def _as_spec(context: Context, request: SweepRequest, launch_id: str, job: Sweep
         tags=(*request.tags, f"{TAG}{sweep_name(launch_id)}"),
         launch_id=launch_id,
         node_rank=job.number,
-        artifacts=wanted_artifacts(config, request.artifacts),
+        artifacts=wanted_artifacts(config.artifacts, request.artifacts),
         gpus=devices or None,
         slots=job.slots,
     )

@@ -116,7 +116,7 @@ async def _hold(context: Context, server: str, request: ShellRequest, screen: Sc
 
 def _as_request(context: Context, server: str, request: ShellRequest, screen: Screen) -> dict[str, object]:
     config = context.config
-    devices = devices_of(config.servers[server], request.devices, request.env)
+    devices = devices_of(config.servers[server].devices, request.devices, request.env)
     variables = {**(screen.variables if screen.is_terminal else {}), **request.env}
     return {
         "command": request.command,

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from remote_tool.config.model import Config, Environment, EnvironmentKind
+from remote_tool.config.environment import Environment, EnvironmentKind
+from remote_tool.config.model import Config
 from remote_tool.environments.facts import ServerFacts, facts_script, parse_facts
 from remote_tool.errors import EnvironmentSetupError
 from remote_tool.paths import LocalPaths, RemotePaths
@@ -32,7 +33,10 @@ WORST_NAME = 'a project\'s "name"; $(touch here)\nand `more`'
 def config_for(
     tmp_path: Path, name: str = "project", environment: Environment | None = None, python: str | None = None
 ) -> Config:
-    return Config(name, {}, LocalPaths(tmp_path), RemotePaths(name), python, environment or Environment())
+    local, remote = LocalPaths(tmp_path), RemotePaths(name)
+    return Config(
+        name=name, servers={}, local=local, remote=remote, python=python, environment=environment or Environment()
+    )
 
 
 def ask(

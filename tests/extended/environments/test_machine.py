@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remote_tool.config.model import Environment, EnvironmentKind
+from remote_tool.config.environment import Environment, EnvironmentKind
 from remote_tool.environments.checks.gpu_facts import Gpu, GpuAnswer, GpuState, parse_gpus
 from remote_tool.environments.checks.machine import Disk, Machine, machine_script, parse_machine, split_answer
 from remote_tool.environments.checks.torch_version import TorchBuild, parse_torch

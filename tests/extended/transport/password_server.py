@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import asyncssh
 import asyncssh.connection
 
-from remote_tool.config.model import Server
+from remote_tool.config.servers import Server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

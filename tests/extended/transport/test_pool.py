@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 import asyncssh
 import pytest
 
-from remote_tool.config.model import Server
+from remote_tool.config.servers import Server
 from remote_tool.errors import (
     ConnectError,
     ConnectionLostError,
@@ -163,14 +163,16 @@ async def test_closing_ends_logins_that_are_under_way(
 PROGRAM = """
 import asyncio, sys
 from pathlib import Path
-from remote_tool.config.model import Config, Server
+from remote_tool.config.model import Config
+from remote_tool.config.servers import Server
 from remote_tool.paths import LocalPaths, RemotePaths
 from remote_tool.transport.pool import HostPool
 
 async def main():
     asyncio.get_running_loop().slow_callback_duration = 100  # a busy machine is slow, of which asyncio would tell
     server = Server("first", "127.0.0.1", sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
-    config = Config("project", {"first": server}, LocalPaths(Path(sys.argv[4])), RemotePaths("project"))
+    local, remote = LocalPaths(Path(sys.argv[4])), RemotePaths("project")
+    config = Config(name="project", servers={"first": server}, local=local, remote=remote)
     async with HostPool(config) as pool:
         host = await pool.host("first")
         print("ready", flush=True)

@@ -13,7 +13,7 @@ from remote_tool.config.devices import (
     visible_devices,
     with_devices,
 )
-from remote_tool.config.model import Server
+from remote_tool.config.servers import Server
 from remote_tool.errors import JobError, UsageError
 
 
@@ -56,10 +56,10 @@ def test_what_cuda_would_misread_is_refused(text: str, problem: str) -> None:
 
 def test_the_option_wins_over_the_key_and_a_variable_over_the_key() -> None:
     server = Server("a", "a", devices=("1",))
-    assert devices_of(server, (0, 3), {}) == ("0", "3")
-    assert devices_of(server, (), {}) == ("1",)
-    assert devices_of(server, (), {"CUDA_VISIBLE_DEVICES": "2"}) == ()
-    assert devices_of(Server("b", "b"), (), {}) == ()
+    assert devices_of(server.devices, (0, 3), {}) == ("0", "3")
+    assert devices_of(server.devices, (), {}) == ("1",)
+    assert devices_of(server.devices, (), {"CUDA_VISIBLE_DEVICES": "2"}) == ()
+    assert devices_of(Server("b", "b").devices, (), {}) == ()
 
 
 def test_the_option_and_the_variable_are_refused_together() -> None:

@@ -10,10 +10,12 @@ import pytest
 
 from remote_tool.config.artifacts import LIMIT_KEYS, PATTERN_KEYS
 from remote_tool.config.data_sets import KEYS as DATA_KEYS
-from remote_tool.config.environment import CONDA_KEYS, INSTALLER_KEYS
-from remote_tool.config.loading import TOP_KEYS, parse
-from remote_tool.config.model import Config, EnvironmentKind, HostKeyPolicy, Installer, Server
-from remote_tool.config.servers import KEYS as SERVER_KEYS
+from remote_tool.config.environment import INSTALLER_KEYS, Environment, EnvironmentKind, Installer
+from remote_tool.config.keys import keys_of
+from remote_tool.config.loading import parse
+from remote_tool.config.model import Config, HostKeyPolicy
+from remote_tool.config.reference import with_keys
+from remote_tool.config.servers import Server
 from remote_tool.paths import LocalPaths, RemotePaths
 from remote_tool.workflows.servers.init import EXCLUDES
 
@@ -21,7 +23,8 @@ REPOSITORY = Path(__file__).parents[3]
 EXAMPLE = REPOSITORY / ".remote.example"
 PAGE = REPOSITORY / "docs" / "configuration.md"
 ROOT = Path("/home/me/my_project")
-KEYS = (*TOP_KEYS, *DATA_KEYS, *SERVER_KEYS, *CONDA_KEYS, *INSTALLER_KEYS, *PATTERN_KEYS, *LIMIT_KEYS)
+DECLARED = [*keys_of(Config), *keys_of(Server), *keys_of(Environment)]
+KEYS = (*DECLARED, *DATA_KEYS, *INSTALLER_KEYS, *PATTERN_KEYS, *LIMIT_KEYS)
 
 
 def read(text: str) -> Config:
@@ -77,7 +80,12 @@ def test_every_example_of_the_page_is_a_configuration(text: str) -> None:
 
 def test_the_page_has_a_row_for_every_key_and_no_other() -> None:
     rows = re.findall(r"^\| `(\w+)` \|(?:[^|\n]*\|){2}$", PAGE.read_text(), re.MULTILINE)
-    assert sorted(rows) == sorted([*TOP_KEYS, *SERVER_KEYS, *CONDA_KEYS])
+    assert sorted(rows) == sorted(DECLARED)
+
+
+def test_the_rows_of_the_page_are_the_declarations() -> None:
+    page = PAGE.read_text()
+    assert with_keys(page) == page, "run: python -m remote_tool.config.reference"
 
 
 def test_the_defaults_on_the_page_are_the_real_ones() -> None:
@@ -105,9 +113,9 @@ def test_the_defaults_on_the_page_are_the_real_ones() -> None:
 
 def test_every_value_of_the_model_has_a_key() -> None:
     """So that none can be forgotten in the file, the example and the page."""
-    assert {field.name for field in dataclasses.fields(Server)} == {"name", "is_listed", *SERVER_KEYS}
+    assert {field.name for field in dataclasses.fields(Server)} == {"name", "is_listed", *keys_of(Server)}
     assert {field.name for field in dataclasses.fields(Installer)} == set(INSTALLER_KEYS)
-    assert {field.name for field in dataclasses.fields(Config)} - {"local", "remote", "listed"} < set(TOP_KEYS)
+    assert {field.name for field in dataclasses.fields(Config)} - {"local", "remote", "listed"} < set(keys_of(Config))
 
 
 def test_the_example_leaves_out_what_init_leaves_out() -> None:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from remote_tool.config.artifacts import LIMIT_KEYS
-from remote_tool.config.environment import CONDA_KEYS, INSTALLER_KEYS, KINDS
-from remote_tool.config.loading import TOP_KEYS
-from remote_tool.config.servers import KEYS as SERVER_KEYS
+from remote_tool.config.environment import INSTALLER_KEYS, KINDS, Environment
+from remote_tool.config.keys import keys_of
+from remote_tool.config.model import Config
+from remote_tool.config.servers import Server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,15 +56,17 @@ def exists(key: str) -> bool:
         return not rest or (len(rest) == 1 and rest[0] in LIMIT_KEYS)
     if key in {"from", "to"}:
         return True  # of a data set
-    return first in {*TOP_KEYS, *SERVER_KEYS} and not rest
+    return first in {*keys_of(Config), *keys_of(Server)} and not rest
 
 
 def exists_in_server(key: str, rest: list[str]) -> bool:
-    return exists_in_environment(rest) if key == "environment" else key in SERVER_KEYS and (not rest or key == "env")
+    return (
+        exists_in_environment(rest) if key == "environment" else key in keys_of(Server) and (not rest or key == "env")
+    )
 
 
 def exists_in_environment(rest: list[str]) -> bool:
-    levels = ({*KINDS, "*"}, set(CONDA_KEYS), set(INSTALLER_KEYS))
+    levels = ({*KINDS, "*"}, set(keys_of(Environment)), set(INSTALLER_KEYS))
     return len(rest) <= len(levels) and all(name in level for name, level in zip(rest, levels, strict=False))
 
 

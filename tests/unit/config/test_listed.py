@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from remote_tool.config.hosts import parse_hosts
 from remote_tool.config.listed import with_listed, with_remembered
 from remote_tool.config.loading import parse
-from remote_tool.config.model import Config, Server
+from remote_tool.config.servers import Server
 from remote_tool.errors import UsageError
+
+if TYPE_CHECKING:
+    from remote_tool.config.model import Config
 
 ROOT = Path("/home/me/digits")
 LAB = """

@@ -14,20 +14,13 @@ from hypothesis import strategies as st
 
 from remote_tool import Hooks, Workspace
 from remote_tool.config import document
+from remote_tool.config.artifacts import ArtifactLimit
 from remote_tool.config.document import LARGEST_FILE, MOST_NODES, MOST_PROBLEMS
+from remote_tool.config.ends import OnEmpty, OnEnd
+from remote_tool.config.environment import Environment, EnvironmentKind, Installer
 from remote_tool.config.loading import load, parse, remark_on_terminals
-from remote_tool.config.model import (
-    ArtifactLimit,
-    Config,
-    Environment,
-    EnvironmentKind,
-    HostKeyPolicy,
-    Installer,
-    OnEmpty,
-    OnEnd,
-    Server,
-    Snapshots,
-)
+from remote_tool.config.model import Config, HostKeyPolicy, Snapshots
+from remote_tool.config.servers import Server
 from remote_tool.errors import ConfigError
 from remote_tool.paths import LocalPaths, RemotePaths
 from remote_tool.protocol.artifact_patterns import ArtifactPattern

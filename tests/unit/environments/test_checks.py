@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from remote_tool.config.model import Environment, EnvironmentKind
+from remote_tool.config.environment import Environment, EnvironmentKind
 from remote_tool.environments.activation import Activation
 from remote_tool.environments.checks.agreement import Clock, check_clocks, compare
 from remote_tool.environments.checks.checks import Check, ServerInspection, Status, check_server

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from remote_tool.config.model import EnvironmentKind
+from remote_tool.config.environment import EnvironmentKind
 from remote_tool.environments.activation import Activation
 from remote_tool.environments.package_files import Installer, Packages, find_packages
 from remote_tool.environments.packages import fingerprint

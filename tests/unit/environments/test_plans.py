@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from remote_tool.config.model import Config, Environment, EnvironmentKind, Installer
+from remote_tool.config.environment import Environment, EnvironmentKind, Installer
+from remote_tool.config.model import Config
 from remote_tool.environments.activation import Activation
 from remote_tool.environments.choice import is_fulfilled, plan_environment, require_own_folders, require_rsync
 from remote_tool.environments.facts import Interpreter, ServerFacts
@@ -22,7 +23,8 @@ PYTHON = Interpreter("/usr/bin/python3.11", "3.11.2", makes_environments=True)
 
 def config(kind: EnvironmentKind, python: str | None = "3.11", **environment: object) -> Config:
     wished = Environment(kind, **environment)  # type: ignore[arg-type]
-    return Config("project", {}, LocalPaths(Path("/p")), RemotePaths("project"), python, wished)
+    local, remote = LocalPaths(Path("/p")), RemotePaths("project")
+    return Config(name="project", servers={}, local=local, remote=remote, python=python, environment=wished)
 
 
 def names(wished: Config, facts: ServerFacts) -> list[str]:

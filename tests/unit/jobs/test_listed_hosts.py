@@ -9,7 +9,7 @@ import yaml
 
 from remote_tool.config.hosts import parse_hosts
 from remote_tool.config.loading import parse
-from remote_tool.config.model import Config, Server
+from remote_tool.config.servers import Server
 from remote_tool.errors import JobError
 from remote_tool.jobs import listed_hosts
 from remote_tool.jobs.listed_hosts import recall_hosts, remember_hosts
@@ -17,6 +17,8 @@ from remote_tool.jobs.registry import Registry
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from remote_tool.config.model import Config
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from remote_tool.config.model import Config, Server
+from remote_tool.config.model import Config
+from remote_tool.config.servers import Server
 from remote_tool.errors import ConnectError, LoginError
 from remote_tool.paths import LocalPaths, RemotePaths
 from remote_tool.transport.pool import HostPool
@@ -38,7 +39,8 @@ SECRET = "open sesame"
 
 
 def configured(server: Server, root: Path) -> Config:
-    return Config("project", {server.name: server}, LocalPaths(root), RemotePaths("project"))
+    local, remote = LocalPaths(root), RemotePaths("project")
+    return Config(name="project", servers={server.name: server}, local=local, remote=remote)
 
 
 async def reach(server: Server, root: Path, ask: Callable[[str], str | None] | None = None) -> bytes:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from remote_tool import JobSelection, RunningJob, StartRequest, Workspace
-from remote_tool.config.model import ArtifactLimit
+from remote_tool.config.artifacts import ArtifactLimit
 from remote_tool.errors import ConnectError, JobError, RemoteToolError, UsageError
 from remote_tool.jobs.artifacts import ArtifactFolder, RemoteFile, Stamp
 from remote_tool.jobs.job import new_job_id

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from remote_tool.config.model import EnvironmentKind
+from remote_tool.config.environment import EnvironmentKind
 from tests.extended.workflows.prepare.servers import desk_for, keep_offline, record_of
 
 if TYPE_CHECKING:

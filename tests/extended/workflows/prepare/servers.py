@@ -7,7 +7,7 @@ import zipfile
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from remote_tool.config.model import Environment, EnvironmentKind
+from remote_tool.config.environment import Environment, EnvironmentKind
 from remote_tool.transport.pool import HostPool
 from remote_tool.workflows.events import Event, StepEnded, StepStarted
 from remote_tool.workflows.prepare.prepare import PreparedServer, PrepareOptions, prepare, setup, update_packages

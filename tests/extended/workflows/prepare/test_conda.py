@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from remote_tool.config.model import EnvironmentKind, Installer
+from remote_tool.config.environment import EnvironmentKind, Installer
 from remote_tool.environments import installers
 from remote_tool.errors import EnvironmentSetupError
 from remote_tool.jobs.registry import Registry

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from remote_tool.config.model import Environment, EnvironmentKind
+from remote_tool.config.environment import Environment, EnvironmentKind
 from remote_tool.environments.package_files import find_packages
 from remote_tool.environments.scm_version import git_version, version_variables
 from remote_tool.errors import EnvironmentSetupError

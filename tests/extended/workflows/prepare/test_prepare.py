@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from remote_tool.config.model import Environment, EnvironmentKind
+from remote_tool.config.environment import Environment, EnvironmentKind
 from remote_tool.errors import EnvironmentSetupError, RemoteToolError, SomeServersFailedError
 from remote_tool.transport.pool import HostPool
 from remote_tool.transport.sync.project.snapshot import take_snapshot

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from remote_tool import JobSelection, JobState, Workspace
-from remote_tool.config.model import EnvironmentKind
+from remote_tool.config.environment import EnvironmentKind
 from remote_tool.errors import ConnectionLostError, EnvironmentSetupError
 from remote_tool.transport.pool import HostPool
 from remote_tool.workflows import agent_client

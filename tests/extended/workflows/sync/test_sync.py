@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from remote_tool.config.model import Server
+from remote_tool.config.servers import Server
 from remote_tool.errors import ConnectError, SyncError, UsageError
 from remote_tool.transport.pool import HostPool
 from remote_tool.transport.sync.entries import Entry

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from remote_tool.config.model import HostKeyPolicy, Server
+from remote_tool.config.model import HostKeyPolicy
+from remote_tool.config.servers import Server
 from remote_tool.errors import HostKeyError, LoginError
 from remote_tool.transport.pool import HostPool
 from remote_tool.transport.ssh import ssh_config
