@@ -67,13 +67,13 @@ def read_artifact_limit(place: ConfigNode, _project: Project) -> ArtifactLimit:
     return ArtifactLimit(each, max(usual.job, each) if job is None else job)
 
 
-def read_artifacts(wanted: Iterable[str | ArtifactPattern]) -> tuple[ArtifactPattern, ...]:
+def read_artifacts(requested: Iterable[str | ArtifactPattern]) -> tuple[ArtifactPattern, ...]:
     """Parse the patterns of a request.
 
     Raises:
         UsageError: A pattern is not a glob of files inside the project, or there are too many.
     """
-    patterns = [ArtifactPattern(each) if isinstance(each, str) else each for each in wanted]
+    patterns = [ArtifactPattern(each) if isinstance(each, str) else each for each in requested]
     _refuse_too_many(patterns)
     for pattern in patterns:
         try:
@@ -86,14 +86,14 @@ def read_artifacts(wanted: Iterable[str | ArtifactPattern]) -> tuple[ArtifactPat
 
 
 def wanted_artifacts(
-    configured: Iterable[ArtifactPattern], wanted: Iterable[str | ArtifactPattern]
+    configured: Iterable[ArtifactPattern], requested: Iterable[str | ArtifactPattern]
 ) -> tuple[ArtifactPattern, ...]:
     """Return a job's patterns: the configured ones, and its own, which win for equal globs.
 
     Raises:
         UsageError: There are too many, or one is not a glob.
     """
-    by_glob = {pattern.glob: pattern for pattern in (*configured, *read_artifacts(wanted))}
+    by_glob = {pattern.glob: pattern for pattern in (*configured, *read_artifacts(requested))}
     _refuse_too_many(by_glob)
     return tuple(by_glob.values())
 

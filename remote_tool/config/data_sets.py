@@ -61,7 +61,7 @@ def read_data_sets(place: ConfigNode, project: Project) -> dict[str, DataSet]:
 
 def _data_set(name: str, place: ConfigNode, project: Project) -> DataSet | None:
     if not forms.SERVER_NAME.accepts(name):
-        place.refuse(f"the name must be {forms.SERVER_NAME.wanted}")
+        place.refuse(f"the name must be {forms.SERVER_NAME.expected}")
         return None
     if not place.is_mapping:
         place.must_be("a mapping, such as {from: ~/data/imagenet, to: /scratch/imagenet}")

@@ -49,7 +49,7 @@ def check_devices(devices: Sequence[str | int], environment: Mapping[str, str] |
     """
     for device in map(str, devices):
         if not forms.DEVICE.accepts(device):
-            raise UsageError(f"A device must be {forms.DEVICE.wanted}, found {device!r}", hint=HINT)
+            raise UsageError(f"A device must be {forms.DEVICE.expected}, found {device!r}", hint=HINT)
     if problem := _problem_with(devices):
         raise UsageError(f"Devices {joined(devices)}: {problem}", hint=HINT)
     if devices and VISIBLE in (environment or {}):
@@ -120,7 +120,7 @@ def command_environment(
 
 
 def devices_of(
-    configured: tuple[str, ...], wanted: Sequence[str | int], environment: Mapping[str, str]
+    configured: tuple[str, ...], requested: Sequence[str | int], environment: Mapping[str, str]
 ) -> tuple[str, ...]:
     """Return a command's devices on a server: the requested ones, or the configured ones.
 
@@ -128,7 +128,7 @@ def devices_of(
     """
     if VISIBLE in environment:
         return ()
-    return tuple(map(str, wanted)) or configured
+    return tuple(map(str, requested)) or configured
 
 
 def with_devices(environment: Mapping[str, str], devices: Sequence[str]) -> dict[str, str]:

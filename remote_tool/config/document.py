@@ -101,27 +101,27 @@ class ConfigNode:
         """Add a problem."""
         self.problems.add(text, line=self.line, key=self.key)
 
-    def must_be(self, wanted: str) -> None:
+    def must_be(self, expected: str) -> None:
         """Add a problem that names the expected and the found value."""
-        self.refuse(f"must be {wanted}, found {_described(self.node)}")
+        self.refuse(f"must be {expected}, found {_described(self.node)}")
 
     def text(self, form: Validator) -> str | None:
         """Return the text as written in the file: 3.10 stays 3.10, and a server may be called no."""
         if isinstance(self.node, ScalarNode) and not _is_null(self.node) and form.accepts(self.node.value):
             return str(self.node.value)
         if form.is_secret:
-            self.refuse(f"must be {form.wanted}")
+            self.refuse(f"must be {form.expected}")
         else:
-            self.must_be(form.wanted)
+            self.must_be(form.expected)
         return None
 
-    def items(self, wanted: str, *, are_secret: bool = False) -> list[ConfigNode]:
+    def items(self, expected: str, *, are_secret: bool = False) -> list[ConfigNode]:
         """Return the values of a non-empty list."""
         if not isinstance(self.node, SequenceNode) or not self.node.value:
             if are_secret:
-                self.refuse(f"must be {wanted}")
+                self.refuse(f"must be {expected}")
             else:
-                self.must_be(wanted)
+                self.must_be(expected)
             return []
         return [
             ConfigNode(each, f"{self.key}[{index}]", _line_of(each), self.problems)
@@ -240,21 +240,21 @@ def _inner_nodes(node: Node) -> list[Node]:
 
 
 def _add_syntax_error(error: yaml.YAMLError, text: str, problems: Problems) -> None:
-    said = "not understood"
+    problem = "not understood"
     mark: Any = None
     if isinstance(error, yaml.MarkedYAMLError):
-        said, mark = error.problem or said, error.problem_mark or error.context_mark
+        problem, mark = error.problem or problem, error.problem_mark or error.context_mark
     line, column = (mark.line, mark.column) if mark else (0, 0)
     if "".join(text.splitlines()[line : line + 1])[column:].startswith("\t"):
         problems.add("tabs are not allowed here; indent with spaces", line=line + 1)
-    elif "alias" in said:
+    elif "alias" in problem:
         problems.add("undefined alias (*...); quote text that starts with *", line=line + 1)
-    elif "nesting depth" in said:
+    elif "nesting depth" in problem:
         # libyaml 0.2.6 and later have a limit of their own, which a single line can reach before its first event.
         problems.add(_TOO_DEEP, line=line + 1)
     else:
         # A quoted value may be part of a password that should have been quoted.
-        problems.add("not valid YAML: " + re.sub(r"'[^']{2,}'", "it", said), line=line + 1)
+        problems.add("not valid YAML: " + re.sub(r"'[^']{2,}'", "it", problem), line=line + 1)
 
 
 def _unknown(name: str, known: tuple[str, ...]) -> str:

@@ -103,7 +103,7 @@ def read_environment(place: ConfigNode, project: Project) -> Environment:
     if not place.is_mapping:
         kinds = tuple(kind for kind in KINDS if kind is not EnvironmentKind.EXISTING)
         choice = forms.one_of(kinds)
-        form = forms.Validator(f"{choice.wanted}, or {{existing: /path/to/prefix}}", choice.accepts)
+        form = forms.Validator(f"{choice.expected}, or {{existing: /path/to/prefix}}", choice.accepts)
         return Environment(EnvironmentKind(place.text(form) or EnvironmentKind.MINICONDA))
     given = list(place.pairs())
     if len(given) != 1:

@@ -28,19 +28,19 @@ class Validator:
     """A rule for a text.
 
     Attributes:
-        wanted: Completes "must be …".
+        expected: Completes "must be …".
         accepts: Returns whether a text follows the rule.
         is_secret: Whether invalid values are hidden.
     """
 
-    wanted: str
+    expected: str
     accepts: Callable[[str], bool]
     is_secret: bool = False
 
 
-def _like(wanted: str, pattern: str, *, is_secret: bool = False) -> Validator:
+def _like(expected: str, pattern: str, *, is_secret: bool = False) -> Validator:
     compiled = re.compile(pattern)
-    return Validator(wanted, lambda text: compiled.fullmatch(text) is not None, is_secret)
+    return Validator(expected, lambda text: compiled.fullmatch(text) is not None, is_secret)
 
 
 LARGEST_PORT = 65535
@@ -185,7 +185,7 @@ PROJECT_NAME = _like(
 )
 # Absolute paths are refused with their reason.
 NAME_AS_WRITTEN = Validator(
-    PROJECT_NAME.wanted,
+    PROJECT_NAME.expected,
     lambda text: (text.startswith("/") and text.isprintable()) or PROJECT_NAME.accepts(text.removeprefix("~/")),
 )
 SERVER_NAME = _like("made of letters, digits, . _ - and start with a letter, a digit or _", _NO_OPTION + "{0,63}")

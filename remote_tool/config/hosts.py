@@ -232,7 +232,7 @@ def _read_count(text: str) -> int:
 
 def _checked(text: str, form: forms.Validator, what: str) -> str:
     if not form.accepts(text):
-        raise ValueError(f"{what} must be {form.wanted}, found {text!r:.300}")
+        raise ValueError(f"{what} must be {form.expected}, found {text!r:.300}")
     return text
 
 

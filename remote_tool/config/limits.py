@@ -144,7 +144,7 @@ def read_duration(option: str, value: object) -> float | None:
         return None
     seconds = forms.read_duration(value) if isinstance(value, str) else value
     if not is_seconds(seconds, LONGEST_DURATION):
-        raise UsageError(f"{option} must be {forms.DURATION.wanted}, found {value!r:.40}", hint=f"{option} 12h")
+        raise UsageError(f"{option} must be {forms.DURATION.expected}, found {value!r:.40}", hint=f"{option} 12h")
     return float(seconds)  # type: ignore[arg-type]
 
 
@@ -159,7 +159,7 @@ def check_retries(retries: int | None, retry_on: Sequence[str] | None) -> None:
     for each in retry_on or ():
         if not forms.RETRY_ON.accepts(each):
             raise UsageError(
-                f"--retry-on takes {forms.RETRY_ON.wanted}, found {each!r:.40}", hint="--retry-on 75,SIGKILL"
+                f"--retry-on takes {forms.RETRY_ON.expected}, found {each!r:.40}", hint="--retry-on 75,SIGKILL"
             )
     if len(retry_on or ()) > MOST_RETRY_ON:
         raise UsageError(f"--retry-on takes at most {MOST_RETRY_ON} exit codes and signals")

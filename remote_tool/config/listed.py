@@ -22,7 +22,7 @@ LONGEST_NAME = 64
 
 
 def nobody(_server: Server) -> str:
-    """Not know who logs in to a server without a user."""
+    """Return no user: who logs in to a server without one is unknown."""
     return ""
 
 
@@ -72,8 +72,8 @@ def servers_for(
             listed[canonical_host(server.hostname)].append(server)
     found: list[tuple[Server, ListedHost]] = []
     for host in _each_once(hosts, usual_user):
-        there = listed[canonical_host(host.hostname)]
-        server = _configured(servers, host, usual_user) or _known(there, host, usual_user) or _new(servers, host)
+        same_host = listed[canonical_host(host.hostname)]
+        server = _configured(servers, host, usual_user) or _known(same_host, host, usual_user) or _new(servers, host)
         twice = [other.hostname for each, other in found if each.name == server.name]
         if twice:
             raise UsageError(f"{twice[0]} and {host.hostname} are both the server {server.name}", hint="List it once")
@@ -95,10 +95,10 @@ def _each_once(hosts: Sequence[ListedHost], usual_user: Callable[[Server], str])
     merged: dict[tuple[str, str | None], ListedHost] = {}
     users: dict[str, list[ListedHost]] = defaultdict(list)
     for host in hosts:
-        there = users[canonical_host(host.hostname)]
-        same = next((each for each in there if _is_one_login(_new({}, each), host, usual_user)), None)
+        same_host = users[canonical_host(host.hostname)]
+        same = next((each for each in same_host if _is_one_login(_new({}, each), host, usual_user)), None)
         if same is None:
-            there.append(host)
+            same_host.append(host)
             merged[host.login] = host
         else:
             count = (merged[same.login].processes or 1) + (host.processes or 1)
@@ -120,8 +120,8 @@ def _configured(servers: Mapping[str, Server], host: ListedHost, usual_user: Cal
     if named is not None and not named.is_listed:
         return _with_its_user(named, host, usual_user)
     address = canonical_host(host.hostname)
-    there = [each for each in servers.values() if not each.is_listed and canonical_host(each.hostname) == address]
-    found = [each for each in there if host.username is None or each.username in {None, host.username}]
+    same_host = [each for each in servers.values() if not each.is_listed and canonical_host(each.hostname) == address]
+    found = [each for each in same_host if host.username is None or each.username in {None, host.username}]
     if len(found) > 1:
         names = " and ".join(each.name for each in found)
         raise UsageError(
@@ -133,18 +133,18 @@ def _configured(servers: Mapping[str, Server], host: ListedHost, usual_user: Cal
 
 def _with_its_user(server: Server, host: ListedHost, usual_user: Callable[[Server], str]) -> Server:
     if host.username is not None and host.username != (server.username or usual_user(server)):
-        wanted = f"the user {server.username}" if server.username else "no username"
+        configured = f"the user {server.username}" if server.username else "no username"
         raise UsageError(
-            f"{host.username}@{host.hostname} is the server {server.name}, which is configured with {wanted}",
+            f"{host.username}@{host.hostname} is the server {server.name}, which is configured with {configured}",
             hint=f"Leave out {host.username}@, or set username: of {server.name} in .remote/configs.yaml",
         )
     return server
 
 
-def _known(there: Sequence[Server], host: ListedHost, usual_user: Callable[[Server], str]) -> Server | None:
+def _known(same_host: Sequence[Server], host: ListedHost, usual_user: Callable[[Server], str]) -> Server | None:
     """Return the server that this host became in an earlier list, from the servers with its address."""
-    exactly = (server for server in there if server.username == host.username)
-    alike = (server for server in there if _is_one_login(server, host, usual_user))
+    exactly = (server for server in same_host if server.username == host.username)
+    alike = (server for server in same_host if _is_one_login(server, host, usual_user))
     return next(itertools.chain(exactly, alike), None)
 
 

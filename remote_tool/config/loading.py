@@ -103,7 +103,7 @@ def _name(top: ConfigNode, values: dict[str, ConfigNode], root: Path) -> str:
     if "name" not in values and not forms.PROJECT_NAME.accepts(root.name):
         top.problems.add(
             f"required, because the name of the project folder, {root.name!r}, is not a valid one;"
-            f" it must be {forms.PROJECT_NAME.wanted}",
+            f" it must be {forms.PROJECT_NAME.expected}",
             line=1,
             key="name",
         )

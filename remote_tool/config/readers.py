@@ -28,11 +28,11 @@ def text(form: Validator, convert: Callable[[str], object] = str) -> Reader:
     return read
 
 
-def texts(form: Validator, wanted: str, *, or_one: bool = False) -> Reader:
+def texts(form: Validator, expected: str, *, or_one: bool = False) -> Reader:
     """Return the reader of a list of texts; with ``or_one``, a single one needs no list."""
 
     def read(place: ConfigNode, _project: Project) -> tuple[str, ...]:
-        items = [place] if or_one and not place.is_list else place.items(wanted)
+        items = [place] if or_one and not place.is_list else place.items(expected)
         return tuple(found for each in items if (found := each.text(form)) is not None)
 
     return read
@@ -78,7 +78,7 @@ def variables(place: ConfigNode, _project: Project) -> dict[str, str]:
             # What follows may be the value.
             place.refuse(f"must be {{NAME: VALUE}}, found NAME=VALUE for {name.partition('=')[0]!r}")
         elif not forms.VARIABLE.accepts(name):
-            found.refuse(f"must be {forms.VARIABLE.wanted}")
+            found.refuse(f"must be {forms.VARIABLE.expected}")
         elif name in RESERVED_NAMES:
             found.refuse("is set by remote-tool; choose another name")
         elif not found.is_null:
@@ -91,7 +91,7 @@ def status_patterns(place: ConfigNode, _project: Project) -> dict[str, str]:
     patterns = {}
     for name, found in place.pairs():
         if not forms.STATUS_NAME.accepts(name):
-            found.refuse(f"the name must be {forms.STATUS_NAME.wanted}")
+            found.refuse(f"the name must be {forms.STATUS_NAME.expected}")
             continue
         pattern = found.text(forms.PATTERN)
         if pattern is not None and (problem := _pattern_problem(pattern)):

@@ -176,7 +176,7 @@ def read_servers(place: ConfigNode, project: Project) -> dict[str, Server]:
     machines: dict[tuple[str, int, str | None], str] = {}
     for name, found in place.pairs():
         if not forms.SERVER_NAME.accepts(name):
-            found.refuse(f"the name must be {forms.SERVER_NAME.wanted}")
+            found.refuse(f"the name must be {forms.SERVER_NAME.expected}")
         server = _server(name, found, project)
         if server is None:
             continue
@@ -198,7 +198,7 @@ def _server(name: str, place: ConfigNode, project: Project) -> Server | None:
         return None
     values = place.entries(keys_of(Server))
     if "hostname" not in values:
-        place.refuse(f"hostname is missing; it must be {forms.CONFIGURED_HOST.wanted}")
+        place.refuse(f"hostname is missing; it must be {forms.CONFIGURED_HOST.expected}")
     if "password" in values and "password_env" in values:
         values["password_env"].refuse("cannot be combined with password; keep one of them")
     if "launch" in values and "container" in values:

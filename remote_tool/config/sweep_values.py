@@ -193,27 +193,27 @@ def combine(
     return tuple({name: value for part in parts for name, value in part.items()} for parts in product(*axes))
 
 
-def draw(wanted: Random) -> list[dict[str, str]]:
+def draw(drawn: Random) -> list[dict[str, str]]:
     """Draw different combinations; the same seed and parameters draw the same ones, also as the first of more.
 
     Raises:
         UsageError: How to draw one is invalid, or there are not so many different ones.
     """
-    if wanted.count < 1 or not wanted.parameters:
+    if drawn.count < 1 or not drawn.parameters:
         raise UsageError("--random needs a number of combinations and parameters", hint="--random 20 lr=log:1e-5..1e-1")
-    if wanted.count > MOST_COMBINATIONS:
-        raise _too_many(wanted.count)
+    if drawn.count > MOST_COMBINATIONS:
+        raise _too_many(drawn.count)
     sources = {
-        name: (drawer(name, text), random.Random(f"{wanted.seed} {name}"))  # noqa: S311 - not a secret
-        for name, text in wanted.parameters.items()
+        name: (drawer(name, text), random.Random(f"{drawn.seed} {name}"))  # noqa: S311 - not a secret
+        for name, text in drawn.parameters.items()
     }
     found: dict[tuple[str, ...], None] = {}
     tries = 0
-    while len(found) < wanted.count:
+    while len(found) < drawn.count:
         values = tuple(make(chance.random()) for make, chance in sources.values())
         tries = tries + 1 if values in found else 0
         if tries > MOST_TRIES:
-            raise UsageError(f"--random {wanted.count}: only {len(found)} different combinations were found")
+            raise UsageError(f"--random {drawn.count}: only {len(found)} different combinations were found")
         found[values] = None
     return [dict(zip(sources, values, strict=True)) for values in found]
 

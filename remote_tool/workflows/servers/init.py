@@ -92,7 +92,7 @@ def parse_server_option(text: str) -> ServerAnswer:
     values += [("name", name, forms.SERVER_NAME)] if is_named else []
     for what, value, form in values:
         if not form.accepts(value):
-            raise UsageError(f"{text!r}: the {what} must be {form.wanted}, found {value!r}", hint=OPTION_HINT)
+            raise UsageError(f"{text!r}: the {what} must be {form.expected}, found {value!r}", hint=OPTION_HINT)
     hostname = forms.plain_host(host)
     return ServerAnswer(name or name_for(hostname), hostname, user or None, int(port) if port else None)
 
@@ -212,7 +212,7 @@ def _check_forms(root: Path, answers: InitAnswers) -> None:
 
 def _must_be(value: str, form: Validator, what: str, hint: str) -> None:
     if not form.accepts(value):
-        raise UsageError(f"{what} must be {form.wanted}, found {value!r}", hint=hint)
+        raise UsageError(f"{what} must be {form.expected}, found {value!r}", hint=hint)
 
 
 def _write_all(files: Mapping[Path, bytes], root: Path) -> None:

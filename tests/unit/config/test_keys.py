@@ -46,7 +46,7 @@ def test_a_declared_key_is_read() -> None:
 
 
 def test_a_declared_key_has_its_messages() -> None:
-    assert problems("name: x\ncoffee: tea") == [f"2: coffee: must be {forms.RETRIES.wanted}, found 'tea'"]
+    assert problems("name: x\ncoffee: tea") == [f"2: coffee: must be {forms.RETRIES.expected}, found 'tea'"]
     assert problems("cofee: 3") == ["1: cofee: unknown key; did you mean coffee?"]
     assert problems("x: 3") == [f"1: x: unknown key; expected one of {', '.join(keys_of(Config))}, coffee"]
 
