@@ -7,10 +7,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from remote_tool.config import forms
 from remote_tool.errors import ConnectError, JobError, UsageError
 from remote_tool.jobs.job import JobState
 from remote_tool.protocol.limits import LONGEST_GRACE
-from remote_tool.protocol.records import is_grace, is_signal
+from remote_tool.protocol.records import is_grace
 from remote_tool.transport.pool import on_every
 from remote_tool.workflows.agent_client import NoAnswerError, NotPreparedError, SupervisorMissingError
 from remote_tool.workflows.events import Notice
@@ -101,7 +102,7 @@ def check_stop(signal: str, grace: float | None) -> None:
     Raises:
         UsageError: Invalid signal or grace period.
     """
-    if not is_signal(signal):
+    if not forms.SIGNAL.accepts(signal):
         raise UsageError(f"Unknown signal {signal!r}", hint="SIGTERM or SIGKILL")
     if grace is not None and not is_grace(grace):
         raise UsageError(f"--grace must be from 0 to {LONGEST_GRACE} seconds, found {grace}")
