@@ -387,6 +387,14 @@ class Config:
             "Stop a job when all its GPUs were idle for this time. `0`: never. `--stop-if-idle` takes precedence.",
         ),
     )
+    stop_signal: str = field(
+        default="SIGTERM",
+        metadata=key(
+            text(forms.SIGNAL),
+            "`SIGTERM`",
+            "The signal with which a stop of a job begins, such as `SIGINT`. `--stop-signal` takes precedence.",
+        ),
+    )
     retries: int = field(
         default=0,
         metadata=key(

@@ -120,6 +120,7 @@ class JobSettings:
         launch_options: What its launch was asked for, only of the first node; empty without a launch.
         max_duration: Seconds after which it is stopped; None: never.
         stop_if_idle: Seconds after which it is stopped if its GPUs are idle for so long; None: never.
+        first_signal: The signal with which a stop of it begins, in place of SIGTERM.
         retries: How many times its command is run again after a failure; None: never.
         retry_on: Exit codes and signals after which it is; empty: any failure.
     """
@@ -152,6 +153,7 @@ class JobSettings:
     launch_options: str = ""
     max_duration: float | None = None
     stop_if_idle: float | None = None
+    first_signal: str = "SIGTERM"
     retries: int | None = None
     retry_on: tuple[str, ...] = ()
 

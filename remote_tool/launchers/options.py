@@ -49,6 +49,7 @@ class JobOptions:
         nice: Run the command with this niceness, 0 to 19; None: unchanged.
         max_duration: Stop a job after this many seconds, or text such as 12h; 0: never; None: as configured.
         stop_if_idle: Stop a job after its GPUs were idle for this long; 0: never; None: as configured.
+        stop_signal: Begin a stop of a job with this signal in place of SIGTERM; None: as configured.
         name: Name of every job, for lists; empty: none.
         overwrite: Also replace files that were changed on the server, or never sent.
     """
@@ -81,6 +82,14 @@ class JobOptions:
             typed=str,
         ),
     ] = None
+    stop_signal: Annotated[
+        str | None,
+        Option(
+            "--stop-signal",
+            "SIGNAL",
+            "Begin a stop of the job with this signal; default: stop_signal in configs.yaml, else SIGTERM.",
+        ),
+    ] = None
     name: Annotated[str, Option("--name", "NAME", "Name the jobs, as shown in lists.")] = ""
     overwrite: Annotated[
         bool, Option("--overwrite", None, "Also replace files that were changed on the server or never sent.")
@@ -88,12 +97,14 @@ class JobOptions:
 
     def _check_job_options(self) -> None:
         """Refuse invalid options, and turn durations into seconds."""
-        from remote_tool.config import limits  # noqa: PLC0415 - --help needs these options, and no check
+        from remote_tool.config import forms, limits  # noqa: PLC0415 - --help needs these options, and no check
 
         limits.check_whole_number("--gpus", self.gpus, MOST_GPUS)
         limits.check_nice(self.nice)
         object.__setattr__(self, "max_duration", limits.read_duration("--max-duration", self.max_duration))
         object.__setattr__(self, "stop_if_idle", limits.read_duration("--stop-if-idle", self.stop_if_idle))
+        if self.stop_signal is not None and not forms.SIGNAL.accepts(self.stop_signal):
+            raise UsageError(f"--stop-signal must be {forms.SIGNAL.wanted}, found {self.stop_signal!r:.40}")
         limits.check_name(self.name)
 
 
@@ -214,6 +225,7 @@ class JobKeywords(TypedDict, total=False):
     nice: int | None
     max_duration: float | str | None
     stop_if_idle: float | str | None
+    stop_signal: str | None
     name: str
     overwrite: bool
     from_job: str

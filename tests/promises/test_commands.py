@@ -32,7 +32,7 @@ def keys(words: str, **inner: object) -> dict[str, object]:
 JOB = keys(
     "key id launch_id node_rank server name state exit_code signal reason pid tags note started_by command workdir git "
     "copy environment_hash nice gpus gpu_count leased_gpus priority after terminal variables rerun_of max_duration "
-    "stop_if_idle retries failed_attempts created_at started_at ended_at values log"
+    "stop_if_idle stop_signal retries failed_attempts created_at started_at ended_at values log"
 )
 JOBS = keys("errors", jobs=[JOB])
 SHOWN = JOB | keys(

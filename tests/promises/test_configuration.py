@@ -226,6 +226,12 @@ def _limits(desk: Desk) -> None:
     assert "1s" in job["reason"]
 
 
+@effect("stop_signal")
+def _stop_signal(desk: Desk) -> None:
+    desk.configure(stop_signal="SIGINT", max_duration="1s")
+    assert ended(desk, "trap 'exit 3' INT; while :; do sleep 0.1; done")["exit_code"] == 3
+
+
 @effect("retries", "retry_on")
 def _retries(desk: Desk) -> None:
     desk.configure(retries=2, retry_on=[75, "SIGKILL"])
@@ -335,6 +341,7 @@ on_empty: {after: 1m}
 default_server: third
 max_duration: long
 stop_if_idle: long
+stop_signal: TERM
 retries: -1
 retry_on: [999]
 setup: [echo]

@@ -113,6 +113,19 @@ def test_a_stop_ends_every_process(office: Desk, kind: Kind, tmp_path: Path) -> 
     assert office.tries("job-wait", key).returncode == expected
 
 
+def test_a_stop_begins_with_the_signal_that_the_job_was_started_with(office: Desk, kind: Kind, tmp_path: Path) -> None:
+    said, ready = tmp_path / "said", tmp_path / "ready"
+    command = f"trap 'echo INT >> {said}; exit 3' INT; trap 'echo TERM >> {said}' TERM; touch {ready}; "
+    command += "while :; do sleep 0.1; done"
+    # A job that is run again has its signal from its record.
+    options = () if kind.words[0] == "job-rerun" else ("--stop-signal", "SIGINT")
+    job = kind.start(office, command, *options)
+    until(ready.exists, "the traps")
+    office.does("job-kill", str(job["key"]), "--grace", "5", "--yes")
+    assert said.read_text() == ("INT\n" if options else "TERM\n")
+    assert office.job(job["key"])["stop_signal"] == ("SIGINT" if options else "SIGTERM")
+
+
 @pytest.mark.row(7, 150)
 def test_output_arrives_whole_when_the_link_is_lost_and_a_signal_is_named(
     office: Desk, kind: Kind, tmp_path: Path

@@ -47,6 +47,45 @@ def test_all_jobs_are_stopped_without_a_question_when_asked_to(desk: Desk, words
     assert "No job is running" in desk.refuses("job-kill", *words, status=2)
 
 
+TRAPS = "trap 'echo INT; exit 3' INT; trap 'echo TERM; exit 4' TERM; echo ready; while :; do sleep 0.1; done"
+
+
+def stopped(desk: Desk, key: int, *words: str) -> str:
+    """Stop a job, and return what it said about that."""
+    until(lambda: "ready" in desk.does("job-tail", str(key), "--no-follow"), "the traps")
+    desk.does("job-kill", str(key), *words)
+    return desk.does("job-tail", str(key), "--no-follow").split("ready\n")[1]
+
+
+def test_a_stop_begins_as_configured_and_a_rerun_as_recorded(desk: Desk) -> None:
+    desk.configure(stop_signal="SIGINT")
+    desk.does("job-run", "--cmd", TRAPS)
+    assert stopped(desk, 1) == "INT\n"
+    assert "stopped with SIGINT" in desk.does("job-show", "1")
+    desk.does("job-run", "--cmd", TRAPS, "--stop-signal", "SIGTERM")
+    assert stopped(desk, 2) == "TERM\n"
+    desk.configure(stop_signal="SIGUSR1")
+    for key, said in ((1, "INT\n"), (2, "TERM\n")):
+        desk.does("job-rerun", str(key))
+        assert stopped(desk, key + 2) == said
+    desk.does("job-rerun", "2")
+    assert stopped(desk, 5, "--signal", "SIGINT") == "INT\n"
+
+
+def test_a_time_limit_begins_with_the_signal_of_the_job(desk: Desk) -> None:
+    ran = desk.tries(
+        *("job-run", "--follow", "--max-duration", "1s", "--stop-signal", "SIGINT", "--cmd", TRAPS),
+    )
+    assert ran.stdout == "ready\nINT\n"
+
+
+@pytest.mark.parametrize("signal_name", ["INT", "2", "SIGNONE", "sigint", ""])
+def test_a_signal_that_does_not_exist_is_refused_before_anything_starts(desk: Desk, signal_name: str) -> None:
+    message = desk.refuses("job-run", "--cmd", "true", "--stop-signal", signal_name, status=2)
+    assert f"--stop-signal must be a signal, such as SIGINT, found {signal_name!r}" in message
+    assert desk.jobs("--stopped") == []
+
+
 @pytest.mark.parametrize(("words", "answers"), [((), "y\n" * 20), (("--all",), "y\n"), ((), "all\nyes\n")])
 def test_a_pipe_of_answers_stops_all(desk: Desk, words: tuple[str, ...], answers: str) -> None:
     two_sleepers(desk)

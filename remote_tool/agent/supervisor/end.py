@@ -47,15 +47,21 @@ class Ending:
     def stop(self, request: Mapping[str, Any]) -> None:
         """Carry out a stop request."""
         self._outcome.killed = True
-        how = "stopped by a signal to its supervisor" if "by_signal" in request else f"stopped with {request['signal']}"
+        name = self._first_signal(request["signal"])
+        how = "stopped by a signal to its supervisor" if "by_signal" in request else f"stopped with {name}"
         if "why" in request:
             how = f"stopped because it {request['why']}"
         self._outcome.notes.append(how)
         self.end_tree(request["signal"], request["grace"])
 
+    def _first_signal(self, name: str) -> str:
+        """Return the signal with which a stop begins: the job's own takes the place of SIGTERM."""
+        return self._plan.spec["first_signal"] or name if name == "SIGTERM" else name
+
     def end_tree(self, name: str, grace: float) -> None:
         """End every process: a signal, the grace period, SIGKILL."""
         self._outcome.had_to_end = True
+        name = self._first_signal(name)
         if name != "SIGKILL":
             self._tree.signal(number_of(name) or signal.SIGTERM)
             if self._plan.spec["terminal"] == SHELL:

@@ -38,7 +38,7 @@ KEYS = [
     *("key", "id", "launch_id", "node_rank", "server", "name", "state", "exit_code", "signal", "reason", "pid"),
     *("tags", "note", "started_by", "command", "workdir", "git", "copy", "environment_hash"),
     *("nice", "gpus", "gpu_count", "leased_gpus", "priority", "after", "terminal", "variables", "rerun_of"),
-    *("max_duration", "stop_if_idle", "retries", "failed_attempts"),
+    *("max_duration", "stop_if_idle", "stop_signal", "retries", "failed_attempts"),
     *("created_at", "started_at", "ended_at", "values", "log"),
 ]
 
