@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+from typing import Any, Dict, Mapping, NamedTuple
 
 from remote_tool.protocol.errors import RequestError
-from remote_tool.protocol.lean import json
-from remote_tool.protocol.lean.namedtuple import NamedTuple
 from remote_tool.protocol.marks import DATA_PREFIX, JOB_MARKER, PROJECT_MARKER, RESERVED_NAMES, SERVER_VARIABLE
 from remote_tool.protocol.records import is_variable_name
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Dict, Mapping
 
 # Variables of another launch or of a batch system, which torchrun would take for its own.
 STRAY_NAMES = (
@@ -53,8 +49,8 @@ class Activation(NamedTuple):
     python: str
     version: str
     variables: Dict[str, str]
-    unset: "list[str]"
-    path: "list[str]"
+    unset: list[str]
+    path: list[str]
 
 
 class Origin(NamedTuple):
@@ -166,7 +162,7 @@ def _is_foreign(name: str) -> bool:
     return name in STRAY_NAMES or name.startswith(STRAY_BEGINNINGS) or name in {"OLDPWD", "_"}
 
 
-def _joined(first: "list[str]", rest: bytes) -> bytes:
+def _joined(first: list[str], rest: bytes) -> bytes:
     parts = [_bytes(item) for item in first]
     return b":".join([*parts, rest] if rest else parts)
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
+import signal
 import sys
 import time
+from contextlib import suppress
 
 from remote_tool.agent.requests import Request, read_request
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.errors import RequestError
 from remote_tool.protocol.framing import FramingError
-from remote_tool.protocol.lean.signal import signal
-from remote_tool.protocol.lean.suppress import suppress
 from remote_tool.protocol.marks import JOB_MARKER, SUPERVISOR_MARKER
 
 # Each operation has its own module: loading all of them would take longer than most operations.
@@ -109,8 +110,7 @@ def _carry_out(request: Request) -> int:
     module = _OPS.get(request.op)
     if module is None:
         raise RequestError(f"Unknown operation on this server: {request.op!r:.40}")
-    # As importlib does it; importing it would take as long as a short answer's own module.
-    operation = getattr(__import__(f"remote_tool.agent.{module}", fromlist=[request.op]), request.op)
+    operation = getattr(importlib.import_module(f"remote_tool.agent.{module}"), request.op)
     # Collect garbage from here on, but freeze what is loaded: each fork would get a copy of it.
     gc.freeze()
     gc.enable()

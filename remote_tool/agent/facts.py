@@ -7,6 +7,7 @@ import platform
 import re
 import socket
 import time
+from typing import TYPE_CHECKING, Any, Dict, Optional
 
 from remote_tool.agent import activation
 from remote_tool.agent.activation import Activation, ActivationError, Origin
@@ -16,11 +17,9 @@ from remote_tool.agent.proc import processes
 from remote_tool.agent.proc.subprocess import output_of
 from remote_tool.agent.requests import is_flag, is_text
 from remote_tool.protocol.marks import PROJECT_MARKER
+from remote_tool.protocol.setup_script import put_before_attached
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Optional
-
     from remote_tool.agent.requests import Request
 
 _DISTRIBUTION = re.compile(r"(torch|nvidia_nccl_cu[0-9]+)-([^-]+)\.dist-info", re.ASCII)
@@ -124,8 +123,6 @@ def _versions_of_python(active: Activation) -> Dict[str, str]:
 
 
 def _versions_after_setup(active: Activation, request: Request, setup: str) -> Dict[str, str]:
-    from remote_tool.protocol.setup_script import put_before_attached  # noqa: PLC0415 - few have one
-
     user = activation.with_home(request.get("environment", lambda value: isinstance(value, dict), default={}))
     origin = Origin(request.folders().project, "facts", "")
     environment = activation.build_environment(os.environb, active, user, origin)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from remote_tool.protocol import framing
 from remote_tool.protocol.errors import RequestError
-from remote_tool.protocol.lean import json
-from remote_tool.protocol.lean.namedtuple import NamedTuple
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Optional, Tuple
 
 _LINE_LIMIT = 64 * 1024 * 1024
 _SILENCE_SECONDS = 60.0
@@ -111,7 +107,7 @@ class Request:
         names = [self.get(name, _is_relative) for name in ("project", "jobs_folder", "scripts_folder")]
         return Folders(*(os.path.join(home, name) for name in names))
 
-    def synced(self) -> "Tuple[str, str]":
+    def synced(self) -> Tuple[str, str]:
         """Return the target of a sync, the project or a data set, and the folder for its partial files."""
         folders, data = self.folders(), self.get("folder", is_text, "")
         if not data:

@@ -1,6 +1,7 @@
 """Entry point on a server: ``python -I -S run_control.py``, beside the folder of the packages."""
 
 import gc
+import importlib
 import os
 import sys
 
@@ -40,8 +41,7 @@ if __name__ == "__main__":
     gc.disable()
     entry = os.path.abspath(__file__)
     _add_packages(os.path.dirname(entry))
-    # importlib is not imported: it would delay every answer.
-    status = __import__("remote_tool.agent.control", fromlist=["main"]).main(entry)
+    status = importlib.import_module("remote_tool.agent.control").main(entry)
     sys.stderr.flush()
     # Exit without finalizing Python or joining threads, which would take a tenth of a short answer.
     os._exit(status)

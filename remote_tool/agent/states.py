@@ -5,20 +5,17 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, Optional
 
 from remote_tool.agent.proc import processes
 from remote_tool.agent.proc.processes import Process, Snapshot
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.job_folder import RESERVE
-from remote_tool.protocol.lean.namedtuple import NamedTuple
-from remote_tool.protocol.lean.suppress import suppress
 from remote_tool.protocol.limits import LONGEST_REASON, REBOOTED
 from remote_tool.protocol.records import ENDED, SPEC, STARTED, RecordError, state_of_ended
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Mapping, Optional
-
     from remote_tool.agent.leases.standing import Standing
     from remote_tool.protocol.records import Record
 
@@ -33,7 +30,7 @@ class QueueView:
     def __init__(self) -> None:
         self._standing: Optional[Standing] = None
 
-    def explain(self, folder: int, job_id: str) -> "tuple[Optional[Process], str]":
+    def explain(self, folder: int, job_id: str) -> tuple[Optional[Process], str]:
         """Return the supervisor of a job in the queue, and what it waits for."""
         from remote_tool.agent.leases import standing  # noqa: PLC0415 - few jobs wait
 
@@ -105,7 +102,7 @@ class JobStatus(NamedTuple):
     state: str
     reason: str
     supervisor: Optional[Process] = None
-    members: "tuple[Process, ...]" = ()
+    members: tuple[Process, ...] = ()
     ran_here: bool = True
 
     @property
@@ -250,7 +247,7 @@ def _is_here(place: Mapping[str, str], this: Mapping[str, str]) -> bool:
     return place["boot_id"] == this["boot_id"] and place["pid_namespace"] == this["pid_namespace"]
 
 
-def _judge_from_afar(folder: int, record: Mapping[str, Any], this: Mapping[str, str]) -> "tuple[str, str]":
+def _judge_from_afar(folder: int, record: Mapping[str, Any], this: Mapping[str, str]) -> tuple[str, str]:
     place = record["place"]
     if place["boot_id"] == this["boot_id"]:
         # Another container on this kernel: a lock is reliable on any file system.

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
+from typing import Any, Dict, List, Optional, Tuple
 
+from remote_tool.agent.leases import report
 from remote_tool.agent.leases.folders import have_leases
 from remote_tool.agent.machine.aside import Aside
 from remote_tool.agent.machine.gpu_use import GpuUse
 from remote_tool.agent.machine.job_watch import JobWatch
 from remote_tool.agent.machine.ranks import RankWatch
 from remote_tool.agent.requests import Folders, Request, client_is_gone, is_flag
-from remote_tool.protocol.lean.suppress import suppress
 from remote_tool.protocol.limits import LONGEST_INTERVAL, SHORTEST_INTERVAL
 from remote_tool.protocol.nvidia_smi import SILENCE
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional, Tuple
 
 # The load of a processor is a difference.
 _FIRST_SECONDS = 0.5
@@ -29,7 +27,7 @@ _IDLE_FIELDS = slice(3, 5)
 _NO_ROOM = {"disk_total": None, "disk_free": None, "disk_kind": ""}
 # The type of a file system is the word after this one: proc_pid_mountinfo(5).
 _END_OF_OPTIONAL = "-"
-_NO_ANSWER: "Dict[str, Any]" = {"disk": _NO_ROOM, "disk_problem": "the project's disk does not answer", "tails": ()}
+_NO_ANSWER: Dict[str, Any] = {"disk": _NO_ROOM, "disk_problem": "the project's disk does not answer", "tails": ()}
 
 
 def top(request: Request) -> None:
@@ -65,13 +63,11 @@ def top(request: Request) -> None:
         use.end()
 
 
-def _with_leases(gpus: "List[Dict[str, Any]]") -> "List[Dict[str, Any]]":
+def _with_leases(gpus: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
     """Add to each GPU who has reserved it, of all users; nothing if that cannot be read now."""
     if not gpus or not have_leases():
         return gpus
     with suppress(OSError):
-        from remote_tool.agent.leases import report  # noqa: PLC0415 - only where GPUs have been leased
-
         leases = report.find_leases()
         return [{**gpu, "lease": leases.get(gpu["uuid"])} for gpu in gpus]
     return gpus
@@ -91,7 +87,7 @@ class _Files:
         return {**_disk(self._folders.project), **changed, "ranks": ranks, "tails": self._jobs.tails()}
 
 
-def _machine(before: "Tuple[int, int]", now: "Tuple[int, int]") -> Dict[str, Any]:
+def _machine(before: Tuple[int, int], now: Tuple[int, int]) -> Dict[str, Any]:
     total = now[1] - before[1]
     memory = _memory()
     return {
@@ -103,7 +99,7 @@ def _machine(before: "Tuple[int, int]", now: "Tuple[int, int]") -> Dict[str, Any
     }
 
 
-def _busy() -> "Tuple[int, int]":
+def _busy() -> Tuple[int, int]:
     """Return the clock ticks in which processors worked, and all of them."""
     fields = [int(field) for field in _read("/proc/stat").partition("\n")[0].split()[1:9]]
     return sum(fields) - sum(fields[_IDLE_FIELDS]), sum(fields)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from remote_tool.protocol.lean.namedtuple import NamedTuple
+from typing import List, NamedTuple, Optional, Tuple
+
 from remote_tool.protocol.marks import JOB_MARKER
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import List, Optional, Tuple
-
 
 MOST_PATTERNS = 100
 MOST_NEWEST = 1000

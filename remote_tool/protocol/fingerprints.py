@@ -6,9 +6,7 @@ all ids are sent.
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Iterable, Set, Tuple
+from typing import Iterable, Set, Tuple
 
 BUCKETS = 256
 _DIGITS = 12

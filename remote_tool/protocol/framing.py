@@ -6,18 +6,13 @@ every call, so no other output can look like a frame.
 
 from __future__ import annotations
 
-from remote_tool.protocol import strict_json
-from remote_tool.protocol.lean import json
-from remote_tool.protocol.lean.namedtuple import NamedTuple
+from typing import Any, NamedTuple
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from remote_tool.protocol import strict_json
 
 NOISE_LIMIT = 16 * 1024 * 1024
 HEADER_LIMIT = 8 * 1024 * 1024
 BODY_LIMIT = 1024 * 1024
-# No regular expressions in modules of a short answer: importing re takes as long as ten such modules.
 _DIGITS = b"0123456789"
 _LONGEST_LENGTH = 8
 _LENGTHS_LIMIT = 17
@@ -44,7 +39,7 @@ def is_nonce(nonce: object) -> bool:
 
 def encode(nonce: str, header: dict[str, Any], body: bytes = b"") -> bytes:
     """Return one frame; FramingError if larger than a reader accepts."""
-    text = json.dumps(header).encode("ascii")
+    text = strict_json.encode(header)
     if len(text) > HEADER_LIMIT or len(body) > BODY_LIMIT:
         raise FramingError(f"An answer of {len(text)} and {len(body)} bytes is too large to send")
     return b"\0%s %d %d\n%s%s" % (nonce.encode("ascii"), len(text), len(body), text, body)

@@ -12,13 +12,9 @@ that must not be written to disk (variables, a launch's secret) have no row: the
 from __future__ import annotations
 
 import math
+from typing import Any, Callable, Dict, NamedTuple, Tuple
 
-from remote_tool.protocol import limits
-from remote_tool.protocol.lean.namedtuple import NamedTuple
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, Tuple
+from remote_tool.protocol import artifact_patterns, limits
 
 # Who sets a field, and where it is read from.
 REQUEST = "request"  # the client that starts the job: in the request and in spec.json
@@ -85,8 +81,6 @@ def are_patterns(value: object, _limit: object = None) -> bool:
     """Return whether this is a list of artifact patterns."""
     if value == []:
         return True
-    from remote_tool.protocol import artifact_patterns  # noqa: PLC0415 - few jobs have some, and every answer would wait for it
-
     return artifact_patterns.are_patterns(value)
 
 
@@ -98,7 +92,7 @@ def _is_short(value: str, longest: int) -> bool:
     return len(value) <= longest
 
 
-def _are_short(value: "Tuple[str, ...]", limit: "Tuple[int, int]") -> bool:
+def _are_short(value: Tuple[str, ...], limit: Tuple[int, int]) -> bool:
     most, longest = limit
     return len(value) <= most and all(len(item) <= longest for item in value)
 
@@ -112,9 +106,9 @@ class Kind(NamedTuple):
         wanted: What the value must be, with a placeholder for the limit.
     """
 
-    check: "Callable[[Any, Any], bool]"
+    check: Callable[[Any, Any], bool]
     wanted: str
-    fits: "Callable[[Any, Any], bool]" = _any_size
+    fits: Callable[[Any, Any], bool] = _any_size
 
 
 TEXT = Kind(is_text, "a text of at most {} characters", _is_short)
@@ -150,15 +144,15 @@ class Field(NamedTuple):
 
     name: str
     kind: Kind
-    limit: "Any" = None
+    limit: Any = None
     origin: str = REQUEST
-    default: "Any" = _REQUIRED
+    default: Any = _REQUIRED
     null: bool = False
     changes: str = NEVER
     of_job: bool = True
     option: str = ""
     shown: str = ""
-    blank: "Any" = None
+    blank: Any = None
     phrase: str = ""
 
     @property
@@ -289,6 +283,6 @@ REQUEST_FIELDS = tuple(field for field in FIELDS if field.origin == REQUEST)
 JOB_FIELDS = tuple(field for field in FIELDS if field.of_job)
 
 
-def record_checks(origin: str) -> "Dict[str, Callable[[object], bool]]":
+def record_checks(origin: str) -> Dict[str, Callable[[object], bool]]:
     """Return the checks of the fields in one of a server's records, by name."""
     return {field.name: field.is_recordable for field in FIELDS if field.origin == origin}

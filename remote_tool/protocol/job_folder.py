@@ -25,15 +25,14 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import stat
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Mapping, Union
 
-from remote_tool.protocol.lean.suppress import suppress
 from remote_tool.protocol.records import RecordError, encode_record, is_job_id, parse_record
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Mapping, Union
-
     from remote_tool.protocol.records import Record
 
 COMMAND = "command"
@@ -105,8 +104,6 @@ def allow_open_files(count: int) -> int:
     """Raise the limit of open files by a number, as far as allowed; return for how many there is room."""
     if count <= _FEW_FILES:
         return max(1, count)
-    import resource  # noqa: PLC0415 - few calls are about so many
-
     wanted = len(os.listdir("/proc/self/fd")) + _SPARE_FILES + count
     usual, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     # A negative limit means unlimited.
@@ -190,7 +187,7 @@ def read_record(folder: int, name: str, job_id: str) -> Record | None:
     return None if text is None else parse_record(name, text, job_id)
 
 
-def is_full(folder: "Union[int, str]") -> bool:
+def is_full(folder: Union[int, str]) -> bool:
     """Return whether the disk of a folder has no space left for us."""
     try:
         room = os.statvfs(folder)

@@ -7,10 +7,7 @@ reading a server's answers, so that every started job can be listed.
 from __future__ import annotations
 
 import os
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Mapping, Sequence, Tuple
+from typing import Mapping, Sequence, Tuple
 
 MOST_TAGS = 100
 LONGEST_TAG = 1024
@@ -181,7 +178,7 @@ def is_min_free(value: object) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(type(each) in {int, float} for each in value)  # noqa: PLR2004
 
 
-def room_of(path: str) -> "Tuple[int, int]":
+def room_of(path: str) -> Tuple[int, int]:
     """Return a disk's bytes available to us and its size; zeros if unknown."""
     try:
         found = os.statvfs(path)
@@ -190,6 +187,6 @@ def room_of(path: str) -> "Tuple[int, int]":
     return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
 
 
-def is_low(free: int, total: int, least: "Sequence[float]") -> bool:
+def is_low(free: int, total: int, least: Sequence[float]) -> bool:
     """Return whether less is free than the smaller of some bytes and some hundredths of the disk."""
     return total > 0 and free < min(least[0], total * least[1] / 100)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 FORMAT = "--format=csv,noheader,nounits"
 ASK_GPUS = "--query-gpu=index,uuid,name,utilization.gpu,memory.used,memory.total,temperature.gpu,power.draw,power.limit"

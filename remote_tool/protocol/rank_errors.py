@@ -5,20 +5,16 @@ Used by the supervisors of a launch, by others once a torchrun job has failed, a
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
+from contextlib import suppress
+from typing import Dict, List, Match, NamedTuple, Optional, Tuple
 
 from remote_tool.protocol import job_folder
-from remote_tool.protocol.lean import json
-from remote_tool.protocol.lean.namedtuple import NamedTuple
-from remote_tool.protocol.lean.signal import name_of
-from remote_tool.protocol.lean.suppress import suppress
+from remote_tool.protocol.records import signal_name
 from remote_tool.protocol.streams import find_streams
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Dict, List, Match, Optional, Tuple
 
 # A traceback is at the end of a rank's output, and torchrun's summary at the end of its own stderr.
 TAIL = 64 * 1024
@@ -85,7 +81,7 @@ class RankEnd(NamedTuple):
     @property
     def signal(self) -> str:
         """Return the name of the signal that ended it; empty without one."""
-        return name_of(-self.exit_code) if self.exit_code < 0 else ""
+        return signal_name(-self.exit_code) if self.exit_code < 0 else ""
 
 
 def is_consequence(message: str) -> bool:

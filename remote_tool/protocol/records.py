@@ -6,16 +6,14 @@ the same functions.
 
 from __future__ import annotations
 
+import signal
+from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping
+
 from remote_tool.protocol import job_fields, strict_json
 from remote_tool.protocol.job_fields import is_count, is_flag, is_number, is_seconds, is_text, is_texts, record_checks
-from remote_tool.protocol.lean import json
-from remote_tool.protocol.lean.signal import number_of
 from remote_tool.protocol.limits import LONGEST_GRACE, LONGEST_ID
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, Mapping
-
     Record = Dict[str, Any]
 
 SCHEMA = 1
@@ -70,7 +68,15 @@ def is_grace(value: object) -> bool:
 
 def is_signal(value: object) -> bool:
     """Return whether this names a signal of this machine, like ``SIGTERM``."""
-    return isinstance(value, str) and value.startswith("SIG") and number_of(value) is not None
+    return isinstance(value, str) and value in signal.Signals.__members__
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal of this machine; ``SIGRTMIN+3`` if it has none of its own."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}"
 
 
 def _is_place(value: object) -> bool:
@@ -169,4 +175,4 @@ def _shown(value: object) -> str:
 
 def encode_record(record: Mapping[str, Any]) -> bytes:
     """Return the bytes of a record, schema included."""
-    return json.dumps({"schema": SCHEMA, **record}).encode("ascii") + b"\n"
+    return strict_json.encode({"schema": SCHEMA, **record}) + b"\n"

@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 import stat
 import time
+from contextlib import suppress
+from typing import List
 
 from remote_tool.protocol.job_folder import open_folder
-from remote_tool.protocol.lean.suppress import suppress
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import List
 
 # The prefix of names being removed; the next clean resumes with them.
 MARK = ".removed-"

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Tuple
+from typing import Tuple
 
 # The beginning of a file is never released.
 KEPT_BEGINNING = 256 * 1024

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import re
 import struct
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import List, Set, Tuple
+from typing import List, Set, Tuple
 
 INPUT, WINDOW, END, NONCE, REDRAW, SEEN = b"i", b"w", b"e", b"n", b"r", b"s"
 LONGEST_INPUT = 64 * 1024
@@ -68,7 +65,7 @@ def window_message(rows: int, columns: int) -> bytes:
     return message(WINDOW, _WINDOW.pack(min(rows, 0xFFFF), min(columns, 0xFFFF)))
 
 
-def read_window(data: bytes) -> "Tuple[int, int]":
+def read_window(data: bytes) -> Tuple[int, int]:
     """Return rows and columns of a window; the usual ones when these are none."""
     rows, columns = _WINDOW.unpack(data) if len(data) == _WINDOW.size else (0, 0)
     return (rows, columns) if rows and columns else DEFAULT_WINDOW
@@ -90,7 +87,7 @@ class MessageReader:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> "List[Tuple[bytes, bytes]]":
+    def feed(self, data: bytes) -> List[Tuple[bytes, bytes]]:
         """Add bytes; return the messages that they complete. ValueError when one is longer than any of ours."""
         self._buffer += data
         messages = []

@@ -10,14 +10,12 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Awaitable, Callable, Dict, List, Optional, Tuple
 
 from remote_tool.protocol import framing
-from remote_tool.protocol.lean.suppress import suppress
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Awaitable, Callable, Dict, List, Optional, Tuple
-
     Target = Any
     Connection = Tuple[asyncio.StreamReader, asyncio.StreamWriter]
     Header = Dict[str, Any]

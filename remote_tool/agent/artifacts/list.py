@@ -11,20 +11,16 @@ from __future__ import annotations
 import os
 import re
 import stat
+from contextlib import suppress
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from remote_tool.agent.artifacts.places import Place, Places
 from remote_tool.agent.requests import Request, is_list
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.artifact_patterns import ArtifactPattern, PatternError, of_job, read_patterns
 from remote_tool.protocol.artifact_search import Found, newest_units
-from remote_tool.protocol.lean.namedtuple import NamedTuple
-from remote_tool.protocol.lean.suppress import suppress
 from remote_tool.protocol.limits import MOST_ARTIFACTS
 from remote_tool.protocol.records import ENDED, SPEC, STARTED, RecordError, is_job_id
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 _FILES_IN_FRAME = 500
 _JOB_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{32}")

@@ -5,19 +5,18 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
-from remote_tool.agent.cleaning import leftovers, unused_copies
+from remote_tool.agent.cleaning import clean_all, leftovers, unused_copies
 from remote_tool.agent.cleaning.removal import Removal
+from remote_tool.agent.frozen import home
 from remote_tool.agent.requests import Request, is_flag, is_list
 from remote_tool.protocol import job_folder, removing
 from remote_tool.protocol.errors import RequestError
 from remote_tool.protocol.job_fields import is_seconds
 from remote_tool.protocol.records import is_job_id
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional
-
     from remote_tool.agent.requests import Folders
 
 # The client waits a minute for an answer, and asks again while there is more.
@@ -44,8 +43,6 @@ def clean(request: Request) -> None:
     if not dry_run:
         _bring_home(folders)
     if request.get("everything", is_flag, default=False):
-        from remote_tool.agent.cleaning import clean_all  # noqa: PLC0415 - seldom wanted
-
         items = clean_all.clean_all(removal, request, scripts)
     else:
         removal.remove_jobs(ids)
@@ -82,8 +79,6 @@ def _is_age(value: object) -> bool:
 def _bring_home(folders: Folders) -> None:
     """Bring output from copies into the project while the jobs that wrote it are known."""
     if os.path.isdir(folders.copies):
-        from remote_tool.agent.frozen import home  # noqa: PLC0415 - few projects have copies
-
         home.bring_pending(folders)
 
 

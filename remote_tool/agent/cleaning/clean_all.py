@@ -5,21 +5,20 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 from remote_tool.agent import states
 from remote_tool.agent.cleaning import leftovers
 from remote_tool.agent.cleaning.leftovers import Leftovers, item
 from remote_tool.agent.cleaning.removal import Removal, why_it_stays
+from remote_tool.agent.frozen import copies, home
 from remote_tool.agent.requests import Folders, Request, is_list
 from remote_tool.protocol import job_folder, removing
 from remote_tool.protocol.errors import RequestError
-from remote_tool.protocol.lean.suppress import suppress
 from remote_tool.protocol.records import RecordError, is_job_id
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional, Tuple
-
     from remote_tool.agent.states import HostSnapshot
 
 # The client's timeout is longer.
@@ -123,8 +122,6 @@ def _bring_home(folders: Folders) -> None:
     """
     if not os.path.isdir(folders.copies):
         return
-    from remote_tool.agent.frozen import copies, home  # noqa: PLC0415 - few projects have copies
-
     for copy in copies.copies_in(folders):
         why = home.bring_whole(copy, folders, has_sync_lock=True)
         if why:
@@ -164,12 +161,12 @@ def _remove_sent(folders: Folders, *, dry_run: bool) -> Dict[str, Any]:
     return item(FILES, count, size, goes, frees)
 
 
-def _deepest_first(record: List[bytes]) -> "Tuple[bool, int, bytes]":
+def _deepest_first(record: List[bytes]) -> Tuple[bool, int, bytes]:
     path = record[2]
     return path.endswith(b"/"), -path.count(b"/"), path
 
 
-def _as_sent(parent: int, name: str, length: bytes, modified: bytes) -> "Tuple[bool, int]":
+def _as_sent(parent: int, name: str, length: bytes, modified: bytes) -> Tuple[bool, int]:
     """Return whether a file is unchanged since it was sent, and its size on disk in bytes."""
     try:
         found = os.stat(name, dir_fd=parent, follow_symlinks=False)

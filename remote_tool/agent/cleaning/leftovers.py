@@ -5,14 +5,11 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from contextlib import suppress
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from remote_tool.agent.requests import Folders, Request, is_list
 from remote_tool.protocol import job_folder, removing
-from remote_tool.protocol.lean.suppress import suppress
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 SUPERVISORS, ENVIRONMENTS, SYNCS, NOTES = "old supervisors", "half-made environments", "partial syncs", "notes"
 PARTIAL = ".remote-tool-partial"
@@ -46,7 +43,7 @@ class Leftovers:
         self.dry_run = dry_run
         self._deadline = deadline
 
-    def take(self, what: str, found: "List[Tuple[int, str]]", *, stays: str = "") -> Dict[str, Any]:
+    def take(self, what: str, found: List[Tuple[int, str]], *, stays: str = "") -> Dict[str, Any]:
         """Remove entries of some folders, unless there is a reason to keep them."""
         sizes = {each: removing.size_of(*each, self._deadline) for each in found}
         gone = [each for each in found if not stays and (self.dry_run or removing.remove(*each, self._deadline))]
@@ -179,7 +176,7 @@ def remove_old_versions(scripts_folder: str) -> None:
             os.close(scripts)
 
 
-def versions_in_use() -> "set[str]":
+def versions_in_use() -> set[str]:
     """Return the version folders that living processes were started from."""
     found = set()
     for _, text in _texts_of_processes("cmdline"):
@@ -255,7 +252,7 @@ def can_lock(parent: int, path: str) -> bool:
     return True
 
 
-def _texts_of_processes(name: str) -> "Iterator[Tuple[int, bytes]]":
+def _texts_of_processes(name: str) -> Iterator[Tuple[int, bytes]]:
     for pid in os.listdir("/proc"):
         if pid.isdigit():
             with suppress(OSError):
@@ -264,7 +261,7 @@ def _texts_of_processes(name: str) -> "Iterator[Tuple[int, bytes]]":
                 yield int(pid), text
 
 
-def _plain_folders(project: str, ours: "set[str]", deadline: float) -> List[str]:
+def _plain_folders(project: str, ours: set[str], deadline: float) -> List[str]:
     """Return a project's folders, without following links, crossing file systems or entering our folders."""
     found = []
     try:
@@ -290,7 +287,7 @@ def _is_on(path: str, device: int) -> bool:
         return False
 
 
-def read_sent(path: str) -> "List[List[bytes]]":
+def read_sent(path: str) -> List[List[bytes]]:
     """Return size, time and name of each sent file; nothing if unknown."""
     try:
         with open(path, "rb") as file:
@@ -300,7 +297,7 @@ def read_sent(path: str) -> "List[List[bytes]]":
     return [record.split(b" ", 2) for record in records if record.count(b" ") > 1]
 
 
-def _sent_folders(path: str) -> "set[str]":
+def _sent_folders(path: str) -> set[str]:
     """Return the folders that a sync has sent files to."""
     names = [os.fsdecode(name) for _, _, name in read_sent(path)]
     folders = {name.rstrip("/") if name.endswith("/") else os.path.dirname(name) for name in names}

@@ -5,16 +5,15 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set
 
 from remote_tool.agent.cleaning.leftovers import NOT_ALL, item
+from remote_tool.agent.frozen import copies, home, way
 from remote_tool.protocol import job_folder, removing
-from remote_tool.protocol.lean.suppress import suppress
 from remote_tool.protocol.records import SPEC, RecordError, is_job_id
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional, Set
-
     from remote_tool.agent.cleaning.removal import Removal
 
 COPIES, BESIDE = "copies of the project", "outputs under a job's id"
@@ -69,15 +68,11 @@ def _clean(removal: Removal, folder: int, *, sized: bool) -> Dict[str, Any]:
 
 
 def _is_wanted(removal: Removal, name: str) -> bool:
-    from remote_tool.agent.frozen import copies  # noqa: PLC0415 - few projects have copies
-
     return copies.is_wanted(f"{removal.folders.copies}/{name}")
 
 
 def _bring_home(removal: Removal, going: List[str]) -> str:
     """Bring home what jobs wrote; keep the copies where that fails, and return why."""
-    from remote_tool.agent.frozen import copies, home  # noqa: PLC0415 - few cleans remove copies
-
     why = ""
     for copy in [each for each in copies.copies_in(removal.folders) if each.name in going]:
         stuck = home.bring_whole(copy, removal.folders)
@@ -89,8 +84,6 @@ def _bring_home(removal: Removal, going: List[str]) -> str:
 
 def _list_beside(removal: Removal) -> List[Dict[str, Any]]:
     """Return a row for what jobs wrote under names that were taken in the project."""
-    from remote_tool.agent.frozen import copies, way  # noqa: PLC0415 - few projects have copies
-
     found = [name for copy in copies.copies_in(removal.folders) for name in way.kept_beside(copy)]
     if not found:
         return []
@@ -107,7 +100,7 @@ def _lock(folder: int) -> bool:
     return True
 
 
-def _needed(removal: Removal) -> "Optional[Set[str]]":
+def _needed(removal: Removal) -> Optional[Set[str]]:
     """Return the copies of all jobs that remain; None if unknown."""
     needed = set()
     for name in [] if removal.jobs is None else os.listdir(removal.jobs):

@@ -21,18 +21,15 @@ import fcntl
 import os
 import stat
 import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Dict, List, NamedTuple, Optional, Tuple
 
 from remote_tool.agent.frozen import copying, guests, links, locks, moving
 from remote_tool.protocol import job_folder, removing
 from remote_tool.protocol.errors import RequestError
-from remote_tool.protocol.lean.namedtuple import NamedTuple
-from remote_tool.protocol.lean.suppress import suppress
 from remote_tool.protocol.limits import NEW_COPY
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, List, Optional, Tuple
-
     from remote_tool.agent.requests import Folders
 
 CODE, SPARE = "code", "link"

@@ -7,13 +7,9 @@ import fcntl
 import hashlib
 import os
 import stat
+from typing import Callable, Iterable, List, NamedTuple, Optional
 
 from remote_tool.protocol import job_folder
-from remote_tool.protocol.lean.namedtuple import NamedTuple
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Callable, Iterable, List, Optional
 
 # ioctl of linux/fs.h: the new file shares the bytes of another until one of them is written.
 _FICLONE = 0x40049409
@@ -133,7 +129,7 @@ def copy_all(files: List[File], project: str, code: str) -> List[File]:
     return linked
 
 
-def _make_folders(target: bytes, name: bytes, known: "set[bytes]") -> None:
+def _make_folders(target: bytes, name: bytes, known: set[bytes]) -> None:
     if name in known:
         return
     _make_folders(target, name.rpartition(b"/")[0], known)

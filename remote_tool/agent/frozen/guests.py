@@ -7,17 +7,14 @@ were links to the project's own. At the end of the job it gets another name unti
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, Callable, Dict, FrozenSet, List, NamedTuple, Optional
 
 from remote_tool.agent import states
 from remote_tool.protocol import job_folder
-from remote_tool.protocol.lean.namedtuple import NamedTuple
-from remote_tool.protocol.lean.suppress import suppress
 from remote_tool.protocol.records import SPEC, RecordError, is_job_id
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Dict, FrozenSet, List, Optional
-
     from remote_tool.agent.states import HostSnapshot
 
 FOLDER = "guests"
@@ -38,10 +35,10 @@ class Guest(NamedTuple):
     job_id: str
     is_over: bool
     since: int
-    linked: "FrozenSet[str]"
+    linked: FrozenSet[str]
 
 
-def enter(copy: str, job_id: str, link: "Callable[[], List[str]]") -> None:
+def enter(copy: str, job_id: str, link: Callable[[], List[str]]) -> None:
     """Record a job in a copy before its command starts, and make the copy's links.
 
     Args:
@@ -72,7 +69,7 @@ def leave(copy: str, job_id: str) -> None:
         os.rename(f"{copy}/{FOLDER}/{job_id}", f"{copy}/{FOLDER}/{job_id}{_OVER}")
 
 
-def forget(copy: str, job_ids: "List[str]") -> None:
+def forget(copy: str, job_ids: List[str]) -> None:
     """Remove the records of jobs whose output has come home."""
     make_folder(copy)
     for name in (each + end for each in job_ids if each for end in ("", _OVER)):
@@ -86,7 +83,7 @@ def make_folder(copy: str) -> None:
         os.mkdir(f"{copy}/{FOLDER}", 0o700)
 
 
-def note_all(copy: str, job_ids: "List[str]") -> None:
+def note_all(copy: str, job_ids: List[str]) -> None:
     """Make a copy of an older version one whose jobs are known: these may have begun in it.
 
     Raises:
@@ -100,7 +97,7 @@ def note_all(copy: str, job_ids: "List[str]") -> None:
     os.rename(temporary, f"{copy}/{FOLDER}")
 
 
-def guests_of(copy: str) -> "Optional[List[Guest]]":
+def guests_of(copy: str) -> Optional[List[Guest]]:
     """Return the jobs in a copy, oldest first; None for a copy of an older version, which does not know them."""
     try:
         names = os.listdir(f"{copy}/{FOLDER}")
@@ -164,13 +161,13 @@ class Jobs:
         finally:
             os.close(folder)
 
-    def of_copy(self, name: str) -> "List[str]":
+    def of_copy(self, name: str) -> List[str]:
         """Return the jobs with a copy in their records, oldest first."""
         if self._copies is None:
             self._copies = self._read_copies()
         return self._copies.get(name, [])
 
-    def _read_copies(self) -> "Dict[str, List[str]]":
+    def _read_copies(self) -> Dict[str, List[str]]:
         found: Dict[str, List[str]] = {}
         try:
             jobs = job_folder.open_jobs_folder(self._path)

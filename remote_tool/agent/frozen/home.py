@@ -11,15 +11,13 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, Callable, List, Optional, Set
 
 from remote_tool.agent.frozen import copies, copying, guests, locks, moving
 from remote_tool.agent.frozen.way import Homecoming, Way, listed
-from remote_tool.protocol.lean.suppress import suppress
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, List, Optional, Set
-
     from remote_tool.agent.frozen.copies import Copy
     from remote_tool.agent.frozen.guests import Guest, Jobs
     from remote_tool.agent.frozen.moving import Copier
@@ -63,7 +61,7 @@ def bring(
     *,
     goes: bool = False,
     has_sync_lock: bool = False,
-    see: "Optional[See]" = None,
+    see: Optional[See] = None,
 ) -> Homecoming:
     """Bring home what is in a copy only; while another job or a sync runs, leave it and link it from the project.
 
@@ -111,7 +109,7 @@ def bring(
             os.close(lock)
 
 
-def bring_pending(folders: Folders, names: "Optional[Set[str]]" = None) -> None:
+def bring_pending(folders: Folders, names: Optional[Set[str]] = None) -> None:
     """Bring home what jobs without a supervisor have left in copies, and what waited for the last job of its copy.
 
     Args:
@@ -140,7 +138,7 @@ def bring_whole(copy: Copy, folders: Folders, *, has_sync_lock: bool = False) ->
     return f"{listed([name for name, _ in stuck])} in {copy.name}: {stuck[0][1]}" if stuck else ""
 
 
-def _is_pending(present: "Optional[List[Guest]]", jobs: Jobs) -> bool:
+def _is_pending(present: Optional[List[Guest]], jobs: Jobs) -> bool:
     if present is None:
         return True
     alive = [each for each in present if not each.is_over and jobs.may_write(each.job_id)]
@@ -148,7 +146,7 @@ def _is_pending(present: "Optional[List[Guest]]", jobs: Jobs) -> bool:
     return any(each not in alive and not (alive and each.is_over) for each in present)
 
 
-def _keep_others_away(scripts: str, patience: float) -> "Optional[int]":
+def _keep_others_away(scripts: str, patience: float) -> Optional[int]:
     """Keep other passes away; None without locks.
 
     Raises:
@@ -162,7 +160,7 @@ def _keep_others_away(scripts: str, patience: float) -> "Optional[int]":
         return None
 
 
-def _copier(sync: locks.SyncLock, see: "Optional[See]") -> "Copier":
+def _copier(sync: locks.SyncLock, see: Optional[See]) -> Copier:
     """Return how to copy a file to another disk, which may take hours: syncs may run meanwhile."""
 
     def copy_file(path: str, new: str, status: os.stat_result) -> None:

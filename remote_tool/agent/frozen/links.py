@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from typing import Iterable, Iterator, List, Set, Tuple
 
 from remote_tool.agent.frozen.copying import NEVER_LINKED
-from remote_tool.protocol.lean.suppress import suppress
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Iterable, Iterator, List, Set, Tuple
 
 _LARGEST_LIST = 512 * 1024 * 1024
 
 
-def sent_names(path: str) -> "List[bytes]":
+def sent_names(path: str) -> List[bytes]:
     """Return the names in a list of sent files."""
     try:
         with open(path, "rb") as file:
@@ -25,7 +22,7 @@ def sent_names(path: str) -> "List[bytes]":
     return [name for name in names if not name.startswith(b"/") and b".." not in name.split(b"/")]
 
 
-def with_folders(names: "Iterable[bytes]") -> "Set[str]":
+def with_folders(names: Iterable[bytes]) -> Set[str]:
     """Return names and the folders that they are in, relative to the project."""
     found: Set[str] = set()
     for name in names:
@@ -36,7 +33,7 @@ def with_folders(names: "Iterable[bytes]") -> "Set[str]":
     return found
 
 
-def link_others(code: str, scripts: str, sent: "Set[str]", *also: str) -> "List[str]":
+def link_others(code: str, scripts: str, sent: Set[str], *also: str) -> List[str]:
     """Link what a copy lacks, remove links that lead nowhere; return the names of all that lead to the project's own.
 
     Args:
@@ -64,8 +61,8 @@ def link_others(code: str, scripts: str, sent: "Set[str]", *also: str) -> "List[
 
 
 def _folders(
-    code: str, project: str, sent: "Set[str]", also: "Tuple[str, ...]"
-) -> "Iterator[Tuple[str, Set[str], Set[str]]]":
+    code: str, project: str, sent: Set[str], also: Tuple[str, ...]
+) -> Iterator[Tuple[str, Set[str], Set[str]]]:
     """Yield each folder of a copy with a slash at its end, its names, and those that it should have as links."""
     waiting = [""]
     for folder in waiting:
@@ -84,7 +81,7 @@ def _folders(
         ]
 
 
-def _names(folder: str) -> "List[str]":
+def _names(folder: str) -> List[str]:
     try:
         return os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):

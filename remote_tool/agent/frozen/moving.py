@@ -5,15 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import suppress
+from typing import TYPE_CHECKING, Callable, List, Tuple, TypeVar
 
 from remote_tool.agent.frozen import copying
 from remote_tool.agent.frozen.links import leads_to
-from remote_tool.protocol.lean.suppress import suppress
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, List, Tuple, TypeVar
-
     Result = TypeVar("Result")
     # Copies a file with this status to a new name, onto the disk.
     Copier = Callable[[str, str, os.stat_result], None]
@@ -23,7 +21,7 @@ _PARTIAL = ".remote-tool-partial"
 _CHUNK = 1024 * 1024
 
 
-def with_rights(action: "Callable[[], Result]", *folders: str) -> "Result":
+def with_rights(action: Callable[[], Result], *folders: str) -> Result:
     """Do something in folders, even if a job has made them read-only."""
     try:
         return action()
@@ -39,7 +37,7 @@ def with_rights(action: "Callable[[], Result]", *folders: str) -> "Result":
                     os.chmod(folder, mode)
 
 
-def _open_up(folder: str) -> "Tuple[str, int] | Tuple[()]":
+def _open_up(folder: str) -> Tuple[str, int] | Tuple[()]:
     with suppress(OSError):
         mode = stat.S_IMODE(os.stat(folder).st_mode)
         if mode & stat.S_IRWXU != stat.S_IRWXU:
@@ -145,7 +143,7 @@ def move_folder(path: str, target: str) -> bool:
     return True
 
 
-def _copy_to(path: str, target: str, put: "Callable[[str], None]", copy: Copier) -> None:
+def _copy_to(path: str, target: str, put: Callable[[str], None], copy: Copier) -> None:
     """Copy to another disk; the name appears when all of it is there."""
     status = os.lstat(path)
     is_link = stat.S_ISLNK(status.st_mode)
@@ -192,7 +190,7 @@ def _has_same_bytes(path: str, other: str) -> bool:
         return False
 
 
-def turn_links(path: str, old: "Tuple[str, ...]", new: str, spare: str) -> None:
+def turn_links(path: str, old: Tuple[str, ...], new: str, spare: str) -> None:
     """Have absolute links below a path that lead into an old folder lead into a new one."""
     if os.path.islink(path):
         _turn_link(path, old, new, spare)
@@ -224,7 +222,7 @@ def follow_project(code: str, project: str, jobs: str, spare: str) -> None:
         turn_links(f"{code}/{name}", (before[: -len(jobs) - 1],), project, spare)
 
 
-def _turn_link(path: str, old: "Tuple[str, ...]", new: str, spare: str) -> None:
+def _turn_link(path: str, old: Tuple[str, ...], new: str, spare: str) -> None:
     text = leads_to(path)
     for folder in old:
         if text.startswith(f"{folder}/"):

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import suppress
+from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Set, Tuple
 
 from remote_tool.agent.frozen import copies, copying, links, moving
 from remote_tool.agent.frozen.links import leads_to
 from remote_tool.protocol.job_folder import printable
-from remote_tool.protocol.lean.suppress import suppress
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, List, Optional, Sequence, Set, Tuple
-
     from remote_tool.agent.frozen.copies import Copy
     from remote_tool.agent.frozen.guests import Guest
     from remote_tool.agent.frozen.moving import Copier
@@ -37,7 +35,7 @@ class Homecoming:
         self.beside: List[str] = []
         self.stuck: List[Tuple[str, str]] = []
 
-    def describe(self, copy: str) -> "List[str]":
+    def describe(self, copy: str) -> List[str]:
         """Return sentences for the job's record; none if all came home under its own name."""
         told = []
         if self.beside:
@@ -48,18 +46,18 @@ class Homecoming:
         return told
 
 
-def listed(names: "Sequence[str]") -> str:
+def listed(names: Sequence[str]) -> str:
     """Return the first names and the number of others."""
     more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
     return ", ".join(printable(name) for name in names[:_MOST_SHOWN]) + more
 
 
-def kept_beside(copy: Copy) -> "List[str]":
+def kept_beside(copy: Copy) -> List[str]:
     """Return the files of a copy's jobs that are beside the project's own."""
     return [name for name in _read_beside(copy).values() if os.path.lexists(f"{copy.project}/{name}")]
 
 
-def _read_beside(copy: Copy) -> "Dict[str, str]":
+def _read_beside(copy: Copy) -> Dict[str, str]:
     try:
         with open(f"{copy.path}/{_BESIDE}", "rb") as file:
             names = [os.fsdecode(name) for name in file.read(_LARGEST_LIST).split(b"\0")]
@@ -80,7 +78,7 @@ class Way:
         copy_file: Copies a file to another disk.
     """
 
-    def __init__(self, copy: Copy, present: "List[Guest]", writer: str, *, moves: bool, stays: bool) -> None:
+    def __init__(self, copy: Copy, present: List[Guest], writer: str, *, moves: bool, stays: bool) -> None:
         """Initialize.
 
         Args:
@@ -154,7 +152,7 @@ class Way:
             else:
                 self._bring_new_file(path, target, status, seen=seen)
 
-    def _left_for(self, path: str) -> "Set[str]":
+    def _left_for(self, path: str) -> Set[str]:
         """Return the texts of the links that passes leave in a place."""
         return {self._home(path), self._home(self._beside.get(path, path))}
 
@@ -361,7 +359,7 @@ class Way:
         moving.turn_links(self._here(path), (code, os.path.realpath(code)), self._copy.project, self._spare)
 
 
-def _look(path: str) -> "Optional[os.stat_result]":
+def _look(path: str) -> Optional[os.stat_result]:
     try:
         return os.lstat(path)
     except FileNotFoundError:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, List, Optional, Set
+
 from remote_tool.agent.leases.free import ask_gpus
 from remote_tool.agent.leases.listing import Listing
 from remote_tool.agent.leases.standing import describe_leases
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import List, Optional, Set
-
     from remote_tool.agent.supervisor.plan import JobRequest
 
 _VISIBLE = b"CUDA_VISIBLE_DEVICES"
 
 
-def describe_reserved(jobs: "List[JobRequest]") -> str:
+def describe_reserved(jobs: List[JobRequest]) -> str:
     """Return who has reserved GPUs that these jobs may use; empty if nobody has."""
     with Listing() as listing:
         leases = listing.live_leases()
@@ -29,7 +28,7 @@ def describe_reserved(jobs: "List[JobRequest]") -> str:
     return describe_leases(leases) if devices else ""
 
 
-def _visible(job: "JobRequest") -> "Optional[Set[str]]":
+def _visible(job: JobRequest) -> Optional[Set[str]]:
     """Return the GPUs that a job sees; None for all."""
     if job.spec["gpus"]:
         return {*job.spec["gpus"]}
@@ -39,7 +38,7 @@ def _visible(job: "JobRequest") -> "Optional[Set[str]]":
     return {name.strip() for name in names if name.strip() and name.strip() != "-1"}
 
 
-def _uuids(names: "Set[str]") -> "Set[str]":
+def _uuids(names: Set[str]) -> Set[str]:
     """Return UUIDs, or their beginnings, in place of numbers."""
     numbers = {name for name in names if name.isdigit()}
     if not numbers:

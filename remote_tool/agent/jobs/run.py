@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import sys
 import time
+from typing import TYPE_CHECKING, Callable, Dict, NoReturn, Optional, Tuple
 
 from remote_tool.agent import activation
 from remote_tool.agent.activation import Activation, Origin
@@ -21,12 +23,8 @@ from remote_tool.agent.supervisor.shell import (
 )
 from remote_tool.agent.supervisor.tree import Tree
 from remote_tool.protocol import job_folder
-from remote_tool.protocol.lean.signal import signal
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Dict, NoReturn, Optional, Tuple
-
     from remote_tool.agent.terminal.shell import ShellEnds
     from remote_tool.agent.wrapper.container import WrappedProcesses
 
@@ -66,7 +64,7 @@ def bare_shell(request: Request) -> int:
     return _Attached(job_id, None, ends).run(begin)
 
 
-def _carry_out(request: Request, ends: "Optional[ShellEnds]") -> int:
+def _carry_out(request: Request, ends: Optional[ShellEnds]) -> int:
     folders = request.folders()
     request.get("command", is_text)
     user = activation.with_home(request.get("environment", lambda value: isinstance(value, dict), default={}))
@@ -88,8 +86,8 @@ def _carry_out(request: Request, ends: "Optional[ShellEnds]") -> int:
 
 
 def _host(
-    request: Request, active: Activation, user: Dict[str, str], origin: Origin, ends: "Optional[ShellEnds]"
-) -> "Begin":
+    request: Request, active: Activation, user: Dict[str, str], origin: Origin, ends: Optional[ShellEnds]
+) -> Begin:
     """Prepare a command that starts directly here, and notify the client that it starts."""
     environment = activation.build_environment(os.environb, active, user, origin)
     if ends is not None:
@@ -115,8 +113,8 @@ def _host(
 
 
 def _behind_wrapper(
-    request: Request, active: Activation, user: Dict[str, str], origin: Origin, ends: "Optional[ShellEnds]"
-) -> "Tuple[Begin, Optional[WrappedProcesses]]":
+    request: Request, active: Activation, user: Dict[str, str], origin: Origin, ends: Optional[ShellEnds]
+) -> Tuple[Begin, Optional[WrappedProcesses]]:
     """Prepare a command that starts behind a launch command and notifies the client itself."""
     from remote_tool.agent.wrapper import container as wrapped  # noqa: PLC0415 - few servers have a launch command
     from remote_tool.agent.wrapper import wrapper  # noqa: PLC0415 - few servers have a launch command
@@ -182,7 +180,7 @@ def _hide_in(folder: str, script: bytes) -> int:
 
 class _Attached:
     def __init__(
-        self, job_id: str, wrapped: "Optional[WrappedProcesses]" = None, ends: "Optional[ShellEnds]" = None
+        self, job_id: str, wrapped: Optional[WrappedProcesses] = None, ends: Optional[ShellEnds] = None
     ) -> None:
         self._wrapped = wrapped
         self._ends = ends
@@ -197,7 +195,7 @@ class _Attached:
         for number in (signal.SIGCHLD, *_ENDING_SIGNALS):
             signal.signal(number, _do_nothing)
 
-    def run(self, begin: "Begin") -> int:
+    def run(self, begin: Begin) -> int:
         """Run the command, and end its process tree when it or the client ends."""
         gets_orphans = become_subreaper()
         self._child = begin()
@@ -251,13 +249,13 @@ class _Attached:
                 self._status = status
 
 
-def _fork(become: Callable[[], NoReturn], ends: "Optional[ShellEnds]" = None) -> int:
+def _fork(become: Callable[[], NoReturn], ends: Optional[ShellEnds] = None) -> int:
     """Fork and start a command; return its pid."""
     pid = os.fork()
     return pid if pid else _become_command(become, ends)
 
 
-def _become_command(become: Callable[[], NoReturn], ends: "Optional[ShellEnds]") -> NoReturn:
+def _become_command(become: Callable[[], NoReturn], ends: Optional[ShellEnds]) -> NoReturn:
     try:
         signal.set_wakeup_fd(-1)
         os.setsid()

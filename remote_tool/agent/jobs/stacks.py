@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from remote_tool.agent import states
 from remote_tool.agent.proc.py_spy import Tracer, find_py_spy
 from remote_tool.agent.proc.stacks import Stack, rank_of, store, take
 from remote_tool.agent.requests import Request, is_flag, is_list
 from remote_tool.protocol import job_folder
-from remote_tool.protocol.lean.suppress import suppress
 from remote_tool.protocol.records import ENTRY, RecordError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional
-
     from remote_tool.agent.proc.processes import Process
 
 _LONGEST_COMMAND = 200
@@ -50,7 +48,7 @@ def stacks(request: Request) -> None:
     request.answer({"done": True})
 
 
-def _show(request: Request, job_id: str, processes: List[Process], tracer: "Optional[Tracer]") -> List[Stack]:
+def _show(request: Request, job_id: str, processes: List[Process], tracer: Optional[Tracer]) -> List[Stack]:
     shown = []
     for taken in take(processes):
         stack = taken if tracer is None else tracer.add_native_calls(taken)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 from remote_tool.agent import states
+from remote_tool.agent.cleaning import removed_jobs
 from remote_tool.agent.requests import Folders, Request, is_list
-from remote_tool.protocol import fingerprints, job_folder
+from remote_tool.protocol import fingerprints, job_folder, strict_json
 from remote_tool.protocol.errors import NO_SUCH_JOB
 from remote_tool.protocol.framing import HEADER_LIMIT
-from remote_tool.protocol.lean import json
-from remote_tool.protocol.lean.suppress import suppress
 from remote_tool.protocol.records import RecordError, is_job_id
 from remote_tool.protocol.streams import last_output, stream_sizes
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional, Tuple
-
     from remote_tool.agent.states import HostSnapshot
 
 # The client asks again for jobs beyond this size; space is reserved for the last one.
@@ -55,7 +53,7 @@ def status(request: Request) -> None:
         except OSError as error:
             # This says nothing about the job: the next scan may find it unchanged.
             bad.append({**told, "why": str(error.strerror), "errno": error.errno})
-        size += len(json.dumps(told))
+        size += len(strict_json.encode(told))
         if size > _ANSWER_LIMIT:
             break
     gone = [name for name in known if is_job_id(name) and (jobs is None or not job_folder.exists(jobs, name))]
@@ -88,7 +86,7 @@ def _bring_home(folders: Folders, answers: List[Dict[str, Any]]) -> None:
 
 def _leave_out_ended(
     names: List[str], known: List[Any], ended: Optional[str]
-) -> "Tuple[List[str], Dict[str, List[Any]]]":
+) -> Tuple[List[str], Dict[str, List[Any]]]:
     """Return the jobs to describe, and the ids in buckets that differ from the client's."""
     if not ended:
         return names, {}
@@ -104,8 +102,6 @@ def _removed_of(jobs: Optional[int], gone: List[str]) -> List[Dict[str, Any]]:
     """Return how the jobs ended whose folders were cleaned."""
     if jobs is None or not gone:
         return []
-    from remote_tool.agent.cleaning import removed_jobs  # noqa: PLC0415 - seldom needed
-
     known = removed_jobs.recall(jobs)
     return [known[name].as_answer() for name in gone if name in known]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 
 from remote_tool.agent import states
@@ -10,7 +11,6 @@ from remote_tool.agent.requests import Request, is_text
 from remote_tool.agent.supervisor.tree import deliver
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.errors import RequestError
-from remote_tool.protocol.lean.signal import signal
 from remote_tool.protocol.records import ENDED, STARTED, WITHDRAW, RecordError, is_job_id
 
 # A supervisor without our signal looks every 10 seconds.

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
 from remote_tool.agent.requests import is_text
-from remote_tool.protocol.lean.namedtuple import NamedTuple
+from remote_tool.protocol import rank_errors
 from remote_tool.protocol.limits import DEFAULT_LOST_AFTER, is_lost_after
 from remote_tool.protocol.records import is_grace, is_signal
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional, Tuple
 
 FAILED, KILLED, LOST = "failed", "killed", "lost"
 # After a failure, nodes need not wait for each other, but a checkpoint may be being written.
@@ -113,8 +111,6 @@ def silence_of(rank: int, seconds: float, *, has_joined: bool) -> Cause:
 
 def find_rank_error(folder: int, membership: Membership, *, has_ended: bool = False) -> Optional[Cause]:
     """Return the first error of a rank of this node, if known; ``has_ended``: whether the command failed."""
-    from remote_tool.protocol import rank_errors  # noqa: PLC0415 - it is for torchrun only
-
     error = rank_errors.find_first_error(folder, membership.rank_offset, has_ended=has_ended)
     if error is None:
         return None

@@ -14,17 +14,15 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import socket
 import threading
 import time
+from typing import TYPE_CHECKING, Any, List, Optional, Set, Union
 
 from remote_tool.agent.launch.cause import FAILED, Cause, Membership, find_rank_error
-from remote_tool.protocol.lean.signal import signal
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, List, Optional, Set, Union
-
     from remote_tool.agent.launch.wire import Session
 
 BEAT_SECONDS = 1.0

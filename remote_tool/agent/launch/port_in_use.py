@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
+from typing import Optional
 
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.records import RecordError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Optional
 
 _TAIL = 64 * 1024
 _COMMAND_LIMIT = 1024 * 1024

@@ -11,12 +11,8 @@ import hmac
 import json
 import os
 import socket
-
-from remote_tool.protocol.lean.suppress import suppress
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional
+from contextlib import suppress
+from typing import Any, Dict, List, Optional
 
 _LINE_LIMIT = 8192
 _BUFFER_LIMIT = 64 * 1024

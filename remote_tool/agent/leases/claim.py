@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
+from typing import List, Optional, Set, Tuple
 
 from remote_tool.agent.leases import fifo, folders
 from remote_tool.agent.leases.listing import (
@@ -25,11 +27,6 @@ from remote_tool.agent.leases.listing import (
     now_stamp,
 )
 from remote_tool.protocol import job_folder
-from remote_tool.protocol.lean.suppress import suppress
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import List, Optional, Set, Tuple
 
 # A lease that took longer to publish is withdrawn; a pipe without a lease is waited for longer than that.
 _PUBLISH_NANOSECONDS = 5 * 10**9
@@ -68,7 +65,7 @@ class Claim:
         lease: What is published.
     """
 
-    def __init__(self, folder: int, job_id: str, name: str, gpus: "Tuple[str, ...]", pool: str = "") -> None:
+    def __init__(self, folder: int, job_id: str, name: str, gpus: Tuple[str, ...], pool: str = "") -> None:
         """Publish it; OSError when that is impossible."""
         before = now_stamp()
         self._pool = pool
@@ -84,7 +81,7 @@ class Claim:
             raise
         # Those who saw the pipe alone for long have stopped waiting for this.
         self._is_late = now_stamp() - before > _PUBLISH_NANOSECONDS
-        self._present: "Optional[Set[Tuple[int, str]]]" = None
+        self._present: Optional[Set[Tuple[int, str]]] = None
         self._listed_at = 0
 
     def refresh(self) -> None:
@@ -107,7 +104,7 @@ class Claim:
             self._folder, self._pipe = folder, pipe
         self._publish()
 
-    def find_rivals(self, listing: Listing) -> "List[Lease]":
+    def find_rivals(self, listing: Listing) -> List[Lease]:
         """Return the leases, in a listing made after this one was published, that are kept in its place."""
         if self._is_late:
             return [self.lease]
@@ -119,7 +116,7 @@ class Claim:
         others = [lease for lease in live if (lease.uid, lease.job_id) in self._present]
         return [lease for lease in others if lease.key < self.lease.key and mine.intersection(lease.gpus)]
 
-    def find_undecided(self, listing: Listing) -> "Tuple[Optional[Tuple[int, str]], int]":
+    def find_undecided(self, listing: Listing) -> Tuple[Optional[Tuple[int, str]], int]:
         """Return a process that is about to publish a lease which may be older, and for how long this has waited."""
         waited = now_stamp() - self._listed_at
         own = self.lease.uid, self.lease.job_id

@@ -10,15 +10,12 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
+from contextlib import suppress
+from typing import Optional, Set, Tuple
 
 from remote_tool.agent.leases.folders import NO_MEANS
 from remote_tool.agent.proc import processes
 from remote_tool.protocol import job_folder
-from remote_tool.protocol.lean.suppress import suppress
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Optional, Set, Tuple
 
 TEMPORARY = ".new-"
 # What the kernel adds to the path of a file that has no name any more.
@@ -28,8 +25,8 @@ _LOOK = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 # F_SETPIPE_SZ, which Python names since 3.10, to one page.
 _SET_SIZE, _SMALLEST = 1031, 4096
 # Open in this process; a child that does not exec would keep them alive.
-_held: "Set[int]" = set()
-_registered: "Set[int]" = set()
+_held: Set[int] = set()
+_registered: Set[int] = set()
 
 
 def hold(folder: int, name: str, *, replaces: bool = True) -> int:
@@ -75,7 +72,7 @@ def let_go(descriptor: int) -> None:
     os.close(descriptor)
 
 
-def watch(folder: int, name: str, owner: int) -> "Optional[int]":
+def watch(folder: int, name: str, owner: int) -> Optional[int]:
     """Return a descriptor on which poll() reports the end of the holder; None if nobody holds it."""
     try:
         descriptor = os.open(name, _LOOK, dir_fd=folder)
@@ -102,7 +99,7 @@ def is_held(folder: int, name: str, owner: int) -> bool:
     return True
 
 
-def find_removed(path: str, endings: "Tuple[str, ...]") -> bool:
+def find_removed(path: str, endings: Tuple[str, ...]) -> bool:
     """Return whether another process of this user has a pipe open whose name in this folder was removed.
 
     Args:
@@ -115,7 +112,7 @@ def find_removed(path: str, endings: "Tuple[str, ...]") -> bool:
     return False
 
 
-def _holds_removed(pid: str, path: str, endings: "Tuple[str, ...]") -> bool:
+def _holds_removed(pid: str, path: str, endings: Tuple[str, ...]) -> bool:
     with suppress(OSError):
         if os.stat(f"/proc/{pid}").st_uid == os.geteuid():
             found = processes.descriptors(int(pid)).values()

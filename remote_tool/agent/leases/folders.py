@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import errno
 import os
+import pwd
 import stat
 import time
-
-from remote_tool.protocol.lean.namedtuple import NamedTuple
-from remote_tool.protocol.lean.suppress import suppress
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Dict, List, Optional
+from contextlib import suppress
+from typing import Dict, List, NamedTuple, Optional
 
 # Set by tests alone: their servers share a machine, but no GPUs.
 BASE_VARIABLE = "REMOTE_TOOL_TEST_LEASES"
@@ -29,7 +25,7 @@ MOST_NAMES = 20_000
 REFRESH_SECONDS = 86400.0
 _ABANDONED_SECONDS = 3600.0
 # Samples of a server name the same users again and again, and a directory service may be slow.
-_names_of_users: "Dict[int, str]" = {}
+_names_of_users: Dict[int, str] = {}
 # These errors are about this process, not about what it reads.
 NO_MEANS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
@@ -117,7 +113,7 @@ def remove_pool(pool: str) -> None:
         os.rmdir(path_of(os.geteuid(), pool))
 
 
-def list_pool(pool: str) -> "List[FolderOfUser]":
+def list_pool(pool: str) -> List[FolderOfUser]:
     """Open the folder of a pool of this user for reading, if there is one."""
     try:
         folder = os.open(path_of(os.geteuid(), pool), _OPEN)
@@ -138,8 +134,6 @@ def is_own(name: str, descriptor: int, pool: str = "") -> bool:
 
 def name_of(uid: int) -> str:
     """Return the name of a user; the number without one."""
-    import pwd  # noqa: PLC0415 - few answers name a user
-
     if uid not in _names_of_users:
         try:
             _names_of_users[uid] = pwd.getpwuid(uid).pw_name
@@ -148,7 +142,7 @@ def name_of(uid: int) -> str:
     return _names_of_users[uid]
 
 
-def open_all(only: "Optional[int]" = None) -> "List[FolderOfUser]":
+def open_all(only: Optional[int] = None) -> List[FolderOfUser]:
     """Open the folders of all users, or of one, whose name and owner agree."""
     found: List[FolderOfUser] = []
     try:
@@ -166,7 +160,7 @@ def open_all(only: "Optional[int]" = None) -> "List[FolderOfUser]":
     return found
 
 
-def _open(name: str, device: int) -> "Optional[FolderOfUser]":
+def _open(name: str, device: int) -> Optional[FolderOfUser]:
     uid = name[len(_PREFIX) :]
     if not (uid.isascii() and uid.isdigit()) or str(int(uid)) != uid:
         return None
@@ -189,7 +183,7 @@ def _open(name: str, device: int) -> "Optional[FolderOfUser]":
     return found
 
 
-def _names(folder: int) -> "tuple[List[str], bool]":
+def _names(folder: int) -> tuple[List[str], bool]:
     names: List[str] = []
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -199,13 +193,13 @@ def _names(folder: int) -> "tuple[List[str], bool]":
     return names, False
 
 
-def close_all(found: "List[FolderOfUser]") -> None:
+def close_all(found: List[FolderOfUser]) -> None:
     """Close open folders."""
     for each in found:
         os.close(each.descriptor)
 
 
-def refresh(folder: int, names: "List[str]") -> None:
+def refresh(folder: int, names: List[str]) -> None:
     """Set the times of this user's folder, and of files in it, to now."""
     for name in names:
         with suppress(OSError):
@@ -214,7 +208,7 @@ def refresh(folder: int, names: "List[str]") -> None:
         os.utime(folder)
 
 
-def remove_abandoned(folder: int, prefix: str, names: "List[str]") -> None:
+def remove_abandoned(folder: int, prefix: str, names: List[str]) -> None:
     """Remove this user's temporary files of processes that were killed."""
     for name in names:
         if name.startswith(prefix):

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+from typing import TYPE_CHECKING, Any, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Set
 
 from remote_tool.agent.leases.folders import LeaseError
 from remote_tool.agent.leases.listing import NANOSECONDS
 from remote_tool.agent.machine.gpu_use import Program, parse_process
-from remote_tool.protocol.lean.namedtuple import NamedTuple
 from remote_tool.protocol.nvidia_smi import ASK_GPUS, ASK_PROCESSES, FORMAT, SILENCE, parse_gpu
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Sequence, Set
-
     from remote_tool.agent.machine.gpu_use import GpuProcess
 
 # Memory in MiB that an idle GPU may have in use, and use in percent.
@@ -38,10 +35,10 @@ class GpuAnswer(NamedTuple):
         is_kept: Whether it was there before this process wanted to know.
     """
 
-    gpus: "List[Dict[str, Any]]"
-    processes: "List[GpuProcess]"
+    gpus: List[Dict[str, Any]]
+    processes: List[GpuProcess]
     problem: str = ""
-    leased: "FrozenSet[str]" = frozenset()
+    leased: FrozenSet[str] = frozenset()
     asked: int = 0
     is_kept: bool = False
 
@@ -56,8 +53,8 @@ class Said(NamedTuple):
         problem: Why they printed nothing that counts; empty if they did.
     """
 
-    gpus: "List[str]"
-    processes: "List[str]"
+    gpus: List[str]
+    processes: List[str]
     failure: str = ""
     problem: str = ""
 
@@ -81,9 +78,9 @@ class GpuQuestion:
 
     def __init__(self) -> None:
         self._programs: List[Program] = []
-        self._lines: "List[List[str]]" = []
+        self._lines: List[List[str]] = []
         self._asked_at = 0.0
-        self._stuck: "List[int]" = []
+        self._stuck: List[int] = []
 
     @property
     def is_open(self) -> bool:
@@ -91,7 +88,7 @@ class GpuQuestion:
         return bool(self._programs)
 
     @property
-    def descriptors(self) -> "List[int]":
+    def descriptors(self) -> List[int]:
         """Return what to wait for."""
         return [program.output for program in self._programs if not program.has_ended]
 
@@ -124,7 +121,7 @@ class GpuQuestion:
         self._asked_at = time.monotonic()
         return ""
 
-    def take(self) -> "Optional[GpuAnswer]":
+    def take(self) -> Optional[GpuAnswer]:
         """Return the answer once it is complete; None before."""
         said = self.take_lines()
         return None if said is None else said.parse()
@@ -160,13 +157,13 @@ def _has_ended(pid: int) -> bool:
         return True
 
 
-def is_one_of(gpu: "Dict[str, Any]", devices: "Sequence[str]") -> bool:
+def is_one_of(gpu: Dict[str, Any], devices: Sequence[str]) -> bool:
     """Return whether a GPU is among devices, each a number or the beginning of a UUID; without any, all are."""
     numbers = {str(gpu["index"])} & {*devices}
     return not devices or bool(numbers) or any(gpu["uuid"].startswith(each) for each in devices if not each.isdigit())
 
 
-def is_idle(gpu: "Dict[str, Any]") -> bool:
+def is_idle(gpu: Dict[str, Any]) -> bool:
     """Return whether a GPU without visible processes is not used by others, as far as it tells anything."""
     is_known = gpu["load"] is not None or gpu["used"] is not None
     return is_known and (gpu["load"] or 0) <= _IDLE_LOAD and (gpu["used"] or 0) <= _IDLE_MEMORY
@@ -183,13 +180,13 @@ class ForeignUse:
         """
         self._idle_after = idle_after
         # Of those that were used: when they became idle; None while they are used.
-        self._idle_since: "Dict[str, Optional[float]]" = {}
-        self._loaded_since: "Dict[str, float]" = {}
-        self._why: "Dict[str, str]" = {}
+        self._idle_since: Dict[str, Optional[float]] = {}
+        self._loaded_since: Dict[str, float] = {}
+        self._why: Dict[str, str] = {}
         # Those that were leased a moment ago: no answer is needed to know who had them.
-        self._were_leased: "Set[str]" = set()
+        self._were_leased: Set[str] = set()
 
-    def forget(self, uuids: "Iterable[str]") -> None:
+    def forget(self, uuids: Iterable[str]) -> None:
         """Forget GPUs that are leased: whoever uses them may."""
         for uuid in uuids:
             self._were_leased.add(uuid)
@@ -197,7 +194,7 @@ class ForeignUse:
             self._loaded_since.pop(uuid, None)
             self._why.pop(uuid, None)
 
-    def update(self, answer: GpuAnswer, judged: "Iterable[str]", suspects: "Iterable[str]") -> None:
+    def update(self, answer: GpuAnswer, judged: Iterable[str], suspects: Iterable[str]) -> None:
         """Take an answer.
 
         Args:
@@ -242,7 +239,7 @@ class ForeignUse:
         ]
         return min((wait for wait in waits if wait > 0), default=self._idle_after)
 
-    def describe(self, gpus: "List[Dict[str, Any]]") -> str:
+    def describe(self, gpus: List[Dict[str, Any]]) -> str:
         """Explain why GPUs are not free; empty if all are."""
         notes = []
         for gpu in gpus:
@@ -260,7 +257,7 @@ class ForeignUse:
         since = self._idle_since.get(uuid)
         return 0.0 if since is None else time.monotonic() - since
 
-    def _find_use(self, gpu: "Dict[str, Any]", answer: GpuAnswer, now: float) -> str:
+    def _find_use(self, gpu: Dict[str, Any], answer: GpuAnswer, now: float) -> str:
         uuid = gpu["uuid"]
         users = [each for each in answer.processes if each.uuid == uuid]
         load, used = gpu["load"] or 0, gpu["used"] or 0
@@ -278,11 +275,11 @@ class ForeignUse:
         return ""
 
 
-def _unsaid(gpu: "Dict[str, Any]") -> str:
+def _unsaid(gpu: Dict[str, Any]) -> str:
     """Return which of the two numbers that show a use a GPU does not tell; the other one has to show more."""
     return "load" if gpu["load"] is None else "memory" if gpu["used"] is None else ""
 
 
-def _index(gpu: "Dict[str, Any]") -> int:
+def _index(gpu: Dict[str, Any]) -> int:
     index: int = gpu["index"]
     return index

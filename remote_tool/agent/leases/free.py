@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import time
+from typing import TYPE_CHECKING, List
 
 from remote_tool.agent.leases.folders import LeaseError
 from remote_tool.agent.leases.foreign import ForeignUse, GpuAnswer, GpuQuestion, is_one_of
@@ -12,10 +13,7 @@ from remote_tool.agent.leases.listing import Listing
 from remote_tool.agent.proc.processes import Snapshot
 from remote_tool.protocol.job_fields import is_texts
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import List
-
     from remote_tool.agent.leases.listing import Lease
     from remote_tool.agent.requests import Request
 
@@ -57,7 +55,7 @@ def free_gpus(request: Request) -> None:
     )
 
 
-def _find_used(leases: "List[Lease]") -> "List[Lease]":
+def _find_used(leases: List[Lease]) -> List[Lease]:
     """Return the leases whose holders died and left processes behind, as far as can be known."""
     dead = [lease for lease in leases if not lease.is_alive]
     # One look at all processes, however many died.

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from remote_tool.agent.leases import fifo, folders
-from remote_tool.protocol import job_folder, limits
+from remote_tool.protocol import job_folder, limits, strict_json
 from remote_tool.protocol.job_fields import is_count, is_seconds, is_text, is_texts
-from remote_tool.protocol.lean import json
-from remote_tool.protocol.lean.namedtuple import NamedTuple
 from remote_tool.protocol.records import SCHEMA, RecordError, is_job_id
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional, Tuple
-
 
 TICKET, HELD, LEASE = ".ticket", ".held", ".lease"
 HIGHEST_PRIORITY = 100
@@ -48,7 +43,7 @@ class Ticket(NamedTuple):
     job_id: str
 
     @property
-    def key(self) -> "Tuple[str, int]":
+    def key(self) -> Tuple[str, int]:
         """Return what tickets are sorted by."""
         return self.name, self.uid
 
@@ -69,13 +64,13 @@ class Lease(NamedTuple):
     uid: int
     job_id: str
     name: str
-    gpus: "Tuple[str, ...]"
+    gpus: Tuple[str, ...]
     since: float
     stamp: int
     is_alive: bool
 
     @property
-    def key(self) -> "Tuple[int, int, str]":
+    def key(self) -> Tuple[int, int, str]:
         """Return what decides between two leases of a GPU: the lower one is kept."""
         return self.stamp, self.uid, self.job_id
 
@@ -98,7 +93,7 @@ class Listing:
         ignored: What cannot be read.
     """
 
-    def __init__(self, only: "Optional[int]" = None, pool: str = "") -> None:
+    def __init__(self, only: Optional[int] = None, pool: str = "") -> None:
         """Look.
 
         Args:
@@ -107,7 +102,7 @@ class Listing:
         """
         self.tickets: List[Ticket] = []
         self.leases: List[Lease] = []
-        self.undecided: "List[Tuple[int, str]]" = []
+        self.undecided: List[Tuple[int, str]] = []
         self.ignored: List[Ignored] = []
         found = folders.list_pool(pool) if pool else folders.open_all(only)
         self._folders = {each.uid: each.descriptor for each in found}
@@ -125,18 +120,18 @@ class Listing:
             os.close(folder)
         self._folders = {}
 
-    def __enter__(self) -> "Listing":  # noqa: PYI034 - Self is newer than Python 3.8
+    def __enter__(self) -> Listing:  # noqa: PYI034 - Self is newer than Python 3.8
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def watch_ticket(self, ticket: Ticket) -> "Optional[int]":
+    def watch_ticket(self, ticket: Ticket) -> Optional[int]:
         """Return a descriptor on which poll() reports the ticket's end; None if its job is dead."""
         folder = self._folders.get(ticket.uid)
         return None if folder is None else fifo.watch(folder, ticket.name, ticket.uid)
 
-    def watch_lease(self, lease: Lease) -> "Optional[int]":
+    def watch_lease(self, lease: Lease) -> Optional[int]:
         """Return a descriptor on which poll() reports the lease's end; None if its job is dead."""
         folder = self._folders.get(lease.uid)
         return None if folder is None else fifo.watch(folder, f"{lease.job_id}{HELD}", lease.uid)
@@ -146,7 +141,7 @@ class Listing:
         folder = self._folders.get(ticket.uid)
         return folder is not None and fifo.is_held(folder, ticket.name, ticket.uid)
 
-    def live_leases(self) -> "List[Lease]":
+    def live_leases(self) -> List[Lease]:
         """Return the leases whose holders are alive."""
         return [lease for lease in self.leases if lease.is_alive]
 
@@ -186,7 +181,7 @@ class Listing:
             self.undecided.append((folder.uid, job_id))
 
 
-def parse_ticket(name: str, uid: int) -> "Optional[Ticket]":
+def parse_ticket(name: str, uid: int) -> Optional[Ticket]:
     """Return the ticket of a name; None if it is not one."""
     parts = name[: -len(TICKET)].split(".", 3)
     numbers, job_id = parts[:-1], parts[-1]
@@ -212,7 +207,7 @@ def lease_as_json(lease: Lease) -> bytes:
     """Return the contents of a lease's file."""
     fields = {"schema": SCHEMA, "job_id": lease.job_id, "name": lease.name, "gpus": list(lease.gpus)}
     fields.update(since=lease.since, stamp=lease.stamp, boot_id=boot_id())
-    return json.dumps(fields).encode("ascii") + b"\n"
+    return strict_json.encode(fields) + b"\n"
 
 
 def boot_id() -> str:
@@ -221,7 +216,7 @@ def boot_id() -> str:
         return stream.read().strip()
 
 
-def _parse_lease(text: bytes, uid: int, job_id: str, *, is_alive: bool) -> "Optional[Lease]":
+def _parse_lease(text: bytes, uid: int, job_id: str, *, is_alive: bool) -> Optional[Lease]:
     """Return a lease; None for one of an earlier boot, which holds nothing."""
     try:
         found = json.loads(text.decode("utf-8"))
@@ -235,7 +230,7 @@ def _parse_lease(text: bytes, uid: int, job_id: str, *, is_alive: bool) -> "Opti
     return Lease(uid, job_id, found["name"], tuple(found["gpus"]), found["since"], found["stamp"], is_alive)
 
 
-def _check(found: "Dict[str, Any]") -> None:
+def _check(found: Dict[str, Any]) -> None:
     checks = {
         "name": is_text(found.get("name")) and len(found["name"]) <= limits.LONGEST_NAME,
         "gpus": is_texts(found.get("gpus")) and all(0 < len(gpu) <= limits.LONGEST_GPU for gpu in found["gpus"]),
@@ -252,5 +247,5 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit()
 
 
-def _key(ticket: Ticket) -> "Tuple[str, int]":
+def _key(ticket: Ticket) -> Tuple[str, int]:
     return ticket.key

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+from contextlib import suppress
+from typing import Any, Dict, NamedTuple, Optional
 
 from remote_tool.agent.proc import processes
-from remote_tool.protocol import job_folder
+from remote_tool.protocol import job_folder, strict_json
 from remote_tool.protocol.job_fields import is_count, is_text
-from remote_tool.protocol.lean import json
-from remote_tool.protocol.lean.namedtuple import NamedTuple
-from remote_tool.protocol.lean.suppress import suppress
 from remote_tool.protocol.limits import LONGEST_REASON
 from remote_tool.protocol.records import RecordError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Dict, Optional
 
 
 class Queued(NamedTuple):
@@ -33,13 +29,13 @@ class Queued(NamedTuple):
 def write_queued(folder: int, why: str) -> None:
     """Write this supervisor's file; OSError when that is impossible."""
     process = processes.read_process(os.getpid())
-    record: "Dict[str, Any]" = {"supervisor": {} if process is None else process.as_record(), "why": why}
+    record: Dict[str, Any] = {"supervisor": {} if process is None else process.as_record(), "why": why}
     temporary = f".{job_folder.QUEUED}.{os.urandom(8).hex()}"
     # It says nothing after a crash, so it is not synced.
     try:
         file = job_folder.create_file(folder, temporary)
         try:
-            job_folder.write_all(file, json.dumps(record).encode("ascii"))
+            job_folder.write_all(file, strict_json.encode(record))
         finally:
             os.close(file)
         os.rename(temporary, job_folder.QUEUED, src_dir_fd=folder, dst_dir_fd=folder)
@@ -49,7 +45,7 @@ def write_queued(folder: int, why: str) -> None:
         raise
 
 
-def read_queued(folder: int) -> "Optional[Queued]":
+def read_queued(folder: int) -> Optional[Queued]:
     """Return what a waiting job says; None if it has never waited."""
     try:
         text = job_folder.read_bytes(folder, job_folder.QUEUED, LONGEST_REASON * 8)

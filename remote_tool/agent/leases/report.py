@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import select
+from typing import TYPE_CHECKING, Any, Dict, Optional
 
 from remote_tool.agent.leases.folders import LeaseError, find_privacy, name_of
 from remote_tool.agent.leases.foreign import GpuAnswer, GpuQuestion, is_idle
 from remote_tool.agent.leases.listing import Listing
 from remote_tool.agent.machine.gpus import count_gpus
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Optional
-
     from remote_tool.agent.leases.listing import Lease
     from remote_tool.agent.requests import Request
 
@@ -59,14 +57,14 @@ def _ask() -> GpuAnswer:
             return answer
 
 
-def find_leases() -> "Dict[str, Dict[str, Any]]":
+def find_leases() -> Dict[str, Dict[str, Any]]:
     """Return who has reserved each GPU, by its UUID; OSError when that is unknown now."""
     with Listing() as listing:
         return _by_gpu(listing)
 
 
-def _by_gpu(listing: Listing) -> "Dict[str, Dict[str, Any]]":
-    found: "Dict[str, Dict[str, Any]]" = {}
+def _by_gpu(listing: Listing) -> Dict[str, Dict[str, Any]]:
+    found: Dict[str, Dict[str, Any]] = {}
     # A holder that died may have left processes: they count as any others.
     for lease in sorted(listing.live_leases(), key=_by_age):
         described = {"user": name_of(lease.uid), "job": lease.job_id, "name": lease.name, "since": lease.since}
@@ -75,7 +73,7 @@ def _by_gpu(listing: Listing) -> "Dict[str, Dict[str, Any]]":
     return found
 
 
-def _describe(gpu: "Dict[str, Any]", answer: GpuAnswer, lease: "Optional[Dict[str, Any]]") -> "Dict[str, Any]":
+def _describe(gpu: Dict[str, Any], answer: GpuAnswer, lease: Optional[Dict[str, Any]]) -> Dict[str, Any]:
     processes = [each for each in answer.processes if each.uuid == gpu["uuid"]]
     state = "leased" if lease else "free" if not processes and is_idle(gpu) else "used"
     shown = [{"user": each.user, "pid": each.pid, "used": each.used, "job": each.job} for each in processes]
@@ -87,5 +85,5 @@ def _describe(gpu: "Dict[str, Any]", answer: GpuAnswer, lease: "Optional[Dict[st
     }
 
 
-def _by_age(lease: Lease) -> "tuple[int, int, str]":
+def _by_age(lease: Lease) -> tuple[int, int, str]:
     return lease.key

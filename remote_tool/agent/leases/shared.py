@@ -7,25 +7,21 @@ process that dies while it asks lets go of its pipe, and the others ask themselv
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import time
+from contextlib import suppress
+from typing import FrozenSet, List, NamedTuple, Optional
 
 from remote_tool.agent.leases import fifo
 from remote_tool.agent.leases.folders import LeaseError
 from remote_tool.agent.leases.foreign import GpuAnswer, GpuQuestion, Said
 from remote_tool.agent.leases.listing import NANOSECONDS, boot_id, now_stamp
-from remote_tool.protocol import job_folder
+from remote_tool.protocol import job_folder, strict_json
 from remote_tool.protocol.job_fields import is_count, is_text, is_texts
-from remote_tool.protocol.lean import json
-from remote_tool.protocol.lean.namedtuple import NamedTuple
-from remote_tool.protocol.lean.suppress import suppress
 from remote_tool.protocol.nvidia_smi import SILENCE
 from remote_tool.protocol.records import SCHEMA, RecordError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import FrozenSet, List, Optional
 
 ANSWER, ASKED = "nvidia-smi.answer", "nvidia-smi.asked"
 # The age of an answer that is good enough to keep waiting. Nobody gets GPUs by it.
@@ -51,7 +47,7 @@ class Kept(NamedTuple):
 
     asked: int
     answered: int
-    leased: "FrozenSet[str]"
+    leased: FrozenSet[str]
     here: Here
     said: Said
 
@@ -66,11 +62,11 @@ class SharedQuestion:
         # While this process asks for all, and while it watches another one that does.
         self._pipe = self._watched = -1
         self._deadline = 0.0
-        self._leased: "FrozenSet[str]" = frozenset()
+        self._leased: FrozenSet[str] = frozenset()
         self._wanted = self._asked = self._last = 0
         self._anew = False
         self._kept: Optional[GpuAnswer] = None
-        self._uuids: "Optional[List[str]]" = None
+        self._uuids: Optional[List[str]] = None
 
     @property
     def is_open(self) -> bool:
@@ -78,7 +74,7 @@ class SharedQuestion:
         return self._own.is_open or self._watched >= 0 or self._kept is not None
 
     @property
-    def descriptors(self) -> "List[int]":
+    def descriptors(self) -> List[int]:
         """Return what to wait for."""
         return [self._watched] if self._watched >= 0 else self._own.descriptors
 
@@ -89,7 +85,7 @@ class SharedQuestion:
             return 0.0
         return max(0.0, self._deadline - time.monotonic()) if self._watched >= 0 else self._own.seconds
 
-    def ask(self, folder: int, leased: "FrozenSet[str]", *, anew: bool = False) -> str:
+    def ask(self, folder: int, leased: FrozenSet[str], *, anew: bool = False) -> str:
         """Ask; return why no answer can come, or an empty string.
 
         Args:
@@ -109,7 +105,7 @@ class SharedQuestion:
             self._watch_or_hold()
         return "" if self._kept is not None or self._watched >= 0 else self._ask_self()
 
-    def take(self) -> "Optional[GpuAnswer]":
+    def take(self) -> Optional[GpuAnswer]:
         """Return the answer once it is there; None before."""
         if self._watched >= 0:
             return self._take_from_other()
@@ -159,7 +155,7 @@ class SharedQuestion:
             self._let_go()
         return problem
 
-    def _take_from_other(self) -> "Optional[GpuAnswer]":
+    def _take_from_other(self) -> Optional[GpuAnswer]:
         if self.seconds > 0 and not _has_ended(self._watched):
             return None
         self._stop_watching()
@@ -170,7 +166,7 @@ class SharedQuestion:
         problem = self._ask_self()
         return GpuAnswer([], [], problem) if problem else None
 
-    def _find_answer(self, here: Here) -> "Optional[GpuAnswer]":
+    def _find_answer(self, here: Here) -> Optional[GpuAnswer]:
         """Return the answer that is kept, if it is good enough for what this process wants."""
         kept = _read_kept(self._folder)
         if kept is None or not self._last < kept.asked <= kept.answered <= now_stamp() or kept.here.place != here.place:
@@ -202,7 +198,7 @@ class SharedQuestion:
             try:
                 file = job_folder.create_file(self._folder, temporary)
                 try:
-                    job_folder.write_all(file, json.dumps(record).encode("ascii"))
+                    job_folder.write_all(file, strict_json.encode(record))
                 finally:
                     os.close(file)
                 os.rename(temporary, ANSWER, src_dir_fd=self._folder, dst_dir_fd=self._folder)
@@ -241,7 +237,7 @@ def _has_ended(pipe: int) -> bool:
     return bool(poll.poll(0))
 
 
-def _uuids(answer: GpuAnswer) -> "List[str]":
+def _uuids(answer: GpuAnswer) -> List[str]:
     return [gpu["uuid"] for gpu in answer.gpus]
 
 

@@ -9,15 +9,12 @@ import os
 import select
 import time
 from itertools import count, islice
+from typing import TYPE_CHECKING, Callable, Iterable, List, NamedTuple, Optional, Tuple
 
 from remote_tool.agent.leases import folders
 from remote_tool.agent.leases.waiter import LEFTOVER_SECONDS, LONG_SECONDS, LeaseRequest, Waiter
-from remote_tool.protocol.lean.namedtuple import NamedTuple
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Iterable, List, Optional, Tuple
-
     from remote_tool.agent.leases.claim import Claim
     from remote_tool.agent.leases.foreign import GpuAnswer
     from remote_tool.agent.leases.listing import Listing, Ticket
@@ -52,7 +49,7 @@ class Slots(NamedTuple):
 class SlotWaiter(Waiter):
     """A job that waits for a slot of its sweep."""
 
-    def __init__(self, request: LeaseRequest, slots: Slots, arrivals: "Tuple[int, ...]" = ()) -> None:
+    def __init__(self, request: LeaseRequest, slots: Slots, arrivals: Tuple[int, ...] = ()) -> None:
         """Prepare; the first step enters the queue.
 
         Args:
@@ -75,7 +72,7 @@ class SlotWaiter(Waiter):
         self._close_arrivals()
         folders.remove_pool(self._pool)
 
-    def _step(self, listing: Listing, answer: "Optional[GpuAnswer]") -> "Optional[Claim]":
+    def _step(self, listing: Listing, answer: Optional[GpuAnswer]) -> Optional[Claim]:
         if len(self._arrivals) > 1:
             # Its place is taken.
             os.close(self._arrivals.pop())
@@ -84,7 +81,7 @@ class SlotWaiter(Waiter):
         self.why = self.why or f"waits for the end of another job of its sweep, of which {run} at once"
         return claim
 
-    def _try(self, listing: Listing, answer: "Optional[GpuAnswer]", first: "Optional[Ticket]") -> "Optional[Claim]":
+    def _try(self, listing: Listing, answer: Optional[GpuAnswer], first: Optional[Ticket]) -> Optional[Claim]:
         del answer, first
         if self._must_wait_for_arrivals():
             return None
@@ -120,7 +117,7 @@ class SlotWaiter(Waiter):
             os.close(self._arrivals.pop())
 
     @staticmethod
-    def _describe(left: "List[str]") -> str:
+    def _describe(left: List[str]) -> str:
         shown = [f"job {job_id}" for job_id in left[:_MOST_SHOWN]]
         more = [f"{len(left) - _MOST_SHOWN} more"] if len(left) > _MOST_SHOWN else []
         verb = "have" if len(left) > 1 else "has"

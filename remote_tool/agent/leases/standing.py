@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from typing import TYPE_CHECKING, Dict, List, Optional, Tuple
+
 from remote_tool.agent.leases.folders import name_of
 from remote_tool.agent.leases.listing import Listing
 from remote_tool.agent.leases.queued_file import Queued, read_queued
 from remote_tool.agent.proc.processes import find_alive
-from remote_tool.protocol.lean.suppress import suppress
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, List, Optional, Tuple
-
     from remote_tool.agent.leases.listing import Lease, Ticket
     from remote_tool.agent.proc.processes import Process
 
@@ -24,8 +23,8 @@ class Standing:
     """The tickets of living jobs in the order of the queue, and the leases."""
 
     def __init__(self) -> None:
-        self._tickets: "List[Ticket]" = []
-        self._leases: "List[Lease]" = []
+        self._tickets: List[Ticket] = []
+        self._leases: List[Lease] = []
         # If the queue cannot be read now, the jobs wait all the same.
         with suppress(OSError), Listing() as listing:
             self._tickets = [ticket for ticket in listing.tickets if listing.is_alive(ticket)]
@@ -34,7 +33,7 @@ class Standing:
         self._leased = describe_leases(self._leases)
         self._holders = {lease.job_id for lease in self._leases}
 
-    def explain(self, folder: int, job_id: str) -> "Tuple[Optional[Process], str]":
+    def explain(self, folder: int, job_id: str) -> Tuple[Optional[Process], str]:
         """Return the supervisor of a job that waits, and what it waits for.
 
         Args:
@@ -56,16 +55,16 @@ class Standing:
         return "; ".join(part for part in (position, leased, why) if part)
 
 
-def describe_leases(leases: "List[Lease]", but: str = "") -> str:
+def describe_leases(leases: List[Lease], but: str = "") -> str:
     """Return how many GPUs each user has leased, for which jobs but one; empty without leases."""
-    users: "Dict[int, List[Lease]]" = {}
+    users: Dict[int, List[Lease]] = {}
     for lease in leases:
         if lease.job_id != but:
             users.setdefault(lease.uid, []).append(lease)
     return ", ".join(_describe(uid, of_user) for uid, of_user in users.items())
 
 
-def _describe(uid: int, leases: "List[Lease]") -> str:
+def _describe(uid: int, leases: List[Lease]) -> str:
     gpus = {uuid for lease in leases for uuid in lease.gpus}
     jobs = [lease.name or f"job {lease.job_id}" for lease in leases[:_MOST_SHOWN]]
     more = [f"{len(leases) - _MOST_SHOWN} more"] if len(leases) > _MOST_SHOWN else []

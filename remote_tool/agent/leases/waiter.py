@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import select
 import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from remote_tool.agent.leases import fifo, folders
 from remote_tool.agent.leases.claim import Claim, TakenTicket, remove_lease
@@ -18,13 +20,8 @@ from remote_tool.agent.leases.shared import SharedQuestion
 from remote_tool.agent.leases.standing import describe_leases
 from remote_tool.agent.proc.processes import Snapshot
 from remote_tool.protocol import job_folder
-from remote_tool.protocol.lean.namedtuple import NamedTuple
-from remote_tool.protocol.lean.suppress import suppress
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional, Set, Tuple
-
     from remote_tool.agent.leases.listing import Lease
 
 DEFAULT_IDLE_AFTER = 60.0
@@ -64,7 +61,7 @@ class LeaseRequest(NamedTuple):
     gpus: int
     priority: int = 0
     backfill: bool = False
-    devices: "Tuple[str, ...]" = ()
+    devices: Tuple[str, ...] = ()
     idle_after: float = DEFAULT_IDLE_AFTER
     since: int = 0
 
@@ -94,15 +91,15 @@ class Waiter:
         self._returned_at = float("-inf")
         self._ticket: Optional[TakenTicket] = None
         self._claim: Optional[Claim] = None
-        self._watched: "List[int]" = []
+        self._watched: List[int] = []
         self._question = SharedQuestion()
         self._use = ForeignUse(request.idle_after)
-        self._gpus: "Optional[List[Dict[str, Any]]]" = None
+        self._gpus: Optional[List[Dict[str, Any]]] = None
         self._has_leftovers = False
         self._refreshed_at = time.monotonic()
 
     @property
-    def ticket(self) -> "Optional[Ticket]":
+    def ticket(self) -> Optional[Ticket]:
         """Return its place in the queue; None before and after."""
         return None if self._ticket is None else self._ticket.ticket
 
@@ -119,7 +116,7 @@ class Waiter:
             why = why or describe_leases(listing.live_leases(), but=self._request.job_id)
         return f": {why}" if why else ""
 
-    def register(self, poll: "select.poll") -> None:
+    def register(self, poll: select.poll) -> None:
         """Let poll() wake when there is something to do."""
         for descriptor in self._watched:
             # The end of its holder is always reported; nothing else of it matters.
@@ -127,7 +124,7 @@ class Waiter:
         for descriptor in self._question.descriptors:
             poll.register(descriptor, select.POLLIN)
 
-    def step(self) -> "Optional[Claim]":
+    def step(self) -> Optional[Claim]:
         """Do what can be done now; return the lease once the GPUs are this job's.
 
         Raises:
@@ -201,7 +198,7 @@ class Waiter:
         has = f"only {count} of its GPUs are configured for jobs" if devices else f"this server has {count or 'none'}"
         raise LeaseError(f"it needs {self._request.gpus} GPU{'s' * (self._request.gpus > 1)}, and {has}")
 
-    def _step(self, listing: Listing, answer: "Optional[GpuAnswer]") -> "Optional[Claim]":
+    def _step(self, listing: Listing, answer: Optional[GpuAnswer]) -> Optional[Claim]:
         if self._claim is not None:
             return self._settle(listing)
         left = self._returned_at + _RETURN_SECONDS - time.monotonic()
@@ -225,7 +222,7 @@ class Waiter:
             return None
         return self._try(listing, answer, next(filter(listing.is_alive, ahead), None))
 
-    def _find_ahead(self, listing: Listing) -> "List[Ticket]":
+    def _find_ahead(self, listing: Listing) -> List[Ticket]:
         """Return the tickets up to the next live one before this job's, which is watched."""
         assert self._ticket is not None
         before = [ticket for ticket in listing.tickets if ticket.key < self._ticket.ticket.key]
@@ -237,12 +234,12 @@ class Waiter:
             self._remove_dead_ticket(before.pop())
         return before
 
-    def _remove_dead_ticket(self, ticket: "Ticket") -> None:
+    def _remove_dead_ticket(self, ticket: Ticket) -> None:
         if ticket.uid == os.geteuid():
             with suppress(OSError):
                 job_folder.remove(self._folder, ticket.name)
 
-    def _try(self, listing: Listing, answer: "Optional[GpuAnswer]", first: "Optional[Ticket]") -> "Optional[Claim]":
+    def _try(self, listing: Listing, answer: Optional[GpuAnswer], first: Optional[Ticket]) -> Optional[Claim]:
         """Lease GPUs if enough are free."""
         live = listing.live_leases()
         leased = {uuid for lease in live for uuid in lease.gpus}
@@ -296,7 +293,7 @@ class Waiter:
     def _remove_lease(self, job_id: str) -> None:
         remove_lease(self._folder, job_id)
 
-    def _find_suspects(self, listing: Listing) -> "Set[str]":
+    def _find_suspects(self, listing: Listing) -> Set[str]:
         """Return the GPUs of leases whose holders died; remove this user's that nothing uses any more."""
         dead = [lease for lease in listing.leases if not lease.is_alive]
         own = [lease for lease in dead if lease.uid == os.geteuid()]
@@ -310,12 +307,12 @@ class Waiter:
         self._has_leftovers = any(lease in dead for lease in own)
         return {uuid for lease in dead for uuid in lease.gpus}
 
-    def _claim_gpus(self, gpus: "Tuple[str, ...]") -> "Optional[Claim]":
+    def _claim_gpus(self, gpus: Tuple[str, ...]) -> Optional[Claim]:
         self._claim = Claim(self._folder, self._request.job_id, self._request.name, gpus, self._pool)
         with Listing(pool=self._pool) as listing:
             return self._settle(listing)
 
-    def _settle(self, listing: Listing) -> "Optional[Claim]":
+    def _settle(self, listing: Listing) -> Optional[Claim]:
         """Return the lease if it is kept; withdraw it for an older one."""
         assert self._claim is not None
         rivals = self._claim.find_rivals(listing)
@@ -335,7 +332,7 @@ class Waiter:
         claim, self._claim = self._claim, None
         return claim
 
-    def _watch(self, listing: Listing, leases: "List[Lease]") -> bool:
+    def _watch(self, listing: Listing, leases: List[Lease]) -> bool:
         """Watch leases; return whether all of them are still held."""
         found = [listing.watch_lease(lease) for lease in leases]
         self._watched += [pipe for pipe in found if pipe is not None]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from typing import List, Optional
+
 from remote_tool.agent.logs.followed_job import FollowedJob
 from remote_tool.agent.logs.poller import Poller
 from remote_tool.agent.requests import Request, is_flag, is_list
 from remote_tool.agent.states import CachedScan
 from remote_tool.protocol import job_folder
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import List, Optional
 
 
 def follow(request: Request) -> None:

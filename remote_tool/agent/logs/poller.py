@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING, AbstractSet, List, Optional, Sequence
 
 from remote_tool.agent.requests import client_is_gone
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import AbstractSet, List, Optional, Sequence
-
     from remote_tool.agent.logs.followed_job import FollowedJob
     from remote_tool.agent.logs.inotify import Changes
 

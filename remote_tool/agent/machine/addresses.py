@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Dict, Iterator, List, Tuple
+from typing import Dict, Iterator, List, Tuple
 
 _RTM_GETADDR = 22
 _RTM_NEWADDR = 20

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import _thread
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, Optional
+import threading
+from typing import Any, Callable, Dict, Optional
 
 
 class Aside:
@@ -16,11 +13,8 @@ class Aside:
         self._work = work
         self._result: Optional[Dict[str, Any]] = None
         self._is_asked = False
-        self._asked, self._done = _thread.allocate_lock(), _thread.allocate_lock()
-        self._asked.acquire()
-        self._done.acquire()
-        # The module threading takes as long to load as a short answer.
-        _thread.start_new_thread(self._run, ())
+        self._asked, self._done = threading.Semaphore(0), threading.Semaphore(0)
+        threading.Thread(target=self._run, daemon=True).start()
 
     def take(self, seconds: float) -> Optional[Dict[str, Any]]:
         """Return the result; None if it is not ready within this time, or if the work failed."""

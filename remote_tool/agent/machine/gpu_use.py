@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
+import pwd
+import signal
 import time
+from contextlib import suppress
+from typing import Any, Dict, List, NamedTuple, Optional
 
 from remote_tool.agent.machine.gpus import count_gpus, count_nvidia
 from remote_tool.agent.proc import processes
 from remote_tool.protocol import nvidia_smi
-from remote_tool.protocol.lean.namedtuple import NamedTuple
-from remote_tool.protocol.lean.signal import signal
-from remote_tool.protocol.lean.suppress import suppress
 from remote_tool.protocol.nvidia_smi import ASK_GPUS, ASK_PROCESSES, FORMAT, LONGEST_TEXT, SILENCE, parse_gpu
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional
 
 # Starting nvidia-smi takes up to half a second of a core.
 _PROCESSES_SECONDS = 30.0
@@ -212,8 +209,6 @@ def _user_of(pid: int) -> str:
         owner = os.stat(f"/proc/{pid}").st_uid
     except OSError:
         return ""
-    import pwd  # noqa: PLC0415 - only where a GPU is in use
-
     try:
         return pwd.getpwuid(owner).pw_name
     except KeyError:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import List
+from typing import List
 
 _GPU_DEVICE = re.compile(r"nvidia[0-9]+", re.ASCII)
 _DRIVER = "/proc/driver/nvidia/gpus"

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
+from typing import Any, Dict, List, Optional, Tuple
 
 from remote_tool.agent.proc import processes
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.records import ENDED, STARTED, RecordError, is_job_id
 from remote_tool.protocol.streams import last_output, stream_sizes
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional, Tuple
 
 _MOST_TAILS = 64
 
@@ -22,7 +19,7 @@ class JobWatch:
     def __init__(self, path: str) -> None:
         self._path = path
         self._place = processes.place()
-        self._ended: "set[str]" = set()
+        self._ended: set[str] = set()
         self._supervisors: Dict[str, Dict[str, int]] = {}
         self._said: Optional[Dict[str, str]] = None
         self._sizes: Dict[str, Dict[str, int]] = {}
@@ -48,11 +45,11 @@ class JobWatch:
         return {"jobs": states}
 
     @property
-    def running(self) -> "Dict[str, Dict[str, int]]":
+    def running(self) -> Dict[str, Dict[str, int]]:
         """The supervisors of the jobs that were running at the last look."""
         return {name: self._supervisors[name] for name, state in (self._said or {}).items() if state == "running"}
 
-    def tails(self) -> "List[Tuple[str, List[str]]]":
+    def tails(self) -> List[Tuple[str, List[str]]]:
         """Return the end of the output of each running job that has written since the last call."""
         news = []
         for name in [*self.running][:_MOST_TAILS]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
 from remote_tool.agent.proc import processes
 from remote_tool.agent.proc.processes import Snapshot
@@ -11,10 +12,7 @@ from remote_tool.protocol import job_folder
 from remote_tool.protocol.rank_errors import find_first_error
 from remote_tool.protocol.streams import find_streams
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Iterable, List, Mapping, Optional, Set, Tuple
-
     from remote_tool.agent.proc.processes import Process
 
 # A look at all processes costs more than a sample. The ranks of a new job appear within its first seconds.
@@ -87,7 +85,7 @@ class RankWatch:
                 os.close(folder)
 
 
-def _found(folder: int, members: "Iterable[Process]", known: Optional[_Ranks]) -> _Ranks:
+def _found(folder: int, members: Iterable[Process], known: Optional[_Ranks]) -> _Ranks:
     attempt, started = _started_by_torchrun(folder)
     ranks = known if known is not None and known.attempt == attempt else _Ranks(attempt)
     # Children of a rank have its variables, too, and are younger.
@@ -106,7 +104,7 @@ def _found(folder: int, members: "Iterable[Process]", known: Optional[_Ranks]) -
     return ranks
 
 
-def _started_by_torchrun(folder: int) -> "Tuple[int, Set[int]]":
+def _started_by_torchrun(folder: int) -> Tuple[int, Set[int]]:
     """Return the number of the newest attempt, and its local ranks."""
     names = [stream.split("/") for stream in find_streams(folder) if stream.startswith(job_folder.RANKS)]
     newest = max((int(name[1]) for name in names), default=-1)

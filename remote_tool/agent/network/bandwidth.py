@@ -8,15 +8,12 @@ import socket
 import statistics
 import threading
 import time
+from typing import Any, Callable, Dict, List, Optional
 
 from remote_tool.agent.machine import addresses
 from remote_tool.agent.network import iperf, reachability, tcp_streams
 from remote_tool.agent.requests import Request, client_is_gone, is_flag, is_list, is_text
 from remote_tool.protocol.errors import RequestError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Optional
 
 _MOST_SECONDS = 60
 _CONNECT_SECONDS = 5.0
@@ -206,7 +203,7 @@ class _Measuring:
         for name, back in (("there", False), ("back", True)):
             self._answer[name] = measure(talk, self._answer["address"], back)
 
-    def _reach(self) -> "tuple[socket.socket, str]":
+    def _reach(self) -> tuple[socket.socket, str]:
         """Return a connection to the first address that reaches the listener; OSError without one."""
         deadline = time.monotonic() + _CONNECT_SECONDS
         attempts = [_Attempt(address, self._port, self._secret) for address in self._candidates]

@@ -8,20 +8,18 @@ import os
 import signal
 import socket
 import stat
+from contextlib import suppress
 from functools import partial
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set, Tuple
 
 from remote_tool.agent.network.listeners import find_listeners
 from remote_tool.agent.requests import Request, is_list, is_text
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.errors import RequestError
 from remote_tool.protocol.framing import FrameReader
-from remote_tool.protocol.lean.suppress import suppress
 from remote_tool.protocol.tunnel import CHUNK, StreamResetError, Tunnel, connect
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional, Set, Tuple
-
     from remote_tool.protocol.tunnel import Connection
 
 # The client sends something more often than this, unless its laptop is asleep.
@@ -84,7 +82,7 @@ class _Session:
     def __init__(self, tunnel: Tunnel) -> None:
         self._tunnel = tunnel
         self._listeners: List[asyncio.AbstractServer] = []
-        self._sockets: "Dict[str, Tuple[int, int]]" = {}
+        self._sockets: Dict[str, Tuple[int, int]] = {}
         self._tasks: Set[asyncio.Future[None]] = set()
 
     def start(self, work: Any) -> None:  # noqa: ANN401 - a coroutine
@@ -223,7 +221,7 @@ def _is_left_over(path: str) -> bool:
     return False
 
 
-def _identity(path: str) -> "Tuple[int, int]":
+def _identity(path: str) -> Tuple[int, int]:
     found = os.lstat(path)
     return found.st_dev, found.st_ino
 

@@ -6,12 +6,9 @@ import json
 import shutil
 import subprocess
 import time
+from typing import Any, List
 
 from remote_tool.agent.network.tcp_streams import STREAMS
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, List
 
 _PROGRAM = "iperf3"
 # timeout(1) ends a program even after its parent has died.
@@ -35,7 +32,7 @@ class Running:
     """The programs of a measurement; they end with it."""
 
     def __init__(self) -> None:
-        self._started: List["subprocess.Popen[bytes]"] = []
+        self._started: List[subprocess.Popen[bytes]] = []
 
     def listen(self, address: str, port: int, seconds: float) -> None:
         """Start iperf3 as a server for one measurement."""
@@ -70,7 +67,7 @@ class Running:
                 process.stdout.close()
             process.wait()
 
-    def _start(self, words: List[str], seconds: float) -> "subprocess.Popen[bytes]":
+    def _start(self, words: List[str], seconds: float) -> subprocess.Popen[bytes]:
         bound = str(_whole(seconds) + _EXTRA_SECONDS)
         process = subprocess.Popen(
             [_LIMITER, bound, *words],

@@ -5,17 +5,13 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from typing import List, NamedTuple, Optional, Set, Tuple
 
 from remote_tool.agent import states
 from remote_tool.agent.network.reachability import ephemeral_range
 from remote_tool.agent.proc.sockets import socket_inodes, tcp_sockets
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.errors import NO_SUCH_JOB, RequestError
-from remote_tool.protocol.lean.namedtuple import NamedTuple
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import List, Optional, Set, Tuple
 
 _LISTENING = b"0A"
 
@@ -29,7 +25,7 @@ class Listeners(NamedTuple):
         is_elsewhere: Whether processes of the job have a network of their own, whose ports are not listed.
     """
 
-    ports: "List[Tuple[str, int]]"
+    ports: List[Tuple[str, int]]
     chosen_by_system: List[int]
     is_elsewhere: bool
 
@@ -59,7 +55,7 @@ def find_listeners(jobs: Optional[int], job_id: str) -> Optional[Listeners]:
     )
 
 
-def _inodes(pids: List[int]) -> "Tuple[Set[bytes], bool]":
+def _inodes(pids: List[int]) -> Tuple[Set[bytes], bool]:
     """Return the sockets of processes in our network, and whether others have a network of their own."""
     network, is_elsewhere = os.readlink("/proc/self/ns/net"), False
     inodes: Set[bytes] = set()
@@ -75,7 +71,7 @@ def _inodes(pids: List[int]) -> "Tuple[Set[bytes], bool]":
     return inodes, is_elsewhere
 
 
-def _address(end: bytes) -> "Tuple[str, int]":
+def _address(end: bytes) -> Tuple[str, int]:
     """Return the host and port of a line's end such as ``0100007F:1F90``."""
     digits, _, port = end.partition(b":")
     words = [int(digits[start : start + 8], 16).to_bytes(4, sys.byteorder) for start in range(0, len(digits), 8)]

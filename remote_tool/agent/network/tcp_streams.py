@@ -14,12 +14,7 @@ import struct
 import sys
 import threading
 import time
-
-from remote_tool.protocol.lean.namedtuple import NamedTuple
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, NamedTuple, Sequence
 
 # Purpose of a connection, sent by its initiator after the greeting.
 TALK, SEND, TAKE = b"E", b"S", b"R"
@@ -163,7 +158,7 @@ def read_exactly(connection: socket.socket, count: int) -> bytes:
     return data
 
 
-def _exchange(connection: socket.socket) -> "tuple[bytes, bytes]":
+def _exchange(connection: socket.socket) -> tuple[bytes, bytes]:
     ours = os.urandom(_NONCE)
     connection.sendall(ours)
     return ours, read_exactly(connection, _NONCE)

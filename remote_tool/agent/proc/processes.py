@@ -10,15 +10,11 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
+from contextlib import suppress
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
 
-from remote_tool.protocol.lean.namedtuple import NamedTuple
-from remote_tool.protocol.lean.signal import signal
-from remote_tool.protocol.lean.suppress import suppress
 from remote_tool.protocol.marks import JOB_MARKER, PROJECT_MARKER, SUPERVISOR_MARKER
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
 _ENVIRONMENT_LIMIT = 8 * 1024 * 1024
 _STAT_FIELDS = 20
@@ -212,7 +208,7 @@ class Snapshot:
         command: Optional[Mapping[str, Any]] = None,
         *,
         since: int = 0,
-    ) -> "list[Process]":
+    ) -> list[Process]:
         """Return the living processes of a job, without its supervisor.
 
         Args:

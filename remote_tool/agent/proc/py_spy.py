@@ -6,24 +6,22 @@ start-up hook names the job's supervisor, which therefore runs py-spy when this 
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Dict, NoReturn, Optional
 
 from remote_tool.agent.activation import load_activation
 from remote_tool.agent.proc.processes import send_signal
 from remote_tool.agent.proc.stacks import Stack
 from remote_tool.agent.proc.subprocess import talk
-from remote_tool.protocol import job_folder
+from remote_tool.protocol import job_folder, strict_json
 from remote_tool.protocol.errors import RequestError
-from remote_tool.protocol.lean import json
-from remote_tool.protocol.lean.signal import signal
-from remote_tool.protocol.lean.suppress import suppress
 from remote_tool.protocol.records import RecordError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, NoReturn, Optional
-
     from remote_tool.agent.proc.processes import Process
 
 _SECONDS = 10.0
@@ -42,7 +40,7 @@ _REFUSED = {"text": "", "errors": _FORBIDDEN}
 class Tracer:
     """Adds what py-spy sees to the stacks of one job's processes."""
 
-    def __init__(self, py_spy: str, folder: int, supervisor: "Optional[Process]") -> None:
+    def __init__(self, py_spy: str, folder: int, supervisor: Optional[Process]) -> None:
         self._py_spy = py_spy
         self._folder = folder
         self._supervisor = supervisor
@@ -62,7 +60,7 @@ class Tracer:
             why = f"the kernel forbids py-spy to trace it (kernel.yama.ptrace_scope is {_scope() or 'not set'})"
         return Stack(stack.process, stack.text, why)
 
-    def _by_supervisor(self, pid: int) -> "Dict[str, str]":
+    def _by_supervisor(self, pid: int) -> Dict[str, str]:
         """Return what py-spy says when the supervisor runs it, if that may help."""
         if self._supervisor is None or _scope() in _STRICT_SCOPES:
             return _REFUSED
@@ -72,10 +70,10 @@ class Tracer:
             self._supervisor = None
         return seen or _REFUSED
 
-    def _ask(self, supervisor: Process, pid: int) -> "Dict[str, str]":
+    def _ask(self, supervisor: Process, pid: int) -> Dict[str, str]:
         request_id = os.urandom(8).hex()
         answer = f"{job_folder.TRACE}.{request_id}"
-        asked = json.dumps({"id": request_id, "py_spy": self._py_spy, "pid": str(pid)}).encode("ascii")
+        asked = strict_json.encode({"id": request_id, "py_spy": self._py_spy, "pid": str(pid)})
         job_folder.write_file(self._folder, f".{answer}", asked)
         try:
             job_folder.publish(self._folder, f".{answer}", job_folder.TRACE, replace=True)
@@ -85,7 +83,7 @@ class Tracer:
             job_folder.remove(self._folder, job_folder.TRACE)
             job_folder.remove(self._folder, answer)
 
-    def _wait(self, answer: str) -> "Dict[str, str]":
+    def _wait(self, answer: str) -> Dict[str, str]:
         began = time.monotonic()
         while time.monotonic() < began + _SECONDS + _TAKEN_SECONDS:
             text = job_folder.read_bytes(self._folder, answer, _LARGEST_ANSWER)
@@ -106,7 +104,7 @@ def find_py_spy(activation: str) -> str:
     raise RequestError("py-spy is not installed on this server", hint="remote-tool run -- pip install py-spy")
 
 
-def trace(py_spy: str, pid: int) -> "Dict[str, str]":
+def trace(py_spy: str, pid: int) -> Dict[str, str]:
     """Run py-spy on a process; return its answer as ``text``, or else its ``errors``."""
     said = talk([py_spy, "dump", "--native", "--json", "--pid", str(pid)], b"", {}, _SECONDS, _LARGEST_ANSWER // 2)
     text = said.output.decode("utf-8", "replace").strip()
@@ -124,18 +122,18 @@ def trace_if_asked(folder: int) -> None:
                 _answer(folder, text)
 
 
-def _answer(folder: int, text: bytes) -> "NoReturn":
+def _answer(folder: int, text: bytes) -> NoReturn:
     try:
         asked = _read_texts(text)
         name = f"{job_folder.TRACE}.{int(asked['id'], 16):016x}"
         seen = trace(asked["py_spy"], int(asked["pid"]))
-        job_folder.write_file(folder, f".{name}", json.dumps(seen).encode("ascii"))
+        job_folder.write_file(folder, f".{name}", strict_json.encode(seen))
         job_folder.publish(folder, f".{name}", name, replace=True)
     finally:
         os._exit(0)
 
 
-def _read_texts(text: bytes) -> "Dict[str, str]":
+def _read_texts(text: bytes) -> Dict[str, str]:
     """Return an object of texts; empty if it is anything else."""
     with suppress(ValueError, RecursionError):
         values = json.loads(text.decode("utf-8"))

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-
-from remote_tool.protocol.lean.namedtuple import NamedTuple
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Iterator, Tuple
+from typing import Iterator, NamedTuple, Tuple
 
 _GONE = {errno.ENOENT, errno.ESRCH}
 

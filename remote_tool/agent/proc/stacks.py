@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Dict, Iterable, List, NamedTuple, Optional
 
 from remote_tool.agent.proc.processes import descriptors, find_alive, send_signal
 from remote_tool.protocol import job_folder
-from remote_tool.protocol.lean.namedtuple import NamedTuple
-from remote_tool.protocol.lean.suppress import suppress
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, Iterable, List, Optional
-
     from remote_tool.agent.proc.processes import Process
 
 # All together answer within this time, or not at all: one that cannot run does not answer.

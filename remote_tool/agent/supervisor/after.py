@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import time
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Tuple
 
 from remote_tool.agent import states
 from remote_tool.agent.cleaning import removed_jobs
@@ -13,10 +14,7 @@ from remote_tool.agent.proc.processes import find_alive
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.records import ENDED, STARTED, RecordError, state_of_ended
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Iterable, List, Optional, Tuple
-
     from remote_tool.agent.states import HostSnapshot
 
 _MOST_SHOWN = 3
@@ -30,10 +28,10 @@ _MISSING = "does not exist on this server"
 class Watched:
     """The supervisors of jobs, whose end poll() reports."""
 
-    def __init__(self, pids: "List[int]") -> None:
+    def __init__(self, pids: List[int]) -> None:
         self._descriptors = pids
 
-    def __enter__(self) -> "select.poll":
+    def __enter__(self) -> select.poll:
         poll = select.poll()
         for descriptor in self._descriptors:
             poll.register(descriptor, select.POLLIN)
@@ -51,7 +49,7 @@ class EarlierJobs:
         seconds: For how long to wait until the next look, unless a supervisor ends first.
     """
 
-    def __init__(self, jobs: str, ids: "Tuple[str, ...]", *, may_be_new: bool = False) -> None:
+    def __init__(self, jobs: str, ids: Tuple[str, ...], *, may_be_new: bool = False) -> None:
         """Initialize.
 
         Args:
@@ -63,10 +61,10 @@ class EarlierJobs:
         self.seconds = _LOOK_SECONDS
         self._jobs = jobs
         self._left = list(ids)
-        self._failed: "List[str]" = []
-        self._supervisors: "List[Dict[str, Any]]" = []
+        self._failed: List[str] = []
+        self._supervisors: List[Dict[str, Any]] = []
 
-    def look(self) -> "Tuple[str, str]":
+    def look(self) -> Tuple[str, str]:
         """Return the jobs that have not ended, and how the first one failed; empty if none."""
         self._supervisors = []
         left = []
@@ -91,7 +89,7 @@ class EarlierJobs:
         self.seconds = _BLIND_SECONDS if None in found or not found else _LOOK_SECONDS
         return Watched([descriptor for descriptor in found if descriptor is not None])
 
-    def _has_ended(self, jobs: "Optional[int]", job_id: str) -> bool:
+    def _has_ended(self, jobs: Optional[int], job_id: str) -> bool:
         try:
             folder = job_folder.open_job(jobs, job_id)
             if folder is None:
@@ -131,7 +129,7 @@ class EarlierJobs:
         return _describe(state_of_ended(ended))
 
 
-def find_left(jobs: str, ids: "Iterable[str]") -> "List[str]":
+def find_left(jobs: str, ids: Iterable[str]) -> List[str]:
     """Return those jobs, whose supervisors died, that still have processes, or may have some."""
     host = states.scan()
     try:
@@ -145,7 +143,7 @@ def find_left(jobs: str, ids: "Iterable[str]") -> "List[str]":
             os.close(folder)
 
 
-def _may_be_left(jobs: "Optional[int]", job_id: str, host: "HostSnapshot") -> bool:
+def _may_be_left(jobs: Optional[int], job_id: str, host: HostSnapshot) -> bool:
     try:
         folder = job_folder.open_job(jobs, job_id)
         if folder is None:
@@ -164,7 +162,7 @@ def _describe(state: str) -> str:
     return {"killed": "was killed", "lost": "was lost"}.get(state, state)
 
 
-def _recall(jobs: "Optional[int]", job_id: str) -> str:
+def _recall(jobs: Optional[int], job_id: str) -> str:
     """Return how a job ended whose folder was removed."""
     if jobs is not None:
         known = removed_jobs.recall(jobs).get(job_id)
@@ -173,16 +171,16 @@ def _recall(jobs: "Optional[int]", job_id: str) -> str:
     return _MISSING
 
 
-def _supervisor_of(folder: int, job_id: str) -> "Dict[str, Any]":
+def _supervisor_of(folder: int, job_id: str) -> Dict[str, Any]:
     started = job_folder.read_record(folder, STARTED, job_id)
     if started is not None:
-        supervisor: "Dict[str, Any]" = started["supervisor"]
+        supervisor: Dict[str, Any] = started["supervisor"]
         return supervisor
     queued = read_queued(folder)
     return {} if queued is None else dict(queued.supervisor)
 
 
-def _open(record: "Dict[str, Any]") -> "Optional[int]":
+def _open(record: Dict[str, Any]) -> Optional[int]:
     """Open a process; None on Python 3.8, on old kernels and if it is gone or unknown."""
     if not record or not hasattr(os, "pidfd_open"):
         return None

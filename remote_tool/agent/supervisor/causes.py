@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from remote_tool.agent.launch.cause import Membership, find_rank_error
 from remote_tool.agent.launch.port_in_use import find_taken_port
 from remote_tool.agent.supervisor.shell import decode_status, describe_end
 from remote_tool.protocol import job_folder
-from remote_tool.protocol.lean.suppress import suppress
 from remote_tool.protocol.setup_script import DONE, FILE, describe_failure
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from remote_tool.agent.supervisor.outcome import Outcome
     from remote_tool.agent.supervisor.plan import Plan

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Optional, Tuple
+from typing import Optional, Tuple
 
 _COUNT = b"oom_kill "
 

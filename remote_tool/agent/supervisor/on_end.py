@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import select
 import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Dict, Mapping, NoReturn
 
 from remote_tool.agent.activation import check_user
 from remote_tool.agent.proc.subprocess import open_script
@@ -12,15 +14,11 @@ from remote_tool.agent.supervisor.plan import OnEnd
 from remote_tool.agent.supervisor.shell import decode_status, describe_end, restore_signals, run_open_script
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.errors import RequestError
-from remote_tool.protocol.lean.suppress import suppress
 from remote_tool.protocol.limits import LONGEST_ON_END
 from remote_tool.protocol.records import state_of_ended
 from remote_tool.protocol.streams import last_output
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Mapping, NoReturn
-
     from remote_tool.agent.supervisor.plan import Plan
     from remote_tool.protocol.records import Record
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Dict, List, Optional, Tuple
+
 from remote_tool.agent.supervisor import memory
 from remote_tool.agent.supervisor.shell import End, decode_status
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, List, Optional, Tuple
-
     from remote_tool.agent.proc.processes import Process
 
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
+from contextlib import suppress
+from typing import Iterator, List, Mapping, NamedTuple, NoReturn, Optional
 
-from remote_tool.protocol.lean.namedtuple import NamedTuple
-from remote_tool.protocol.lean.signal import name_of, signal
-from remote_tool.protocol.lean.suppress import suppress
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Iterator, List, Mapping, NoReturn, Optional
+from remote_tool.protocol.records import signal_name
 
 # Grace period of processes that a finished command leaves behind.
 LEFTOVER_GRACE = 5.0
@@ -116,7 +113,7 @@ def decode_status(status: Optional[int]) -> End:
     if status is None:
         return End()
     if os.WIFSIGNALED(status):
-        return End(None, name_of(os.WTERMSIG(status)), os.WCOREDUMP(status))
+        return End(None, signal_name(os.WTERMSIG(status)), os.WCOREDUMP(status))
     return End(os.WEXITSTATUS(status))
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from remote_tool.agent.terminal import device
+from remote_tool.agent.terminal.inside import offer_script
 from remote_tool.agent.terminal.recording import Recording
 from remote_tool.agent.terminal.terminal import Terminal
 from remote_tool.protocol import job_folder
-from remote_tool.protocol.lean.suppress import suppress
 from remote_tool.protocol.terminal import SOCKET
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from remote_tool.agent.supervisor.outcome import Outcome
     from remote_tool.agent.supervisor.plan import Plan
@@ -29,8 +30,6 @@ class JobTerminal:
         self._terminal = Terminal({master: 1}, master, device=master, recording=self._recording)
         self._terminal.listen(plan.folder)
         if plan.request.command_wrapper is not None:
-            from remote_tool.agent.terminal.inside import offer_script  # noqa: PLC0415 - few have a launch command
-
             offer_script(plan.path, plan.script, job_folder.TERMINAL_SCRIPT)
 
     def enter(self) -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
+from typing import TYPE_CHECKING, Callable, Iterator, List, Optional
 
 from remote_tool.agent.proc.processes import Process, Snapshot, find_alive, read_process, send_signal
-from remote_tool.protocol.lean.signal import number_of, signal
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Iterator, List, Optional
-
     from remote_tool.agent.wrapper.container import WrappedProcesses
 
 # SIGKILL is repeated for this long; processes left then cannot be killed.
@@ -25,7 +23,7 @@ class Tree:
     """The processes of a job below this supervisor."""
 
     def __init__(
-        self, job_id: str, folder: str, pause: Callable[[float], None], wrapped: "Optional[WrappedProcesses]" = None
+        self, job_id: str, folder: str, pause: Callable[[float], None], wrapped: Optional[WrappedProcesses] = None
     ) -> None:
         """Initialize.
 
@@ -99,7 +97,7 @@ class Tree:
 
 
 def end_members(
-    scan: Callable[[], List[Process]], name: str, grace: float, wrapped: "Optional[WrappedProcesses]" = None
+    scan: Callable[[], List[Process]], name: str, grace: float, wrapped: Optional[WrappedProcesses] = None
 ) -> Iterator[None]:
     """End unsupervised processes: a signal, the grace period, SIGKILL until two scans in a row find none.
 
@@ -109,7 +107,7 @@ def end_members(
         grace: Seconds until SIGKILL.
         wrapped: The processes behind the launch command; None without one.
     """
-    number = number_of(name) or signal.SIGTERM
+    number = signal.Signals.__members__.get(name, signal.SIGTERM)
     if number != signal.SIGKILL:
         members = scan()
         for process in members if wrapped is None else wrapped.matching(members, Snapshot(), number):

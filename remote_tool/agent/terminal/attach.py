@@ -7,17 +7,14 @@ import select
 import socket
 import threading
 import time
+from contextlib import suppress
+from typing import Optional
 
 from remote_tool.agent.requests import Request, is_text
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.errors import RequestError
-from remote_tool.protocol.lean.suppress import suppress
 from remote_tool.protocol.records import ENDED, SPEC, RecordError, is_job_id
 from remote_tool.protocol.terminal import NONCE, SOCKET, message, seen_message
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Optional
 
 _PIECE = 64 * 1024
 # A job that is about to begin has no socket yet.
@@ -72,7 +69,7 @@ def _refuse_others(folder: int, job_id: str, label: str) -> None:
         raise RequestError(f"{label} has no terminal", hint="Start it with remote-tool job-run --tty")
 
 
-def _connect(folder: int) -> "Optional[socket.socket]":
+def _connect(folder: int) -> Optional[socket.socket]:
     """Connect to the supervisor; None when the job has ended, or has no supervisor."""
     deadline = time.monotonic() + _START_SECONDS
     while True:

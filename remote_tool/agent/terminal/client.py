@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from remote_tool.protocol import framing
 from remote_tool.protocol.terminal import BACKLOG_LIMIT, MessageReader
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Optional, Tuple
 
 _PIECE = 64 * 1024
 # A client that takes nothing for this long, while more than the limit waits for it, is dropped.
@@ -30,7 +27,7 @@ class Client:
         misses: Whether it was too far behind, and gets no output until it has caught up.
     """
 
-    def __init__(self, source: int, target: int, close: "Callable[[], None]", nonce: str = "") -> None:
+    def __init__(self, source: int, target: int, close: Callable[[], None], nonce: str = "") -> None:
         self.source = source
         self.target = target
         self.nonce = nonce
@@ -55,7 +52,7 @@ class Client:
         """Return whether it has taken nothing for long."""
         return bool(self._waiting) and time.monotonic() - self._moved_at > _LONGEST_STALL
 
-    def receive(self) -> "List[Tuple[bytes, bytes]]":
+    def receive(self) -> List[Tuple[bytes, bytes]]:
         """Return the messages that have arrived."""
         try:
             data = os.read(self.source, _PIECE)
@@ -67,14 +64,14 @@ class Client:
             self.is_gone = True
             return []
 
-    def send(self, header: "Dict[str, Any]", body: bytes = b"") -> None:
+    def send(self, header: Dict[str, Any], body: bytes = b"") -> None:
         """Add a frame to those that it gets."""
         if not self._waiting:
             self._moved_at = time.monotonic()
         self._waiting += framing.encode(self.nonce, header, body)
         self.flush()
 
-    def show(self, header: "Dict[str, Any]", output: bytes) -> None:
+    def show(self, header: Dict[str, Any], output: bytes) -> None:
         """Send output of a job, unless it is too far behind: the log has it."""
         if self.nonce and not self.misses:
             self.send(header, output)

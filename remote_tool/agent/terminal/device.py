@@ -6,18 +6,14 @@ import fcntl
 import locale
 import os
 import resource
+import signal
 import struct
 import termios
+from contextlib import suppress
+from typing import Dict, NamedTuple, NoReturn, Tuple
 
 from remote_tool.agent.proc.processes import close_descriptors
-from remote_tool.protocol.lean.namedtuple import NamedTuple
-from remote_tool.protocol.lean.signal import signal
-from remote_tool.protocol.lean.suppress import suppress
 from remote_tool.protocol.terminal import DEFAULT_WINDOW
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Dict, NoReturn, Tuple
 
 # Erasing a character erases all its bytes; termios has no name for it.
 _IUTF8 = 0o40000
@@ -33,7 +29,7 @@ class Device(NamedTuple):
     slave: int
 
 
-def open_device(window: "Tuple[int, int]" = DEFAULT_WINDOW) -> Device:
+def open_device(window: Tuple[int, int] = DEFAULT_WINDOW) -> Device:
     """Create a pseudo-terminal of this size; OSError when the machine has none left."""
     master, slave = os.openpty()
     modes = termios.tcgetattr(slave)
@@ -44,7 +40,7 @@ def open_device(window: "Tuple[int, int]" = DEFAULT_WINDOW) -> Device:
     return Device(master, slave)
 
 
-def resize(master: int, window: "Tuple[int, int]") -> None:
+def resize(master: int, window: Tuple[int, int]) -> None:
     """Set the size in rows and columns; the programs in the foreground get SIGWINCH if it is another."""
     fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", *window, 0, 0))
 
@@ -74,7 +70,7 @@ def lead() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
 
 
-def _wait_for(pid: int) -> "NoReturn":
+def _wait_for(pid: int) -> NoReturn:
     try:
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
             signal.signal(number, signal.SIG_IGN)
@@ -105,7 +101,7 @@ def _hang_up(group: int) -> None:
         os.killpg(group, signal.SIGCONT)
 
 
-def complete(environment: "Dict[bytes, bytes]") -> None:
+def complete(environment: Dict[bytes, bytes]) -> None:
     """Put a type of terminal that this machine knows into an environment, and UTF-8 where it has no locale."""
     term = environment.get(b"TERM", b"")
     homes = (os.path.join(os.environ.get("HOME", "/"), ".terminfo"), *_TERMINFO)

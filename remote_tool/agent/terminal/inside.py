@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import fcntl
 import os
+from typing import TYPE_CHECKING, List
 
 from remote_tool.protocol.job_folder import write_all
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import List
-
     from remote_tool.agent.wrapper.wrapper import CommandWrapper
 
 _ENGINES = {"docker", "podman", "nerdctl"}
 _SET_PIPE_SIZE, _SMALLEST_PIPE = 1031, 65536
 
 
-def words_for(command_wrapper: "CommandWrapper", pipe: str, script: bytes, *, has_terminal: bool = True) -> "List[str]":
+def words_for(command_wrapper: CommandWrapper, pipe: str, script: bytes, *, has_terminal: bool = True) -> List[str]:
     """Return the words that start a shell whose stdin is the program's; it reads the script from a pipe."""
     quoted = "'" + pipe.replace("'", "'\\''") + "'"
     words = command_wrapper.words[:-1]
@@ -25,7 +23,7 @@ def words_for(command_wrapper: "CommandWrapper", pipe: str, script: bytes, *, ha
     return [*(_with_terminal(words) if has_terminal else words), "-c", load]
 
 
-def _with_terminal(words: "List[str]") -> "List[str]":
+def _with_terminal(words: List[str]) -> List[str]:
     """Ask a container engine for a terminal inside; other programs pass on the one that they have."""
     names = [os.path.basename(word) for word in words]
     engine = next((at for at, name in enumerate(names) if name in _ENGINES), None)

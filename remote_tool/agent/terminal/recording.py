@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any, Dict, Tuple
+
 from remote_tool.protocol.job_folder import write_all
 from remote_tool.protocol.terminal import ALL_OFF, ScreenModes, without_questions
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Dict, Tuple
 
 # Shown to who attaches.
 _HISTORY = 64 * 1024
@@ -48,7 +46,7 @@ class Recording:
         """Return whether a program such as an editor has the whole screen, and can draw it again."""
         return self._modes.is_full_screen
 
-    def screen(self, seen: int) -> "Tuple[Dict[str, Any], bytes]":
+    def screen(self, seen: int) -> Tuple[Dict[str, Any], bytes]:
         """Return the frame that brings a client's screen near to what the program has drawn.
 
         Args:

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import os
+import signal
+from contextlib import suppress
+from typing import TYPE_CHECKING, Dict, List, Tuple
 
 from remote_tool.agent.requests import is_flag, is_text
-from remote_tool.agent.terminal import device
+from remote_tool.agent.terminal import device, inside
 from remote_tool.agent.terminal.client import Client
 from remote_tool.agent.terminal.terminal import Terminal
-from remote_tool.protocol.lean.signal import signal
-from remote_tool.protocol.lean.suppress import suppress
 from remote_tool.protocol.setup_script import put_before_attached
 from remote_tool.protocol.terminal import DEFAULT_WINDOW, LOGIN_SHELL
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, List, Tuple
-
     from remote_tool.agent.requests import Request
     from remote_tool.agent.wrapper.wrapper import CommandWrapper
 
 _SIDES = 2
 
 
-def open_shell(request: "Request") -> "ShellEnds":
+def open_shell(request: Request) -> ShellEnds:
     """Open the ends that a request asks for; an empty command is the user's shell."""
     window = request.get("window", _is_window, default=list(DEFAULT_WINDOW))
     has_terminal = request.get("terminal", is_flag, default=True)
@@ -41,7 +39,7 @@ class ShellEnds:
         command: What runs there.
     """
 
-    def __init__(self, nonce: str, command: str, window: "Tuple[int, int]", *, has_terminal: bool) -> None:
+    def __init__(self, nonce: str, command: str, window: Tuple[int, int], *, has_terminal: bool) -> None:
         self.command = command
         self._has_terminal = has_terminal
         self._theirs: List[int] = []
@@ -59,15 +57,13 @@ class ShellEnds:
                 os.set_blocking(descriptor, False)
             self._terminal = Terminal({pipes[1][0]: 1, pipes[2][0]: 2}, pipes[0][1])
 
-    def complete(self, environment: "Dict[bytes, bytes]") -> None:
+    def complete(self, environment: Dict[bytes, bytes]) -> None:
         """Add what a terminal needs to an environment."""
         if self._has_terminal:
             device.complete(environment)
 
-    def words_for(self, command_wrapper: "CommandWrapper", folder: str, script: bytes) -> "List[str]":
+    def words_for(self, command_wrapper: CommandWrapper, folder: str, script: bytes) -> List[str]:
         """Return the words of a launch command that leave stdin to the program."""
-        from remote_tool.agent.terminal import inside  # noqa: PLC0415 - few have a launch command
-
         self._script = inside.offer_script(folder, script, f".script-{os.urandom(8).hex()}")
         return inside.words_for(command_wrapper, self._script, script, has_terminal=self._has_terminal)
 

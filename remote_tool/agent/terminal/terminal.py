@@ -11,10 +11,11 @@ import select
 import socket
 import threading
 import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from remote_tool.agent.terminal.client import Client
 from remote_tool.agent.terminal.device import resize
-from remote_tool.protocol.lean.suppress import suppress
 from remote_tool.protocol.terminal import (
     BACKLOG_LIMIT,
     DEFAULT_WINDOW,
@@ -30,10 +31,7 @@ from remote_tool.protocol.terminal import (
     read_window,
 )
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
-
     from remote_tool.agent.terminal.recording import Recording
 
 _PIECE = 64 * 1024
@@ -57,7 +55,7 @@ class Terminal:
     """
 
     def __init__(
-        self, outputs: "Mapping[int, int]", sink: int, *, device: int = -1, recording: "Optional[Recording]" = None
+        self, outputs: Mapping[int, int], sink: int, *, device: int = -1, recording: Optional[Recording] = None
     ) -> None:
         self._outputs = dict(outputs)
         self._sink = sink
@@ -87,7 +85,7 @@ class Terminal:
         listener.setblocking(False)
         self._listener = listener
 
-    def serve_alone(self, client: Client, window: "Tuple[int, int]", on_alone: "Callable[[], None]") -> None:
+    def serve_alone(self, client: Client, window: Tuple[int, int], on_alone: Callable[[], None]) -> None:
         """Serve one client, and call back when it has gone."""
         self._clients.append(client)
         self._on_alone = on_alone
@@ -104,7 +102,7 @@ class Terminal:
         self._call()
         self._drained.wait(_DRAIN_SECONDS)
 
-    def finish(self, end: "Dict[str, Any]") -> None:
+    def finish(self, end: Dict[str, Any]) -> None:
         """Tell the clients how the program ended, and stop serving; without a log, once they have all or are gone."""
         self._ends_at = time.monotonic() + _FINISH_SECONDS
         self._end = end
@@ -149,7 +147,7 @@ class Terminal:
         waiting = any(client.backlog and not client.is_stuck for client in self._clients)
         return not waiting or time.monotonic() > self._ends_at
 
-    def _wait(self) -> "Dict[int, int]":
+    def _wait(self) -> Dict[int, int]:
         poll = select.poll()
         poll.register(self._woken, select.POLLIN)
         if self._listener is not None and time.monotonic() >= self._accepts_at:
@@ -176,7 +174,7 @@ class Terminal:
             return max(0.0, self._redraw_at - time.monotonic())
         return _TICK
 
-    def _take_output(self, ready: "Dict[int, int]") -> None:
+    def _take_output(self, ready: Dict[int, int]) -> None:
         has_any = False
         for descriptor, stream in list(self._outputs.items()):
             if not ready.get(descriptor, 0) & _READABLE:
@@ -214,7 +212,7 @@ class Terminal:
             number = connection.detach()
             self._clients.append(Client(number, number, lambda: os.close(number)))
 
-    def _attend(self, client: Client, ready: "Dict[int, int]") -> None:
+    def _attend(self, client: Client, ready: Dict[int, int]) -> None:
         if ready.get(client.target, 0) & ~select.POLLIN:
             client.flush()
         if len(self._input) >= LONGEST_INPUT:

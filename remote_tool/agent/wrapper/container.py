@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
+from typing import TYPE_CHECKING, List, Mapping, Optional, Tuple
 
 from remote_tool.agent.proc.subprocess import talk
 from remote_tool.agent.wrapper.wrapper import PODMAN
 from remote_tool.protocol import job_folder
-from remote_tool.protocol.lean.signal import signal
 from remote_tool.protocol.marks import JOB_MARKER
 from remote_tool.protocol.records import ENTRY, RecordError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import List, Mapping, Optional, Tuple
-
     from remote_tool.agent.proc.processes import Process, Snapshot
     from remote_tool.agent.wrapper.wrapper import CommandWrapper
 
@@ -73,7 +71,7 @@ class WrappedProcesses:
             return f"processes behind {word} could not be reached and may still be running"
         return ""
 
-    def matching(self, members: "List[Process]", snapshot: "Snapshot", number: int) -> "List[Process]":
+    def matching(self, members: List[Process], snapshot: Snapshot, number: int) -> List[Process]:
         """Signal the processes inside, and return the members outside that should get the signal.
 
         The launch command is spared while there is a process behind it: it forwards the rest of their output,
@@ -84,7 +82,7 @@ class WrappedProcesses:
         marked = [process for process in members if snapshot.is_marked(process, self._job_id)]
         return marked if marked or self.signal(number) else members
 
-    def without_engine(self, members: "List[Process]") -> "List[Process]":
+    def without_engine(self, members: List[Process]) -> List[Process]:
         """Leave out podman's own helpers beside a container: they clean up and end with it."""
         return [process for process in members if not _is_of_engine(process.pid)] if self._is_podman else members
 
@@ -137,7 +135,7 @@ def load_inside(folder: int, job_id: str, environment: Mapping[bytes, bytes]) ->
     return None if record is None else WrappedProcesses(job_id, record["ask"], record["end"], environment)
 
 
-def wake_engine(command_wrapper: "CommandWrapper", environment: Mapping[bytes, bytes]) -> None:
+def wake_engine(command_wrapper: CommandWrapper, environment: Mapping[bytes, bytes]) -> None:
     """Start rootless podman's lasting helper now: started below a job, it would end with the job."""
     if command_wrapper.end and os.path.basename(command_wrapper.end[0]) == PODMAN and os.geteuid() != 0:
         talk([command_wrapper.end[0], "unshare", "true"], b"", environment, ANSWER_SECONDS)

@@ -9,21 +9,18 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, NoReturn, Optional, Tuple
 
 from remote_tool.agent import activation
 from remote_tool.agent.machine.gpus import count_nvidia
 from remote_tool.agent.proc.subprocess import NO_PROGRAM, is_missing, open_script
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.errors import RequestError
-from remote_tool.protocol.lean.namedtuple import NamedTuple
 from remote_tool.protocol.limits import LONGEST_GPU
 from remote_tool.protocol.marks import GPUS_LINE, JOB_MARKER, PROJECT_MARKER, SERVER_VARIABLE
 from remote_tool.protocol.records import is_variable_name
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Mapping, NoReturn, Optional, Tuple
-
     from remote_tool.agent.activation import Activation, Origin
     from remote_tool.agent.requests import Folders
 
@@ -133,7 +130,7 @@ def outside_environment(login: Mapping[bytes, bytes]) -> Dict[bytes, bytes]:
 
 def job_script(
     command_wrapper: CommandWrapper,
-    settings: "Settings",
+    settings: Settings,
     path: str,
     nice: Optional[int] = None,
     *,
@@ -163,7 +160,7 @@ def _nice_lines(nice: Optional[int]) -> List[str]:
 
 
 def run_script(
-    command_wrapper: CommandWrapper, settings: "Settings", command: str, nonce: str, marked: "Tuple[int, ...]"
+    command_wrapper: CommandWrapper, settings: Settings, command: str, nonce: str, marked: Tuple[int, ...]
 ) -> bytes:
     """Return the script for the shell inside that runs an attached command, after our mark on these outputs.
 
@@ -191,13 +188,13 @@ class Settings(NamedTuple):
     variables: Dict[str, str]
     first: Dict[str, List[str]]
 
-    def with_first(self, name: str, folder: str) -> "Settings":
+    def with_first(self, name: str, folder: str) -> Settings:
         """Return the same settings with one more folder before all others."""
         return self._replace(first={**self.first, name: [folder, *self.first.get(name, [])]})
 
 
 def settings_for(
-    command_wrapper: CommandWrapper, active: "Activation", user: Mapping[str, str], origin: "Origin"
+    command_wrapper: CommandWrapper, active: Activation, user: Mapping[str, str], origin: Origin
 ) -> Settings:
     """Return the settings inside: our variables and the user's; everything else is kept."""
     activation.check_user(user)

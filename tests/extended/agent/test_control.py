@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import io
 import json
 import os
 import re
@@ -82,41 +81,6 @@ def test_a_request_out_of_the_home_is_refused(server: PretendServer, changes: di
 def test_a_file_where_the_jobs_should_be_is_named(server: PretendServer) -> None:
     server.jobs.write_text("a file")
     assert f"{server.jobs} is a symbolic link or no folder" in server.call("status", ids=None)["error"]
-
-
-MODULES = {
-    "status": "agent.jobs.status",
-    "start": "agent.jobs.start",
-    "follow": "agent.logs.follow",
-    "stop": "agent.jobs.stop",
-    "run": "agent.jobs.run",
-}
-
-
-@pytest.mark.parametrize("op", MODULES)
-def test_an_operation_loads_what_it_needs_and_no_more(server: PretendServer, op: str) -> None:
-    """Each answer waits for what is loaded before it."""
-    job_id = server.start("true")
-    server.wait(job_id)
-    wrapper = server.home / "python"
-    wrapper.write_text(f'#!/bin/sh\nexec {server.python} -v "$@"\n')
-    wrapper.chmod(0o700)
-    server.python = str(wrapper)
-    with server.open(op, ids=None, jobs=[{"id": job_id}] if op == "follow" else [], wait=False, command="true") as call:
-        call.stdout.read()
-        said = (call.process.stderr or io.BytesIO()).read().decode(errors="replace")
-    loaded = set(re.findall(r"^import '([^']+)'", said, re.MULTILINE))
-    ours = {name.removeprefix("remote_tool.") for name in loaded if name.startswith("remote_tool.")}
-    assert {"agent.control", "protocol.job_folder", MODULES[op]} <= ours
-    supervise, activation = "agent.supervisor.supervise", "agent.activation"
-    others = {*MODULES.values(), "agent.network.reachability", "agent.facts", supervise} - {MODULES[op]}
-    assert others & ours == ({supervise} if op == "start" else set())
-    assert {activation, "protocol.artifact_patterns"} & ours == ({activation} if op in {"start", "run"} else set())
-    dear = {
-        *("socket", "threading", "traceback", "platform", "subprocess", "typing", "ctypes", "importlib"),
-        *("contextlib", "enum", "json", "re", "warnings"),
-    } & loaded
-    assert dear == ({"ctypes"} if op in {"start", "run"} else set())
 
 
 def test_the_packages_are_known_without_a_search_and_hold_no_code(installed: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from typing import Any
 
 import pytest
@@ -16,8 +17,10 @@ from remote_tool.protocol.records import (
     check_record,
     encode_record,
     is_job_id,
+    is_signal,
     is_variable_name,
     parse_record,
+    signal_name,
     state_of_ended,
 )
 
@@ -184,3 +187,11 @@ def test_the_state_of_an_ended_job_comes_from_who_ended_it() -> None:
     assert state_of_ended({**ended, "signal": None, "exit_code": 3}) == "failed"
     assert state_of_ended(ended) == "failed"
     assert state_of_ended({**ended, "exit_code": 0, "killed": True}) == "killed"
+
+
+def test_signals_have_the_names_of_the_standard_module() -> None:
+    for each in signal.Signals:
+        assert is_signal(each.name)
+        assert signal_name(each) == each.name
+    assert signal_name(signal.SIGRTMIN + 3) == "SIGRTMIN+3"
+    assert not any(is_signal(name) for name in ("SIG_BLOCK", "SIG_DFL", "SIGNONE", "TERM", "signal", "", None, []))

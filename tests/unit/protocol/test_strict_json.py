@@ -23,6 +23,7 @@ values: st.SearchStrategy[Any] = st.recursive(
 @given(values)
 def test_a_document_says_what_it_says(value: object) -> None:
     assert strict_json.parse(json.dumps(value).encode()) == value
+    assert strict_json.parse(strict_json.encode(value)) == value
 
 
 @pytest.mark.row(106)
@@ -43,3 +44,10 @@ def test_a_document_says_what_it_says(value: object) -> None:
 def test_ambiguous_json_is_refused(text: bytes) -> None:
     with pytest.raises(ValueError):
         strict_json.parse(text)
+
+
+def test_a_value_that_json_lacks_is_not_written() -> None:
+    with pytest.raises(ValueError, match="JSON compliant"):
+        strict_json.encode(float("nan"))
+    with pytest.raises(TypeError):
+        strict_json.encode({1, 2})
