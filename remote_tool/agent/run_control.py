@@ -9,7 +9,6 @@ import sys
 _PACKAGES = (
     "remote_tool",
     "remote_tool.protocol",
-    "remote_tool.protocol.lean",
     "remote_tool.agent",
     "remote_tool.agent.artifacts",
     "remote_tool.agent.cleaning",

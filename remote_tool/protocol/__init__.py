@@ -8,7 +8,6 @@ __all__ = [
     "framing",
     "job_fields",
     "job_folder",
-    "lean",
     "limits",
     "marks",
     "nvidia_smi",

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import time
+from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Optional, Tuple
 
 from remote_tool.agent import activation
 from remote_tool.agent.activation import Activation, Origin
 from remote_tool.agent.launch.cause import Membership, read_membership
 from remote_tool.agent.proc import processes
 from remote_tool.agent.requests import Folders, is_text
+from remote_tool.agent.supervisor.limits.on_empty import read_on_empty
+from remote_tool.agent.supervisor.on_end import read_on_end
 from remote_tool.agent.supervisor.plan import JobRequest
+from remote_tool.agent.terminal import device, inside
 from remote_tool.protocol import job_folder, limits
 from remote_tool.protocol.errors import RequestError
 from remote_tool.protocol.job_fields import REQUEST_FIELDS
-from remote_tool.protocol.lean.namedtuple import NamedTuple
 from remote_tool.protocol.limits import DEFAULT_LOG_LIMIT, SMALLEST_LOG_LIMIT, LimitError
 from remote_tool.protocol.records import (
     COMMAND_LIMIT,
@@ -25,11 +28,9 @@ from remote_tool.protocol.records import (
     encode_record,
     is_job_id,
 )
+from remote_tool.protocol.terminal import LOGIN_SHELL
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Optional, Tuple
-
     from remote_tool.agent.frozen.copies import Copies
     from remote_tool.agent.supervisor.plan import OnEmpty, OnEnd, QueueRequest
     from remote_tool.agent.wrapper.wrapper import CommandWrapper
@@ -42,7 +43,7 @@ _HOOK = os.fsencode(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath
 _SHORTEST_HIDDEN = 8
 
 
-def check_job(job: object, active: Activation, folders: Folders, copies: "Optional[Copies]" = None) -> JobRequest:
+def check_job(job: object, active: Activation, folders: Folders, copies: Optional[Copies] = None) -> JobRequest:
     """Validate one job of a start request; RequestError when it cannot be started as requested."""
     if not isinstance(job, dict) or not is_job_id(job.get("id")):
         raise RequestError("The request contains a job without a valid id")
@@ -79,8 +80,6 @@ def check_job(job: object, active: Activation, folders: Folders, copies: "Option
     membership = _read_membership(job.get("watch"), record, hidden)
     wrapped = (begins_in.command_wrapper, begins_in.script)
     if record["terminal"] == limits.SHELL:
-        from remote_tool.protocol.terminal import LOGIN_SHELL  # noqa: PLC0415 - few jobs are shells
-
         command = LOGIN_SHELL
     ends = _read_ends(job, record)
     queue = _read_queue(job, record)
@@ -88,7 +87,7 @@ def check_job(job: object, active: Activation, folders: Folders, copies: "Option
     return JobRequest(record, command, environment, membership, log_limit, *wrapped, setup, *ends, queue, copy, hidden)
 
 
-def _hidden(user: "Dict[str, str]", spec: Record) -> "Tuple[str, ...]":
+def _hidden(user: Dict[str, str], spec: Record) -> Tuple[str, ...]:
     """Return the values of --env and env: that are too long to occur in a message by chance, the longest first."""
     # Either is None if there are too many names for a record.
     known = [spec["variables"], spec["configured_variables"]]
@@ -97,26 +96,18 @@ def _hidden(user: "Dict[str, str]", spec: Record) -> "Tuple[str, ...]":
     return tuple(sorted(values, key=len, reverse=True))
 
 
-def _read_ends(job: "Dict[str, Any]", spec: Record) -> "Tuple[Optional[OnEnd], Optional[OnEmpty]]":
-    """Return the commands for the end; load what the supervisor needs then: its files may have been removed."""
-    if spec["retries"]:
-        if job.get("watch") is not None or spec["terminal"]:
-            raise RequestError(f"Job {spec['id']}: a node of a launch, or a job on a terminal, has no retries")
-        from remote_tool.agent.supervisor.limits import attempts  # noqa: F401, PLC0415 - few jobs have retries
-    if spec["max_duration"] is not None or spec["stop_if_idle"] is not None:
-        from remote_tool.agent.supervisor.limits import early_end  # noqa: F401, PLC0415 - few jobs have such a limit
-    return _read_on_end(job.get("on_end"), spec), _read_on_empty(job.get("on_empty"))
+def _read_ends(job: Dict[str, Any], spec: Record) -> Tuple[Optional[OnEnd], Optional[OnEmpty]]:
+    """Return the commands for the end of the job."""
+    if spec["retries"] and (job.get("watch") is not None or spec["terminal"]):
+        raise RequestError(f"Job {spec['id']}: a node of a launch, or a job on a terminal, has no retries")
+    on_end, on_empty = job.get("on_end"), job.get("on_empty")
+    return (
+        None if on_end is None else read_on_end(on_end, spec["name"] or ""),
+        None if on_empty is None else read_on_empty(on_empty),
+    )
 
 
-def _read_on_empty(value: Any) -> "Optional[OnEmpty]":  # noqa: ANN401 - from the request, checked here
-    if value is None:
-        return None
-    from remote_tool.agent.supervisor.limits.on_empty import read_on_empty  # noqa: PLC0415 - few jobs have such a command
-
-    return read_on_empty(value)
-
-
-def _read_queue(job: "Dict[str, Any]", spec: Record) -> "Optional[QueueRequest]":
+def _read_queue(job: Dict[str, Any], spec: Record) -> Optional[QueueRequest]:
     if not spec["gpu_count"] and not spec["after"] and spec["slots"] is None:
         return None
     from remote_tool.agent.supervisor.queue import read_queue  # noqa: PLC0415 - few jobs wait
@@ -124,7 +115,7 @@ def _read_queue(job: "Dict[str, Any]", spec: Record) -> "Optional[QueueRequest]"
     return read_queue(job, spec)
 
 
-def _read_setup(job: "Dict[str, Any]") -> str:
+def _read_setup(job: Dict[str, Any]) -> str:
     setup = job.get("setup") or ""
     if not is_text(setup):
         raise RequestError(f"Job {job['id']}: its setup script is not text")
@@ -136,14 +127,6 @@ def _read_log_limit(job: Dict[str, Any]) -> int:
     if type(log_limit) is not int or log_limit < SMALLEST_LOG_LIMIT:
         raise RequestError(f"Job {job['id']}: its log_limit cannot be {log_limit!r:.40}")
     return log_limit
-
-
-def _read_on_end(value: Any, spec: Record) -> "Optional[OnEnd]":  # noqa: ANN401 - from the request, checked here
-    if value is None:
-        return None
-    from remote_tool.agent.supervisor.on_end import read_on_end  # noqa: PLC0415 - few jobs have such a command
-
-    return read_on_end(value, spec["name"] or "")
 
 
 def _check_limits(spec: Record, command: str, user: Dict[str, str]) -> None:
@@ -163,7 +146,7 @@ class LaunchEnvironment(NamedTuple):
     """A command's environment, or that of its launch command and the variables set inside."""
 
     environment: Dict[bytes, bytes]
-    command_wrapper: "Optional[CommandWrapper]" = None
+    command_wrapper: Optional[CommandWrapper] = None
     script: bytes = b""
 
 
@@ -180,8 +163,6 @@ def _launch_environment(
         # First on the path: our sitecustomize then loads the user's own.
         environment[b"PYTHONPATH"] = b":".join((_HOOK, environment[b"PYTHONPATH"]))
         if spec["terminal"]:
-            from remote_tool.agent.terminal import device  # noqa: PLC0415 - few jobs have a terminal
-
             device.complete(environment)
         return LaunchEnvironment(environment)
     from remote_tool.agent.wrapper import container, wrapper  # noqa: PLC0415 - few jobs begin behind a launch command
@@ -197,8 +178,6 @@ def _launch_environment(
     gpus = spec["gpu_count"] or 0
     script = wrapper.job_script(command_wrapper, settings, folder, spec["nice"], on_terminal=on_terminal, gpus=gpus)
     if on_terminal:
-        from remote_tool.agent.terminal import inside  # noqa: PLC0415 - few jobs have a terminal
-
         words = inside.words_for(command_wrapper, f"{folder}/{job_folder.TERMINAL_SCRIPT}", script)
         command_wrapper = type(command_wrapper)(words, *command_wrapper[1:])
     return LaunchEnvironment(environment, command_wrapper, script)
@@ -207,7 +186,7 @@ def _launch_environment(
 def _read_membership(
     watch: Any,  # noqa: ANN401 - from the request, checked here
     spec: Record,
-    hidden: "Tuple[str, ...]",
+    hidden: Tuple[str, ...],
 ) -> Optional[Membership]:
     """Return a node's place in its launch; its secret is never written to a file."""
     if watch is None:

@@ -7,27 +7,24 @@ import os
 import resource
 import select
 import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, NoReturn, Optional, Tuple
 
 from remote_tool.agent import activation, states
 from remote_tool.agent.activation import ActivationError
+from remote_tool.agent.cleaning import leftovers
 from remote_tool.agent.jobs import new_folder
 from remote_tool.agent.jobs.job_request import check_job
 from remote_tool.agent.leases.folders import have_leases
 from remote_tool.agent.requests import Folders, Request, is_flag, is_list
 from remote_tool.agent.supervisor import supervise
 from remote_tool.agent.supervisor.plan import JobRequest, Plan
-from remote_tool.protocol import job_folder, limits
+from remote_tool.protocol import job_folder, limits, strict_json
 from remote_tool.protocol.errors import RequestError
 from remote_tool.protocol.framing import HEADER_LIMIT
-from remote_tool.protocol.lean import json
-from remote_tool.protocol.lean.namedtuple import NamedTuple
-from remote_tool.protocol.lean.suppress import suppress
 from remote_tool.protocol.records import ENDED, SPEC, STARTED, RecordError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, NoReturn, Optional, Tuple
-
     from remote_tool.agent.frozen.copies import Copies
     from remote_tool.protocol.records import Record
 
@@ -79,7 +76,7 @@ class Call(NamedTuple):
     copies: int = -1
 
     @property
-    def locks(self) -> "set[int]":
+    def locks(self) -> set[int]:
         """Descriptors whose locks are held until the job has its folder."""
         return {self.jobs, self.copies} - {-1}
 
@@ -111,8 +108,6 @@ def start(request: Request) -> None:
         answer["reserved"] = reserved
     request.answer({**answer, **_low_room(request, call.folders)})
     if _has_other_versions(call.folders):
-        from remote_tool.agent.cleaning import leftovers  # noqa: PLC0415 - only after an update
-
         leftovers.remove_old_versions(call.folders.scripts)
 
 
@@ -151,6 +146,8 @@ def _read_call(request: Request, *, again: bool) -> Tuple[Call, List[JobRequest]
         active = activation.load_activation(folders.activation)
         copies = _lock_copies(asked, folders)
         job_requests = [check_job(job, active, folders, copies) for job in asked]
+        for job in job_requests:
+            supervise.load_for(job)
     except ActivationError as error:
         raise RequestError(str(error), hint="remote-tool setup") from error
     jobs = _open_jobs(folders)
@@ -172,10 +169,9 @@ def _lock_copies(asked: List[Any], folders: Folders) -> Optional[Copies]:
     """Return the copies of the project, if a job runs in one."""
     if not any(isinstance(job, dict) and job.get("copy") for job in asked):
         return None
-    # The supervisors need the others.
-    from remote_tool.agent.frozen import copies, guests, home  # noqa: F401, PLC0415 - few projects have copies
+    from remote_tool.agent.frozen.copies import Copies  # noqa: PLC0415 - few projects have copies
 
-    return copies.Copies(folders)
+    return Copies(folders)
 
 
 def _open_jobs(folders: Folders) -> int:
@@ -207,7 +203,7 @@ def _start_all(call: Call, job_requests: List[JobRequest]) -> Tuple[List[Dict[st
         for job in pending:
             answer = _finish(call, job, deadline)
             are_starting = are_starting or answer.get("state") == "starting"
-            size += len(json.dumps(answer))
+            size += len(strict_json.encode(answer))
             if size <= _ANSWER_LIMIT:
                 answers.append(answer)
     return answers, are_starting

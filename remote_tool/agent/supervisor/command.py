@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, Callable, NoReturn, Optional, Tuple
 
 from remote_tool.agent.proc import processes
 from remote_tool.agent.supervisor.shell import restore_signals, run_shell
 from remote_tool.protocol import job_folder
-from remote_tool.protocol.lean.suppress import suppress
 from remote_tool.protocol.marks import TRACER_VARIABLE
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, NoReturn, Optional, Tuple
-
     from remote_tool.agent.proc.processes import Process
     from remote_tool.agent.supervisor.outcome import Outcome
     from remote_tool.agent.supervisor.plan import Plan
@@ -27,7 +25,7 @@ def start(
     umask: int,
     outcome: Outcome,
     record: Callable[[Process, Process], bool],
-    terminal: "Optional[JobTerminal]" = None,
+    terminal: Optional[JobTerminal] = None,
 ) -> bool:
     """Start the command; return whether it runs.
 
@@ -76,7 +74,7 @@ def _record(pid: int, outcome: Outcome, record: Callable[[Process, Process], boo
 
 
 def become_command(
-    plan: Plan, umask: int, gate: Tuple[int, int], errors: Tuple[int, int], terminal: "Optional[JobTerminal]" = None
+    plan: Plan, umask: int, gate: Tuple[int, int], errors: Tuple[int, int], terminal: Optional[JobTerminal] = None
 ) -> NoReturn:
     """In the forked child: wait until the start is recorded, then exec the command."""
     try:

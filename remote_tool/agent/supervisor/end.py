@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, List, Mapping, Optional
 
+from remote_tool.agent.proc import stacks
 from remote_tool.agent.supervisor.shell import LEFTOVER_GRACE, SETTLE_SECONDS, decode_status, describe_end
 from remote_tool.agent.supervisor.tree import Tree
 from remote_tool.protocol import job_folder
-from remote_tool.protocol.lean.signal import number_of, signal
-from remote_tool.protocol.lean.suppress import suppress
 from remote_tool.protocol.limits import SHELL
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, List, Mapping, Optional
-
     from remote_tool.agent.proc.processes import Process
     from remote_tool.agent.supervisor.events import Events
     from remote_tool.agent.supervisor.outcome import Outcome
@@ -63,7 +62,7 @@ class Ending:
         self._outcome.had_to_end = True
         name = self._first_signal(name)
         if name != "SIGKILL":
-            self._tree.signal(number_of(name) or signal.SIGTERM)
+            self._tree.signal(signal.Signals.__members__.get(name, signal.SIGTERM))
             if self._plan.spec["terminal"] == SHELL:
                 # An interactive shell ignores SIGTERM.
                 self._tree.signal(signal.SIGHUP)
@@ -84,8 +83,6 @@ class Ending:
         """Write where the Python processes are into the job's folder."""
         # During a long job, this program may have been removed.
         with suppress(OSError, ImportError):
-            from remote_tool.agent.proc import stacks  # noqa: PLC0415 - seldom needed
-
             taken = stacks.take(self._tree.members())
             if taken:
                 stacks.store(self._plan.folder, taken)
@@ -139,7 +136,7 @@ class Ending:
         self._outcome.notes.append(f"{_count(members)} could not be killed{stuck}: {pids}")
 
 
-def _make_wrapped(plan: Plan) -> "Optional[WrappedProcesses]":
+def _make_wrapped(plan: Plan) -> Optional[WrappedProcesses]:
     wrapper = plan.request.command_wrapper
     if wrapper is None:
         return None

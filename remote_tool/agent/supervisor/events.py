@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional
 
 from remote_tool.agent.supervisor.log_limit import LogLimit
 from remote_tool.protocol import job_folder
-from remote_tool.protocol.lean.signal import signal
-from remote_tool.protocol.lean.suppress import suppress
 from remote_tool.protocol.records import STOP, WITHDRAW, RecordError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Mapping, Optional
-
     from remote_tool.agent.supervisor.outcome import Outcome
     from remote_tool.agent.supervisor.plan import Plan
 

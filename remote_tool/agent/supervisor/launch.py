@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, Any, Mapping, Optional
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional
 
 from remote_tool.agent.launch import rendezvous
 from remote_tool.agent.launch.cause import FAILED, KILLED, LOST, Cause
@@ -89,13 +89,18 @@ class NodeOfLaunch:
 
 def make_watch(membership: Membership, folder: int) -> Watch:
     """Return a node's heartbeat; OSError when the first node cannot listen."""
-    if membership.rank == 0:
-        from remote_tool.agent.launch.first_node import FirstNode  # noqa: PLC0415 - a node is either this or that
+    return class_of_watch(membership)(membership, folder)
 
-        return FirstNode(membership, folder)
+
+def class_of_watch(membership: Membership) -> Callable[[Membership, int], Watch]:
+    """Load the heartbeat of a node; only launches need threads and sockets."""
+    if membership.rank == 0:
+        from remote_tool.agent.launch.first_node import FirstNode  # noqa: PLC0415 - see above
+
+        return FirstNode
     from remote_tool.agent.launch.other_node import OtherNode  # noqa: PLC0415 - see above
 
-    return OtherNode(membership, folder)
+    return OtherNode
 
 
 def join_launch(plan: Plan, membership: Membership, outcome: Outcome) -> Optional[NodeOfLaunch]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from remote_tool.protocol.lean.namedtuple import NamedTuple
+from typing import TYPE_CHECKING, Dict, NamedTuple, Optional, Tuple
+
 from remote_tool.protocol.limits import DEFAULT_LOG_LIMIT
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, Optional, Tuple
-
     from remote_tool.agent.frozen.copies import Copy
     from remote_tool.agent.launch.cause import Membership
     from remote_tool.agent.leases.waiter import LeaseRequest
@@ -63,7 +61,7 @@ class QueueRequest(NamedTuple):
     may_wait: bool = True
     slots: int = 0
     sweep: str = ""
-    arrivals: "Tuple[int, ...]" = ()
+    arrivals: Tuple[int, ...] = ()
 
 
 class JobRequest(NamedTuple):
@@ -90,14 +88,14 @@ class JobRequest(NamedTuple):
     environment: Dict[bytes, bytes]
     membership: Optional[Membership] = None
     log_limit: int = DEFAULT_LOG_LIMIT
-    command_wrapper: "Optional[CommandWrapper]" = None
+    command_wrapper: Optional[CommandWrapper] = None
     script: bytes = b""
     setup: str = ""
-    on_end: "Optional[OnEnd]" = None
-    on_empty: "Optional[OnEmpty]" = None
-    queue: "Optional[QueueRequest]" = None
-    copy: "Optional[Copy]" = None
-    hidden: "Tuple[str, ...]" = ()
+    on_end: Optional[OnEnd] = None
+    on_empty: Optional[OnEmpty] = None
+    queue: Optional[QueueRequest] = None
+    copy: Optional[Copy] = None
+    hidden: Tuple[str, ...] = ()
 
 
 class Plan(NamedTuple):

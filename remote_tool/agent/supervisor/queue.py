@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import select
 import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional, Tuple
 
 from remote_tool.agent.leases import fifo, folders
 from remote_tool.agent.leases.folders import LeaseError
@@ -19,13 +21,9 @@ from remote_tool.agent.supervisor.plan import QueueRequest
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.errors import RequestError
 from remote_tool.protocol.job_fields import is_seconds
-from remote_tool.protocol.lean.suppress import suppress
 from remote_tool.protocol.marks import GPUS_LINE
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Mapping, Optional, Tuple
-
     from remote_tool.agent.leases.claim import Claim
     from remote_tool.agent.supervisor.events import Events
     from remote_tool.agent.supervisor.outcome import Outcome
@@ -41,7 +39,7 @@ _TELL_SECONDS = 3.0
 _QUICK_STEPS, _QUICK_SECONDS = 20, 0.5
 
 
-def read_queue(job: "Mapping[str, Any]", spec: Record) -> QueueRequest:
+def read_queue(job: Mapping[str, Any], spec: Record) -> QueueRequest:
     """Return what a requested job waits for.
 
     Raises:
@@ -69,7 +67,7 @@ def read_queue(job: "Mapping[str, Any]", spec: Record) -> QueueRequest:
     return QueueRequest(wanted, after_ids, bool(spec["after_any"]), may_wait, slots or 0, spec["launch_id"])
 
 
-def with_gpus(plan: Plan, gpus: "Tuple[str, ...]") -> Plan:
+def with_gpus(plan: Plan, gpus: Tuple[str, ...]) -> Plan:
     """Return a plan whose command sees these GPUs only."""
     names = ",".join(gpus).encode("utf-8", "surrogateescape")
     script = (
@@ -78,7 +76,7 @@ def with_gpus(plan: Plan, gpus: "Tuple[str, ...]") -> Plan:
     return plan._replace(environment={**plan.environment, VISIBLE: names}, script=script)
 
 
-def _filled(script: bytes, names: bytes) -> "Tuple[bytes, bytes, int]":
+def _filled(script: bytes, names: bytes) -> Tuple[bytes, bytes, int]:
     """Return the placeholder in a script, and what takes its place in the same number of bytes."""
     # Variables of the user come before it.
     start = script.rindex(GPUS_LINE)
@@ -116,7 +114,7 @@ class JobQueue:
         self._claim: Optional[Claim] = None
         self._refreshed_at = time.monotonic()
         self._quick = 0
-        self.gpus: "Tuple[str, ...]" = ()
+        self.gpus: Tuple[str, ...] = ()
 
     def wait(self) -> bool:
         """Wait until the command may start; return False, with the reason recorded, if it never may."""
@@ -211,7 +209,7 @@ class JobQueue:
             if time.monotonic() >= due or not waiter.is_in_queue() or self._events.is_asked_to_end():
                 return
 
-    def _poll(self, wakeup: int, poll: "select.poll", seconds: float) -> bool:
+    def _poll(self, wakeup: int, poll: select.poll, seconds: float) -> bool:
         """Wait for an event; return whether there was one."""
         poll.register(wakeup, select.POLLIN)
         if self._tell_at is not None:

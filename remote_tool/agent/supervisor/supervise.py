@@ -9,29 +9,28 @@ from __future__ import annotations
 import errno
 import os
 import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Mapping, NoReturn, Optional
 
-from remote_tool.agent.proc import subreaper
+from remote_tool.agent.proc import py_spy, subreaper
 from remote_tool.agent.proc.processes import close_descriptors
-from remote_tool.agent.supervisor import causes, command
+from remote_tool.agent.supervisor import causes, command, launch, on_end
 from remote_tool.agent.supervisor.end import Ending
 from remote_tool.agent.supervisor.events import Events
+from remote_tool.agent.supervisor.limits import on_empty
+from remote_tool.agent.supervisor.limits.attempts import Attempts
+from remote_tool.agent.supervisor.limits.early_end import EarlyEnd
 from remote_tool.agent.supervisor.outcome import Outcome
 from remote_tool.agent.supervisor.records import Records
 from remote_tool.protocol import job_folder
-from remote_tool.protocol.lean.suppress import suppress
 from remote_tool.protocol.records import STARTED
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Mapping, NoReturn, Optional
-
     from remote_tool.agent.frozen.copies import Copy
     from remote_tool.agent.launch.cause import Cause
     from remote_tool.agent.proc.processes import Process
     from remote_tool.agent.supervisor.launch import NodeOfLaunch
-    from remote_tool.agent.supervisor.limits.attempts import Attempts
-    from remote_tool.agent.supervisor.limits.early_end import EarlyEnd
-    from remote_tool.agent.supervisor.plan import Plan
+    from remote_tool.agent.supervisor.plan import JobRequest, Plan
     from remote_tool.agent.supervisor.queue import JobQueue
     from remote_tool.agent.supervisor.terminal import JobTerminal
     from remote_tool.protocol.records import Record
@@ -43,7 +42,21 @@ _LONG_TO_COPY = 64 * MEBIBYTE
 _COPY_SECONDS = 5.0
 
 
-def leave_client(keep: "set[int]") -> int:
+def load_for(job: JobRequest) -> None:
+    """Load what the supervisor of this job needs beside its own modules: an update may remove the files before."""
+    if job.queue is not None:
+        from remote_tool.agent.supervisor import queue  # noqa: F401, PLC0415 - few jobs wait
+    if job.membership is not None:
+        launch.class_of_watch(job.membership)
+    if job.spec["terminal"]:
+        from remote_tool.agent.supervisor import terminal  # noqa: F401, PLC0415 - few jobs have a terminal
+    if job.copy is not None:
+        from remote_tool.agent.frozen import copies, guests, home  # noqa: F401, PLC0415 - few projects have copies
+    if job.command_wrapper is not None:
+        from remote_tool.agent.wrapper import container, wrapper  # noqa: F401, PLC0415 - few jobs have a launch command
+
+
+def leave_client(keep: set[int]) -> int:
     """Detach into a new session, keep only these descriptors, leave every folder; return the umask."""
     os.setsid()
     umask = os.umask(0o077)
@@ -69,7 +82,7 @@ def supervise(plan: Plan, started: int, umask: int) -> NoReturn:
         os._exit(0)
 
 
-def _close_descriptors(keep: "set[int]") -> None:
+def _close_descriptors(keep: set[int]) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(null, standard)
@@ -82,22 +95,6 @@ def _note_crash(plan: Plan) -> None:
     # The job then counts as lost, correctly.
     with suppress(OSError):
         job_folder.write_file(plan.folder, "supervisor.log", traceback.format_exc().encode("utf-8", "replace"))
-
-
-def _attempts_of(plan: Plan) -> Optional[Attempts]:
-    if not plan.spec["retries"]:
-        return None
-    from remote_tool.agent.supervisor.limits.attempts import Attempts  # noqa: PLC0415 - few jobs have retries
-
-    return Attempts()
-
-
-def _early_end_of(plan: Plan, records: Records) -> Optional[EarlyEnd]:
-    if plan.spec["max_duration"] is None and plan.spec["stop_if_idle"] is None:
-        return None
-    from remote_tool.agent.supervisor.limits.early_end import EarlyEnd  # noqa: PLC0415 - few jobs have such a limit
-
-    return EarlyEnd(plan, records)
 
 
 class Supervisor:
@@ -113,7 +110,7 @@ class Supervisor:
         self._events = Events(plan, self._outcome)
         self._ending = Ending(plan, self._events, self._outcome, is_subreaper=self._subreaper)
         self._launch: Optional[NodeOfLaunch] = None
-        self._attempts = _attempts_of(plan)
+        self._attempts = Attempts() if plan.spec["retries"] else None
         self._early_end: Optional[EarlyEnd] = None
         self._terminal: Optional[JobTerminal] = None
         self._queue: Optional[JobQueue] = None
@@ -148,16 +145,11 @@ class Supervisor:
         self._run_commands_for_the_end(ended)
 
     def _run_commands_for_the_end(self, ended: Record) -> None:
-        # Loaded by the start, which read the commands.
         waiter = None
         if self._plan.request.on_empty is not None:
-            from remote_tool.agent.supervisor.limits import on_empty  # noqa: PLC0415 - few jobs have such a command
-
             waiter = on_empty.prepare(self._plan, self._events)
         # One that was moved has not ended for its user.
         if self._plan.request.on_end is not None and not self._outcome.moved:
-            from remote_tool.agent.supervisor import on_end  # noqa: PLC0415 - few jobs have such a command
-
             on_end.run(self._plan, ended)
             self._end_what_it_left()
         if waiter is not None and waiter.run():
@@ -170,10 +162,9 @@ class Supervisor:
     def _finish_command(self) -> None:
         if self._early_end is None:
             # Its GPUs are known only now.
-            self._early_end = _early_end_of(self._plan, self._records)
+            self._early_end = EarlyEnd(self._plan, self._records)
         self._wait_for_command()
-        if self._early_end is not None:
-            self._early_end.pause()
+        self._early_end.pause()
         self._ending.end_leftovers()
         self._ending.leave_wrapper()
         causes.note_failed_setup(self._plan, self._outcome)
@@ -199,7 +190,6 @@ class Supervisor:
         """Wait for other jobs and for GPUs; return False when the command must not start."""
         if self._plan.request.queue is None:
             return True
-        # Loaded by the start, which read the request.
         from remote_tool.agent.supervisor import queue  # noqa: PLC0415 - few jobs wait
 
         self._queue = queue.JobQueue(self._plan, self._events, self._outcome, self._report_started)
@@ -215,8 +205,6 @@ class Supervisor:
         membership = self._plan.request.membership
         if membership is None:
             return True
-        from remote_tool.agent.supervisor import launch  # noqa: PLC0415 - only launches need threads and sockets
-
         self._launch = launch.join_launch(self._plan, membership, self._outcome)
         return self._launch is not None
 
@@ -246,7 +234,6 @@ class Supervisor:
 
     def _has_changed(self, copy: Copy) -> bool:
         """Return whether the job's copy of the project is not as it was when the job was given."""
-        # Loaded by the start, which made the copy.
         from remote_tool.agent.frozen import copies, guests, home  # noqa: PLC0415 - few projects have copies
 
         self._is_in_copy = True
@@ -268,7 +255,6 @@ class Supervisor:
         copy = self._plan.request.copy
         if copy is None or not self._is_in_copy:
             return
-        # Loaded by the start, which made the copy.
         from remote_tool.agent.frozen import guests, home  # noqa: PLC0415 - few projects have copies
 
         try:
@@ -347,8 +333,6 @@ class Supervisor:
         # During a long job, this program may have been removed.
         with suppress(OSError, ImportError):
             if job_folder.exists(self._plan.folder, job_folder.TRACE):
-                from remote_tool.agent.proc import py_spy  # noqa: PLC0415 - seldom needed
-
                 py_spy.trace_if_asked(self._plan.folder)
 
     def _stop_with_launch(self, launch: NodeOfLaunch, cause: Cause) -> None:

@@ -120,6 +120,20 @@ def test_an_update_leaves_running_jobs_alone(server: PretendServer, tmp_path: Pa
 
 
 @pytest.mark.row(34)
+def test_an_update_leaves_jobs_alone_that_wait(server: PretendServer, tmp_path: Path) -> None:
+    """What is used only after the wait was loaded before it."""
+    old = tmp_path / "supervisor-old"
+    changed_copy(server.entry.parent, old, {})
+    server.entry = old / "run_control.py"
+    running = server.start("while [ ! -e go ]; do sleep 0.01; done")
+    waiting = server.new_job("test -t 1 && exit 6", terminal="command", after=[running])
+    assert server.call("start", jobs=[waiting])["jobs"][0]["state"] == "queued"
+    shutil.rmtree(old)
+    (server.project / "go").touch()
+    assert server.wait(waiting["id"])[waiting["id"]]["exit_code"] == 6
+
+
+@pytest.mark.row(34)
 def test_jobs_of_the_first_version_are_listed_followed_and_stopped(server: PretendServer) -> None:
     """Its records had fewer fields; what was added since has to do without."""
     ended, running = server.start("echo old; exit 5"), server.start("echo old; exec sleep 60")

@@ -194,4 +194,5 @@ def test_signals_have_the_names_of_the_standard_module() -> None:
         assert is_signal(each.name)
         assert signal_name(each) == each.name
     assert signal_name(signal.SIGRTMIN + 3) == "SIGRTMIN+3"
-    assert not any(is_signal(name) for name in ("SIG_BLOCK", "SIG_DFL", "SIGNONE", "TERM", "signal", "", None, []))
+    others: list[object] = ["SIG_BLOCK", "SIG_DFL", "SIGNONE", "TERM", "signal", "", None, []]
+    assert not any(is_signal(each) for each in others)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
+from contextlib import suppress
+from typing import TYPE_CHECKING, List
 
 from remote_tool.agent import states
 from remote_tool.protocol import job_folder
-from remote_tool.protocol.lean.signal import number_of
-from remote_tool.protocol.lean.suppress import suppress
 from remote_tool.protocol.marks import ATTEMPT_VARIABLE
 from remote_tool.protocol.setup_script import DONE
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import List
-
     from remote_tool.agent.supervisor.outcome import Outcome
     from remote_tool.agent.supervisor.plan import Plan
     from remote_tool.agent.supervisor.shell import End
@@ -72,7 +70,7 @@ def _is_for(plan: Plan, end: End) -> bool:
 def _matches(end: End, wanted: str) -> bool:
     if wanted.isdigit():
         return end.exit_code == int(wanted)
-    return end.signal == wanted or end.exit_code == _SIGNALED + (number_of(wanted) or 0)
+    return end.signal == wanted or end.exit_code == _SIGNALED + signal.Signals.__members__.get(wanted, 0)
 
 
 def say(plan: Plan, text: str) -> None:

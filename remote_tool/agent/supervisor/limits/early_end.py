@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 from remote_tool.agent.machine.gpu_use import Program
 from remote_tool.agent.supervisor.limits.attempts import say
 from remote_tool.protocol import job_folder
-from remote_tool.protocol.lean.suppress import suppress
 from remote_tool.protocol.nvidia_smi import FORMAT, SILENCE
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional, Tuple
-
     from remote_tool.agent.supervisor.plan import Plan
     from remote_tool.agent.supervisor.records import Records
 
@@ -178,7 +176,7 @@ def gpus_of(plan: Plan) -> str:
     return given or plan.environment.get(b"CUDA_VISIBLE_DEVICES", b"").decode("utf-8", "replace")
 
 
-def _is_called(gpu: "Tuple[str, ...]", name: str) -> bool:
+def _is_called(gpu: Tuple[str, ...], name: str) -> bool:
     """Return whether this is the name of a GPU: its number, or the beginning of its UUID."""
     return gpu[0] == name or (not name.isdigit() and gpu[1].startswith(name))
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Optional, Set, Tuple
 
 from remote_tool.agent.activation import check_user
 from remote_tool.agent.proc import processes
@@ -17,14 +19,10 @@ from remote_tool.agent.supervisor.plan import OnEmpty
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.errors import RequestError
 from remote_tool.protocol.job_fields import is_seconds
-from remote_tool.protocol.lean.suppress import suppress
 from remote_tool.protocol.limits import LONGEST_DURATION
 from remote_tool.protocol.records import is_job_id
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Optional, Set, Tuple
-
     from remote_tool.agent.proc.processes import Process
     from remote_tool.agent.supervisor.events import Events
     from remote_tool.agent.supervisor.plan import Plan
@@ -48,7 +46,7 @@ def read_on_empty(value: Any) -> OnEmpty:  # noqa: ANN401 - from the request, ch
     return OnEmpty(value["command"], secrets, value["after"])
 
 
-def prepare(plan: Plan, events: Events) -> "Optional[Waiter]":
+def prepare(plan: Plan, events: Events) -> Optional[Waiter]:
     """Return the waiter of a job that has just ended; None if the system is short of something it needs."""
     try:
         return Waiter(plan, events)
@@ -108,7 +106,7 @@ class Waiter:
                 return True
             self._events.pause(min(_LOOK_SECONDS, max(after / _LOOK_PART, 0.05)))
 
-    def _jobs(self) -> "Set[str]":
+    def _jobs(self) -> Set[str]:
         """Return the jobs of the project, also those that were too short to be seen; OSError without a project."""
         return set(filter(is_job_id, os.listdir(os.path.dirname(self._plan.path))))
 
@@ -145,7 +143,7 @@ class Waiter:
         """A job that began later decides when it ends; one from before is waited for."""
         return _TAKES_OVER if process.start_time >= self._ended else _BUSY
 
-    def _marks(self, pid: int) -> "Tuple[bool, Optional[str]]":
+    def _marks(self, pid: int) -> Tuple[bool, Optional[str]]:
         """Return whether a process of this account is our program, and the job that it belongs to."""
         with suppress(OSError):
             with open(f"/proc/{pid}/environ", "rb") as stream:
