@@ -33,7 +33,7 @@ _OPS = {
     "facts": "facts",
     "freeze": "frozen.freeze",
     "own_addresses": "facts",
-    "free_gpus": "leases.free",
+    "free_gpus": "leases.report",
     "top": "top",
     "gpus": "leases.report",
     "listen": "network.reachability",

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from contextlib import suppress
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from remote_tool.agent.leases import report
 from remote_tool.agent.leases.folders import have_leases
-from remote_tool.agent.machine.aside import Aside
 from remote_tool.agent.machine.gpu_use import GpuUse
-from remote_tool.agent.machine.job_watch import JobWatch
-from remote_tool.agent.machine.ranks import RankWatch
+from remote_tool.agent.machine.job_watch import JobWatch, RankWatch
 from remote_tool.agent.requests import Folders, Request, client_is_gone, is_flag
 from remote_tool.protocol.limits import LONGEST_INTERVAL, SHORTEST_INTERVAL
 from remote_tool.protocol.nvidia_smi import SILENCE
@@ -24,10 +23,10 @@ _DISK_SECONDS = 2.0
 _KIBIBYTE = 1024
 _MOUNTS = 1024 * 1024
 _IDLE_FIELDS = slice(3, 5)
-_NO_ROOM = {"disk_total": None, "disk_free": None, "disk_kind": ""}
+_UNKNOWN_DISK = {"disk_total": None, "disk_free": None, "disk_kind": ""}
 # The type of a file system is the word after this one: proc_pid_mountinfo(5).
 _END_OF_OPTIONAL = "-"
-_NO_ANSWER: Dict[str, Any] = {"disk": _NO_ROOM, "disk_problem": "the project's disk does not answer", "tails": ()}
+_NO_ANSWER: Dict[str, Any] = {"disk": _UNKNOWN_DISK, "disk_problem": "the project's disk does not answer", "tails": ()}
 
 
 def top(request: Request) -> None:
@@ -38,7 +37,7 @@ def top(request: Request) -> None:
     """
     interval = request.get("interval", _is_interval)
     once = request.get("once", is_flag, default=False)
-    use, files, busy = GpuUse(interval), Aside(_Files(request.folders()).look), _busy()
+    use, files, busy = GpuUse(interval), _Aside(_Files(request.folders()).look), _busy()
     is_late = False
     use.update(time.monotonic())
     try:
@@ -47,9 +46,9 @@ def top(request: Request) -> None:
             use.update(time.monotonic())
             if once and not use.is_known and time.monotonic() < patience:
                 continue
-            found = files.take(0.0 if is_late else _DISK_SECONDS)
-            is_late = found is None
-            header = {**(_NO_ANSWER if found is None else found)}
+            from_disk = files.take(0.0 if is_late else _DISK_SECONDS)
+            is_late = from_disk is None
+            header = {**(_NO_ANSWER if from_disk is None else from_disk)}
             tails, disk = header.pop("tails"), header.pop("disk")
             busy, before = _busy(), busy
             sample = {"machine": {**_machine(before, busy), **disk}, "gpus": _with_leases(use.as_answer())}
@@ -125,10 +124,10 @@ def _disk(project: str) -> Dict[str, Any]:
     # A server that is not prepared has none yet.
     place = project if os.path.lexists(project) else os.environ["HOME"]
     try:
-        room, device = os.statvfs(place), os.stat(place).st_dev
+        space, device = os.statvfs(place), os.stat(place).st_dev
     except OSError as error:
-        return {"disk": _NO_ROOM, "disk_problem": f"the project's disk: {error.strerror}"}
-    sizes = {"disk_total": room.f_blocks * room.f_frsize, "disk_free": room.f_bavail * room.f_frsize}
+        return {"disk": _UNKNOWN_DISK, "disk_problem": f"the project's disk: {error.strerror}"}
+    sizes = {"disk_total": space.f_blocks * space.f_frsize, "disk_free": space.f_bavail * space.f_frsize}
     return {"disk": {**sizes, "disk_kind": _kind_of_disk(device)}}
 
 
@@ -154,3 +153,33 @@ def _is_interval(value: object) -> bool:
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return False
     return SHORTEST_INTERVAL <= value <= LONGEST_INTERVAL
+
+
+class _Aside:
+    """Does work that may hang in the kernel, such as reading a network disk, in a thread, again after each result."""
+
+    def __init__(self, work: Callable[[], Dict[str, Any]]) -> None:
+        self._work = work
+        self._result: Optional[Dict[str, Any]] = None
+        self._is_asked = False
+        self._asked, self._done = threading.Semaphore(0), threading.Semaphore(0)
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def take(self, seconds: float) -> Optional[Dict[str, Any]]:
+        """Return the result; None if it is not ready within this time, or if the work failed."""
+        if not self._is_asked:
+            self._is_asked = True
+            self._asked.release()
+        if not self._done.acquire(timeout=seconds):
+            return None
+        self._is_asked = False
+        return self._result
+
+    def _run(self) -> None:
+        while True:
+            self._asked.acquire()
+            try:
+                self._result = self._work()
+            except OSError:
+                self._result = None
+            self._done.release()

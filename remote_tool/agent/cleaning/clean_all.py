@@ -1,4 +1,4 @@
-"""``clean --all``: remove every trace of remote-tool except files that jobs wrote into the project."""
+"""``clean --all``, which shares the scan with ``clean``: remove every trace but the files that jobs wrote."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, List, Optional, Set
 
-from remote_tool.agent.leases.free import ask_gpus
 from remote_tool.agent.leases.listing import Listing
+from remote_tool.agent.leases.report import ask_gpus
 from remote_tool.agent.leases.standing import describe_leases
 
 if TYPE_CHECKING:

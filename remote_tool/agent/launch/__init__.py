@@ -1,3 +1,3 @@
 """Communication between the nodes of a launch."""
 
-__all__ = ["cause", "first_node", "heartbeat", "other_node", "port_in_use", "rendezvous"]
+__all__ = ["cause", "first_node", "heartbeat", "other_node", "rendezvous"]

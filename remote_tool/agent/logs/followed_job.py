@@ -17,7 +17,7 @@ from remote_tool.protocol.sparse_files import read_stored
 from remote_tool.protocol.streams import find_streams, last_output, stream_sizes
 
 if TYPE_CHECKING:
-    from remote_tool.agent.logs.inotify import Changes
+    from remote_tool.agent.logs.inotify import FolderChanges
     from remote_tool.agent.states import CachedScan, JobStatus
 
 CHUNK = 256 * 1024
@@ -55,7 +55,7 @@ class FollowedJob:
         self.is_behind = False
         self._jobs = jobs
         self._scans = scans
-        self._changes: Optional[Changes] = None
+        self._changes: Optional[FolderChanges] = None
         self._paths: Dict[str, str] = {}
         self._limits: Dict[str, int] = {}
         self._wait = wait
@@ -74,7 +74,7 @@ class FollowedJob:
             if error.errno in _TOO_MANY_FILES:
                 raise
 
-    def watch(self, changes: Changes) -> None:
+    def watch(self, changes: FolderChanges) -> None:
         """Register the job's folders for notifications."""
         if self._folder is not None:
             changes.watch(self._folder, self.job_id)

@@ -16,8 +16,8 @@ _READ_SIZE = 64 * 1024
 _GONE = {errno.ENOENT, errno.ENOTDIR}
 
 
-class Changes:
-    """Changes in watched folders, each with an owner.
+class FolderChanges:
+    """FolderChanges in watched folders, each with an owner.
 
     Attributes:
         descriptor: Readable when something changed.

@@ -1,3 +1,3 @@
 """Facts about this machine."""
 
-__all__ = ["addresses", "aside", "gpu_use", "gpus", "job_watch", "ranks"]
+__all__ = ["addresses", "gpu_use", "gpus", "job_watch"]

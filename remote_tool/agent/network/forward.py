@@ -8,14 +8,17 @@ import os
 import signal
 import socket
 import stat
+import sys
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
-from remote_tool.agent.network.listeners import find_listeners
+from remote_tool.agent import states
+from remote_tool.agent.network.reachability import ephemeral_range
+from remote_tool.agent.proc.sockets import socket_inodes, tcp_sockets
 from remote_tool.agent.requests import Request, is_list, is_text
 from remote_tool.protocol import job_folder
-from remote_tool.protocol.errors import RequestError
+from remote_tool.protocol.errors import NO_SUCH_JOB, RequestError
 from remote_tool.protocol.framing import FrameReader
 from remote_tool.protocol.tunnel import CHUNK, StreamResetError, Tunnel, connect
 
@@ -29,6 +32,7 @@ _LEFT_OVER_SECONDS = 5.0
 _QUICK_SCANS, _QUICK, _SLOW = 60, 0.5, 3.0
 # The address of a Unix socket has room for 108 bytes.
 _LONGEST_PATH = 107
+_LISTENING = b"0A"
 
 
 def forward(request: Request) -> None:
@@ -52,7 +56,7 @@ async def _forward(request: Request) -> None:
         await writer.drain()
 
     tunnel = Tunnel(request.nonce, is_first=False, write=write, connect=_connect)
-    session = _Session(tunnel)
+    session = _Forwards(tunnel)
     try:
         await session.listen(request.get("listen", is_list, default=[]))
         await tunnel.send({"ready": True})
@@ -76,7 +80,7 @@ async def _read(incoming: asyncio.StreamReader, frames: FrameReader, tunnel: Tun
             tunnel.take(frame.header, frame.body)
 
 
-class _Session:
+class _Forwards:
     """The listeners and the tasks of one request."""
 
     def __init__(self, tunnel: Tunnel) -> None:
@@ -126,7 +130,7 @@ async def _report_ports(tunnel: Tunnel, jobs: Optional[int], job_id: str) -> Non
     loop, known, count = asyncio.get_event_loop(), None, 0
     while True:
         try:
-            found = await loop.run_in_executor(None, find_listeners, jobs, job_id)
+            found = await loop.run_in_executor(None, _find_job_ports, jobs, job_id)
         except RequestError as error:
             await tunnel.send({"error": str(error), "hint": error.hint})
             return
@@ -251,3 +255,68 @@ class _ShortPath:
     def __exit__(self, *_: object) -> None:
         if self._folder is not None:
             os.close(self._folder)
+
+
+class _JobPorts(NamedTuple):
+    """The ports of a job.
+
+    Attributes:
+        ports: Host and port, as this machine reaches them.
+        chosen_by_system: Ports that a program has not chosen itself, such as those of process groups.
+        is_elsewhere: Whether processes of the job have a network of their own, whose ports are not listed.
+    """
+
+    ports: List[Tuple[str, int]]
+    chosen_by_system: List[int]
+    is_elsewhere: bool
+
+
+def _find_job_ports(jobs: Optional[int], job_id: str) -> Optional[_JobPorts]:
+    """Return the ports of a job; None once it has ended.
+
+    Raises:
+        RequestError: There is no such job.
+    """
+    folder = job_folder.open_job(jobs, job_id)
+    if folder is None:
+        raise RequestError(NO_SUCH_JOB)
+    try:
+        status = states.judge(folder, job_id, states.scan())
+    finally:
+        os.close(folder)
+    if status.is_finished or (status.state == "lost" and not status.members):
+        return None
+    inodes, is_elsewhere = _socket_inodes([process.pid for process in status.members])
+    low, high = ephemeral_range()
+    found = {_parse_address(each.local) for each in tcp_sockets() if each.state == _LISTENING and each.inode in inodes}
+    return _JobPorts(
+        sorted(each for each in found if not low <= each[1] <= high),
+        sorted({port for _, port in found if low <= port <= high}),
+        is_elsewhere,
+    )
+
+
+def _socket_inodes(pids: List[int]) -> Tuple[Set[bytes], bool]:
+    """Return the sockets of processes in our network, and whether others have a network of their own."""
+    network, is_elsewhere = os.readlink("/proc/self/ns/net"), False
+    inodes: Set[bytes] = set()
+    for pid in pids:
+        try:
+            if os.readlink(f"/proc/{pid}/ns/net") != network:
+                is_elsewhere = True
+                continue
+            inodes.update(socket_inodes(pid))
+        except OSError:
+            # It has just ended, or it changed its user.
+            continue
+    return inodes, is_elsewhere
+
+
+def _parse_address(end: bytes) -> Tuple[str, int]:
+    """Return the host and port of a line's end such as ``0100007F:1F90``."""
+    digits, _, port = end.partition(b":")
+    words = [int(digits[start : start + 8], 16).to_bytes(4, sys.byteorder) for start in range(0, len(digits), 8)]
+    packed = b"".join(words)
+    host = socket.inet_ntop(socket.AF_INET if len(words) == 1 else socket.AF_INET6, packed)
+    is_here = not any(packed) or host == "::1" or host.startswith(("127.", "::ffff:127."))
+    return "localhost" if is_here else host, int(port, 16)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Optional
 
 from remote_tool.agent.launch.cause import Membership, find_rank_error
-from remote_tool.agent.launch.port_in_use import find_taken_port
 from remote_tool.agent.supervisor.shell import decode_status, describe_end
 from remote_tool.protocol import job_folder
+from remote_tool.protocol.records import RecordError
 from remote_tool.protocol.setup_script import DONE, FILE, describe_failure
 
 if TYPE_CHECKING:
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 _NO_SPACE = ("No space left on device", "Disk quota exceeded")
 _END = 16 * 1024
+_TAIL = 64 * 1024
+_COMMAND_LIMIT = 1024 * 1024
+_CANNOT_LISTEN = b"failed to listen on any local network address. port: "
+_IN_USE = b" EADDRINUSE"
 
 
 def note_failed_setup(plan: Plan, outcome: Outcome) -> None:
@@ -50,14 +54,14 @@ def note_full_disk(plan: Plan, outcome: Outcome) -> None:
     if job_folder.is_full(plan.folder) or job_folder.is_full(plan.workdir):
         outcome.notes.append("the project's disk is full")
         return
-    if outcome.end.exit_code in {None, 0} or any(said in note for said in _NO_SPACE for note in outcome.notes):
+    if outcome.end.exit_code in {None, 0} or any(text in note for text in _NO_SPACE for note in outcome.notes):
         return
     # The command may have removed what filled the disk.
     for name in (job_folder.ERR, job_folder.OUT):
         end = _end_of(plan.folder, name)
-        for said in _NO_SPACE:
-            if said.encode("ascii") in end:
-                outcome.notes.append(f"its output says: {said}")
+        for text in _NO_SPACE:
+            if text.encode("ascii") in end:
+                outcome.notes.append(f"its output says: {text}")
                 return
 
 
@@ -75,8 +79,44 @@ def _end_of(folder: int, name: str) -> bytes:
 def note_rank_error(plan: Plan, outcome: Outcome) -> None:
     """Record the error that a rank of torchrun reported."""
     place = plan.request.membership or Membership(0, ("",), "", 0, b"", 0, hidden=plan.request.hidden)
-    # During a long job, this program may have been removed.
-    with suppress(OSError, ImportError):
+    with suppress(OSError):
         if job_folder.exists(plan.folder, job_folder.RANKS):
             error = find_rank_error(plan.folder, place, has_ended=True)
             outcome.notes.append("" if error is None else error.what)
+
+
+def find_taken_port(folder: int, own: bytes = b"") -> Optional[int]:
+    """Return the port on which a job's torchrun could not listen; None if it ended for another reason.
+
+    Args:
+        folder: Descriptor of the job's folder.
+        own: The port of a launch without torchrun, whose command does not name it.
+    """
+    try:
+        lines = _tail(folder, job_folder.ERR).split(b"\n")
+        command = job_folder.read_bytes(folder, job_folder.COMMAND, _COMMAND_LIMIT) or b""
+    except (OSError, RecordError):
+        return None
+    for line in lines:
+        port, _, rest = line.partition(_CANNOT_LISTEN)[2].partition(b",")
+        if port.isdigit() and _IN_USE in rest and (port == own or _is_meeting_point(command, port)):
+            return int(port)
+    return None
+
+
+def _is_meeting_point(command: bytes, port: bytes) -> bool:
+    """Return whether it is the launch's port; a rank may fail to listen on a port of its own."""
+    words = command.split()
+    for number, value in enumerate(words[1:]):
+        if words[number] == b"--master-port" and value == port:
+            return True
+        if words[number] == b"--rdzv-endpoint" and value.rstrip(b"'").endswith(b":" + port):
+            return True
+    return False
+
+
+def _tail(folder: int, name: str) -> bytes:
+    with open(job_folder.open_file_beneath(folder, name), "rb") as stream:
+        size = os.fstat(stream.fileno()).st_size
+        stream.seek(max(0, size - _TAIL))
+        return stream.read(_TAIL)

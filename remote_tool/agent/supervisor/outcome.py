@@ -1,14 +1,15 @@
-"""A supervisor's record of how its job ends."""
+"""The end of a job, as its supervisor records it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Dict, List, Optional, Tuple
 
-from remote_tool.agent.supervisor import memory
 from remote_tool.agent.supervisor.shell import End, decode_status
 
 if TYPE_CHECKING:
     from remote_tool.agent.proc.processes import Process
+
+_OOM_KILLS = b"oom_kill "
 
 
 class Outcome:
@@ -46,7 +47,7 @@ class Outcome:
         self.unkillable: List[Process] = []
         self.taken_port: Optional[int] = None
         self.moved: Dict[str, str] = {}
-        self._memory = memory.count_kills()
+        self._kills_before = _count_kills()
 
     def begin_again(self, note: str) -> None:
         """Forget how an attempt ended, before the next one."""
@@ -73,6 +74,47 @@ class Outcome:
         if end.signal is not None and not self.killed and not self.ended_with_rank:
             notes.insert(0, f"ended by {end.signal}{' (core dumped)' if end.core_dumped else ''}")
         if not self.killed and end.exit_code != 0 and self.command is not None:
-            notes.append(memory.explain_kills(self._memory))
+            notes.append(_explain_kills(self._kills_before))
         notes.append(log_note)
         return "; ".join(note for note in notes if note)
+
+
+def _count_kills() -> Tuple[int, int]:
+    """Count the OOM kills so far: in our control group, and on the machine."""
+    return _count_in_groups(), _read_count("/proc/vmstat") or 0
+
+
+def _explain_kills(before: Tuple[int, int]) -> str:
+    """Describe OOM kills since a count, as part of a sentence; empty if none."""
+    group, machine = _count_kills()
+    if group > before[0]:
+        return "out of memory: the kernel killed it at the memory limit of its control group"
+    if machine > before[1]:
+        return "probably out of memory: the kernel killed a process for lack of memory while it ran"
+    return ""
+
+
+def _count_in_groups() -> int:
+    total = 0
+    try:
+        with open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as stream:
+            lines = stream.read(65536).splitlines()
+    except OSError:
+        return 0
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            total += _read_count(f"/sys/fs/cgroup{path}/memory.events") or 0
+        elif "memory" in controllers.split(","):
+            total += _read_count(f"/sys/fs/cgroup/memory{path}/memory.oom_control") or 0
+    return total
+
+
+def _read_count(path: str) -> Optional[int]:
+    try:
+        with open(path, "rb") as stream:
+            lines = stream.read(65536).split(b"\n")
+    except OSError:
+        return None
+    counts = [line[len(_OOM_KILLS) :] for line in lines if line.startswith(_OOM_KILLS)]
+    return int(counts[0]) if counts and counts[0].isdigit() else None

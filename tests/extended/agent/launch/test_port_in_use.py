@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from remote_tool.agent.launch.port_in_use import find_taken_port
+from remote_tool.agent.supervisor.causes import find_taken_port
 
 if TYPE_CHECKING:
     from pathlib import Path
